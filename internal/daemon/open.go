@@ -142,7 +142,7 @@ func (d *Daemon) seed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := d.Networks.Define(ctx, scope.From(ctx), doc, false); err != nil && !fault.Is(err, fault.Exists) {
+	if _, err := d.Networks.Define(ctx, scope.Daemon("the default network"), doc, false); err != nil && !fault.Is(err, fault.Exists) {
 		return err
 	}
 	return d.Store.Put(seeds, "default network", true)

@@ -76,8 +76,8 @@ func Open(c Config) (*Registry, error) {
 		r.run(g)
 	}
 	r.loops.Go(func() { r.sampler.run(r.life) })
-	r.loops.Go(func() { r.pool.run(r.life) })
-	r.loops.Go(func() { r.rooms.run(r.life) })
+	r.loops.Go(func() { r.pool.run(r.life, scope.Daemon("preparing QEMUs for starts")) })
+	r.loops.Go(func() { r.rooms.run(r.life, scope.Daemon("resuming a guest whose disk has room again")) })
 	r.loops.Go(func() { r.boundLogs(r.life) })
 	return r, nil
 }
@@ -426,11 +426,11 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	_ = run.releaseAll(ctx) // each failure has been logged
 	r.giveBackLater(run)
 	if !started {
-		fenced := ctx
+		sc := scope.Daemon("a start that was cut off")
 		if g != nil {
-			fenced = scope.With(ctx, scope.From(ctx).Noting(g.View().fences))
+			sc = sc.Noting(g.View().fences)
 		}
-		dropHalfNVRAM(fenced, run)
+		dropHalfNVRAM(ctx, sc, run)
 	}
 	switch {
 	case g != nil || !started:

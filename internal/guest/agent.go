@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // AgentChannel is the name under which QEMU's guest agent is reached.
@@ -143,7 +144,7 @@ func (r *run) agentShutdown(ctx context.Context, def *domain.Definition, mode st
 }
 
 // Agent asks the guest's agent, within limit (0: the usual).
-func (g *Guest) Agent(ctx context.Context, command string, args, into any, limit time.Duration) error {
+func (g *Guest) Agent(ctx context.Context, sc scope.Scope, command string, args, into any, limit time.Duration) error {
 	v, r := g.View(), g.live.Load()
 	if r == nil || v.Active == nil {
 		return fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -164,7 +165,7 @@ func (g *Guest) Agent(ctx context.Context, command string, args, into any, limit
 
 // AgentCommand gives the agent a command of the user's own, as JSON, and returns
 // its answer.
-func (g *Guest) AgentCommand(ctx context.Context, command string, limit time.Duration) (string, error) {
+func (g *Guest) AgentCommand(ctx context.Context, sc scope.Scope, command string, limit time.Duration) (string, error) {
 	var c struct {
 		Execute   string          `json:"execute"`
 		Arguments json.RawMessage `json:"arguments"`
@@ -180,7 +181,7 @@ func (g *Guest) AgentCommand(ctx context.Context, command string, limit time.Dur
 		g.remark(ctx, r, agentCommanded)
 	}
 	var answer json.RawMessage
-	if err := g.Agent(ctx, c.Execute, args, &answer, limit); err != nil {
+	if err := g.Agent(ctx, sc, c.Execute, args, &answer, limit); err != nil {
 		return "", err
 	}
 	if len(answer) == 0 {

@@ -81,7 +81,7 @@ func (a *attach) Rehold() {
 		a.defined = true
 		return
 	}
-	r.relayAgain(scope.With(r.reg.life, scope.From(r.reg.life).Noting(r.Fences)), a.dev)
+	r.relayAgain(r.reg.life, a.op.Scope().Noting(r.Fences), a.dev)
 	if m, is := a.dev.(*device.Memory); is {
 		demand := moduleDemand(r.def, m)
 		r.reg.Ledger.Add(r.UUID, demand)
@@ -106,7 +106,7 @@ func (a *attach) alias() string { return a.dev.Common().Alias }
 
 // attachDevice plugs a device in, beside the loop. Saved is the device that the
 // stored definition gets with it; nil: none.
-func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, saved device.Device) (err error) {
+func (g *Guest) attachDevice(ctx context.Context, sc scope.Scope, r *run, p *qemu.Plan, dev, saved device.Device) (err error) {
 	if _, err := r.monitor(); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, sav
 	switch d := dev.(type) {
 	case *device.Disk:
 		objects = append(objects, "disk/"+d.Target)
-		found, present, err := g.reg.findDisk(ctx, r, d)
+		found, present, err := g.reg.findDisk(ctx, sc, r, d)
 		if err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, sav
 	if err := a.describe(); err != nil {
 		return err
 	}
-	return explainKey(dev, r.perform(ctx, attachKind.Name, a, objects...))
+	return explainKey(dev, r.perform(ctx, sc, attachKind.Name, a, objects...))
 }
 
 // describe writes the devices into the payload.
@@ -155,7 +155,7 @@ func (a *attach) hold(ctx context.Context) (err error) {
 	r := a.r
 	switch d := a.dev.(type) {
 	case *device.NIC:
-		err = a.connect(ctx, d)
+		err = a.connect(ctx, a.op.Scope(), d)
 	case *device.HostDevice:
 		if at := pciFunction(d); at != nil {
 			a.what = claimOf(*at)
@@ -173,7 +173,7 @@ func (a *attach) hold(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := r.reg.admit(ctx, r, a.plan, a.dev); err != nil {
+	if err := r.reg.admit(ctx, a.op.Scope(), r, a.plan, a.dev); err != nil {
 		return err
 	}
 	if a.steps, err = qemu.Plug(a.plan, a.dev); err != nil {
@@ -197,19 +197,19 @@ func (a *attach) hold(ctx context.Context) (err error) {
 
 // connect gives a NIC its interface on the host. It is noted before it is made, where
 // it would outlive a daemon that is killed.
-func (a *attach) connect(ctx context.Context, n *device.NIC) error {
+func (a *attach) connect(ctx context.Context, sc scope.Scope, n *device.NIC) error {
 	r := a.r
 	note := func(ifName string) error {
 		a.NIC = &heldNIC{Alias: n.Alias, IfName: ifName}
 		return a.op.Save()
 	}
-	made, release, err := r.reg.attachNIC(ctx, a.plan.Definition, n, note)
+	made, release, err := r.reg.attachNIC(ctx, sc, a.plan.Definition, n, note)
 	if err != nil {
 		return err
 	}
 	if made == nil {
 		if r.reg.lacksNetwork(r) {
-			return r.reg.serveUserNetwork(ctx, a, n)
+			return r.reg.serveUserNetwork(ctx, sc, a, n)
 		}
 		return nil
 	}
@@ -309,7 +309,7 @@ func (a *attach) define(ctx context.Context) error {
 		if a.saved == nil {
 			return nil
 		}
-		return g.followOnce(ctx, a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
+		return g.followOnce(ctx, a.op.Scope(), a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // The guests that are marked for it are started once in each boot of the host. Which
@@ -119,32 +120,32 @@ func (r *Registry) Autostart(ctx context.Context) {
 		r.chooseDues()
 		if err := r.noteDues(); err != nil {
 			r.log.Error("cannot note this boot's autostart; nothing is started until that can be done", "error", err)
-			r.loops.Go(func() { r.autostartLate(ctx) })
+			r.loops.Go(func() { r.autostartLate(ctx, scope.Daemon("autostart")) })
 			return
 		}
 	}
-	r.startDues(ctx)
+	r.startDues(ctx, scope.Daemon("autostart"))
 }
 
 // autostartLate starts the guests of a boot when the store, which may be on a disk that is full,
 // takes note of them: started without that, each would be started again by the next daemon.
-func (r *Registry) autostartLate(ctx context.Context) {
+func (r *Registry) autostartLate(ctx context.Context, sc scope.Scope) {
 	if UntilDone(ctx, lastPause, r.noteDues) != nil {
 		return // the daemon stops
 	}
 	r.log.Info("this boot's autostart is noted now, and begins")
-	r.startDues(ctx)
+	r.startDues(ctx, sc)
 }
 
 // startDues starts the guests that are left.
-func (r *Registry) startDues(ctx context.Context) {
+func (r *Registry) startDues(ctx context.Context, sc scope.Scope) {
 	for _, uuid := range r.dues.all() {
 		g, err := r.ByUUID(uuid)
 		if err != nil || g.View().State.Active() {
 			r.hasRun(uuid) // or is not defined any more
 			continue
 		}
-		r.loops.Go(func() { g.autostart(ctx) })
+		r.loops.Go(func() { g.autostart(ctx, sc) })
 	}
 }
 
@@ -186,12 +187,12 @@ func (r *Registry) noteDues() error {
 	return err
 }
 
-func (g *Guest) autostart(ctx context.Context) {
+func (g *Guest) autostart(ctx context.Context, sc scope.Scope) {
 	d, _ := g.reg.isDue(g.uuid)
 	v := g.View()
 	switch {
 	case d.Crashed:
-		_ = g.change(ctx, "", func() error { // else it has gone, or the daemon stops
+		_ = g.change(ctx, sc, "", func() error { // else it has gone, or the daemon stops
 			if g.run == nil { // and else its start, if one is under way, is found to have been made
 				g.startAgain("QEMU ended by itself")
 			}
@@ -199,7 +200,7 @@ func (g *Guest) autostart(ctx context.Context) {
 		})
 		return
 	case d.Once && v.AutostartOnce:
-		if err := g.SetAutostartOnce(ctx, false); err != nil {
+		if err := g.SetAutostartOnce(ctx, sc, false); err != nil {
 			g.log.Error("cannot take back the mark for one autostart", "error", err)
 		}
 	case !d.Once && !v.Autostart: // its user has changed their mind
@@ -207,11 +208,11 @@ func (g *Guest) autostart(ctx context.Context) {
 		return
 	}
 	failpoint.Reach("autostart.start")
-	err := g.Start(ctx, StartOptions{})
+	err := g.Start(ctx, sc, StartOptions{})
 	if err == nil || ctx.Err() != nil {
 		return // the daemon stops: the next one goes on
 	}
-	_ = g.change(ctx, "", func() error { // else it has gone, or the daemon stops
+	_ = g.change(ctx, sc, "", func() error { // else it has gone, or the daemon stops
 		if _, is := g.reg.isDue(g.uuid); is { // else its user was faster
 			g.revival.boot = true
 			g.notRevived(err)

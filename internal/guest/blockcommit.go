@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // blockCommitKind commits images of a disk into their base.
@@ -104,8 +105,8 @@ func (c *blockCommit) Ended() {
 
 // BlockCommit begins a commit of images of a running guest's disk into their base. An active commit runs until
 // EndBlockJob.
-func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) BlockCommit(ctx context.Context, sc scope.Scope, disk string, o CommitOptions) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		r, err := g.runningDisks()
 		if err != nil {
 			return nil, err
@@ -125,11 +126,11 @@ func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) e
 			return nil, err
 		}
 		c := newBlockCommit(r, d, s, o)
-		return func(ctx context.Context) (settle, error) {
-			if err := g.admitCommit(ctx, c, o.Relative); err != nil {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			if err := g.admitCommit(ctx, sc, c, o.Relative); err != nil {
 				return nil, err
 			}
-			return nil, r.perform(ctx, blockCommitKind.Name, c, c.objects()...)
+			return nil, r.perform(ctx, sc, blockCommitKind.Name, c, c.objects()...)
 		}, nil
 	})
 }
@@ -167,8 +168,8 @@ func (c *blockCommit) objects() []string {
 }
 
 // admitCommit refuses images that have other users, and finds the new backing file name of the image above.
-func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) error {
-	chain, err := g.reg.openShown(ctx, c.r, g.View().fences, c.disk)
+func (g *Guest) admitCommit(ctx context.Context, sc scope.Scope, c *blockCommit, relative bool) error {
+	chain, err := g.reg.openShown(ctx, sc, c.r, g.View().fences, c.disk)
 	if err != nil {
 		return err
 	}
@@ -180,7 +181,7 @@ func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) 
 			return err
 		}
 	}
-	return g.checkSoleUser(ctx, c.disk, chain[c.span.top:c.span.base+1], above)
+	return g.checkSoleUser(ctx, sc, c.disk, chain[c.span.top:c.span.base+1], above)
 }
 
 // renamed gives the backing file name of the image above, before and after the commit.
@@ -197,7 +198,7 @@ func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing,
 func (c *blockCommit) lend(ctx context.Context) error {
 	for _, w := range c.Lent {
 		place := slices.Index(c.disk.Nodes(), w.Number)
-		if err := c.r.guest.lendToWrite(ctx, c.r, c.disk, place); err != nil {
+		if err := c.r.guest.lendToWrite(ctx, c.op.Scope(), c.r, c.disk, place); err != nil {
 			return err
 		}
 	}
@@ -206,7 +207,7 @@ func (c *blockCommit) lend(ctx context.Context) error {
 
 // takeBack takes that access back.
 func (c *blockCommit) takeBack(ctx context.Context) error {
-	return c.r.takeBackImages(ctx, c.Lent)
+	return c.r.takeBackImages(ctx, c.op.Scope(), c.Lent)
 }
 
 func (c *blockCommit) start(ctx context.Context) error {
@@ -343,7 +344,7 @@ func (c *blockCommit) broken(job *qemu.Job) error {
 // store has the stored definition name the base, through to the disk.
 func (c *blockCommit) store(ctx context.Context) error {
 	return c.r.inLoop(ctx, func(g *Guest) error {
-		return g.followOnce(ctx, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(ctx, c.op.Scope(), c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			d := findDiskByName(config, c.Target)
 			if d == nil || d.Source == nil {
 				return config, nil
@@ -400,7 +401,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	case gone != operation.Nothing && c.Active:
 		return operation.Never, nil
 	case gone != operation.Nothing:
-		return c.inHeader(ctx)
+		return c.inHeader(ctx, c.op.Scope())
 	}
 	job, err := c.r.findJob(ctx, c.Job)
 	switch {
@@ -409,7 +410,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	case job == nil && c.Active:
 		return operation.Never, nil
 	case job == nil: // it has not begun, or was dismissed by a daemon that could not write down how the chain is
-		return c.inHeader(ctx)
+		return c.inHeader(ctx, c.op.Scope())
 	case job.Status != qemu.JobConcluded:
 		return operation.NotYet, nil
 	case job.Error == "":
@@ -468,7 +469,7 @@ func (c *blockCommit) define(ctx context.Context) error {
 		return c.showMirror(ctx, noMirror)
 	}
 	if !c.r.isOver() && c.Active && c.r.labels != nil {
-		f, err := openNamed(ctx, c.Base.Path, unix.O_RDWR)
+		f, err := openNamed(ctx, c.op.Scope(), c.Base.Path, unix.O_RDWR)
 		if err != nil {
 			return err
 		}
@@ -489,12 +490,12 @@ func (c *blockCommit) define(ctx context.Context) error {
 		if c.Active { // it has followed
 			return nil
 		}
-		return c.shortenStored(ctx, g)
+		return c.shortenStored(ctx, c.op.Scope(), g)
 	})
 }
 
 // shortenStored takes the images that went out of the chain that the stored definition says, if it says one.
-func (c *blockCommit) shortenStored(ctx context.Context, g *Guest) error {
+func (c *blockCommit) shortenStored(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if g.inactive == nil {
 		return nil
 	}
@@ -502,7 +503,7 @@ func (c *blockCommit) shortenStored(ctx context.Context, g *Guest) error {
 	if d == nil || d.Source == nil || !d.BackingSaid {
 		return nil
 	}
-	return g.followOnce(ctx, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(ctx, sc, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		d := findDiskByName(config, c.Target)
 		d.Backing = slices.DeleteFunc(slices.Clone(d.Backing), func(l device.BackingLayer) bool {
 			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w written) bool { return w.Path == l.Source.Path() })
@@ -533,7 +534,7 @@ func (c *blockCommit) forget(ctx context.Context) error {
 		return c.takeBack(ctx)
 	}
 	if c.Above != nil {
-		if err := c.renote(ctx); err != nil {
+		if err := c.renote(ctx, c.op.Scope()); err != nil {
 			return err
 		}
 	}
@@ -547,7 +548,7 @@ func (c *blockCommit) forget(ctx context.Context) error {
 	if err := c.r.dropImages(ctx, c.Gone); err != nil {
 		return err
 	}
-	return c.r.takeBackImages(ctx, lent)
+	return c.r.takeBackImages(ctx, c.op.Scope(), lent)
 }
 
 // dismiss has QEMU forget the job, which keeps the images that went.
@@ -555,15 +556,15 @@ func (c *blockCommit) dismiss(ctx context.Context) error { return c.r.dismissJob
 
 // note has the image above be believed whichever of both its header names: QEMU is about to change it.
 func (c *blockCommit) note(ctx context.Context) error {
-	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
+	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
 }
 
 func (c *blockCommit) unnote(ctx context.Context) error {
-	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
+	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
 }
 
-func (c *blockCommit) renote(ctx context.Context) error {
-	err := onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
+func (c *blockCommit) renote(ctx context.Context, sc scope.Scope) error {
+	err := onImage(ctx, sc, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
 	if fault.Is(err, fault.Denied) { // somebody has written another name there, and the note keeps that from use
 		return operation.Final(err)
 	}
@@ -571,8 +572,8 @@ func (c *blockCommit) renote(ctx context.Context) error {
 }
 
 // inHeader reads in the header of the image above which of both it names.
-func (c *blockCommit) inHeader(ctx context.Context) (verdict operation.Verdict, err error) {
-	err = onImage(ctx, *c.Above, func(f *os.File) error {
+func (c *blockCommit) inHeader(ctx context.Context, sc scope.Scope) (verdict operation.Verdict, err error) {
+	err = onImage(ctx, sc, *c.Above, func(f *os.File) error {
 		info, err := image.Inspect(f, image.Format(c.Above.Format))
 		if err == nil && info.Backing != nil && info.Backing.Name == c.Will.Name {
 			verdict = operation.Happened
@@ -583,8 +584,8 @@ func (c *blockCommit) inHeader(ctx context.Context) (verdict operation.Verdict, 
 }
 
 // onImage does something with an image, which is open to read. One that somebody has removed needs nothing.
-func onImage(ctx context.Context, w written, do func(*os.File) error) error {
-	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+func onImage(ctx context.Context, sc scope.Scope, w written, do func(*os.File) error) error {
+	f, err := openNamed(ctx, sc, w.Path, unix.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -201,7 +201,7 @@ func isGuest(command []string, dir string) bool {
 
 // chamberOf describes where a guest's QEMU runs. The files shown are the caller's
 // to close.
-func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Chamber, error) {
+func (r *Registry) chamberOf(ctx context.Context, sc scope.Scope, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Chamber, error) {
 	c := &sandbox.Chamber{
 		User: u, Own: []sandbox.Own{{Dir: filepath.Join(dir, ownDir), At: filepath.Join(r.guestDir(def.UUID), ownDir)}},
 		Terminals: hasTerminals(def), Network: needsNetwork(def), Rings: needsRings(def),
@@ -214,11 +214,11 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sand
 		}
 		c.Devices = append(c.Devices, node)
 	}
-	if err := r.placeDisplays(ctx, def, c); err != nil {
+	if err := r.placeDisplays(ctx, sc, def, c); err != nil {
 		return nil, err
 	}
 	for _, path := range shownFiles(def) {
-		f, err := openToShow(ctx, path)
+		f, err := openToShow(ctx, sc, path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // QEMU says so, in its own words
 		}
@@ -228,7 +228,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sand
 		}
 		c.Shown = append(c.Shown, sandbox.Shown{Path: filepath.Clean(path), File: f})
 	}
-	read, err := openRead(ctx, def)
+	read, err := openRead(ctx, sc, def)
 	if err != nil {
 		closeShown(c)
 		return nil, err
@@ -301,7 +301,7 @@ func (g *Guest) shortenNodes() {
 	}
 	r.shorten = false
 	def := r.def
-	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context) (settle, error) {
+	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context, sc scope.Scope) (settle, error) {
 		failpoint.Reach("unplug.nodes")
 		if err := g.reg.allowDevices(ctx, r.UUID, def); err != nil {
 			g.log.Warn("the guest may still open the nodes of a device that it has let go", "error", err)
@@ -341,8 +341,8 @@ func maxThreads(def *domain.Definition) uint64 {
 }
 
 // openToShow opens a file that lies where whoever named it is held to.
-func openToShow(ctx context.Context, path string) (*os.File, error) {
-	held := scope.From(ctx).FoldersOf(path)
+func openToShow(ctx context.Context, sc scope.Scope, path string) (*os.File, error) {
+	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.At(path, held, func(at string, nofollow int) error {
 			f, err = openShown(at, nofollow)
@@ -402,7 +402,7 @@ func removeSocket(ctx context.Context, path string, do func(at string) error) er
 }
 
 // admit gives the QEMU of a running guest what it needs to make one more device.
-func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device.Device) error {
+func (r *Registry) admit(ctx context.Context, sc scope.Scope, run *run, p *qemu.Plan, dev device.Device) error {
 	if run.User == nil {
 		return nil
 	}
@@ -428,10 +428,10 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 			return err
 		}
 	}
-	if err := r.openBackends(ctx, run, p, []device.Device{dev}); err != nil {
+	if err := r.openBackends(ctx, sc, run, p, []device.Device{dev}); err != nil {
 		return err
 	}
-	c, err := r.chamberOf(ctx, alone, *run.User, run.dir)
+	c, err := r.chamberOf(ctx, sc, alone, *run.User, run.dir)
 	if err != nil {
 		return err
 	}

@@ -24,11 +24,11 @@ import (
 // it connects to a relay of the daemon's.
 
 // connectFor connects the character device of an alias to the socket that its definition names.
-func (r *run) connectFor(ctx context.Context, p *qemu.Plan, alias string, b *device.Backend) error {
+func (r *run) connectFor(ctx context.Context, sc scope.Scope, p *qemu.Plan, alias string, b *device.Backend) error {
 	if p.Sockets[alias] != nil || p.Relays[alias] != "" {
 		return nil // the first console is the first serial port
 	}
-	held := scope.From(ctx).FoldersOf(b.Path)
+	held := sc.FoldersOf(b.Path)
 	if b.Reconnects() {
 		path, err := r.relays.start(r, alias, b.Path, held)
 		if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // ConsoleOptions say how a console is shared.
@@ -35,7 +36,7 @@ type ConsoleOptions struct {
 
 // OpenConsole opens a serial or paravirtual console: the first one, or that of
 // an alias. Several may have it at once; each sees all output and may type.
-func (g *Guest) OpenConsole(ctx context.Context, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+func (g *Guest) OpenConsole(ctx context.Context, sc scope.Scope, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
 	return g.openChar(ctx, alias, o, func(s *device.Set) []*device.Char {
 		return append(append(append([]*device.Char{}, s.Serials...), s.Consoles...), s.Parallels...)
 	})
@@ -44,7 +45,7 @@ func (g *Guest) OpenConsole(ctx context.Context, alias string, o ConsoleOptions)
 // OpenChannel opens the host's end of a channel: the first one, or that of an
 // alias or name. That of the guest's agent is none of them: who speaks there has the guest do
 // what he likes, as root, and takes the line from the daemon.
-func (g *Guest) OpenChannel(ctx context.Context, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+func (g *Guest) OpenChannel(ctx context.Context, sc scope.Scope, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
 	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
 }
 

@@ -113,16 +113,16 @@ func (d *detach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict
 func (d *detach) define(ctx context.Context) error {
 	return d.r.inLoop(ctx, func(g *Guest) error {
 		g.deviceGone(d.Alias)
-		return d.follow(ctx, g)
+		return d.follow(ctx, d.op.Scope(), g)
 	})
 }
 
 // follow has the stored definition lose its device. It runs in the loop.
-func (d *detach) follow(ctx context.Context, g *Guest) error {
+func (d *detach) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if d.saved == nil {
 		return nil
 	}
-	return g.followOnce(ctx, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(ctx, sc, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		dev, err := findLike(&config.Devices, d.saved)
 		if fault.Is(err, fault.NotFound) {
 			return config, nil
@@ -137,17 +137,17 @@ func (d *detach) follow(ctx context.Context, g *Guest) error {
 // Detach removes the device that the document describes. It returns when QEMU
 // has asked the guest; the device is gone when the guest lets it go, which is
 // waited for a little.
-func (g *Guest) Detach(ctx context.Context, doc string, a Affect) error {
+func (g *Guest) Detach(ctx context.Context, sc scope.Scope, doc string, a Affect) error {
 	like, err := domainxml.ParseDevice(doc, domainxml.Options{Active: true})
 	if err != nil {
 		return err
 	}
-	return g.detach(ctx, a, func(s *device.Set) (device.Device, error) { return findLike(s, like) }, false)
+	return g.detach(ctx, sc, a, func(s *device.Set) (device.Device, error) { return findLike(s, like) }, false)
 }
 
 // DetachAlias removes the device of that alias, and waits for nothing.
-func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
-	return g.detach(ctx, a, func(s *device.Set) (device.Device, error) {
+func (g *Guest) DetachAlias(ctx context.Context, sc scope.Scope, alias string, a Affect) error {
+	return g.detach(ctx, sc, a, func(s *device.Set) (device.Device, error) {
 		if d := s.ByAlias(alias); d != nil {
 			return d, nil
 		}
@@ -155,9 +155,9 @@ func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
 	}, true)
 }
 
-func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
+func (g *Guest) detach(ctx context.Context, sc scope.Scope, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
 	var stored device.Device
-	return g.edit(ctx, a, func() (_ *domain.Definition, err error) {
+	return g.edit(ctx, sc, a, func() (_ *domain.Definition, err error) {
 		config := g.inactive.Clone()
 		if stored, err = find(&config.Devices); err != nil {
 			return nil, err
@@ -197,7 +197,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 			return nil, err
 		}
 	}
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		object := "alias/" + d.Alias
 		if earlier := r.ops.Find(detachKind.Name, object); earlier != nil { // the guest is asked once more
 			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the device %s was asked for once more", d.Alias))
@@ -206,7 +206,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 		if disk, is := dev.(*device.Disk); is {
 			objects = append(objects, "disk/"+disk.Target)
 		}
-		err := r.perform(ctx, detachKind.Name, d, objects...)
+		err := r.perform(ctx, sc, detachKind.Name, d, objects...)
 		if err != nil || d.op.Status().State == operation.Unanswered {
 			return nil, err
 		}
@@ -216,7 +216,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 		if err != nil {
 			return nil, err
 		}
-		return func() error { return d.follow(ctx, g) }, nil
+		return func() error { return d.follow(ctx, sc, g) }, nil
 	}, nil
 }
 

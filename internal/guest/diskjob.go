@@ -102,8 +102,8 @@ func (g *Guest) runningDisks() (*run, error) {
 }
 
 // jobOn finds the job on a disk that a client names.
-func (g *Guest) jobOn(ctx context.Context, disk string) (r *run, op *operation.Operation, j *diskJob, err error) {
-	err = g.change(ctx, "", func() (err error) {
+func (g *Guest) jobOn(ctx context.Context, sc scope.Scope, disk string) (r *run, op *operation.Operation, j *diskJob, err error) {
+	err = g.change(ctx, sc, "", func() (err error) {
 		if r, err = g.runningDisks(); err != nil {
 			return err
 		}
@@ -120,24 +120,24 @@ func (g *Guest) jobOn(ctx context.Context, disk string) (r *run, op *operation.O
 func noJob(disk string) error { return refusedCall("disk %s does not have an active block job", disk) }
 
 // EndBlockJob ends the job on a disk: with its effect (pivot), or without. Async does not wait for that.
-func (g *Guest) EndBlockJob(ctx context.Context, disk string, pivot, async bool) error {
+func (g *Guest) EndBlockJob(ctx context.Context, sc scope.Scope, disk string, pivot, async bool) error {
 	if async {
-		if _, _, _, err := g.endable(ctx, disk, pivot); err != nil {
+		if _, _, _, err := g.endable(ctx, sc, disk, pivot); err != nil {
 			return err
 		}
 		g.reg.loops.Go(func() { // clients are told by an event
-			if err := g.endBlockJob(g.reg.life, disk, pivot); err != nil {
+			if err := g.endBlockJob(g.reg.life, sc, disk, pivot); err != nil {
 				g.log.Warn("a block job is not ended as a client asked", "disk", disk, "error", err)
 			}
 		})
 		return nil
 	}
-	return g.endBlockJob(ctx, disk, pivot)
+	return g.endBlockJob(ctx, sc, disk, pivot)
 }
 
 // endable finds the job on a disk, and refuses one that cannot be ended now.
-func (g *Guest) endable(ctx context.Context, disk string, pivot bool) (*run, *operation.Operation, *diskJob, error) {
-	r, op, j, err := g.jobOn(ctx, disk)
+func (g *Guest) endable(ctx context.Context, sc scope.Scope, disk string, pivot bool) (*run, *operation.Operation, *diskJob, error) {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	switch {
 	case err != nil:
 	case op == nil:
@@ -153,15 +153,15 @@ func (g *Guest) endable(ctx context.Context, disk string, pivot bool) (*run, *op
 	return r, op, j, err
 }
 
-func (g *Guest) endBlockJob(ctx context.Context, disk string, pivot bool) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) endBlockJob(ctx context.Context, sc scope.Scope, disk string, pivot bool) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if pivot && g.inactive != nil { // else the base would be the guest's, and no definition could say so
 			if err := g.keepAhead(); err != nil {
 				return nil, err
 			}
 		}
-		return func(ctx context.Context) (settle, error) {
-			r, op, j, err := g.endable(ctx, disk, pivot)
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			r, op, j, err := g.endable(ctx, sc, disk, pivot)
 			if err != nil {
 				return nil, err
 			}
@@ -196,8 +196,8 @@ type BlockJob struct {
 }
 
 // BlockJob tells of the job on a disk of a running guest. Found false: there is none.
-func (g *Guest) BlockJob(ctx context.Context, disk string) (b BlockJob, found bool, err error) {
-	r, op, j, err := g.jobOn(ctx, disk)
+func (g *Guest) BlockJob(ctx context.Context, sc scope.Scope, disk string) (b BlockJob, found bool, err error) {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	if err != nil || op == nil {
 		return b, false, err
 	}
@@ -227,8 +227,8 @@ func (g *Guest) BlockJob(ctx context.Context, disk string) (b BlockJob, found bo
 }
 
 // SetBlockJobSpeed bounds the job on a disk, in bytes a second; 0: not at all.
-func (g *Guest) SetBlockJobSpeed(ctx context.Context, disk string, speed uint64) error {
-	r, op, j, err := g.jobOn(ctx, disk)
+func (g *Guest) SetBlockJobSpeed(ctx context.Context, sc scope.Scope, disk string, speed uint64) error {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	if err != nil {
 		return err
 	}
@@ -325,7 +325,7 @@ func (r *run) dismissJob(ctx context.Context, name string) error {
 func imageObject(number uint) string { return fmt.Sprintf("image/%d", number) }
 
 // takeBackImages takes back what QEMU was lent to write. What it keeps open until its guest runs is taken by a cleanup.
-func (r *run) takeBackImages(ctx context.Context, all []written) error {
+func (r *run) takeBackImages(ctx context.Context, sc scope.Scope, all []written) error {
 	for _, w := range all {
 		if r.guest == nil || r.isOver() { // its labels go with the guest
 			if err := forgetNote(ctx, w); err != nil {
@@ -333,7 +333,7 @@ func (r *run) takeBackImages(ctx context.Context, all []written) error {
 			}
 			continue
 		}
-		kept, err := r.guest.takeBackToRead(ctx, r, w)
+		kept, err := r.guest.takeBackToRead(ctx, sc, r, w)
 		if err == nil && kept {
 			err = r.cleanUpLater(w)
 		}

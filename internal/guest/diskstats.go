@@ -180,7 +180,7 @@ func belongsTo(qdev, alias string) bool {
 type BlockInfo struct{ Capacity, Allocation, Physical uint64 }
 
 // BlockInfo tells the sizes of the disk with that target or path.
-func (g *Guest) BlockInfo(ctx context.Context, disk string) (BlockInfo, error) {
+func (g *Guest) BlockInfo(ctx context.Context, sc scope.Scope, disk string) (BlockInfo, error) {
 	v := g.View()
 	d := findDiskByName(v.Current(), disk)
 	if d == nil {
@@ -189,7 +189,7 @@ func (g *Guest) BlockInfo(ctx context.Context, disk string) (BlockInfo, error) {
 	if d.Source == nil {
 		return BlockInfo{}, fault.New(fault.WrongState, fault.Device, "disk %s has no medium", d.Target)
 	}
-	info, err := g.reg.imageSizes(ctx, d)
+	info, err := g.reg.imageSizes(ctx, sc, d)
 	if err != nil || v.Active == nil {
 		return info, err
 	}
@@ -223,14 +223,14 @@ func findDiskByName(def *domain.Definition, name string) *device.Disk {
 }
 
 // imageSizes asks the image itself.
-func (r *Registry) imageSizes(ctx context.Context, d *device.Disk) (BlockInfo, error) {
+func (r *Registry) imageSizes(ctx context.Context, sc scope.Scope, d *device.Disk) (BlockInfo, error) {
 	ctx, stop := context.WithTimeout(ctx, queryLimit)
 	defer stop()
 	path, format, err := r.source(d)
 	if err != nil {
 		return BlockInfo{}, err
 	}
-	chain, err := image.OpenChain(ctx, scope.From(ctx), path, format)
+	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
 		return BlockInfo{}, err
 	}

@@ -19,7 +19,7 @@ import (
 
 // placeDisplays lets displays make their sockets where the user wants them: what
 // QEMU takes for that directory is one of its own, and a link leads there.
-func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c *sandbox.Chamber) error {
+func (r *Registry) placeDisplays(ctx context.Context, sc scope.Scope, def *domain.Definition, c *sandbox.Chamber) error {
 	own := c.Own[0]
 	for _, path := range displaySockets(def, own.At) {
 		dir := filepath.Join(own.Dir, fmt.Sprintf("display%d", len(c.Own)))
@@ -28,7 +28,7 @@ func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c 
 			err = os.Lchown(dir, int(c.User.UID), int(c.User.GID))
 		}
 		if err == nil {
-			err = linkSocket(ctx, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
+			err = linkSocket(ctx, sc, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
 		}
 		if err != nil {
 			return fault.Wrap(err, failure(err), fault.Host, "cannot make a place for the display's socket %s", path)
@@ -52,8 +52,8 @@ func displaySockets(def *domain.Definition, own string) []string {
 
 // linkSocket makes a link at path, where whoever named it is held to. It replaces what
 // an earlier run left, and nothing else.
-func linkSocket(ctx context.Context, to, path, runDir string) error {
-	held := scope.From(ctx).FoldersOf(path)
+func linkSocket(ctx context.Context, sc scope.Scope, to, path, runDir string) error {
+	held := sc.FoldersOf(path)
 	return fsguard.Run(ctx, path, func() error {
 		return image.Beside(path, held, func(at string) error {
 			if err := qemu.RemoveDeserted(at); err != nil {

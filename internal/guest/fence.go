@@ -18,8 +18,7 @@ import (
 // a folder put a link in a file's place. It runs in
 // the loop, before the definition is stored; what is noted of others stays until
 // it is, because it may never be (see unfence).
-func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
-	sc := scope.From(ctx)
+func (g *Guest) fence(ctx context.Context, sc scope.Scope, def *domain.Definition) {
 	if sc.Folders() == nil && !sc.Notes() && len(g.record.Fences) == 0 {
 		return
 	}
@@ -63,8 +62,8 @@ func filesOf(def *domain.Definition) []string {
 
 // fenceLive notes the folders for what a device names that its client brings to the running
 // guest alone: the image of a managed save tells of it, and may be started by others.
-func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
-	folders := scope.From(ctx).Folders()
+func (g *Guest) fenceLive(ctx context.Context, sc scope.Scope, dev device.Device) error {
+	folders := sc.Folders()
 	if folders == nil {
 		return nil
 	}
@@ -92,12 +91,12 @@ func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
 
 // fenceRun notes the folders for what a definition names by which the guest is to run, or go on, and
 // which is not stored: so comes it back with a managed save.
-func (g *Guest) fenceRun(ctx context.Context, def *domain.Definition) error {
-	if scope.From(ctx).Folders() == nil {
+func (g *Guest) fenceRun(ctx context.Context, sc scope.Scope, def *domain.Definition) error {
+	if sc.Folders() == nil {
 		return nil
 	}
 	before := g.record.Fences
-	g.fence(ctx, def)
+	g.fence(ctx, sc, def)
 	return g.keepFences(before)
 }
 

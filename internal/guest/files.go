@@ -34,8 +34,8 @@ func removeNamed(path string, held []string) error {
 // fileExists looks for a file whose path is a user's, where that may lead: whoever put a link
 // there is not told what lies elsewhere. An error says that it may not lead there, or that its
 // file system does not answer.
-func fileExists(ctx context.Context, path string) (bool, error) {
-	held := scope.From(ctx).FoldersOf(path)
+func fileExists(ctx context.Context, sc scope.Scope, path string) (bool, error) {
+	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (bool, error) {
 		err := image.At(path, held, func(at string, _ int) error { _, err := os.Lstat(at); return err })
 		if fault.Is(err, fault.Denied) || fault.Is(err, fault.Invalid) {

@@ -235,14 +235,14 @@ func (l *launching) makeNVRAM(ctx context.Context) error {
 	if o.NVRAM.Path == "" || !keepsVariables(&o) {
 		return nil
 	}
-	there, err := fileExists(ctx, o.NVRAM.Path)
+	there, err := fileExists(ctx, l.sc, o.NVRAM.Path)
 	if err != nil || there && !l.opts.ResetNVRAM {
 		return err
 	}
 	if err := checkTemplate(&o); err != nil {
 		return err
 	}
-	err = copyTemplate(ctx, &o.NVRAM)
+	err = copyTemplate(ctx, l.sc, &o.NVRAM)
 	l.run.MadeNVRAM = err == nil && !there
 	return fault.Wrap(err, failure(err), fault.Host, "cannot make the guest's UEFI variables")
 }
@@ -262,12 +262,12 @@ func checkTemplate(o *domain.OS) error {
 
 // dropHalfNVRAM removes what a start that was cut off had written of a variable
 // store.
-func dropHalfNVRAM(ctx context.Context, r *run) {
+func dropHalfNVRAM(ctx context.Context, sc scope.Scope, r *run) {
 	path := r.def.OS.NVRAM.Path
 	if path == "" || r.def.OS.NVRAM.Template == "" {
 		return
 	}
-	held := scope.From(ctx).FoldersOf(path)
+	held := sc.FoldersOf(path)
 	if err := fsguard.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
 		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
 	}
@@ -286,28 +286,28 @@ func failure(err error) fault.Kind {
 const maxTemplate = 64 << 20
 
 // copyTemplate makes variables of their template, which has to have their format.
-func copyTemplate(ctx context.Context, n *domain.NVRAM) error {
-	text, err := readTemplate(ctx, n.Template)
+func copyTemplate(ctx context.Context, sc scope.Scope, n *domain.NVRAM) error {
+	text, err := readTemplate(ctx, sc, n.Template)
 	if err != nil {
 		return err
 	}
 	if n.Format == "qcow2" && !bytes.HasPrefix(text, []byte("QFI\xfb")) {
 		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a template that is", n.Template)
 	}
-	return writeVariables(ctx, n.Path, text)
+	return writeVariables(ctx, sc, n.Path, text)
 }
 
 // copyFile copies a small file into its place in one step.
-func copyFile(ctx context.Context, from, to string) error {
-	text, err := readTemplate(ctx, from)
+func copyFile(ctx context.Context, sc scope.Scope, from, to string) error {
+	text, err := readTemplate(ctx, sc, from)
 	if err != nil {
 		return err
 	}
-	return writeVariables(ctx, to, text)
+	return writeVariables(ctx, sc, to, text)
 }
 
-func readTemplate(ctx context.Context, from string) ([]byte, error) {
-	held := scope.From(ctx).FoldersOf(from)
+func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, error) {
+	held := sc.FoldersOf(from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {
 		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
 		if err != nil {
@@ -324,7 +324,7 @@ func readTemplate(ctx context.Context, from string) ([]byte, error) {
 
 // writeVariables puts a small file into its place in one step. A disk that is busy
 // may take long to write it out.
-func writeVariables(ctx context.Context, to string, text []byte) error {
+func writeVariables(ctx context.Context, sc scope.Scope, to string, text []byte) error {
 	fill := func(f *os.File) error {
 		return fsguard.Outlast(ctx, to, func() error {
 			if err := image.Distrust(f); err != nil { // to may be the disk of another, to whom it is an image
@@ -334,5 +334,5 @@ func writeVariables(ctx context.Context, to string, text []byte) error {
 			return err
 		})
 	}
-	return writeImage(ctx, to, fill, (*os.File).Sync)
+	return writeImage(ctx, sc, to, fill, (*os.File).Sync)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // progress is how far a job that moves memory has come. The job writes it, and
@@ -29,9 +30,9 @@ func (p *progress) read() domain.Progress {
 
 // moveMemory asks for a job that shows progress, has no limit in time, and ends
 // early only by AbortJob or Destroy.
-func (g *Guest) moveMemory(ctx context.Context, verb lifecycle.Verb, kind domain.JobKind, plan func(*progress) (work, error)) error {
+func (g *Guest) moveMemory(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, kind domain.JobKind, plan func(*progress) (work, error)) error {
 	p := &progress{}
-	return g.ask(ctx, &task{verb: verb, kind: kind, progress: p, plan: func() (work, error) { return plan(p) }})
+	return g.ask(ctx, sc, &task{verb: verb, kind: kind, progress: p, plan: func() (work, error) { return plan(p) }})
 }
 
 // Job tells of the work on the guest now; its Kind is JobNone when there is none.
@@ -61,8 +62,8 @@ func (g *Guest) noteEnd(j *job, failure error) {
 
 // AbortJob ends the job that is moving the guest's memory. The guest goes on as
 // before it.
-func (g *Guest) AbortJob(ctx context.Context) error {
-	return g.change(ctx, "", func() error {
+func (g *Guest) AbortJob(ctx context.Context, sc scope.Scope) error {
+	return g.change(ctx, sc, "", func() error {
 		if g.job == nil || g.job.task.progress == nil {
 			return fault.New(fault.WrongState, fault.Domain, "no job is active on the domain")
 		}

@@ -93,14 +93,14 @@ func (g *Guest) planMedia(before, after *device.Disk, config *domain.Definition,
 	if _, err := r.text(with); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) (settle, error) {
-		return nil, g.changeMedia(ctx, m, def, before, force)
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		return nil, g.changeMedia(ctx, sc, m, def, before, force)
 	}, nil
 }
 
 // changeMedia exchanges the medium of a drive. A guest that locked its tray is
 // overruled by force only.
-func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Definition, before *device.Disk, force bool) error {
+func (g *Guest) changeMedia(ctx context.Context, sc scope.Scope, m *mediaChange, def *domain.Definition, before *device.Disk, force bool) error {
 	if _, err := m.r.monitor(); err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Def
 	}
 	m.plan = &qemu.Plan{Definition: def, Capabilities: caps, Dir: m.r.ownPath(), Disks: map[string]device.DiskAttachment{}}
 	defer closePlan(m.plan)
-	a, present, err := g.reg.findDisk(ctx, m.r, m.live)
+	a, present, err := g.reg.findDisk(ctx, sc, m.r, m.live)
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Def
 	if err := m.note(before); err != nil {
 		return err
 	}
-	return m.r.perform(ctx, mediaKind.Name, m, "disk/"+m.live.Target)
+	return m.r.perform(ctx, sc, mediaKind.Name, m, "disk/"+m.live.Target)
 }
 
 // note completes the payload by what is about to be done.
@@ -241,7 +241,7 @@ func (m *mediaChange) define(ctx context.Context) error {
 		if m.saved == nil {
 			return nil
 		}
-		return g.followOnce(ctx, m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(ctx, m.op.Scope(), m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			return config, updateIn(&config.Devices, m.saved)
 		})
 	})

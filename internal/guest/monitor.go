@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // monitorLimit bounds a command that a user gives to QEMU directly.
@@ -16,7 +17,7 @@ const monitorLimit = 60 * time.Second
 // MonitorCommand gives QEMU a command of the user's own and returns its answer:
 // QMP as JSON, or a line for the human monitor. The guest is tainted by it,
 // because Lodge cannot know what the command changed.
-func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) (string, error) {
+func (g *Guest) MonitorCommand(ctx context.Context, sc scope.Scope, command string, human bool) (string, error) {
 	r := g.live.Load()
 	s, err := r.monitor()
 	if err != nil {

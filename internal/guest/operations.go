@@ -58,17 +58,17 @@ func (r *Registry) Operations() (all []operation.Listed) {
 
 // perform begins an operation and does its steps, beside the loop. A session on
 // which QEMU does not answer is given up, so that the next one can ask.
-func (r *run) perform(ctx context.Context, kind string, w operation.Work, objects ...string) error {
-	op, err := r.beginOperation(ctx, kind, w, objects...)
+func (r *run) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work, objects ...string) error {
+	op, err := r.beginOperation(ctx, sc, kind, w, objects...)
 	if err != nil {
 		return err
 	}
 	return r.advance(ctx, op)
 }
 
-func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
+func (r *run) beginOperation(ctx context.Context, sc scope.Scope, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
 	for {
-		op, err := r.ops.Begin(scope.From(ctx), kind, w, operation.Record{Objects: objects})
+		op, err := r.ops.Begin(sc, kind, w, operation.Record{Objects: objects})
 		var conflict *operation.Conflict
 		if !errors.As(err, &conflict) {
 			return op, err
@@ -118,7 +118,7 @@ func (r *run) inLoop(ctx context.Context, do func(*Guest) error) error {
 	if r.guest == nil || r.alone {
 		return do(r.guest)
 	}
-	return r.guest.change(ctx, "", func() error { return do(r.guest) })
+	return r.guest.change(ctx, scope.Daemon("a step of an operation"), "", func() error { return do(r.guest) })
 }
 
 // unlessEnded does something for an operation of a guest that runs. When the guest has ended,
@@ -144,7 +144,7 @@ func (r *run) endOperations(ctx context.Context) error {
 // others have stored meanwhile stays, and what it has followed already is not done
 // again. It runs in the loop. A change that the definition does not take any more
 // is final; a store that takes no changes is not.
-func (g *Guest) followOnce(ctx context.Context, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
+func (g *Guest) followOnce(ctx context.Context, sc scope.Scope, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
 	if g == nil || g.inactive == nil || slices.Contains(g.record.Followed, id) {
 		return nil
 	}
@@ -152,7 +152,7 @@ func (g *Guest) followOnce(ctx context.Context, id string, change func(config *d
 	if err != nil {
 		return operation.Final(err)
 	}
-	g.fence(ctx, config)
+	g.fence(ctx, sc, config)
 	before := g.record.Followed
 	g.record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.run != nil && !g.run.ops.Remembers(id) }), id)
 	if err := g.redefine(config); err != nil {

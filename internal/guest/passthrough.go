@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // checkHostDevices refuses, before anything is made, devices of the host that
@@ -193,7 +194,7 @@ const driverPatience = 30 * time.Second
 
 // DetachFromHost takes a PCI device from its driver, for guests to have it. It
 // stays so until ReattachToHost or a restart of the host.
-func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) error {
+func (r *Registry) DetachFromHost(ctx context.Context, sc scope.Scope, at kernel.PCIAddress) error {
 	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error {
 		found, err := passableFunction(r.Kernel, at)
 		if err != nil || found.Driver == kernel.VFIODriver {
@@ -204,7 +205,7 @@ func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) err
 }
 
 // ReattachToHost gives a PCI device back to the host's driver.
-func (r *Registry) ReattachToHost(ctx context.Context, at kernel.PCIAddress) error {
+func (r *Registry) ReattachToHost(ctx context.Context, sc scope.Scope, at kernel.PCIAddress) error {
 	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error { return r.Kernel.ReturnPCI(ctx, at) })
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // When a QEMU is prepared for a guest, and for how long.
@@ -132,7 +133,7 @@ func (p *pool) free(uuid string) {
 }
 
 // run keeps the pool until ctx ends, and then ends all that wait.
-func (p *pool) run(ctx context.Context) {
+func (p *pool) run(ctx context.Context, sc scope.Scope) {
 	if p.limit == 0 {
 		return
 	}
@@ -150,7 +151,7 @@ func (p *pool) run(ctx context.Context) {
 			again.Reset(lookAgain)
 		}
 		p.discard(ctx, p.unwanted())
-		p.fill(ctx)
+		p.fill(ctx, sc)
 	}
 }
 
@@ -212,7 +213,7 @@ func (p *pool) calm() bool {
 
 // fill prepares one QEMU, for the guest that was started last among those that
 // are started often.
-func (p *pool) fill(ctx context.Context) {
+func (p *pool) fill(ctx context.Context, sc scope.Scope) {
 	if !p.calm() {
 		return
 	}
@@ -222,14 +223,14 @@ func (p *pool) fill(ctx context.Context) {
 	}
 	ctx, stop := context.WithTimeout(ctx, prepareLimit)
 	defer stop()
-	if err := p.add(ctx, def, quiet); err != nil {
+	if err := p.add(ctx, sc, def, quiet); err != nil {
 		p.log.Info("cannot prepare a guest", "domain", def.Name, "uuid", def.UUID, "cause", err)
 	}
 }
 
 // add prepares a QEMU for a guest and keeps it, unless a start came within settled:
 // the guest's view may not show that yet.
-func (p *pool) add(ctx context.Context, def *domain.Definition, settled time.Duration) error {
+func (p *pool) add(ctx context.Context, sc scope.Scope, def *domain.Definition, settled time.Duration) error {
 	p.mu.Lock()
 	if starts := p.asked[def.UUID]; len(starts) > 0 && time.Since(starts[len(starts)-1]) < settled {
 		p.mu.Unlock()
@@ -237,7 +238,7 @@ func (p *pool) add(ctx context.Context, def *domain.Definition, settled time.Dur
 	}
 	p.busy[def.UUID] = make(chan struct{})
 	p.mu.Unlock()
-	one, err := p.reg.prepare(ctx, def)
+	one, err := p.reg.prepare(ctx, sc, def)
 	p.mu.Lock()
 	p.free(def.UUID)
 	if err == nil {

@@ -52,14 +52,14 @@ func (r *Registry) preparedDir() string { return filepath.Join(r.RunDir, ".prepa
 
 // prepare starts a QEMU for a guest and waits until its machine is made. On
 // failure nothing of it is left.
-func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prepared, err error) {
+func (r *Registry) prepare(ctx context.Context, sc scope.Scope, def *domain.Definition) (_ *prepared, err error) {
 	p := &prepared{
 		uuid: def.UUID, name: def.Name, def: def, made: time.Now(),
 		dir: filepath.Join(r.preparedDir(), def.UUID), group: r.Cgroups.Guest(def.UUID),
 	}
 	p.reg = r
 	if g, err := r.ByUUID(def.UUID); err == nil {
-		ctx = scope.With(ctx, scope.From(ctx).Noting(g.View().fences))
+		sc = sc.Noting(g.View().fences)
 	}
 	defer func() {
 		if err != nil {
@@ -83,7 +83,7 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 		return nil, err
 	}
 	failpoint.Reach("prepare.directory")
-	if err := p.launch(ctx, r); err != nil {
+	if err := p.launch(ctx, sc, r); err != nil {
 		return nil, err
 	}
 	failpoint.Reach("prepare.launched")
@@ -103,7 +103,7 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 func (p *prepared) monitorPath() string { return filepath.Join(p.dir, monitorSocket) }
 
 // launch runs QEMU as a start would.
-func (p *prepared) launch(ctx context.Context, r *Registry) error {
+func (p *prepared) launch(ctx context.Context, sc scope.Scope, r *Registry) error {
 	capabilities, err := r.Emulators.Get(ctx, p.def.Devices.Emulator)
 	if err != nil {
 		return err
@@ -127,7 +127,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 		return err
 	}
 	defer logFile.Close()
-	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*sandbox.Chamber) error { return nil })
+	p.process, err = r.launch(ctx, sc, def, p.command, logFile, p.dir, p.user, func(*sandbox.Chamber) error { return nil })
 	if err != nil {
 		return err
 	}

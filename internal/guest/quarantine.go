@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // setAside leaves a guest alone that cannot be adopted: its QEMU, if it runs, is
@@ -57,11 +58,11 @@ func (r *Registry) endQuarantine(g *Guest, dir string) {
 	}
 	_ = UntilDone(r.life, lastTry, func() error { // fails with the daemon's end
 		over := false
-		err := g.perform(r.life, "", domain.JobDestroy, releaseLimit, func() (work, error) {
+		err := g.perform(r.life, scope.Daemon("the end of a guest in quarantine"), "", domain.JobDestroy, releaseLimit, func() (work, error) {
 			if over = g.quarantine == ""; over {
 				return nil, nil // its start has cleared all away
 			}
-			return func(ctx context.Context) (settle, error) {
+			return func(ctx context.Context, sc scope.Scope) (settle, error) {
 				if r.clear(ctx, dir) != nil {
 					return nil, nil
 				}

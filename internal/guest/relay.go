@@ -147,17 +147,17 @@ func (r *Registry) relayAgain(run *run) {
 	}
 	run.holdRelays()
 	for _, dev := range run.def.Devices.All() {
-		run.relayAgain(scope.With(r.life, scope.From(r.life).Noting(run.Fences)), dev)
+		run.relayAgain(r.life, scope.Daemon("the relays of a guest that was adopted").Noting(run.Fences), dev)
 	}
 }
 
 // relayAgain makes the relay of one device, if it has one.
-func (r *run) relayAgain(ctx context.Context, dev device.Device) {
+func (r *run) relayAgain(ctx context.Context, sc scope.Scope, dev device.Device) {
 	b, alias := backendOf(dev), dev.Common().Alias
 	if r.User == nil || b == nil || !b.Connects() || !b.Reconnects() {
 		return
 	}
-	if err := r.connectFor(ctx, &qemu.Plan{}, alias, b); err != nil {
+	if err := r.connectFor(ctx, sc, &qemu.Plan{}, alias, b); err != nil {
 		r.log.Error("a character device does not connect again", "alias", alias, "error", err)
 	}
 }

@@ -103,23 +103,25 @@ func (g *Guest) ManagedSavedXML(ctx context.Context, secure bool) (string, error
 }
 
 // RedefineManagedSave is RedefineSaved for the guest's managed save image.
-func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
-	return g.perform(ctx, lifecycle.Start, domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) RedefineManagedSave(ctx context.Context, sc scope.Scope, o SaveOptions) error {
+	return g.perform(ctx, sc, lifecycle.Start, domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.ManagedSave {
 			return nil, errNoManagedSave()
 		}
-		if err := g.fenceSaved(ctx, o.XML); err != nil {
+		if err := g.fenceSaved(ctx, sc, o.XML); err != nil {
 			return nil, err
 		}
 		path := g.managedSavePath()
-		return func(ctx context.Context) (settle, error) { return nil, g.reg.RedefineSaved(ctx, path, o) }, nil
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			return nil, g.reg.RedefineSaved(ctx, path, o)
+		}, nil
 	})
 }
 
 // fenceSaved notes the folders for the disks of a definition that the image is to have, and asks for
 // it as for one that is defined: others may start it.
-func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
-	if doc == "" || scope.From(ctx).Folders() == nil && scope.From(ctx).Limits() == nil {
+func (g *Guest) fenceSaved(ctx context.Context, sc scope.Scope, doc string) error {
+	if doc == "" || sc.Folders() == nil && sc.Limits() == nil {
 		return nil
 	}
 	def, err := domainxml.Parse(doc, domainxml.Options{})
@@ -128,12 +130,12 @@ func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
 	}
 	whole, err := completed(def)
 	if err == nil {
-		err = askBound(ctx, g.uuid, whole, doc)
+		err = askBound(ctx, sc, g.uuid, whole, doc)
 	}
 	if err != nil {
 		return err
 	}
-	return g.fenceRun(ctx, def)
+	return g.fenceRun(ctx, sc, def)
 }
 
 func errNoManagedSave() error {

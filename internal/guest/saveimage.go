@@ -196,17 +196,17 @@ func ours(path string) bool {
 // writeImage writes an image beside its final place, in two steps, and moves it
 // there when it is complete, so that a half-written one is never taken for whole.
 // Whoever is told to end does not wait for a file system that hangs.
-func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
-	f, err := createImage(ctx, partial(path), scope.From(ctx).FoldersOf(path))
+func writeImage(ctx context.Context, sc scope.Scope, path string, fill, complete func(*os.File) error) error {
+	f, err := createImage(ctx, partial(path), sc.FoldersOf(path))
 	if err != nil {
 		return err
 	}
-	return fillImage(ctx, f, path, fill, complete)
+	return fillImage(ctx, sc, f, path, fill, complete)
 }
 
 // fillImage is writeImage with a file that lies beside the image's place already. It closes the file.
-func fillImage(ctx context.Context, f *os.File, path string, fill, complete func(*os.File) error) error {
-	beside, held := partial(path), scope.From(ctx).FoldersOf(path)
+func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fill, complete func(*os.File) error) error {
+	beside, held := partial(path), sc.FoldersOf(path)
 	failpoint.Reach("image.created")
 	err := fill(f)
 	if err == nil {

@@ -14,15 +14,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Screenshot takes a picture of a screen of a running guest, in a format that
 // mime names. The reader is the caller's to close; nothing else is left of the
 // picture.
-func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, picture io.ReadCloser, err error) {
+func (g *Guest) Screenshot(ctx context.Context, sc scope.Scope, screen uint) (mime string, picture io.ReadCloser, err error) {
 	// Whose caller went meanwhile would have it counted for ever: the wait is bounded in any case.
 	asked := ctx
-	err = g.perform(context.WithoutCancel(ctx), lifecycle.Change, domain.JobQuery, modifyLimit, func() (work, error) {
+	err = g.perform(context.WithoutCancel(ctx), sc, lifecycle.Change, domain.JobQuery, modifyLimit, func() (work, error) {
 		if asked.Err() != nil {
 			return nil, context.Cause(asked)
 		}
@@ -34,7 +35,7 @@ func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, pictu
 		if screen != 0 {
 			return nil, fault.New(fault.Unsupported, fault.Call, "only screen 0 can be shown, not %d", screen)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			var err error
 			picture, err = takePicture(ctx, r)
 			return nil, err

@@ -15,7 +15,7 @@ import (
 
 // checkSoleUser refuses to change images that anybody else has than one disk of a guest. They are neighbours in
 // its chain, from the top down; above is the path of the image that lies on them there, or empty.
-func (g *Guest) checkSoleUser(ctx context.Context, d *device.Disk, changed image.Chain, above string) error {
+func (g *Guest) checkSoleUser(ctx context.Context, sc scope.Scope, d *device.Disk, changed image.Chain, above string) error {
 	for _, l := range changed {
 		for _, v := range g.reg.Pools.Above(ctx, l.Path) {
 			if v.Path != above {
@@ -34,7 +34,7 @@ func (g *Guest) checkSoleUser(ctx context.Context, d *device.Disk, changed image
 				continue
 			}
 			looked[what] = true
-			used, err := g.reg.usesAny(ctx, disk, changed)
+			used, err := g.reg.usesAny(ctx, sc, disk, changed)
 			if err != nil {
 				return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot tell whether disk %s of domain %q lies on the images of disk %s", disk.Target, other.Name(), d.Target)
 			}
@@ -61,7 +61,7 @@ func disksOfAll(v *View) (all []*device.Disk) {
 
 // usesAny gives the path of one of the images that a disk uses, too; empty: it uses none. A disk whose chain
 // cannot be used as it is uses nothing.
-func (r *Registry) usesAny(ctx context.Context, d *device.Disk, images image.Chain) (string, error) {
+func (r *Registry) usesAny(ctx context.Context, sc scope.Scope, d *device.Disk, images image.Chain) (string, error) {
 	if d.Source == nil {
 		return "", nil
 	}
@@ -69,7 +69,7 @@ func (r *Registry) usesAny(ctx context.Context, d *device.Disk, images image.Cha
 	if err != nil {
 		return "", nil // its pool, or its volume, is not there
 	}
-	chain, err := image.OpenChain(ctx, scope.From(ctx), path, format)
+	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
 		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) || fault.Is(err, fault.Unsupported) || fault.Is(err, fault.Denied) {
 			return "", nil

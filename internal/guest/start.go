@@ -45,8 +45,8 @@ type StartOptions struct {
 
 // Start starts a guest that is shut off, from its managed save image if it has
 // one.
-func (g *Guest) Start(ctx context.Context, o StartOptions) error {
-	return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) { return g.planAnyStart(o) })
+func (g *Guest) Start(ctx context.Context, sc scope.Scope, o StartOptions) error {
+	return g.perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (work, error) { return g.planAnyStart(o) })
 }
 
 // planAnyStart plans a start of the stored definition.
@@ -67,26 +67,26 @@ func (g *Guest) planAnyStart(o StartOptions) (work, error) {
 }
 
 // Create starts a transient guest, or a persistent one that the document names.
-func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Guest, error) {
+func (r *Registry) Create(ctx context.Context, sc scope.Scope, doc string, o StartOptions) (*Guest, error) {
 	u, err := r.understand(ctx, doc, o.Validate)
 	if err != nil {
 		return nil, err
 	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
-		return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+		return g.perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 			if err := errors.Join(g.isCalled(u.plain.Name), g.admitBesideSave()); err != nil {
 				return nil, err
 			}
 			def := u.after(g.current())
-			return g.planStart(def, doc, o), g.fenceRun(ctx, def)
+			return g.planStart(def, doc, o), g.fenceRun(ctx, sc, def)
 		})
 	})
 }
 
 // planStart gives the work of a cold start of def.
 func (g *Guest) planStart(def *domain.Definition, submitted string, o StartOptions) work {
-	return func(ctx context.Context) (settle, error) {
-		r, err := g.launch(ctx, def, submitted, o, nil)
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		r, err := g.launch(ctx, sc, def, submitted, o, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -131,9 +131,9 @@ func (g *Guest) destroyWith(o StartOptions, r *run) {
 	case <-g.ended:
 		return
 	}
-	err := g.destroy(scope.With(g.reg.life, scope.Daemon("the end of a guest whose client has gone").Authorizing(o.OwnerMay)), false, r)
+	err := g.destroy(g.reg.life, scope.Daemon("the end of a guest whose client has gone").Authorizing(o.OwnerMay), false, r)
 	if fault.Is(err, fault.Denied) {
-		err = errors.Join(err, g.change(g.reg.life, "", func() error { return g.outlive(r) }))
+		err = errors.Join(err, g.change(g.reg.life, scope.Daemon("the end of a guest whose client has gone"), "", func() error { return g.outlive(r) }))
 	}
 	if err != nil && !errors.Is(err, errLeft) {
 		g.log.Warn("the guest of a client that has gone is not destroyed", "error", err)
@@ -160,6 +160,7 @@ type launching struct {
 	// prepared is a QEMU that waits for this start; nil: there is none, or the run
 	// has its process.
 	prepared *prepared
+	sc       scope.Scope // with the folders that were noted of the guest's files
 	// goesOn says that a machine which came from an image was told to run.
 	goesOn bool
 }
@@ -167,8 +168,8 @@ type launching struct {
 // launch makes a machine from a definition and, unless the options or the saved
 // image say otherwise, sets it going. On failure nothing of it is left; the run of one that was to come
 // from an image is given then, too, which says what became of that.
-func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (r *run, err error) {
-	if err := g.boundStart(ctx, def, submitted, from); err != nil {
+func (g *Guest) launch(ctx context.Context, sc scope.Scope, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (r *run, err error) {
+	if err := g.boundStart(ctx, sc, def, submitted, from); err != nil {
 		return nil, err
 	}
 	_ = g.reg.furnish() // whoever writes there says what is wrong
@@ -177,9 +178,9 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		def.GenID = uuid.NewString() // the guest may have gone on from there before, and has to know
 	}
 	fences := g.View().fences
-	ctx = scope.With(ctx, scope.From(ctx).Noting(fences))
+	sc = sc.Noting(fences)
 	qemu.AssignAliases(def)
-	l := &launching{g: g, opts: o, from: from, run: newRun(runRecord{
+	l := &launching{g: g, sc: sc, opts: o, from: from, run: newRun(runRecord{
 		Name: def.Name, UUID: def.UUID, ID: g.reg.newID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, Fences: fences,
 		AutoDestroy: o.AutoDestroy && o.Owner != nil, FromManaged: from != nil && from.managed,
 	}, g.reg.guestDir(def.UUID), g.reg.Kernel, g.log)}
@@ -191,7 +192,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	defer func() {
 		l.closeFiles()
 		if err != nil {
-			l.unwind(ctx)
+			l.unwind(ctx, sc)
 			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
 			if from != nil {
 				r = l.run
@@ -212,7 +213,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 }
 
 // unwind ends what was started and gives everything back, with time of its own.
-func (l *launching) unwind(ctx context.Context) {
+func (l *launching) unwind(ctx context.Context, sc scope.Scope) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 	defer stop()
 	l.closeFiles()
@@ -238,7 +239,7 @@ func (l *launching) unwind(ctx context.Context) {
 		s.Close()
 	}
 	if l.from != nil { // which may take long, and a daemon that ended amid it would leave an image that is nobody's
-		_ = l.g.change(ctx, "", func() error { l.g.settleImage(l.run); return nil })
+		_ = l.g.change(ctx, sc, "", func() error { l.g.settleImage(l.run); return nil })
 	}
 	_ = l.run.releaseAll(ctx) // each failure has been logged
 	l.g.reg.giveBackLater(l.run)
@@ -322,7 +323,7 @@ func (l *launching) findDisks(ctx context.Context) error {
 	fences, run := l.g.View().fences, l.run
 	run.hold("disks", func(ctx context.Context) error { return l.g.reg.takeBackDisks(ctx, run) })
 	for _, d := range slices.Clone(l.run.def.Devices.Disks) {
-		a, present, err := l.g.reg.findDisk(scope.With(ctx, fenced(scope.From(ctx), fences, d)), l.run, d)
+		a, present, err := l.g.reg.findDisk(ctx, fenced(l.sc, fences, d), l.run, d)
 		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, isDrive(d)) {
 			l.dropDisk(d, err)
 			continue
@@ -348,7 +349,7 @@ func (l *launching) attachNICs(ctx context.Context) error {
 	l.plan.NICs = map[string]*device.NICAttachment{}
 	for _, n := range l.run.def.Devices.NICs {
 		before := slices.Clip(l.run.NICs)
-		a, release, err := l.g.reg.attachNIC(ctx, l.run.def, n, func(ifName string) error {
+		a, release, err := l.g.reg.attachNIC(ctx, l.sc, l.run.def, n, func(ifName string) error {
 			l.run.NICs = append(before, heldNIC{Alias: n.Alias, IfName: ifName})
 			return l.journal(ctx)
 		})
@@ -390,7 +391,7 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 		l.adopt(p)
 		return nil
 	}
-	if p, err = l.execute(ctx); err != nil {
+	if p, err = l.execute(ctx, l.sc); err != nil {
 		return err
 	}
 	l.adopt(p)
@@ -407,7 +408,7 @@ func (l *launching) adopt(p *qemu.Process) {
 
 // execute launches a process. The daemon listens on the monitor's socket before
 // QEMU is there, so that connecting needs no polling.
-func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
+func (l *launching) execute(ctx context.Context, sc scope.Scope) (*qemu.Process, error) {
 	var monitor *os.File
 	err := l.run.labels.sockets(func() (err error) { monitor, err = qemu.ListenMonitor(l.run.monitorPath()); return err })
 	if err != nil {
@@ -434,7 +435,7 @@ func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
 	if l.from != nil {
 		handed = append(handed, l.from.file)
 	}
-	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *sandbox.Chamber) error {
+	return l.g.reg.launch(ctx, sc, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *sandbox.Chamber) error {
 		place.Label = l.run.labels.of()
 		return l.run.labels.confine(ctx, place, &l.plan, handed)
 	})
@@ -587,7 +588,7 @@ func (l *launching) goOn(ctx context.Context) error {
 		if err := failpoint.Err("launch.cont"); err != nil {
 			return err
 		}
-		if err := l.spend(ctx); err != nil {
+		if err := l.spend(ctx, l.sc); err != nil {
 			return err
 		}
 		l.goesOn = l.from != nil
@@ -608,11 +609,11 @@ func (l *launching) goOn(ctx context.Context) error {
 // spend has the store say that the managed save image is used up before the guest goes on from there:
 // with a host that goes down just then goes all else that tells so. Where the store takes no changes
 // the run record tells the next daemon.
-func (l *launching) spend(ctx context.Context) error {
+func (l *launching) spend(ctx context.Context, sc scope.Scope) error {
 	if l.from == nil || !l.from.managed {
 		return nil
 	}
-	err := l.g.change(ctx, "", func() error {
+	err := l.g.change(ctx, sc, "", func() error {
 		l.g.record.ManagedSave = false
 		l.run.spent = l.g.keep() == nil
 		l.g.record.ManagedSave = !l.run.spent

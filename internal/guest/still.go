@@ -6,16 +6,17 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // KeepStill keeps a guest that is shut off from being started until release is
 // called, so that its disks can be copied, and gives its definition.
-func (g *Guest) KeepStill(ctx context.Context) (def *domain.Definition, release func(), err error) {
+func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Definition, release func(), err error) {
 	// It has its turn like work, so that no start is under way. A caller who went
 	// meanwhile would leave a guest that nobody lets go of: the wait for the turn is
 	// bounded in any case.
 	asked := ctx
-	err = g.perform(context.WithoutCancel(ctx), "", domain.JobModify, modifyLimit, func() (work, error) {
+	err = g.perform(context.WithoutCancel(ctx), sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if asked.Err() != nil {
 			return nil, context.Cause(asked)
 		}
@@ -30,7 +31,7 @@ func (g *Guest) KeepStill(ctx context.Context) (def *domain.Definition, release 
 		return nil, nil, err
 	}
 	return def, sync.OnceFunc(func() {
-		_ = g.change(g.reg.life, "", func() error { g.still--; return nil }) // it has gone, or the daemon stops
+		_ = g.change(g.reg.life, sc, "", func() error { g.still--; return nil }) // it has gone, or the daemon stops
 	}), nil
 }
 
@@ -51,21 +52,21 @@ func (g *Guest) admitStill() error {
 
 // MakeTemplate says that a guest is there to be cloned only. It is not started while
 // it is: what lies above its disks would be destroyed if it wrote to them.
-func (g *Guest) MakeTemplate(ctx context.Context) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.setTemplate(true) })
+func (g *Guest) MakeTemplate(ctx context.Context, sc scope.Scope) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.setTemplate(true) })
 }
 
 // EndTemplate says that a guest may be started again, if look finds nothing above its disks.
 // It looks with the guest's turn taken, so that no clone is begun meanwhile.
-func (g *Guest) EndTemplate(ctx context.Context, look func(context.Context) error) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) EndTemplate(ctx context.Context, sc scope.Scope, look func(context.Context) error) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.Template {
 			return nil, nil
 		}
 		if g.still > 0 {
 			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and clones may come to lie above its disks; say it when that is done", g.record.Name)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			if err := look(ctx); err != nil {
 				return nil, err
 			}

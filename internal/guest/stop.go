@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // destroyPatience is how long a destroy waits for a killed process and for what
@@ -18,12 +19,12 @@ const destroyPatience = nowPatience + releaseLimit
 // Destroy ends the guest's process, as pulling the plug does. It waits for
 // nothing that the guest is stuck in. Graceful only asks QEMU, and fails when
 // QEMU does not follow.
-func (g *Guest) Destroy(ctx context.Context, graceful bool) error {
-	return g.destroy(ctx, graceful, nil)
+func (g *Guest) Destroy(ctx context.Context, sc scope.Scope, graceful bool) error {
+	return g.destroy(ctx, sc, graceful, nil)
 }
 
 // destroy ends the guest if it is in that run still; nil: whichever.
-func (g *Guest) destroy(ctx context.Context, graceful bool, in *run) error {
+func (g *Guest) destroy(ctx context.Context, sc scope.Scope, graceful bool, in *run) error {
 	t := &task{later: true}
 	t.plan = func() (work, error) {
 		if in != nil && g.run != in {
@@ -40,7 +41,7 @@ func (g *Guest) destroy(ctx context.Context, graceful bool, in *run) error {
 	}
 	ctx, stop := context.WithTimeoutCause(ctx, patience, late)
 	defer stop()
-	return g.ask(ctx, t)
+	return g.ask(ctx, sc, t)
 }
 
 // beginDestroy sets the end going. It runs in the loop; t is answered when the
@@ -107,7 +108,7 @@ func (g *Guest) beginRelease() {
 	r.noticed, r.ended = true, r.def
 	g.live.Store(nil)
 	crashed := g.inactive != nil && r.revives(g.state)
-	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
+	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context, sc scope.Scope) (settle, error) {
 		// Whoever stops must not keep the host from getting back what is its own.
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 		defer stop()
@@ -170,7 +171,7 @@ func (g *Guest) finish(r *run) {
 // startInternal sets work going that nobody asked for. No other may be running.
 func (g *Guest) startInternal(kind domain.JobKind, limit time.Duration, w work) {
 	g.begin(&task{
-		ctx: g.reg.life, kind: kind, limit: limit, reply: make(chan error, 1),
+		ctx: g.reg.life, sc: scope.Daemon("work that the guest needs"), kind: kind, limit: limit, reply: make(chan error, 1),
 		plan: func() (work, error) { return w, nil },
 	})
 }
@@ -187,27 +188,27 @@ const (
 
 // Shutdown asks the guest to turn itself off. It returns when the guest has
 // been asked.
-func (g *Guest) Shutdown(ctx context.Context, mode ShutdownMode) error {
-	return g.askGuest(ctx, lifecycle.Shut, mode, "powerdown", lifecycle.ShutdownAsked{})
+func (g *Guest) Shutdown(ctx context.Context, sc scope.Scope, mode ShutdownMode) error {
+	return g.askGuest(ctx, sc, lifecycle.Shut, mode, "powerdown", lifecycle.ShutdownAsked{})
 }
 
 // Reboot asks the guest to reboot. Through ACPI that is a power-off which is
 // answered with a reset.
-func (g *Guest) Reboot(ctx context.Context, mode ShutdownMode) error {
-	return g.askGuest(ctx, lifecycle.Reboot, mode, "reboot", lifecycle.RebootAsked{})
+func (g *Guest) Reboot(ctx context.Context, sc scope.Scope, mode ShutdownMode) error {
+	return g.askGuest(ctx, sc, lifecycle.Reboot, mode, "reboot", lifecycle.RebootAsked{})
 }
 
 // askGuest asks through the agent or the power button. Noted is what must be
 // known before the guest follows the button.
-func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode ShutdownMode, agentMode string, noted lifecycle.Fact) error {
-	return g.perform(ctx, verb, domain.JobShutdown, modifyLimit, func() (work, error) {
+func (g *Guest) askGuest(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, mode ShutdownMode, agentMode string, noted lifecycle.Fact) error {
+	return g.perform(ctx, sc, verb, domain.JobShutdown, modifyLimit, func() (work, error) {
 		r := g.run
 		byAgent := mode == ShutdownAgent || (mode == ShutdownDefault && r.agentConnected())
 		if !byAgent {
 			g.advance(noted)
 		}
 		def := r.def
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			if byAgent {
 				err := r.agentShutdown(ctx, def, agentMode)
 				if err == nil || mode == ShutdownAgent {
@@ -228,8 +229,8 @@ func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode Shutdown
 }
 
 // Reset resets the machine, without asking the guest. One that is kept as it ended boots anew.
-func (g *Guest) Reset(ctx context.Context) error {
-	return g.commands(ctx, lifecycle.Reset, nil, func() []qemu.Step {
+func (g *Guest) Reset(ctx context.Context, sc scope.Scope) error {
+	return g.commands(ctx, sc, lifecycle.Reset, nil, func() []qemu.Step {
 		steps := g.resetSteps()
 		if g.state.Kept() {
 			steps = append(steps, qemu.Step{Command: "cont"})
@@ -250,18 +251,18 @@ func (g *Guest) resetSteps() []qemu.Step {
 
 // command runs one monitor command without arguments as a job of its own; noted, if any, tells the
 // rules beforehand what the command is for.
-func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
-	return g.commands(ctx, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} }, nil)
+func (g *Guest) command(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
+	return g.commands(ctx, sc, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} }, nil)
 }
 
 // commands does so with several, which are chosen in the loop; done, if any, follows there before other work.
-func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done settle) error {
-	return g.perform(ctx, verb, domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) commands(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done settle) error {
+	return g.perform(ctx, sc, verb, domain.JobModify, modifyLimit, func() (work, error) {
 		r, steps := g.run, choose()
 		if noted != nil {
 			g.advance(noted)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err
@@ -288,12 +289,12 @@ func (v *View) IsPaused() bool {
 }
 
 // Suspend stops the processors. A guest that waits for room, or that a full disk has paused by then, waits for its user now.
-func (g *Guest) Suspend(ctx context.Context) error {
+func (g *Guest) Suspend(ctx context.Context, sc scope.Scope) error {
 	if g.View().IsPaused() {
 		return nil
 	}
 	stop := func() []qemu.Step { return []qemu.Step{{Command: "stop"}} }
-	return g.commands(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, g.isSuspended)
+	return g.commands(ctx, sc, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, g.isSuspended)
 }
 
 // isSuspended settles that. A guest that restarts just then, or is to once its panic has been dumped, runs on with that.
@@ -307,8 +308,8 @@ func (g *Guest) isSuspended() error {
 }
 
 // Resume lets the processors run again.
-func (g *Guest) Resume(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont")
+func (g *Guest) Resume(ctx context.Context, sc scope.Scope) error {
+	return g.command(ctx, sc, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont")
 }
 
 // restartMachine resets the machine and lets it run: how a power-off becomes a
@@ -334,11 +335,11 @@ func (g *Guest) restartMachine() {
 }
 
 // Wake wakes a guest that has suspended itself to memory.
-func (g *Guest) Wake(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Wake, nil, "system_wakeup")
+func (g *Guest) Wake(ctx context.Context, sc scope.Scope) error {
+	return g.command(ctx, sc, lifecycle.Wake, nil, "system_wakeup")
 }
 
 // InjectNMI sends every processor a non-maskable interrupt.
-func (g *Guest) InjectNMI(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Change, nil, "inject-nmi")
+func (g *Guest) InjectNMI(ctx context.Context, sc scope.Scope) error {
+	return g.command(ctx, sc, lifecycle.Change, nil, "inject-nmi")
 }

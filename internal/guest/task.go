@@ -34,7 +34,7 @@ type task struct {
 }
 
 type (
-	work   func(ctx context.Context) (settle, error)
+	work   func(ctx context.Context, sc scope.Scope) (settle, error)
 	settle func() error
 )
 
@@ -52,8 +52,8 @@ func (t *task) answer(err error) { t.reply <- err }
 // ask hands a task to the loop and waits for its answer, for the caller's
 // context to end, or for the loop to end. Work that has begun goes on without
 // its caller.
-func (g *Guest) ask(ctx context.Context, t *task) error {
-	t.ctx, t.sc, t.reply, t.until = ctx, scope.From(ctx), make(chan error, 1), time.Now().Add(waitForTurn)
+func (g *Guest) ask(ctx context.Context, sc scope.Scope, t *task) error {
+	t.ctx, t.sc, t.reply, t.until = ctx, sc, make(chan error, 1), time.Now().Add(waitForTurn)
 	select {
 	case g.mailbox <- t:
 	case <-g.ended:
@@ -79,13 +79,13 @@ func (g *Guest) ask(ctx context.Context, t *task) error {
 }
 
 // change asks for something that the loop does by itself, without waiting.
-func (g *Guest) change(ctx context.Context, verb lifecycle.Verb, do func() error) error {
-	return g.ask(ctx, &task{verb: verb, plan: func() (work, error) { return nil, do() }})
+func (g *Guest) change(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, do func() error) error {
+	return g.ask(ctx, sc, &task{verb: verb, plan: func() (work, error) { return nil, do() }})
 }
 
 // perform asks for work beside the loop.
-func (g *Guest) perform(ctx context.Context, verb lifecycle.Verb, kind domain.JobKind, limit time.Duration, plan func() (work, error)) error {
-	return g.ask(ctx, &task{verb: verb, kind: kind, plan: plan, limit: limit})
+func (g *Guest) perform(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, kind domain.JobKind, limit time.Duration, plan func() (work, error)) error {
+	return g.ask(ctx, sc, &task{verb: verb, kind: kind, plan: plan, limit: limit})
 }
 
 // errLeft is in the answer of a guest that had been forgotten when it was asked: nothing of
@@ -156,7 +156,7 @@ func (g *Guest) begin(t *task) {
 		}
 		return
 	}
-	ctx, cancel := context.WithCancelCause(scope.With(context.WithoutCancel(t.ctx), t.sc.Begun())) // what work asks of the loop is part of it
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.ctx))
 	g.job = &job{task: t, kind: t.kind, started: time.Now(), cancel: cancel, done: make(chan outcome, 1)}
 	go g.job.runWork(ctx, w, g.record.Name)
 	g.publish()
@@ -190,7 +190,7 @@ func (j *job) runWork(ctx context.Context, w work, name string) {
 		}
 		j.done <- o
 	}()
-	o.settle, o.err = w(ctx)
+	o.settle, o.err = w(ctx, j.task.sc.Begun()) // what work asks of the loop is part of it
 	if o.err != nil && errors.Is(o.err, ctx.Err()) {
 		o.err = context.Cause(ctx) // says who ended it, and why
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Tune changes how a guest shares the host with others: the weights and limits
@@ -20,11 +21,11 @@ import (
 // disks and interfaces may move. Change is made to a copy of each definition
 // concerned, more than once, in the guest's loop: it must not wait. What then
 // differs is put into effect on the running guest.
-func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+func (g *Guest) Tune(ctx context.Context, sc scope.Scope, a Affect, change func(*domain.Definition) error) error {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return tuned(g.inactive, change)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planTune(ctx, change, config)
+		return g.planTune(ctx, sc, change, config)
 	})
 }
 
@@ -48,13 +49,13 @@ func sameRates(a, b *device.NIC) bool {
 	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
 }
 
-func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+func (g *Guest) planTune(ctx context.Context, sc scope.Scope, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
 	before := g.run.def
 	after, err := tuned(before, change)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.bounded(ctx, after); err != nil {
+	if err := g.bounded(ctx, sc, after); err != nil {
 		return nil, err
 	}
 	if err := g.reg.checkPins(before, after); err != nil {

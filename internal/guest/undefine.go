@@ -65,16 +65,16 @@ func (u *undefinition) Steps() []operation.Step {
 func uuidObject(uuid string) string { return "uuid/" + uuid }
 
 // newUndefinition makes the operation, and finds the files to remove.
-func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefinition, error) {
+func (g *Guest) newUndefinition(ctx context.Context, sc scope.Scope, o UndefineOptions) (*undefinition, error) {
 	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o}
 	// A user chose where the variables are. Their file system may hang: the caller
 	// waits for it, and not the loop.
 	var err error
-	if u.found, err = g.nvramFile(ctx); err != nil {
+	if u.found, err = g.nvramFile(ctx, sc); err != nil {
 		return nil, err
 	}
 	if o.NVRAM && u.found != "" {
-		u.NVRAM, u.Held = u.found, scope.From(ctx).Noting(g.View().fences).FoldersOf(u.found)
+		u.NVRAM, u.Held = u.found, sc.Noting(g.View().fences).FoldersOf(u.found)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !keepsTPM(def)) {
 		_, err := os.Stat(g.reg.tpmState(g.uuid))
@@ -87,11 +87,11 @@ func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefi
 // needs the definition.
 func (u *undefinition) forget(ctx context.Context) error {
 	g := u.guest
-	err := g.perform(ctx, lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
+	err := g.perform(ctx, u.op.Scope(), lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
 		return nil, g.dropDefinition(u.options, u.found)
 	})
 	if err != nil && ctx.Err() != nil { // the loop may still do it
-		_ = g.change(context.WithoutCancel(ctx), "", func() error { return nil })
+		_ = g.change(context.WithoutCancel(ctx), u.op.Scope(), "", func() error { return nil })
 		if found, _ := u.forgotten(ctx, operation.Nothing); found == operation.Happened {
 			return nil
 		}
@@ -155,7 +155,7 @@ func (u *undefinition) removeTPM(context.Context) error {
 
 // undefine runs an undefinition. The caller has the turn of the UUID. Without files to remove no record
 // is written.
-func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
+func (r *Registry) undefine(ctx context.Context, sc scope.Scope, u *undefinition) error {
 	r.mu.RLock()
 	set := r.undefinitions[u.UUID]
 	r.mu.RUnlock()
@@ -168,7 +168,7 @@ func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
 			return err
 		}
 	}
-	op, err := set.Begin(scope.From(ctx), undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
+	op, err := set.Begin(sc, undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
 	if err != nil {
 		r.dropUndefinitions(u.UUID)
 		return err

@@ -22,10 +22,10 @@ func TestNobodyUploadsToADiskThatBegins(t *testing.T) {
 	g := d.define(small("begins", diskOf("qcow2", v.Path, "")))
 	u, err := p.Upload(d.ctx(), scope.Daemon("a test"), "disk", 0, 0)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Busy, "open to write")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "open to write")
 	u.Abort()
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	_, err = p.Upload(d.ctx(), scope.Daemon("a test"), "disk", 0, 0)
 	refused(t, err, fault.Busy, "a guest, or qemu-img, has")
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What the host does not take back when a guest has ended (a run directory on a file system that
@@ -109,11 +110,11 @@ func (r *Registry) giveBackNow(uuid string, all []release, log *slog.Logger) []r
 		_ = try(r.life) // never fails
 		return left
 	}
-	err = g.perform(r.life, "", domain.JobDestroy, releaseLimit, func() (work, error) {
+	err = g.perform(r.life, scope.Daemon("giving back what a guest held"), "", domain.JobDestroy, releaseLimit, func() (work, error) {
 		if g.run != nil || g.quarantine != "" {
 			return nil, nil // its start has cleared it away
 		}
-		return func(ctx context.Context) (settle, error) { return nil, try(ctx) }, nil
+		return func(ctx context.Context, sc scope.Scope) (settle, error) { return nil, try(ctx) }, nil
 	})
 	if err != nil { // another work takes its time, or the guest has just gone
 		return all

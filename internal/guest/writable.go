@@ -22,12 +22,12 @@ import (
 
 // openShown opens the chain of a disk of a running guest, and refuses one that is not the chain that the
 // guest's definition shows, or has other files than those that QEMU has open.
-func (r *Registry) openShown(ctx context.Context, run *run, fences map[string][]string, d *device.Disk) (image.Chain, error) {
+func (r *Registry) openShown(ctx context.Context, sc scope.Scope, run *run, fences map[string][]string, d *device.Disk) (image.Chain, error) {
 	path, format, err := r.source(d)
 	if err != nil {
 		return nil, err
 	}
-	chain, err := image.OpenChain(ctx, fenced(scope.From(ctx), fences, d), path, format)
+	chain, err := image.OpenChain(ctx, fenced(sc, fences, d), path, format)
 	if err == nil {
 		if err = r.isShown(chain, run, d); err != nil {
 			chain.Close()
@@ -61,8 +61,8 @@ func (r *Registry) isShown(chain image.Chain, run *run, d *device.Disk) error {
 
 // lendToWrite lets a running QEMU write to one image of a disk, by its place in the chain: 1 is the one below
 // the top. Of an error that QEMU did not answer nobody knows what came of it.
-func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place int) error {
-	chain, err := g.reg.openShown(ctx, r, g.View().fences, d)
+func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *device.Disk, place int) error {
+	chain, err := g.reg.openShown(ctx, sc, r, g.View().fences, d)
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ type written struct {
 
 // takeBackToRead takes back what lendToWrite gave, once the job has ended. QEMU is asked for nothing when it
 // has ended. Kept says that QEMU closes the image only when its guest runs; the rest is done then, too.
-func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept bool, err error) {
+func (g *Guest) takeBackToRead(ctx context.Context, sc scope.Scope, r *run, w written) (kept bool, err error) {
 	if r != nil && !r.gone() && r.User != nil {
 		s, err := r.monitor()
 		if err != nil {
@@ -136,7 +136,7 @@ func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept boo
 			return false, err
 		}
 	}
-	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+	f, err := openNamed(ctx, sc, w.Path, unix.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return kept, nil
 	}

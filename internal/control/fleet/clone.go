@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // CloneRequest says which guest is to be cloned, and how.
@@ -44,7 +45,7 @@ const (
 // Clone makes guests that are like another one in all but what tells them apart.
 // Each is made whole or not at all. It reports as Run does; the end of ctx ends,
 // and undoes, the clones that are being made.
-func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), report func(Result)) (Summary, error) {
+func (f *Fleet) Clone(ctx context.Context, sc scope.Scope, q CloneRequest, plan func(Plan), report func(Result)) (Summary, error) {
 	if err := q.check(); err != nil {
 		return Summary{}, err
 	}
@@ -52,7 +53,7 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	if err != nil {
 		return Summary{}, err
 	}
-	def, release, err := g.KeepStill(ctx)
+	def, release, err := g.KeepStill(ctx, sc)
 	if err != nil {
 		return Summary{}, err
 	}
@@ -68,23 +69,23 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	}
 	c.fences = g.Fences()
 	if !q.Thin || q.DryRun || g.View().Template {
-		return c.all(ctx, plan, report), nil
+		return c.all(ctx, sc, plan, report), nil
 	}
-	return f.thinly(ctx, g, func(ctx context.Context) Summary {
+	return f.thinly(ctx, sc, g, func(ctx context.Context) Summary {
 		defer release()
-		return c.all(ctx, plan, report)
+		return c.all(ctx, sc, plan, report)
 	})
 }
 
 // all makes the clones, several at once.
-func (c *cloning) all(ctx context.Context, plan func(Plan), report func(Result)) Summary {
+func (c *cloning) all(ctx context.Context, sc scope.Scope, plan func(Plan), report func(Result)) Summary {
 	names := c.q.Names
 	ids := make([]string, len(names))
 	s := &schedule{
 		log: c.fleet.log, places: arrange(names, nil, anyhow), names: names, parallel: clonesAtOnce, keepGoing: true,
 		do: func(ctx context.Context, i int) Result {
 			ids[i] = uuid.NewString()
-			return c.clone(ctx, names[i], ids[i])
+			return c.clone(ctx, sc, names[i], ids[i])
 		},
 	}
 	return s.tell(ctx, plan, func(i int, r Result) {
@@ -249,7 +250,7 @@ func (c *cloning) addsRNG() bool {
 }
 
 // clone makes one clone, or leaves nothing of it.
-func (c *cloning) clone(ctx context.Context, name, id string) Result {
+func (c *cloning) clone(ctx context.Context, sc scope.Scope, name, id string) Result {
 	d := c.source.Clone()
 	err := renew(d, name, id, c.fleet.newMAC)
 	if err == nil {
@@ -262,7 +263,7 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 		return Result{Outcome: Would, Note: c.note}
 	}
 	w := newCloneCreation(c, name, d)
-	return c.fleet.perform(ctx, cloneKind.Name, w, &w.parts, c.note)
+	return c.fleet.perform(ctx, sc, cloneKind.Name, w, &w.parts, c.note)
 }
 
 // copyName is that of a clone's own volume.

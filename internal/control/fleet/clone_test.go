@@ -64,7 +64,7 @@ func (h *herd) clone(q CloneRequest) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.Clone(h.t.Context(), q, func(Plan) {}, func(r Result) {
+	_, err := h.Clone(h.t.Context(), scope.Daemon("a test"), q, func(Plan) {}, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -237,14 +237,14 @@ func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 
 	// Variables that were copied for a guest that then could not be go as well.
 	before := files(t, filepath.Dir(path))
-	def, release, err := toClone(t, h).KeepStill(t.Context())
+	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"two"}})
 	ok(t, err)
 	c.source = def.Clone()
 	c.source.OS.Machine = "no-such-machine"
-	if r := c.clone(t.Context(), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
+	if r := c.clone(t.Context(), scope.Daemon("a test"), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
 		t.Errorf("got %+v", r)
 	}
 	h.wants("files", files(t, filepath.Dir(path)), before...)
@@ -268,7 +268,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	}
 	g, err := h.guests.ByName("golden")
 	ok(t, err)
-	refused(t, g.Start(t.Context(), guest.StartOptions{}), fault.WrongState, "lodge set golden template=no")
+	refused(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{}), fault.WrongState, "lodge set golden template=no")
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true})
 	ok(t, err)
 
@@ -286,13 +286,13 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	}
 	g, err = h.guests.ByName("one")
 	ok(t, err)
-	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	for _, name := range []string{"one-vda.qcow2", "one-vdb.qcow2", "two-vda.qcow2"} {
 		ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	}
 	ok(t, os.Rename(filepath.Join(dir, "two-vdb.qcow2"), filepath.Join(dir, "loose")))
 	g, err = h.guests.ByName("two")
-	ok(t, errors.Join(err, g.Undefine(t.Context(), guest.UndefineOptions{}), p.Refresh(t.Context(), scope.Daemon("a test"))))
+	ok(t, errors.Join(err, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}), p.Refresh(t.Context(), scope.Daemon("a test"))))
 	_, results, err := h.try(free, "golden")
 	if ok(t, err); len(results) != 1 || !fault.Is(results[0].Error, fault.Busy) || !strings.Contains(results[0].Error.Error(), "default/loose") {
 		t.Errorf("set above what no guest has: %+v", results)
@@ -331,7 +331,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the client has gone"))
-	sum, err := h.Clone(ctx, CloneRequest{Source: "golden", Names: []string{"one"}}, func(Plan) {}, func(Result) {})
+	sum, err := h.Clone(ctx, scope.Daemon("a test"), CloneRequest{Source: "golden", Names: []string{"one"}}, func(Plan) {}, func(Result) {})
 	if err == nil || sum.Cancelled+sum.Done+sum.Failed > 0 {
 		t.Errorf("for a client that has gone: %+v, %v", sum, err)
 	}
@@ -354,7 +354,7 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	h.define(small("golden"))
 	before := files(t, dir)
 	// The daemon is killed when all is made, and nothing is acknowledged yet.
-	def, release, err := toClone(t, h).KeepStill(t.Context())
+	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
@@ -383,13 +383,13 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
-	def, release, err := g.KeepStill(t.Context())
+	def, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
 	ok(t, err)
 	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
-	ok(t, g.MakeTemplate(t.Context()))
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	c.cutOff(h, "one")
 	release() // with its daemon
 	h.Recover(t.Context())
@@ -412,7 +412,7 @@ func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
 	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
-	ok(t, g.MakeTemplate(t.Context()))
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
 	ok(t, err)
 	ok(t, other.Stop(t.Context(), scope.Daemon("a test")))
@@ -423,7 +423,7 @@ func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
 		t.Error("it is a template no more")
 	}
 	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
-	refused(t, h.release(t.Context(), g, nil), fault.Busy, `"two"`)
+	refused(t, h.release(t.Context(), scope.Daemon("a test"), g, nil), fault.Busy, `"two"`)
 }
 
 func toClone(t *testing.T, h *herd) *guest.Guest {
@@ -478,17 +478,17 @@ func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
-	_, release, err := g.KeepStill(t.Context())
+	_, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
-	refused(t, g.Start(t.Context(), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
+	refused(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
 	release()
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(errors.New("the client has gone"))
-	if _, _, err := g.KeepStill(gone); err == nil { // and nobody holds on to it
+	if _, _, err := g.KeepStill(gone, scope.Daemon("a test")); err == nil { // and nobody holds on to it
 		t.Error("it was kept still for a client that has gone")
 	}
-	ok(t, g.Start(t.Context(), guest.StartOptions{Paused: true}))
-	_, _, err = g.KeepStill(t.Context())
+	ok(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	_, _, err = g.KeepStill(t.Context(), scope.Daemon("a test"))
 	refused(t, err, fault.WrongState, "shut it down first")
 }
 
@@ -496,11 +496,11 @@ func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
-	ok(t, g.MakeTemplate(t.Context()))
-	ok(t, g.EndTemplate(t.Context(), func(ctx context.Context) error {
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
+	ok(t, g.EndTemplate(t.Context(), scope.Daemon("a test"), func(ctx context.Context) error {
 		soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer stop()
-		if err := g.MakeTemplate(soon); !errors.Is(err, context.DeadlineExceeded) { // as a thin clone begins
+		if err := g.MakeTemplate(soon, scope.Daemon("a test")); !errors.Is(err, context.DeadlineExceeded) { // as a thin clone begins
 			t.Errorf("amid the look: %v", err)
 		}
 		return nil
@@ -560,7 +560,7 @@ func TestACloneKeepsTheFence(t *testing.T) {
 	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(t, err)
 	doc := strings.Replace(small("golden"), "</devices>", "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk></devices>", 1)
-	_, err = h.guests.Define(scope.With(t.Context(), scope.Daemon("a test").Within([]string{dir})), doc, false)
+	_, err = h.guests.Define(t.Context(), scope.Daemon("a test").Within([]string{dir}), doc, false)
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
 	ok(t, err)
@@ -569,7 +569,7 @@ func TestACloneKeepsTheFence(t *testing.T) {
 		t.Helper()
 		g, err := h.guests.ByName(name)
 		ok(t, err)
-		if err := g.Start(t.Context(), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
+		if err := g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
 			t.Errorf("the start of %s: %v", name, err)
 		}
 	}

@@ -18,7 +18,7 @@ const maxDocuments = 65536
 
 // define defines a guest of each document. Two documents for one name are
 // refused before anything is done.
-func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
+func (f *Fleet) define(ctx context.Context, sc scope.Scope, q Request, plan func(Plan), report func(Result)) (Summary, error) {
 	if len(q.Documents) > maxDocuments {
 		return Summary{}, fault.New(fault.Invalid, fault.Call, "%d documents are too many for one request; at most %d", len(q.Documents), maxDocuments)
 	}
@@ -40,7 +40,7 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 	s := &schedule{
 		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
 		do: func(ctx context.Context, i int) Result {
-			r, uuid := f.defineOne(ctx, q, names[i], q.Documents[i])
+			r, uuid := f.defineOne(ctx, sc, q, names[i], q.Documents[i])
 			if uuid != "" {
 				uuids[i] = uuid
 			}
@@ -54,18 +54,17 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 }
 
 // defineOne gives the UUID too, which the document need not say.
-func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Result, string) {
+func (f *Fleet) defineOne(ctx context.Context, sc scope.Scope, q Request, name, doc string) (Result, string) {
 	if q.AdmitDocument != nil {
-		sc, err := q.AdmitDocument(scope.From(ctx), doc)
-		if err != nil {
+		var err error
+		if sc, err = q.AdmitDocument(sc, doc); err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
 		}
-		ctx = scope.With(ctx, sc)
 	}
 	if q.DryRun {
 		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate, Submitted: true})
 		if err == nil {
-			err = f.guests.Allows(ctx, def, doc)
+			err = f.guests.Allows(ctx, sc, def, doc)
 		}
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
@@ -82,7 +81,7 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 	if g, err := f.guests.ByName(name); err == nil {
 		before = g.View()
 	}
-	g, err := f.guests.Define(ctx, doc, q.Options.Validate)
+	g, err := f.guests.Define(ctx, sc, doc, q.Options.Validate)
 	if err != nil {
 		return Result{Outcome: Failed, Error: err}, ""
 	}

@@ -67,8 +67,8 @@ func (f *Fleet) worksOn(object string) bool {
 }
 
 // perform does an operation, and gives what came of it.
-func (f *Fleet) perform(ctx context.Context, kind string, w operation.Work, p *parts, note string) Result {
-	op, err := f.begin(scope.From(ctx), kind, w, p.objects())
+func (f *Fleet) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work, p *parts, note string) Result {
+	op, err := f.begin(sc, kind, w, p.objects())
 	if err == nil {
 		err = op.Run(ctx)
 	}

@@ -130,7 +130,7 @@ func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
 	dir := h.withPool()
 	var find func()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{Name: "misplace", Do: func(context.Context) error {
 			find = h.misplace()
 			return nil
@@ -205,7 +205,7 @@ func (h *herd) occupy(name string) (letGo func()) {
 	ok(h.t, err)
 	busy, free, over := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		over <- g.ChangeMetadata(h.t.Context(), guest.Title, func(*domain.Definition) (*string, error) {
+		over <- g.ChangeMetadata(h.t.Context(), scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
 			close(busy)
 			<-free
 			return nil, nil
@@ -254,7 +254,7 @@ func TestATileThatFailsStaysForWhoRunsIt(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{Name: "use", Do: func(context.Context) error {
 			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a")
 			return errors.New("no room for more")
@@ -332,7 +332,7 @@ func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
 	dir := h.withPool()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
 	undone := make(chan error, 1)
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{
 			Name: "fail", Do: func(context.Context) error { return errors.New("it fails") },
 			Undo: func(context.Context) error {
@@ -471,7 +471,7 @@ func TestCreateTiles_VolumeIsAboutToGo(t *testing.T) {
 	h.halfMade(oneGuest)
 	g, err := h.guests.ByName("lab-1")
 	ok(t, err)
-	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	_, err = h.create(template(t, oneGuest), 1, 1)
 	refused(t, err, fault.Busy, "volume default/lab-1.raw is of a tile or a clone that is being made or removed")
 	h.Recover(t.Context())

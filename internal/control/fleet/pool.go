@@ -17,7 +17,7 @@ const DefaultPool = "default"
 // there is none, as virt-install does. No daemon makes it beforehand: a user's own
 // pool-define of that name would fail. It gives the pool's folder, or "" where there was
 // nothing to do.
-func (f *Fleet) MakePool(ctx context.Context, t *TileTemplate) (folder string, err error) {
+func (f *Fleet) MakePool(ctx context.Context, sc scope.Scope, t *TileTemplate) (folder string, err error) {
 	if f.images == "" || !t.usesPool(DefaultPool) {
 		return "", nil
 	}
@@ -30,10 +30,10 @@ func (f *Fleet) MakePool(ctx context.Context, t *TileTemplate) (folder string, e
 	if !f.lacksPool(DefaultPool) {
 		return "", nil
 	}
-	return f.images, fault.Wrap(f.makePool(ctx), fault.Failed, fault.Pool, "cannot make pool %q, which the template names", DefaultPool)
+	return f.images, fault.Wrap(f.makePool(ctx, sc), fault.Failed, fault.Pool, "cannot make pool %q, which the template names", DefaultPool)
 }
 
-func (f *Fleet) makePool(ctx context.Context) error {
+func (f *Fleet) makePool(ctx context.Context, sc scope.Scope) error {
 	path := &xmltree.Element{Name: "path", Children: []xmltree.Node{xmltree.Text(f.images)}}
 	doc, err := xmltree.Format(&xmltree.Element{Name: "pool", Attrs: []xmltree.Attr{{Name: "type", Value: string(volume.Dir)}}, Children: []xmltree.Node{
 		&xmltree.Element{Name: "name", Children: []xmltree.Node{xmltree.Text(DefaultPool)}},
@@ -42,18 +42,18 @@ func (f *Fleet) makePool(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := f.pools.Define(ctx, scope.From(ctx), doc, false)
+	p, err := f.pools.Define(ctx, sc, doc, false)
 	if err != nil {
 		return err
 	}
-	if err = p.Start(ctx, scope.From(ctx), volume.MakeTarget); err == nil {
-		err = p.SetAutostart(ctx, scope.From(ctx), true)
+	if err = p.Start(ctx, sc, volume.MakeTarget); err == nil {
+		err = p.SetAutostart(ctx, sc, true)
 	}
 	if err == nil {
 		return nil
 	}
 	undo := context.WithoutCancel(ctx)
-	return errors.Join(err, unless(p.Stop(undo, scope.From(undo)), fault.WrongState), p.Undefine(undo, scope.From(undo)))
+	return errors.Join(err, unless(p.Stop(undo, sc), fault.WrongState), p.Undefine(undo, sc))
 }
 
 // lacksPool says whether there is no such pool and MakePool makes it.

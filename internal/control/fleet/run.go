@@ -134,12 +134,12 @@ const (
 // begins and report once for each guest, in the order in which they end, one
 // call at a time. The end of ctx cancels what has not begun and waits for what
 // has. The error is of a request that was refused as a whole.
-func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
+func (f *Fleet) Run(ctx context.Context, sc scope.Scope, q Request, plan func(Plan), report func(Result)) (Summary, error) {
 	if err := q.check(); err != nil {
 		return Summary{}, err
 	}
 	if q.Verb == Define {
-		return f.define(ctx, q, plan, report)
+		return f.define(ctx, sc, q, plan, report)
 	}
 	if err := f.named(q.Select, q.Sees); err != nil {
 		return Summary{}, err
@@ -153,7 +153,7 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 		names[i], marks[i] = m.View.Name, m.Marks
 	}
 	places := arrange(names, marks, a.order)
-	r := &run{fleet: f, request: q, action: a}
+	r := &run{fleet: f, scope: sc, request: q, action: a}
 	if q.Verb == Set {
 		var err error
 		if r.settings, err = parseSettings(q.Options.Settings); err != nil {
@@ -237,6 +237,7 @@ func (s *Summary) count(o Outcome) {
 // run is one verb going through a set.
 type run struct {
 	fleet    *Fleet
+	scope    scope.Scope
 	request  Request
 	action   action
 	endings  *endings

@@ -9,6 +9,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Bounds of work on tiles. Each tile is made one thing after another.
@@ -77,7 +78,7 @@ func (t *TileState) add(m Member) {
 // made whole or not at all; one that is there already, with all guests of the
 // template, is unchanged. Results are one for each tile, by its name SET/NUMBER.
 // The end of ctx ends, and undoes, the tiles that are being made.
-func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
+func (f *Fleet) CreateTiles(ctx context.Context, sc scope.Scope, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
 	if err := checkTileSet(set); err != nil {
 		return Summary{}, err
 	}
@@ -99,7 +100,7 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 			return Result{Outcome: Failed, Error: err}
 		}
 		defer leave()
-		return f.createTile(ctx, docs, f.tileNow(set, first+i).members, dry)
+		return f.createTile(ctx, sc, docs, f.tileNow(set, first+i).members, dry)
 	})
 }
 
@@ -176,7 +177,7 @@ func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result
 }
 
 // createTile makes one tile. There are the guests that it has already.
-func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Member, dry bool) Result {
+func (f *Fleet) createTile(ctx context.Context, sc scope.Scope, docs *tileDocuments, there []Member, dry bool) Result {
 	if len(there) > 0 {
 		if slices.ContainsFunc(there, func(m Member) bool { return f.worksOn(guestObject(m.View.UUID)) }) {
 			return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
@@ -198,7 +199,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Mem
 		return Result{Outcome: Would, Note: note}
 	}
 	w := newTileCreation(f, docs)
-	return f.perform(ctx, tileCreateKind.Name, w, &w.parts, note)
+	return f.perform(ctx, sc, tileCreateKind.Name, w, &w.parts, note)
 }
 
 // checkRoom refuses a tile before anything of it is made.
@@ -239,7 +240,7 @@ func (d domainDocument) check(tile string) error {
 // RemoveTiles ends and undefines the guests of tiles, and deletes the volumes that
 // CreateTiles made for them. Tiles are named by SET, SET/NUMBER or a glob of that;
 // results are one for each.
-func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report func(Result)) (Summary, error) {
+func (f *Fleet) RemoveTiles(ctx context.Context, sc scope.Scope, tiles string, dry bool, report func(Result)) (Summary, error) {
 	wanted, err := parseTerm(byTile + "=" + strings.TrimSpace(tiles))
 	if err != nil {
 		return Summary{}, fault.Wrap(err, fault.Invalid, fault.Call, "%q", tiles)
@@ -269,7 +270,7 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
-		return f.perform(context.WithoutCancel(ctx), tileRemoveKind.Name, w, &w.parts, note)
+		return f.perform(context.WithoutCancel(ctx), sc, tileRemoveKind.Name, w, &w.parts, note)
 	})
 }
 

@@ -51,14 +51,14 @@ func (h *herd) withPool() string {
 func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 	h := newHerd(t)
 	tt := template(t, twoGuests)
-	_, err := h.CreateTiles(t.Context(), tt, "lab", 1, 1, true, func(r Result) {
+	_, err := h.CreateTiles(t.Context(), scope.Daemon("a test"), tt, "lab", 1, 1, true, func(r Result) {
 		if r.Outcome != Would {
 			t.Errorf("a dry run: %s %v", r.Outcome, r.Error)
 		}
 	})
 	ok(t, err)
 	for _, want := range []string{filepath.Join(h.dir, "data/images"), ""} { // the second time there is nothing to do
-		folder, err := h.MakePool(t.Context(), tt)
+		folder, err := h.MakePool(t.Context(), scope.Daemon("a test"), tt)
 		if err != nil || folder != want {
 			t.Errorf("made %q, %v; want %q", folder, err, want)
 		}
@@ -73,7 +73,7 @@ func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 		t.Errorf("the pool is %+v", v)
 	}
 	other := template(t, strings.ReplaceAll(twoGuests, "'default'", "'fast disks'"))
-	if folder, err := h.MakePool(t.Context(), other); folder != "" || err != nil {
+	if folder, err := h.MakePool(t.Context(), scope.Daemon("a test"), other); folder != "" || err != nil {
 		t.Errorf("made %q, %v", folder, err)
 	}
 	_, err = h.create(other, 2, 1)
@@ -98,7 +98,7 @@ func (h *herd) create(t *TileTemplate, first, count int) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.CreateTiles(h.t.Context(), t, "lab", first, count, false, func(r Result) {
+	_, err := h.CreateTiles(h.t.Context(), scope.Daemon("a test"), t, "lab", first, count, false, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -111,7 +111,7 @@ func (h *herd) remove(tiles string) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.RemoveTiles(h.t.Context(), tiles, false, func(r Result) {
+	_, err := h.RemoveTiles(h.t.Context(), scope.Daemon("a test"), tiles, false, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -186,7 +186,7 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	h.wants("files left", files(t, dir), "mine.raw")
 	h.wants("guests left", h.chosen("all"))
 	for _, gone := range []string{"lab/1", "lab"} {
-		_, err = h.RemoveTiles(t.Context(), gone, false, func(Result) {})
+		_, err = h.RemoveTiles(t.Context(), scope.Daemon("a test"), gone, false, func(Result) {})
 		refused(t, err, fault.NotFound, gone)
 	}
 }
@@ -218,7 +218,7 @@ func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the client has gone"))
-	sum, err := h.CreateTiles(ctx, template(t, twoGuests), "lab", 1, 3, false, func(Result) {})
+	sum, err := h.CreateTiles(ctx, scope.Daemon("a test"), template(t, twoGuests), "lab", 1, 3, false, func(Result) {})
 	if ok(t, err); sum.Cancelled != 3 || len(files(t, dir)) != 0 {
 		t.Errorf("cancelled: %+v, %v", sum, files(t, dir))
 	}

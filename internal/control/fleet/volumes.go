@@ -11,12 +11,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
+func (f *Fleet) createVolume(ctx context.Context, sc scope.Scope, v volumeDocument) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err != nil {
 		return err
 	}
-	_, err = p.CreateVolume(ctx, scope.From(ctx), v.doc, volume.CreateOptions{})
+	_, err = p.CreateVolume(ctx, sc, v.doc, volume.CreateOptions{})
 	return err
 }
 
@@ -42,11 +42,11 @@ func (f *Fleet) vacant(v VolumeName) error {
 // deleteVolume deletes a volume that was made for a tile. One that has gone
 // already is no failure; a pool that has, or has not been read yet, is one, for nobody
 // knows then whether the volume has.
-func (f *Fleet) deleteVolume(ctx context.Context, v VolumeName) error {
+func (f *Fleet) deleteVolume(ctx context.Context, sc scope.Scope, v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err == nil {
 		known := !p.View().Taken.IsZero()
-		if err = p.DeleteVolume(ctx, scope.From(ctx), v.Name); known && fault.Is(err, fault.NotFound) {
+		if err = p.DeleteVolume(ctx, sc, v.Name); known && fault.Is(err, fault.NotFound) {
 			return nil
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/guest"
-	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Act does one thing to all chosen guests.
@@ -28,7 +27,7 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	defer done()
 	tried := authz.Entry{Call: "Act", Verb: verbs[0], Object: authz.Object{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
 	return s.stream(ctx, stream, tried, func(ctx context.Context, t *telling) (fleet.Summary, error) {
-		return s.Fleet.Run(scope.With(ctx, sc), request, t.plan, s.audited(ctx, "Act", verbs[0], t.result))
+		return s.Fleet.Run(ctx, sc, request, t.plan, s.audited(ctx, "Act", verbs[0], t.result))
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
-	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // CloneGuests makes guests that are like another one.
@@ -22,6 +21,6 @@ func (s *Server) CloneGuests(ctx context.Context, r *lodgev1.CloneGuestsRequest,
 	sc, done := s.Gate.Scope(caller(ctx), authz.Define)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "CloneGuests", Verb: authz.Define, Object: authz.Object{Name: "clones of " + r.GetSource()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
-		return s.Fleet.Clone(scope.With(ctx, sc), request, t.plan, s.audited(ctx, "CloneGuests", authz.Define, t.result))
+		return s.Fleet.Clone(ctx, sc, request, t.plan, s.audited(ctx, "CloneGuests", authz.Define, t.result))
 	})
 }

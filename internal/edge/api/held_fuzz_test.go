@@ -12,7 +12,6 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
-	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // FuzzHeld has a client that is held to one guest ask for whatever, as a trial, where
@@ -66,7 +65,7 @@ func (h *house) tells(ctx context.Context, r *lodgev1.ActRequest) string {
 		q.DryRun = true
 		sc, done := h.server.hold(ctx, &q)
 		defer done()
-		sum, err := h.server.Fleet.Run(scope.With(ctx, sc), q, func(p fleet.Plan) { note("planned: %+v", p) }, func(r fleet.Result) {
+		sum, err := h.server.Fleet.Run(ctx, sc, q, func(p fleet.Plan) { note("planned: %+v", p) }, func(r fleet.Result) {
 			note("%s %s %v %s wave %d: %v %v", r.Name, r.UUID, r.Outcome, r.Note, r.Wave, fault.Of(r.Error), r.Error)
 		})
 		sum.Took = 0

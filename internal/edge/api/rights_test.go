@@ -92,7 +92,7 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 		ok(t, err)
 		sc, done := h.server.hold(ctx, &q)
 		defer done()
-		_, err = h.server.Fleet.Run(scope.With(ctx, sc), q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
+		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
 		if !fault.Is(err, fault.NotFound) {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -113,7 +113,7 @@ func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
 		ok(t, err)
 		sc, done := h.server.hold(ctx, &q)
 		defer done()
-		_, err = h.server.Fleet.Run(scope.With(ctx, sc), q, func(fleet.Plan) {}, func(r fleet.Result) {
+		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 			if denied := fault.Is(r.Error, fault.Denied); denied == want {
 				t.Errorf("with %s it is denied: %v", may, r.Error)
 			}
@@ -154,7 +154,7 @@ func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
 func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
 	h := serve(t, 2)
 	set := func(ctx context.Context, q fleet.Request) {
-		_, err := h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
+		_, err := h.server.Fleet.Run(ctx, scope.Daemon("a test"), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
 		ok(t, err)
 	}
 	request := func(choose, label string) fleet.Request {
@@ -182,7 +182,7 @@ func (h *house) giveAway(name string) {
 	h.t.Helper()
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{name}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
 	ok(h.t, err)
-	_, err = h.server.Fleet.Run(h.context(), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(h.t, r.Error) })
+	_, err = h.server.Fleet.Run(h.context(), scope.Daemon("a test"), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(h.t, r.Error) })
 	ok(h.t, err)
 }
 
@@ -196,12 +196,12 @@ func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	ok(t, g.SetAutostart(scope.With(ctx, sc), true))
+	ok(t, g.SetAutostart(ctx, sc, true))
 	h.giveAway("web-0")
-	if err := g.SetAutostart(scope.With(ctx, sc), false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
+	if err := g.SetAutostart(ctx, sc, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
-	ok(t, g.SetAutostart(h.context(), false))
+	ok(t, g.SetAutostart(h.context(), scope.Daemon("a test"), false))
 }
 
 // TestAGuestsTurnIsAskedForAllItTakes: where others leave a client one of the rights that its call takes, that is not enough.
@@ -213,9 +213,9 @@ func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	ok(t, g.SetAutostart(scope.With(ctx, sc), true))
+	ok(t, g.SetAutostart(ctx, sc, true))
 	h.giveAway("web-0")
-	if err := g.SetAutostart(scope.With(ctx, sc), false); !fault.Is(err, fault.Denied) {
+	if err := g.SetAutostart(ctx, sc, false); !fault.Is(err, fault.Denied) {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
 }
@@ -229,7 +229,7 @@ func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
 	ok(t, err)
 	sc, done := h.server.hold(ctx, &q)
 	defer done()
-	_, err = h.server.Fleet.Run(scope.With(ctx, sc), q, func(fleet.Plan) {}, func(r fleet.Result) {
+	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 		if r.Outcome != fleet.Done {
 			t.Errorf("it is %s: %v (%s)", r.Outcome, r.Error, r.Note)
 		}
@@ -258,11 +258,11 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 			err := admit(m)
 			if !renamed {
 				renamed = true
-				ok(t, g.Rename(h.context(), c.name))
+				ok(t, g.Rename(h.context(), scope.Daemon("a test"), c.name))
 			}
 			return err
 		}
-		_, err = h.server.Fleet.Run(scope.With(ctx, sc), q, func(fleet.Plan) {}, func(r fleet.Result) {
+		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 			if denied := fault.Is(r.Error, fault.Denied); denied == c.want || r.Error != nil && !denied {
 				t.Errorf("with the name %s: %v", c.name, r.Error)
 			}
@@ -285,10 +285,10 @@ func TestANewNameIsNotToldByARefusal(t *testing.T) {
 	sees := q.Sees
 	q.Sees = func(m fleet.Member) bool {
 		seen := sees(m)
-		ok(t, g.Rename(h.context(), "payroll"))
+		ok(t, g.Rename(h.context(), scope.Daemon("a test"), "payroll"))
 		return seen
 	}
-	_, err = h.server.Fleet.Run(scope.With(ctx, sc), q, func(fleet.Plan) {}, func(r fleet.Result) {
+	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 		if !fault.Is(r.Error, fault.Denied) || strings.Contains(r.Error.Error(), "payroll") {
 			t.Errorf("it is refused so: %v", r.Error)
 		}

@@ -1,7 +1,6 @@
 package libvirt
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -19,7 +18,7 @@ import (
 
 // admitted gives the scope of a call of the client that rules hold, which is let in now, and whose turn
 // comes later.
-func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) context.Context {
+func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) scope.Scope {
 	t.Helper()
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
@@ -30,7 +29,7 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) conte
 		t.Fatal(err)
 	}
 	t.Cleanup(c.done)
-	return scope.With(t.Context(), sc)
+	return sc
 }
 
 // TestWhatACallNamesIsJudgedWhenItsTurnComes has others take from a guest what they had given it, after
@@ -44,13 +43,13 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	define := func(ctx context.Context, doc string) error {
-		_, err := h.rooms.Guests.Define(ctx, doc, false)
+	define := func(sc scope.Scope, doc string) error {
+		_, err := h.rooms.Guests.Define(t.Context(), sc, doc, false)
 		return err
 	}
 	disk := "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/given/a.img'/><target dev='vdb' bus='virtio'/></disk>"
 	with := strings.Replace(mineXML, "</devices>", disk+"</devices>", 1)
-	must(define(t.Context(), with))
+	must(define(scope.Daemon("a test"), with))
 	defines := h.admitted(t, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: with})
 	g, err := h.rooms.Guests.ByName("mine")
 	must(err)
@@ -60,14 +59,14 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 		Domain: xdr.Domain{Name: "mine", UUID: id}, XML: disk, Flags: affectConfig,
 	})
 	must(define(defines, with)) // it is there
-	must(define(t.Context(), mineXML))
+	must(define(scope.Daemon("a test"), mineXML))
 	if err := define(defines, with); !fault.Is(err, fault.Denied) {
 		t.Errorf("a disk that was taken away is defined: %v", err)
 	}
-	if err := g.Attach(attaches, disk, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+	if err := g.Attach(t.Context(), attaches, disk, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a disk that was taken away is attached: %v", err)
 	}
-	must(g.Undefine(t.Context(), guest.UndefineOptions{}))
+	must(g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	if err := define(defines, with); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a guest that was taken away is defined: %v", err)
 	}
@@ -97,13 +96,13 @@ func TestANameAndALabelAreJudgedTogether(t *testing.T) {
 	labels := h.admitted(t, xdr.ProcDomainSetMetadata, &xdr.DomainSetMetadataArgs{
 		Domain: mine, Type: 2, Metadata: &marks, Key: &key, URI: &uri, Flags: affectConfig,
 	})
-	must(g.SetMetadata(labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}))
-	if err := g.Rename(renames, name); !fault.Is(err, fault.Denied) {
+	must(g.SetMetadata(t.Context(), labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}))
+	if err := g.Rename(t.Context(), renames, name); !fault.Is(err, fault.Denied) {
 		t.Errorf("a guest with a label has the name: %v", err)
 	}
-	must(g.SetMetadata(t.Context(), guest.Element, nil, key, uri, guest.Affect{Config: true}))
-	must(g.Rename(renames, name))
-	if err := g.SetMetadata(labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+	must(g.SetMetadata(t.Context(), scope.Daemon("a test"), guest.Element, nil, key, uri, guest.Affect{Config: true}))
+	must(g.Rename(t.Context(), renames, name))
+	if err := g.SetMetadata(t.Context(), labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a guest of the name has the label: %v", err)
 	}
 }

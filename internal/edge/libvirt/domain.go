@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -103,13 +104,13 @@ func asValidation(doc string, validate bool, err error) error {
 }
 
 // domainCall is a call that does one thing to a guest, without flags.
-func domainCall(do func(*guest.Guest, context.Context) error) func(*handlers, context.Context, *session, *xdr.WithDomain) (*void, error) {
+func domainCall(do func(*guest.Guest, context.Context, scope.Scope) error) func(*handlers, context.Context, *session, *xdr.WithDomain) (*void, error) {
 	return func(h *handlers, ctx context.Context, _ *session, args *xdr.WithDomain) (*void, error) {
 		g, err := h.guest(args.Domain)
 		if err != nil {
 			return nil, err
 		}
-		return nil, do(g, ctx)
+		return nil, do(g, ctx, scope.From(ctx))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainAddressCalls tell under what names and addresses a domain is reached.
@@ -28,7 +29,7 @@ func (h *handlers) domainInterfaceAddresses(ctx context.Context, _ *session, arg
 	if err != nil {
 		return nil, err
 	}
-	found, err := g.Addresses(ctx, addressSources[args.Source])
+	found, err := g.Addresses(ctx, scope.From(ctx), addressSources[args.Source])
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +69,7 @@ func (h *handlers) domainGetHostname(ctx context.Context, _ *session, args *xdr.
 	case hostnameLease:
 		ret.Hostname, err = g.LeaseHostname()
 	default:
-		ret.Hostname, err = g.AgentHostname(ctx)
+		ret.Hostname, err = g.AgentHostname(ctx, scope.From(ctx))
 	}
 	return ret, err
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -32,7 +33,7 @@ func (h *handlers) domainFSFreeze(ctx context.Context, _ *session, args *xdr.Dom
 	if err != nil {
 		return nil, err
 	}
-	frozen, err := g.Freeze(ctx, args.MountPoints)
+	frozen, err := g.Freeze(ctx, scope.From(ctx), args.MountPoints)
 	return &xdr.DomainFSFreezeRet{Filesystems: int32(frozen)}, err
 }
 
@@ -45,7 +46,7 @@ func (h *handlers) domainFSThaw(ctx context.Context, _ *session, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	thawed, err := g.Thaw(ctx)
+	thawed, err := g.Thaw(ctx, scope.From(ctx))
 	return &xdr.DomainFSThawRet{Filesystems: int32(thawed)}, err
 }
 
@@ -60,7 +61,7 @@ func (h *handlers) domainFSTrim(ctx context.Context, _ *session, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Trim(ctx, args.Minimum)
+	return nil, g.Trim(ctx, scope.From(ctx), args.Minimum)
 }
 
 func (h *handlers) domainGetTime(ctx context.Context, _ *session, args *xdr.DomainGetTimeArgs) (*xdr.DomainGetTimeRet, error) {
@@ -71,7 +72,7 @@ func (h *handlers) domainGetTime(ctx context.Context, _ *session, args *xdr.Doma
 	if err != nil {
 		return nil, err
 	}
-	t, err := g.Time(ctx)
+	t, err := g.Time(ctx, scope.From(ctx))
 	return &xdr.DomainGetTimeRet{Seconds: t.Unix(), Nanoseconds: uint32(t.Nanosecond())}, err
 }
 
@@ -87,13 +88,13 @@ func (h *handlers) domainSetTime(ctx context.Context, _ *session, args *xdr.Doma
 		return nil, err
 	}
 	if args.Flags&timeSync != 0 {
-		return nil, g.SetTime(ctx, nil)
+		return nil, g.SetTime(ctx, scope.From(ctx), nil)
 	}
 	if args.Seconds < 0 || args.Seconds >= math.MaxInt64/int64(time.Second) || args.Nanoseconds >= uint32(time.Second) {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d seconds and %d nanoseconds are no time that an agent can set", args.Seconds, args.Nanoseconds)
 	}
 	to := time.Unix(args.Seconds, int64(args.Nanoseconds))
-	return nil, g.SetTime(ctx, &to)
+	return nil, g.SetTime(ctx, scope.From(ctx), &to)
 }
 
 // passwordEncrypted says that the password is a hash already.
@@ -107,7 +108,7 @@ func (h *handlers) domainSetUserPassword(ctx context.Context, _ *session, args *
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetPassword(ctx, given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
+	return nil, g.SetPassword(ctx, scope.From(ctx), given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
 }
 
 func (h *handlers) domainGetFSInfo(ctx context.Context, _ *session, args *xdr.DomainGetFSInfoArgs) (*xdr.DomainGetFSInfoRet, error) {
@@ -118,7 +119,7 @@ func (h *handlers) domainGetFSInfo(ctx context.Context, _ *session, args *xdr.Do
 	if err != nil {
 		return nil, err
 	}
-	found, err := g.FileSystems(ctx)
+	found, err := g.FileSystems(ctx, scope.From(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +147,7 @@ func (h *handlers) domainGetGuestVCPUs(ctx context.Context, _ *session, args *xd
 	if err != nil {
 		return nil, err
 	}
-	all, err := g.AgentVCPUs(ctx)
+	all, err := g.AgentVCPUs(ctx, scope.From(ctx))
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Groups of statistics of all domains.
@@ -187,7 +188,7 @@ func sizesAtRest(ctx context.Context, g *guest.Guest, v *guest.View) map[string]
 		if d.Source == nil || ctx.Err() != nil {
 			continue
 		}
-		if info, err := g.BlockInfo(ctx, d.Target); err == nil {
+		if info, err := g.BlockInfo(ctx, scope.From(ctx), d.Target); err == nil {
 			sizes[d.Target] = info
 		}
 	}

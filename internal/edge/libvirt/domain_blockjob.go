@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainBlockJobCalls begin, tell of and end what QEMU does with a disk's chain.
@@ -47,7 +48,7 @@ func (h *handlers) domainBlockCommit(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, ofBlockJob(g.BlockCommit(ctx, args.Disk, guest.CommitOptions{
+	return nil, ofBlockJob(g.BlockCommit(ctx, scope.From(ctx), args.Disk, guest.CommitOptions{
 		Base: given(args.Base), Top: given(args.Top), Speed: speed,
 		Shallow: args.Flags&commitShallow != 0, Active: args.Flags&commitActive != 0, Relative: args.Flags&commitRelative != 0,
 	}))
@@ -61,7 +62,7 @@ func (h *handlers) domainBlockJobAbort(ctx context.Context, _ *session, args *xd
 	if err != nil {
 		return nil, err
 	}
-	return nil, ofBlockJob(g.EndBlockJob(ctx, args.Path, args.Flags&abortPivot != 0, args.Flags&abortAsync != 0))
+	return nil, ofBlockJob(g.EndBlockJob(ctx, scope.From(ctx), args.Path, args.Flags&abortPivot != 0, args.Flags&abortAsync != 0))
 }
 
 func (h *handlers) domainGetBlockJobInfo(ctx context.Context, _ *session, args *xdr.DomainGetBlockJobInfoArgs) (*xdr.DomainGetBlockJobInfoRet, error) {
@@ -72,7 +73,7 @@ func (h *handlers) domainGetBlockJobInfo(ctx context.Context, _ *session, args *
 	if err != nil {
 		return nil, err
 	}
-	j, found, err := g.BlockJob(ctx, args.Path)
+	j, found, err := g.BlockJob(ctx, scope.From(ctx), args.Path)
 	if err != nil || !found {
 		return &xdr.DomainGetBlockJobInfoRet{}, err
 	}
@@ -95,7 +96,7 @@ func (h *handlers) domainBlockJobSetSpeed(ctx context.Context, _ *session, args 
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetBlockJobSpeed(ctx, args.Path, speed)
+	return nil, g.SetBlockJobSpeed(ctx, scope.From(ctx), args.Path, speed)
 }
 
 // bytesASecond gives a bandwidth that is in MiB a second unless it is in bytes.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainConsoleCalls open streams to and from a running domain.
@@ -31,7 +32,7 @@ func (h *handlers) domainOpenConsole(ctx context.Context, _ *session, args *xdr.
 		return nil, nil, err
 	}
 	o := guest.ConsoleOptions{Force: args.Flags&consoleForce != 0, Safe: args.Flags&consoleSafe != 0}
-	console, err := g.OpenConsole(ctx, given(args.DeviceName), o)
+	console, err := g.OpenConsole(ctx, scope.From(ctx), given(args.DeviceName), o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -46,7 +47,7 @@ func (h *handlers) domainOpenChannel(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, nil, err
 	}
-	channel, err := g.OpenChannel(ctx, given(args.Name), guest.ConsoleOptions{Force: args.Flags&consoleForce != 0})
+	channel, err := g.OpenChannel(ctx, scope.From(ctx), given(args.Name), guest.ConsoleOptions{Force: args.Flags&consoleForce != 0})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -61,7 +62,7 @@ func (h *handlers) domainScreenshot(ctx context.Context, _ *session, args *xdr.D
 	if err != nil {
 		return nil, nil, err
 	}
-	mime, picture, err := g.Screenshot(ctx, uint(args.Screen))
+	mime, picture, err := g.Screenshot(ctx, scope.From(ctx), uint(args.Screen))
 	if err != nil {
 		return nil, nil, err
 	}

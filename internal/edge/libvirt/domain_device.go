@@ -5,6 +5,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainDeviceCalls plug, unplug and change devices.
@@ -26,7 +27,7 @@ func (h *handlers) domainAttachDevice(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Attach(ctx, args.XML, guest.Affect{Live: true})
+	return nil, g.Attach(ctx, scope.From(ctx), args.XML, guest.Affect{Live: true})
 }
 
 func (h *handlers) domainAttachDeviceFlags(ctx context.Context, _ *session, args *xdr.DomainAttachDeviceFlagsArgs) (*void, error) {
@@ -37,7 +38,7 @@ func (h *handlers) domainAttachDeviceFlags(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Attach(ctx, args.XML, affect(args.Flags))
+	return nil, g.Attach(ctx, scope.From(ctx), args.XML, affect(args.Flags))
 }
 
 func (h *handlers) domainDetachDevice(ctx context.Context, _ *session, args *xdr.DomainDetachDeviceArgs) (*void, error) {
@@ -45,7 +46,7 @@ func (h *handlers) domainDetachDevice(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Detach(ctx, args.XML, guest.Affect{Live: true})
+	return nil, g.Detach(ctx, scope.From(ctx), args.XML, guest.Affect{Live: true})
 }
 
 func (h *handlers) domainDetachDeviceFlags(ctx context.Context, _ *session, args *xdr.DomainDetachDeviceFlagsArgs) (*void, error) {
@@ -56,7 +57,7 @@ func (h *handlers) domainDetachDeviceFlags(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Detach(ctx, args.XML, affect(args.Flags))
+	return nil, g.Detach(ctx, scope.From(ctx), args.XML, affect(args.Flags))
 }
 
 func (h *handlers) domainDetachDeviceAlias(ctx context.Context, _ *session, args *xdr.DomainDetachDeviceAliasArgs) (*void, error) {
@@ -67,7 +68,7 @@ func (h *handlers) domainDetachDeviceAlias(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.DetachAlias(ctx, args.Alias, affect(args.Flags))
+	return nil, g.DetachAlias(ctx, scope.From(ctx), args.Alias, affect(args.Flags))
 }
 
 func (h *handlers) domainUpdateDeviceFlags(ctx context.Context, _ *session, args *xdr.DomainUpdateDeviceFlagsArgs) (*void, error) {
@@ -78,5 +79,5 @@ func (h *handlers) domainUpdateDeviceFlags(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Update(ctx, args.XML, affect(args.Flags), args.Flags&updateForce != 0)
+	return nil, g.Update(ctx, scope.From(ctx), args.XML, affect(args.Flags), args.Flags&updateForce != 0)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainDumpCalls write what a domain holds to files, for debuggers.
@@ -45,7 +46,7 @@ func (h *handlers) dump(ctx context.Context, call string, d xdr.Domain, to strin
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Dump(ctx, to, o)
+	return nil, g.Dump(ctx, scope.From(ctx), to, o)
 }
 
 func dumpOptions(call string, format, flags uint32) (guest.DumpOptions, error) {

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // guestInfo is one sort of what an agent tells: its bit, and what asks for it.
@@ -58,7 +59,7 @@ func (h *handlers) domainGetGuestInfo(ctx context.Context, _ *session, args *xdr
 }
 
 func tellUsers(ctx context.Context, g *guest.Guest, p *paramList) error {
-	users, err := g.Users(ctx)
+	users, err := g.Users(ctx, scope.From(ctx))
 	if err != nil {
 		return err
 	}
@@ -73,7 +74,7 @@ func tellUsers(ctx context.Context, g *guest.Guest, p *paramList) error {
 }
 
 func tellOS(ctx context.Context, g *guest.Guest, p *paramList) error {
-	info, err := g.OSInfo(ctx)
+	info, err := g.OSInfo(ctx, scope.From(ctx))
 	if err != nil {
 		return err
 	}
@@ -84,7 +85,7 @@ func tellOS(ctx context.Context, g *guest.Guest, p *paramList) error {
 }
 
 func tellTimezone(ctx context.Context, g *guest.Guest, p *paramList) error {
-	name, ahead, err := g.Timezone(ctx)
+	name, ahead, err := g.Timezone(ctx, scope.From(ctx))
 	if err != nil {
 		return err
 	}
@@ -94,13 +95,13 @@ func tellTimezone(ctx context.Context, g *guest.Guest, p *paramList) error {
 }
 
 func tellHostname(ctx context.Context, g *guest.Guest, p *paramList) error {
-	name, err := g.AgentHostname(ctx)
+	name, err := g.AgentHostname(ctx, scope.From(ctx))
 	p.text("hostname", name)
 	return err
 }
 
 func tellFileSystems(ctx context.Context, g *guest.Guest, p *paramList) error {
-	found, err := g.FileSystems(ctx)
+	found, err := g.FileSystems(ctx, scope.From(ctx))
 	if err != nil {
 		return err
 	}
@@ -128,7 +129,7 @@ func tellFileSystems(ctx context.Context, g *guest.Guest, p *paramList) error {
 }
 
 func tellInterfaces(ctx context.Context, g *guest.Guest, p *paramList) error {
-	found, err := g.Addresses(ctx, guest.ByAgent)
+	found, err := g.Addresses(ctx, scope.From(ctx), guest.ByAgent)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainInterfaceTuneCalls tell and change how fast a domain's interfaces are,
@@ -85,7 +86,7 @@ func (h *handlers) domainSetInterfaceParameters(ctx context.Context, _ *session,
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Tune(ctx, affect(args.Flags), func(d *domain.Definition) error {
+	return nil, g.Tune(ctx, scope.From(ctx), affect(args.Flags), func(d *domain.Definition) error {
 		n, err := findInterface(d, args.Device)
 		if err != nil {
 			return err

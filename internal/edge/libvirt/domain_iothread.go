@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -60,7 +61,7 @@ func (h *handlers) domainPinIOThread(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinIOThread(ctx, uint(args.IOThreadID), to, affect(args.Flags))
+	return nil, g.PinIOThread(ctx, scope.From(ctx), uint(args.IOThreadID), to, affect(args.Flags))
 }
 
 func (h *handlers) domainAddIOThread(ctx context.Context, _ *session, args *xdr.DomainAddIOThreadArgs) (*void, error) {
@@ -71,5 +72,5 @@ func (h *handlers) domainAddIOThread(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.AddIOThread(ctx, uint(args.IOThreadID), affect(args.Flags))
+	return nil, g.AddIOThread(ctx, scope.From(ctx), uint(args.IOThreadID), affect(args.Flags))
 }

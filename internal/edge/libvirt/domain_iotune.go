@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainIOTuneCalls tell and change how much a domain's disks may move.
@@ -72,7 +73,7 @@ func (h *handlers) domainSetBlockIOTune(ctx context.Context, _ *session, args *x
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Tune(ctx, affect(args.Flags), func(d *domain.Definition) error {
+	return nil, g.Tune(ctx, scope.From(ctx), affect(args.Flags), func(d *domain.Definition) error {
 		disk, err := findDisk(d, args.Disk)
 		if err != nil {
 			return err
@@ -235,5 +236,5 @@ func (h *handlers) domainBlockResize(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ResizeDisk(ctx, args.Disk, size)
+	return nil, g.ResizeDisk(ctx, scope.From(ctx), args.Disk, size)
 }

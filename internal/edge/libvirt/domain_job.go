@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainJobCalls tell of work on a domain and end it.
@@ -16,7 +17,7 @@ func domainJobCalls(g group) {
 	on(g, xdr.ProcDomainGetJobStats, (*handlers).domainGetJobStats)
 	on(g, xdr.ProcDomainAbortJob, domainCall((*guest.Guest).AbortJob))
 	on(g, xdr.ProcDomainAbortJobFlags, flaggedCall("DOMAIN_ABORT_JOB_FLAGS", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.AbortJob(ctx)
+		return g.AbortJob(ctx, scope.From(ctx))
 	}))
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainKeyCalls press keys in a domain.
@@ -43,5 +44,5 @@ func (h *handlers) domainSendKey(ctx context.Context, _ *session, args *xdr.Doma
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SendKeys(ctx, keys, time.Duration(args.HoldTime)*time.Millisecond)
+	return nil, g.SendKeys(ctx, scope.From(ctx), keys, time.Duration(args.HoldTime)*time.Millisecond)
 }

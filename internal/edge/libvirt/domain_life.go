@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainLifeCalls define, start, stop and forget domains.
@@ -20,33 +21,33 @@ func domainLifeCalls(g group) {
 	onFilesIn(g, xdr.ProcDomainCreateXMLWithFiles, (*handlers).domainCreateXMLWithFiles)
 	on(g, xdr.ProcDomainSuspend, domainCall((*guest.Guest).Suspend))
 	on(g, xdr.ProcDomainResume, domainCall((*guest.Guest).Resume))
-	on(g, xdr.ProcDomainShutdown, domainCall(func(g *guest.Guest, ctx context.Context) error {
-		return g.Shutdown(ctx, guest.ShutdownDefault)
+	on(g, xdr.ProcDomainShutdown, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
+		return g.Shutdown(ctx, sc, guest.ShutdownDefault)
 	}))
 	on(g, xdr.ProcDomainShutdownFlags, flaggedCall("DOMAIN_SHUTDOWN_FLAGS", byACPI|byAgent, func(ctx context.Context, g *guest.Guest, flags uint32) error {
-		return g.Shutdown(ctx, shutdownMode(flags))
+		return g.Shutdown(ctx, scope.From(ctx), shutdownMode(flags))
 	}))
 	on(g, xdr.ProcDomainReboot, flaggedCall("DOMAIN_REBOOT", byACPI|byAgent, func(ctx context.Context, g *guest.Guest, flags uint32) error {
-		return g.Reboot(ctx, shutdownMode(flags))
+		return g.Reboot(ctx, scope.From(ctx), shutdownMode(flags))
 	}))
 	on(g, xdr.ProcDomainReset, flaggedCall("DOMAIN_RESET", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.Reset(ctx)
+		return g.Reset(ctx, scope.From(ctx))
 	}))
-	on(g, xdr.ProcDomainDestroy, domainCall(func(g *guest.Guest, ctx context.Context) error {
-		return g.Destroy(ctx, false)
+	on(g, xdr.ProcDomainDestroy, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
+		return g.Destroy(ctx, sc, false)
 	}))
 	on(g, xdr.ProcDomainDestroyFlags, flaggedCall("DOMAIN_DESTROY_FLAGS", destroyGraceful, func(ctx context.Context, g *guest.Guest, flags uint32) error {
-		return g.Destroy(ctx, flags&destroyGraceful != 0)
+		return g.Destroy(ctx, scope.From(ctx), flags&destroyGraceful != 0)
 	}))
-	on(g, xdr.ProcDomainUndefine, domainCall(func(g *guest.Guest, ctx context.Context) error {
-		return g.Undefine(ctx, guest.UndefineOptions{})
+	on(g, xdr.ProcDomainUndefine, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
+		return g.Undefine(ctx, sc, guest.UndefineOptions{})
 	}))
 	on(g, xdr.ProcDomainUndefineFlags, flaggedCall("DOMAIN_UNDEFINE_FLAGS", undefineFlags, undefine))
 	on(g, xdr.ProcDomainInjectNMI, flaggedCall("DOMAIN_INJECT_NMI", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.InjectNMI(ctx)
+		return g.InjectNMI(ctx, scope.From(ctx))
 	}))
 	on(g, xdr.ProcDomainPMWakeup, flaggedCall("DOMAIN_PM_WAKEUP", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.Wake(ctx)
+		return g.Wake(ctx, scope.From(ctx))
 	}))
 	on(g, xdr.ProcDomainRename, (*handlers).domainRename)
 	on(g, xdr.ProcDomainGetAutostart, (*handlers).domainGetAutostart)
@@ -58,7 +59,7 @@ func domainLifeCalls(g group) {
 const defineValidate = 1
 
 func (h *handlers) domainDefineXML(ctx context.Context, _ *session, args *xdr.DomainDefineXMLArgs) (*xdr.DomainDefineXMLRet, error) {
-	return reference(h.Guests.Define(ctx, args.XML, false))
+	return reference(h.Guests.Define(ctx, scope.From(ctx), args.XML, false))
 }
 
 func (h *handlers) domainDefineXMLFlags(ctx context.Context, _ *session, args *xdr.DomainDefineXMLFlagsArgs) (*xdr.DomainDefineXMLFlagsRet, error) {
@@ -66,7 +67,7 @@ func (h *handlers) domainDefineXMLFlags(ctx context.Context, _ *session, args *x
 		return nil, err
 	}
 	validate := args.Flags&defineValidate != 0
-	g, err := h.Guests.Define(ctx, args.XML, validate)
+	g, err := h.Guests.Define(ctx, scope.From(ctx), args.XML, validate)
 	return reference(g, asValidation(args.XML, validate, err))
 }
 
@@ -95,7 +96,7 @@ func (h *handlers) domainCreate(ctx context.Context, s *session, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Start(ctx, startOptions(s, 0))
+	return nil, g.Start(ctx, scope.From(ctx), startOptions(s, 0))
 }
 
 func (h *handlers) domainCreateWithFlags(ctx context.Context, s *session, args *xdr.DomainCreateWithFlagsArgs) (*xdr.DomainCreateWithFlagsRet, error) {
@@ -107,7 +108,7 @@ func (h *handlers) domainCreateWithFlags(ctx context.Context, s *session, args *
 	if err != nil {
 		return nil, err
 	}
-	return reference(g, g.Start(ctx, startOptions(s, args.Flags)))
+	return reference(g, g.Start(ctx, scope.From(ctx), startOptions(s, args.Flags)))
 }
 
 func (h *handlers) domainCreateXML(ctx context.Context, s *session, args *xdr.DomainCreateXMLArgs) (*xdr.DomainCreateXMLRet, error) {
@@ -116,7 +117,7 @@ func (h *handlers) domainCreateXML(ctx context.Context, s *session, args *xdr.Do
 		return nil, err
 	}
 	o := startOptions(s, args.Flags)
-	g, err := h.Guests.Create(ctx, args.XML, o)
+	g, err := h.Guests.Create(ctx, scope.From(ctx), args.XML, o)
 	return reference(g, asValidation(args.XML, o.Validate, err))
 }
 
@@ -180,7 +181,7 @@ func undefine(ctx context.Context, g *guest.Guest, flags uint32) error {
 	if flags&(undefineTPM|undefineKeepTPM) == undefineTPM|undefineKeepTPM {
 		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the TPM's state exclude each other")
 	}
-	return g.Undefine(ctx, guest.UndefineOptions{
+	return g.Undefine(ctx, scope.From(ctx), guest.UndefineOptions{
 		ManagedSave: flags&undefineManagedSave != 0, Snapshots: flags&undefineSnapshots != 0,
 		Checkpoints: flags&undefineCheckpoints != 0, NVRAM: flags&undefineNVRAM != 0, KeepNVRAM: flags&undefineKeepNVRAM != 0,
 		TPM: flags&undefineTPM != 0, KeepTPM: flags&undefineKeepTPM != 0,
@@ -198,7 +199,7 @@ func (h *handlers) domainRename(ctx context.Context, _ *session, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	return &xdr.DomainRenameRet{}, g.Rename(ctx, *args.NewName)
+	return &xdr.DomainRenameRet{}, g.Rename(ctx, scope.From(ctx), *args.NewName)
 }
 
 func (h *handlers) domainGetAutostart(_ context.Context, _ *session, args *xdr.DomainGetAutostartArgs) (*xdr.DomainGetAutostartRet, error) {
@@ -214,7 +215,7 @@ func (h *handlers) domainSetAutostart(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetAutostart(ctx, args.Autostart)
+	return nil, g.SetAutostart(ctx, scope.From(ctx), args.Autostart)
 }
 
 func (h *handlers) domainGetAutostartOnce(_ context.Context, _ *session, args *xdr.DomainGetAutostartOnceArgs) (*xdr.DomainGetAutostartOnceRet, error) {
@@ -230,5 +231,5 @@ func (h *handlers) domainSetAutostartOnce(ctx context.Context, _ *session, args 
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetAutostartOnce(ctx, args.Autostart)
+	return nil, g.SetAutostartOnce(ctx, scope.From(ctx), args.Autostart)
 }

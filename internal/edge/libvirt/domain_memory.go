@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainMemoryCalls tell and change how much memory a domain has. Memory on the
@@ -43,9 +44,9 @@ func (h *handlers) setMemory(ctx context.Context, d xdr.Domain, kib uint64, a gu
 		return nil, err
 	}
 	if maximum {
-		return nil, g.SetMaxMemory(ctx, kib*1024, a)
+		return nil, g.SetMaxMemory(ctx, scope.From(ctx), kib*1024, a)
 	}
-	return nil, g.SetMemory(ctx, kib*1024, a)
+	return nil, g.SetMemory(ctx, scope.From(ctx), kib*1024, a)
 }
 
 func (h *handlers) domainSetMaxMemory(ctx context.Context, _ *session, args *xdr.DomainSetMaxMemoryArgs) (*void, error) {
@@ -74,5 +75,5 @@ func (h *handlers) domainSetMemoryStatsPeriod(ctx context.Context, _ *session, a
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetStatsPeriod(ctx, uint(args.Period), affect(args.Flags))
+	return nil, g.SetStatsPeriod(ctx, scope.From(ctx), uint(args.Period), affect(args.Flags))
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainMetadataCalls read and change what users note about a domain.
@@ -52,5 +53,5 @@ func (h *handlers) domainSetMetadata(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetMetadata(ctx, kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
+	return nil, g.SetMetadata(ctx, scope.From(ctx), kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
 }

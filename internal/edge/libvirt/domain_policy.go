@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainPolicyCalls say what becomes of a domain that ends or crashes by itself.
@@ -30,5 +31,5 @@ func (h *handlers) domainSetLifecycleAction(ctx context.Context, _ *session, arg
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetPolicy(ctx, lifecycleTypes[args.Type], lifecycleActions[args.Action], affect(args.Flags))
+	return nil, g.SetPolicy(ctx, scope.From(ctx), lifecycleTypes[args.Type], lifecycleActions[args.Action], affect(args.Flags))
 }

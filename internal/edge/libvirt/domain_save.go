@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainSaveCalls put guests into files and take them out again.
@@ -24,7 +25,7 @@ func domainSaveCalls(g group) {
 	on(g, xdr.ProcDomainManagedSaveDefineXML, (*handlers).domainManagedSaveDefineXML)
 	on(g, xdr.ProcDomainHasManagedSaveImage, (*handlers).domainHasManagedSaveImage)
 	on(g, xdr.ProcDomainManagedSaveRemove, flaggedCall("DOMAIN_MANAGED_SAVE_REMOVE", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.RemoveManagedSave(ctx)
+		return g.RemoveManagedSave(ctx, scope.From(ctx))
 	}))
 }
 
@@ -64,7 +65,7 @@ func (h *handlers) save(ctx context.Context, d xdr.Domain, to string, o guest.Sa
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Save(ctx, to, o)
+	return nil, g.Save(ctx, scope.From(ctx), to, o)
 }
 
 func (h *handlers) domainSave(ctx context.Context, _ *session, args *xdr.DomainSaveArgs) (*void, error) {
@@ -113,11 +114,11 @@ func (h *handlers) domainSaveParams(ctx context.Context, _ *session, args *xdr.D
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ManagedSave(ctx, o)
+	return nil, g.ManagedSave(ctx, scope.From(ctx), o)
 }
 
 func (h *handlers) restore(ctx context.Context, from string, o guest.SaveOptions) (*void, error) {
-	_, err := h.Guests.Restore(ctx, from, o)
+	_, err := h.Guests.Restore(ctx, scope.From(ctx), from, o)
 	return nil, err
 }
 
@@ -192,7 +193,7 @@ func (h *handlers) domainManagedSaveDefineXML(ctx context.Context, _ *session, a
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.RedefineManagedSave(ctx, o)
+	return nil, g.RedefineManagedSave(ctx, scope.From(ctx), o)
 }
 
 func (h *handlers) domainManagedSave(ctx context.Context, _ *session, args *xdr.DomainManagedSaveArgs) (*void, error) {
@@ -204,7 +205,7 @@ func (h *handlers) domainManagedSave(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ManagedSave(ctx, o)
+	return nil, g.ManagedSave(ctx, scope.From(ctx), o)
 }
 
 func (h *handlers) domainHasManagedSaveImage(_ context.Context, _ *session, args *xdr.DomainHasManagedSaveImageArgs) (*xdr.DomainHasManagedSaveImageRet, error) {

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainStatsCalls tell what one domain uses.
@@ -177,7 +178,7 @@ func (h *handlers) domainGetBlockInfo(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	info, err := g.BlockInfo(ctx, args.Path)
+	info, err := g.BlockInfo(ctx, scope.From(ctx), args.Path)
 	return &xdr.DomainGetBlockInfoRet{Allocation: info.Allocation, Capacity: info.Capacity, Physical: info.Physical}, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -314,7 +315,7 @@ func (h *handlers) tune(ctx context.Context, d xdr.Domain, params []xdr.TypedPar
 	if err != nil {
 		return err
 	}
-	return g.Tune(ctx, affect(flags), func(d *domain.Definition) error {
+	return g.Tune(ctx, scope.From(ctx), affect(flags), func(d *domain.Definition) error {
 		for _, write := range writes {
 			if err := write(d); err != nil {
 				return err

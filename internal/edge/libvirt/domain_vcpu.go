@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -70,7 +71,7 @@ func guestVCPUs(ctx context.Context, g *guest.Guest, flags uint32) (*xdr.DomainG
 	if flags&affectConfig != 0 {
 		return nil, errGuestConfig()
 	}
-	all, err := g.AgentVCPUs(ctx)
+	all, err := g.AgentVCPUs(ctx, scope.From(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +93,7 @@ func (h *handlers) domainSetVCPUs(ctx context.Context, _ *session, args *xdr.Dom
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetVCPUs(ctx, uint(args.NVCPUs), guest.VCPUOptions{Affect: guest.Affect{Live: true}})
+	return nil, g.SetVCPUs(ctx, scope.From(ctx), uint(args.NVCPUs), guest.VCPUOptions{Affect: guest.Affect{Live: true}})
 }
 
 func (h *handlers) domainSetVCPUsFlags(ctx context.Context, _ *session, args *xdr.DomainSetVCPUsFlagsArgs) (*void, error) {
@@ -107,9 +108,9 @@ func (h *handlers) domainSetVCPUsFlags(ctx context.Context, _ *session, args *xd
 		if args.Flags&(affectConfig|vcpuMaximum) != 0 {
 			return nil, errGuestConfig()
 		}
-		return nil, g.SetAgentVCPUs(ctx, uint(args.NVCPUs))
+		return nil, g.SetAgentVCPUs(ctx, scope.From(ctx), uint(args.NVCPUs))
 	}
-	return nil, g.SetVCPUs(ctx, uint(args.NVCPUs), guest.VCPUOptions{Affect: affect(args.Flags), Maximum: args.Flags&vcpuMaximum != 0})
+	return nil, g.SetVCPUs(ctx, scope.From(ctx), uint(args.NVCPUs), guest.VCPUOptions{Affect: affect(args.Flags), Maximum: args.Flags&vcpuMaximum != 0})
 }
 
 // checkMaps bounds the maps of processors that a client asks for, before any is made.
@@ -159,7 +160,7 @@ func (h *handlers) pinVCPU(ctx context.Context, d xdr.Domain, index uint32, cpum
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinVCPU(ctx, uint(index), to, a)
+	return nil, g.PinVCPU(ctx, scope.From(ctx), uint(index), to, a)
 }
 
 func (h *handlers) domainPinVCPU(ctx context.Context, _ *session, args *xdr.DomainPinVCPUArgs) (*void, error) {
@@ -185,7 +186,7 @@ func (h *handlers) domainPinEmulator(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinEmulator(ctx, to, affect(args.Flags))
+	return nil, g.PinEmulator(ctx, scope.From(ctx), to, affect(args.Flags))
 }
 
 // pinTarget reads where to pin. The map of all the host's processors takes a

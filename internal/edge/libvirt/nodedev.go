@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // nodeDeviceCalls are the calls that list and describe the host's devices.
@@ -234,7 +235,7 @@ func (h *handlers) nodeDeviceDettach(ctx context.Context, s *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.DetachFromHost(ctx, d.Address)
+	return nil, h.Guests.DetachFromHost(ctx, scope.From(ctx), d.Address)
 }
 
 func (h *handlers) nodeDeviceDetachFlags(ctx context.Context, s *session, args *xdr.NodeDeviceDetachFlagsArgs) (*void, error) {
@@ -252,7 +253,7 @@ func (h *handlers) nodeDeviceReAttach(ctx context.Context, s *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.ReattachToHost(ctx, d.Address)
+	return nil, h.Guests.ReattachToHost(ctx, scope.From(ctx), d.Address)
 }
 
 // pciDevice finds a device that must be a PCI function.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // qemuCalls are those of the QEMU program: commands of the user's own.
@@ -25,7 +26,7 @@ func (h *handlers) qemuDomainMonitorCommand(ctx context.Context, _ *session, arg
 	if err != nil {
 		return nil, err
 	}
-	answer, err := g.MonitorCommand(ctx, args.Command, args.Flags&monitorHuman != 0)
+	answer, err := g.MonitorCommand(ctx, scope.From(ctx), args.Command, args.Flags&monitorHuman != 0)
 	return &xdr.QEMUDomainMonitorCommandRet{Result: answer}, err
 }
 
@@ -55,6 +56,6 @@ func (h *handlers) qemuDomainAgentCommand(ctx context.Context, _ *session, args 
 	if err != nil {
 		return nil, err
 	}
-	answer, err := g.AgentCommand(ctx, args.Command, limit)
+	answer, err := g.AgentCommand(ctx, scope.From(ctx), args.Command, limit)
 	return &xdr.QEMUDomainAgentCommandRet{Result: &answer}, err
 }

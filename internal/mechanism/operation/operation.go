@@ -87,8 +87,8 @@ func newOperation(set settings, r Record, class Class, w Work, sc scope.Scope) (
 // ID names the operation, in the records that have followed it too.
 func (op *Operation) ID() string { return op.rec.ID }
 
-// Scope is that of the client that asked. Steps work within it. Under the daemon that began the operation it has
-// the client's limits, too; under the next one it has what the record says.
+// Scope is that of the client that asked, for steps: they work within it. While the client's call lasts it has the
+// client's limits, too. When a step is tried again later, or by the next daemon, it has what the record says.
 func (op *Operation) Scope() scope.Scope { return op.scope }
 
 // Kind is the name of its kind.
