@@ -35,7 +35,8 @@ type undefinition struct {
 	TPM bool `json:",omitempty"`
 
 	reg *Registry
-	op  *operation.Operation
+	op  *operation.Operation // nil: there is nothing to remove beside the definition
+	sc  scope.Scope          // where there is no operation
 
 	// The following fields are set in the daemon that began it only.
 	guest   *Guest
@@ -66,7 +67,7 @@ func uuidObject(uuid string) string { return "uuid/" + uuid }
 
 // newUndefinition makes the operation, and finds the files to remove.
 func (g *Guest) newUndefinition(ctx context.Context, sc scope.Scope, o UndefineOptions) (*undefinition, error) {
-	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o}
+	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o, sc: sc}
 	// A user chose where the variables are. Their file system may hang: the caller
 	// waits for it, and not the loop.
 	var err error
@@ -83,15 +84,22 @@ func (g *Guest) newUndefinition(ctx context.Context, sc scope.Scope, o UndefineO
 	return u, nil
 }
 
+func (u *undefinition) scope() scope.Scope {
+	if u.op == nil {
+		return u.sc
+	}
+	return u.op.Scope()
+}
+
 // forget removes the definition. It waits for its turn, as a start or a save under way
 // needs the definition.
 func (u *undefinition) forget(ctx context.Context) error {
 	g := u.guest
-	err := g.perform(ctx, u.op.Scope(), lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
+	err := g.perform(ctx, u.scope(), lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
 		return nil, g.dropDefinition(u.options, u.found)
 	})
 	if err != nil && ctx.Err() != nil { // the loop may still do it
-		_ = g.change(context.WithoutCancel(ctx), u.op.Scope(), "", func() error { return nil })
+		_ = g.change(context.WithoutCancel(ctx), u.scope(), "", func() error { return nil })
 		if found, _ := u.forgotten(ctx, operation.Nothing); found == operation.Happened {
 			return nil
 		}

@@ -142,7 +142,7 @@ func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := &session{client: &client{server: &Server{gate: gate}}, identity: authz.LocalWho(listener.Peer{UID: 1002})}
-		ret, err := h.server.handlers.connectListAllSecrets(t.Context(), s, &xdr.WithNeedResultsFlags{})
+		ret, err := h.server.handlers.connectListAllSecrets(t.Context(), &request{session: s}, &xdr.WithNeedResultsFlags{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@ import (
 func streamer[A any, PA message[A]](number int32, body streamBody) func(*Server) {
 	return func(s *Server) {
 		delete(s.table, procedureKey{xdr.ProgramRemote, number})
-		onStream(group{s.table, xdr.ProgramRemote}, number, func(*handlers, context.Context, *session, PA) (*void, streamBody, error) {
+		onStream(group{s.table, xdr.ProgramRemote}, number, func(*handlers, context.Context, *request, PA) (*void, streamBody, error) {
 			return nil, body, nil
 		})
 	}
@@ -268,7 +268,7 @@ func TestDescriptors(t *testing.T) {
 		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcDomainCreateWithFiles})
 		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcDomainOpenGraphicsFD})
 		onFilesIn(remote, xdr.ProcDomainCreateWithFiles, func(
-			_ *handlers, _ context.Context, _ *session, args *xdr.DomainCreateWithFilesArgs, files []*os.File,
+			_ *handlers, _ context.Context, _ *request, args *xdr.DomainCreateWithFilesArgs, files []*os.File,
 		) (*xdr.DomainCreateWithFilesRet, error) {
 			for _, f := range files {
 				b, err := io.ReadAll(f)
@@ -280,7 +280,7 @@ func TestDescriptors(t *testing.T) {
 			return &xdr.DomainCreateWithFilesRet{Domain: args.Domain}, nil
 		})
 		onFilesOut(remote, xdr.ProcDomainOpenGraphicsFD, func(
-			*handlers, context.Context, *session, *xdr.DomainOpenGraphicsFDArgs,
+			*handlers, context.Context, *request, *xdr.DomainOpenGraphicsFDArgs,
 		) (*void, []*os.File, error) {
 			r, out, err := os.Pipe()
 			if err != nil {
