@@ -145,6 +145,9 @@ func (r *run) agentShutdown(ctx context.Context, def *domain.Definition, mode st
 
 // Agent asks the guest's agent, within limit (0: the usual).
 func (g *Guest) Agent(ctx context.Context, sc scope.Scope, command string, args, into any, limit time.Duration) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	v, r := g.View(), g.live.Load()
 	if r == nil || v.Active == nil {
 		return fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -166,6 +169,9 @@ func (g *Guest) Agent(ctx context.Context, sc scope.Scope, command string, args,
 // AgentCommand gives the agent a command of the user's own, as JSON, and returns
 // its answer.
 func (g *Guest) AgentCommand(ctx context.Context, sc scope.Scope, command string, limit time.Duration) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	var c struct {
 		Execute   string          `json:"execute"`
 		Arguments json.RawMessage `json:"arguments"`

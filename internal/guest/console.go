@@ -37,6 +37,9 @@ type ConsoleOptions struct {
 // OpenConsole opens a serial or paravirtual console: the first one, or that of
 // an alias. Several may have it at once; each sees all output and may type.
 func (g *Guest) OpenConsole(ctx context.Context, sc scope.Scope, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	return g.openChar(ctx, alias, o, func(s *device.Set) []*device.Char {
 		return append(append(append([]*device.Char{}, s.Serials...), s.Consoles...), s.Parallels...)
 	})
@@ -46,6 +49,9 @@ func (g *Guest) OpenConsole(ctx context.Context, sc scope.Scope, alias string, o
 // alias or name. That of the guest's agent is none of them: who speaks there has the guest do
 // what he likes, as root, and takes the line from the daemon.
 func (g *Guest) OpenChannel(ctx context.Context, sc scope.Scope, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
 }
 

@@ -19,6 +19,9 @@ import (
 // Define makes or replaces a persistent definition from libvirt's domain XML.
 // It is on disk when Define returns.
 func (r *Registry) Define(ctx context.Context, sc scope.Scope, doc string, validate bool) (*Guest, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	u, err := r.understand(ctx, doc, validate)
 	if err != nil {
 		return nil, err

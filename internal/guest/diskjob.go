@@ -126,7 +126,7 @@ func (g *Guest) EndBlockJob(ctx context.Context, sc scope.Scope, disk string, pi
 			return err
 		}
 		g.reg.loops.Go(func() { // clients are told by an event
-			if err := g.endBlockJob(g.reg.life, sc, disk, pivot); err != nil {
+			if err := g.endBlockJob(g.reg.life, sc.Begun(), disk, pivot); err != nil {
 				g.log.Warn("a block job is not ended as a client asked", "disk", disk, "error", err)
 			}
 		})

@@ -415,7 +415,7 @@ func TestADeviceThatGoesAsItsGuestIsSavedIsNotInTheImage(t *testing.T) {
 	g := d.liar(copyOfTest(t, d.dir, liarName), "parting", disks...)
 	lies(t, g, "let go", "stop")
 	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
-	saved, err := g.ManagedSavedXML(d.ctx(), false)
+	saved, err := g.ManagedSavedXML(d.ctx(), scope.Daemon("a test"), false)
 	ok(t, err)
 	if !strings.Contains(saved, "'vda'") || strings.Contains(saved, "'vdb'") {
 		t.Errorf("its state has the first disk alone, and the definition that goes with it is\n%s", saved)

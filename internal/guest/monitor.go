@@ -18,6 +18,9 @@ const monitorLimit = 60 * time.Second
 // QMP as JSON, or a line for the human monitor. The guest is tainted by it,
 // because Lodge cannot know what the command changed.
 func (g *Guest) MonitorCommand(ctx context.Context, sc scope.Scope, command string, human bool) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	r := g.live.Load()
 	s, err := r.monitor()
 	if err != nil {

@@ -41,7 +41,7 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	g := newGuest(newRegistry(Config{Networks: nets, Log: log}), def.Name, def.UUID)
 	r := newRun(runRecord{Name: def.Name, UUID: def.UUID}, t.TempDir(), kernel.Root{}, log)
 	r.def = def
-	l := &launching{g: g, run: r}
+	l := &launching{g: g, sc: scope.Daemon("a test"), run: r}
 	if err := l.attachNICs(t.Context()); err == nil {
 		t.Fatal("the loopback has a macvtap")
 	}

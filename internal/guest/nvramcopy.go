@@ -17,6 +17,9 @@ func (r *Registry) nvramPath(uuid string) string { return filepath.Join(r.nvramD
 // CopyNVRAM gives a guest that is about to be defined a copy of another one's UEFI
 // variables, and says where. Where there are none yet, the guest makes its own.
 func (r *Registry) CopyNVRAM(ctx context.Context, sc scope.Scope, from, uuid string) (path string, err error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	path = r.nvramPath(uuid)
 	there, err := fileExists(ctx, sc, from)
 	if err != nil || !there {
@@ -36,6 +39,9 @@ func (r *Registry) dropMadeNVRAM(rec *runRecord, def *domain.Definition, log *sl
 
 // DropNVRAM removes what CopyNVRAM made, or half made.
 func (r *Registry) DropNVRAM(ctx context.Context, sc scope.Scope, uuid string) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	path := r.nvramPath(uuid)
 	return fsguard.Run(ctx, path, func() error {
 		removeFile(r.log, path)

@@ -195,6 +195,9 @@ const driverPatience = 30 * time.Second
 // DetachFromHost takes a PCI device from its driver, for guests to have it. It
 // stays so until ReattachToHost or a restart of the host.
 func (r *Registry) DetachFromHost(ctx context.Context, sc scope.Scope, at kernel.PCIAddress) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error {
 		found, err := passableFunction(r.Kernel, at)
 		if err != nil || found.Driver == kernel.VFIODriver {
@@ -206,6 +209,9 @@ func (r *Registry) DetachFromHost(ctx context.Context, sc scope.Scope, at kernel
 
 // ReattachToHost gives a PCI device back to the host's driver.
 func (r *Registry) ReattachToHost(ctx context.Context, sc scope.Scope, at kernel.PCIAddress) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error { return r.Kernel.ReturnPCI(ctx, at) })
 }
 

@@ -147,6 +147,9 @@ func (g *Guest) removeManagedSave() {
 
 // Restore makes a guest from a saved image.
 func (r *Registry) Restore(ctx context.Context, sc scope.Scope, path string, o SaveOptions) (*Guest, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	image, err := r.openSaved(ctx, path, o)
 	if err != nil {
 		return nil, err
@@ -233,7 +236,10 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 }
 
 // SavedXML reads the definition in a saved image.
-func (r *Registry) SavedXML(ctx context.Context, path string, secure bool) (string, error) {
+func (r *Registry) SavedXML(ctx context.Context, sc scope.Scope, path string, secure bool) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	image, err := r.openSaved(ctx, path, SaveOptions{})
 	if err != nil {
 		return "", err

@@ -23,7 +23,10 @@ import (
 
 // RedefineSaved replaces the definition in a saved image, and, unless Then is
 // NoState, what the guest does after its restore. The machine must stay the same.
-func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
+func (r *Registry) RedefineSaved(ctx context.Context, sc scope.Scope, path string, o SaveOptions) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "%v is the limit", modifyLimit))
 	defer stop()
 	f, err := fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenAs(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
@@ -95,11 +98,11 @@ func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 }
 
 // ManagedSavedXML reads the definition in the guest's managed save image.
-func (g *Guest) ManagedSavedXML(ctx context.Context, secure bool) (string, error) {
+func (g *Guest) ManagedSavedXML(ctx context.Context, sc scope.Scope, secure bool) (string, error) {
 	if !g.View().ManagedSave {
 		return "", errNoManagedSave()
 	}
-	return g.reg.SavedXML(ctx, g.managedSavePath(), secure)
+	return g.reg.SavedXML(ctx, sc, g.managedSavePath(), secure)
 }
 
 // RedefineManagedSave is RedefineSaved for the guest's managed save image.
@@ -113,7 +116,7 @@ func (g *Guest) RedefineManagedSave(ctx context.Context, sc scope.Scope, o SaveO
 		}
 		path := g.managedSavePath()
 		return func(ctx context.Context, sc scope.Scope) (settle, error) {
-			return nil, g.reg.RedefineSaved(ctx, path, o)
+			return nil, g.reg.RedefineSaved(ctx, sc, path, o)
 		}, nil
 	})
 }

@@ -68,6 +68,12 @@ func (g *Guest) planAnyStart(o StartOptions) (work, error) {
 
 // Create starts a transient guest, or a persistent one that the document names.
 func (r *Registry) Create(ctx context.Context, sc scope.Scope, doc string, o StartOptions) (*Guest, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	u, err := r.understand(ctx, doc, o.Validate)
 	if err != nil {
 		return nil, err

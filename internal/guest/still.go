@@ -31,7 +31,7 @@ func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Defi
 		return nil, nil, err
 	}
 	return def, sync.OnceFunc(func() {
-		_ = g.change(g.reg.life, sc, "", func() error { g.still--; return nil }) // it has gone, or the daemon stops
+		_ = g.change(g.reg.life, scope.Daemon("the end of keeping a guest still"), "", func() error { g.still--; return nil }) // it has gone, or the daemon stops
 	}), nil
 }
 

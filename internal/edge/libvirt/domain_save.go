@@ -150,20 +150,20 @@ func (h *handlers) domainRestoreParams(ctx context.Context, s *request, args *xd
 	return h.restore(ctx, s.scope, file, o)
 }
 
-func (h *handlers) domainSaveImageGetXMLDesc(ctx context.Context, _ *request, args *xdr.DomainSaveImageGetXMLDescArgs) (*xdr.DomainSaveImageGetXMLDescRet, error) {
+func (h *handlers) domainSaveImageGetXMLDesc(ctx context.Context, s *request, args *xdr.DomainSaveImageGetXMLDescArgs) (*xdr.DomainSaveImageGetXMLDescRet, error) {
 	if err := checkFlags("DOMAIN_SAVE_IMAGE_GET_XML_DESC", args.Flags, xmlSecure); err != nil {
 		return nil, err
 	}
-	doc, err := h.Guests.SavedXML(ctx, args.File, args.Flags&xmlSecure != 0)
+	doc, err := h.Guests.SavedXML(ctx, s.scope, args.File, args.Flags&xmlSecure != 0)
 	return &xdr.DomainSaveImageGetXMLDescRet{XML: doc}, err
 }
 
-func (h *handlers) domainSaveImageDefineXML(ctx context.Context, _ *request, args *xdr.DomainSaveImageDefineXMLArgs) (*void, error) {
+func (h *handlers) domainSaveImageDefineXML(ctx context.Context, s *request, args *xdr.DomainSaveImageDefineXMLArgs) (*void, error) {
 	o, err := saveOptions("DOMAIN_SAVE_IMAGE_DEFINE_XML", args.Flags, saveThen, &args.DestXML)
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.RedefineSaved(ctx, args.File, o)
+	return nil, h.Guests.RedefineSaved(ctx, s.scope, args.File, o)
 }
 
 func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *request, args *xdr.DomainManagedSaveGetXMLDescArgs) (*xdr.DomainManagedSaveGetXMLDescRet, error) {
@@ -180,7 +180,7 @@ func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *request, 
 	if err != nil {
 		return nil, err
 	}
-	doc, err := g.ManagedSavedXML(ctx, args.Flags&xmlSecure != 0)
+	doc, err := g.ManagedSavedXML(ctx, s.scope, args.Flags&xmlSecure != 0)
 	return &xdr.DomainManagedSaveGetXMLDescRet{XML: doc}, err
 }
 
