@@ -49,7 +49,7 @@ func qcow2Disk(path, target string) string {
 	return fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='%s'/><target dev='%s' bus='virtio'/></disk>`, path, target)
 }
 
-// lets is a guest of which QEMU takes devices away by itself.
+// lets is a guest without ACPI. QEMU removes its devices without the guest's cooperation.
 func lets(name string, devices ...string) string {
 	return strings.Replace(small(name, devices...), "<acpi/>", "", 1)
 }
@@ -161,7 +161,7 @@ func (d *daemon) jobs(g *guest.Guest) (all []struct{ ID, Status, Error string })
 	return all
 }
 
-// awaitJob waits for a job of QEMU's to be in a status, of which its events tell.
+// awaitJob waits until a QEMU job has a status that its events report.
 func (d *daemon) awaitJob(g *guest.Guest, status string) {
 	d.t.Helper()
 	for ctx := d.ctx(); ctx.Err() == nil; {
@@ -283,7 +283,7 @@ func TestLendToWrite_CancelledJob(t *testing.T) {
 	}
 }
 
-// noted is what is noted of an image that a QEMU has to write.
+// noted returns the note on an image that a QEMU has to write: an extended attribute.
 func (d *daemon) noted(path string) string {
 	text := make([]byte, 256)
 	n, err := unix.Getxattr(path, "trusted.lodge.backing", text)

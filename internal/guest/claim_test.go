@@ -62,8 +62,8 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	}
 }
 
-// A request that waits for its guest's turn is judged anew when that has come, and what it has begun
-// goes on.
+// A request that waits for its turn on the guest is judged again when its turn comes. Steps that it has started
+// continue.
 // Promise: A1
 func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	r := bareRegistry(t)
@@ -169,8 +169,8 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 	}
 }
 
-// A start that fails when its guest was about to go on from its managed save image says at once that it did not: what it
-// has taken is given back after that, which may take longer than its daemon lives.
+// A start from a managed save image fails, and the store says at once that the image was not used. The start's
+// resources are released after that, which may take longer than its daemon lives.
 // Promise: F31
 func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	r := bareRegistry(t)
@@ -244,7 +244,7 @@ func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
 	return g
 }
 
-// nailed stands for variables that nobody can remove, not even root.
+// nailed makes variables that cannot be removed, not even by root.
 func nailed(t *testing.T) string {
 	t.Helper()
 	vars := filepath.Join(t.TempDir(), "vars")
@@ -324,7 +324,7 @@ func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 	g := guestOf(t, r, claimedUUID, vars)
 	ctx, leave := context.WithCancelCause(t.Context())
 	leaving := WithJudge(ctx, func(string) error { leave(nil); return nil })
-	_ = g.Undefine(leaving, UndefineOptions{NVRAM: true}) // which has nobody to answer to
+	_ = g.Undefine(leaving, UndefineOptions{NVRAM: true}) // no client waits for the answer
 	r.awaitUndefined(t)
 	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the variables are left: %v", err)
@@ -391,8 +391,8 @@ func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	}
 }
 
-// A half-made file of a start that was cut off goes from where it was made, and not from
-// where a client who is held to folders has made a link lead meanwhile.
+// A partial file of an interrupted start is removed from where it was created. A client that is restricted to
+// folders may have put a symbolic link there since; the removal must not follow it.
 // Promise: A3
 func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	r := bareRegistry(t)
@@ -426,7 +426,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	}
 }
 
-// For whoever has gone before his turn nothing is done: what is done instead would come before it.
+// A request whose client has gone before its turn is not executed. It could run after the client's next request.
 func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := r.claimed(t.Context(), "busy", claimedUUID, func(*Guest) error { return nil })
@@ -499,7 +499,7 @@ func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 	}
 }
 
-// Whoever destroys a transient guest that is being started is told that it has gone, as he asked.
+// A client destroys a transient guest during its start. The answer must be that the guest has gone, as requested.
 func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := r.claim("starting", claimedUUID, true)
@@ -544,7 +544,7 @@ func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
 	}
 }
 
-// endsLate is a context that has ended when it is asked for the second time, once what was asked is answered.
+// endsLate is a context that has ended when it is asked for the second time, after the request was answered.
 type endsLate struct {
 	context.Context
 
@@ -560,7 +560,8 @@ func (c *endsLate) Done() <-chan struct{} {
 	return c.answered
 }
 
-// Who asked for what is done is told that it is, and takes back nothing, whatever has ended just then.
+// A completed request is answered with success, and nothing is undone, even if the client's context has just
+// ended.
 // Promise: F36
 func TestWhatIsDoneIsNoFailure(t *testing.T) {
 	g := newGuest(bareRegistry(t), "asked", claimedUUID)

@@ -50,11 +50,11 @@ type daemon struct {
 	// has none. Required has guests start only with labels.
 	enforces string
 	required bool
-	// heard gets what the daemon logs; nil: nobody listens.
+	// heard gets the daemon's log; nil: it is discarded.
 	heard chan string
 }
 
-// newDaemon makes a daemon whose guests end with the test.
+// newDaemon creates a daemon. Its guests end with the test.
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	return newDaemonOf(t, false)
@@ -201,8 +201,8 @@ func small(name string, devices ...string) string {
 		<devices><serial type='pty'/>%s</devices></domain>`, name, strings.Join(devices, ""))
 }
 
-// wordy is a guest of whose memory there is more to save than pipes and sockets take, whatever it has
-// come to do: nine bytes of each page that is empty.
+// wordy is a guest with more memory to save than pipes and sockets buffer, even if all its pages are empty: nine
+// bytes for each page.
 func wordy(name string) string {
 	return strings.Replace(small(name), "<memory unit='MiB'>64<", "<memory unit='MiB'>512<", 1)
 }
@@ -286,7 +286,7 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 	if g.View().Persistent {
 		t.Fatal("a created guest is persistent")
 	}
-	// What is defined while it runs makes it persistent.
+	// A definition while it runs makes it persistent.
 	ok(t, func() error {
 		_, err := d.Define(d.ctx(), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), false)
 		return err
@@ -441,8 +441,8 @@ func TestSaveAndRestore(t *testing.T) {
 	refused(t, err, fault.Failed, "cannot read the saved image")
 }
 
-// Whoever owns the directory that an image goes to must neither read the guest's
-// memory nor choose a file of the host that is overwritten.
+// The owner of an image's directory must neither read the guest's memory nor choose a file of the host to
+// overwrite.
 func TestASavedImageIsNobodyElsesFile(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("private"))
@@ -528,8 +528,8 @@ func readUntil(t *testing.T, r io.Reader, wanted string) {
 	}
 }
 
-// TestAGenerationIsOfWhatIsRestored: a guest learns that it may have gone on before from where
-// it is, and is not told so when it is only started anew.
+// A guest learns from a new generation ID that it may have run from the same state before. After a normal start it
+// must not be told so.
 // Promise: H8
 func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
 	d := newDaemon(t)
