@@ -19,7 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// subject is a guest whose QEMU is scripted and whose process is one that sleeps.
+// subject is a guest with a scripted QEMU and a process that sleeps.
 type subject struct {
 	*Guest
 	t       *testing.T
@@ -180,8 +180,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 	}
 }
 
-// TestAGuestWithoutDevicesIsNotAskedAboutThem, and one whose guest reports on its
-// memory is asked for that.
+// A guest without devices is not asked about them. A guest that reports memory statistics is asked for these.
 func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
 	s := newSubject(t, device.Set{})
 	first, asked := s.sample(nil, false)
@@ -198,7 +197,7 @@ func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
 	}
 }
 
-// TestAStoppedProcessIsNotAsked: the kernel tells, and what it counts comes.
+// The kernel shows that the process is stopped. The kernel's own counters are still returned.
 func TestAStoppedProcessIsNotAsked(t *testing.T) {
 	s := newSubject(t, everything)
 	pid := s.live.Load().PID

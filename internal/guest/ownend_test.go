@@ -90,8 +90,8 @@ func TestWhatAGuestDoesToItself(t *testing.T) {
 	}
 }
 
-// A guest whose definition says that it goes on after a panic, a power-off or a
-// reset does, in the same process.
+// If its definition asks for a restart after a panic, a power-off or a reset, a guest restarts in the same
+// process.
 // Promise: F8
 func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
 	d := newDaemon(t)
@@ -194,7 +194,7 @@ func TestPreserve_ResetBootsTheGuest(t *testing.T) {
 	d.settle(g, domain.Paused)
 	refused(t, g.Resume(d.ctx()), fault.WrongState, "reset")
 	pid := d.pid(g.Name())
-	for range 2 { // the firmware resets once more by itself
+	for range 2 { // the firmware resets once more on its own
 		events := d.events.Reader()
 		ok(t, g.Reset(d.ctx()))
 		restarted(t, events)

@@ -230,7 +230,7 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 	}
 }
 
-// One of which the store has nothing is shown all the same, and nobody else is given its name.
+// A guest without any record in the store is still shown, and its name is not given to another guest.
 // Promise: G5
 func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 	for damage, called := range map[string]string{`{"Name":"tr`: "", `{"Name":"transient","UUID":"%s","XML":"<domain"}`: "transient"} {
@@ -260,7 +260,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 				t.Error("it is not shown any more")
 			}
 			end()
-			for ctx := d.ctx(); len(d.All()) > 0; { // it goes by itself
+			for ctx := d.ctx(); len(d.All()) > 0; { // it ends on its own
 				select {
 				case <-time.After(10 * time.Millisecond):
 				case <-ctx.Done():
@@ -309,7 +309,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	}
 }
 
-// Somebody has cleared the host's /run: what is known of a running guest is its group alone.
+// The host's /run was cleared. Only its control group is left of a running guest.
 // Promise: G5
 func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	d := newDaemon(t)
@@ -373,7 +373,7 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	ok(t, g.RemoveManagedSave(d.ctx()))
 	ok(t, g.Destroy(d.ctx(), false))
 	var kept map[string]any
-	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for whoever can mend it
+	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for an administrator who can repair it
 }
 
 // Promise: G6
@@ -420,7 +420,7 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfended"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, syscall.Kill(d.pid("halfended"), syscall.SIGSTOP)) // nobody can give the save up with it
+	ok(t, syscall.Kill(d.pid("halfended"), syscall.SIGSTOP)) // so the save cannot be aborted with it
 	path := filepath.Join(d.dir, "image")
 	d.reopen(func() {
 		r := record(t, g)
@@ -625,15 +625,15 @@ func TestARefusedRestoreKeepsNothingOpen(t *testing.T) {
 	}
 }
 
-// slowImage makes a save to path last until what it writes is read.
+// slowImage makes a save to path last until its data is read.
 func slowImage(t *testing.T, path string) (read func()) {
 	t.Helper()
 	ok(t, syscall.Mkfifo(path+".partial", 0o600))
 	f, err := os.OpenFile(path+".partial", os.O_RDWR, 0)
 	ok(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	// Room for the definition, and less than for all of the memory: QEMU answers nothing while it
-	// writes what comes before that, which the socket takes, and behind it.
+	// The pipe holds the definition, and less than the whole memory. QEMU answers no command while it writes the
+	// part before the memory, which the socket buffers, and the part after it.
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, 128<<10); err != nil {
 		t.Fatal(err)
 	}
@@ -649,7 +649,7 @@ func slowImage(t *testing.T, path string) (read func()) {
 	}
 }
 
-// saving begins a save of a wordy guest that does not end by itself.
+// saving starts a save of a wordy guest. The save does not end on its own.
 func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan error) {
 	d.t.Helper()
 	read = slowImage(d.t, path)
@@ -802,7 +802,7 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 					s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
 					ok(t, err)
 					ok(t, s.Execute(d.ctx(), "device_del", map[string]any{"id": disk.Alias}, nil))
-					for e := range s.Events() { // until nothing uses what is behind it
+					for e := range s.Events() { // until nothing uses its backend
 						if e.Name == "DEVICE_DELETED" {
 							break
 						}
@@ -827,8 +827,8 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 	}
 }
 
-// A device is the guest's also where QEMU refuses what was still to be said of it when its plug was cut off: the
-// guest keeps its monitor.
+// A plug was interrupted, and QEMU refuses one of the remaining commands for the device. The device still belongs
+// to the guest, and the guest keeps its monitor.
 // Promise: G6
 func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 	d := newDaemon(t)
@@ -953,8 +953,8 @@ func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 	eventually(t, "the guest that went on can be suspended", func() bool { return stuck.Suspend(d.ctx()) == nil })
 }
 
-// A host that goes down amid a save loses what its run directory says of the image. The next
-// daemon removes what was left of it, and nothing else that may lie there by then.
+// A host that goes down during a save loses the run directory's record of the image. The next daemon removes the
+// partial image, and no other file that may be at that path by then.
 // Promise: F29
 func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 	d := newDaemon(t)

@@ -33,8 +33,8 @@ func waiting(t *testing.T, g *guest.Guest, said string) (words string) {
 	return words
 }
 
-// A guest whose on_crash asks for a restart is started again when somebody kills its
-// QEMU, later after each crash, and says so; until its user destroys it.
+// A guest with on_crash restart is started again when its QEMU is killed. The delay grows with each crash, and
+// the guest's messages show it. Destroying the guest ends the restarts.
 // Promise: F11
 func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -61,7 +61,7 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		if v := g.View(); v.State != domain.ShutOff || len(v.Messages) > 0 {
 			t.Errorf("it was destroyed, and is %s: %q", v.State, v.Messages)
 		}
-		ok(t, g.Start(d.ctx(), guest.StartOptions{})) // by its user: what was before is forgotten
+		ok(t, g.Start(d.ctx(), guest.StartOptions{})) // by its user: earlier crashes are forgotten
 		d.crash(g)
 		d.settle(g, domain.Running)
 		if words := strings.Join(g.View().Messages, "\n"); !strings.Contains(words, "crash 1 in a row") {
@@ -85,7 +85,7 @@ func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 	d.settle(g, domain.Running)
 }
 
-// A guest that was to end with its client is not started again when it crashes: it would end with nobody.
+// A guest that should end with its client is not restarted after a crash: no client's end would end it.
 // Promise: F36
 func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -95,7 +95,7 @@ func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	owned := guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}
 	ok(t, g.Start(d.ctx(), owned))
 	d.crash(g)
-	refused(t, g.AbortJob(d.ctx()), fault.WrongState, "") // what follows from its end is begun by then
+	refused(t, g.AbortJob(d.ctx()), fault.WrongState, "") // the steps after its end have begun by then
 	if v := g.View(); v.Due || v.State.Active() || d.IsDue(g.UUID()) {
 		t.Errorf("it is %s, and is to be started: %v", v.State, v.Due)
 	}

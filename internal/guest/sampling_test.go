@@ -14,8 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// fleet are guests whose QEMUs answer at once, but for those that are stuck, and
-// the sampler over them. A sample costs the daemon each.
+// fleet is a set of guests with the sampler over them. Their QEMUs answer at once, except those that are stuck.
+// Each sample costs the daemon some time.
 type fleet struct {
 	*sampler
 	gauges []*gauge
@@ -284,9 +284,8 @@ func TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows(t *testing.T) {
 	})
 }
 
-// TestManyWaitForOneQuestion: callers with a deadline share one question to a
-// stuck guest, and get the old sample; once it is known to be stuck nobody
-// begins to wait.
+// Callers with a deadline share one query to a stuck guest, and get the old sample. Once the guest is known to be
+// stuck, no caller starts to wait.
 // Promise: W3
 func TestManyWaitForOneQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -345,8 +344,7 @@ func TestManyWaitForOneQuestion(t *testing.T) {
 	})
 }
 
-// TestAnEarlierLifeLeavesNothing: a sampling that began before the guest was
-// started anew does not count.
+// A sample that began before the guest was restarted is discarded.
 func TestAnEarlierLifeLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})

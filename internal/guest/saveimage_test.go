@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Of two that write an image to the same place one is refused, and changes nothing of the other's; what a daemon
-// that was killed has left there is in nobody's way.
+// Of two saves to the same path one is refused, and changes nothing of the other. A partial image of a killed
+// daemon does not prevent a save.
 func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	write := func(text string, meanwhile func() error) error {
@@ -61,7 +61,8 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 	}
 }
 
-// The next daemon takes back what was not completed by paths in JSON, which has no bytes that are no text.
+// Paths are absolute and valid UTF-8. The next daemon finds incomplete images by paths in JSON, which cannot hold
+// other bytes.
 // Promise: F29
 func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 	for _, path := range []string{"relative", "/srv/a\xff", "/srv/\xc3/a"} {

@@ -71,7 +71,7 @@ func testTPM(t *testing.T, isolated bool) {
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())
 	ok(t, g.Destroy(d.ctx(), false))
-	// Meanwhile it is nobody's whose number another guest may have.
+	// In the meantime it belongs to no user whose number another guest may get.
 	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID()), func(path string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -158,8 +158,8 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 	}
 }
 
-// Whoever's TPM is gone is told, also by a daemon that was not there when it went; the guest
-// runs on, and has it again after its next start.
+// The end of a guest's TPM is reported, also by a daemon that did not run at that time. The guest keeps running,
+// and has the TPM again after its next start.
 // Promise: F27
 func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
@@ -195,7 +195,7 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	}
 }
 
-// A TPM emulator that goes with its guest, which takes its time, has not ended by itself.
+// A TPM emulator that ends slowly with its guest is not reported as failed.
 // Promise: F27
 func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {

@@ -66,7 +66,7 @@ func TestGuestsThatShareWhatMustBeUnique(t *testing.T) {
 		if got := r.Clashes(r.byUUID["1"].View(), func(*Guest) bool { return false }); says != "" && got[0] != `tainted: shares `+says+` with domain 1 more` {
 			t.Errorf("who may not see the other one reads %q", got)
 		}
-		// The other one goes, or is defined anew.
+		// The other guest is undefined, or defined again.
 		g := r.byUUID["2"]
 		g.inactive = &domain.Definition{Name: "b", UUID: "2"}
 		g.publish()

@@ -13,7 +13,7 @@ import (
 
 var both = guest.Affect{Live: true, Config: true}
 
-// A change that is cut off, and gone on with later, takes back nothing that was changed, and answered, meanwhile.
+// An interrupted update is continued later. It must not take back changes that were answered in between.
 // Promise: F36
 func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 	d := newDaemon(t)
@@ -52,7 +52,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 	}
 }
 
-// What was changed, and then changed again, stays so, also where the journal of the first change lies there still.
+// A value was changed twice, and the journal of the first change still exists. The second value stays.
 // Promise: F36
 func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 	d := newDaemon(t)
