@@ -213,7 +213,7 @@ func TestLendToWrite(t *testing.T) {
 			"backing-file": at("base" + c.suffix), "auto-finalize": false, "auto-dismiss": false,
 		}
 		if err := g.Session().Execute(d.ctx(), "block-commit", commit, nil); err == nil {
-			t.Fatal("QEMU writes to what it was not lent")
+			t.Fatal("QEMU writes to an image that it was not lent")
 		}
 		for range 2 { // as a daemon would that was killed after it had lent it
 			ok(t, g.LendToWrite(d.ctx(), c.target, 2))
@@ -224,7 +224,7 @@ func TestLendToWrite(t *testing.T) {
 			t.Errorf("%s: of what the base lies on nothing is noted", c.target)
 		}
 		if ways := d.opened(g, at("base"+c.suffix)); !slices.Contains(ways, "rw") {
-			t.Errorf("%s: amid the job the base is open %v", c.target, ways)
+			t.Errorf("%s: during the job the base is open %v", c.target, ways)
 		}
 		d.qmp(g, nil, "job-finalize", map[string]any{"id": "j"})
 		d.awaitJob(g, "concluded")
@@ -242,7 +242,7 @@ func TestLendToWrite(t *testing.T) {
 			t.Errorf("%s: after the job the base is open %v", c.target, ways)
 		}
 		if out := d.run("qemu-io", "-U", "-r", "-f", "qcow2", "-c", "read -P 2 1M 1M", at("base"+c.suffix)); strings.Contains(out, "verification failed") {
-			t.Errorf("%s: the base has not what was committed: %s", c.target, out)
+			t.Errorf("%s: the base lacks committed data: %s", c.target, out)
 		}
 		if out := d.run("qemu-img", "info", "-U", at("top"+c.suffix)); !strings.Contains(out, "backing file: "+at("base"+c.suffix)+"\n") || !strings.Contains(out, "backing file format: qcow2") {
 			t.Errorf("%s: the top lies on\n%s", c.target, out)

@@ -90,7 +90,7 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	})
 	<-begun
 	second := ask(func(context.Context) (settle, error) {
-		t.Error("what is not allowed any more is begun")
+		t.Error("a request that is no longer allowed has begun")
 		return nil, nil
 	})
 	for late, waits := time.After(time.Minute), 0; waits == 0; {
@@ -106,7 +106,7 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	denied.Store(true)
 	close(end)
 	if err := <-first; err != nil {
-		t.Errorf("what has begun: %v", err)
+		t.Errorf("the request that has begun: %v", err)
 	}
 	if err := <-second; !fault.Is(err, fault.Denied) {
 		t.Errorf("what waited: %v", err)
@@ -130,7 +130,7 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	for late := time.After(time.Minute); visits() == 0; { // the removal has not come so far
 		select {
 		case <-late:
-			t.Fatal("nobody removes the files of the last guest")
+			t.Fatal("the files of the last guest are not removed")
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -189,7 +189,7 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	}
 	_ = g.change(t.Context(), "", func() error {
 		if g.settleImage(run); g.record.ManagedSave {
-			t.Error("an image that was removed meanwhile is there again")
+			t.Error("an image that was removed in between is back")
 		}
 		return nil
 	})
@@ -223,7 +223,7 @@ func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 	}
 	var rec record
 	if err := r.store.Get(domains, claimedUUID, &rec); err != nil || !rec.ManagedSave {
-		t.Errorf("the image is nobody's: %v", err)
+		t.Errorf("the image has no guest: %v", err)
 	}
 }
 
@@ -309,7 +309,7 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 		t.Errorf("%s is still there", g.Name())
 	}
 	if r.undefinitionsLeft(t) > 0 {
-		t.Error("the next daemon would remove what has been told as left")
+		t.Error("the next daemon would remove files that were reported as left")
 	}
 }
 
@@ -457,7 +457,7 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 		t.Error(err)
 	}
 	if done {
-		t.Error("it is done when nobody waits for it")
+		t.Error("it is done although no client waits for it")
 	}
 }
 

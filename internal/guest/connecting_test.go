@@ -39,7 +39,7 @@ func (s *served) client() *net.UnixConn {
 	ok(s.t, s.SetDeadline(time.Now().Add(30*time.Second)))
 	c, err := s.AcceptUnix()
 	if err != nil {
-		s.t.Fatalf("nobody connects to %s: %v", s.path, err)
+		s.t.Fatalf("no connection to %s: %v", s.path, err)
 	}
 	s.t.Cleanup(func() { _ = c.Close() })
 	return c

@@ -130,7 +130,7 @@ func TestPicturesThatNobodyReadsAreBounded(t *testing.T) {
 		t.Error("one alone is not taken")
 	}
 	if p.take(1) {
-		t.Error("another is taken beside it")
+		t.Error("a second connection is accepted beside it")
 	}
 	p.give(2 * maxPicture)
 	for range 2 {

@@ -140,7 +140,7 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 
 	ok(t, g.Destroy(d.ctx(), false))
 	if _, err := os.Lstat(filepath.Join(others, "org.qemu.guest_agent.0")); err != nil {
-		t.Errorf("the end of the guest has removed what was not its: %v", err)
+		t.Errorf("the end of the guest has removed a file of others: %v", err)
 	}
 }
 

@@ -279,7 +279,7 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 		t.Errorf("what a link led to has %d bytes, %v", len(text), err)
 	}
 	if entries, err := os.ReadDir(others); err != nil || len(entries) != 1 {
-		t.Errorf("beside it lie %v, %v", entries, err)
+		t.Errorf("other files are there: %v, %v", entries, err)
 	}
 }
 

@@ -159,11 +159,11 @@ func FuzzJournals(f *testing.F) {
 			return
 		}
 		if err := atomicfile.WriteJSON(path, value); err != nil {
-			t.Fatalf("what was read cannot be written: %v", err)
+			t.Fatalf("the read content cannot be written: %v", err)
 		}
 		again, err := j.read(dir)
 		if err != nil {
-			t.Fatalf("what was written cannot be read: %v", err)
+			t.Fatalf("the written content cannot be read: %v", err)
 		}
 		once, _ := json.Marshal(value)
 		if twice, err := json.Marshal(again); err != nil || !reflect.DeepEqual(once, twice) {

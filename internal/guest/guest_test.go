@@ -344,7 +344,7 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	g, err = d.ByName("dies")
 	ok(t, err)
 	if g.View().State != domain.ShutOff {
-		t.Fatalf("a guest that died meanwhile is %s", g.View().State)
+		t.Fatalf("a guest that died in between is %s", g.View().State)
 	}
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 }
@@ -387,7 +387,7 @@ func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 	}
 	ok(t, stuck.Destroy(d.ctx(), false))
 	if err := <-waiting; err == nil {
-		t.Fatal("a suspend of a guest that was destroyed meanwhile succeeded")
+		t.Fatal("a suspend of a destroyed guest succeeded")
 	}
 	d.want(stuck, domain.ShutOff, domain.ReasonDestroyed)
 }

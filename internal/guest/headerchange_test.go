@@ -163,7 +163,7 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 			t.Error("half a header is changed once more")
 		}
 		if after, err := os.ReadFile(elsewhere); err != nil || !bytes.Equal(after, torn) {
-			t.Errorf("what is refused is changed (%v)", err)
+			t.Errorf("a refused image is changed (%v)", err)
 		}
 	}
 }
@@ -267,7 +267,7 @@ func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
 	newer := store.Kind{Name: headerChanges.Name, Version: headerChanges.Version + 1}
 	s.must(s.store.Put(newer, s.path, "a later daemon's")) // which the store keeps from being replaced
 	if err := s.RedefineSaved(t.Context(), s.path, SaveOptions{XML: title("second")}); err == nil {
-		t.Error("a header is changed of which nothing could be noted")
+		t.Error("a header is changed although it could not be recorded")
 	}
 	if after, err := os.ReadFile(s.path); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("the image was changed without a note (%v)", err)
@@ -340,7 +340,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 			}
 			defer i.close()
 			if !slices.Contains(names, i.def.Title) {
-				t.Errorf("a definition is read that nobody wrote: %q", i.def.Title)
+				t.Errorf("a definition is read that was never written: %q", i.def.Title)
 			}
 		})
 	}

@@ -58,7 +58,7 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	other := filepath.Join(d.dir, "other")
 	ok(t, unix.Mknod(other, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 11)))) // the kernel's log
 	if said := d.opensIn(nil, other); said != "" {
-		t.Skip("device nodes in this place cannot be opened by anybody: ", said)
+		t.Skip("device nodes on this file system cannot be opened by any process: ", said)
 	}
 	g := d.define(small("bounded", "<controller type='usb' model='qemu-xhci'/>"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
@@ -78,14 +78,14 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	live := guest.Affect{Live: true}
 	ok(t, g.Attach(d.ctx(), port, live))
 	if refuses() {
-		t.Error("it may not open what was plugged in")
+		t.Error("it may not open the plugged device")
 	}
 	ok(t, g.Detach(d.ctx(), port, live))
-	eventually(t, "it may not open what it has let go", refuses)
+	eventually(t, "it may not open the released device", refuses)
 	nothing := filepath.Join(d.dir, "nothing")
 	ok(t, unix.Mknod(nothing, unix.S_IFCHR|0o666, int(unix.Mkdev(240, 77)))) // of no driver
 	if err := g.Attach(d.ctx(), strings.Replace(port, passed, nothing, 1), live); err == nil {
-		t.Error("QEMU opens what is not there")
+		t.Error("QEMU opens a missing file")
 	}
 	eventually(t, "it may not open what QEMU has refused", func() bool { return strings.Contains(d.opensIn(group, nothing), "not permitted") })
 }
@@ -171,7 +171,7 @@ func TestIsolationIsTold(t *testing.T) {
 	text, err = domainxml.Format(v.Inactive, domainxml.Style{})
 	ok(t, err)
 	if strings.Contains(text, "seclabel") {
-		t.Errorf("what was made for one run is kept:\n%s", text)
+		t.Errorf("a value of one run is kept:\n%s", text)
 	}
 	inForce := d.Isolation()
 	for _, barrier := range []string{"user", "root", "capabilities", "calls", "io_uring"} {

@@ -124,7 +124,7 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 			t.Errorf("%s: it is said to be %q, kept by %v, and is\n%s", when, labelsOf(d, v), v.Isolation, text)
 		}
 		if text, err = domainxml.Format(v.Inactive, domainxml.Style{}); err != nil || strings.Contains(text, "seclabel") {
-			t.Errorf("%s: what is made for a run is stored (%v):\n%s", when, err, text)
+			t.Errorf("%s: a value of one run is stored (%v):\n%s", when, err, text)
 		}
 	}
 	running("started")
@@ -164,7 +164,7 @@ func (d *daemon) within(g *guest.Guest, path string) string {
 // settled waits until a guest has ended and everything is given back.
 func settled(t *testing.T, d *daemon, g *guest.Guest) {
 	t.Helper()
-	eventually(t, g.Name()+" has given back what it held", func() bool {
+	eventually(t, g.Name()+" has released its resources", func() bool {
 		return d.again(g).View().Active == nil && gone(filepath.Join(d.dir, "run/guest", g.UUID()))
 	})
 }
@@ -350,7 +350,7 @@ func TestLabelsThatAreRequired(t *testing.T) {
 	g := d.define(small("g"))
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Unsupported, "--security-labels=require")
 	if i := d.Isolation(); !slices.ContainsFunc(i.Lacking, func(s string) bool { return strings.HasPrefix(s, "labels (") }) {
-		t.Errorf("what it lacks is %v", i.Lacking)
+		t.Errorf("it lacks %v", i.Lacking)
 	}
 	d.enforces = kerneltest.Dir(t, kerneltest.SELinux)
 	d.reopen(func() {})

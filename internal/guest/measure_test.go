@@ -154,7 +154,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 		t.Errorf("for the second QEMU was asked %v; disks %+v, after %+v", asked, second.Disks, first.Disks)
 	}
 	if free, _ := second.Balloon.Figure(FreeMemory); free != 4096 || len(second.VCPUs) != 1 {
-		t.Errorf("the second lacks what it was to keep: %+v", second)
+		t.Errorf("the second sample lacks kept values: %+v", second)
 	}
 	s.publishAs(domain.Paused, s.View().Active)
 	third, asked := s.sample(second, false) // the last sample is older than the pause

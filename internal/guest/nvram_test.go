@@ -104,7 +104,7 @@ func TestTheVariablesOfAnotherGuestStay(t *testing.T) {
 	}
 	ok(t, one.Undefine(d.ctx(), guest.UndefineOptions{NVRAM: true}))
 	if !gone(path) {
-		t.Error("they are nobody's, and stay")
+		t.Error("the variables have no guest, and stay")
 	}
 }
 

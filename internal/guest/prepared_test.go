@@ -226,7 +226,7 @@ func TestAGuestStartedOftenIsPrepared(t *testing.T) {
 	ok(t, often.Undefine(d.ctx(), guest.UndefineOptions{}))
 	d.Trim(d.ctx())
 	if left := d.Prepared(); len(left) > 0 {
-		t.Errorf("prepared for nobody: %+v", left)
+		t.Errorf("prepared for no guest: %+v", left)
 	}
 }
 

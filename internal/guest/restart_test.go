@@ -215,7 +215,7 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 			d.want(d.again(other), domain.Running, domain.ReasonBooted)
 			g = d.again(g)
 			if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
-				t.Errorf("nobody is told of it: %q", m)
+				t.Errorf("no message reports it: %q", m)
 			}
 			refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
 			ok(t, syscall.Kill(pid, 0)) // and left alone
@@ -323,7 +323,7 @@ func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	for range 2 { // and by the daemon after that one
 		g = d.again(g)
 		if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
-			t.Errorf("nobody is told of it: %q", m)
+			t.Errorf("no message reports it: %q", m)
 		}
 		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
 		ok(t, syscall.Kill(pid, 0)) // and left alone
@@ -431,7 +431,7 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	})
 	d.settle(d.again(g), domain.ShutOff)
 	if !gone(path + ".partial") {
-		t.Error("a half image is left that nobody knows of any more")
+		t.Error("a partial image without a record is left")
 	}
 }
 
@@ -909,7 +909,7 @@ func TestImagesOfNobodyAreRemoved(t *testing.T) {
 		d.stored(damaged, func(r map[string]any) { r["XML"] = "<domain" })
 	})
 	if !gone(nobody) || !gone(g.ManagedSavePath()+".partial") {
-		t.Error("an image of nobody is left")
+		t.Error("an image without a guest is left")
 	}
 	if gone(damaged.ManagedSavePath()) {
 		t.Error("the image of a guest whose definition cannot be read is gone")
@@ -928,7 +928,7 @@ func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 	go func() { undefined <- g.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}) }()
 	read()
 	if err := <-saved; err == nil {
-		t.Error("a save to what is no file succeeds")
+		t.Error("a save to something other than a file succeeds")
 	}
 	ok(t, <-undefined)
 	if !gone(g.ManagedSavePath()) {

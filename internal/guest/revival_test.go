@@ -55,7 +55,7 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		ok(t, g.Destroy(d.ctx(), false))
 		for _, piece := range []string{"QEMU ended by itself: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
 			if !strings.Contains(waits, piece) {
-				t.Errorf("what waits to be started again does not say %q: %s", piece, waits)
+				t.Errorf("the message of the pending restart does not contain %q: %s", piece, waits)
 			}
 		}
 		if v := g.View(); v.State != domain.ShutOff || len(v.Messages) > 0 {

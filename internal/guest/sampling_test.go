@@ -141,13 +141,13 @@ func TestSamplesFollowTheInterestInThem(t *testing.T) {
 		f.watch(2 * idle) // the turns spread
 		f.watch(10 * idle)
 		if n := f.count(); n > 1120 || f.oldest(f.gauges) > idle+2*time.Second {
-			t.Errorf("while nobody asks: %d samples in ten periods, at worst %v apart", n, f.oldest(f.gauges))
+			t.Errorf("without callers: %d samples in ten periods, at worst %v apart", n, f.oldest(f.gauges))
 		}
 		f.attend()
 		f.watch(5 * time.Second) // those that are older become young
 		f.watch(50 * time.Second)
 		if worst := f.oldest(f.gauges); worst > lively+500*time.Millisecond {
-			t.Errorf("while somebody asks samples are %v apart", worst)
+			t.Errorf("with a caller samples are %v apart", worst)
 		}
 		if most := f.busiest(); most > 10 {
 			t.Errorf("%d of 100 samples came within a tenth of a second of a period of %v", most, lively)
@@ -254,7 +254,7 @@ func TestStuckGuestsDelayNoSample(t *testing.T) {
 		}
 		f.watch(10 * time.Second)
 		if worst := f.oldest(healthy); worst > lively+500*time.Millisecond {
-			t.Errorf("when it is known who is stuck samples are %v apart", worst)
+			t.Errorf("when the stuck guests are known, samples are %v apart", worst)
 		}
 		close(again)
 		synctest.Wait()

@@ -50,14 +50,14 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := empty(f, partial(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
-		t.Errorf("what was completed meanwhile: %v", err)
+		t.Errorf("the image that was completed in between: %v", err)
 	}
 	if err := errors.Join(f.Close(), write("next", func() error { is("first"); return nil })); err != nil {
 		t.Fatal(err)
 	}
 	is("next")
 	if _, err := os.Lstat(partial(path)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("what was half made: %v", err)
+		t.Errorf("the partial image: %v", err)
 	}
 }
 
@@ -96,7 +96,7 @@ func TestAJournalOfLabelsIsBounded(t *testing.T) {
 	l := &labels{path: filepath.Join(t.TempDir(), "journal")}
 	l.Files = []lent{{Path: strings.Repeat("x", maxJournal)}}
 	if err := l.keep(); !fault.Is(err, fault.NoCapacity) {
-		t.Errorf("a journal is kept that nobody reads: %v", err)
+		t.Errorf("a journal that is too long to be read is kept: %v", err)
 	}
 }
 

@@ -176,7 +176,7 @@ func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
 		ok(t, unix.Stat(dev+"/pts/ptmx", &maker))
 		ok(t, unix.Stat(dev+"/null", &null))
 		if maker.Rdev != null.Rdev {
-			t.Errorf("QEMU may make more terminals where the host lets everybody, by device %x", maker.Rdev)
+			t.Errorf("QEMU may create more terminals, by device %x, where the host allows all users to", maker.Rdev)
 		}
 	}
 }

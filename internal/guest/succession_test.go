@@ -59,7 +59,7 @@ func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 			defined, err := d.Define(d.ctx(), succeeding(), false)
 			ok(t, err)
 			if found, err := d.ByUUID(successor); err != nil || found != defined || !found.View().Persistent {
-				t.Fatalf("what was defined is not there: %v, %v", found, err)
+				t.Fatalf("the defined guest is missing: %v, %v", found, err)
 			}
 			ok(t, defined.Undefine(d.ctx(), guest.UndefineOptions{}))
 		}

@@ -745,7 +745,7 @@ func (g *taken) end() {
 	pass(patience) // work of its own goes on until the next monitor is given up
 	_ = g.change(context.Background(), "", func() error {
 		if g.job != nil {
-			g.t.Errorf("its %s job goes on without a monitor", g.job.kind)
+			g.t.Errorf("its %s job continues without a monitor", g.job.kind)
 		}
 		g.handleExit()
 		return nil
@@ -758,7 +758,7 @@ func (g *taken) end() {
 		g.t.Fatalf("it has not ended, and is %s", g.View().State)
 	}
 	if g.returned["dir"] != 1 || g.returned["nic"] != 1 {
-		g.t.Errorf("what it held was given back so often: %v", g.returned)
+		g.t.Errorf("its resources were released so often: %v", g.returned)
 	}
 	if _, err := os.Stat(g.run.dir); err == nil {
 		g.t.Error("its run directory is left")

@@ -59,7 +59,7 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 		})
 		ok(t, err)
 		if now := g.View().Inactive; now.Title != title || !c.made(now) {
-			t.Errorf("%s: what is stored is called %q, and has the change: %v", title, now.Title, c.made(now))
+			t.Errorf("%s: the stored definition has title %q, and the change: %v", title, now.Title, c.made(now))
 		}
 	}
 }

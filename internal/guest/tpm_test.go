@@ -66,7 +66,7 @@ func testTPM(t *testing.T, isolated bool) {
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%s/limits", strings.TrimSpace(string(pid))))
 	ok(t, err)
 	if !regexp.MustCompile(`(?s)Max file size +4194304 +4194304 .*Max open files +256 +256 `).Match(limits) {
-		t.Errorf("what it writes and opens has the bounds\n%s", limits)
+		t.Errorf("its limits of file size and descriptors are\n%s", limits)
 	}
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())

@@ -48,7 +48,7 @@ func TestFoldersInEachOtherAreRemoved(t *testing.T) {
 		t.Errorf("what a link led to has gone: %v", err)
 	}
 	if err := removeTree(state); err != nil {
-		t.Errorf("what has gone cannot be removed: %v", err)
+		t.Errorf("removing a missing folder: %v", err)
 	}
 }
 

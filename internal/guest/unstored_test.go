@@ -40,7 +40,7 @@ func (d *daemon) savedUnstored(name string) (g *guest.Guest, find func()) {
 	find = d.misplace()
 	ok(d.t, syscall.Kill(pid, syscall.SIGCONT))
 	if err := <-saved; err == nil {
-		d.t.Error("nobody is told that the store does not know")
+		d.t.Error("no message says that the store lacks the change")
 	}
 	d.settle(g, domain.ShutOff)
 	return g, find

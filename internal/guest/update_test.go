@@ -44,7 +44,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		eventually(t, "it has ended", func() bool { return !underWay() })
 		v := d.again(g).View()
 		if v.Inactive.Title != "stored" || v.Inactive.OnCrash != "restart" || v.Active.Title != title {
-			t.Errorf("%s: what is stored is called %q, and what runs %q", name, v.Inactive.Title, v.Active.Title)
+			t.Errorf("%s: the stored title is %q, the live one %q", name, v.Inactive.Title, v.Active.Title)
 		}
 		if v.Inactive.CurrentMemory != memory {
 			t.Errorf("%s: the change is not stored", name)
@@ -110,6 +110,6 @@ func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 		if c.made(g.View().Inactive) {
 			t.Errorf("%s: the change is made once more", kind)
 		}
-		eventually(t, "QEMU has been asked what was missed", func() bool { return g.Job().Kind == domain.JobNone })
+		eventually(t, "QEMU has been asked about missed events", func() bool { return g.Job().Kind == domain.JobNone })
 	}
 }
