@@ -9,11 +9,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// AddressSource is who is asked for a guest's addresses.
+// AddressSource is the source that is asked for a guest's addresses.
 type AddressSource int
 
-// The sources: DHCP leases of Lodge's own networks, the guest's agent, and what
-// the host has seen on its links.
+// The sources: DHCP leases of Lodge's own networks, the guest's agent, and the neighbours that the host has
+// seen on its links.
 const (
 	ByLease AddressSource = iota
 	ByAgent
@@ -26,14 +26,14 @@ type Interface struct {
 	Addresses []Address
 }
 
-// Address is an IP address with the length of its prefix.
+// Address is an IP address with its prefix length.
 type Address struct {
 	IP     string
 	Prefix uint
 	IPv6   bool
 }
 
-// Addresses tells the addresses of a running guest, as the source knows them.
+// Addresses returns the addresses of a running guest that the source knows.
 func (g *Guest) Addresses(ctx context.Context, source AddressSource) ([]Interface, error) {
 	v := g.View()
 	if v.Active == nil {
@@ -58,7 +58,7 @@ func (r *Registry) leasedAddresses(def *domain.Definition) ([]Interface, error) 
 		}
 		net, err := r.Networks.ByName(n.Network)
 		if err != nil {
-			continue // it has gone since
+			continue // the network is gone since
 		}
 		leases, err := net.Leases(n.MAC)
 		if err != nil {
@@ -95,7 +95,7 @@ func seenAddresses(def *domain.Definition) ([]Interface, error) {
 	return all, nil
 }
 
-// maxInterfaces bounds what is believed of an agent.
+// maxInterfaces bounds how many interfaces an agent may report.
 const maxInterfaces = 1024
 
 func (g *Guest) agentAddresses(ctx context.Context) ([]Interface, error) {

@@ -8,34 +8,33 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Bound says whether a guest may become as a definition has it, or start so; an error
-// refuses it before anything is changed. Written are the bytes that are kept of the
-// definition. It is asked in the guest's loop, too, and must not wait for anything.
+// Bound decides, by the client's quota, whether a guest may be changed to a definition or started with it.
+// An error refuses it before anything is changed. written is the size in bytes of the definition in the
+// store. Bound is also called in the guest's loop, so it must not block.
 type Bound func(uuid string, def *domain.Definition, written uint64) error
 
-// boundKey is where a context keeps what bounds the guests of its client.
+// boundKey is the context key of the client's Bound.
 type boundKey struct{}
 
-// WithBound has every definition that is stored, started or grown under ctx asked for.
+// WithBound applies b to every definition that is stored, started or grown under ctx.
 func WithBound(ctx context.Context, b Bound) context.Context {
 	return context.WithValue(ctx, boundKey{}, b)
 }
 
-// Judge says whether a client may do to a guest what it asked for, now that its turn for that has
-// come: the guest may be called otherwise by then. It is asked in the guest's loop, and must not
-// wait for anything.
+// Judge decides whether a client may still do what it asked for, when its request is about to begin: the
+// guest may have been renamed since. It is called in the guest's loop and must not block.
 type Judge func(uuid string) error
 
-// judgeKey is where a context keeps what judges its client's requests anew.
+// judgeKey is the context key of the Judge of the client's requests.
 type judgeKey struct{}
 
-// WithJudge has every request to a guest that is made under ctx judged when its turn comes. What it
-// has begun is not.
+// WithJudge applies j to every request to a guest under ctx, at the moment when the request begins. Work
+// that has begun is not judged again.
 func WithJudge(ctx context.Context, j Judge) context.Context {
 	return context.WithValue(ctx, judgeKey{}, j)
 }
 
-// judged says whether a request of ctx may be begun.
+// judged reports whether a request under ctx may begin.
 func (g *Guest) judged(ctx context.Context) error {
 	if j, _ := ctx.Value(judgeKey{}).(Judge); j != nil {
 		return j(g.uuid)
@@ -43,13 +42,14 @@ func (g *Guest) judged(ctx context.Context) error {
 	return nil
 }
 
-// bounded asks for a guest's changed definition. Of a nil one there is nothing to ask.
+// bounded applies the Bound of ctx to the guest's changed definition. A nil definition is allowed.
 func (g *Guest) bounded(ctx context.Context, def *domain.Definition) error {
 	return askBound(ctx, g.uuid, def, g.record.Submitted)
 }
 
-// boundStart asks for a start. What a saved image says is used as it is said, and takes what it would
-// if it was defined. The weights in a guest's own image were asked for when it was given them.
+// boundStart applies the Bound of ctx to a start. The definition of a saved image is completed first, so
+// that it counts as much as if it were defined. The weights in a managed image are left out, because they
+// were checked when the guest got them.
 func (g *Guest) boundStart(ctx context.Context, def *domain.Definition, submitted string, from *savedImage) error {
 	if from == nil {
 		return askBound(ctx, g.uuid, def, submitted)
@@ -64,7 +64,7 @@ func (g *Guest) boundStart(ctx context.Context, def *domain.Definition, submitte
 	return askBound(ctx, g.uuid, whole, submitted)
 }
 
-// askBound asks for a definition that was given as a document.
+// askBound applies the Bound of ctx to a definition and the document that it came from.
 func askBound(ctx context.Context, uuid string, def *domain.Definition, submitted string) error {
 	b, _ := ctx.Value(boundKey{}).(Bound)
 	if b == nil || def == nil {
@@ -77,9 +77,9 @@ func askBound(ctx context.Context, uuid string, def *domain.Definition, submitte
 	return b(uuid, def, uint64(len(text)+len(submitted)))
 }
 
-// Allows asks for a definition as defining it would, and defines nothing.
+// Allows applies the Bound of ctx to a definition as Define would, and stores nothing.
 func (r *Registry) Allows(ctx context.Context, def *domain.Definition, submitted string) error {
-	uuid := cmp.Or(def.UUID, def.Name) // of what is new any word will do that is no other's
+	uuid := cmp.Or(def.UUID, def.Name) // for a new guest, any name that no other guest has
 	if g, err := r.ByName(def.Name); err == nil {
 		uuid = g.uuid
 	}

@@ -12,19 +12,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// freezeLimit is how long freezing and trimming may take: they wait for the
-// guest's disks.
+// freezeLimit is how long freezing and trimming may take. Both wait for the guest's disks.
 const freezeLimit = 60 * time.Second
 
-// maxInside bounds the lists that an agent is believed, and maxTold its texts, in
-// bytes: longer ones are cut.
+// maxInside bounds the length of a list from an agent. maxTold bounds a text, in bytes: longer ones are
+// cut.
 const (
 	maxInside = 1024
 	maxTold   = 4096
 )
 
-// told is what is passed on of a text that an agent tells: nothing that steers the terminal of
-// whoever asks.
+// told returns a text from an agent without control characters, which could steer the terminal of the
+// client.
 func told(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -34,8 +33,8 @@ func told(text string) string {
 	}, strings.ToValidUTF8(text[:min(len(text), maxTold)], "?"))
 }
 
-// Freeze has the guest hold back writes to the file systems at these mount
-// points, or to all, and tells how many it froze.
+// Freeze makes the guest hold back writes to the file systems at these mount points, or to all of them. It
+// returns how many it froze.
 func (g *Guest) Freeze(ctx context.Context, mountPoints []string) (frozen int, err error) {
 	if len(mountPoints) == 0 {
 		err = g.Agent(ctx, "guest-fsfreeze-freeze", nil, &frozen, freezeLimit)
@@ -45,26 +44,25 @@ func (g *Guest) Freeze(ctx context.Context, mountPoints []string) (frozen int, e
 	return frozen, err
 }
 
-// Thaw lets the guest write again, and tells how many file systems it thawed.
+// Thaw lets the guest write again. It returns how many file systems it thawed.
 func (g *Guest) Thaw(ctx context.Context) (thawed int, err error) {
 	err = g.Agent(ctx, "guest-fsfreeze-thaw", nil, &thawed, freezeLimit)
 	return thawed, err
 }
 
-// Trim has the guest tell its disks what its file systems do not use, in
-// extents of at least that many bytes.
+// Trim makes the guest discard the unused extents of its file systems, of at least minimum bytes each.
 func (g *Guest) Trim(ctx context.Context, minimum uint64) error {
 	return g.Agent(ctx, "guest-fstrim", map[string]any{"minimum": minimum}, nil, freezeLimit)
 }
 
-// Time tells the guest's time.
+// Time returns the guest's time.
 func (g *Guest) Time(ctx context.Context) (time.Time, error) {
 	var nanoseconds int64
 	err := g.Agent(ctx, "guest-get-time", nil, &nanoseconds, 0)
 	return time.Unix(0, nanoseconds), err
 }
 
-// SetTime sets the guest's time; nil sets it from its own hardware clock.
+// SetTime sets the guest's time. Nil sets it from the guest's hardware clock.
 func (g *Guest) SetTime(ctx context.Context, to *time.Time) error {
 	if to == nil {
 		return g.Agent(ctx, "guest-set-time", nil, nil, 0)
@@ -72,15 +70,14 @@ func (g *Guest) SetTime(ctx context.Context, to *time.Time) error {
 	return g.Agent(ctx, "guest-set-time", map[string]any{"time": to.UnixNano()}, nil, 0)
 }
 
-// SetPassword sets the password of a user in the guest. Crypted says that it is
-// a hash already.
+// SetPassword sets the password of a user in the guest. crypted says that password is a hash already.
 func (g *Guest) SetPassword(ctx context.Context, user, password string, crypted bool) error {
 	return g.Agent(ctx, "guest-set-user-password", map[string]any{
 		"username": user, "password": base64.StdEncoding.EncodeToString([]byte(password)), "crypted": crypted,
 	}, nil, 0)
 }
 
-// AgentHostname asks the agent for the guest's name.
+// AgentHostname asks the agent for the guest's host name.
 func (g *Guest) AgentHostname(ctx context.Context) (string, error) {
 	var answer struct {
 		Name string `json:"host-name"`
@@ -89,7 +86,7 @@ func (g *Guest) AgentHostname(ctx context.Context) (string, error) {
 	return told(answer.Name), err
 }
 
-// LeaseHostname is the name under which the guest asked for an address.
+// LeaseHostname returns the host name that the guest sent with its DHCP request.
 func (g *Guest) LeaseHostname() (string, error) {
 	v := g.View()
 	if v.Active == nil {
@@ -101,7 +98,7 @@ func (g *Guest) LeaseHostname() (string, error) {
 		}
 		net, err := g.reg.Networks.ByName(n.Network)
 		if err != nil {
-			continue // it has gone since
+			continue // the network is gone since
 		}
 		leases, err := net.Leases(n.MAC)
 		if err != nil {
@@ -116,14 +113,14 @@ func (g *Guest) LeaseHostname() (string, error) {
 	return "", fault.New(fault.NotFound, fault.Call, "no hostname found for domain %s: no lease of it has one", v.Name)
 }
 
-// AgentVCPU is a processor as the guest knows it.
+// AgentVCPU is a vCPU as the guest sees it.
 type AgentVCPU struct {
 	ID         uint `json:"logical-id"`
 	Online     bool `json:"online"`
 	CanOffline bool `json:"can-offline"`
 }
 
-// AgentVCPUs tells of the processors that the guest sees.
+// AgentVCPUs asks the agent for the vCPUs that the guest sees.
 func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
 	var all []AgentVCPU
 	if err := g.Agent(ctx, "guest-get-vcpus", nil, &all, 0); err != nil {
@@ -140,7 +137,7 @@ func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
 	return all, nil
 }
 
-// SetAgentVCPUs has the guest use that many of the processors that it sees.
+// SetAgentVCPUs makes the guest use n of the vCPUs that it sees.
 func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 	all, err := g.AgentVCPUs(ctx)
 	if err != nil {
@@ -188,17 +185,17 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 // FileSystem is a file system that is mounted in the guest.
 type FileSystem struct {
 	Name, MountPoint, Type string
-	Total, Used            *uint64 // bytes; nil where the agent does not tell
+	Total, Used            *uint64 // bytes; nil: the agent does not report it
 	Disks                  []FileSystemDisk
 }
 
 // FileSystemDisk is a disk below a file system.
 type FileSystemDisk struct {
-	Target         string // of the definition; empty for one that is not in it
+	Target         string // of the definition; empty: the disk is not in it
 	Serial, Device string // as the guest knows them
 }
 
-// agentDisk is where a disk sits, as an agent tells it.
+// agentDisk is the position of a disk, as an agent reports it.
 type agentDisk struct {
 	BusType string `json:"bus-type"`
 	Bus     uint   `json:"bus"`
@@ -210,7 +207,7 @@ type agentDisk struct {
 	Serial, Dev string
 }
 
-// FileSystems tells what is mounted in the guest.
+// FileSystems asks the agent for the file systems that are mounted in the guest.
 func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
 	var answer []struct {
 		Name, MountPoint, Type string
@@ -236,7 +233,8 @@ func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
 	return all, nil
 }
 
-// target gives the name in the definition of the disk that an agent means; nil: the guest has left meanwhile.
+// target returns the definition's name of the disk that an agent reports. def is nil if the guest has ended
+// meanwhile.
 func (a agentDisk) target(def *domain.Definition) string {
 	if def == nil {
 		return ""
@@ -256,14 +254,14 @@ func (a agentDisk) target(def *domain.Definition) string {
 	return ""
 }
 
-// User is somebody who is logged in.
+// User is a user who is logged in to the guest.
 type User struct {
 	Name   string  `json:"user"`
 	Domain string  `json:"domain"`
 	Login  float64 `json:"login-time"` // seconds since 1970
 }
 
-// Users tells who is logged in.
+// Users asks the agent for the users who are logged in.
 func (g *Guest) Users(ctx context.Context) ([]User, error) {
 	var all []User
 	err := g.Agent(ctx, "guest-get-users", nil, &all, 0)
@@ -274,7 +272,7 @@ func (g *Guest) Users(ctx context.Context) ([]User, error) {
 	return all, err
 }
 
-// OSInfo tells of the guest's operating system, by the agent's own names.
+// OSInfo asks the agent for the guest's operating system. The keys are the agent's.
 func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
 	var info map[string]string
 	if err := g.Agent(ctx, "guest-get-osinfo", nil, &info, 0); err != nil {
@@ -290,8 +288,7 @@ func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
 	return words, nil
 }
 
-// Timezone is the guest's: its name, which may be empty, and what it is ahead
-// of UTC.
+// Timezone returns the name of the guest's time zone, which may be empty, and its offset from UTC.
 func (g *Guest) Timezone(ctx context.Context) (name string, ahead time.Duration, err error) {
 	var answer struct {
 		Zone   string

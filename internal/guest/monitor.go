@@ -10,12 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 )
 
-// monitorLimit bounds a command that a user gives to QEMU directly.
+// monitorLimit bounds the time of a command that a user gives to QEMU directly.
 const monitorLimit = 60 * time.Second
 
-// MonitorCommand gives QEMU a command of the user's own and returns its answer:
-// QMP as JSON, or a line for the human monitor. The guest is tainted by it,
-// because Lodge cannot know what the command changed.
+// MonitorCommand sends QEMU a command of the user and returns the answer: QMP as JSON, or with human a line
+// for the human monitor. It taints the guest, because Lodge cannot know what the command changed.
 func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) (string, error) {
 	r := g.live.Load()
 	s, err := r.monitor()
@@ -45,7 +44,7 @@ func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) 
 	whole := map[string]any{}
 	var refused *qmp.Error
 	switch err := s.Execute(ctx, c.Execute, args, &answer); {
-	case errors.As(err, &refused): // an answer too, and the user's to read
+	case errors.As(err, &refused): // this is an answer, too, for the user to read
 		whole["error"] = refused
 	case err != nil:
 		return "", err

@@ -48,7 +48,7 @@ type Config struct {
 	// Prepared is how many QEMUs the pool of prepared QEMUs may hold. 0: none.
 	Prepared int
 	// Quarters runs each guest's QEMU in a sandbox as a user of its own. Nil: QEMU runs as the daemon does.
-	Quarters *sandbox.Quarters
+	Quarters *sandbox.Isolation
 	// GiveRNG adds a virtio-rng to new machines whose document mentions none.
 	GiveRNG bool
 	// Labels is the host's mandatory access control. Nil: guests get no labels, NoLabels says why, and with

@@ -8,11 +8,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// sector is what sizes of disks are rounded up to.
+// sector is the unit in bytes that disk sizes are rounded up to.
 const sector = 512
 
-// ResizeDisk makes the image behind a running guest's disk larger or smaller,
-// and tells the guest. Size is in bytes.
+// ResizeDisk makes the image of a running guest's disk larger or smaller, and notifies the guest. size is
+// in bytes.
 func (g *Guest) ResizeDisk(ctx context.Context, disk string, size uint64) error {
 	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run

@@ -10,13 +10,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
 // aQEMU is what a probe finds on a host where KVM works, or does not.
-func aQEMU(kvm bool) *qemu.Capabilities {
-	models := []qemu.CPUModel{
+func aQEMU(kvm bool) *qemucaps.Capabilities {
+	models := []qemucaps.CPUModel{
 		{Name: "EPYC", AliasOf: "EPYC-v1", Missing: []string{"fxsr-opt", "npt"}},
 		{Name: "EPYC-v1", Missing: []string{"npt"}},
 		{Name: "Haswell", Usable: true, Features: []string{"fpu", "hypervisor", "rtm"}},
@@ -24,19 +24,19 @@ func aQEMU(kvm bool) *qemu.Capabilities {
 		{Name: "host", Usable: true},
 		{Name: "max", Usable: true},
 	}
-	hostModel := qemu.HostModel{
+	hostModel := qemucaps.HostModel{
 		Vendor: "GenuineIntel", Base: "Haswell", Features: []string{"fpu", "kvm-asyncpf", "rdctl-no", "tsc-adjust", "vmx"},
 	}
-	c := &qemu.Capabilities{
-		Binary: qemu.Identity{Path: "/usr/bin/qemu-system-x86_64"}, Arch: "x86_64",
-		Machines: []qemu.Machine{
+	c := &qemucaps.Capabilities{
+		Binary: qemucaps.Identity{Path: "/usr/bin/qemu-system-x86_64"}, Arch: "x86_64",
+		Machines: []qemucaps.Machine{
 			{Name: "isapc", MaxCPUs: 1},
 			{Name: "pc-i440fx-7.1", MaxCPUs: 255, Deprecated: true},
 			{Name: "pc-i440fx-7.2", Alias: "pc", Default: true, MaxCPUs: 255},
 			{Name: "pc-q35-7.2", Alias: "q35", MaxCPUs: 288},
 			{Name: "xenfv", MaxCPUs: 128},
 		},
-		Accelerators: []qemu.Accelerator{
+		Accelerators: []qemucaps.Accelerator{
 			{Name: "kvm", Present: true, Usable: kvm, Reason: "the trial guest never wrote", HostCPU: kvm},
 			{Name: "tcg", Present: true, Usable: true, Models: models},
 		},
@@ -224,7 +224,7 @@ const cpuDocument = `<cpu>
 </cpu>
 `
 
-func offerOf(t *testing.T, caps *qemu.Capabilities, domainType, machine string) *offer {
+func offerOf(t *testing.T, caps *qemucaps.Capabilities, domainType, machine string) *offer {
 	t.Helper()
 	o := &offer{caps: caps}
 	var err error

@@ -19,7 +19,7 @@ func TestSecurityModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &handlers{Rooms: Rooms{Guests: &guest.Registry{Config: guest.Config{Quarters: &sandbox.Quarters{}, Labels: labels}}}}
+	h := &handlers{Rooms: Rooms{Guests: &guest.Registry{Config: guest.Config{Quarters: &sandbox.Isolation{}, Labels: labels}}}}
 	ret, err := h.nodeGetSecurityModel(t.Context(), nil, nil)
 	if err != nil || string(ret.Model) != "selinux\x00" || string(ret.DOI) != "0\x00" {
 		t.Errorf("the host's model is %q, %q (%v)", ret.Model, ret.DOI, err)

@@ -119,7 +119,7 @@ func TestLedger_RefusesImpossible(t *testing.T) {
 		{"plain", "", topology.Reservation{Memory: 200 << 30}},
 		{"overcommitted", "", topology.Reservation{Memory: 256 << 30}},
 		{"huge", "257 GiB of memory and this host has 256 GiB", topology.Reservation{Memory: 257 << 30}},
-		{"plain", "already holds", topology.Reservation{Memory: 1 << 30}},
+		{"plain", "already has a reservation", topology.Reservation{Memory: 1 << 30}},
 		{"first", "", pages(small, 0, 200)},
 		// By the kernel's count 250 pages are free, because the first guest has not touched its own; 312 of
 		// 512 are not reserved.
@@ -131,8 +131,8 @@ func TestLedger_RefusesImpossible(t *testing.T) {
 		{"fifth", "no huge pages of 16 MiB", pages(16<<20, 0, 1)},
 		{"fifth", "cell 9", pages(small, 9, 1)},
 		{"own", "", topology.Reservation{CPUs: topology.CPUs(0, 8)}},
-		{"other", "of which guest \"own\" has 8", topology.Reservation{CPUs: topology.CPUs(8, 9)}},
-		{"other", "20 are not online", topology.Reservation{CPUs: topology.CPUs(9, 20)}},
+		{"other", "and guest \"own\" has 8", topology.Reservation{CPUs: topology.CPUs(8, 9)}},
+		{"other", "20 are offline", topology.Reservation{CPUs: topology.CPUs(9, 20)}},
 		{"other", "", topology.Reservation{CPUs: topology.CPUs(9)}},
 	} {
 		err := ledger.Reserve(step.guest, step.want, resources.Need{})

@@ -87,7 +87,7 @@ func TestLimits_RefusalNamesRemedy(t *testing.T) {
 	}{
 		"native I/O": {
 			fits: Need{Threads: 8, PTYs: 1, AIO: AIOContext}, above: Need{AIO: 2 * AIOContext},
-			says: []string{"2048 of fs.aio-max-nr", "which is 65536", "64512 are in use", "sysctl -w fs.aio-max-nr="},
+			says: []string{"2048 of fs.aio-max-nr", "which is 65536", "64512 in use", "sysctl -w fs.aio-max-nr="},
 		},
 		"threads": {
 			fits: Need{Threads: 30000}, above: Need{Threads: 32000},

@@ -1,4 +1,4 @@
-package qemu
+package qemuprobe
 
 import (
 	"bytes"
@@ -124,7 +124,7 @@ func TestTrialCodeIsItsSource(t *testing.T) {
 // chamber, and what is found out is the same.
 // Promise: I4
 func TestAProbeNeedsNoPrivileges(t *testing.T) {
-	house, err := sandbox.Open("")
+	house, err := sandbox.NewBuilder("")
 	if err != nil {
 		t.Skipf("no chambers here: %v", err)
 	}
@@ -133,7 +133,7 @@ func TestAProbeNeedsNoPrivileges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	of := subject{qemuBinary(t), &sandbox.Quarters{House: house, Users: users}}
+	of := subject{qemuBinary(t), &sandbox.Isolation{Builder: house, Users: users}}
 	s, err := startSpecimen(t.Context(), of, []string{"-machine", "none"})
 	if err != nil {
 		t.Fatal(err)

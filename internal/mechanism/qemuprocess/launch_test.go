@@ -1,4 +1,4 @@
-package qemu
+package qemuprocess
 
 import (
 	"context"
@@ -189,7 +189,7 @@ func TestOutlivesItsParent(t *testing.T) {
 }
 
 func TestATiedProcessEndsWithItsParent(t *testing.T) {
-	pid, start := launchedByDead(t, "TestATiedProcessEndsWithItsParent", Spec{Tied: true})
+	pid, start := launchedByDead(t, "TestATiedProcessEndsWithItsParent", Spec{KillWithDaemon: true})
 	p, err := Adopt(pid, start)
 	if fault.Is(err, fault.NotFound) {
 		return

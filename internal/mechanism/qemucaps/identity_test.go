@@ -1,4 +1,4 @@
-package qemu
+package qemucaps
 
 import (
 	"net"
@@ -32,11 +32,11 @@ func TestMatches_RightsOfTheKVMDeviceSetAnew(t *testing.T) {
 	defer func(s hostSources) { sources = s }(sources)
 	sources = host
 	binary := write(t, filepath.Join(t.TempDir(), "qemu"), "")
-	identity, err := identify(binary)
+	identity, err := Identify(binary)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Capabilities{Format: capabilitiesFormat, Binary: identity, Host: host.host()}
+	c := &Capabilities{Format: Format, Binary: identity, Host: host.host()}
 	changeTime := func() unix.Timespec {
 		var s unix.Stat_t
 		if err := unix.Stat(host.kvm, &s); err != nil {
@@ -104,4 +104,60 @@ func TestHost_KVMThatDoesNotOpen(t *testing.T) {
 	if kvm := s.host().KVM; kvm.Inode == 0 || kvm.Opens {
 		t.Errorf("a device that cannot be opened is %+v", kvm)
 	}
+}
+
+func TestMatches(t *testing.T) {
+	prefix := t.TempDir()
+	modules := filepath.Join(prefix, "lib", "x86_64-linux-gnu", "qemu")
+	for _, dir := range []string{modules, filepath.Join(prefix, "bin")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	binary := write(t, filepath.Join(prefix, "bin", "qemu"), "one")
+	identity, err := Identify(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Capabilities{Format: Format, Binary: identity, Host: sources.host()}
+	if !c.Matches(binary) {
+		t.Fatal("the same binary does not match")
+	}
+	other := *c
+	other.Host.BootID += "x"
+	if other.Matches(binary) {
+		t.Error("another boot matches")
+	}
+	other = *c
+	other.Format++
+	if other.Matches(binary) {
+		t.Error("another format matches")
+	}
+	write(t, filepath.Join(modules, "ui-spice-core.so"), "module")
+	if c.Matches(binary) {
+		t.Error("a binary with one module more matches")
+	}
+	if c.Binary, err = Identify(binary); err != nil || !c.Matches(binary) {
+		t.Errorf("with the new module it does not match: %v", err)
+	}
+	if c.Matches(binary + ".gone") {
+		t.Error("a binary that is gone matches")
+	}
+	if err := os.WriteFile(binary+".new", []byte("two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(binary+".new", binary); err != nil {
+		t.Fatal(err)
+	}
+	if c.Matches(binary) {
+		t.Error("a binary that was replaced matches")
+	}
+}
+
+func write(t testing.TB, path, text string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

@@ -1,24 +1,40 @@
-package qemu
+package qemuprobe
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp/schema"
 )
 
-// answers are what one QEMU said, by question; what it refused is not there.
-// Everything that is made of them is made without QEMU, so that recorded ones
-// serve as well.
-type answers map[string]json.RawMessage
+// Answers are what one QEMU said, by question. A question that it refused has no
+// entry. Capabilities are made from them without QEMU, so recorded answers serve
+// as well: tests use them.
+type Answers map[string]json.RawMessage
+
+// ReadAnswers reads recorded answers: JSON, packed by gzip.
+func ReadAnswers(r io.Reader) (Answers, error) {
+	unpacked, err := gzip.NewReader(r)
+	if err != nil {
+		return nil, err
+	}
+	var a Answers
+	if err := json.NewDecoder(unpacked).Decode(&a); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
 
 // ask puts one question. A refusal is an answer too: that it has none.
-func (a answers) ask(ctx context.Context, s *qmp.Session, command string, args map[string]any) error {
+func (a Answers) ask(ctx context.Context, s *qmp.Session, command string, args map[string]any) error {
 	var answer json.RawMessage
 	err := s.Execute(ctx, command, args, &answer)
 	var refusal *qmp.Error
@@ -44,7 +60,7 @@ func question(command string, args map[string]any) string {
 }
 
 // get decodes an answer; one that is not there leaves into as it is.
-func (a answers) get(into any, command string, args map[string]any) error {
+func (a Answers) get(into any, command string, args map[string]any) error {
 	answer, ok := a[question(command, args)]
 	if !ok {
 		return nil
@@ -57,6 +73,18 @@ func (a answers) get(into any, command string, args map[string]any) error {
 
 type object = map[string]any
 
+// propertyTypes are the devices and objects whose properties arguments branch on.
+var propertyTypes = strings.Fields(`
+	virtio-blk-pci virtio-scsi-pci scsi-hd scsi-cd scsi-block ide-hd ide-cd nvme usb-storage floppy ich9-ahci
+	virtio-net-pci e1000 e1000e virtio-balloon-pci virtio-rng-pci virtio-serial-pci virtserialport
+	virtio-mem-pci virtio-pmem-pci virtio-iommu-pci virtio-gpu-pci virtio-vga VGA qxl-vga qxl
+	vhost-vsock-pci vhost-user-fs-pci vhost-user-blk-pci intel-iommu amd-iommu
+	pcie-root-port pcie-pci-bridge pci-bridge pxb-pcie qemu-xhci usb-host usb-redir vfio-pci
+	pc-dimm nvdimm tpm-tis tpm-crb isa-serial ivshmem-plain ivshmem-doorbell pvpanic pvpanic-pci
+	ICH9-LPC PIIX4_PM i6300esb hda-duplex intel-hda
+	memory-backend-ram memory-backend-file memory-backend-memfd memory-backend-epc iothread
+	sev-guest sev-snp-guest tdx-guest throttle-group tls-creds-x509`)
+
 // The lists of types, all of which are concrete.
 var (
 	deviceTypes  = object{"implements": "device", "abstract": false}
@@ -66,7 +94,7 @@ var (
 )
 
 // interrogate asks everything that does not depend on the accelerator.
-func (a answers) interrogate(ctx context.Context, s *qmp.Session) error {
+func (a Answers) interrogate(ctx context.Context, s *qmp.Session) error {
 	// Listing types loads QEMU's modules, some of which add options.
 	for _, types := range []object{deviceTypes, objectTypes, chardevTypes, accelTypes} {
 		if err := a.ask(ctx, s, "qom-list-types", types); err != nil {
@@ -102,9 +130,9 @@ func (a answers) interrogate(ctx context.Context, s *qmp.Session) error {
 	return nil
 }
 
-// capabilities makes of the answers all but identities and accelerators.
-func (a answers) capabilities() (*Capabilities, error) {
-	c := &Capabilities{Format: capabilitiesFormat, Options: make(map[string][]string)}
+// Capabilities makes capabilities from the answers, without identities and accelerators.
+func (a Answers) Capabilities() (*qemucaps.Capabilities, error) {
+	c := &qemucaps.Capabilities{Format: qemucaps.Format, Options: make(map[string][]string)}
 	var version qmp.Version
 	var target struct{ Arch string }
 	var options []struct {
@@ -120,7 +148,9 @@ func (a answers) capabilities() (*Capabilities, error) {
 		a.get(&c.TPMBackends, "query-tpm-types", nil),
 	)
 	c.Arch = target.Arch
-	c.Version = Version{version.QEMU.Major, version.QEMU.Minor, version.QEMU.Micro, version.Package}
+	c.Version = qemucaps.Version{
+		Major: version.QEMU.Major, Minor: version.QEMU.Minor, Micro: version.QEMU.Micro, Package: version.Package,
+	}
 	for _, o := range options {
 		c.Options[o.Option] = []string{}
 		for _, p := range o.Parameters {
@@ -132,7 +162,7 @@ func (a answers) capabilities() (*Capabilities, error) {
 	for _, name := range chardevs {
 		c.Chardevs = append(c.Chardevs, strings.TrimPrefix(name, "chardev-"))
 	}
-	steps := []func(*Capabilities) error{a.fillTypes, a.fillProperties, a.fillSchema}
+	steps := []func(*qemucaps.Capabilities) error{a.fillTypes, a.fillProperties, a.fillSchema}
 	for _, fill := range steps {
 		err = errors.Join(err, fill(c))
 	}
@@ -145,7 +175,7 @@ func (a answers) capabilities() (*Capabilities, error) {
 	return c, err
 }
 
-func (a answers) fillTypes(c *Capabilities) error {
+func (a Answers) fillTypes(c *qemucaps.Capabilities) error {
 	var err [3]error
 	c.Machines, err[0] = a.machines()
 	c.Devices, err[1] = a.types(deviceTypes)
@@ -161,7 +191,7 @@ func (a answers) fillTypes(c *Capabilities) error {
 }
 
 // types lists the names of types, sorted.
-func (a answers) types(which object) ([]string, error) {
+func (a Answers) types(which object) ([]string, error) {
 	var list []struct{ Name string }
 	err := a.get(&list, "qom-list-types", which)
 	names := make([]string, 0, len(list))
@@ -172,7 +202,7 @@ func (a answers) types(which object) ([]string, error) {
 	return names, err
 }
 
-func (a answers) machines() ([]Machine, error) {
+func (a Answers) machines() ([]qemucaps.Machine, error) {
 	var list []struct {
 		Name       string
 		Alias      string
@@ -185,18 +215,18 @@ func (a answers) machines() ([]Machine, error) {
 		RAMID      string `json:"default-ram-id"`
 	}
 	err := a.get(&list, "query-machines", nil)
-	machines := make([]Machine, 0, len(list))
+	machines := make([]qemucaps.Machine, 0, len(list))
 	for _, m := range list {
-		machines = append(machines, Machine{
+		machines = append(machines, qemucaps.Machine{
 			Name: m.Name, Alias: m.Alias, Default: m.IsDefault, Deprecated: m.Deprecated, MaxCPUs: m.MaxCPUs,
 			HotplugCPUs: m.Hotplug, NUMAMemory: m.NUMAMemory, DefaultCPUType: m.CPUType, DefaultRAMID: m.RAMID,
 		})
 	}
-	slices.SortFunc(machines, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(machines, func(a, b qemucaps.Machine) int { return strings.Compare(a.Name, b.Name) })
 	return machines, err
 }
 
-func (a answers) fillProperties(c *Capabilities) error {
+func (a Answers) fillProperties(c *qemucaps.Capabilities) error {
 	c.Properties = make(map[string][]string)
 	var all error
 	for _, typ := range propertyTypes {
@@ -212,7 +242,7 @@ func (a answers) fillProperties(c *Capabilities) error {
 
 // fillProperty collects what either command tells: one knows about the
 // properties of buses, the other about those of objects.
-func (a answers) fillProperty(c *Capabilities, name, typ string) error {
+func (a Answers) fillProperty(c *qemucaps.Capabilities, name, typ string) error {
 	var names []string
 	for _, command := range []string{"device-list-properties", "qom-list-properties"} {
 		var list []struct{ Name string }
@@ -230,7 +260,7 @@ func (a answers) fillProperty(c *Capabilities, name, typ string) error {
 	return nil
 }
 
-func (a answers) fillSchema(c *Capabilities) error {
+func (a Answers) fillSchema(c *qemucaps.Capabilities) error {
 	s, err := schema.Parse(a["query-qmp-schema"])
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot probe QEMU")
@@ -238,7 +268,7 @@ func (a answers) fillSchema(c *Capabilities) error {
 	c.Netdevs = s.Values("netdev_add/type")
 	c.Displays = s.AnswerValues("query-display-options/type")
 	c.Commands = s.Commands()
-	for _, f := range facts {
+	for _, f := range qemucaps.Facts() {
 		if s.Has(string(f)) {
 			c.Facts = append(c.Facts, f)
 		}

@@ -1,4 +1,4 @@
-package qemu
+package qemucaps
 
 import (
 	"os"
@@ -43,11 +43,12 @@ type KVM struct {
 // Matches reports whether c still tells the truth about the binary at that
 // path, on this host as it is now. It looks at files' metadata only.
 func (c *Capabilities) Matches(binary string) bool {
-	now, err := identify(binary)
-	return err == nil && c.Format == capabilitiesFormat && c.Binary == now && c.Host == sources.host()
+	now, err := Identify(binary)
+	return err == nil && c.Format == Format && c.Binary == now && c.Host == ThisHost()
 }
 
-func identify(binary string) (Identity, error) {
+// Identify reads the identity of the binary at that path.
+func Identify(binary string) (Identity, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(binary, &s); err != nil {
 		return Identity{}, &os.PathError{Op: "stat", Path: binary, Err: err}
@@ -125,6 +126,9 @@ var sources = hostSources{
 	microcode: "/sys/devices/system/cpu/cpu0/microcode/version",
 	kvm:       "/dev/kvm", nested: "/sys/module/kvm_*/parameters/nested",
 }
+
+// ThisHost reads the identity of the host as it is now.
+func ThisHost() Host { return sources.host() }
 
 func (s hostSources) host() Host {
 	h := Host{BootID: firstLine(s.bootID), Kernel: firstLine(s.kernel), Microcode: firstLine(s.microcode)}

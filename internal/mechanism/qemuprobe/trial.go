@@ -1,4 +1,4 @@
-package qemu
+package qemuprobe
 
 import (
 	"bytes"

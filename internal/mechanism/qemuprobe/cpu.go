@@ -1,24 +1,16 @@
-package qemu
+package qemuprobe
 
 import (
 	"context"
-	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 )
 
-// hostModelName is the model that stands for all an accelerator can do.
-func hostModelName(accelerator string) string {
-	if accelerator == "kvm" {
-		return "host"
-	}
-	return "max"
-}
-
 // interrogateCPUs asks what depends on the accelerator QEMU runs with.
-func (a answers) interrogateCPUs(ctx context.Context, s *qmp.Session, accelerator string) error {
+func (a Answers) interrogateCPUs(ctx context.Context, s *qmp.Session, accelerator string) error {
 	if err := a.ask(ctx, s, "query-cpu-definitions", nil); err != nil {
 		return err
 	}
@@ -26,9 +18,9 @@ func (a answers) interrogateCPUs(ctx context.Context, s *qmp.Session, accelerato
 	if err != nil {
 		return err
 	}
-	names := []string{hostModelName(accelerator)}
+	names := []string{qemucaps.Accelerator{Name: accelerator}.BestModel()}
 	for _, m := range models {
-		if lasting(m) {
+		if m.HasStableName() {
 			names = append(names, m.Name)
 		}
 	}
@@ -44,7 +36,7 @@ func expansionOf(model string) object {
 	return object{"type": "static", "model": object{"name": model}}
 }
 
-func (a answers) models() ([]CPUModel, error) {
+func (a Answers) models() ([]qemucaps.CPUModel, error) {
 	var list []struct {
 		Name       string
 		TypeName   string
@@ -55,9 +47,9 @@ func (a answers) models() ([]CPUModel, error) {
 		Migratable bool `json:"migration-safe"`
 	}
 	err := a.get(&list, "query-cpu-definitions", nil)
-	models := make([]CPUModel, 0, len(list))
+	models := make([]qemucaps.CPUModel, 0, len(list))
 	for _, m := range list {
-		model := CPUModel{
+		model := qemucaps.CPUModel{
 			Name: m.Name, TypeName: m.TypeName, AliasOf: m.AliasOf,
 			Deprecated: m.Deprecated, Static: m.Static, Migratable: m.Migratable,
 		}
@@ -67,36 +59,28 @@ func (a answers) models() ([]CPUModel, error) {
 		}
 		models = append(models, model)
 	}
-	slices.SortFunc(models, func(a, b CPUModel) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(models, func(a, b qemucaps.CPUModel) int { return strings.Compare(a.Name, b.Name) })
 	return models, err
-}
-
-var versioned = regexp.MustCompile(`-v[0-9]+$`)
-
-// lasting reports whether a model is a processor whose name stays the same from
-// one version of QEMU to the next.
-func lasting(m CPUModel) bool {
-	return !versioned.MatchString(m.Name) && !slices.Contains([]string{"base", "host", "max"}, m.Name)
 }
 
 // candidate reports whether a model may describe the host: a usable one with
 // a name that lasts. qemu64 and its like are nobody's processor.
-func candidate(m CPUModel) bool {
+func candidate(m qemucaps.CPUModel) bool {
 	synthetic := []string{"qemu32", "qemu64", "kvm32", "kvm64"}
-	return m.Usable && lasting(m) && !slices.Contains(synthetic, m.Name)
+	return m.Usable && m.HasStableName() && !slices.Contains(synthetic, m.Name)
 }
 
 // expansion is a model written out: its features and whose processor it is.
 type expansion struct {
 	name      string
 	vendor    string
-	signature Signature
+	signature qemucaps.Signature
 	features  map[string]bool // those it has
 	names     map[string]bool // of all features there are
 }
 
 // expand reads an expansion; a model that QEMU would not expand has no features.
-func (a answers) expand(name string) (expansion, error) {
+func (a Answers) expand(name string) (expansion, error) {
 	var answer struct {
 		Model struct{ Props map[string]any }
 	}
@@ -127,23 +111,23 @@ func (a answers) expand(name string) (expansion, error) {
 	return e, err
 }
 
-// fillCPUs makes of the answers what an accelerator says about processors.
-func (a answers) fillCPUs(acc *Accelerator) error {
+// FillCPUs adds the CPU models and features of the accelerator that QEMU ran with.
+func (a Answers) FillCPUs(acc *qemucaps.Accelerator) error {
 	var err error
 	if acc.Models, err = a.models(); err != nil {
 		return err
 	}
-	host, err := a.expand(hostModelName(acc.Name))
+	host, err := a.expand(acc.BestModel())
 	if err != nil {
 		return err
 	}
-	acc.HostModel = HostModel{
+	acc.HostModel = qemucaps.HostModel{
 		Vendor: host.vendor, Signature: host.signature, Features: sortedKeys(host.features),
 	}
 	acc.Features = sortedKeys(host.names)
 	var best expansion
 	for i, m := range acc.Models {
-		if !lasting(m) {
+		if !m.HasStableName() {
 			continue
 		}
 		e, err := a.expand(m.Name)
@@ -165,7 +149,9 @@ func (a answers) fillCPUs(acc *Accelerator) error {
 // closer reports whether model a describes the host better than b does: one with
 // the host's signature first, then the fewest features to mention.
 func closer(host, a, b expansion) bool {
-	same := func(e expansion) bool { return e.signature.sold(e.name, host.signature) }
+	same := func(e expansion) bool {
+		return qemucaps.CPUDefinition{Name: e.name, Signature: e.signature}.IsSoldAs(host.signature)
+	}
 	if same(a) != same(b) {
 		return same(a)
 	}

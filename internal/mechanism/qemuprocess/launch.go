@@ -1,4 +1,4 @@
-package qemu
+package qemuprocess
 
 import (
 	"context"
@@ -11,33 +11,32 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
-// Spec is what to run. All files in it stay the caller's, to be closed after
-// Launch: a listening socket that the daemon keeps open would hide that QEMU
-// has gone.
+// Spec describes the process to start. The caller keeps its files and closes them after Launch: a
+// listening socket that the daemon keeps open would hide that QEMU has ended.
 type Spec struct {
 	Binary string   // absolute path
-	Args   []string // without the name of the program
-	Env    []string // all of the environment
+	Args   []string // without the program's name
+	Env    []string // the whole environment
 	Dir    string   // working directory; "" is the daemon's
 
-	Files []*os.File // become descriptors 3, 4, …; a nil one stays closed
-	Log   *os.File   // standard output and error; nil throws them away
+	Files []*os.File // become descriptors 3, 4, …; nil leaves a descriptor closed
+	Log   *os.File   // standard output and error; nil discards them
 
 	Credential *syscall.Credential // identity to run as; nil keeps the daemon's
 
-	// House makes the place that the process runs in, which Chamber describes, and
-	// as whom; nil: it runs where the daemon does.
-	House   *sandbox.House
-	Chamber *sandbox.Chamber
+	// Builder and Sandbox describe the sandbox that the process runs in, and its user. With a nil Builder
+	// it runs as the daemon does.
+	Builder *sandbox.Builder
+	Sandbox *sandbox.Spec
 
-	// Tied lets the kernel kill the process when the daemon ends, however that
-	// happens: for one that serves the daemon alone, as a probe does.
-	Tied bool
+	// KillWithDaemon makes the kernel kill the process when the daemon ends in any way: for a process that
+	// serves only the daemon, such as a probe.
+	KillWithDaemon bool
 }
 
-// Launch starts a process that outlives the daemon, unless it is tied to it: in a
-// session and process group of its own, with nothing of the daemon's open but what spec names. It
-// returns once the program has replaced the daemon's image, or could not.
+// Launch starts a process that outlives the daemon, unless KillWithDaemon is set. The process has its own
+// session and process group, and no descriptors of the daemon except those of the specification. Launch
+// returns when exec has succeeded or failed.
 func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -53,8 +52,8 @@ func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	}
 	files := append([]*os.File{null, log, log}, spec.Files...)
 	begin := start
-	if spec.House != nil {
-		begin = startApart
+	if spec.Builder != nil {
+		begin = startInSandbox
 	}
 	pid, pidfd, ended, err := begin(spec, files)
 	if err != nil {
@@ -62,7 +61,7 @@ func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	}
 	p, err := watch(pid, pidfd)
 	if err != nil {
-		_ = unix.Kill(pid, unix.SIGKILL) // not waited for yet, so the number is still this child's
+		_ = unix.Kill(pid, unix.SIGKILL) // not waited for yet, so the pid is still this child's
 		_, _ = unix.Wait4(pid, nil, 0, nil)
 		if ended != nil {
 			close(ended)
@@ -75,27 +74,27 @@ func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// startApart runs the program in a chamber. The thread that started one that is
-// tied is kept until ended is closed: its end would be the program's.
-func startApart(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, err error) {
-	c := *spec.Chamber
+// startInSandbox runs the program in a sandbox. With KillWithDaemon the thread that forked it is kept
+// until ended is closed: the kernel would kill the program when that thread ends.
+func startInSandbox(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, err error) {
+	c := *spec.Sandbox
 	c.Program, pidfd = spec.Binary, -1
 	spec.Credential = &syscall.Credential{Uid: c.User.UID, Gid: c.User.GID}
-	err = spec.House.Run(&c, func() (int, <-chan struct{}, error) {
+	err = spec.Builder.Run(&c, func() (int, <-chan struct{}, error) {
 		var err error
-		if pid, pidfd, _, err = start(spec, files); err != nil || !spec.Tied {
+		if pid, pidfd, _, err = start(spec, files); err != nil || !spec.KillWithDaemon {
 			return pid, nil, err
 		}
 		ended = make(chan struct{})
 		return pid, ended, nil
 	})
 	if err != nil && pidfd >= 0 {
-		_ = unix.Close(pidfd) // it ended
+		_ = unix.Close(pidfd) // the process has been killed
 	}
 	return pid, pidfd, ended, err
 }
 
-// start runs the program with these files as descriptors 0, 1, ….
+// start runs the program with these files as descriptors 0, 1, and so on.
 func start(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, err error) {
 	pidfd = -1
 	attr := &syscall.ProcAttr{
@@ -107,7 +106,7 @@ func start(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, er
 			Credential: spec.Credential,
 		},
 	}
-	if spec.Tied {
+	if spec.KillWithDaemon {
 		attr.Sys.Pdeathsig = unix.SIGKILL
 	}
 	err = withDescriptors(files, nil, func(fds []uintptr) error {
@@ -116,14 +115,14 @@ func start(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, er
 		pid, _, err = syscall.StartProcess(spec.Binary, append([]string{spec.Binary}, spec.Args...), attr)
 		return err
 	})
-	if err == nil && pidfd < 0 { // a kernel that gives none at birth
+	if err == nil && pidfd < 0 { // this kernel returns no pidfd from clone
 		pidfd, err = unix.PidfdOpen(pid, 0)
 	}
 	return pid, pidfd, nil, err
 }
 
-// withDescriptors calls do with the numbers of all files, each held open and
-// left in the blocking mode it is in.
+// withDescriptors calls do with the descriptor numbers of all files. The files stay open meanwhile, and
+// keep their blocking mode.
 func withDescriptors(files []*os.File, fds []uintptr, do func(fds []uintptr) error) error {
 	if len(files) == 0 {
 		return do(fds)

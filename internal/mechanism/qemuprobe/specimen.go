@@ -1,4 +1,4 @@
-package qemu
+package qemuprobe
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
@@ -20,7 +21,7 @@ import (
 // hears one end of a socket pair, and is killed in the end.
 type specimen struct {
 	*qmp.Session
-	process *Process
+	process *qemuprocess.Process
 	log     *os.File // what it printed
 	release func()   // of its user; called when nothing of it is left
 }
@@ -28,12 +29,12 @@ type specimen struct {
 // subject is the QEMU that is looked at, and where it runs.
 type subject struct {
 	binary   string
-	quarters *sandbox.Quarters
+	quarters *sandbox.Isolation
 }
 
 // place describes where a specimen runs; nil: where the daemon does. What it is
 // handed it opens once more, as /proc/self/fd/N.
-func (of subject) place() (c *sandbox.Chamber, release func(), err error) {
+func (of subject) place() (c *sandbox.Spec, release func(), err error) {
 	if of.quarters == nil {
 		return nil, func() {}, nil
 	}
@@ -42,7 +43,7 @@ func (of subject) place() (c *sandbox.Chamber, release func(), err error) {
 		return nil, nil, err
 	}
 	const threads, file = 256, 64 << 20
-	c = &sandbox.Chamber{User: u, Proc: true, Limits: sandbox.Limits{Threads: threads, Locked: file, File: file}}
+	c = &sandbox.Spec{User: u, MountProc: true, Limits: sandbox.Limits{Threads: threads, Locked: file, File: file}}
 	const kvm = "/dev/kvm"
 	var st unix.Stat_t
 	if unix.Stat(kvm, &st) == nil {
@@ -69,22 +70,22 @@ func startSpecimen(ctx context.Context, of subject, args []string, files ...*os.
 		_ = log.Close()
 		return nil, err
 	}
-	spec := Spec{
+	spec := qemuprocess.Spec{
 		Binary: of.binary,
 		Args: append([]string{
 			"-S", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 			"-chardev", "socket,id=monitor,fd=3", "-mon", "chardev=monitor,mode=control",
 		}, args...),
-		Env:   []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
-		Dir:   "/",
-		Files: append([]*os.File{theirs}, files...),
-		Log:   log,
-		Tied:  true,
+		Env:            []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
+		Dir:            "/",
+		Files:          append([]*os.File{theirs}, files...),
+		Log:            log,
+		KillWithDaemon: true,
 	}
 	if place != nil {
-		spec.House, spec.Chamber = of.quarters.House, place
+		spec.Builder, spec.Sandbox = of.quarters.Builder, place
 	}
-	process, err := Launch(ctx, spec)
+	process, err := qemuprocess.Launch(ctx, spec)
 	_ = theirs.Close()
 	if err != nil {
 		release()

@@ -1,4 +1,4 @@
-package qemu
+package qemuprobe
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
@@ -21,21 +22,21 @@ const probePatience = time.Minute
 // accelerator does not work is an answer, with its reason, and no error. Keep
 // the answer for as long as it Matches. It runs in the quarters, in a chamber like
 // a guest's.
-func Probe(ctx context.Context, binary string, quarters *sandbox.Quarters) (*Capabilities, error) {
+func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qemucaps.Capabilities, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, probePatience,
 		fault.New(fault.Timeout, fault.Host, "probing %s took more than %s", binary, probePatience))
 	defer cancel()
-	host := sources.host()
-	identity, err := identify(binary)
+	host := qemucaps.ThisHost()
+	identity, err := qemucaps.Identify(binary)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.NotFound, fault.Host, "cannot probe QEMU")
 	}
 	of := subject{binary, quarters}
-	said, err := interview(ctx, of, "tcg:kvm", answers.interrogate)
+	said, err := interview(ctx, of, "tcg:kvm", Answers.interrogate)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s", binary)
 	}
-	c, err := said.capabilities()
+	c, err := said.Capabilities()
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s", binary)
 	}
@@ -45,8 +46,8 @@ func Probe(ctx context.Context, binary string, quarters *sandbox.Quarters) (*Cap
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s", binary)
 	}
 	for _, name := range []string{"kvm", "tcg"} {
-		acc := Accelerator{Name: name, Present: slices.Contains(built, name+"-accel")}
-		if err := c.examine(ctx, of, &acc); err != nil {
+		acc := qemucaps.Accelerator{Name: name, Present: slices.Contains(built, name+"-accel")}
+		if err := examine(ctx, of, c, &acc); err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s with -accel %s", binary, name)
 		}
 		c.Accelerators = append(c.Accelerators, acc)
@@ -56,13 +57,13 @@ func Probe(ctx context.Context, binary string, quarters *sandbox.Quarters) (*Cap
 
 // interview runs QEMU without a machine and puts questions to it.
 func interview(ctx context.Context, of subject, accelerator string,
-	questions func(answers, context.Context, *qmp.Session) error,
-) (answers, error) {
+	questions func(Answers, context.Context, *qmp.Session) error,
+) (Answers, error) {
 	s, err := startSpecimen(ctx, of, []string{"-machine", "none,accel=" + accelerator})
 	if err != nil {
 		return nil, err
 	}
-	said := make(answers)
+	said := make(Answers)
 	if err := questions(said, ctx, s.Session); err != nil {
 		return nil, s.died(err)
 	}
@@ -71,7 +72,7 @@ func interview(ctx context.Context, of subject, accelerator string,
 }
 
 // examine finds out whether an accelerator works, by running a guest.
-func (c *Capabilities) examine(ctx context.Context, of subject, acc *Accelerator) error {
+func examine(ctx context.Context, of subject, c *qemucaps.Capabilities, acc *qemucaps.Accelerator) error {
 	switch {
 	case !acc.Present:
 		acc.Reason = "this QEMU is built without it"
@@ -84,26 +85,26 @@ func (c *Capabilities) examine(ctx context.Context, of subject, acc *Accelerator
 		acc.Usable = acc.Name == "tcg"
 		acc.Reason = fmt.Sprintf("not tried: there is no trial guest for %s", c.Arch)
 	default:
-		if err := c.try(ctx, of, acc); err != nil {
+		if err := try(ctx, of, c, acc); err != nil {
 			return err
 		}
 	}
 	if !acc.Usable {
 		return nil
 	}
-	said, err := interview(ctx, of, acc.Name, func(a answers, ctx context.Context, s *qmp.Session) error {
+	said, err := interview(ctx, of, acc.Name, func(a Answers, ctx context.Context, s *qmp.Session) error {
 		return a.interrogateCPUs(ctx, s, acc.Name)
 	})
 	if err != nil {
 		return err
 	}
-	return said.fillCPUs(acc)
+	return said.FillCPUs(acc)
 }
 
 // try runs the trial guest on the best processor there is, and on a plain one
 // when QEMU does not get that one started.
-func (c *Capabilities) try(ctx context.Context, of subject, acc *Accelerator) error {
-	best := newTrial(acc.Name, hostModelName(acc.Name), c.Arch == "i386")
+func try(ctx context.Context, of subject, c *qemucaps.Capabilities, acc *qemucaps.Accelerator) error {
+	best := newTrial(acc.Name, acc.BestModel(), c.Arch == "i386")
 	if err := best.run(ctx, of); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package qemu
+package qemuprocess
 
 import (
 	"errors"
@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// maxSocketPath is the room for a path in a socket's address, in bytes.
-const maxSocketPath = 107
+// maxSocketPath is the longest path that a socket's address takes, in bytes.
+const maxSocketPath = len(unix.RawSockaddrUnix{}.Path) - 1
 
 // ListenMonitor makes a listening socket to pass to QEMU (-chardev
 // socket,id=mon,fd=N,server=on,wait=off): the daemon can connect at once, and

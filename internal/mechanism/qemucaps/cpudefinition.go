@@ -1,4 +1,4 @@
-package qemu
+package qemucaps
 
 import (
 	"slices"
@@ -66,7 +66,7 @@ func (c *Capabilities) CPUDefinitions() []CPUDefinition {
 	var definitions []CPUDefinition
 	for _, accelerator := range []string{"tcg", "kvm"} {
 		for _, m := range c.Accelerator(accelerator).Models {
-			if lasting(m) && len(m.Features) > 0 {
+			if m.HasStableName() && len(m.Features) > 0 {
 				definitions = append(definitions, CPUDefinition{m.Name, m.Signature, asKnown(m)})
 			}
 		}

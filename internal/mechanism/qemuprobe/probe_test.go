@@ -1,4 +1,4 @@
-package qemu
+package qemuprobe
 
 import (
 	"bytes"
@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
-	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 )
 
@@ -24,7 +24,7 @@ var record = flag.Bool("record", false, "record the answers of this host's QEMU 
 const recordedAnswers = "testdata/qemu-7.2-answers.json.gz"
 
 // recorded gives what QEMU 7.2 answered under TCG.
-func recorded(t testing.TB) answers {
+func recorded(t testing.TB) Answers {
 	t.Helper()
 	if *record {
 		recordAnswers(t)
@@ -34,16 +34,8 @@ func recorded(t testing.TB) answers {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	unpacked, err := gzip.NewReader(file)
+	a, err := ReadAnswers(file)
 	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var a answers
-	if err := json.Unmarshal(text, &a); err != nil {
 		t.Fatal(err)
 	}
 	return a
@@ -51,7 +43,7 @@ func recorded(t testing.TB) answers {
 
 func recordAnswers(t testing.TB) {
 	t.Helper()
-	said, err := interview(t.Context(), subject{binary: qemuBinary(t)}, "tcg", func(a answers, ctx context.Context, s *qmp.Session) error {
+	said, err := interview(t.Context(), subject{binary: qemuBinary(t)}, "tcg", func(a Answers, ctx context.Context, s *qmp.Session) error {
 		if err := a.interrogate(ctx, s); err != nil {
 			return err
 		}
@@ -89,7 +81,7 @@ func write(t testing.TB, path, text string) string {
 }
 
 func TestCapabilitiesOfRecordedAnswers(t *testing.T) {
-	c, err := recorded(t).capabilities()
+	c, err := recorded(t).Capabilities()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +89,7 @@ func TestCapabilitiesOfRecordedAnswers(t *testing.T) {
 		t.Errorf("%s %+v", c.Arch, c.Version)
 	}
 	q35, ok := c.Machine("q35")
-	want := Machine{
+	want := qemucaps.Machine{
 		Name: "pc-q35-7.2", Alias: "q35", MaxCPUs: 288, HotplugCPUs: true,
 		DefaultCPUType: "qemu64-x86_64-cpu", DefaultRAMID: "pc.ram",
 	}
@@ -117,11 +109,11 @@ func TestCapabilitiesOfRecordedAnswers(t *testing.T) {
 		"no properties":      !c.HasProperty("virtio-blk-pci", "colour") && !c.HasProperty("no-such-device", "addr"),
 		"options":            c.HasOption("vnc", "") && c.HasOption("spice", "") && c.HasOption("msg", "timestamp") && !c.HasOption("msg", "x"),
 		"commands":           c.HasCommand("blockdev-add") && !c.HasCommand("blockdev-eat"),
-		"netdevs":            has(c.Netdevs, "tap") && has(c.Netdevs, "user") && !has(c.Netdevs, "vmnet-host"),
-		"chardevs":           has(c.Chardevs, "socket") && has(c.Chardevs, "spicevmc"),
-		"displays":           has(c.Displays, "egl-headless"),
+		"netdevs":            slices.Contains(c.Netdevs, "tap") && slices.Contains(c.Netdevs, "user") && !slices.Contains(c.Netdevs, "vmnet-host"),
+		"chardevs":           slices.Contains(c.Chardevs, "socket") && slices.Contains(c.Chardevs, "spicevmc"),
+		"displays":           slices.Contains(c.Displays, "egl-headless"),
 		"TPM":                slices.Equal(c.TPMModels, []string{"tpm-crb", "tpm-tis"}) && slices.Equal(c.TPMBackends, []string{"emulator", "passthrough"}),
-		"facts":              c.Has(FactIOUring) && c.Has(FactNativeAIO) && !c.Has(FactReconnectMS),
+		"facts":              c.Has(qemucaps.FactIOUring) && c.Has(qemucaps.FactNativeAIO) && !c.Has(qemucaps.FactReconnectMS),
 	} {
 		if !held {
 			t.Errorf("the %s are wrong", what)
@@ -130,8 +122,8 @@ func TestCapabilitiesOfRecordedAnswers(t *testing.T) {
 }
 
 func TestCPUModelsOfRecordedAnswers(t *testing.T) {
-	tcg := Accelerator{Name: "tcg"}
-	if err := recorded(t).fillCPUs(&tcg); err != nil {
+	tcg := qemucaps.Accelerator{Name: "tcg"}
+	if err := recorded(t).FillCPUs(&tcg); err != nil {
 		t.Fatal(err)
 	}
 	if m, _ := tcg.Model("qemu64"); !m.Usable || m.TypeName != "qemu64-x86_64-cpu" || m.AliasOf != "qemu64-v1" {
@@ -143,7 +135,7 @@ func TestCPUModelsOfRecordedAnswers(t *testing.T) {
 	if _, ok := tcg.Model("z80"); ok {
 		t.Error("a model that there is not")
 	}
-	if h := tcg.HostModel; h.Vendor != "AuthenticAMD" || !has(h.Features, "avx2") || h.Base == "" {
+	if h := tcg.HostModel; h.Vendor != "AuthenticAMD" || !slices.Contains(h.Features, "avx2") || h.Base == "" {
 		t.Errorf("host model %+v", h)
 	}
 }
@@ -160,7 +152,7 @@ func TestTheHostModelIsTheNearestNamedOne(t *testing.T) {
 		}
 		return text
 	}
-	a := answers{
+	a := Answers{
 		"query-cpu-definitions": json.RawMessage(`[
 			{"name": "Old", "typename": "o", "unavailable-features": []},
 			{"name": "New", "typename": "n", "unavailable-features": []},
@@ -180,12 +172,12 @@ func TestTheHostModelIsTheNearestNamedOne(t *testing.T) {
 	} {
 		a[question("query-cpu-model-expansion", expansionOf(name))] = text
 	}
-	kvm := Accelerator{Name: "kvm"}
-	if err := a.fillCPUs(&kvm); err != nil {
+	kvm := qemucaps.Accelerator{Name: "kvm"}
+	if err := a.FillCPUs(&kvm); err != nil {
 		t.Fatal(err)
 	}
-	want := HostModel{
-		Vendor: "GenuineIntel", Signature: Signature{Family: 6, Model: 85}, Features: []string{"avx", "avx2", "extra", "spec-ctrl", "sse"},
+	want := qemucaps.HostModel{
+		Vendor: "GenuineIntel", Signature: qemucaps.Signature{Family: 6, Model: 85}, Features: []string{"avx", "avx2", "extra", "spec-ctrl", "sse"},
 		Base: "New-IBRS", Added: []string{"extra"}, Removed: []string{"hle"},
 	}
 	if !reflect.DeepEqual(kvm.HostModel, want) {
@@ -197,12 +189,12 @@ func TestTheHostModelIsTheNearestNamedOne(t *testing.T) {
 }
 
 func TestAnswersThatAreNone(t *testing.T) {
-	for name, a := range map[string]answers{
+	for name, a := range map[string]Answers{
 		"nothing":      {},
 		"wrong shapes": {"query-machines": json.RawMessage(`7`), "query-qmp-schema": json.RawMessage(`[]`)},
 		"empty":        {"query-machines": json.RawMessage(`[]`), "query-qmp-schema": json.RawMessage(`[]`)},
 	} {
-		if _, err := a.capabilities(); err == nil {
+		if _, err := a.Capabilities(); err == nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -235,7 +227,7 @@ func TestProbeThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var again Capabilities
+	var again qemucaps.Capabilities
 	if err := json.Unmarshal(stored, &again); err != nil {
 		t.Fatal(err)
 	}
@@ -244,54 +236,6 @@ func TestProbeThisHost(t *testing.T) {
 	}
 	if !again.Matches(binary) {
 		t.Error("what was stored does not match the same binary")
-	}
-}
-
-func TestMatches(t *testing.T) {
-	prefix := t.TempDir()
-	modules := filepath.Join(prefix, "lib", "x86_64-linux-gnu", "qemu")
-	for _, dir := range []string{modules, filepath.Join(prefix, "bin")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	binary := write(t, filepath.Join(prefix, "bin", "qemu"), "one")
-	identity, err := identify(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &Capabilities{Format: capabilitiesFormat, Binary: identity, Host: sources.host()}
-	if !c.Matches(binary) {
-		t.Fatal("the same binary does not match")
-	}
-	other := *c
-	other.Host.BootID += "x"
-	if other.Matches(binary) {
-		t.Error("another boot matches")
-	}
-	other = *c
-	other.Format++
-	if other.Matches(binary) {
-		t.Error("another format matches")
-	}
-	write(t, filepath.Join(modules, "ui-spice-core.so"), "module")
-	if c.Matches(binary) {
-		t.Error("a binary with one module more matches")
-	}
-	if c.Binary, err = identify(binary); err != nil || !c.Matches(binary) {
-		t.Errorf("with the new module it does not match: %v", err)
-	}
-	if c.Matches(binary + ".gone") {
-		t.Error("a binary that is gone matches")
-	}
-	if err := os.WriteFile(binary+".new", []byte("two"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(binary+".new", binary); err != nil {
-		t.Fatal(err)
-	}
-	if c.Matches(binary) {
-		t.Error("a binary that was replaced matches")
 	}
 }
 

@@ -1,18 +1,18 @@
-package qemu
+package qemucaps
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
-	"strings"
 )
 
-// capabilitiesFormat is raised when what Probe finds out, or how it is
-// written down, changes: a stored answer of another format is no answer.
-const capabilitiesFormat = 3
+// Format is raised when Capabilities, or what is found out for them, changes.
+// Capabilities that were stored in another format do not count.
+const Format = 3
 
 // Capabilities is all that Lodge knows about one QEMU binary on this host: plain
-// data, found out once by Probe, stored, and used by value from then on. All
-// lists of names are sorted.
+// data, found once by qemuprobe.Probe, stored, and used by value from then on.
+// All lists of names are sorted.
 type Capabilities struct {
 	Format int
 	Binary Identity
@@ -25,7 +25,7 @@ type Capabilities struct {
 
 	Devices    []string            // types for -device
 	Objects    []string            // types for -object
-	Properties map[string][]string // of the types in propertyTypes, and of machines with an alias
+	Properties map[string][]string // of the types that qemuprobe asks about, and of machines with an alias
 	Options    map[string][]string // command line options and their parameters
 
 	Netdevs     []string
@@ -35,7 +35,7 @@ type Capabilities struct {
 	TPMBackends []string
 
 	Commands []string // QMP
-	Facts    []Fact   // those in facts that hold
+	Facts    []Fact   // those of Facts that hold
 }
 
 // Version is QEMU's own version and that of the package it came in.
@@ -116,9 +116,12 @@ const (
 	FactMappedRAM     Fact = "migrate-set-capabilities/capabilities/capability/mapped-ram"
 )
 
-var facts = []Fact{
-	FactIOUring, FactNativeAIO, FactVhostVDPA, FactPNGScreendump,
-	FactReconnectMS, FactZeroCopySend, FactSwitchoverAck, FactMappedRAM,
+// Facts lists all facts that the probe looks for.
+func Facts() []Fact {
+	return []Fact{
+		FactIOUring, FactNativeAIO, FactVhostVDPA, FactPNGScreendump,
+		FactReconnectMS, FactZeroCopySend, FactSwitchoverAck, FactMappedRAM,
+	}
 }
 
 // Machine finds a machine type by its name or alias.
@@ -156,7 +159,7 @@ func (c *Capabilities) HasDevice(typ string) bool { return has(c.Devices, typ) }
 func (c *Capabilities) HasObject(typ string) bool { return has(c.Objects, typ) }
 
 // HasProperty reports whether a device, object or machine type has a property.
-// Only the types in propertyTypes, and machines with an alias, were asked.
+// The probe asks only about some types (propertyTypes of qemuprobe), and machines with an alias.
 func (c *Capabilities) HasProperty(typ, property string) bool {
 	return has(c.Properties[typ], property)
 }
@@ -183,22 +186,26 @@ func (a Accelerator) Model(name string) (CPUModel, bool) {
 	return a.Models[i], true
 }
 
+// BestModel names the CPU model that gives a guest all that the accelerator can.
+func (a Accelerator) BestModel() string {
+	if a.Name == "kvm" {
+		return "host"
+	}
+	return "max"
+}
+
+var versioned = regexp.MustCompile(`-v[0-9]+$`)
+
+// HasStableName reports whether a model is a processor whose name stays the
+// same from one version of QEMU to the next.
+func (m CPUModel) HasStableName() bool {
+	return !versioned.MatchString(m.Name) && !slices.Contains([]string{"base", "host", "max"}, m.Name)
+}
+
 func has[S ~string](sorted []S, name S) bool {
 	_, found := slices.BinarySearchFunc(sorted, name, func(a, b S) int { return cmp.Compare(a, b) })
 	return found
 }
-
-// propertyTypes are the devices and objects whose properties arguments branch on.
-var propertyTypes = strings.Fields(`
-	virtio-blk-pci virtio-scsi-pci scsi-hd scsi-cd scsi-block ide-hd ide-cd nvme usb-storage floppy ich9-ahci
-	virtio-net-pci e1000 e1000e virtio-balloon-pci virtio-rng-pci virtio-serial-pci virtserialport
-	virtio-mem-pci virtio-pmem-pci virtio-iommu-pci virtio-gpu-pci virtio-vga VGA qxl-vga qxl
-	vhost-vsock-pci vhost-user-fs-pci vhost-user-blk-pci intel-iommu amd-iommu
-	pcie-root-port pcie-pci-bridge pci-bridge pxb-pcie qemu-xhci usb-host usb-redir vfio-pci
-	pc-dimm nvdimm tpm-tis tpm-crb isa-serial ivshmem-plain ivshmem-doorbell pvpanic pvpanic-pci
-	ICH9-LPC PIIX4_PM i6300esb hda-duplex intel-hda
-	memory-backend-ram memory-backend-file memory-backend-memfd memory-backend-epc iothread
-	sev-guest sev-snp-guest tdx-guest throttle-group tls-creds-x509`)
 
 // GuestArch is the architecture of the binary's guests as definitions name it.
 func (c *Capabilities) GuestArch() string {
@@ -223,4 +230,13 @@ func (c *Capabilities) Believe(other *Capabilities) {
 			acc.Usable, acc.Reason, acc.HostCPU, acc.HostCPUReason = false, judged.Reason, false, judged.Reason
 		}
 	}
+}
+
+// Canonical gives the full name of a machine type that is named by its alias,
+// such as pc-q35-7.2 for q35; others are as they were.
+func (c *Capabilities) Canonical(machine string) string {
+	if m, ok := c.Machine(machine); ok {
+		return m.Name
+	}
+	return machine
 }
