@@ -201,7 +201,7 @@ func (d *daemon) heldByAPI(t *testing.T) {
 	}
 	contains(t, "the refusal", lodge(operator, "undefine", "web-1"), `"define"`)
 	if out := lodge(operator, "start", "db-1"); strings.Contains(d.virsh(t, "domstate", "db-1"), "running") {
-		t.Errorf("the operator has started what is not theirs:\n%s", out)
+		t.Errorf("the operator has started a guest of others:\n%s", out)
 	}
 	contains(t, "the refusal", lodge(stranger, "ps"), "may not come in")
 }
@@ -257,7 +257,7 @@ func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 	d.virsh(t, "suspend", "web-1")
 	heard = until("event web-1 3")
 	if slices.ContainsFunc(heard, func(line string) bool { return strings.Contains(line, "db-1") }) {
-		t.Errorf("the operator hears of what is not theirs: %q", heard)
+		t.Errorf("the operator gets events of a guest of others: %q", heard)
 	}
 	change("this is no file of rules") // an invalid file leaves the old rules in force
 	d.may(t, operator, "domstate", "web-1")

@@ -99,7 +99,7 @@ func TestGoLibvirt(t *testing.T) {
 		t.Error("the events that the guest starts and stops do not arrive")
 	}
 	if _, err := l.DomainLookupByName("nobody"); !libvirt.IsNotFound(err) {
-		t.Errorf("looking up nobody gives %v", err)
+		t.Errorf("looking up a missing domain gives %v", err)
 	}
 }
 

@@ -121,7 +121,7 @@ func (c *crash) wholeChains() {
 			read := fmt.Sprintf("read -P %d %dM 1M", i+1, i)
 			out, err := exec.CommandContext(c.t.Context(), "qemu-io", "-r", "-f", "qcow2", "-c", read, filepath.Join(c.dir, top)).CombinedOutput()
 			if err != nil || strings.Contains(string(out), "verification failed") {
-				c.t.Errorf("%s has lost what was written at %d MiB: %v: %s", top, i, err, out)
+				c.t.Errorf("%s has lost the data written at %d MiB: %v: %s", top, i, err, out)
 			}
 		}
 	}

@@ -301,10 +301,10 @@ func (c *crash) die(d deed, a failpoint.Armed, before, after, left string) {
 		// The action took another path this time.
 		c.ask(failpoint.Armed{})
 		if err != nil {
-			t.Fatalf("%s: it lives, and says: %v", what, err)
+			t.Fatalf("%s: the daemon is alive; the call returned %v", what, err)
 		}
 		if wrong := c.becomes(after); wrong != "" {
-			t.Fatalf("%s: it lives: %s", what, wrong)
+			t.Fatalf("%s: the daemon is alive: %s", what, wrong)
 		}
 		c.goBack(d, before, after)
 		return

@@ -36,13 +36,13 @@ func TestSocket_GroupMayConnect(t *testing.T) {
 			client.Env = append(os.Environ(), "HOME=/nonexistent")
 			out, err := client.CombinedOutput()
 			if in := err == nil && strings.Contains(string(out), "web-1"); in != c.in {
-				t.Errorf("%s comes in by %s: %v, not %v: %s", who, words[0], in, c.in, out)
+				t.Errorf("%s connects by %s: %v, want %v: %s", who, words[0], in, c.in, out)
 			}
 		}
 	}
 	looks := d.as(t.Context(), stranger, "virsh", "-q", "-r", "-c", d.uri()+"-ro", "list", "--all", "--name")
 	if out, err := looks.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "web-1" {
-		t.Errorf("who looks sees %q, %v", out, err)
+		t.Errorf("a read-only client sees %q, %v", out, err)
 	}
 }
 
@@ -82,12 +82,12 @@ func TestDefaults_NoNetworkListener(t *testing.T) {
 		return found
 	}
 	if found := listening(); len(found) > 0 {
-		t.Errorf("beyond the directories of the test these listen: %q", found)
+		t.Errorf("sockets outside the test's directories listen: %q", found)
 	}
 	d.virsh(t, "start", "--paused", "seen")
 	for _, what := range listening() {
 		if !strings.HasPrefix(what, "tcp 127.0.0.1:59") {
-			t.Errorf("a display that says no place listens at %q", what)
+			t.Errorf("a display without an address listens at %q", what)
 		}
 	}
 	if n := len(listening()); n != 2 {

@@ -131,7 +131,7 @@ func (w *world) labAfar(t *testing.T, far *world, address, images, files string)
 		t.Errorf("the host's facts are not those that the daemon tells: %+v", h)
 	}
 	if report := w.lab(t, "lab", "report", out); !strings.Contains(report, header.Deviations[0]) {
-		t.Errorf("the report says nothing of what deviates:\n%s", report)
+		t.Errorf("the report does not list deviations:\n%s", report)
 	}
 	left := strings.Fields(far.output(t, "find", files, "-mindepth", "1", "-maxdepth", "1"))
 	if len(left) != 1 || filepath.Base(left[0]) != "images" {

@@ -74,7 +74,7 @@ func (p *process) until(t *testing.T, what string, ok func() bool) {
 	eventually(t, what, func() bool {
 		select {
 		case <-p.ended:
-			t.Fatalf("it has ended before that: %s:\n%s", what, p.said())
+			t.Fatalf("it ended before: %s:\n%s", what, p.said())
 		default:
 		}
 		return ok()

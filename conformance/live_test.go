@@ -104,7 +104,7 @@ func liveXML(t *testing.T, g *guest) {
 	}
 	again := redefined(inactive)
 	if !sameLines(again, inactive) {
-		t.Errorf("defining what was printed changes it to\n%s\nfrom\n%s", again, inactive)
+		t.Errorf("defining the printed XML changes it to\n%s\nfrom\n%s", again, inactive)
 	}
 	if third := redefined(again); third != again {
 		t.Errorf("defining it again changes it to\n%s\nfrom\n%s", third, again)
@@ -359,7 +359,7 @@ func (g *guest) mark(t *testing.T) func(*testing.T) {
 	return func(t *testing.T) {
 		t.Helper()
 		if again := g.up(t).BootID; again != boot {
-			t.Error("the guest has booted anew")
+			t.Error("the guest has rebooted")
 		}
 		g.sh(t, "kill -0 $(cat /run/mark)")
 	}

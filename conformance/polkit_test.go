@@ -131,7 +131,7 @@ func TestPolkit_Decides(t *testing.T) {
 	}
 	d.define(t, shape{name: "web-1"})
 	if asked := p.take(); len(asked) > 0 {
-		t.Errorf("root was asked for: %q", asked)
+		t.Errorf("polkit was asked about root: %q", asked)
 	}
 	if seen := d.may(t, operator, "list", "--all", "--name"); seen != "web-1" {
 		t.Errorf("the operator sees %q", seen)
@@ -143,7 +143,7 @@ func TestPolkit_Decides(t *testing.T) {
 	p.take()
 	looks := d.as(t.Context(), operator, "virsh", "-q", "-r", "-c", d.uri()+"-ro", "list", "--name")
 	if out, err := looks.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "web-1" {
-		t.Errorf("who looks sees %q, %v", out, err)
+		t.Errorf("a read-only client sees %q, %v", out, err)
 	}
 	if asked := p.take(); !slices.Equal(asked, []string{"org.libvirt.unix.monitor"}) {
 		t.Errorf("polkit was asked %q", asked)
@@ -152,7 +152,7 @@ func TestPolkit_Decides(t *testing.T) {
 	t.Run("an agent", d.wantsAnAgent)
 	t.Run("the API", d.lodgeByPolkit)
 	t.Run("a slow answer", func(t *testing.T) { d.waitsForPolkit(t, p) })
-	eventually(t, "the audit to have who came in", func() bool {
+	eventually(t, "the audit to list all connections", func() bool {
 		return d.says("uid=4242 ") > 0 && d.says("call=AUTH_POLKIT verb=open result=ok") > 0 && d.says("call=AUTH_POLKIT verb=open result=denied") > 0
 	})
 	_ = p.bus.Process.Kill()
@@ -250,11 +250,11 @@ func (d *daemon) waitsForPolkit(t *testing.T, p *policy) {
 	d.may(t, operator, "list")
 	select {
 	case err := <-answer:
-		t.Errorf("who waits for polkit is done: %v", err)
+		t.Errorf("the client that waits for polkit has ended: %v", err)
 	default:
 	}
 	close(hold)
 	if err := <-answer; err != nil {
-		t.Errorf("who waited for polkit does not come in: %v", err)
+		t.Errorf("the client that waited for polkit cannot connect: %v", err)
 	}
 }

@@ -45,7 +45,7 @@ func TestENOSPC_GuestsResume(t *testing.T) {
 	eventually(t, "paused under the next daemon", func() bool { return alone.state(t) == "paused (I/O error)" })
 	d.output(t, "mount", "-o", "remount,size=64m", d.dir+"/disks")
 	for _, g := range []*guest{goesOn, alone} {
-		eventually(t, "the guest goes on", func() bool { return strings.HasPrefix(g.state(t), "running") })
+		eventually(t, "the guest resumes", func() bool { return strings.HasPrefix(g.state(t), "running") })
 		eventually(t, "its write done", func() bool { return g.sh(t, "cat /tmp/done 2>/dev/null || true") == "0" })
 		g.sh(t, "head -c 6291456 /dev/vda | cmp - /tmp/written")
 	}

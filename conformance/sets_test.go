@@ -140,7 +140,7 @@ func TestLodge_SetLifecycle(t *testing.T) {
 	d.samples(t)
 	contains(t, "the queue", d.set(t, 0, "queue"), "0 wait")
 	if told := lines[step](t, d.set(t, 0, "start", "--json", "set-1")); told[1].Result.Outcome != "unchanged" {
-		t.Errorf("what runs is %+v", told[1].Result)
+		t.Errorf("the running guests are %+v", told[1].Result)
 	}
 	d.set(t, 0, "destroy", "all")
 	events(setSize, "stopped")

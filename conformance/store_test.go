@@ -47,7 +47,7 @@ func TestStore_CheckExportRepairImport(t *testing.T) {
 	}
 	// A guest can write a header into its raw volume. That must not change the format which the next daemon uses.
 	if text, err := os.ReadFile(filepath.Join(tree, "qemu/pooled.xml")); err != nil || !strings.Contains(string(text), "type='raw'") {
-		t.Errorf("an export forgets in which format a volume was made (%v):\n%s", err, text)
+		t.Errorf("an export loses the format of a volume (%v):\n%s", err, text)
 	}
 	d.set(t, 2, "store", "export", tree, data) // it is not empty now
 	d.set(t, 2, "store", "repair", data)       // a daemon has it
@@ -63,7 +63,7 @@ func TestStore_CheckExportRepairImport(t *testing.T) {
 
 	contains(t, "the dry run", d.set(t, 0, "import", "--dry-run", tree), "would be defined", "left alone")
 	if list := d.virsh(t, "list", "--all", "--name"); strings.Contains(list, "lost") {
-		t.Errorf("a dry run changed something, or the repair brought back what was damaged: %s", list)
+		t.Errorf("a dry run changed something, or the repair restored a damaged record: %s", list)
 	}
 	contains(t, "the import", d.set(t, 0, "import", tree), "defined, starts with the host, a template")
 	contains(t, "the imported guest", d.virsh(t, "dominfo", "lost"), id, "Autostart:      enable")
@@ -89,7 +89,7 @@ func TestStore_CheckExportRepairImport(t *testing.T) {
 	put("qemu/networks/default.xml", taken)
 	contains(t, "the import of one that is refused", d.set(t, 1, "import", "--replace", tree), "lan0")
 	if after := d.virsh(t, "net-info", "default"); after != before {
-		t.Errorf("the network in whose place another was refused is\n%s, and was\n%s", after, before)
+		t.Errorf("the network that another could not replace is\n%s, and was\n%s", after, before)
 	}
 	d.virsh(t, "net-autostart", "default", "--disable")
 	put("qemu/networks/default.xml", theirs)

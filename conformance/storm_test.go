@@ -622,7 +622,7 @@ func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 	t.Logf("the daemon used %+v before %d rounds, and %+v after", before, calmRounds, s.status(t))
 	images, _ := filepath.Glob(filepath.Join(s.data, "guest/save/*"))
 	if len(images) > 0 {
-		t.Errorf("images of nobody are left: %v", images)
+		t.Errorf("images without a guest are left: %v", images)
 	}
 	s.virsh(t, "net-destroy", "lan")
 	s.signal(t, "QUIT") // it tells what its goroutines do

@@ -132,7 +132,7 @@ func (d *daemon) hangUp(t *testing.T) {
 	t.Helper()
 	before := d.says("the certificates were read anew")
 	d.output(t, "kill", "-HUP", d.pid)
-	eventually(t, "the certificates to be read anew", func() bool { return d.says("the certificates were read anew") > before })
+	eventually(t, "the certificates to be reloaded", func() bool { return d.says("the certificates were read anew") > before })
 }
 
 // visitor starts a client that stays connected, and waits for its first line. The returned function waits until
@@ -150,7 +150,7 @@ func (d *daemon) visitor(t *testing.T, name string, args ...string) (goes func(w
 		defer cancel()
 		_ = c.Wait() // how it ends is its own matter
 		if ctx.Err() != nil {
-			t.Errorf("a client %s stays", who)
+			t.Errorf("a client %s stays connected", who)
 		}
 	}
 }
@@ -183,7 +183,7 @@ func TestTLS_Virsh(t *testing.T) {
 	eve, _ := stranger.client(ca, pkix.Name{CommonName: "alice", Organization: []string{"Ops"}})
 	for who, folder := range map[string]string{"bob": bob, "a subject with marks": misled, "another authority": eve} {
 		if out, err := virsh(folder, "list"); err == nil {
-			t.Errorf("%s comes in: %q", who, out)
+			t.Errorf("%s connects: %q", who, out)
 		}
 	}
 	if d.says(`dn="CN=alice,O=Ops"`) == 0 || d.says("call=TLS verb=open result=denied") == 0 {
@@ -194,7 +194,7 @@ func TestTLS_Virsh(t *testing.T) {
 	d.hangUp(t)
 	visitor("whose certificate was taken back")
 	if out, err := virsh(alice, "list"); err == nil {
-		t.Errorf("alice comes in with what was taken back: %q", out)
+		t.Errorf("alice connects with a revoked certificate: %q", out)
 	}
 	d.virsh(t, "list")
 }
@@ -258,14 +258,14 @@ func TestTLS_LodgeAPI(t *testing.T) {
 	d.hangUp(t)
 	visitor("whose certificate was taken back")
 	if out, err := lodge(alice, "ps"); err == nil {
-		t.Errorf("alice comes in with what was taken back: %q", out)
+		t.Errorf("alice connects with a revoked certificate: %q", out)
 	}
 	// An address with too many failures is not even checked, for a while.
 	d.output(t, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do : 3<>/dev/tcp/127.0.0.1/16515; done")
 	eventually(t, "the address to be turned away", func() bool { return d.says("turned away for a minute") > 0 })
 	d.output(t, "bash", "-c", "for i in {1..60}; do : 3<>/dev/tcp/127.0.0.1/16515; done")
 	if out, err := lodge(alice, "ps"); err == nil {
-		t.Errorf("an address that was turned away comes in: %q", out)
+		t.Errorf("an address that was refused connects: %q", out)
 	}
 	if n := d.says("call=TLS verb=open result=denied"); n > 40 {
 		t.Errorf("the audit has %d lines of clients that were turned away", n)

@@ -38,7 +38,7 @@ func TestNestedGroups_SystemdOwnsTheTree(t *testing.T) {
 			<numatune><memory mode='strict' nodeset='2'/></numatune>`})
 	}
 	if found := m.run(beside); found != "" {
-		t.Errorf("beside systemd's units there is\n%s", found)
+		t.Errorf("groups that are not systemd's units:\n%s", found)
 	}
 	if got := m.run("cat /proc/$(pidof lodged)/cgroup"); got != "0::/system.slice/lodged.service" {
 		t.Errorf("the daemon is in %s", got)

@@ -32,7 +32,7 @@ func TestNestedAppArmor_ProfileFitsGuest(t *testing.T) {
 		m.virsh("destroy", g.name)
 	}
 	if denied := m.run("journalctl --dmesg --no-pager | grep 'apparmor=\"DENIED\"' || true"); denied != "" {
-		t.Errorf("the kernel has denied what guests or the daemon did:\n%s", denied)
+		t.Errorf("the kernel has denied accesses of guests or the daemon:\n%s", denied)
 	}
 	if left := m.run("grep ^lodge- /sys/kernel/security/apparmor/profiles || true"); left != "" {
 		t.Errorf("profiles are left of guests that have ended:\n%s", left)

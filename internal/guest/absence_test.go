@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Only what is missing is absent. What is there, or may be, is not left out of a guest.
+// Only a missing object is absent. An object that exists, or may exist, is not left out of a guest.
 func TestAbsent_IsWhatIsMissing(t *testing.T) {
 	dir := t.TempDir()
 	plain, damaged := filepath.Join(dir, "plain"), filepath.Join(dir, "damaged")

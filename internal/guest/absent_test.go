@@ -118,7 +118,7 @@ func TestStartupPolicy_Drives(t *testing.T) {
 	ok(t, start(requisite))
 	isEmpty(requisite, events)
 	if err := start(fixed); err == nil || !strings.Contains(err.Error(), medium) {
-		t.Errorf("a guest goes on without its disk: %v", err)
+		t.Errorf("a guest is restored without its disk: %v", err)
 	}
 	ok(t, requisite.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if err := start(requisite); err == nil || !strings.Contains(err.Error(), medium) {

@@ -13,9 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A daemon was killed amid the autostart of a boot: the next one starts those that
-// are left, and not what has run before: neither what was destroyed, nor what ended
-// by itself while no daemon looked, nor what is not marked any more.
+// A daemon is killed during the autostart of a boot. The next one starts the guests that remain. It does not start
+// guests that ran before: destroyed ones, ones that ended while no daemon ran, and ones without the mark now.
 // Promise: F7
 func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	d := newDaemon(t)

@@ -178,7 +178,7 @@ func TestBlockCommit_NextDaemon(t *testing.T) {
 	d.wantChain(g, "after the pivot", "vda", "3:base")
 }
 
-// A guest whose QEMU is killed starts on a chain that holds all that was written.
+// After its QEMU is killed, a guest starts on a chain that contains all completed writes.
 func TestBlockCommit_QEMUKilled(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -232,7 +232,7 @@ func TestBlockCommit_Paused(t *testing.T) {
 	}
 }
 
-// slowCommit begins to commit b into d, below the a that the guest writes. It does not end by itself.
+// slowCommit starts to commit b into d, below the a that the guest writes. The job does not end on its own.
 func (d *daemon) slowCommit() *guest.Guest {
 	d.t.Helper()
 	g := d.define(small("a", qcow2Disk(d.chain("a", "b", "c", "d"), "vda")))
@@ -251,7 +251,7 @@ func TestBlockCommit_NoPivotBelowTheTop(t *testing.T) {
 	d.noJobLeft(g)
 }
 
-// What a guest held is given back also when somebody has removed its images.
+// A guest's resources are released even if its images were removed.
 func TestBlockCommit_ImageRemoved(t *testing.T) {
 	d := newDaemonOf(t, true)
 	d.reopen(func() { d.heard = make(chan string, 10_000) })
@@ -265,7 +265,8 @@ func TestBlockCommit_ImageRemoved(t *testing.T) {
 	}
 }
 
-// A daemon that could not write down how the chain is leaves a commit whose job QEMU has forgotten. The header tells.
+// A daemon could not store the state of the chain, and QEMU has forgotten the commit job. The image header tells
+// the state.
 func TestBlockCommit_JobForgotten(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.slowCommit()

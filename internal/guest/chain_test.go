@@ -50,7 +50,7 @@ func qcow2Disk(path, target string) string {
 	return fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='%s'/><target dev='%s' bus='virtio'/></disk>`, path, target)
 }
 
-// lets is a guest of which QEMU takes devices away by itself.
+// lets is a guest without ACPI. QEMU removes its devices without the guest's cooperation.
 func lets(name string, devices ...string) string {
 	return strings.Replace(small(name, devices...), "<acpi/>", "", 1)
 }
@@ -162,7 +162,7 @@ func (d *daemon) jobs(g *guest.Guest) (all []struct{ ID, Status, Error string })
 	return all
 }
 
-// awaitJob waits for a job of QEMU's to be in a status, of which its events tell.
+// awaitJob waits until a QEMU job has a status that its events report.
 func (d *daemon) awaitJob(g *guest.Guest, status string) {
 	d.t.Helper()
 	for ctx := d.ctx(); ctx.Err() == nil; {
@@ -214,7 +214,7 @@ func TestLendToWrite(t *testing.T) {
 			"backing-file": at("base" + c.suffix), "auto-finalize": false, "auto-dismiss": false,
 		}
 		if err := g.Session().Execute(d.ctx(), "block-commit", commit, nil); err == nil {
-			t.Fatal("QEMU writes to what it was not lent")
+			t.Fatal("QEMU writes to an image that it was not lent")
 		}
 		for range 2 { // as a daemon would that was killed after it had lent it
 			ok(t, g.LendToWrite(d.ctx(), c.target, 2))
@@ -225,7 +225,7 @@ func TestLendToWrite(t *testing.T) {
 			t.Errorf("%s: of what the base lies on nothing is noted", c.target)
 		}
 		if ways := d.opened(g, at("base"+c.suffix)); !slices.Contains(ways, "rw") {
-			t.Errorf("%s: amid the job the base is open %v", c.target, ways)
+			t.Errorf("%s: during the job the base is open %v", c.target, ways)
 		}
 		d.qmp(g, nil, "job-finalize", map[string]any{"id": "j"})
 		d.awaitJob(g, "concluded")
@@ -243,7 +243,7 @@ func TestLendToWrite(t *testing.T) {
 			t.Errorf("%s: after the job the base is open %v", c.target, ways)
 		}
 		if out := d.run("qemu-io", "-U", "-r", "-f", "qcow2", "-c", "read -P 2 1M 1M", at("base"+c.suffix)); strings.Contains(out, "verification failed") {
-			t.Errorf("%s: the base has not what was committed: %s", c.target, out)
+			t.Errorf("%s: the base lacks committed data: %s", c.target, out)
 		}
 		if out := d.run("qemu-img", "info", "-U", at("top"+c.suffix)); !strings.Contains(out, "backing file: "+at("base"+c.suffix)+"\n") || !strings.Contains(out, "backing file format: qcow2") {
 			t.Errorf("%s: the top lies on\n%s", c.target, out)
@@ -284,7 +284,7 @@ func TestLendToWrite_CancelledJob(t *testing.T) {
 	}
 }
 
-// noted is what is noted of an image that a QEMU has to write.
+// noted returns the note on an image that a QEMU has to write: an extended attribute.
 func (d *daemon) noted(path string) string {
 	text := make([]byte, 256)
 	n, err := unix.Getxattr(path, "trusted.lodge.backing", text)

@@ -63,8 +63,8 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	}
 }
 
-// A request that waits for its guest's turn is judged anew when that has come, and what it has begun
-// goes on.
+// A request that waits for its turn on the guest is judged again when its turn comes. Steps that it has started
+// continue.
 // Promise: A1
 func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	r := bareRegistry(t)
@@ -107,7 +107,7 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	denied.Store(true)
 	close(end)
 	if err := <-first; err != nil {
-		t.Errorf("what has begun: %v", err)
+		t.Errorf("the request that has begun: %v", err)
 	}
 	if err := <-second; !fault.Is(err, fault.Denied) {
 		t.Errorf("what waited: %v", err)
@@ -131,7 +131,7 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	for late := time.After(time.Minute); visits() == 0; { // the removal has not come so far
 		select {
 		case <-late:
-			t.Fatal("nobody removes the files of the last guest")
+			t.Fatal("the files of the last guest are not removed")
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -170,8 +170,8 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 	}
 }
 
-// A start that fails when its guest was about to go on from its managed save image says at once that it did not: what it
-// has taken is given back after that, which may take longer than its daemon lives.
+// A start from a managed save image fails, and the store says at once that the image was not used. The start's
+// resources are released after that, which may take longer than its daemon lives.
 // Promise: F31
 func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	r := bareRegistry(t)
@@ -190,7 +190,7 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	}
 	_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error {
 		if g.settleImage(run); g.record.ManagedSave {
-			t.Error("an image that was removed meanwhile is there again")
+			t.Error("an image that was removed in between is back")
 		}
 		return nil
 	})
@@ -224,7 +224,7 @@ func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 	}
 	var rec record
 	if err := r.store.Get(domains, claimedUUID, &rec); err != nil || !rec.ManagedSave {
-		t.Errorf("the image is nobody's: %v", err)
+		t.Errorf("the image has no guest: %v", err)
 	}
 }
 
@@ -245,7 +245,7 @@ func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
 	return g
 }
 
-// nailed stands for variables that nobody can remove, not even root.
+// nailed makes variables that cannot be removed, not even by root.
 func nailed(t *testing.T) string {
 	t.Helper()
 	vars := filepath.Join(t.TempDir(), "vars")
@@ -310,7 +310,7 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 		t.Errorf("%s is still there", g.Name())
 	}
 	if r.undefinitionsLeft(t) > 0 {
-		t.Error("the next daemon would remove what has been told as left")
+		t.Error("the next daemon would remove files that were reported as left")
 	}
 }
 
@@ -325,7 +325,7 @@ func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 	g := guestOf(t, r, claimedUUID, vars)
 	ctx, leave := context.WithCancelCause(t.Context())
 	leaving := scope.Daemon("a test").Authorizing(func(string) error { leave(nil); return nil })
-	_ = g.Undefine(ctx, leaving, UndefineOptions{NVRAM: true}) // which has nobody to answer to
+	_ = g.Undefine(ctx, leaving, UndefineOptions{NVRAM: true}) // no client waits for the answer
 	r.awaitUndefined(t)
 	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the variables are left: %v", err)
@@ -392,8 +392,8 @@ func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	}
 }
 
-// A half-made file of a start that was cut off goes from where it was made, and not from
-// where a client who is held to folders has made a link lead meanwhile.
+// A partial file of an interrupted start is removed from where it was created. A client that is restricted to
+// folders may have put a symbolic link there since; the removal must not follow it.
 // Promise: A3
 func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	r := bareRegistry(t)
@@ -427,7 +427,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	}
 }
 
-// For whoever has gone before his turn nothing is done: what is done instead would come before it.
+// A request whose client has gone before its turn is not executed. It could run after the client's next request.
 func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := r.claimed(t.Context(), "busy", claimedUUID, func(*Guest) error { return nil })
@@ -458,7 +458,7 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 		t.Error(err)
 	}
 	if done {
-		t.Error("it is done when nobody waits for it")
+		t.Error("it is done although no client waits for it")
 	}
 }
 
@@ -500,7 +500,7 @@ func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 	}
 }
 
-// Whoever destroys a transient guest that is being started is told that it has gone, as he asked.
+// A client destroys a transient guest during its start. The answer must be that the guest has gone, as requested.
 func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := r.claim("starting", claimedUUID, true)
@@ -545,7 +545,7 @@ func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
 	}
 }
 
-// endsLate is a context that has ended when it is asked for the second time, once what was asked is answered.
+// endsLate is a context that has ended when it is asked for the second time, after the request was answered.
 type endsLate struct {
 	context.Context
 
@@ -561,7 +561,8 @@ func (c *endsLate) Done() <-chan struct{} {
 	return c.answered
 }
 
-// Who asked for what is done is told that it is, and takes back nothing, whatever has ended just then.
+// A completed request is answered with success, and nothing is undone, even if the client's context has just
+// ended.
 // Promise: F36
 func TestWhatIsDoneIsNoFailure(t *testing.T) {
 	g := newGuest(bareRegistry(t), "asked", claimedUUID)

@@ -17,7 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// served is a socket that a program of root's serves, as nobody else may open it.
+// served is a socket that a root program serves; no other user may open it.
 type served struct {
 	t    *testing.T
 	path string
@@ -39,13 +39,13 @@ func (s *served) client() *net.UnixConn {
 	ok(s.t, s.SetDeadline(time.Now().Add(30*time.Second)))
 	c, err := s.AcceptUnix()
 	if err != nil {
-		s.t.Fatalf("nobody connects to %s: %v", s.path, err)
+		s.t.Fatalf("no connection to %s: %v", s.path, err)
 	}
 	s.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-// speaking is a guest whose BIOS writes to its first serial port.
+// speaking is a guest with a BIOS that writes to its first serial port.
 func speaking(name, devices string) string {
 	doc := strings.Replace(small(name), "</type>", "</type><bios useserial='yes'/>", 1)
 	return strings.Replace(doc, "<serial type='pty'/>", devices, 1)
@@ -109,7 +109,7 @@ func TestConnect_Reconnects(t *testing.T) {
 	path := filepath.Join(d.dir, "again")
 	source := "<source mode='connect' path='" + path + "'><reconnect enabled='yes' timeout='1'/></source>"
 	g := d.define(speaking("reconnects", "<serial type='unix'>"+source+"</serial>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true})) // nobody serves it yet
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true})) // no program serves it yet
 
 	first := serve(t, path)
 	line := first.client()

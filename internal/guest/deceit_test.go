@@ -26,9 +26,8 @@ func userOf(t *testing.T, g *guest.Guest) uint32 {
 	return own.Gid // it is root's by now
 }
 
-// A QEMU that its guest has taken over names terminals that are not its guest's, and puts
-// links in the place of its sockets: the daemon, who may open anything, opens neither for
-// whoever wants to see the guest's console.
+// A compromised QEMU reports terminals that are not its guest's, and replaces its sockets by symbolic links. The
+// daemon may open any file, but must open neither for a client that wants the guest's console.
 // Promise: I1
 func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -91,9 +90,9 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	}
 }
 
-// Whoever may write to the folder of a guest's socket leads the daemon, who would be root
-// there, to no other socket by a link, and has it remove none: neither in the socket's place
-// nor in that of a folder above it.
+// A user can write to the folder of a guest's socket. A symbolic link there, in place of the socket or of a folder
+// above it, must not lead the daemon to another socket. The daemon, as root, must not connect to one or remove
+// one.
 // Promise: A3, X11
 func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -142,13 +141,12 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 
 	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if _, err := os.Lstat(filepath.Join(others, "org.qemu.guest_agent.0")); err != nil {
-		t.Errorf("the end of the guest has removed what was not its: %v", err)
+		t.Errorf("the end of the guest has removed a file of others: %v", err)
 	}
 }
 
-// Whoever has a folder in which a guest's files lie puts links to what is not theirs in their
-// places: neither disk, log, socket nor saved image leads there, also for a client that no rules
-// hold.
+// A user owns a folder with a guest's files and replaces them by links to files of others. Disks, logs, sockets
+// and save images must not follow these links, also for a client without rules.
 // Promise: X11
 func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -221,8 +219,8 @@ func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
 	}
 }
 
-// Whoever may open the guest's consoles and channels does not speak to its agent by that, which does
-// as root what it is told.
+// The right to open a guest's consoles and channels does not include its agent's channel. The agent executes
+// commands as root.
 // Promise: A1
 func TestTheAgentsChannelIsNobodysToOpen(t *testing.T) {
 	d := newDaemonOf(t, true)

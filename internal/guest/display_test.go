@@ -19,7 +19,7 @@ import (
 // portOf is where a running guest's definition says that its display listens.
 func portOf(g *guest.Guest) string { return strconv.Itoa(g.View().Active.Devices.Graphics[0].Port) }
 
-// freePort gives a port that nobody on this host had a moment ago.
+// freePort returns a port that was free on this host a moment ago.
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", ":0")
@@ -30,8 +30,7 @@ func freePort(t *testing.T) string {
 	return port
 }
 
-// security connects to a VNC display and gives the ways in which it lets clients in;
-// nil: nothing listens there.
+// security connects to a VNC display and returns its authentication types; nil: no display listens there.
 func security(t *testing.T, host, port string) []byte {
 	t.Helper()
 	c, err := (&net.Dialer{Timeout: time.Minute}).DialContext(t.Context(), "tcp", net.JoinHostPort(host, port))
@@ -136,8 +135,7 @@ func TestWhereDisplaysListen(t *testing.T) {
 	}
 }
 
-// TestDisplaysThatNeedTheHostsNetwork: what QEMU listens on by itself, it listens on in
-// the host's network, and that is told.
+// A listener that QEMU opens itself is in the host's network, and the daemon reports that.
 // Promise: I1
 func TestDisplaysThatNeedTheHostsNetwork(t *testing.T) {
 	d := newDaemonOf(t, true)

@@ -141,7 +141,7 @@ func (d *daemon) leaksNothing(g *guest.Guest) {
 	}
 	look("the definition", []byte(xmlOf(d, g, false)), nil)
 	if doc := xmlOf(d, g, false); strings.Contains(doc, passphrase[:8]) {
-		d.t.Error("the definition shows the password of the display to everybody")
+		d.t.Error("the definition shows the display's password to every client")
 	}
 	err := filepath.WalkDir(d.dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {

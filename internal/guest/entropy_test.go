@@ -66,7 +66,7 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 		told := g.View().Decisions()[0].String()
 		for _, word := range []string{"virtio-rng", "/dev/urandom", "named no <rng>", machine, "virsh detach-device-alias new-" + machine + " " + rng.Alias + " --config"} {
 			if !strings.Contains(told, word) {
-				t.Errorf("what is told does not say %q: %s", word, told)
+				t.Errorf("the message does not contain %q: %s", word, told)
 			}
 		}
 		id := strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1)

@@ -96,8 +96,8 @@ func TestAChangeThatFailsLeavesTheFence(t *testing.T) {
 	refused(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 }
 
-// A disk that was plugged into the running guest alone comes back with its saved image,
-// whoever starts that.
+// A disk is plugged into the running guest only. It comes back with the save image, and the client's path rules
+// still hold for it, whichever client starts the guest.
 // Promise: A3
 func TestASavedGuestKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
@@ -116,7 +116,7 @@ func TestASavedGuestKeepsTheFence(t *testing.T) {
 	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 }
 
-// So does one of a definition by which the guest ran once.
+// The same for a disk in a definition with which the guest ran once.
 // Promise: A3
 func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
@@ -151,7 +151,7 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 	}
 }
 
-// So does one that comes while the guest is defined anew.
+// The same for a disk that is attached while the guest is redefined.
 // Promise: A3
 func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
@@ -174,7 +174,7 @@ func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
 	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 }
 
-// So does one of a guest whose definition the store has lost.
+// The same for a disk of a guest with a definition that the store has lost.
 // Promise: A3
 func TestAGuestThatIsFoundKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
@@ -231,8 +231,8 @@ func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
 	}
 }
 
-// What a client names that may write a folder is opened there and nowhere else, although
-// it becomes a link, or a folder above it does: by the daemon, who may write everywhere.
+// A client that may write a folder names a path in it. The path, or a folder above it, later becomes a symbolic
+// link. The daemon may write everywhere, and must still not follow the link.
 // Promise: A3
 func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -280,7 +280,7 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 		t.Errorf("what a link led to has %d bytes, %v", len(text), err)
 	}
 	if entries, err := os.ReadDir(others); err != nil || len(entries) != 1 {
-		t.Errorf("beside it lie %v, %v", entries, err)
+		t.Errorf("other files are there: %v, %v", entries, err)
 	}
 }
 
@@ -298,7 +298,7 @@ func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
 		return "<channel type='file'><source path='" + path + "'/><target type='virtio' name='org.test." + number + "'/>" + strings.Join(more, "") + "</channel>"
 	}
 	const bus = "<controller type='virtio-serial'/>"
-	// Of what is stored, and named for the running guest.
+	// Paths in the stored definition, and paths named for the running guest.
 	stored := filepath.Join(folder, "stored")
 	g, err := d.Define(d.ctx(), client, small("stored", bus, port(stored, "0")), false)
 	ok(t, err)
@@ -348,13 +348,13 @@ func TestNoSocketIsMadeBehindALink(t *testing.T) {
 			}
 			ok(t, os.Remove(way))
 			ok(t, os.Symlink(others, way))
-			refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, path) // whoever starts it
+			refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, path) // whichever client starts it
 			_, err = d.Create(d.ctx(), client, small(what+"2", strings.ReplaceAll(device, "PATH", path)), guest.StartOptions{})
 			refused(t, err, fault.Denied, path)
 			if entries, err := os.ReadDir(others); err != nil || len(entries) != 0 {
 				t.Errorf("behind the link there are %v, %v", entries, err)
 			}
-			// Whom nothing holds goes by links.
+			// A client without rules may follow links.
 			g = d.define(small("free", strings.ReplaceAll(device, "PATH", path)))
 			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
@@ -362,8 +362,8 @@ func TestNoSocketIsMadeBehindALink(t *testing.T) {
 	}
 }
 
-// What QEMU reads while it makes the machine is a file. With a pipe QEMU would wait for somebody
-// to write to it, and the start keep its place from others all that time.
+// Files that QEMU reads while it creates the machine must be regular. With a pipe QEMU would wait for a writer,
+// and the start would block a slot that other starts need.
 func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		d := newDaemonOf(t, isolated)
@@ -439,7 +439,7 @@ func TestAGuestIsToldByFilesNoMoreThanItHolds(t *testing.T) {
 	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 }
 
-// Whoever has a folder learns nothing of others' by a link in the place of a guest's variables.
+// The owner of a folder puts a link in the place of a guest's variables. Errors must not reveal the link's target.
 func TestNoLinkTellsWhatIsThere(t *testing.T) {
 	d := newDaemon(t)
 	folder := filepath.Join(d.dir, "alice")
@@ -459,8 +459,7 @@ func TestNoLinkTellsWhatIsThere(t *testing.T) {
 	}
 }
 
-// Whoever has the folder in which a device of a guest's is named leads the guest to no other of
-// the host's.
+// The owner of the folder with a guest's device path must not lead the guest to another device of the host.
 // Promise: X11
 func TestNoLinkLeadsToAnothersDevice(t *testing.T) {
 	d := newDaemonOf(t, true)

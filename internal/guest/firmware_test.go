@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestFirmwareLeadsNowhere: what a guest has for firmware, or for its variables, is an image whose header names a file
-// below it, or in its place. QEMU opened that by itself, by any way that it knows, and the guest read it.
+// A guest's firmware or variables file is replaced by an image with a header that names a backing or data file.
+// QEMU would open that file by any protocol that it knows, and the guest would read it.
 // Promise: A3
 func TestFirmwareLeadsNowhere(t *testing.T) {
 	for _, isolated := range []bool{true, false} {

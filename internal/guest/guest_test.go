@@ -51,11 +51,11 @@ type daemon struct {
 	// has none. Required has guests start only with labels.
 	enforces string
 	required bool
-	// heard gets what the daemon logs; nil: nobody listens.
+	// heard gets the daemon's log; nil: it is discarded.
 	heard chan string
 }
 
-// newDaemon makes a daemon whose guests end with the test.
+// newDaemon creates a daemon. Its guests end with the test.
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	return newDaemonOf(t, false)
@@ -202,8 +202,8 @@ func small(name string, devices ...string) string {
 		<devices><serial type='pty'/>%s</devices></domain>`, name, strings.Join(devices, ""))
 }
 
-// wordy is a guest of whose memory there is more to save than pipes and sockets take, whatever it has
-// come to do: nine bytes of each page that is empty.
+// wordy is a guest with more memory to save than pipes and sockets buffer, even if all its pages are empty: nine
+// bytes for each page.
 func wordy(name string) string {
 	return strings.Replace(small(name), "<memory unit='MiB'>64<", "<memory unit='MiB'>512<", 1)
 }
@@ -287,7 +287,7 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 	if g.View().Persistent {
 		t.Fatal("a created guest is persistent")
 	}
-	// What is defined while it runs makes it persistent.
+	// A definition while it runs makes it persistent.
 	ok(t, func() error {
 		_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), false)
 		return err
@@ -345,7 +345,7 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	g, err = d.ByName("dies")
 	ok(t, err)
 	if g.View().State != domain.ShutOff {
-		t.Fatalf("a guest that died meanwhile is %s", g.View().State)
+		t.Fatalf("a guest that died in between is %s", g.View().State)
 	}
 	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 }
@@ -388,7 +388,7 @@ func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 	}
 	ok(t, stuck.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if err := <-waiting; err == nil {
-		t.Fatal("a suspend of a guest that was destroyed meanwhile succeeded")
+		t.Fatal("a suspend of a destroyed guest succeeded")
 	}
 	d.want(stuck, domain.ShutOff, domain.ReasonDestroyed)
 }
@@ -442,8 +442,8 @@ func TestSaveAndRestore(t *testing.T) {
 	refused(t, err, fault.Failed, "cannot read the saved image")
 }
 
-// Whoever owns the directory that an image goes to must neither read the guest's
-// memory nor choose a file of the host that is overwritten.
+// The owner of an image's directory must neither read the guest's memory nor choose a file of the host to
+// overwrite.
 func TestASavedImageIsNobodyElsesFile(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("private"))
@@ -529,8 +529,8 @@ func readUntil(t *testing.T, r io.Reader, wanted string) {
 	}
 }
 
-// TestAGenerationIsOfWhatIsRestored: a guest learns that it may have gone on before from where
-// it is, and is not told so when it is only started anew.
+// A guest learns from a new generation ID that it may have run from the same state before. After a normal start it
+// must not be told so.
 // Promise: H8
 func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
 	d := newDaemon(t)

@@ -129,9 +129,9 @@ func (s *imageShelf) cutOff(f *os.File, blocks [][]byte, n int) {
 // of it goes with the other's.
 var alike = strings.ReplaceAll(title("other"), "long ", "LONG ")
 
-// TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused moves or copies an image whose change was
-// cut off away before the next daemon starts: it is mended where it is met, and where nothing is
-// known of what it was it is refused, in words, whatever half of the new definition it has.
+// The header change of an image is interrupted, and the image is moved or copied before the next daemon starts.
+// The daemon repairs it on its next use. If nothing is recorded about the image it is refused with a reason,
+// whatever part of the new definition it has.
 // Promise: F14
 func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 	s := newImageShelf(t)
@@ -151,7 +151,7 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 		if is := s.says(); is != "first" || s.noted() {
 			t.Errorf("%d of %d blocks: moved away it is %q; noted: %v", n, len(blocks), is, s.noted())
 		}
-		s.must(os.WriteFile(elsewhere, torn, 0o600)) // a copy of which nobody knows any more
+		s.must(os.WriteFile(elsewhere, torn, 0o600)) // a copy without any record
 		i, err := s.openSaved(t.Context(), elsewhere, SaveOptions{})
 		if err == nil {
 			i.close()
@@ -164,7 +164,7 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 			t.Error("half a header is changed once more")
 		}
 		if after, err := os.ReadFile(elsewhere); err != nil || !bytes.Equal(after, torn) {
-			t.Errorf("what is refused is changed (%v)", err)
+			t.Errorf("a refused image is changed (%v)", err)
 		}
 	}
 }
@@ -291,8 +291,7 @@ func TestAnImageThatTookTheOthersPlaceStaysAsItIs(t *testing.T) {
 	}
 }
 
-// What is noted of an image stays while its file system may come back, and goes with a
-// managed one.
+// The record of an image is kept while its file system may come back. With a managed save image it is removed.
 func TestWhatIsNotedOfAnImageGoesWithIt(t *testing.T) {
 	s := newImageShelf(t)
 	s.begun(title("second"))
@@ -317,8 +316,7 @@ func TestWhatIsNotedOfAnImageGoesWithIt(t *testing.T) {
 	}
 }
 
-// Whoever reads while others change sees a header that somebody wrote, by whatever name
-// the image goes.
+// A reader during header changes sees a complete header of one writer, by every path of the image.
 func TestOneAtATimeChangesAHeader(t *testing.T) {
 	s := newImageShelf(t)
 	link := filepath.Join(t.TempDir(), "link")
@@ -343,7 +341,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 			}
 			defer i.close()
 			if !slices.Contains(names, i.def.Title) {
-				t.Errorf("a definition is read that nobody wrote: %q", i.def.Title)
+				t.Errorf("a definition is read that was never written: %q", i.def.Title)
 			}
 		})
 	}
@@ -364,7 +362,7 @@ func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 	}
 }
 
-// An image whose definition nobody could have defined is not gone on from, whoever wrote it.
+// An image with a definition that could not be defined is refused, whoever its writer is.
 // Promise: A3
 func TestAnImageWithoutBoundsIsNotRead(t *testing.T) {
 	s := newImageShelf(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A saved image, which may come from anywhere, is of the guest of its UUID, however that is spelt. One that
-// names none is of nobody: folders are called by it, and without it that of all guests was cleared away.
+// A save image may come from anywhere. It belongs to the guest with its UUID, in any spelling. An image without a
+// UUID belongs to no guest: folders are named by the UUID, and without one the folder of all guests was removed.
 // Promise: X9
 func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
 	d := newDaemon(t)

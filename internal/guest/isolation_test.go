@@ -22,8 +22,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// opensIn has a process of root's open a file to read when it is in a guest's control
-// group, and gives what it says when it may not.
+// opensIn runs a root process in a guest's control group that opens a file for reading. It returns the error text,
+// if any.
 func (d *daemon) opensIn(group *kernel.Group, path string) string {
 	d.t.Helper()
 	return d.doesIn(group, exec.CommandContext(d.ctx(), "/bin/sh", "-c", "read go; exec <\"$0\"", path))
@@ -59,7 +59,7 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	other := filepath.Join(d.dir, "other")
 	ok(t, unix.Mknod(other, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 11)))) // the kernel's log
 	if said := d.opensIn(nil, other); said != "" {
-		t.Skip("device nodes in this place cannot be opened by anybody: ", said)
+		t.Skip("device nodes on this file system cannot be opened by any process: ", said)
 	}
 	g := d.define(small("bounded", "<controller type='usb' model='qemu-xhci'/>"))
 	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
@@ -79,7 +79,7 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	live := guest.Affect{Live: true}
 	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), port, live))
 	if refuses() {
-		t.Error("it may not open what was plugged in")
+		t.Error("it may not open the plugged device")
 	}
 	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), port, live))
 	eventually(t, "it may not open what it has let go", refuses)
@@ -107,8 +107,8 @@ func takePages() {
 
 const hugePage = 2 << 20
 
-// TestAGuestTakesNoHugePagesButItsOwn: a QEMU that was taken over has of the host's huge pages what its guest's memory
-// may be made of, and what is plugged in, and leaves the others to others.
+// A compromised QEMU gets only the huge pages that its guest's memory, plugged modules included, may use. The
+// host's other huge pages stay free for others.
 // Promise: I2
 func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -154,8 +154,7 @@ func labelsOf(d *daemon, v *guest.View) string {
 	return strings.Join(all, " ")
 }
 
-// TestIsolationIsTold: what keeps a guest apart is in its definition as it runs and in
-// what is shown of it, and is the truth.
+// The live definition and the guest's view show the isolation of a guest, and they are true.
 // Promise: I6
 func TestIsolationIsTold(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -173,7 +172,7 @@ func TestIsolationIsTold(t *testing.T) {
 	text, err = domainxml.Format(v.Inactive, domainxml.Style{})
 	ok(t, err)
 	if strings.Contains(text, "seclabel") {
-		t.Errorf("what was made for one run is kept:\n%s", text)
+		t.Errorf("a value of one run is kept:\n%s", text)
 	}
 	inForce := d.Isolation()
 	for _, barrier := range []string{"user", "root", "capabilities", "calls", "io_uring"} {
@@ -190,8 +189,8 @@ func TestIsolationIsTold(t *testing.T) {
 	}
 }
 
-// TestGuestsShareNoCore: each guest has a cookie of its own, by which the kernel tells
-// whose threads may run on one core at the same time.
+// Each guest has its own scheduling cookie. The kernel runs only threads with the same cookie on one core at the
+// same time.
 // Promise: I7
 func TestGuestsShareNoCore(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -214,8 +213,7 @@ func TestGuestsShareNoCore(t *testing.T) {
 	}
 }
 
-// TestRingsAreForGuestsThatBeganWithThem: by io_uring QEMU makes sockets that nobody sees,
-// so a guest that needs none has none.
+// With io_uring QEMU could create sockets that no filter sees. So a guest that needs no io_uring gets none.
 // Promise: I1
 func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 	d := newDaemonOf(t, true)

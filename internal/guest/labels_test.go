@@ -19,8 +19,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// The kernel's side of SELinux and AppArmor is recorded here: what it would be told is
-// read from its files. Labels of files are the real ones.
+// The kernel's side of SELinux and AppArmor is replaced by files that record the daemon's writes. Labels of files
+// are real.
 
 // newDaemonWith makes a daemon on a host that enforces something.
 func newDaemonWith(t *testing.T, tree string) *daemon {
@@ -87,9 +87,8 @@ const (
 	private = "system_u:object_r:svirt_image_t:(s0:c[0-9]+,c[0-9]+)"
 )
 
-// TestGuestsAndTheirFilesAreLabelled: each QEMU gets a pair of its own, what it writes
-// has the same, what it reads can be read by all; the next daemon goes on with that; at
-// the end everything is as it was.
+// Each QEMU gets its own category pair. Files that it writes have the same pair, files that it reads can be read
+// by all. The next daemon keeps the pair. At the end all labels are restored.
 // Promise: I8
 func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
@@ -126,13 +125,13 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 			t.Errorf("%s: it is said to be %q, kept by %v, and is\n%s", when, labelsOf(d, v), v.Isolation, text)
 		}
 		if text, err = domainxml.Format(v.Inactive, domainxml.Style{}); err != nil || strings.Contains(text, "seclabel") {
-			t.Errorf("%s: what is made for a run is stored (%v):\n%s", when, err, text)
+			t.Errorf("%s: a value of one run is stored (%v):\n%s", when, err, text)
 		}
 	}
 	running("started")
 	d.reopen(func() {})
 	running("adopted")
-	// A pair that an adopted guest has is nobody else's.
+	// The pair of an adopted guest is not given to another.
 	taken := d.define(strings.Replace(small("taken"), "<devices>", "<seclabel type='static' model='selinux'><label>"+process+"</label></seclabel><devices>", 1))
 	refused(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, one.UUID())
 
@@ -166,13 +165,13 @@ func (d *daemon) within(g *guest.Guest, path string) string {
 // settled waits until a guest has ended and everything is given back.
 func settled(t *testing.T, d *daemon, g *guest.Guest) {
 	t.Helper()
-	eventually(t, g.Name()+" has given back what it held", func() bool {
+	eventually(t, g.Name()+" has released its resources", func() bool {
 		return d.again(g).View().Active == nil && gone(filepath.Join(d.dir, "run/guest", g.UUID()))
 	})
 }
 
-// TestLabelsOfGuestsThatNoDaemonSawEnd: by the end of QEMU while no daemon ran, by a
-// reboot, and by the end of the daemon amid a start.
+// Guests end without a daemon that sees it: QEMU ends while no daemon runs, the host reboots, or the daemon ends
+// during a start.
 // Promise: I8
 func TestLabelsOfGuestsThatNoDaemonSawEnd(t *testing.T) {
 	for what, meanwhile := range map[string]func(d *daemon, run string){
@@ -199,7 +198,7 @@ func TestLabelsOfGuestsThatNoDaemonSawEnd(t *testing.T) {
 			d.reopen(func() {
 				kill(t, pid)
 				meanwhile(d, run)
-				ok(t, unix.Setxattr(others, "security.selinux", []byte("a:b:c:s0\x00"), 0)) // somebody's wish
+				ok(t, unix.Setxattr(others, "security.selinux", []byte("a:b:c:s0\x00"), 0)) // a label that another program has set
 			})
 			settled(t, d, g)
 			wantContext(t, what, disk, pooled)
@@ -255,7 +254,7 @@ func TestPluggedFilesAreLabelled(t *testing.T) {
 	}
 	wantContext(t, "a plug failed", d.LogPath("g"), private)
 
-	// What is written while memory moves is the guest's only meanwhile.
+	// While memory is written to the image, the image belongs to the guest alone.
 	image := filepath.Join(d.dir, "saved")
 	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
 	settled(t, d, g)
@@ -292,7 +291,7 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 			t.Errorf("%s: it is labelled %q", name, said)
 		}
 		wantContext(t, name, disk, c.file)
-		if c.process != "" { // what is the guest's alone has its label, whatever its disks have
+		if c.process != "" { // files of the guest alone have its label, whatever label its disks have
 			wantContext(t, name, d.within(g, "dev/null"), `system_u:object_r:svirt_image_t:s0:c\d+,c\d+`)
 		}
 		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
@@ -352,7 +351,7 @@ func TestLabelsThatAreRequired(t *testing.T) {
 	g := d.define(small("g"))
 	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Unsupported, "--security-labels=require")
 	if i := d.Isolation(); !slices.ContainsFunc(i.Lacking, func(s string) bool { return strings.HasPrefix(s, "labels (") }) {
-		t.Errorf("what it lacks is %v", i.Lacking)
+		t.Errorf("it lacks %v", i.Lacking)
 	}
 	d.enforces = kerneltest.Dir(t, kerneltest.SELinux)
 	d.reopen(func() {})
@@ -361,7 +360,7 @@ func TestLabelsThatAreRequired(t *testing.T) {
 	refused(t, none.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "none")
 }
 
-// newParser puts a parser of profiles into the way, which notes what it was to load.
+// newParser puts a fake apparmor_parser into the path, which records the profiles that it was to load.
 func newParser(t *testing.T) (loaded func() string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -382,8 +381,8 @@ func newParser(t *testing.T) (loaded func() string) {
 	}
 }
 
-// TestGuestsHaveProfiles: each QEMU enters a profile that allows what it needs and
-// nothing of another guest's; it grows and shrinks with the guest, and goes with it.
+// Each QEMU enters a profile that allows what it needs, and no file of another guest. The profile grows and
+// shrinks with the guest, and is removed with it.
 // Promise: I9
 func TestGuestsHaveProfiles(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser") // AppArmor's own

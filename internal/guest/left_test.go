@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// What a guest leaves of its secrets is for one of its name alone: whoever may choose a UUID
-// for his guests would else choose that of another's, and have them.
+// Secrets of an undefined guest are kept only for a guest with the same name. Otherwise a user who may choose a
+// UUID could choose that of another user's guest, and get its secrets.
 // Promise: A3
 func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	d := newDaemon(t)

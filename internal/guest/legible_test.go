@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// TestWhatNoDaemonCouldReadIsRefused has a guest be given what is within all bounds by itself, and
-// makes of the whole one that the next daemon could not read: the guest would be in no list then.
+// Each part of a guest is within its limit, but the whole definition would be too large for the next daemon to
+// read. The guest would then be missing from every list, so the change is refused.
 // Promise: G3
 func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	d := newDaemon(t)
@@ -49,7 +49,7 @@ func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	d.settle(d.again(long), domain.ShutOff)
 }
 
-// A device that is attached brings no second order in which to boot: such a guest was saved, and not restored.
+// A device is attached with a boot order that another device has. Such a guest could be saved, but not restored.
 // Promise: F31
 func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
 	d := newDaemon(t)

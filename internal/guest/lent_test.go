@@ -17,8 +17,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// overwritten puts the first cluster of an image, where its header is, into another of its size, as
-// whoever has that open to write can.
+// overwritten writes the first cluster of one image, with its header, over that of another, as any process with
+// write access can.
 func overwritten(t *testing.T, path, by string) {
 	t.Helper()
 	const cluster = 64 << 10
@@ -69,7 +69,7 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 
 	pid := d.pid("taken")
-	d.reopen(func() { ok(t, unix.Kill(pid, unix.SIGKILL)) }) // nobody sees the end
+	d.reopen(func() { ok(t, unix.Kill(pid, unix.SIGKILL)) }) // no daemon sees the end
 	d.settle(d.again(g), domain.ShutOff)
 	eventually(t, "the note to be gone", func() bool {
 		_, err := unix.Getxattr(image, "trusted.lodge.backing", nil)
@@ -77,8 +77,8 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	})
 }
 
-// TestWhatAGuestWritesIsNoImageOfOthers: a guest writes a header into its raw disk, and to its
-// console. The guest to whom that file is an image is not led elsewhere by it.
+// A guest writes an image header into its raw disk, and to its console. Another guest that uses that file as an
+// image must not be led to another file.
 // Promise: X2
 func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -101,8 +101,8 @@ func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 	}
 }
 
-// TestVariablesThatAreCopiedAreNoImageOfOthers: the template of a guest's UEFI variables has a header, and
-// is copied to where the guest has them. The guest to whom that file is an image is not led elsewhere by it.
+// The template of a guest's UEFI variables has an image header, and is copied for the guest. Another guest that
+// uses the copy as an image must not be led to another file.
 // Promise: X2
 func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 	const code, blank = "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"
@@ -156,9 +156,8 @@ func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
-// TestADiskThatSomebodyKeptIsNoOthers: a QEMU that was taken over keeps a disk open that it was to let go of, without
-// the locks by which another would see that, or passes it on. The next guest is refused the disk until that
-// has ended.
+// A compromised QEMU keeps a disk open that it should have closed, without the locks that would show that, or
+// passes the descriptor on. The next guest is refused the disk until that process has ended.
 // Promise: I1
 func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -196,7 +195,7 @@ func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	})
 }
 
-// TestAMediumOfAPausedGuestIsLetGoWhenItRuns: so it is of the medium that a drive had, which is nobody's then.
+// The same for the medium of a drive that a paused guest no longer has. It is free once the guest has run.
 // Promise: I1
 func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	d := newDaemonOf(t, true)

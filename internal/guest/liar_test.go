@@ -29,7 +29,7 @@ import (
 // QEMU's protocol well enough to be started. A test tells it through the guest's
 // own monitor how to behave from then on.
 
-// liarName is the name by which the test's own binary is that program.
+// liarName is the name under which the test's own binary acts as that program.
 const liarName = "liar"
 
 // liar is one such process. It serves one connection at a time, as QEMU does.
@@ -51,7 +51,7 @@ func playLiar() {
 	fd, err := strconv.Atoi(monitorFD.FindStringSubmatch(strings.Join(os.Args, " "))[1])
 	if err == nil {
 		l := &liar{nodes: map[string]bool{}}
-		if slices.Contains(os.Args, "-incoming") { // its name tells what it does when it is to go on
+		if slices.Contains(os.Args, "-incoming") { // the guest's name says what it does when it should resume
 			l.at = "cont"
 			for _, manner := range []string{"drop before", "drop after", "hang"} {
 				if strings.Contains(strings.Join(os.Args, " "), "guest="+strings.ReplaceAll(manner, " ", "-")) {
@@ -78,7 +78,7 @@ func (l *liar) serve() {
 	}
 }
 
-// order is what it is told, by QEMU's commands or by the test's.
+// order is an instruction to it, by QEMU's commands or by the test's.
 type order struct {
 	Execute   string
 	ID        json.RawMessage
@@ -219,7 +219,7 @@ func (l *liar) obey(o *order, say func(string, ...any)) string {
 		}
 	case "query-chardev", "query-fdsets", "query-hotpluggable-cpus", "query-blockstats":
 		answer = `[]`
-	case "qom-list": // what it was started with
+	case "qom-list": // the arguments that it was started with
 		var all []string
 		for _, m := range deviceID.FindAllStringSubmatch(strings.Join(os.Args, " "), -1) {
 			all = append(all, fmt.Sprintf(`{"name":%q,"type":"x"}`, m[1]))
@@ -229,7 +229,7 @@ func (l *liar) obey(o *order, say func(string, ...any)) string {
 	return `{"return":` + answer + `,"id":%s`
 }
 
-// liar gives the definition of a guest whose QEMU it is.
+// liar returns the definition of a guest with that QEMU.
 func (d *daemon) liar(program, name string, devices ...string) *guest.Guest {
 	d.t.Helper()
 	doc := fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
@@ -301,8 +301,8 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 	}
 }
 
-// The monitor is lost amid a change of medium: what the guest is shown to have is
-// what its drive has, and nothing else is left.
+// The monitor is lost during a change of medium. The guest's definition must show the medium that its drive has,
+// and nothing else may be left.
 // Promise: F6
 func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 	d := newDaemon(t)
@@ -443,8 +443,8 @@ func TestWordsOfAQEMUAreCut(t *testing.T) {
 	}
 }
 
-// What a QEMU says many times is done once, and told once: it does not fill the log, of which a journal keeps so many
-// lines a second, nor have the daemon clean up behind one device by thousands.
+// A repeated message of QEMU is handled and logged once. It must neither fill the log, which a journal limits to
+// some lines a second, nor start thousands of cleanups for one device.
 // Promise: F4
 func TestWhatAQEMUSaysAgainAndAgainIsDoneOnce(t *testing.T) {
 	d := newDaemon(t)

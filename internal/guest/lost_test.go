@@ -46,12 +46,12 @@ func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	if info, err := os.Stat(aside[0]); err != nil || info.Size() != damaged {
 		t.Errorf("the file that was put aside is not the damaged one: %v", err)
 	}
-	// What was found is stored: the next daemon has it without looking.
+	// The recovered definition is stored: the next daemon has it without a search.
 	d.reopen(func() { ok(t, os.Remove(aside[0])) })
 	d.wantKept(runs, saved)
 }
 
-// wantKept ends a guest that runs and goes on with one that was saved: both are the daemon's.
+// wantKept ends a running guest and starts a saved one. The daemon must know both.
 func (d *daemon) wantKept(runs, saved *guest.Guest) {
 	d.t.Helper()
 	runs, saved = d.again(runs), d.again(saved)
@@ -62,8 +62,8 @@ func (d *daemon) wantKept(runs, saved *guest.Guest) {
 	ok(d.t, saved.Destroy(d.ctx(), scope.Daemon("a test"), false))
 }
 
-// The store's file is gone, as where its directory was not mounted, or somebody moved it: no
-// saved image goes with it.
+// The store's file is missing, because its directory was not mounted or the file was moved. No save image may be
+// removed.
 // Promise: S9
 func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 	d := newDaemon(t)
@@ -77,11 +77,11 @@ func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 		ok(t, err)
 		ok(t, early.Close())
 	})
-	d.reopen(func() {}) // what was found is stored: the next daemon has it without looking
+	d.reopen(func() {}) // the recovered definition is stored: the next daemon has it without a search
 	d.wantKept(runs, saved)
 }
 
-// Somebody has tidied up in the data directory.
+// Folders in the data directory were removed.
 // Promise: F26
 func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -103,8 +103,8 @@ func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 }
 
-// An earlier store takes the place of the present one, as a backup does: guests that run, and one
-// that ended meanwhile, were defined later, and nobody has undefined them.
+// A backup of the store replaces the present one. Running guests, and one that ended in between, were defined
+// after it, and were not undefined by any client.
 // Promise: S9
 func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	d := newDaemon(t)
@@ -141,8 +141,8 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	}
 }
 
-// In the store that came back another guest has the name of one that runs: who comes to know that
-// one again finds the state of its TPM, and nobody else does.
+// In the restored store another guest has the name of a running one. A client that names the running guest again
+// finds its TPM's state; the other guest does not get it.
 // Promise: S9
 func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 	d := newDaemon(t)

@@ -29,7 +29,7 @@ func meanwhile(t *testing.T, look func(*testing.T, *taken)) {
 	})
 }
 
-// now looks at what is the loop's.
+// now runs a check in the guest's loop.
 func (g *taken) now(look func()) {
 	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error { look(); return nil })
 }
@@ -101,7 +101,7 @@ func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
-		end := g.busy(domain.JobModify) // the dump waits, and what follows it
+		end := g.busy(domain.JobModify) // the dump waits, and the steps after it
 		g.says("GUEST_PANICKED", `{"action":"pause"}`)
 		suspended := make(chan error, 1)
 		go func() { suspended <- g.Suspend(context.Background(), scope.Daemon("a test")) }()
@@ -137,8 +137,8 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 	})
 }
 
-// A guest that has panicked is not restarted amid a save, however long that takes: it would change its disks behind the
-// image.
+// A guest that has panicked is not restarted during a save, however long the save takes. A restart would change
+// its disks after the image was written.
 // Promise: F31
 func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
@@ -161,8 +161,8 @@ func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 	})
 }
 
-// No device is plugged in under the name of one of which QEMU has not let go yet: what is tried again would take what is
-// behind the new one.
+// A device is not attached under the name of one that QEMU has not released yet. A repeated removal would remove
+// the backend of the new device.
 // Promise: F36
 func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
@@ -232,7 +232,7 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 	}
 }
 
-// A guest that is destroyed just as its start fails by itself is not started once more.
+// A guest is destroyed just as its start fails. The start must not be repeated.
 // Promise: F36
 func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
 	r := bareRegistry(t)

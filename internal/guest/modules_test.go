@@ -98,7 +98,8 @@ func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
 	d.wantMemory(g, 1, 128)
 }
 
-// A module whose plug was cut off is the guest's, or nobody's, and the books say so.
+// The plug of a memory module was interrupted. The module then belongs to the guest, or does not exist, and the
+// memory ledger agrees.
 // Promise: G7
 func TestAModuleWhosePlugWasCutOff(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -122,7 +123,7 @@ func TestAModuleWhosePlugWasCutOff(t *testing.T) {
 				writeRecord(t, g, before)
 				xml, err := domainxml.FormatDevice(plugged, domainxml.Style{Active: true})
 				ok(t, err)
-				if !c.made { // only what is behind it
+				if !c.made { // only its backend
 					s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
 					ok(t, err)
 					ok(t, s.Execute(d.ctx(), "object-add", map[string]any{"qom-type": "memory-backend-ram", "id": "memdimm0", "size": 128 * mib}, nil))

@@ -16,8 +16,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A daemon that is killed as it makes a macvtap leaves its name to the next one, which removes it. The
-// loopback has none: what is made here fails in any case.
+// A daemon is killed while it creates a macvtap. It leaves the device's name to the next daemon, which removes it.
+// No macvtap can be made on the loopback, so this attempt fails in any case.
 // Promise: F1
 func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	records, err := store.Open(t.TempDir())

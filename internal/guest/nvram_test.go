@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// The UEFI variables that a guest made go with it when it ends and nobody knows of it any
-// more; those that were there before it, or are asked for again, stay.
+// UEFI variables that a transient guest created are removed when it ends. Variables that existed before it, or
+// that are kept on request, stay.
 // Promise: F24
 func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	const code = "/usr/share/OVMF/OVMF_CODE_4M.fd"
@@ -105,7 +105,7 @@ func TestTheVariablesOfAnotherGuestStay(t *testing.T) {
 	}
 	ok(t, one.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{NVRAM: true}))
 	if !gone(path) {
-		t.Error("they are nobody's, and stay")
+		t.Error("the variables have no guest, and stay")
 	}
 }
 

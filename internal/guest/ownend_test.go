@@ -91,8 +91,8 @@ func TestWhatAGuestDoesToItself(t *testing.T) {
 	}
 }
 
-// A guest whose definition says that it goes on after a panic, a power-off or a
-// reset does, in the same process.
+// If its definition asks for a restart after a panic, a power-off or a reset, a guest restarts in the same
+// process.
 // Promise: F8
 func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
 	d := newDaemon(t)
@@ -195,7 +195,7 @@ func TestPreserve_ResetBootsTheGuest(t *testing.T) {
 	d.settle(g, domain.Paused)
 	refused(t, g.Resume(d.ctx(), scope.Daemon("a test")), fault.WrongState, "reset")
 	pid := d.pid(g.Name())
-	for range 2 { // the firmware resets once more by itself
+	for range 2 { // the firmware resets once more on its own
 		events := d.events.Reader()
 		ok(t, g.Reset(d.ctx(), scope.Daemon("a test")))
 		restarted(t, events)

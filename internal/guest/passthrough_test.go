@@ -114,7 +114,7 @@ sys/bus/pci/groups/7/devices/0000:01:00.1/x =
 	}
 }
 
-// cardHost is a host whose one card vfio-pci has, and tells whether that was to let go of it.
+// cardHost is a host with one card that vfio-pci owns. unbound reports whether vfio-pci was told to release it.
 func cardHost(t *testing.T) (r *Registry, unbound func() bool) {
 	t.Helper()
 	dir := t.TempDir()

@@ -79,7 +79,7 @@ func TestPlug_SCSIDiskBringsItsControllers(t *testing.T) {
 		t.Errorf("it runs with controllers %q", got)
 	}
 
-	q35 := d.define(small("q35")) // whose root ports take no conventional controller
+	q35 := d.define(small("q35")) // its root ports accept no conventional PCI controller
 	ok(t, q35.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	refused(t, q35.Attach(d.ctx(), scope.Daemon("a test"), disk("sda"), guest.Affect{Live: true}), fault.NoCapacity, "needs a SCSI controller 0")
 	if got := controllers(q35.View().Active); len(got) > 0 {

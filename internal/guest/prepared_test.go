@@ -28,10 +28,9 @@ func preparing(t *testing.T) *daemon {
 	return d
 }
 
-// hardware is everything that tells one machine from another, by what it is: its
-// devices with all properties, its PCI functions, its memory map, and the state of
-// every device as a migration would carry it. Clocks show the time and are left
-// out.
+// hardware returns everything that distinguishes two machines, by kind: devices with all properties, PCI
+// functions, the memory map, and the state of every device as a migration would carry it. Clocks are left out,
+// because they show the time.
 func hardware(t *testing.T, d *daemon, g *guest.Guest) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -100,7 +99,7 @@ func devices(t *testing.T, stream []byte) map[string]string {
 	return all
 }
 
-// differences names what is not the same in two machines.
+// differences names the differences between two machines.
 func differences(a, b map[string]string) []string {
 	var names []string
 	for name := range a {
@@ -228,7 +227,7 @@ func TestAGuestStartedOftenIsPrepared(t *testing.T) {
 	ok(t, often.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	d.Trim(d.ctx())
 	if left := d.Prepared(); len(left) > 0 {
-		t.Errorf("prepared for nobody: %+v", left)
+		t.Errorf("prepared for no guest: %+v", left)
 	}
 }
 
@@ -291,7 +290,7 @@ func TestASavedGuestDoesNotContinueInWhatWasPrepared(t *testing.T) {
 	}
 }
 
-// A daemon that is killed leaves what it had prepared to the next one to end.
+// A killed daemon leaves its prepared QEMUs to the next one, which ends them.
 func TestTheNextDaemonEndsWhatWasPrepared(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("orphan"))
@@ -329,8 +328,7 @@ func TestALateDeviceLeavesATrace(t *testing.T) {
 	}
 }
 
-// So it is where somebody has cleared the run directory as well: what only waits is not taken
-// for a guest that runs.
+// The same if the run directory was cleared, too. A prepared QEMU that waits is not mistaken for a running guest.
 // Promise: F28
 func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 	for _, isolated := range []bool{true, false} {

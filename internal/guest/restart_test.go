@@ -216,7 +216,7 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 			d.want(d.again(other), domain.Running, domain.ReasonBooted)
 			g = d.again(g)
 			if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
-				t.Errorf("nobody is told of it: %q", m)
+				t.Errorf("no message reports it: %q", m)
 			}
 			refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "lives on")
 			ok(t, syscall.Kill(pid, 0)) // and left alone
@@ -231,7 +231,7 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 	}
 }
 
-// One of which the store has nothing is shown all the same, and nobody else is given its name.
+// A guest without any record in the store is still shown, and its name is not given to another guest.
 // Promise: G5
 func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 	for damage, called := range map[string]string{`{"Name":"tr`: "", `{"Name":"transient","UUID":"%s","XML":"<domain"}`: "transient"} {
@@ -261,7 +261,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 				t.Error("it is not shown any more")
 			}
 			end()
-			for ctx := d.ctx(); len(d.All()) > 0; { // it goes by itself
+			for ctx := d.ctx(); len(d.All()) > 0; { // it ends on its own
 				select {
 				case <-time.After(10 * time.Millisecond):
 				case <-ctx.Done():
@@ -310,7 +310,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	}
 }
 
-// Somebody has cleared the host's /run: what is known of a running guest is its group alone.
+// The host's /run was cleared. Only its control group is left of a running guest.
 // Promise: G5
 func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	d := newDaemon(t)
@@ -324,7 +324,7 @@ func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	for range 2 { // and by the daemon after that one
 		g = d.again(g)
 		if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
-			t.Errorf("nobody is told of it: %q", m)
+			t.Errorf("no message reports it: %q", m)
 		}
 		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "lives on")
 		ok(t, syscall.Kill(pid, 0)) // and left alone
@@ -374,7 +374,7 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	ok(t, g.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
 	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	var kept map[string]any
-	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for whoever can mend it
+	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for an administrator who can repair it
 }
 
 // Promise: G6
@@ -421,7 +421,7 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfended"))
 	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, syscall.Kill(d.pid("halfended"), syscall.SIGSTOP)) // nobody can give the save up with it
+	ok(t, syscall.Kill(d.pid("halfended"), syscall.SIGSTOP)) // so the save cannot be aborted with it
 	path := filepath.Join(d.dir, "image")
 	d.reopen(func() {
 		r := record(t, g)
@@ -432,7 +432,7 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	})
 	d.settle(d.again(g), domain.ShutOff)
 	if !gone(path + ".partial") {
-		t.Error("a half image is left that nobody knows of any more")
+		t.Error("a partial image without a record is left")
 	}
 }
 
@@ -626,15 +626,15 @@ func TestARefusedRestoreKeepsNothingOpen(t *testing.T) {
 	}
 }
 
-// slowImage makes a save to path last until what it writes is read.
+// slowImage makes a save to path last until its data is read.
 func slowImage(t *testing.T, path string) (read func()) {
 	t.Helper()
 	ok(t, syscall.Mkfifo(path+".partial", 0o600))
 	f, err := os.OpenFile(path+".partial", os.O_RDWR, 0)
 	ok(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	// Room for the definition, and less than for all of the memory: QEMU answers nothing while it
-	// writes what comes before that, which the socket takes, and behind it.
+	// The pipe holds the definition, and less than the whole memory. QEMU answers no command while it writes the
+	// part before the memory, which the socket buffers, and the part after it.
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, 128<<10); err != nil {
 		t.Fatal(err)
 	}
@@ -650,7 +650,7 @@ func slowImage(t *testing.T, path string) (read func()) {
 	}
 }
 
-// saving begins a save of a wordy guest that does not end by itself.
+// saving starts a save of a wordy guest. The save does not end on its own.
 func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan error) {
 	d.t.Helper()
 	read = slowImage(d.t, path)
@@ -805,7 +805,7 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 					s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
 					ok(t, err)
 					ok(t, s.Execute(d.ctx(), "device_del", map[string]any{"id": disk.Alias}, nil))
-					for e := range s.Events() { // until nothing uses what is behind it
+					for e := range s.Events() { // until nothing uses its backend
 						if e.Name == "DEVICE_DELETED" {
 							break
 						}
@@ -830,8 +830,8 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 	}
 }
 
-// A device is the guest's also where QEMU refuses what was still to be said of it when its plug was cut off: the
-// guest keeps its monitor.
+// A plug was interrupted, and QEMU refuses one of the remaining commands for the device. The device still belongs
+// to the guest, and the guest keeps its monitor.
 // Promise: G6
 func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 	d := newDaemon(t)
@@ -912,7 +912,7 @@ func TestImagesOfNobodyAreRemoved(t *testing.T) {
 		d.stored(damaged, func(r map[string]any) { r["XML"] = "<domain" })
 	})
 	if !gone(nobody) || !gone(g.ManagedSavePath()+".partial") {
-		t.Error("an image of nobody is left")
+		t.Error("an image without a guest is left")
 	}
 	if gone(damaged.ManagedSavePath()) {
 		t.Error("the image of a guest whose definition cannot be read is gone")
@@ -933,7 +933,7 @@ func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 	}()
 	read()
 	if err := <-saved; err == nil {
-		t.Error("a save to what is no file succeeds")
+		t.Error("a save to something other than a file succeeds")
 	}
 	ok(t, <-undefined)
 	if !gone(g.ManagedSavePath()) {
@@ -958,8 +958,8 @@ func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 	eventually(t, "the guest that went on can be suspended", func() bool { return stuck.Suspend(d.ctx(), scope.Daemon("a test")) == nil })
 }
 
-// A host that goes down amid a save loses what its run directory says of the image. The next
-// daemon removes what was left of it, and nothing else that may lie there by then.
+// A host that goes down during a save loses the run directory's record of the image. The next daemon removes the
+// partial image, and no other file that may be at that path by then.
 // Promise: F29
 func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 	d := newDaemon(t)

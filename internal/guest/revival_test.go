@@ -34,8 +34,8 @@ func waiting(t *testing.T, g *guest.Guest, said string) (words string) {
 	return words
 }
 
-// A guest whose on_crash asks for a restart is started again when somebody kills its
-// QEMU, later after each crash, and says so; until its user destroys it.
+// A guest with on_crash restart is started again when its QEMU is killed. The delay grows with each crash, and
+// the guest's messages show it. Destroying the guest ends the restarts.
 // Promise: F11
 func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -56,13 +56,13 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		for _, piece := range []string{"QEMU ended by itself: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
 			if !strings.Contains(waits, piece) {
-				t.Errorf("what waits to be started again does not say %q: %s", piece, waits)
+				t.Errorf("the message of the pending restart does not contain %q: %s", piece, waits)
 			}
 		}
 		if v := g.View(); v.State != domain.ShutOff || len(v.Messages) > 0 {
 			t.Errorf("it was destroyed, and is %s: %q", v.State, v.Messages)
 		}
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})) // by its user: what was before is forgotten
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})) // by its user: earlier crashes are forgotten
 		d.crash(g)
 		d.settle(g, domain.Running)
 		if words := strings.Join(g.View().Messages, "\n"); !strings.Contains(words, "crash 1 in a row") {
@@ -86,7 +86,7 @@ func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 	d.settle(g, domain.Running)
 }
 
-// A guest that was to end with its client is not started again when it crashes: it would end with nobody.
+// A guest that should end with its client is not restarted after a crash: no client's end would end it.
 // Promise: F36
 func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -96,7 +96,7 @@ func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	owned := guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}
 	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), owned))
 	d.crash(g)
-	refused(t, g.AbortJob(d.ctx(), scope.Daemon("a test")), fault.WrongState, "") // what follows from its end is begun by then
+	refused(t, g.AbortJob(d.ctx(), scope.Daemon("a test")), fault.WrongState, "") // the steps after its end have begun by then
 	if v := g.View(); v.Due || v.State.Active() || d.IsDue(g.UUID()) {
 		t.Errorf("it is %s, and is to be started: %v", v.State, v.Due)
 	}

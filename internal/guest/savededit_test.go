@@ -62,8 +62,8 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 	}
 }
 
-// A start from a saved image is asked for as what it is to be would have been defined. Nobody gives
-// a guest the weights by its start that it was saved with, and that its own image has.
+// A start from a save image is authorized like a definition with the image's content. Weights in the guest's own
+// managed image are not new, so they need no authorization. Those in a client's file do.
 func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("kept", "<video><model type='vga'/></video>"))

@@ -19,8 +19,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// sealed checks that a guest's own directories are root's, and that their users reach what
-// lies there and nothing more.
+// sealed checks that root owns a guest's own directories. The guest's users reach the files there and nothing
+// more.
 func sealed(t *testing.T, when string, dirs ...string) {
 	t.Helper()
 	for _, dir := range dirs {
@@ -34,8 +34,8 @@ func sealed(t *testing.T, when string, dirs ...string) {
 
 const plugged = "<channel type='unix'><target type='virtio' name='org.test.1'/></channel>"
 
-// TestAGuestIsSealedAndServed: what QEMU made before the guest ran is used, what needs more
-// is handed over, and a guest whose daemon left it open is sealed by the next.
+// Files that QEMU created before the guest ran are used, and further ones are handed over. If a daemon left the
+// guest's directory open, the next one seals it.
 // Promise: I11
 func TestAGuestIsSealedAndServed(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -116,8 +116,7 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 	}
 }
 
-// TestASealedGuestIsFoundWithoutItsRecord: neither its QEMU nor its user's number is lost
-// with its run record, whoever it runs as.
+// A guest's run record is lost. Neither its QEMU nor its user's number is lost with it, whichever user it runs as.
 // Promise: I11
 func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -178,7 +177,7 @@ func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
 		ok(t, unix.Stat(dev+"/pts/ptmx", &maker))
 		ok(t, unix.Stat(dev+"/null", &null))
 		if maker.Rdev != null.Rdev {
-			t.Errorf("QEMU may make more terminals where the host lets everybody, by device %x", maker.Rdev)
+			t.Errorf("QEMU may create more terminals, by device %x, where the host allows all users to", maker.Rdev)
 		}
 	}
 }

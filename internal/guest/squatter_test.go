@@ -24,17 +24,16 @@ import (
 // is that its guest takes over while it runs. It waits until the test says that the
 // guest runs, and then tries to make something wherever it can see.
 
-// lingers is the word by which the escapist is the squatter.
+// lingers is the argument with which the escapist acts as the squatter.
 const lingers = "linger"
 
-// Pipes in QEMU's own directory, by which the test talks with it, and what it has made
-// there in time.
+// Pipes in QEMU's own directory, by which the test talks to it, and the files that it creates there in time.
 const (
 	beginPipe, toldPipe = "begin", "told"
 	foundFile, heldDir  = "found", "held"
 )
 
-// leaveBehind starts the squatter, and waits until it has done what it does early.
+// leaveBehind starts the squatter, and waits until its first steps are done.
 func leaveBehind() error {
 	for _, pipe := range []string{beginPipe, toldPipe} {
 		if err := unix.Mkfifo(pipe, 0o600); err != nil {
@@ -124,7 +123,7 @@ func squat(when, dir string) (can []string) {
 	return can
 }
 
-// bindsTo makes a socket, whose name is short: addresses are.
+// bindsTo creates a socket. It uses a short name, because addresses are short.
 func bindsTo(at string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {

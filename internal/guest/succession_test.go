@@ -18,8 +18,8 @@ func succeeding() string {
 	return strings.Replace(small("passing"), "<name>", "<uuid>"+successor+"</uuid><name>", 1)
 }
 
-// A transient guest that ends makes room for the next of its name, who is not told that
-// there is none.
+// A transient guest ends, and the next one of its name can be created. That must not fail because the first one
+// has gone.
 func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
 	d := newDaemon(t)
 	paused := guest.StartOptions{Paused: true}
@@ -41,7 +41,8 @@ func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
 	}
 }
 
-// Whoever defines a guest while the last of its name ends has it, be it the one or another.
+// A client defines a guest while a transient one of the same name ends. The definition exists afterwards, for the
+// same guest or a new one.
 func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 	d := newDaemon(t)
 	for range 4 {
@@ -59,7 +60,7 @@ func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 			defined, err := d.Define(d.ctx(), scope.Daemon("a test"), succeeding(), false)
 			ok(t, err)
 			if found, err := d.ByUUID(successor); err != nil || found != defined || !found.View().Persistent {
-				t.Fatalf("what was defined is not there: %v, %v", found, err)
+				t.Fatalf("the defined guest is missing: %v, %v", found, err)
 			}
 			ok(t, defined.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 		}

@@ -41,7 +41,7 @@ import (
 const (
 	takenUUID     = "11111111-2222-3333-4444-555555555555"
 	takenEmulator = "/usr/bin/qemu-system-x86_64"
-	// takenPID is one that no kernel gives: whatever is done to it is done to nobody.
+	// takenPID is a number that no kernel assigns, so signals to it reach no process.
 	takenPID = 1<<22 + 1
 )
 
@@ -63,8 +63,7 @@ const takenXML = `<domain type='qemu' id='1'><name>a</name><uuid>` + takenUUID +
 <memballoon model='virtio'><stats period='5'/><alias name='balloon0'/></memballoon>
 </devices></domain>`
 
-// taken is a guest whose QEMU, and whose agent, were taken over: they do what a script
-// says, and the daemon is asked for this and that meanwhile.
+// taken is a guest with a compromised QEMU and agent. They follow a script, and clients make requests during it.
 type taken struct {
 	*Guest
 	t    *testing.T
@@ -77,7 +76,7 @@ type taken struct {
 	conn    net.Conn
 
 	asked, answered atomic.Int32
-	returned        map[string]int // what was given back to the host, how often
+	returned        map[string]int // how often each resource was returned to the host
 }
 
 // well is what an honest QEMU says.
@@ -249,15 +248,13 @@ func (g *taken) zone(ctx context.Context) error {
 
 func (g *taken) medium() string { return "<source file='" + filepath.Join(g.dir, "medium") + "'/>" }
 
-// FuzzTakenOver has a QEMU, and an agent, that were taken over tell anything between the
-// requests of clients: lines of the lives below in any order, and others that are like
-// them. A line that is JSON is said as it stands; one of a command and JSON is how that
-// is answered from then on (or refused, after a "!"); one of a word is what a client asks
-// for, or what happens.
+// FuzzTakenOver lets a compromised QEMU and agent send anything between the requests of clients: lines of the
+// lives below in any order, and similar ones. A line of JSON is sent unchanged. A command with JSON sets the
+// answer to that command from then on (or an error, after a "!"). A word is a client's request, or an event.
 //
-// Every request has an answer, and none is that of a bug. The guest is never thought to
-// have ended while its process lives, and what is known of it can be read by clients and
-// by the next daemon. At its end all that it held is given back, once.
+// Every request gets an answer, and none reports an internal error. The guest is never assumed to have ended while
+// its process lives. Clients and the next daemon can read its records. At its end all its resources are released,
+// once.
 // Promise: F4, X6
 func FuzzTakenOver(f *testing.F) {
 	var known []string
@@ -490,8 +487,8 @@ func takenHost(f testing.TB, root string) Config {
 	if err != nil {
 		f.Fatal(err)
 	}
-	// What is probed here has a store of its own: the one that writes it down may take the next
-	// change along, and would send to a test's bubble from outside.
+	// Probes use a store of their own. The goroutine that writes a probe's result could also write the next
+	// change, and would then send to a test's bubble from outside.
 	probes, err := store.Open(filepath.Join(root, "probes"))
 	if err != nil {
 		f.Fatal(err)
@@ -528,8 +525,7 @@ func (b bugs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// takeOver makes a guest that runs, in a bubble. Its process is one of which nothing can
-// be seen any more, and that nothing can be done to.
+// takeOver creates a running guest in a bubble. Its process cannot be inspected or signalled.
 func takeOver(t *testing.T, root string, c Config) *taken {
 	c.Events, c.Log = event.NewLog(), slog.New(bugs{slog.DiscardHandler, t})
 	reg := newRegistry(c)
@@ -598,7 +594,7 @@ func (g *taken) connect() *qmp.Session {
 	return s
 }
 
-// serve answers what comes on a connection.
+// serve answers the requests on a connection.
 func (g *taken) serve(conn net.Conn) {
 	defer conn.Close()
 	lines := bufio.NewScanner(conn)
@@ -711,7 +707,7 @@ const patience = 2 * time.Minute
 // pass has time pass in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-// look reads what is known of the guest, as clients and the next daemon do.
+// look reads the guest's records as clients and the next daemon do.
 func (g *taken) look() {
 	v := g.View()
 	if v.Active == nil || v.State == domain.ShutOff || v.State == domain.Crashed {
@@ -761,7 +757,7 @@ func (g *taken) demands() (all topology.Reservation) {
 	return all
 }
 
-// end ends the process, and looks at what is left.
+// end ends the process, and checks that nothing is left.
 func (g *taken) end() {
 	pass(patience + time.Second)
 	if asked, answered := g.asked.Load(), g.answered.Load(); answered < asked {
@@ -774,7 +770,7 @@ func (g *taken) end() {
 	pass(patience) // work of its own goes on until the next monitor is given up
 	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 		if g.job != nil {
-			g.t.Errorf("its %s job goes on without a monitor", g.job.kind)
+			g.t.Errorf("its %s job continues without a monitor", g.job.kind)
 		}
 		g.handleExit()
 		return nil
@@ -787,7 +783,7 @@ func (g *taken) end() {
 		g.t.Fatalf("it has not ended, and is %s", g.View().State)
 	}
 	if g.returned["dir"] != 1 || g.returned["nic"] != 1 {
-		g.t.Errorf("what it held was given back so often: %v", g.returned)
+		g.t.Errorf("its resources were released so often: %v", g.returned)
 	}
 	if _, err := os.Stat(g.run.dir); err == nil {
 		g.t.Error("its run directory is left")

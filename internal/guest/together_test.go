@@ -17,7 +17,7 @@ import (
 
 // Two things at once, of one guest.
 
-// whileStopped has something done to a guest whose QEMU answers nothing, and something else beside it.
+// whileStopped runs a request on a guest with a stopped QEMU, and another function beside it.
 func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) error {
 	d.t.Helper()
 	pid := d.pid(g.Name())
@@ -30,8 +30,8 @@ func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) er
 	return <-done
 }
 
-// What is stored of a guest while a change of the running one and of its definition is under way stays stored: the
-// change is made to what is there then.
+// A change of the running guest and its definition is in progress. Other changes that are stored in the meantime
+// stay: the change is applied to the definition that is stored then.
 // Promise: F36
 func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 	d := newDaemon(t)
@@ -60,13 +60,13 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 		})
 		ok(t, err)
 		if now := g.View().Inactive; now.Title != title || !c.made(now) {
-			t.Errorf("%s: what is stored is called %q, and has the change: %v", title, now.Title, c.made(now))
+			t.Errorf("%s: the stored definition has title %q, and the change: %v", title, now.Title, c.made(now))
 		}
 	}
 }
 
-// A save that was cut off by the loss of the monitor lets the guest go on when its QEMU answers again, also
-// where somebody has tried once more meanwhile.
+// The loss of the monitor interrupts a save. The guest resumes when QEMU answers again, also if a client has tried
+// another save in between.
 // Promise: F36
 func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	d := newDaemon(t)
@@ -131,7 +131,7 @@ func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
-// A picture whose client has gone while QEMU makes it does not count for ever among those that are not read.
+// A screenshot whose client has gone while QEMU makes it does not count forever as unread.
 // Promise: F36
 func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 	d := newDaemon(t)
@@ -146,15 +146,15 @@ func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 		}
 		return picture.Close()
 	}
-	_ = d.whileStopped(g, take, func() { leave(nil) }) // it may say that nobody waits
+	_ = d.whileStopped(g, take, func() { leave(nil) }) // it may report that no client waits
 	eventually(t, "it is made", func() bool { return g.Job().Kind == domain.JobNone })
 	if n := g.Unread(); n != 0 {
 		t.Errorf("%d bytes of pictures are not read", n)
 	}
 }
 
-// No save is begun while there is no monitor: begun then and going on by the next one, it would be made of what is known
-// of the guest, and not of what QEMU has of a change that was cut off.
+// No save begins without a monitor. Over the next connection it would store the daemon's view of the guest, which
+// may differ from QEMU's after an interrupted change.
 // Promise: F36
 func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 	d := newDaemon(t)
@@ -172,7 +172,7 @@ func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 	eventually(t, "it is saved when the monitor is back", func() bool { return g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) == nil })
 }
 
-// What is said of a guest while it is being saved is not said to be so and then gone with the image.
+// A description that is set during a save is not confirmed and then lost with the image.
 // Promise: F36
 func TestWordsAreNotLostByASave(t *testing.T) {
 	d := newDaemon(t)

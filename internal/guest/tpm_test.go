@@ -67,12 +67,12 @@ func testTPM(t *testing.T, isolated bool) {
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%s/limits", strings.TrimSpace(string(pid))))
 	ok(t, err)
 	if !regexp.MustCompile(`(?s)Max file size +4194304 +4194304 .*Max open files +256 +256 `).Match(limits) {
-		t.Errorf("what it writes and opens has the bounds\n%s", limits)
+		t.Errorf("its limits of file size and descriptors are\n%s", limits)
 	}
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())
 	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	// Meanwhile it is nobody's whose number another guest may have.
+	// In the meantime it belongs to no user whose number another guest may get.
 	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID()), func(path string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -159,8 +159,8 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 	}
 }
 
-// Whoever's TPM is gone is told, also by a daemon that was not there when it went; the guest
-// runs on, and has it again after its next start.
+// The end of a guest's TPM is reported, also by a daemon that did not run at that time. The guest keeps running,
+// and has the TPM again after its next start.
 // Promise: F27
 func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
@@ -196,7 +196,7 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	}
 }
 
-// A TPM emulator that goes with its guest, which takes its time, has not ended by itself.
+// A TPM emulator that ends slowly with its guest is not reported as failed.
 // Promise: F27
 func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {

@@ -12,9 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestQEMUHasNoSavedImage: the definition that a restore believes stands in the image, and a QEMU
-// that was taken over would write another there. So QEMU never has the file, and what it writes
-// comes behind the definition.
+// A restore trusts the definition in the image, and a compromised QEMU would write another one there. So QEMU
+// never gets the file, and its output goes behind the definition.
 // Promise: I1
 func TestQEMUHasNoSavedImage(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -47,8 +46,7 @@ func TestQEMUHasNoSavedImage(t *testing.T) {
 	ok(t, err)
 }
 
-// TestASaveThatIsGivenUpWaitsForNoFile: whoever aborts a save to a file system that does not answer
-// has the guest back.
+// A client aborts a save to a file system that does not answer. The guest resumes without waiting for the file.
 func TestASaveThatIsGivenUpWaitsForNoFile(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("hung"))

@@ -43,7 +43,7 @@ func (d *daemon) savedUnstored(name string) (g *guest.Guest, find func()) {
 	find = d.misplace()
 	ok(d.t, syscall.Kill(pid, syscall.SIGCONT))
 	if err := <-saved; err == nil {
-		d.t.Error("nobody is told that the store does not know")
+		d.t.Error("no message says that the store lacks the change")
 	}
 	d.settle(g, domain.ShutOff)
 	return g, find
@@ -74,7 +74,8 @@ func TestAManagedSaveThatIsStoredLate(t *testing.T) {
 	d.want(d.again(g), domain.Running, domain.ReasonRestored)
 }
 
-// A guest that has gone on from its image is not said to have one, whenever the store takes that.
+// A guest that has started from its managed save image is not shown to have one, whenever the store accepts that
+// change.
 // Promise: F31
 func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
 	d := newDaemon(t)
@@ -191,7 +192,8 @@ func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
 	}
 }
 
-// A guest that is saved runs from nothing else: gone on from later its image would damage the disks.
+// A saved guest starts from its image only. After any other run, a later start from the image would damage the
+// disks.
 // Promise: F31
 func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 	d := newDaemon(t)
@@ -263,8 +265,8 @@ func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
 	d.want(g, domain.Paused, domain.ReasonPanicked)
 }
 
-// A running guest loses a device, just when the store takes no changes any more: whoever asked for
-// that in its definition, too, is told. Processors it is not given then.
+// A running guest loses a device while the store accepts no changes. A client that also changed the definition
+// gets an error. Processors are not added in that case.
 // Promise: F10
 func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
 	d := newDaemon(t)

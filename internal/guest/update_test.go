@@ -14,7 +14,7 @@ import (
 
 var both = guest.Affect{Live: true, Config: true}
 
-// A change that is cut off, and gone on with later, takes back nothing that was changed, and answered, meanwhile.
+// An interrupted update is continued later. It must not take back changes that were answered in between.
 // Promise: F36
 func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 	d := newDaemon(t)
@@ -45,7 +45,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		eventually(t, "it has ended", func() bool { return !underWay() })
 		v := d.again(g).View()
 		if v.Inactive.Title != "stored" || v.Inactive.OnCrash != "restart" || v.Active.Title != title {
-			t.Errorf("%s: what is stored is called %q, and what runs %q", name, v.Inactive.Title, v.Active.Title)
+			t.Errorf("%s: the stored title is %q, the live one %q", name, v.Inactive.Title, v.Active.Title)
 		}
 		if v.Inactive.CurrentMemory != memory {
 			t.Errorf("%s: the change is not stored", name)
@@ -53,7 +53,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 	}
 }
 
-// What was changed, and then changed again, stays so, also where the journal of the first change lies there still.
+// A value was changed twice, and the journal of the first change still exists. The second value stays.
 // Promise: F36
 func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -113,6 +113,6 @@ func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 		if c.made(g.View().Inactive) {
 			t.Errorf("%s: the change is made once more", kind)
 		}
-		eventually(t, "QEMU has been asked what was missed", func() bool { return g.Job().Kind == domain.JobNone })
+		eventually(t, "QEMU has been asked about missed events", func() bool { return g.Job().Kind == domain.JobNone })
 	}
 }

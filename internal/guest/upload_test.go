@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestNobodyUploadsToADiskThatBegins: a guest does not begin with an image that is being uploaded, whose header may come to
-// name a file for its data after it was looked at: QEMU opens that by itself.
+// A guest does not start with an image that is being uploaded. After the daemon's check, the header may come to
+// name a data file, which QEMU opens on its own.
 // Promise: X2
 func TestNobodyUploadsToADiskThatBegins(t *testing.T) {
 	d := newDaemonOf(t, true)

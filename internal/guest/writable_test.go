@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// An image that QEMU is lent to write has the label of those that it writes, for as long as it is lent, and what it
-// had before any guest when the guest has ended. While another guest reads it it is not lent.
+// An image that QEMU may write for a while has the label of its writable files for that time. When the guest has
+// ended it has the label from before any guest. While another guest reads the image, QEMU must not write it.
 func TestLendToWrite_SELinux(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	top, base := d.chain("top", "base"), filepath.Join(d.dir, "base")

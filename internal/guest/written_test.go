@@ -38,7 +38,7 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	}
 }
 
-// The floppy that a drive has is put into it anew, as virsh change-media does that is given the same file.
+// The floppy in a drive is inserted again, as by virsh change-media with the same file.
 // Promise: F20
 func TestAFloppyIsPutInAnew(t *testing.T) {
 	d := newDaemonOf(t, true)

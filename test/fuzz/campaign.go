@@ -43,7 +43,7 @@ func campaign(total time.Duration, turns []turn, page string) ([]turn, error) {
 	for i, t := range turns {
 		row, told := from[t.String()]
 		if !told {
-			return nil, fmt.Errorf("cannot tell how exposed %s is: %s does not say who hands over what it reads", t.target, ledgerPage)
+			return nil, fmt.Errorf("cannot weight %s: %s does not name the source of its inputs", t.target, ledgerPage)
 		}
 		turns[i].length, turns[i].had = 0, time.Duration(lines[t.String()].seconds)*time.Second
 		turns[i].from, turns[i].weight = row.number, 1

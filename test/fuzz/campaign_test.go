@@ -59,7 +59,7 @@ func TestPage_NamesSourceOfEachTarget(t *testing.T) {
 	}
 	for _, one := range targets {
 		if _, told := from[one.String()]; !told {
-			t.Errorf("%s does not say who hands over what %s reads", ledgerPage, one)
+			t.Errorf("%s does not name the source of the inputs of %s", ledgerPage, one)
 		}
 		delete(from, one.String())
 	}

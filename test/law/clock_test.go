@@ -75,7 +75,7 @@ func TestClock_NoWaitByWallClock(t *testing.T) {
 	}
 	for name, where := range found {
 		if wallReadings[name] == "" {
-			t.Errorf("%s reads the wall's clock alone (%s): keep the time as time.Now gave it, or list in wallReadings what it is for", name, strings.Join(where, ", "))
+			t.Errorf("%s reads the wall clock alone (%s): keep the time as time.Now gave it, or list the purpose in wallReadings", name, strings.Join(where, ", "))
 		}
 	}
 	for name := range wallReadings {

@@ -57,7 +57,7 @@ func TestCompare(t *testing.T) {
 		}
 	}
 	if _, err := processors.compareDocument(known{}, "<cpu/>", compareFail); err == nil || netError(err).Code != int32(codeCPUIncompatible) {
-		t.Errorf("a host of which nothing is known: %v", err)
+		t.Errorf("an unknown host: %v", err)
 	}
 }
 
@@ -101,7 +101,7 @@ func TestCompare_BadDocuments(t *testing.T) {
 		}
 	}
 	if _, err := processors.compareDocument(aHost, hostCPU("<model>kvm64</model><wheels/>"), 0); err != nil {
-		t.Errorf("an element that nobody knows, not validated: %v", err)
+		t.Errorf("an unknown element, not validated: %v", err)
 	}
 }
 

@@ -84,7 +84,7 @@ func TestRatesOfADisk(t *testing.T) {
 			t.Errorf("%s: %v\n%s", c.name, err, diff)
 		}
 		if c.old != nil && *c.old != before {
-			t.Errorf("%s: what was there before is changed", c.name)
+			t.Errorf("%s: the earlier value is changed", c.name)
 		}
 	}
 }

@@ -173,7 +173,7 @@ func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	}
 	eventually(t, "what waits is counted", func() bool { return h.server.memory.now() >= streamQueue*size })
 	close(goOn)
-	eventually(t, "what was taken is given back", func() bool { return h.server.memory.now() == 0 })
+	eventually(t, "all memory is released", func() bool { return h.server.memory.now() == 0 })
 	bystander.data(st, xdr.StatusOK, nil)
 	bystander.expect(st, xdr.StatusOK)
 }
@@ -185,7 +185,7 @@ func TestLongPacketHasToGoOn(t *testing.T) {
 	slow.write(raw(xdr.MaxPacket, call(xdr.ProcConnectGetType), make([]byte, 100<<10)))
 	slow.closed()
 	bystander.works() // an idle connection has no deadline
-	eventually(t, "its part is given back", func() bool { return h.server.memory.now() == 0 })
+	eventually(t, "the memory of the partial packet is released", func() bool { return h.server.memory.now() == 0 })
 }
 
 func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
@@ -233,7 +233,7 @@ func TestStrangersAreBounded(t *testing.T) {
 	defer func() { _, _ = near.Close(), far.Close() }()
 	one := newClient(h.server, near, false)
 	if !h.server.add(one) {
-		t.Error("nobody is let in where one has authenticated")
+		t.Error("no client is admitted after one has authenticated")
 	}
 	for _, c := range append(in, one) {
 		h.server.remove(c)
@@ -322,10 +322,10 @@ func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
 		m.take(many[len(many)-1], 71)
 	}
 	if sound.life.Err() != nil {
-		t.Error("the one with most on one connection is given up")
+		t.Error("the largest single connection is closed")
 	}
 	if !slices.ContainsFunc(many, func(c *client) bool { return c.life.Err() != nil }) {
-		t.Error("nobody is given up")
+		t.Error("no connection is closed")
 	}
 	m.give(sound, 300)
 	for _, c := range many {

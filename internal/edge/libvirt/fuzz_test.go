@@ -46,7 +46,7 @@ func FuzzConnection(f *testing.F) {
 			for said.Len() > 0 {
 				n, err := readLength(said)
 				if err != nil || n > said.Len() {
-					t.Fatalf("a client is sent a packet of %d bytes, of which %d come: %v", n, said.Len(), err)
+					t.Fatalf("a client gets %[2]d of a packet's %[1]d bytes: %[3]v", n, said.Len(), err)
 				}
 				h, err := xdr.ParseHeader(said.Next(n))
 				if err != nil || h.Type == xdr.TypeCall || h.Type == xdr.TypeCallWithFDs {

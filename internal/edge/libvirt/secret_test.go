@@ -149,6 +149,6 @@ func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 		return ret.Count
 	}
 	if all, some := count(""), count(", guests: mine"); all != 1 || some != 0 {
-		t.Errorf("who may see everything is told of %d secrets, who may see some guests of %d", all, some)
+		t.Errorf("an unrestricted client sees %d secrets, a restricted one %d", all, some)
 	}
 }

@@ -265,7 +265,7 @@ func TestUploadOfAGoneClient(t *testing.T) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatal("the upload of a client that has gone goes on")
+			t.Fatal("the upload continues after its client has gone")
 		}
 	}
 	if err := p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"); err != nil {

@@ -86,7 +86,7 @@ func TestUpload(t *testing.T) {
 	w.data(st, xdr.StatusOK, nil)
 	w.expect(st, xdr.StatusOK)
 	if !bytes.Equal(<-got, want) {
-		t.Fatal("what arrived differs from what was sent")
+		t.Fatal("the received data differs from the sent data")
 	}
 	w.works()
 }
@@ -181,7 +181,7 @@ func TestDownload(t *testing.T) {
 		got = append(got, p...)
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatal("what arrived differs from what was sent")
+		t.Fatal("the received data differs from the sent data")
 	}
 	w.data(st, xdr.StatusOK, nil)
 	w.expect(st, xdr.StatusOK)
