@@ -204,7 +204,7 @@ func (d *daemon) heldByAPI(t *testing.T) {
 	if out := lodge(operator, "start", "db-1"); strings.Contains(d.virsh(t, "domstate", "db-1"), "running") {
 		t.Errorf("the operator has started what is not theirs:\n%s", out)
 	}
-	contains(t, "the refusal", lodge(stranger, "ps"), "may not come in")
+	contains(t, "the refusal", lodge(stranger, "ps"), "is not admitted")
 }
 
 // bystander holds a guest's console as the operator, and hears events. Until waits for a line

@@ -59,7 +59,8 @@ func TestTheAuditIsOneLineForEachChange(t *testing.T) {
 	}
 }
 
-// TestRefusalsPushNothingOutOfTheAudit has a client that is refused without end.
+// TestRefusalsPushNothingOutOfTheAudit has a client that is refused again and again.
+//
 // Promise: A5
 func TestRefusalsPushNothingOutOfTheAudit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

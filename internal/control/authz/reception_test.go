@@ -79,7 +79,7 @@ func TestWhoAnswersForAnAddress(t *testing.T) {
 	}
 }
 
-// TestNoAddressTakesAllHandshakes has one address shake as many hands as it may.
+// TestNoAddressTakesAllHandshakes has one address begin as many handshakes as it may.
 func TestWhoAnswersForAConnection(t *testing.T) {
 	of := func(pid int32, uid uint32) Owner { return LocalWho(listener.Peer{PID: pid, UID: uid}).Owner() }
 	if root := of(7, 0); root != of(7, 0) || root == of(8, 0) {
@@ -119,8 +119,8 @@ func TestNoAddressTakesAllHandshakes(t *testing.T) {
 	}
 }
 
-// Polkit that is asked last is not asked about members of the group, nor about anybody
-// where there are rules.
+// With AskLast, polkit is not asked about members of the groups, and about no client if there are rules.
+//
 // Promise: A20
 func TestAsks_LastAboutThoseWhomNothingElseLetsIn(t *testing.T) {
 	ruled := new(Gate)

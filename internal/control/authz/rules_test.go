@@ -159,7 +159,7 @@ func TestWrongRulesAreRefused(t *testing.T) {
 		rule("who: everyone\nmay: read") + "\n  - name: x\n    who: everyone\n    may: read": "two rules",
 		"version: 1\nrules:\n\t- name: x":                                                    "line",
 
-		"version: 1\nrules: []\n" + strings.Repeat("\n", maxFile): "no file of rules",
+		"version: 1\nrules: []\n" + strings.Repeat("\n", maxFile): "a file of rules has at most",
 	} {
 		_, err := ParseRules("access.yaml", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "access.yaml") {
@@ -236,8 +236,9 @@ func FuzzParseRules(f *testing.F) {
 	})
 }
 
-// A guest whose labels are not known is no guest without labels: rules that ask for their absence
-// are not about it, nor about links, which have none.
+// A guest with unknown labels is not a guest without labels: rules that require their absence do not cover it.
+// Nor do they cover links, which have no labels.
+//
 // Promise: A1
 func TestLabelsThatAreNotKnownAreNotAbsent(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`version: 1
