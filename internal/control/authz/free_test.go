@@ -19,7 +19,7 @@ const freeParts = "testdata/free.txt"
 // the set of all attributes.
 //
 // Promise: A3
-func TestWhatNobodyJudgesConcernsTheGuestAlone(t *testing.T) {
+func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 	docs, err := filepath.Glob("../../format/domainxml/testdata/define/*.xml")
 	if err != nil || len(docs) == 0 {
 		t.Fatal(docs, err)

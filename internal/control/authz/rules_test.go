@@ -41,7 +41,7 @@ func user1(uid uint32, groups ...uint32) Who {
 }
 
 // Promise: A1
-func TestRulesSayWhoMayDoWhat(t *testing.T) {
+func TestRules_Allows(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(example))
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestRulesSayWhoMayDoWhat(t *testing.T) {
 }
 
 // Promise: A1
-func TestARefusalSaysWhatIsMissing(t *testing.T) {
+func TestRules_RefusalNamesMissingRight(t *testing.T) {
 	r, err := ParseRules("/etc/lodge/access.yaml", []byte(example))
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestARefusalSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestPlacesOfImages(t *testing.T) {
+func TestRules_Images(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(example))
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestPlacesOfImages(t *testing.T) {
 }
 
 // Promise: A4
-func TestWrongRulesAreRefused(t *testing.T) {
+func TestParseRules_Invalid(t *testing.T) {
 	rule := func(lines string) string {
 		return "version: 1\nrules:\n  - name: x\n    " + strings.ReplaceAll(lines, "\n", "\n    ")
 	}
@@ -169,7 +169,7 @@ func TestWrongRulesAreRefused(t *testing.T) {
 }
 
 // Promise: A4
-func TestRulesThatOthersCouldWriteAreRefused(t *testing.T) {
+func TestReadRules_WritableByOthers(t *testing.T) {
 	above := t.TempDir()
 	folder := filepath.Join(above, "lodge")
 	path, link := filepath.Join(folder, "access.yaml"), filepath.Join(above, "link.yaml")
@@ -240,7 +240,7 @@ func FuzzParseRules(f *testing.F) {
 // Nor do they cover links, which have no labels.
 //
 // Promise: A1
-func TestLabelsThatAreNotKnownAreNotAbsent(t *testing.T) {
+func TestRules_UnknownLabels(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`version: 1
 rules:
   - {name: others, who: "user:1001", may: [read, stop], guests: ["!label=team:infra"], images: /srv}

@@ -99,7 +99,7 @@ func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) er
 // A rule's bounds hold for the sum of all guests that it covers, whoever made them.
 //
 // Promise: A12
-func TestARuleBoundsItsGuests(t *testing.T) {
+func TestQuota_Guests(t *testing.T) {
 	const gib = 1 << 30
 	there := []*domain.Definition{sized("build-1", 2*gib, 4), plugged(sized("build-2", gib, 2), 0, 4), sized("db-1", 64*gib, 64)}
 	for _, c := range []struct {
@@ -144,7 +144,7 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 // of them in memory.
 //
 // Promise: A12
-func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
+func TestQuota_BytesOfDefinitions(t *testing.T) {
 	long := func(name string, bytes int) *domain.Definition {
 		def := sized(name, 1024, 1)
 		def.Description = strings.Repeat("x", bytes)
@@ -180,7 +180,7 @@ func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
 // Networks, pools and volumes are counted separately, and volumes across all pools of the rule.
 //
 // Promise: A12
-func TestARuleBoundsItsNetworksPoolsAndVolumes(t *testing.T) {
+func TestQuota_NetworksPoolsVolumes(t *testing.T) {
 	rules, err := ParseRules("access.yaml", []byte(`
 version: 1
 rules:
@@ -231,7 +231,7 @@ rules:
 // A guest above its rule's bounds, for instance after they were lowered, may start and shrink but not grow.
 //
 // Promise: A12
-func TestWhatAGuestHasItKeeps(t *testing.T) {
+func TestQuota_GuestAboveLoweredBound(t *testing.T) {
 	const gib = 1 << 30
 	g := sharing(t, sized("build-1", 8*gib, 4))
 	for _, has := range []uint64{8 * gib, 6 * gib} {
@@ -248,7 +248,7 @@ func TestWhatAGuestHasItKeeps(t *testing.T) {
 // when the call ends.
 //
 // Promise: A12
-func TestNoTwoSlipUnderABound(t *testing.T) {
+func TestQuota_ConcurrentCalls(t *testing.T) {
 	g := sharing(t)
 	var calls sync.WaitGroup
 	var made atomic.Int32

@@ -58,7 +58,7 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 // and what it wrote must not be parsed as an image header. Files that all guests read belong to the host.
 //
 // Promise: A3
-func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
+func TestDocument_PathsByUse(t *testing.T) {
 	g, who, on := builder(t)
 	places := g.rules.Load().placesFor(g, who, Define, on)
 	places.known = g.named(on)
@@ -172,7 +172,7 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 // A call that writes to a named file may only do so in the client's places.
 //
 // Promise: A3
-func TestACallWritesNowhereElse(t *testing.T) {
+func TestPath_Write(t *testing.T) {
 	g, who, on := builder(t)
 	for path, want := range map[string][2]bool{ // to name, to write
 		"/srv/build/image":             {true, true},
@@ -195,7 +195,7 @@ func TestACallWritesNowhereElse(t *testing.T) {
 // The right to query the host's capabilities does not run arbitrary programs.
 //
 // Promise: A1
-func TestNoProgramIsRunForWhoeverLooks(t *testing.T) {
+func TestProgram(t *testing.T) {
 	g, who, _ := builder(t)
 	for path, want := range map[string]bool{
 		"/usr/bin/qemu-system-aarch64": true, "/srv/build/qemu": false, "/usr/bin/qemu-system-x/../env": false, "/bin/sh": false, "qemu": false,
@@ -217,7 +217,7 @@ func TestNoProgramIsRunForWhoeverLooks(t *testing.T) {
 // A client that defines networks can neither put guests on the host's links nor serve the host's files.
 //
 // Promise: A3
-func TestANetworkIsNoWayToTheHost(t *testing.T) {
+func TestDocument_NetworkStaysOffHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`
 version: 1
 rules:
@@ -281,7 +281,7 @@ rules:
 // the secret, by UUID or by usage, unless the guest already uses it.
 //
 // Promise: A11
-func TestADefinitionNamesNoSecretOfOthers(t *testing.T) {
+func TestDocument_SecretsOfOthers(t *testing.T) {
 	records, err := store.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -375,7 +375,7 @@ rules:
 // Volumes in a guest's marks are deleted with its tile, so naming them needs rights to them.
 //
 // Promise: A3
-func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
+func TestDocument_MarksOfForeignVolumes(t *testing.T) {
 	g, who, _ := builder(t)
 	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}
 	mark := func(pool string) string {
@@ -414,7 +414,7 @@ func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
 // Marks are checked in their stored form, whatever prefix the client uses; no prefix hides them.
 //
 // Promise: A3
-func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
+func TestMark_StoredPrefix(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], images: /srv/build}]\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -455,7 +455,7 @@ func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
 // A client that gives the UUID of another's object is not told whose it is, unless it may see the object.
 //
 // Promise: A1
-func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
+func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules:\n  - {name: poolers, who: \"user:1002\", may: [read, pools, networks], pools: mine, networks: mine}\n  - {name: lookers, who: \"user:1002\", may: read, pools: seen}\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -515,7 +515,7 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 // use the host's devices, volume groups or other hosts' exports.
 //
 // Promise: A3
-func TestAPoolIsNoWayToTheHost(t *testing.T) {
+func TestDocument_PoolStaysOffHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: poolers, who: \"user:1002\", may: [read, pools, volumes], pools: mine, images: /srv/mine}]\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -563,7 +563,7 @@ func TestAPoolIsNoWayToTheHost(t *testing.T) {
 // A rule about all guests but one recognizes that one in every spelling of its UUID.
 //
 // Promise: A1
-func TestAUUIDIsTheSameHoweverItIsSpelt(t *testing.T) {
+func TestDocument_UUIDSpellings(t *testing.T) {
 	const id = "11111111-2222-3333-4444-55555555abcd"
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: most, who: \"user:1002\", may: [read, define], guests: \"!uuid="+id+"\"}]\n"))
 	if err != nil {
@@ -586,7 +586,7 @@ func TestAUUIDIsTheSameHoweverItIsSpelt(t *testing.T) {
 // priority that others gave the guest stays.
 //
 // Promise: A3
-func TestAPriorityOverOthersIsNotGiven(t *testing.T) {
+func TestRank_AboveOthers(t *testing.T) {
 	g, who, on := builder(t)
 	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}
 	had := on
@@ -619,7 +619,7 @@ func TestAPriorityOverOthersIsNotGiven(t *testing.T) {
 
 // A restricted client cannot give a guest more weight than the default, by a definition or by a change. A
 // weight that others gave the guest stays.
-func TestAWeightOverOthersIsNotGiven(t *testing.T) {
+func TestWeigh_AboveDefault(t *testing.T) {
 	g, who, on := builder(t)
 	g.Config = Config{Guests: &guest.Registry{Config: guest.Config{Cgroups: &kernel.Cgroups{}}}, Pools: &volume.Pools{}}
 	weighs := func(shares uint64, weight uint) *domain.Definition {
