@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 )
 
-// FillVolume makes a raw volume of bytes that are in memory already.
+// FillVolume makes a raw volume from bytes in memory.
 func (p *Pool) FillVolume(ctx context.Context, name string, content []byte) (*Volume, error) {
 	if err := checkName(fault.Volume, name); err != nil {
 		return nil, err
