@@ -203,7 +203,7 @@ func (d *daemon) heldByAPI(t *testing.T) {
 	if out := lodge(operator, "start", "db-1"); strings.Contains(d.virsh(t, "domstate", "db-1"), "running") {
 		t.Errorf("the operator has started a guest of others:\n%s", out)
 	}
-	contains(t, "the refusal", lodge(stranger, "ps"), "may not come in")
+	contains(t, "the refusal", lodge(stranger, "ps"), "is not admitted")
 }
 
 // bystander opens a guest's console as the operator and listens to events. The returned function waits for a line

@@ -57,7 +57,7 @@ func TestDownload_StalledClientsBlockNoOther(t *testing.T) {
 	defer func() { _ = c.Wait() }()
 	defer func() { _ = hold.Close() }()
 	said, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || !strings.HasPrefix(said, "8 ") || !strings.Contains(said, "for this client already") {
+	if err != nil || !strings.HasPrefix(said, "8 ") || !strings.Contains(said, "already run for this client") {
 		t.Errorf("the greedy client has %q, %v", said, err)
 	}
 	d.may(t, builder, "vol-create-as", "shared", "mine", "1M")

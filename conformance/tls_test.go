@@ -262,7 +262,7 @@ func TestTLS_LodgeAPI(t *testing.T) {
 	}
 	// An address with too many failures is not even checked, for a while.
 	d.output(t, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do : 3<>/dev/tcp/127.0.0.1/16515; done")
-	eventually(t, "the address to be turned away", func() bool { return d.says("turned away for a minute") > 0 })
+	eventually(t, "the address to be turned away", func() bool { return d.says("locked out for a minute") > 0 })
 	d.output(t, "bash", "-c", "for i in {1..60}; do : 3<>/dev/tcp/127.0.0.1/16515; done")
 	if out, err := lodge(alice, "ps"); err == nil {
 		t.Errorf("an address that was refused connects: %q", out)

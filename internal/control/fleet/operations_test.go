@@ -137,7 +137,7 @@ func TestCreateTiles_RecordNotWritten(t *testing.T) {
 			return nil
 		}})
 	}}, &w.parts, "")
-	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "removed as soon as it can be") {
+	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "removed as soon as possible") {
 		t.Errorf("its client is told %+v", r)
 	}
 	h.left(1)
@@ -384,7 +384,7 @@ func TestRemoveTiles_PoolInactive(t *testing.T) {
 	ok(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	got, err := h.remove("lab/1")
 	h.wants("remove", got, "lab/1 failed")
-	if err == nil || !strings.Contains(err.Error(), "cannot delete volume default/lab-1") || !strings.Contains(err.Error(), "removed as soon as it can be") {
+	if err == nil || !strings.Contains(err.Error(), "cannot delete volume default/lab-1") || !strings.Contains(err.Error(), "removed as soon as possible") {
 		t.Errorf("got %v", err)
 	}
 	h.left(1)
@@ -487,7 +487,7 @@ func TestCreateTiles_VolumeIsAboutToGo(t *testing.T) {
 	ok(t, err)
 	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	_, err = h.create(template(t, oneGuest), 1, 1)
-	refused(t, err, fault.Busy, "volume default/lab-1.raw is of a tile or a clone that is being made or removed")
+	refused(t, err, fault.Busy, "volume default/lab-1.raw belongs to a tile or a clone that is being made or removed")
 	h.Recover(t.Context())
 	_, err = h.create(template(t, oneGuest), 1, 1)
 	ok(t, err)

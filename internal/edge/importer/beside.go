@@ -21,8 +21,8 @@ const (
 	lib        = "var/lib/libvirt"
 )
 
-// libOf returns the state folder of a tree; empty: the tree is not in a host's etc/libvirt.
-func libOf(root string) string {
+// stateFolderOf returns the state folder of a tree; empty: the tree is not in a host's etc/libvirt.
+func stateFolderOf(root string) string {
 	root, err := filepath.Abs(root)
 	if err != nil {
 		return ""
@@ -34,19 +34,19 @@ func libOf(root string) string {
 	return filepath.Join("/", host, lib)
 }
 
-// beside returns the state of a domain that is imported, and reports the rest.
-func beside(root, doc string) (v *Variables, note string, err error) {
+// stateOutside returns the state of a domain that is imported, and reports the rest.
+func stateOutside(root, doc string) (v *Variables, note string, err error) {
 	d, err := domainxml.Parse(doc, domainxml.Options{})
 	if err != nil {
 		return nil, "", err
 	}
 	v, note, err = findVariables(root, d)
-	return v, note + left(root, d), err
+	return v, note + stateLeftBehind(root, d), err
 }
 
-// left reports the state that is not imported; empty: none.
-func left(root string, d *domain.Definition) string {
-	folder := libOf(root)
+// stateLeftBehind reports the state that is not imported; empty: none.
+func stateLeftBehind(root string, d *domain.Definition) string {
+	folder := stateFolderOf(root)
 	if folder == "" || !isFileName(d.Name) {
 		return ""
 	}

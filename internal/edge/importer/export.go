@@ -44,7 +44,7 @@ var kept = map[string]struct {
 // it to be empty. A daemon may run meanwhile. The report lists damage in the store; damaged records are left
 // out. A failed write affects only its own result.
 func Export(data, dir string, tell func(Result)) (*store.Report, error) {
-	root, err := empty(dir)
+	root, err := makeEmptyDir(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -84,9 +84,9 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 	})
 }
 
-// empty makes a directory. It refuses one that is not empty or that another user owns, who could read and
+// makeEmptyDir makes a directory. It refuses one that is not makeEmptyDir or that another user owns, who could read and
 // change the export.
-func empty(dir string) (*os.Root, error) {
+func makeEmptyDir(dir string) (*os.Root, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
 	}

@@ -34,7 +34,7 @@ func FuzzRecords(f *testing.F) {
 		}
 		outer := t.TempDir()
 		root := filepath.Join(outer, "tree")
-		into, err := empty(root)
+		into, err := makeEmptyDir(root)
 		if err != nil {
 			t.Fatal(err)
 		}

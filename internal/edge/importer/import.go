@@ -194,7 +194,7 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	if err != nil {
 		return "", err
 	}
-	if r.Name, err = understand(r.Sort, string(doc)); err != nil {
+	if r.Name, err = parseDocument(r.Sort, string(doc)); err != nil {
 		r.Name = strings.TrimSuffix(filepath.Base(r.File), ".xml") // the name that libvirt uses
 		return "", err
 	}
@@ -208,7 +208,7 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	if known && !o.Replace {
 		return "left alone: it is there already; --replace gives it this definition", nil
 	}
-	t := Traits{Autostart: linked(root, autostart, r.File), Template: r.Sort == Domain && linked(root, template, r.File)}
+	t := Traits{Autostart: hasLink(root, autostart, r.File), Template: r.Sort == Domain && hasLink(root, template, r.File)}
 	did := "defined"
 	if known {
 		did, t.Replaces = "replaced", r.Name
@@ -221,7 +221,7 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	}
 	if r.Sort == Domain {
 		note := ""
-		if t.Variables, note, err = beside(root, string(doc)); err != nil {
+		if t.Variables, note, err = stateOutside(root, string(doc)); err != nil {
 			return "", err
 		}
 		did += note
@@ -239,14 +239,14 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	return did + more, err
 }
 
-// linked says whether a link in a folder next to a file leads to it.
-func linked(root, folder, file string) bool {
+// hasLink says whether a link in a folder next to a file leads to it.
+func hasLink(root, folder, file string) bool {
 	_, err := os.Lstat(filepath.Join(root, filepath.Dir(file), folder, filepath.Base(file)))
 	return err == nil
 }
 
-// understand parses a document and returns the object's name.
-func understand(s Sort, doc string) (string, error) {
+// parseDocument parses a document and returns the object's name.
+func parseDocument(s Sort, doc string) (string, error) {
 	switch s {
 	case Domain:
 		d, err := domainxml.Parse(doc, domainxml.Options{})

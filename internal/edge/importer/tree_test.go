@@ -90,18 +90,18 @@ func TestExport_ForeignDirectory(t *testing.T) {
 	open := filepath.Join(outer, "open")
 	ok(t, os.Mkdir(open, 0o700))
 	ok(t, os.Chmod(open, 0o777)) //nolint:gosec // that is the attack
-	if _, err := empty(open); !fault.Is(err, fault.Denied) {
+	if _, err := makeEmptyDir(open); !fault.Is(err, fault.Denied) {
 		t.Errorf("a directory that anybody may write: %v", err)
 	}
 	if os.Getuid() == 0 {
 		theirs := filepath.Join(outer, "theirs")
 		ok(t, os.Mkdir(theirs, 0o700))
 		ok(t, os.Chown(theirs, 4242, 4242))
-		if _, err := empty(theirs); !fault.Is(err, fault.Denied) {
+		if _, err := makeEmptyDir(theirs); !fault.Is(err, fault.Denied) {
 			t.Errorf("a directory of somebody else: %v", err)
 		}
 	}
-	root, err := empty(filepath.Join(outer, "tree"))
+	root, err := makeEmptyDir(filepath.Join(outer, "tree"))
 	ok(t, err)
 	defer func() { _ = root.Close() }()
 	victim := filepath.Join(outer, "victim")

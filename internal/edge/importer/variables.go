@@ -37,7 +37,7 @@ func findVariables(root string, d *domain.Definition) (v *Variables, note string
 	if !isUEFI || o.Loader.Stateless == device.On || o.Loader.ReadOnly == device.Off || o.NVRAM.Type == "block" {
 		return nil, "", nil
 	}
-	folder := libOf(root)
+	folder := stateFolderOf(root)
 	if o.NVRAM.Path != "" {
 		return namedVariables(folder, o.NVRAM.Path)
 	}

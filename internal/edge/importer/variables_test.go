@@ -118,7 +118,7 @@ func TestImport_ReportsNamedUEFIVariables(t *testing.T) {
 	ok(t, os.WriteFile(there, nil, 0o600))
 	for path, want := range map[string]string{there: "", filepath.Join(root, "gone.fd"): "copy them there before it starts"} {
 		doc := "<domain type='qemu'><name>a</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type><loader readonly='yes' type='pflash'>/code.fd</loader><nvram>" + path + "</nvram></os></domain>"
-		v, note, err := beside(root, doc)
+		v, note, err := stateOutside(root, doc)
 		if v != nil || err != nil || (want == "") != (note == "") || !strings.Contains(note, want) {
 			t.Errorf("of %s it says %q, %v, %v", path, note, v, err)
 		}

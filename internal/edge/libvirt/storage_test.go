@@ -145,7 +145,7 @@ func TestVirshVolumes(t *testing.T) {
 		`^<volume type='file'> <name>top.qcow2</name> <key>DIR/a/top.qcow2</key> <capacity unit='bytes'>67108864</capacity> <allocation unit='bytes'>[0-9]+</allocation> <physical unit='bytes'>[0-9]+</physical> <target> <path>DIR/a/top.qcow2</path> <format type='qcow2'/> <permissions> <mode>0600</mode>`,
 		`<compat>1.1</compat> <clusterSize unit='B'>65536</clusterSize> <features/> </target> <backingStore> <path>DIR/a/base.qcow2</path> <format type='qcow2'/> </backingStore> </volume>$`)
 	s.fails("vol-info nothing --pool a", "error: Storage volume not found: ")
-	s.fails("vol-create-as a thin 1G", "exists already in pool")
+	s.fails("vol-create-as a thin 1G", "already exists in pool")
 	s.fails("vol-create-as a ../x 1G", "error: XML error: ")
 	s.fails("vol-create-as a huge 1000T", "error: operation failed: ")
 	s.does("vol-resize thin 2G --pool a", "Size of volume 'thin' successfully changed to 2G")
@@ -200,7 +200,7 @@ func TestVirshTransfers(t *testing.T) {
 	if got := down("--offset 1000 --length 70000"); !bytes.Equal(got, content[1000:71000]) {
 		t.Errorf("%d bytes of the middle differ", len(got))
 	}
-	s.fails("vol-upload disk TMP/up --pool a --length 1000", "more bytes came")
+	s.fails("vol-upload disk TMP/up --pool a --length 1000", "received more bytes")
 	s.fails("vol-download nothing TMP/x --pool a", "Storage volume not found")
 	sparseTransfer(t, s)
 	// A stream that ended leaves its volume free.

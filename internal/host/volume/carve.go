@@ -15,11 +15,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// carver makes volumes by cutting up block devices with the host's tools. All
-// of it but build, destroy, attach and detach runs in the pool's lane, so that
-// no two tools change the same storage at a time. What changes storage gets a
-// context that does not end with its caller: a tool is bounded by its own time
-// only, because one that is ended half way leaves half a change.
+// carver makes volumes by dividing block devices with the host's tools. All methods but build, destroy, attach
+// and detach run in the pool's lane, so that no two tools change the same storage at once. Tools that change
+// storage get a context that outlives the caller and are bounded only by their own time: a tool that is killed
+// half way leaves a half-done change.
 type carver interface {
 	// build and destroy make and remove the storage of an inactive pool.
 	build(ctx context.Context, how Build) error
@@ -29,11 +28,11 @@ type carver interface {
 	survey(ctx context.Context) (reading, error)
 	add(ctx context.Context, w *wish) error
 	resize(ctx context.Context, v *Volume, size uint64) error
-	// remove refuses a volume that is open, or that another one needs.
+	// remove refuses a volume that is open, or that another volume needs.
 	remove(ctx context.Context, v *Volume, among []*Volume) error
 }
 
-// carver gives what cuts up the pool's devices; nil for a pool of files.
+// carver returns the carver of the pool's devices; nil for a pool of files.
 func (d *definition) carver() carver {
 	switch d.kind {
 	case Logical:
@@ -55,10 +54,10 @@ func (p *Pool) carver() carver {
 // steady is the context of tools that change storage in the lane.
 func (p *Pool) steady() context.Context { return context.WithoutCancel(p.pools.life) }
 
-// surveyOne looks, in the lane, at a carved pool and takes over all of it, also
-// the volume of that name, which somebody works on.
+// surveyOne surveys a carved pool in the lane and installs the result, including the named volume, although a
+// job works on it.
 func (p *Pool) surveyOne(c carver, d *definition, name string) error {
-	p.lane.beat() // each tool has its own time
+	p.lane.beat() // each tool has its own time limit
 	r, err := c.survey(p.pools.life)
 	if err != nil {
 		return err
@@ -80,8 +79,7 @@ func (p *Pool) surveyOne(c carver, d *definition, name string) error {
 	return err
 }
 
-// drawCarved drafts a volume of a carved pool, which is raw and has the data
-// that were on its blocks before.
+// drawCarved drafts a volume of a carved pool. It is raw and keeps the data that were on its blocks.
 func drawCarved(w *wish, o CreateOptions) (*draft, error) {
 	switch {
 	case o.Metadata:
@@ -89,7 +87,7 @@ func drawCarved(w *wish, o CreateOptions) (*draft, error) {
 	case w.capacity == nil && w.backing == nil:
 		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has no capacity", w.name)
 	case w.capacity != nil && *w.capacity == 0:
-		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has a capacity of nothing", w.name)
+		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has a capacity of 0", w.name)
 	case w.encryption != nil:
 		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: encryption of a volume on a block device; encrypt in the guest, or use a pool of files")
 	case w.compat != "" || w.clusterSize != 0 || w.lazy || w.extended || w.noCOW:
@@ -98,18 +96,18 @@ func drawCarved(w *wish, o CreateOptions) (*draft, error) {
 	return &draft{fill: func(context.Context, *os.File) error { return nil }}, nil
 }
 
-// copiedLast are the first bytes of a copy, with what tells of partitions, file systems and boot loaders. No
-// record and no name tells that a volume of a carved pool is half made.
+// copiedLast are the first bytes of a copy, which hold the partition table, file system and boot loader. They
+// are written last, because neither a record nor a name marks a half-made volume of a carved pool.
 const copiedLast = 1 << 20
 
-// drawCarvedCopy drafts a volume of a carved pool with what a guest would read
-// of another volume. The blocks are zeroed first: a copy leaves out zeros.
+// drawCarvedCopy drafts a volume of a carved pool with the data that a guest would read from another volume.
+// The blocks are zeroed first, because a copy leaves out zeros.
 func (p *Pool) drawCarvedCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "block devices cannot share blocks; copy without reflink")
 	case w.backing != nil:
-		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy on a block device; leave it out to get a full copy")
+		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy on a block device; omit it to get a full copy")
 	}
 	if origin.locked() {
 		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy on a block device would not be", origin.Name)
@@ -132,7 +130,7 @@ func (p *Pool) drawCarvedCopy(sc scope.Scope, w *wish, from *Pool, origin *Volum
 		if err := p.pools.believe(origin, chain); err != nil {
 			return err
 		}
-		if err := erase(ctx, f, false, new(job)); err != nil { // and on disk: what follows is not, at first
+		if err := erase(ctx, f, false, new(job)); err != nil { // and synced: the data that follow are not, at first
 			return err
 		}
 		return p.pools.images.Convert(ctx, image.Copy{From: chain, Into: f, Format: image.Raw, Last: copiedLast, Progress: j.progress})
@@ -140,25 +138,25 @@ func (p *Pool) drawCarvedCopy(sc scope.Scope, w *wish, from *Pool, origin *Volum
 	return d, nil
 }
 
-// cutTime is how long a volume's maker waits for the tools. Tests wait for less.
+// cutTime is how long the maker of a volume waits for the tools. Tests use less.
 var cutTime = answerTime
 
-// cut makes a volume of a carved pool. What fails half way is removed again.
+// cut makes a volume of a carved pool, and removes it again on failure.
 func (p *Pool) cut(ctx context.Context, d *definition, c carver, w *wish, fill func(context.Context, *os.File) error) error {
 	made := &Volume{Name: w.name, Path: filepath.Join(d.target, w.name)}
-	// Not with ctx: a caller who goes would leave a volume that nobody fills, as would one whose patience has ended.
+	// The context does not end with the caller's, since a volume that is made too late would never be filled.
 	_, err := ask(context.WithoutCancel(ctx), p.lane, cutTime, func() (struct{}, error) {
 		if err := c.add(p.steady(), w); err != nil {
 			return struct{}{}, err
 		}
 		err := p.surveyOne(c, d, w.name)
-		if err != nil { // what has no node is no use to anybody
+		if err != nil { // a volume without a node is useless
 			err = errors.Join(err, c.remove(p.steady(), made, nil))
 		}
 		return struct{}{}, err
 	}, func(struct{}) {
 		if err := p.takeAway(d, c, made); err != nil {
-			p.pools.log.Warn("cannot remove a volume that was made too late", "pool", p.name, "volume", w.name, "error", err)
+			p.pools.log.Warn("volume made after its request ended; not removed", "pool", p.name, "volume", w.name, "error", err)
 		}
 	})
 	if err != nil {
@@ -172,7 +170,7 @@ func (p *Pool) cut(ctx context.Context, d *definition, c carver, w *wish, fill f
 		return p.reread(ctx, w.name)
 	}
 	if removed := p.uncut(d, c, v); removed != nil {
-		p.pools.log.Warn("cannot remove half-made volume", "pool", p.name, "volume", w.name, "error", removed)
+		p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", w.name, "error", removed)
 	}
 	return err
 }
@@ -197,7 +195,7 @@ func (p *Pool) uncut(d *definition, c carver, v *Volume) error {
 	return tell(context.WithoutCancel(p.pools.life), p.lane, func() error { return p.takeAway(d, c, v) })
 }
 
-// takeAway is uncut in the lane.
+// takeAway is uncut, in the lane.
 func (p *Pool) takeAway(d *definition, c carver, v *Volume) error {
 	p.mu.Lock()
 	among := p.volumes
@@ -214,8 +212,7 @@ func (p *Pool) takeAway(d *definition, c carver, v *Volume) error {
 	return nil
 }
 
-// readNode reads what there is of a block volume besides its place; false if
-// it has no node.
+// readNode reads the attributes of a block volume's node; false if it has no node.
 func (v *Volume) readNode() (bool, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, v.Path, 0, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)

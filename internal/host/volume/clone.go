@@ -10,8 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// CloneVolume makes a volume as a document describes it, with the data of a
-// volume of this or of another pool.
+// CloneVolume makes a volume from a document, with the data of a volume of this or another pool.
 func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err
@@ -44,13 +43,13 @@ func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from
 	})
 }
 
-// isLike says whether a copy of the origin's bytes is what is wished for.
+// isLike says whether a copy of the origin's bytes satisfies the document.
 func (w *wish) isLike(origin *Volume) bool {
 	isRaw := func(f image.Format) bool { return f == image.Raw || f == image.ISO }
 	switch {
 	case origin.Problem != "" || origin.External:
 		return false
-	case origin.locked() || w.encryption != nil: // a copy has keys of its own
+	case origin.locked() || w.encryption != nil: // a copy has its own keys
 		return false
 	case w.format != origin.Format && (!isRaw(w.format) || !isRaw(origin.Format)):
 		return false
@@ -65,9 +64,8 @@ func (w *wish) isLike(origin *Volume) bool {
 		(w.backing.Format == "" || w.backing.Format == origin.Backing.Format)
 }
 
-// drawCopy drafts a copy of bytes, which keeps format, options and backing
-// store. The copy is root's: it leads where whoever has the origin may go, and to nothing that was
-// not there when it was asked for.
+// drawCopy drafts a byte-for-byte copy, which keeps format, options and backing store. The copy belongs to
+// root, so it may only refer to files that the client may open and that existed when the copy was requested.
 func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
 	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated, copies: true}
 	isRaw := w.format == image.Raw || w.format == image.ISO
@@ -112,17 +110,16 @@ func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o C
 	return d
 }
 
-// drawConversion drafts a copy of what a guest would read, with all layers of
-// the origin in one.
+// drawConversion drafts a copy of the data that a guest would read, with all layers of the origin merged.
 func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "a copy in another format or without its backing store cannot share blocks; copy without reflink")
 	case w.backing != nil:
-		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy whose format, options or backing store are not those of its source; leave it out to get a full copy")
+		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy whose format, options or backing store are not those of its source; omit it to get a full copy")
 	}
 	if origin.locked() && w.encryption == nil {
-		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; say in <encryption> with which secret the copy is encrypted", origin.Name)
+		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; name in <encryption> the secret for the copy", origin.Name)
 	}
 	d, err := p.draw(ctx, sc, w, o)
 	if err != nil {
@@ -160,8 +157,8 @@ func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from
 	return d, nil
 }
 
-// believe refuses what lies below an image by nothing but bytes that a guest may have
-// written, unless that is a volume too: copies of files of the host are nobody's disks.
+// believe refuses an undeclared backing file unless it is a volume too. A guest may have written the header,
+// so a copy could otherwise expose any file of the host.
 func (ps *Pools) believe(v *Volume, chain image.Chain) error {
 	if v.claims == "" {
 		return nil
@@ -175,8 +172,7 @@ func (ps *Pools) believe(v *Volume, chain image.Chain) error {
 	return nil
 }
 
-// openUnwritten opens a volume to read, unless a guest writes to it: a copy of
-// that would be one of no moment.
+// openUnwritten opens a volume for reading, unless a guest writes to it: the copy would mix different moments.
 func (p *Pool) openUnwritten(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
 	return ask(ctx, p.lane, answerTime, func() (*os.File, error) {
 		f, err := p.openToRead(ctx, sc, v)

@@ -13,12 +13,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// CreateOptions change how a volume is made.
+// CreateOptions are options of CreateVolume.
 type CreateOptions struct {
-	// Validate refuses what no version of the document's format knows.
+	// Validate refuses elements that no version of the format knows.
 	Validate bool
-	// Metadata lays out the tables of a qcow2 image in advance, and all its
-	// space where the allocation asked for is the capacity.
+	// Metadata allocates the tables of a qcow2 image in advance, and all of its space if the requested
+	// allocation is the capacity.
 	Metadata bool
 	// Reflink makes a copy share the blocks of its source, or fails.
 	Reflink bool
@@ -27,17 +27,17 @@ type CreateOptions struct {
 // draft is a volume that is about to be made.
 type draft struct {
 	plan image.Plan
-	// space is what will be taken at once, in bytes.
+	// space is the space to allocate at once, in bytes.
 	space uint64
-	// fill writes the new volume's file, which is empty.
+	// fill writes the new, empty file.
 	fill func(ctx context.Context, f *os.File) error
-	// copies says that it brings data along, which are on disk when the volume is said to be made:
-	// what they were copied from may be removed then.
+	// copies says that data are copied into it. They are synced before the volume is reported as made, because
+	// the source may be removed then.
 	copies bool
 }
 
-// believed closes a file that was written. What its header, if it has one now, leads to beyond what
-// ctx lets be opened stays noted.
+// believed closes a file that was written. If its header now refers to files that ctx may not open, that stays
+// recorded.
 func believed(ctx context.Context, sc scope.Scope, f *os.File) error {
 	again, err := image.Reopen(int(f.Fd()), f.Name(), os.O_RDONLY)
 	if err = errors.Join(fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing"), err); again == nil {
@@ -50,8 +50,8 @@ func believed(ctx context.Context, sc scope.Scope, f *os.File) error {
 	return err
 }
 
-// written fills the file. Bytes without a header are another's word: what they may be to whom the
-// volume is an image leads nowhere that ctx does not.
+// written fills the file. Raw bytes come from outside and could be an image header: a header may not refer to
+// files that ctx may not open.
 func (d *draft) written(ctx context.Context, f *os.File) error {
 	if !d.plan.Format.IsLayered() {
 		if err := image.Distrust(f); err != nil {
@@ -86,7 +86,7 @@ func (p *Pool) CreateVolume(ctx context.Context, sc scope.Scope, doc string, o C
 	})
 }
 
-// draw makes a draft of a wish, looking at the backing store that it names.
+// draw drafts a volume, and checks the backing store that it names.
 func (p *Pool) draw(ctx context.Context, sc scope.Scope, w *wish, o CreateOptions) (*draft, error) {
 	d := &draft{plan: image.Plan{
 		Format: w.format, NoCOW: w.noCOW,
@@ -109,9 +109,8 @@ func (p *Pool) draw(ctx context.Context, sc scope.Scope, w *wish, o CreateOption
 	return d, p.pools.locked(d.plan, w.encryption, func(plan image.Plan) error { return plan.Check() })
 }
 
-// allocate settles what space is taken at once. A raw volume takes what its
-// allocation says, and all where that is not given; one with a format takes
-// none unless told to.
+// allocate decides how much space is allocated at once. A raw volume allocates what its allocation says, and
+// everything by default. An image with a format allocates nothing unless asked.
 func (d *draft) allocate(allocation *uint64, metadata bool) {
 	whole := allocation == nil || *allocation >= d.plan.Virtual
 	isRaw := d.plan.Format == image.Raw || d.plan.Format == image.ISO || d.plan.Format == image.LUKS
@@ -127,8 +126,8 @@ func (d *draft) allocate(allocation *uint64, metadata bool) {
 	}
 }
 
-// base looks at a backing store with all below it. Its format is the declared
-// one, else that of the volume it is, else raw if it looks like nothing else.
+// base inspects a backing store and its whole chain. Its format is the declared one, else that of the volume,
+// else raw if the bytes look like no other format.
 func (ps *Pools) base(ctx context.Context, sc scope.Scope, b *image.Backing) (image.Info, error) {
 	format := b.Format
 	if format == "" {
@@ -146,13 +145,12 @@ func (ps *Pools) base(ctx context.Context, sc scope.Scope, b *image.Backing) (im
 	return chain[0].Info, nil
 }
 
-// make makes a volume's file: it takes the name, has it filled, gives it its
-// owner and shows it. What fails half way is removed again. After is called
-// once, when nothing is done any more.
+// make makes a volume's file: it reserves the name, fills the file, sets its owner and shows the volume. On
+// failure it removes the file again. after is called once, when no work is left.
 func (p *Pool) make(ctx context.Context, sc scope.Scope, w *wish, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
 	if _, err := p.Volume(w.name); err == nil {
 		after()
-		return nil, fault.New(fault.Exists, fault.Volume, "volume %q exists already in pool %q", w.name, p.name)
+		return nil, fault.New(fault.Exists, fault.Volume, "volume %q already exists in pool %q", w.name, p.name)
 	}
 	if err := errors.Join(sc.ReserveVolume(p.name, w.name), w.perms.keep(ctx, sc)); err != nil {
 		after()
@@ -177,7 +175,7 @@ func (p *Pool) make(ctx context.Context, sc scope.Scope, w *wish, after func(), 
 	return p.Volume(w.name)
 }
 
-// lay makes the file of a volume that is drawn.
+// lay makes the file of a drafted volume.
 func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error {
 	used, err := p.active()
 	if err != nil {
@@ -203,7 +201,7 @@ func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error
 	if err == nil {
 		err = setPermissions(f, w.perms, fault.Volume)
 	}
-	if err == nil { // a file server may refuse what was written no earlier than now
+	if err == nil { // a file server may refuse the data as late as now
 		err = believed(ctx, sc, f)
 	}
 	if err == nil {
@@ -215,8 +213,8 @@ func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error
 	return err
 }
 
-// reserve makes the file of a volume to be and shows the volume, so that its
-// progress can be seen. The file has its name once it is noted as half made.
+// reserve makes a volume's file and shows the volume, so that its progress is visible. The file gets its name
+// after the record says that it is half made.
 func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
 	type made struct {
 		f      *os.File
@@ -255,7 +253,7 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 	return m.f, m.inode, nil
 }
 
-// christen gives a volume's file its name, in the lane, and shows the volume.
+// christen names a volume's file, in the lane, and shows the volume.
 func (p *Pool) christen(d *definition, name string, f *os.File, inode uint64, plan image.Plan) error {
 	if err := nameFile(f, d.target, name); err != nil {
 		return err
@@ -268,7 +266,7 @@ func (p *Pool) christen(d *definition, name string, f *os.File, inode uint64, pl
 	return nil
 }
 
-// complete records a volume as made and reads it.
+// complete records that a volume is complete and reads it.
 func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
 	if err := p.declare(name, d); err != nil {
 		return err
@@ -283,7 +281,7 @@ func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
 	})
 }
 
-// discard removes a volume that was not completed.
+// discard removes an incomplete volume.
 func (p *Pool) discard(name string, inode uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.pools.life), closeTime)
 	defer cancel()
@@ -298,18 +296,18 @@ func (p *Pool) discard(name string, inode uint64) {
 		})
 	}
 	if fault.Is(err, fault.Busy) {
-		p.pools.log.Warn("a volume that was not made to its end stays, for a guest has it", "pool", p.name, "volume", name, "error", err)
+		p.pools.log.Warn("incomplete volume kept: a guest has it open", "pool", p.name, "volume", name, "error", err)
 		return
 	}
 	if err != nil {
-		// Its record says that it is half made: the next start of the pool removes it.
-		p.pools.log.Warn("cannot remove half-made volume", "pool", p.name, "volume", name, "error", err)
+		// Its record says that it is half made, so the next start of the pool removes it.
+		p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", name, "error", err)
 		return
 	}
 	p.undeclare(name)
 }
 
-// isLent says whether a guest has begun with a file that is being made, between two steps of that.
+// isLent says whether a guest has opened a file that is being made.
 func isLent(target, name string, inode uint64) bool {
 	f, err := openFile(target, name, unix.O_RDONLY)
 	if err != nil {
@@ -320,7 +318,7 @@ func isLent(target, name string, inode uint64) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Ino == inode && image.InUse(f) != image.Unused
 }
 
-// leaveTo leaves such a file to the guest, whose disk it is: it does not say any more that it is half made, whatever its record does.
+// leaveTo keeps such a file for the guest: the mark that it is half made is removed, whatever its record says.
 func (p *Pool) leaveTo(target, name string) error {
 	unmarkHalf(target, name)
 	p.mu.Lock()
@@ -330,7 +328,7 @@ func (p *Pool) leaveTo(target, name string) error {
 	return p.declare(name, d)
 }
 
-// show and hide change one volume of the view of a pool that is still the same.
+// show and hide change one volume of a pool's view, if the pool still has the same definition.
 func (p *Pool) show(d *definition, v *Volume) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -349,7 +347,7 @@ func (p *Pool) hide(d *definition, name string) {
 	}
 }
 
-// reread looks at one volume and at the pool's sizes again.
+// reread reads one volume and the pool's sizes again.
 func (p *Pool) reread(ctx context.Context, name string) error {
 	d, err := p.active()
 	if err != nil {
@@ -358,7 +356,7 @@ func (p *Pool) reread(ctx context.Context, name string) error {
 	return tell(ctx, p.lane, func() error { return p.look(d, name) })
 }
 
-// look is reread in the lane.
+// look is reread, in the lane.
 func (p *Pool) look(d *definition, name string) error {
 	if c := d.carver(); c != nil {
 		return p.surveyOne(c, d, name)
@@ -378,8 +376,8 @@ func (p *Pool) look(d *definition, name string) error {
 	return p.remeasure(d)
 }
 
-// remeasure takes the sizes of the pool's file system, in the lane. Those of
-// block devices change with their volumes only.
+// remeasure reads the sizes of the pool's file system, in the lane. Those of block devices change only with
+// their volumes.
 func (p *Pool) remeasure(d *definition) error {
 	if d.carver() != nil {
 		return nil

@@ -17,16 +17,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// disk is a block device with a partition table. The table is read and written
-// by sfdisk, and the kernel is told by partx, one partition at a time, because
-// others of them may be in use.
+// disk is a block device with a partition table. sfdisk reads and writes the table. partx tells the kernel
+// about one partition at a time, because other partitions may be in use.
 type disk struct{ *definition }
 
-// diskFormats are the partition tables that are made and read.
+// diskFormats are the supported partition tables.
 var diskFormats = []string{"dos", "gpt"}
 
-// readDisk understands the source of a partitioned disk. A format that is not
-// known is the one that the disk has, and dos where one is made.
+// readDisk parses the source of a partitioned disk. Format "unknown" means the table that the disk has, and
+// dos when one is made.
 func (d *definition) readDisk(source *xmltree.Element) error {
 	if d.format = attr(source.Child("format"), "type"); d.format == "" {
 		d.format = "unknown"
@@ -44,7 +43,7 @@ func (d *definition) readDisk(source *xmltree.Element) error {
 	return d.fixTarget("/dev")
 }
 
-// read reads the table of the pool's disk.
+// read reads the partition table of the pool's disk.
 func (d disk) read(ctx context.Context) (device string, t *blockdev.Table, err error) {
 	if device, err = blockdev.RealPath(ctx, d.device); err != nil {
 		return "", nil, err
@@ -61,8 +60,8 @@ func (d disk) read(ctx context.Context) (device string, t *blockdev.Table, err e
 	return device, t, nil
 }
 
-// build writes an empty table. Partitions that the kernel knows are taken away
-// first, which it refuses of those in use.
+// build writes an empty table. It first removes the partitions from the kernel, which refuses to remove those
+// in use.
 func (d disk) build(ctx context.Context, how Build) error {
 	if err := blockdev.NeedSfdisk(); err != nil {
 		return err
@@ -79,7 +78,7 @@ func (d disk) build(ctx context.Context, how Build) error {
 	known, err := filepath.Glob(filepath.Join("/sys/class/block", filepath.Base(device), "*", "partition"))
 	if err == nil && len(known) > 0 {
 		if _, err := blockdev.Run(ctx, blockdev.ToolTime, "partx", "--delete", device); err != nil {
-			_, _ = blockdev.Run(ctx, blockdev.ToolTime, "partx", "--update", device) // brings back those that went before it
+			_, _ = blockdev.Run(ctx, blockdev.ToolTime, "partx", "--update", device) // restores those that were removed before the failure
 			return fault.Wrap(err, fault.Busy, fault.Pool, "a partition of %s is in use", d.device)
 		}
 	}
@@ -92,10 +91,10 @@ func (d disk) build(ctx context.Context, how Build) error {
 }
 
 func (d disk) destroy(context.Context) error {
-	return fault.New(fault.Unsupported, fault.Config, "the partition table of a disk is not deleted; build with overwrite to make a new one")
+	return fault.New(fault.Unsupported, fault.Config, "a disk's partition table cannot be deleted; build with overwrite to make a new one")
 }
 
-// attach tells the kernel of partitions that it does not know.
+// attach adds the partitions that the kernel does not know.
 func (d disk) attach(ctx context.Context) (fresh bool, err error) {
 	device, t, err := d.read(ctx)
 	if err != nil {
@@ -124,7 +123,7 @@ func (d disk) survey(ctx context.Context) (reading, error) {
 	}
 	for _, p := range t.Partitions {
 		if p.Extended() && t.Label == "dos" {
-			continue // a container: those in it are shown
+			continue // a container; the partitions inside it are shown
 		}
 		v := d.volume(device, t, p)
 		r.space.allocation += v.Allocated
@@ -148,8 +147,7 @@ func (d disk) volume(device string, t *blockdev.Table, p blockdev.Partition) *Vo
 	return v
 }
 
-// add makes a partition. Its name is the kernel's, so a wish for another one
-// cannot be met.
+// add makes a partition. The kernel chooses its name, so the document must name it so.
 func (d disk) add(ctx context.Context, w *wish) error {
 	device, t, err := d.read(ctx)
 	if err != nil {
@@ -175,7 +173,7 @@ func (d disk) add(ctx context.Context, w *wish) error {
 		return err
 	}
 	if w.allocation != nil && *w.allocation < *w.capacity && *w.allocation != 0 {
-		return fault.New(fault.Unsupported, fault.Config, "a partition takes all of its capacity; leave out the allocation")
+		return fault.New(fault.Unsupported, fault.Config, "a partition allocates its whole capacity; omit the allocation")
 	}
 	at, err := t.Allocate(*w.capacity)
 	if err != nil {
@@ -192,11 +190,10 @@ func (d disk) add(ctx context.Context, w *wish) error {
 }
 
 func (d disk) resize(context.Context, *Volume, uint64) error {
-	return fault.New(fault.Unsupported, fault.Volume, "partitions are not resized; make a larger one and copy")
+	return fault.New(fault.Unsupported, fault.Volume, "partitions cannot be resized; make a larger one and copy")
 }
 
-// remove takes a partition from the kernel first, which refuses one that
-// anybody has open.
+// remove first removes a partition from the kernel, which refuses one that is open.
 func (d disk) remove(ctx context.Context, v *Volume, _ []*Volume) error {
 	device, t, err := d.read(ctx)
 	if err != nil {
@@ -208,11 +205,11 @@ func (d disk) remove(ctx context.Context, v *Volume, _ []*Volume) error {
 	}
 	n := t.Partitions[i].Number()
 	if t.Label == "dos" && n > blockdev.DOSPrimary {
-		return fault.New(fault.Unsupported, fault.Volume, "logical partitions are not deleted: those behind it would get other names")
+		return fault.New(fault.Unsupported, fault.Volume, "logical partitions cannot be deleted: those after it would get other names")
 	}
 	if unix.Access(v.Path, unix.F_OK) == nil {
 		if err := blockdev.UpdatePartition(ctx, "--delete", device, n); err != nil {
-			return fault.Wrap(err, fault.Busy, fault.Volume, "somebody has it open")
+			return fault.Wrap(err, fault.Busy, fault.Volume, "it is in use")
 		}
 	}
 	if err := blockdev.WriteTable(ctx, "", "--delete", device, strconv.Itoa(n)); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// FillVolume makes a raw volume of bytes that are in memory already.
+// FillVolume makes a raw volume from bytes in memory.
 func (p *Pool) FillVolume(ctx context.Context, sc scope.Scope, name string, content []byte) (*Volume, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err

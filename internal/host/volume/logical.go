@@ -13,11 +13,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// group is an LVM volume group. LVM keeps its names, sizes and changes whole;
-// its tools are asked, and its metadata never read or written here.
+// group is an LVM volume group. LVM's tools read and change it; its metadata are never accessed here.
 type group struct{ *definition }
 
-// readLogical understands the source of a volume group.
+// readLogical parses the source of a volume group.
 func (d *definition) readLogical(source *xmltree.Element) error {
 	if d.format = attr(source.Child("format"), "type"); d.format == "" || d.format == "auto" || d.format == "unknown" {
 		d.format = "lvm2"
@@ -47,11 +46,10 @@ func (g group) run(ctx context.Context, tool string, args ...string) (string, er
 	return blockdev.RunLVM(ctx, g.group, tool, args...)
 }
 
-// build makes the group of its devices. What fails takes the marks away again
-// that it has put on devices.
+// build makes the group from its devices. On failure it removes the LVM labels that it wrote.
 func (g group) build(ctx context.Context, how Build) (err error) {
 	if len(g.devices) == 0 {
-		return fault.New(fault.Invalid, fault.Config, "name the source devices to make volume group %s of", g.group)
+		return fault.New(fault.Invalid, fault.Config, "name the source devices of volume group %s", g.group)
 	}
 	if err := blockdev.NeedLVM("vgcreate"); err != nil {
 		return err
@@ -66,7 +64,7 @@ func (g group) build(ctx context.Context, how Build) (err error) {
 	var marked []string
 	defer func() {
 		if err != nil && len(marked) > 0 {
-			_, _ = g.run(context.WithoutCancel(ctx), "pvremove", append([]string{"--yes"}, marked...)...) // the first error is the one to tell
+			_, _ = g.run(context.WithoutCancel(ctx), "pvremove", append([]string{"--yes"}, marked...)...) // the first error is reported
 		}
 	}()
 	for _, device := range g.devices {
@@ -84,7 +82,7 @@ func (g group) build(ctx context.Context, how Build) (err error) {
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot make volume group %s", g.group)
 }
 
-// destroy removes the group, which has to be empty, and LVM's marks on its devices.
+// destroy removes the group, which must be empty, and the LVM labels of its devices.
 func (g group) destroy(ctx context.Context) error {
 	out, err := g.run(ctx, "lvs", "--reportformat", "json", "--all", "--options", "lv_name", g.group)
 	if err != nil {
@@ -109,7 +107,7 @@ func (g group) destroy(ctx context.Context) error {
 }
 
 func (g group) attach(ctx context.Context) (fresh bool, err error) {
-	nodes, _ := os.ReadDir(g.target) // a group of which no volume is active has none
+	nodes, _ := os.ReadDir(g.target) // a group without active volumes has no folder
 	_, err = g.run(ctx, "vgchange", "--activate", "y", g.group)
 	return err == nil && len(nodes) == 0, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot activate volume group %s", g.group)
 }
@@ -148,15 +146,15 @@ func (g group) survey(ctx context.Context) (reading, error) {
 	return r, nil
 }
 
-// Places in lv_attr, and what stands there.
+// Positions in lv_attr (lvs(8)).
 const (
 	attrType   = 0
 	attrActive = 4
 	attrsLen   = 6
 )
 
-// volumes makes volumes of a report of segments. Volumes that are not active
-// have no device, and pools of thin volumes are no disks: both are left out.
+// volumes makes volumes from a report of segments. Inactive volumes have no device, and thin pools are no
+// disks: both are left out.
 func (g group) volumes(report []blockdev.Row) []*Volume {
 	var out []*Volume
 	byName := map[string]*Volume{}
@@ -181,7 +179,7 @@ func (g group) volume(name string, kind byte, r blockdev.Row) *Volume {
 	v := &Volume{Name: name, Pool: g.name, Path: filepath.Join(g.target, name), Kind: Block, extents: []blockdev.Extent{}}
 	v.Info = image.Info{Format: image.Raw, Virtual: size, Allocated: size, Physical: size}
 	switch kind {
-	case 's', 'S': // its size is that of the space for what differs
+	case 's', 'S': // lv_size is the space for differences
 		v.Virtual, v.Physical = r.Size("origin_size"), r.Size("origin_size")
 	case 'V':
 		share, err := strconv.ParseFloat(r["data_percent"], 64)
@@ -208,18 +206,18 @@ func (g group) add(ctx context.Context, w *wish) error {
 		return g.addSnapshot(ctx, w, args)
 	}
 	if w.allocation != nil && *w.allocation < *w.capacity && *w.allocation != 0 {
-		return fault.New(fault.Unsupported, fault.Config, "thin logical volumes are not made; leave out the allocation, or give the capacity")
+		return fault.New(fault.Unsupported, fault.Config, "thin logical volumes are not supported; omit the allocation, or set it to the capacity")
 	}
 	_, err := g.run(ctx, "lvcreate", append(args, "--size", inBytes(*w.capacity), g.group)...)
 	return err
 }
 
-// addSnapshot makes a snapshot of a volume of the same group. The allocation
-// is the space for what will differ, all of it where that is not given.
+// addSnapshot makes a snapshot of a volume of the same group. The allocation is the space for differences; by
+// default it is the origin's size.
 func (g group) addSnapshot(ctx context.Context, w *wish, args []string) error {
 	dir, origin := filepath.Split(w.backing.Name)
 	if filepath.Clean(dir) != g.target || blockdev.CheckLVMName(fault.Volume, origin) != nil {
-		return fault.New(fault.Unsupported, fault.Config, "a logical volume is a snapshot of one of its own group only, and %s is none in %s", w.backing.Name, g.target)
+		return fault.New(fault.Unsupported, fault.Config, "a snapshot's origin must be a volume of the same group, and %s is not in %s", w.backing.Name, g.target)
 	}
 	out, err := blockdev.Report(ctx, g.group, "lvs", "lv_name,lv_size", g.group+"/"+origin)
 	if err != nil {
@@ -258,14 +256,14 @@ func (g group) resize(ctx context.Context, v *Volume, size uint64) error {
 func (g group) remove(ctx context.Context, v *Volume, among []*Volume) error {
 	for _, other := range among {
 		if other.backingPath == v.Path { // LVM would remove it too
-			return fault.New(fault.Busy, fault.Volume, "volume %q is a snapshot of it; delete that first", other.Name)
+			return fault.New(fault.Busy, fault.Volume, "volume %q is a snapshot of it; delete the snapshot first", other.Name)
 		}
 	}
 	_, err := g.run(ctx, "lvremove", "--yes", g.group+"/"+v.Name)
 	return err
 }
 
-// members gives the devices of a group.
+// members returns the devices of a group.
 func members(ctx context.Context, name string) ([]string, error) {
 	groups, err := blockdev.GroupDevices(ctx)
 	return groups[name], err

@@ -14,19 +14,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 )
 
-// Bounds of the tools that mount and make file systems.
+// Time limits of the tools that mount and make file systems.
 const (
 	mountTime = answerTime
 	mkfsTime  = 10 * time.Minute
-	maxSaid   = 64 << 10 // bytes kept of what a tool complains
-	maxTold   = 8 << 20  // bytes kept of what it prints
 )
 
-// attach makes a pool's storage appear at its target: nothing for a directory,
-// a mount for file systems. What is mounted there already is taken as it is, if
-// it is the same. Fresh says that it was not there before.
+// attach makes a pool's storage appear at its target: nothing for a directory, a mount for file systems. An
+// existing mount of the same source is used as it is. fresh says that the storage was not there before.
 func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error) {
-	steady := context.WithoutCancel(ctx) // a tool that is ended half way leaves half a change
+	steady := context.WithoutCancel(ctx) // a tool that is killed half way leaves a half-done change
 	if c := d.carver(); c != nil {
 		return c.attach(steady)
 	}
@@ -52,17 +49,17 @@ func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error
 	return err == nil, err
 }
 
-// unlentAt is unlent of a path. What is wrong with that, mount says.
+// unlentAt is blockdev.CheckGuests for a path. mount reports a path that cannot be opened.
 func unlentAt(path string) error {
 	f, err := image.Open(path)
 	if err != nil {
-		return nil //nolint:nilerr // as said
+		return nil //nolint:nilerr // mount reports it
 	}
 	defer f.Close()
 	return blockdev.CheckGuests(f)
 }
 
-// detach unmounts what is at a pool's target, whoever has mounted it.
+// detach unmounts what is at a pool's target, whichever process mounted it.
 func (p *Pool) detach(ctx context.Context, d *definition) error {
 	if c := d.carver(); c != nil {
 		return c.detach(context.WithoutCancel(ctx))
@@ -78,7 +75,7 @@ func (p *Pool) detach(ctx context.Context, d *definition) error {
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot unmount pool %q", p.name)
 }
 
-// detachBestEffort undoes a fresh attach after another failure, which is the one to tell.
+// detachBestEffort undoes a fresh attach after another failure, which is the one to report.
 func (p *Pool) detachBestEffort(d *definition) {
 	ctx, cancel := context.WithTimeout(p.pools.life, mountTime)
 	defer cancel()
@@ -87,7 +84,7 @@ func (p *Pool) detachBestEffort(d *definition) {
 	}
 }
 
-// isSource says whether what the kernel calls a mount's source is the pool's.
+// isSource says whether a mount's source, as the kernel reports it, is the pool's.
 func (d *definition) isSource(ctx context.Context, mounted string) bool {
 	if mounted == d.source() {
 		return true
@@ -103,10 +100,10 @@ func (d *definition) isSource(ctx context.Context, mounted string) bool {
 	return err == nil && ours == theirs
 }
 
-// mountOn mounts a pool's file system on its target, of which at is the real path: mount
-// itself follows everybody's links.
+// mountOn mounts a pool's file system on its target. at is the target's real path, because mount follows any
+// link.
 func mountOn(ctx context.Context, d *definition, at string) error {
-	// Guests' images are data: nothing in a pool is a program or a device.
+	// Images are data: a pool contains no programs and no devices.
 	options := "nodev,nosuid,noexec"
 	if d.protocol != "" {
 		options += ",nfsvers=" + d.protocol
@@ -128,11 +125,11 @@ func mountOn(ctx context.Context, d *definition, at string) error {
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot mount %s at %s", d.source(), d.target)
 }
 
-// helperPackages are where mount finds its helpers for network file systems.
+// helperPackages are the packages of mount's helpers for network file systems.
 var helperPackages = map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils", "glusterfs": "glusterfs-client"}
 
-// mountedAt gives what is mounted on a directory, topmost; a mount without a source is none.
-// It asks the kernel's list, which has no links, and not what is mounted, which may not answer.
+// mountedAt returns the topmost mount on a directory; one without a source means none. It reads the kernel's
+// list, whose paths have no links, and not the mounted file system, which may not answer.
 func mountedAt(target string) (fsguard.Mount, error) {
 	for range safepath.MaxLinks {
 		m, there, err := fsguard.At(target)
@@ -148,12 +145,12 @@ func mountedAt(target string) (fsguard.Mount, error) {
 	return fsguard.Mount{}, nil
 }
 
-// behind gives a path of which the folder has no links, or where the link there leads; what
-// it is given where there are none.
+// behind resolves one step of links: in the path's folder, or the path itself. It returns the path unchanged
+// if there are none.
 func behind(path string) string {
 	folder, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
-		return path // which is not there
+		return path // it does not exist
 	}
 	if real := filepath.Join(folder, filepath.Base(path)); real != path {
 		return real
@@ -168,15 +165,14 @@ func behind(path string) string {
 	return filepath.Join(folder, to)
 }
 
-// mounted refuses a file system pool whose file system somebody has unmounted: what
-// is below its target then is another one's.
+// mounted refuses a file system pool that was unmounted: its target is then part of another file system.
 func (d *definition) mounted() error {
 	if d.kind != FS && d.kind != NetFS {
 		return nil
 	}
 	there, err := mountedAt(d.target)
 	if err == nil && there.Source == "" {
-		return fault.New(fault.WrongState, fault.Pool, "%s is not mounted at %s any more; stop the pool and start it", d.source(), d.target)
+		return fault.New(fault.WrongState, fault.Pool, "%s is no longer mounted at %s; stop the pool and start it", d.source(), d.target)
 	}
 	return err
 }

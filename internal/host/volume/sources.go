@@ -12,9 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// FindSources gives, as a document, what pools of a type could be made of.
-// Spec is a document that narrows it down; for netfs it names the host, and
-// for logical it is not needed.
+// FindSources returns a document of possible sources for pools of a type. spec is a document that narrows the
+// search: for netfs it names the host, and for logical it is not needed.
 func FindSources(ctx context.Context, t Type, spec string) (string, error) {
 	if err := checkType(t); err != nil {
 		return "", err
@@ -43,8 +42,7 @@ func FindSources(ctx context.Context, t Type, spec string) (string, error) {
 	return xmltree.Format(exports(host, out))
 }
 
-// exports makes the document of what showmount printed: a path and who may
-// mount it on each line.
+// exports makes the document from showmount's output: on each line a path, and the hosts that may mount it.
 func exports(host, list string) *xmltree.Element {
 	sources := element("sources")
 	for line := range strings.Lines(list) {
@@ -58,8 +56,7 @@ func exports(host, list string) *xmltree.Element {
 	return sources
 }
 
-// Capabilities gives the document that tells which types and formats of pools
-// and volumes there are.
+// Capabilities returns the document of supported types and formats of pools and volumes.
 func Capabilities() (string, error) {
 	root := element("storagepoolCapabilities")
 	for _, t := range []struct {
@@ -80,7 +77,7 @@ func Capabilities() (string, error) {
 	return xmltree.Format(root)
 }
 
-// carvedSupport tells of a type whose tool is on this host or not.
+// carvedSupport says whether a type's tool is installed.
 func carvedSupport(t Type, tool string, formats []string) *xmltree.Element {
 	if blockdev.NeedTool(tool, "") != nil {
 		return poolSupport(t, "no")
@@ -93,7 +90,7 @@ func carvedSupport(t Type, tool string, formats []string) *xmltree.Element {
 	return pool
 }
 
-// findGroups gives the volume groups of the host.
+// findGroups lists the volume groups of the host.
 func findGroups(ctx context.Context) (string, error) {
 	groups, err := blockdev.GroupDevices(ctx)
 	if err != nil {
