@@ -555,15 +555,15 @@ func (c *blockCommit) dismiss(ctx context.Context) error { return c.r.dismissJob
 
 // note has the image above be believed whichever of both its header names: QEMU is about to change it.
 func (c *blockCommit) note(ctx context.Context) error {
-	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
+	return onImage(ctx, *c.Above, func(f *os.File) error { return image.RecordRebase(f, c.Was, c.Will) })
 }
 
 func (c *blockCommit) unnote(ctx context.Context) error {
-	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
+	return onImage(ctx, *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Was) })
 }
 
 func (c *blockCommit) renote(ctx context.Context) error {
-	err := onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
+	err := onImage(ctx, *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Will) })
 	if fault.Is(err, fault.Denied) { // somebody has written another name there, and the note keeps that from use
 		return operation.Final(err)
 	}

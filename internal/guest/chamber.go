@@ -344,7 +344,7 @@ func maxThreads(def *domain.Definition) uint64 {
 func openToShow(ctx context.Context, path string) (*os.File, error) {
 	held := heldTo(ctx, path)
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.At(path, held, func(at string, nofollow int) error {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			f, err = openShown(at, nofollow)
 			return err
 		})

@@ -58,7 +58,7 @@ func (r *run) connectFor(ctx context.Context, p *qemu.Plan, alias string, b *dev
 // connectHeld connects to a socket that lies where whoever named it is held to.
 func connectHeld(ctx context.Context, path string, held []string) (*net.UnixConn, error) {
 	return fsguard.Do(ctx, path, func() (conn *net.UnixConn, err error) {
-		err = image.At(path, held, func(at string, nofollow int) error {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			socket, err := openSocket(at, nofollow)
 			if err != nil {
 				return err

@@ -326,7 +326,7 @@ func readTemplate(ctx context.Context, from string) ([]byte, error) {
 func writeVariables(ctx context.Context, to string, text []byte) error {
 	fill := func(f *os.File) error {
 		return fsguard.Outlast(ctx, to, func() error {
-			if err := image.Distrust(f); err != nil { // to may be the disk of another, to whom it is an image
+			if err := image.RecordBeforeWrite(f); err != nil { // to may be the disk of another, to whom it is an image
 				return err
 			}
 			_, err := f.Write(text)

@@ -144,7 +144,7 @@ func boolWord(b bool) uint32 {
 // whoever named the image's final place is held to.
 func createImage(ctx context.Context, path string, held []string) (*os.File, error) {
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.Beside(path, held, func(at string) error {
+		err = image.WithParent(path, held, func(at string) error {
 			how := 0
 			if !ours(at) {
 				_ = unix.Unlink(at) // what stays is met next
@@ -182,7 +182,7 @@ func empty(f *os.File, at string) error {
 
 // remove removes a file that a client who is held to folders has named.
 func remove(path string, held []string) error {
-	return image.Beside(path, held, os.Remove)
+	return image.WithParent(path, held, os.Remove)
 }
 
 // ours reports whether a file is the daemon's and nobody else can open it.
@@ -233,7 +233,7 @@ func fillImage(ctx context.Context, f *os.File, path string, fill, complete func
 func placeImage(ctx context.Context, path string, held []string) error {
 	var folder *os.File
 	err := fsguard.Run(ctx, path, func() error {
-		return image.Beside(path, held, func(at string) error {
+		return image.WithParent(path, held, func(at string) error {
 			if err := os.Rename(partial(at), at); err != nil {
 				return err
 			}
@@ -314,7 +314,7 @@ func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions)
 	if err != nil {
 		return nil, err
 	}
-	if err := image.CheckOwn(f); err != nil { // its definition is anybody's
+	if err := image.CheckNotWritten(f); err != nil { // its definition is anybody's
 		_ = f.Close() // opened to be looked at
 		return nil, err
 	}

@@ -76,7 +76,7 @@ func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place i
 	}
 	l, number := &chain[place], d.Nodes()[place]
 	if !qemu.IsLent(held, number) { // else its QEMU is who may write there
-		if err := fsguard.Run(ctx, l.Path, func() error { return image.CheckAlone(l.File) }); err != nil {
+		if err := fsguard.Run(ctx, l.Path, func() error { return image.CheckNoWriter(l.File) }); err != nil {
 			return err
 		}
 	}
@@ -85,7 +85,7 @@ func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place i
 		return err
 	}
 	defer write.Close() // QEMU has its own, or none
-	if err := fsguard.Run(ctx, l.Path, l.Lend); err != nil {
+	if err := fsguard.Run(ctx, l.Path, l.RecordBacking); err != nil {
 		return err
 	}
 	if err := r.labels.lendToWrite(ctx, number, write); err != nil || r.User == nil { // then QEMU opens the path
@@ -100,7 +100,7 @@ func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place i
 }
 
 func handOut(ctx context.Context, l *image.Layer, mode int) (*os.File, error) {
-	return fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) }, func(f *os.File) { _ = f.Close() })
+	return fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.OpenForQEMU(mode) }, func(f *os.File) { _ = f.Close() })
 }
 
 // executeAll does steps until QEMU refuses one, or does not answer.
@@ -148,7 +148,7 @@ func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept boo
 			return kept, err
 		}
 	}
-	changed, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.TakeBack(w.Path, image.Format(w.Format)) }, nil)
+	changed, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.RemoveRecord(w.Path, image.Format(w.Format)) }, nil)
 	if changed {
 		g.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", w.Path)
 	}

@@ -22,7 +22,7 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	disk := fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='vdb' bus='virtio'/></disk>`, path)
 	g, other := d.define(small("waits", disk)), d.define(small("other"))
 	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
-	release, err := images.HoldToWrite(f)
+	release, err := images.LockToWrite(f)
 	ok(t, err)
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "open to write")
 	refused(t, other.Attach(d.ctx(), disk, guest.Affect{Live: true}), fault.Busy, "open to write")
@@ -32,7 +32,7 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	f, err = os.OpenFile(path, os.O_RDWR, 0)
 	ok(t, err)
 	defer f.Close()
-	if _, err := images.HoldToWrite(f); !fault.Is(err, fault.Busy) {
+	if _, err := images.LockToWrite(f); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a guest has is written: %v", err)
 	}
 }

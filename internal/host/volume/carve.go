@@ -274,7 +274,7 @@ func blank(ctx context.Context, device string, how Build) (held io.Closer, err e
 		f, err := image.Open(device)
 		if err == nil {
 			if err = unheld(device); err == nil {
-				_, err = image.HoldToWrite(f)
+				_, err = image.LockToWrite(f)
 			}
 			if err != nil {
 				_ = f.Close() // nothing was written

@@ -31,7 +31,7 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
 		}
 		if c := p.carver(); c != nil {
-			release, err := image.HoldToWrite(f) // a guest that begins now would have it end amid its data
+			release, err := image.LockToWrite(f) // a guest that begins now would have it end amid its data
 			if err != nil {
 				return err
 			}

@@ -44,7 +44,7 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 func (w *wish) isLike(origin *Volume) bool {
 	isRaw := func(f image.Format) bool { return f == image.Raw || f == image.ISO }
 	switch {
-	case origin.Problem != "" || origin.External:
+	case origin.Problem != "" || origin.ExternalData:
 		return false
 	case origin.locked() || w.encryption != nil: // a copy has keys of its own
 		return false
@@ -84,7 +84,7 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 			return err
 		}
 		defer source.Close()
-		if err := image.CheckLent(source, origin.Format); err != nil {
+		if err := image.CheckRecord(source, origin.Format); err != nil {
 			return err
 		}
 		if isRaw && !o.Reflink {
@@ -98,7 +98,7 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 			err = image.CopyBytes(ctx, source, f, j.progress)
 		}
 		if err == nil {
-			err = origin.LikeIn(f)
+			err = origin.CheckSameBacking(f)
 		}
 		if err != nil || *w.capacity == origin.Virtual {
 			return err

@@ -44,7 +44,7 @@ func believed(ctx context.Context, f *os.File) error {
 	}
 	defer again.Close()
 	if err == nil {
-		_ = image.Believe(ctx, again)
+		_ = image.RemoveRecordOfCopy(ctx, again)
 	}
 	return err
 }
@@ -53,7 +53,7 @@ func believed(ctx context.Context, f *os.File) error {
 // volume is an image leads nowhere that ctx does not.
 func (d *draft) written(ctx context.Context, f *os.File) error {
 	if !d.plan.Format.IsLayered() {
-		if err := image.Distrust(f); err != nil {
+		if err := image.RecordBeforeWrite(f); err != nil {
 			return err
 		}
 	}

@@ -268,7 +268,7 @@ func TestFileSystemPool(t *testing.T) {
 	wantKind(t, p.Build(t.Context(), KeepExisting), fault.Exists)
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	must(t, err)
-	release, err := image.HoldToWrite(f) // as QEMU does
+	release, err := image.LockToWrite(f) // as QEMU does
 	must(t, err)
 	wantKind(t, p.Build(t.Context(), Overwrite), fault.Busy)
 	release()

@@ -54,7 +54,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 			err = p.keepData(name)
 		}
 		if err == nil && image.FenceOf(ctx) != nil { // the volume may be the disk of a guest that nobody holds
-			err = tell(ctx, p.lane, func() error { return image.Distrust(f) })
+			err = tell(ctx, p.lane, func() error { return image.RecordBeforeWrite(f) })
 		}
 		if err != nil {
 			_ = f.Close() // nothing was written
@@ -69,7 +69,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 
 // holdNow keeps guests from a file until it is closed. Some file systems ask their server.
 func (p *Pool) holdNow(ctx context.Context, f *os.File) error {
-	return tell(ctx, p.lane, func() error { _, err := image.HoldToWrite(f); return err })
+	return tell(ctx, p.lane, func() error { _, err := image.LockToWrite(f); return err })
 }
 
 // unused refuses a file that a guest has open.

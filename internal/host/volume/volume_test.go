@@ -870,7 +870,7 @@ func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 	chain, err := image.OpenChain(t.Context(), v.Path, image.Raw)
 	must(t, err)
 	defer chain.Close()
-	handed, err := chain[0].HandOut(unix.O_RDWR)
+	handed, err := chain[0].OpenForQEMU(unix.O_RDWR)
 	must(t, err)
 	wantKind(t, p.DeleteVolume(t.Context(), "disk"), fault.Busy)
 	_, err = p.CloneVolume(t.Context(), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})

@@ -36,7 +36,7 @@ func OpenAs(path string, mode int) (*os.File, error) { return OpenHeld(path, mod
 
 // OpenHeld is OpenAs of what a client has named that is held to folders.
 func OpenHeld(path string, mode int, folders []string) (f *os.File, err error) {
-	err = At(path, folders, func(at string, nofollow int) error {
+	err = WithFile(path, folders, func(at string, nofollow int) error {
 		fd, err := unix.Open(at, unix.O_PATH|unix.O_CLOEXEC|nofollow, 0)
 		if err != nil {
 			return err
@@ -94,10 +94,10 @@ type Layer struct {
 	// Device says that it is a block device and no file.
 	Device bool
 
-	id [2]uint64    // device and inode
-	of sandbox.User // whose it is
-	// claims says that its file system says whose anything on it is: see way.Claims.
-	claims bool
+	id    [2]uint64    // device and inode
+	owner sandbox.User // whose it is
+	// untrustedFS says that its file system says whose anything on it is: see way.Claims.
+	untrustedFS bool
 }
 
 // Chain is an image with all that lies below it, topmost first.
@@ -174,7 +174,7 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 		}
 		layer, err := fsguard.Do(ctx, path, func() (Layer, error) { return openLayer(path, declared) }, func(l Layer) { _ = l.File.Close() })
 		if err == nil {
-			if err = chain.admit(ctx, &layer, seen); err != nil {
+			if err = chain.checkLayer(ctx, &layer, seen); err != nil {
 				closeRead(layer.File)
 			}
 		}
@@ -197,16 +197,16 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 	}
 }
 
-// admit checks one more layer of the chain, which its context may hold to folders.
-func (c Chain) admit(ctx context.Context, l *Layer, seen map[[2]uint64]string) error {
-	err := errors.Join(l.enter(seen), l.within(FenceOf(ctx)), l.checkLent())
+// checkLayer checks one more layer of the chain, which its context may hold to folders.
+func (c Chain) checkLayer(ctx context.Context, l *Layer, seen map[[2]uint64]string) error {
+	err := errors.Join(l.checkLoop(seen), l.checkFolders(FenceOf(ctx)), l.checkRecord())
 	if err != nil || len(c) == 0 {
 		return err
 	}
 	if l.Encrypted {
 		return fault.New(fault.Unsupported, fault.Volume, "%s is encrypted, and only the uppermost layer can be; convert it (qemu-img convert)", l.Path)
 	}
-	return c[len(c)-1].leads(ctx, l)
+	return c[len(c)-1].checkOwnerMayRead(ctx, l)
 }
 
 // openLayer opens one layer.
@@ -223,19 +223,19 @@ func openLayer(path string, declared Format) (Layer, error) {
 	return layer, nil
 }
 
-// HandOut opens a layer as QEMU is to use it. From here on it is seen to be in use, so that nobody uploads another header to
+// OpenForQEMU opens a layer as QEMU is to use it. From here on it is seen to be in use, so that nobody uploads another header to
 // it: what that names for the layer's data, and QEMU opens by itself, was looked at.
-func (l *Layer) HandOut(mode int) (*os.File, error) {
+func (l *Layer) OpenForQEMU(mode int) (*os.File, error) {
 	f, err := Reopen(int(l.File.Fd()), l.Path, mode)
 	if err != nil {
 		return nil, err
 	}
-	err = Claim(f)
+	err = LockForQEMU(f)
 	if err == nil {
-		err = hasName(f)
+		err = checkHasName(f)
 	}
 	if err == nil {
-		err = l.LikeIn(f)
+		err = l.CheckSameBacking(f)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -243,10 +243,10 @@ func (l *Layer) HandOut(mode int) (*os.File, error) {
 	return f, nil
 }
 
-// hasName refuses a file that was removed since it was found: what is written there goes with its last user.
+// checkHasName refuses a file that was removed since it was found: what is written there goes with its last user.
 // Some file systems in user space count no names, so the kernel is asked, too; and NFS gives what is open another name
 // until it is closed.
-func hasName(f *os.File) error {
+func checkHasName(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return openFault(err, f.Name())
@@ -262,8 +262,8 @@ func hasName(f *os.File) error {
 	return err
 }
 
-// enter notes a layer's identity to find loops.
-func (l *Layer) enter(seen map[[2]uint64]string) error {
+// checkLoop notes a layer's identity to find loops.
+func (l *Layer) checkLoop(seen map[[2]uint64]string) error {
 	if above, ok := seen[l.id]; ok {
 		return fault.New(fault.Invalid, fault.Volume, "the backing chain has a loop: %s is also %s", l.Path, above)
 	}
@@ -276,9 +276,9 @@ func (l *Layer) inspect(declared Format) error {
 	if err := unix.Fstat(int(l.File.Fd()), &st); err != nil {
 		return openFault(err, l.Path)
 	}
-	l.id, l.of, l.Device = [2]uint64{st.Dev, st.Ino}, sandbox.User{UID: st.Uid, GID: st.Gid}, st.Mode&unix.S_IFMT == unix.S_IFBLK
+	l.id, l.owner, l.Device = [2]uint64{st.Dev, st.Ino}, sandbox.User{UID: st.Uid, GID: st.Gid}, st.Mode&unix.S_IFMT == unix.S_IFBLK
 	var err error
-	if l.claims, err = safepath.Claims(l.File); err != nil {
+	if l.untrustedFS, err = safepath.Claims(l.File); err != nil {
 		return openFault(err, l.Path)
 	}
 	if l.Info, err = Inspect(l.File, declared); err != nil {
@@ -288,9 +288,9 @@ func (l *Layer) inspect(declared Format) error {
 	case declared == "" && l.Format != Raw && l.Format != ISO:
 		return fault.New(fault.Invalid, fault.Volume,
 			"%s looks like %s and the layer above does not say so; declare its format (qemu-img rebase -u -F %s)", l.Path, l.Format, l.Format)
-	case l.Old:
+	case l.OldEncryption:
 		return fault.New(fault.Unsupported, fault.Volume, "%s is encrypted in the old way of qcow, which protects little and is not opened; convert it (qemu-img convert)", l.Path)
-	case l.External:
+	case l.ExternalData:
 		return fault.New(fault.Unsupported, fault.Volume, "%s keeps its data in another file, which its header names; that is not followed", l.Path)
 	}
 	return nil
@@ -315,9 +315,9 @@ func Locate(above, name string) (string, error) {
 	return filepath.Clean(name), nil
 }
 
-// pseudoName gives the chain as the file name by which QEMU's tools take a
+// jsonName gives the chain as the file name by which QEMU's tools take a
 // description of block nodes.
-func (c Chain) pseudoName(first int) (string, error) {
+func (c Chain) jsonName(first int) (string, error) {
 	return named(c.describe(first))
 }
 
@@ -329,9 +329,9 @@ func named(node map[string]any) (string, error) {
 	return "json:" + string(text), nil
 }
 
-// under gives an image that is written to, the first of the tool's files, with the chain below it
+// describeAbove gives an image that is written to, the first of the tool's files, with the chain below it
 // in those that follow.
-func (c Chain) under(format Format, encrypted bool) (string, error) {
+func (c Chain) describeAbove(format Format, encrypted bool) (string, error) {
 	node := map[string]any{"driver": format, "file": map[string]any{
 		"driver": "file", "filename": fmt.Sprintf("/proc/self/fd/%d", firstFile),
 	}, "backing": c.describe(firstFile + 1)}

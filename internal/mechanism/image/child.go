@@ -59,9 +59,9 @@ type bounds struct {
 	file uint64        // bytes of the image that it writes
 }
 
-// roomFor is how large the file of an image may become that shows a guest so many
+// maxFileSize is how large the file of an image may become that shows a guest so many
 // bytes: with its tables, of every format, and some.
-func roomFor(virtual uint64) uint64 { return virtual + virtual/8 + 1<<30 }
+func maxFileSize(virtual uint64) uint64 { return virtual + virtual/8 + 1<<30 }
 
 // run runs the tool with files passed as descriptors from firstFile on, and
 // hands what it prints to said. It returns when the process has ended, which a
@@ -77,7 +77,7 @@ func (t *Tool) run(ctx context.Context, b bounds, files []*os.File, said io.Writ
 	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MALLOC_ARENA_MAX=2"}
 	cmd.Dir = "/"
 	cmd.ExtraFiles = files
-	cmd.Stdout, cmd.Stderr = said, &limited{to: &complaint, left: maxSaid}
+	cmd.Stdout, cmd.Stderr = said, &limitedBuffer{to: &complaint, left: maxSaid}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = waitForPipe
@@ -89,19 +89,19 @@ func (t *Tool) run(ctx context.Context, b bounds, files []*os.File, said io.Writ
 	t.log.Debug("run", "tool", t.path, "args", args)
 	start := t.start
 	if t.quarters != nil {
-		start = t.startApart
+		start = t.startSandboxed
 	}
 	done, err := start(cmd, b)
 	if err != nil {
 		return err
 	}
 	defer done()
-	go t.watch(ctx, end, cmd.Process.Pid)
-	return t.verdict(ctx, cmd.Wait(), complaint.String())
+	go t.endWhenStopped(ctx, end, cmd.Process.Pid)
+	return t.exitError(ctx, cmd.Wait(), complaint.String())
 }
 
-// watch ends a process that has been stopped for too long. It ends with ctx.
-func (t *Tool) watch(ctx context.Context, end context.CancelCauseFunc, pid int) {
+// endWhenStopped ends a process that has been stopped for too long. It ends with ctx.
+func (t *Tool) endWhenStopped(ctx context.Context, end context.CancelCauseFunc, pid int) {
 	limit := cmp.Or(t.stopped, stoppedTime)
 	tick := time.NewTicker(limit / 6)
 	defer tick.Stop()
@@ -136,7 +136,7 @@ func (t *Tool) start(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Volume, "cannot run %s", t.path)
 	}
-	if err := restrain(cmd.Process.Pid, b); err != nil {
+	if err := setLimits(cmd.Process.Pid, b); err != nil {
 		_ = cmd.Cancel() // it is not to run unbounded
 		_ = cmd.Wait()   // ended by us
 		return nil, err
@@ -144,9 +144,9 @@ func (t *Tool) start(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	return func() {}, nil
 }
 
-// restrain sets the limits of a process that has just started. That it leaves no core it
+// setLimits sets the limits of a process that has just started. That it leaves no core it
 // has from the daemon.
-func restrain(pid int, b bounds) error {
+func setLimits(pid int, b bounds) error {
 	limits := map[int]unix.Rlimit{
 		unix.RLIMIT_AS: {Cur: maxMemory, Max: maxMemory},
 	}
@@ -168,8 +168,8 @@ func restrain(pid int, b bounds) error {
 	return nil
 }
 
-// verdict makes the error of how the tool ended and of what it complained.
-func (t *Tool) verdict(ctx context.Context, err error, complaint string) error {
+// exitError makes the error of how the tool ended and of what it complained.
+func (t *Tool) exitError(ctx context.Context, err error, complaint string) error {
 	if err == nil {
 		return nil
 	}
@@ -177,7 +177,7 @@ func (t *Tool) verdict(ctx context.Context, err error, complaint string) error {
 		cause := context.Cause(ctx)
 		return fault.Wrap(cause, fault.Of(cause), fault.Volume, "qemu-img was ended")
 	}
-	text := gist(complaint)
+	text := firstComplaint(complaint)
 	switch {
 	case strings.Contains(text, "Failed to get"): // "... lock": QEMU's own words for an image in use
 		return fault.New(fault.Busy, fault.Volume, "the image is in use by a guest or by another tool: %s", text)
@@ -191,9 +191,9 @@ func (t *Tool) verdict(ctx context.Context, err error, complaint string) error {
 	return fault.New(fault.Failed, fault.Volume, "qemu-img failed: %s", text)
 }
 
-// gist is the first line of a complaint, without the tool's name. That the tool
+// firstComplaint is the first line of a complaint, without the tool's name. That the tool
 // could not remove what it failed to make is none: it was handed that, and it stays.
-func gist(complaint string) string {
+func firstComplaint(complaint string) string {
 	for line := range strings.Lines(complaint) {
 		line = strings.TrimPrefix(strings.TrimSpace(line), "qemu-img: ")
 		if line != "" && !strings.HasPrefix(strings.TrimPrefix(line, "warning: "), "Error when deleting file") {
@@ -203,14 +203,14 @@ func gist(complaint string) string {
 	return ""
 }
 
-// limited keeps the first bytes written to it and drops the rest, so that a
+// limitedBuffer keeps the first bytes written to it and drops the rest, so that a
 // tool that talks without end costs nothing.
-type limited struct {
+type limitedBuffer struct {
 	to   *bytes.Buffer
 	left int
 }
 
-func (l *limited) Write(p []byte) (int, error) {
+func (l *limitedBuffer) Write(p []byte) (int, error) {
 	n := min(len(p), l.left)
 	l.to.Write(p[:n])
 	l.left -= n

@@ -64,7 +64,7 @@ func eachData(ctx context.Context, f *os.File, visit func(at, n, size int64) err
 // and makes the copy at least as long. The copy is empty or zero before. No guest
 // that would write to either is started meanwhile.
 func CopyBytes(ctx context.Context, from, into *os.File, progress func(float64)) error {
-	release, err := holdBoth(from, into)
+	release, err := lockBoth(from, into)
 	if err != nil {
 		return err
 	}
@@ -87,12 +87,12 @@ func CopyBytes(ctx context.Context, from, into *os.File, progress func(float64))
 	})
 }
 
-func holdBoth(from, into *os.File) (release func(), err error) {
-	source, err := holdToRead(from)
+func lockBoth(from, into *os.File) (release func(), err error) {
+	source, err := lockToRead(from)
 	if err != nil {
 		return nil, err
 	}
-	copied, err := HoldToWrite(into)
+	copied, err := LockToWrite(into)
 	if err != nil {
 		source()
 		return nil, err
@@ -120,7 +120,7 @@ func copyRange(from, into *os.File, at, n int64) error {
 
 // Reflink makes a file share all blocks of another one.
 func Reflink(from, into *os.File) error {
-	release, err := holdBoth(from, into)
+	release, err := lockBoth(from, into)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func Reflink(from, into *os.File) error {
 // Erase overwrites all data of a file or device with zeros or, with trim,
 // gives its blocks back. The size stays.
 func Erase(ctx context.Context, f *os.File, trim bool, progress func(float64)) error {
-	release, err := HoldToWrite(f)
+	release, err := LockToWrite(f)
 	if err != nil {
 		return err
 	}

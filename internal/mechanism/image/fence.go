@@ -30,9 +30,9 @@ func FenceOf(ctx context.Context) []string {
 	return folders
 }
 
-// within checks that a layer that was opened lies where it may. A link to a block
+// checkFolders checks that a layer that was opened lies where it may. A link to a block
 // device counts as where the link is, because only root makes links in /dev.
-func (l *Layer) within(folders []string) error {
+func (l *Layer) checkFolders(folders []string) error {
 	if folders == nil {
 		return nil
 	}
@@ -46,13 +46,13 @@ func (l *Layer) within(folders []string) error {
 	return fault.New(fault.Denied, fault.Volume, "%s lies in none of the places that images may come from here (%s)", real, strings.Join(folders, ", "))
 }
 
-// At calls do with a path by which it may reach what a client's path leads to. Where that lies in
+// WithFile calls do with a path by which it may reach what a client's path leads to. Where that lies in
 // one of the folders that the client is held to, nothing on the way may be a link, which somebody
 // who may write there could put in another's place at any time. Elsewhere links lead as room safepath
 // has it. do must open it with nofollow, and be done with at when it returns.
-func At(path string, folders []string, do func(at string, nofollow int) error) error {
+func WithFile(path string, folders []string, do func(at string, nofollow int) error) error {
 	if !strings.HasPrefix(path, "/") {
-		return relative(path)
+		return refuseRelative(path)
 	}
 	if !LiesIn(path, folders) {
 		return safepath.At(path, do)
@@ -60,10 +60,10 @@ func At(path string, folders []string, do func(at string, nofollow int) error) e
 	return withoutLinks(path, folders, func(at string) error { return do(at, unix.O_NOFOLLOW) })
 }
 
-// Beside is At of the name itself, which may be made, replaced or removed: a link is not followed.
-func Beside(path string, folders []string, do func(at string) error) error {
+// WithParent is At of the name itself, which may be made, replaced or removed: a link is not followed.
+func WithParent(path string, folders []string, do func(at string) error) error {
 	if !strings.HasPrefix(path, "/") {
-		return relative(path)
+		return refuseRelative(path)
 	}
 	if !LiesIn(path, folders) {
 		return safepath.Beside(path, do)
@@ -71,8 +71,8 @@ func Beside(path string, folders []string, do func(at string) error) error {
 	return withoutLinks(path, folders, do)
 }
 
-// relative refuses a path that would lead past the folders: they hold absolute ones.
-func relative(path string) error {
+// refuseRelative refuses a path that would lead past the folders: they hold absolute ones.
+func refuseRelative(path string) error {
 	return fault.New(fault.Invalid, fault.Volume, "%q is a relative path; begin it with /", path)
 }
 

@@ -20,7 +20,7 @@ const sector = 512
 const qedBackingIsRaw = 1 << 2
 
 func (info *Info) readQED(r io.ReaderAt) error {
-	h, err := whole(r, 0, 64)
+	h, err := readExactly(r, 0, 64)
 	if err != nil {
 		return err
 	}
@@ -40,13 +40,13 @@ func (info *Info) readQED(r io.ReaderAt) error {
 	if size > maxBackingName {
 		return fmt.Errorf("a backing file name of %d bytes is too long", size)
 	}
-	name, err := whole(r, uint64(at), int(size))
+	name, err := readExactly(r, uint64(at), int(size))
 	info.Backing.Name = string(name)
 	return err
 }
 
 func (info *Info) readVDI(r io.ReaderAt) error {
-	h, err := whole(r, 0, 0x178)
+	h, err := readExactly(r, 0, 0x178)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (info *Info) readVDI(r io.ReaderAt) error {
 var vpcBySize = []string{"win ", "qem2", "d2v ", "tap\x00", "vs  ", "CTXS"}
 
 func (info *Info) readVPC(r io.ReaderAt) error {
-	h, err := whole(r, 0, 64)
+	h, err := readExactly(r, 0, 64)
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (info *Info) readVHDX(r io.ReaderAt) error {
 	if carry != 0 {
 		return errors.New("the size lies outside of the image")
 	}
-	size, err := whole(r, at, 8)
+	size, err := readExactly(r, at, 8)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (info *Info) readVHDX(r io.ReaderAt) error {
 // vhdxEntry finds an entry by its identity in a table that starts with a
 // signature and holds its count at countAt. Both tables have entries of 32 bytes.
 func vhdxEntry(r io.ReaderAt, table uint64, signature string, countAt, header int, id []byte) ([]byte, error) {
-	h, err := whole(r, table, header)
+	h, err := readExactly(r, table, header)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func vhdxEntry(r io.ReaderAt, table uint64, signature string, countAt, header in
 		return nil, fmt.Errorf("a table of %d entries is too long", count)
 	}
 	for i := range count {
-		entry, err := whole(r, table+uint64(header+32*i), 32)
+		entry, err := readExactly(r, table+uint64(header+32*i), 32)
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +145,7 @@ func vhdxEntry(r io.ReaderAt, table uint64, signature string, countAt, header in
 const maxDescriptor = 20 * sector
 
 func (info *Info) readVMDK(r io.ReaderAt) error {
-	h, err := window(r, 0, 64)
+	h, err := readUpTo(r, 0, 64)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (info *Info) readVMDK(r io.ReaderAt) error {
 		if err := info.readDescriptor(r, int64(at)*sector, int(min(size, maxDescriptor/sector))*sector); err != nil {
 			return err
 		}
-		info.External = capacity == 0
+		info.ExternalData = capacity == 0
 		if capacity != 0 {
 			info.Virtual = capacity * sector
 		}
@@ -181,11 +181,11 @@ func (info *Info) readVMDK(r io.ReaderAt) error {
 // readDescriptor sums up the extents of a VMDK's description and finds its
 // parent. Extents of a description that stands alone lie in other files.
 func (info *Info) readDescriptor(r io.ReaderAt, at int64, size int) error {
-	text, err := window(r, at, size)
+	text, err := readUpTo(r, at, size)
 	if err != nil {
 		return err
 	}
-	info.External = at == 0
+	info.ExternalData = at == 0
 	info.Virtual = 0
 	lines := bufio.NewScanner(bytes.NewReader(bytes.TrimRight(text, "\x00")))
 	for lines.Scan() {

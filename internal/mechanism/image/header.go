@@ -46,16 +46,16 @@ type Info struct {
 	// Backing is the layer below, or nil.
 	Backing   *Backing
 	Encrypted bool
-	// Old is set when the encryption is one of qcow's own, which protects little
+	// OldEncryption is set when the encryption is one of qcow's own, which protects little
 	// and is not opened.
-	Old bool
+	OldEncryption bool
 	// What follows is of qcow2 only.
 	Compat        string // 0.10 or 1.1
 	ClusterSize   uint64 // bytes
 	LazyRefcounts bool
 	ExtendedL2    bool
-	// External is set when the data lies in another file that the header names.
-	External bool
+	// ExternalData is set when the data lies in another file that the header names.
+	ExternalData bool
 }
 
 // Backing is what a header says of the layer below, unchecked.
@@ -155,7 +155,7 @@ const (
 // It is for images whose format nobody declared: the answer is the word of
 // whoever wrote the image.
 func Probe(r io.ReaderAt) (Format, error) {
-	head, err := window(r, 0, headBytes)
+	head, err := readUpTo(r, 0, headBytes)
 	if err != nil {
 		return "", err
 	}
@@ -164,16 +164,16 @@ func Probe(r io.ReaderAt) (Format, error) {
 			return m.format, nil
 		}
 	}
-	volume, err := window(r, isoMagicAt, len(isoMagic))
+	volume, err := readUpTo(r, isoMagicAt, len(isoMagic))
 	if string(volume) == isoMagic {
 		return ISO, err
 	}
 	return Raw, err
 }
 
-// window reads up to n bytes at an offset; an image that ends earlier gives
+// readUpTo reads up to n bytes at an offset; an image that ends earlier gives
 // fewer and no error.
-func window(r io.ReaderAt, at int64, n int) ([]byte, error) {
+func readUpTo(r io.ReaderAt, at int64, n int) ([]byte, error) {
 	buf := make([]byte, n)
 	got, err := r.ReadAt(buf, at)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -182,12 +182,12 @@ func window(r io.ReaderAt, at int64, n int) ([]byte, error) {
 	return buf[:got], nil
 }
 
-// whole reads exactly n bytes at an offset that came from a header.
-func whole(r io.ReaderAt, at uint64, n int) ([]byte, error) {
+// readExactly reads exactly n bytes at an offset that came from a header.
+func readExactly(r io.ReaderAt, at uint64, n int) ([]byte, error) {
 	if at > maxVirtual {
 		return nil, errors.New("an offset lies outside of the image")
 	}
-	buf, err := window(r, int64(at), n)
+	buf, err := readUpTo(r, int64(at), n)
 	if err == nil && len(buf) < n {
 		err = errors.New("the image ends inside of its header")
 	}
@@ -213,7 +213,7 @@ func (info *Info) read(r io.ReaderAt) error {
 	case VHDX:
 		return info.readVHDX(r)
 	case LUKS:
-		return info.readContainer(r)
+		return info.readDeclaredLUKS(r)
 	case ISO:
 		return nil
 	}
@@ -223,7 +223,7 @@ func (info *Info) read(r io.ReaderAt) error {
 // readLUKS finds a LUKS container in what is otherwise raw. Version 1 says
 // where its data starts; what is before it does not count for the guest.
 func (info *Info) readLUKS(r io.ReaderAt) error {
-	head, err := window(r, 0, 108)
+	head, err := readUpTo(r, 0, 108)
 	if err != nil || len(head) < 108 || string(head[:6]) != luksMagic {
 		return err
 	}

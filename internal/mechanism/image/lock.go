@@ -20,10 +20,10 @@ const (
 	permResize = 3
 	permCount  = 5
 
-	// claimed and withheld are bytes of the daemon's own: by QEMU's a file that was handed over and never used, which a
+	// daemonUses and withheld are bytes of the daemon's own: by QEMU's a file that was handed over and never used, which a
 	// paused QEMU keeps, would keep it from the same file for good, and a drive's medium would be in its own way when it is put in anew.
-	claimed  = 150
-	withheld = 250
+	daemonUses   = 150
+	daemonDenies = 250
 )
 
 // Use is what other processes do with an image.
@@ -42,41 +42,43 @@ func InUse(f *os.File) Use {
 	if isWritten(f) {
 		return Written
 	}
-	if held(f, lockHeld, permCount) {
+	if hasLock(f, lockHeld, permCount) {
 		return Read
 	}
 	return Unused
 }
 
 // isWritten says that somebody may write to a file, or is about to.
-func isWritten(f *os.File) bool { return held(f, lockHeld+permWrite, 1) || held(f, claimed, 1) }
+func isWritten(f *os.File) bool {
+	return hasLock(f, lockHeld+permWrite, 1) || hasLock(f, daemonUses, 1)
+}
 
-// Claim shows an image that QEMU is about to be handed as one that is read, or written where it is open for that, until
+// LockForQEMU shows an image that QEMU is about to be handed as one that is read, or written where it is open for that, until
 // the last who was handed the file has closed it, so that the daemon writes no other header to it, nor removes or copies
 // what is about to be written: a start may wait long for its turn. QEMU takes the claim over with the file. It is Busy
 // where the daemon lets nobody write: it looks for claims when it has said so, and here for that when it has claimed. Of others QEMU says so.
-func Claim(f *os.File) error {
-	_ = show(f, lockHeld+permRead) // some file systems have no such locks
+func LockForQEMU(f *os.File) error {
+	_ = setLock(f, lockHeld+permRead) // some file systems have no such locks
 	if how, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err != nil || how&unix.O_ACCMODE != unix.O_RDWR {
 		return err
 	}
-	if _ = show(f, claimed); held(f, withheld, 1) {
+	if _ = setLock(f, daemonUses); hasLock(f, daemonDenies, 1) {
 		return fault.New(fault.Busy, fault.Volume, "%s is just being removed, copied or written by the daemon; try again when that has ended", f.Name())
 	}
 	return nil
 }
 
-// mandatory are the file systems on which a byte that is locked so is written by nobody, nor by who has locked it.
-var mandatory = []int64{unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
+// mandatoryLockFS are the file systems on which a byte that is locked so is written by nobody, nor by who has locked it.
+var mandatoryLockFS = []int64{unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
 
-func show(f *os.File, at int64) error {
-	if isOn(f, mandatory) {
+func setLock(f *os.File, at int64) error {
+	if isOn(f, mandatoryLockFS) {
 		return nil
 	}
 	return unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1})
 }
 
-func held(f *os.File, at, n int64) bool {
+func hasLock(f *os.File, at, n int64) bool {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: n}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
 		return false
@@ -84,50 +86,50 @@ func held(f *os.File, at, n int64) bool {
 	return lock.Type != unix.F_UNLCK
 }
 
-// HoldToWrite keeps every QEMU, and qemu-img, from a file that the daemon writes itself, byte by byte:
+// LockToWrite keeps every QEMU, and qemu-img, from a file that the daemon writes itself, byte by byte:
 // a guest that is started amid that would have one half of the old and one of the new. It marks that as
 // QEMU does, until release or until the file is closed, and is Busy where somebody has the file already.
-func HoldToWrite(f *os.File) (release func(), err error) {
-	return hold(f, []int64{permRead, permWrite, permResize}, []int64{permRead, permWrite, permResize})
+func LockToWrite(f *os.File) (release func(), err error) {
+	return setLocks(f, []int64{permRead, permWrite, permResize}, []int64{permRead, permWrite, permResize})
 }
 
-// holdToRead keeps them from writing to a file that the daemon copies.
-func holdToRead(f *os.File) (release func(), err error) {
-	return hold(f, []int64{permRead}, []int64{permWrite, permResize})
+// lockToRead keeps them from writing to a file that the daemon copies.
+func lockToRead(f *os.File) (release func(), err error) {
+	return setLocks(f, []int64{permRead}, []int64{permWrite, permResize})
 }
 
-// HoldToRemove keeps every QEMU that would write to it from a file that is to have no name any more, until it is closed:
+// LockToRemove keeps every QEMU that would write to it from a file that is to have no name any more, until it is closed:
 // at once on SMB, where nothing can be marked, and what is open, or was until just now, keeps its name from others.
-func HoldToRemove(f *os.File) error {
-	_, err := hold(f, nil, []int64{permWrite})
-	if err == nil && isOn(f, mandatory) {
+func LockToRemove(f *os.File) error {
+	_, err := setLocks(f, nil, []int64{permWrite})
+	if err == nil && isOn(f, mandatoryLockFS) {
 		_ = f.Close() // opened to read
 	}
 	return err
 }
 
-// hold marks what is done before it looks who else does what, so that of two one sees the other.
+// setLocks marks what is done before it looks who else does what, so that of two one sees the other.
 // File systems without such locks, or on which it could not write then, are let be.
-func hold(f *os.File, does, denies []int64) (release func(), err error) {
+func setLocks(f *os.File, does, denies []int64) (release func(), err error) {
 	release = func() {
-		for _, at := range []int64{lockHeld, lockDenied, withheld} {
+		for _, at := range []int64{lockHeld, lockDenied, daemonDenies} {
 			_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at, Len: permCount})
 		}
 	}
-	_ = show(f, withheld) // each denies that somebody writes
+	_ = setLock(f, daemonDenies) // each denies that somebody writes
 	busy := false
 	for base, perms := range map[int64][]int64{lockHeld: does, lockDenied: denies} {
 		for _, perm := range perms {
-			busy = errors.Is(show(f, base+perm), unix.EAGAIN) || busy
+			busy = errors.Is(setLock(f, base+perm), unix.EAGAIN) || busy
 		}
 	}
 	for _, perm := range does {
-		busy = busy || held(f, lockDenied+perm, 1)
+		busy = busy || hasLock(f, lockDenied+perm, 1)
 	}
 	for _, perm := range denies {
-		busy = busy || held(f, lockHeld+perm, 1)
+		busy = busy || hasLock(f, lockHeld+perm, 1)
 	}
-	busy = busy || held(f, claimed, 1)
+	busy = busy || hasLock(f, daemonUses, 1)
 	if busy {
 		release()
 		return nil, fault.New(fault.Busy, fault.Volume, "a guest, or qemu-img, has %s open; stop the guest first", f.Name())

@@ -35,8 +35,8 @@ type Plan struct {
 	Reserved uint64
 	// NoCOW asks the file system (btrfs) not to copy this file on write.
 	NoCOW bool
-	// Lock encrypts the image; with LUKS always, with qcow2 when it is set.
-	Lock *Lock
+	// Encryption encrypts the image; with LUKS always, with qcow2 when it is set.
+	Encryption *Encryption
 
 	// What follows is of qcow2 only.
 	Backing       *Backing // Name is an absolute path, Format is declared
@@ -65,7 +65,7 @@ func (p *Plan) Check() error {
 	case p.ClusterSize != 0 && (p.ClusterSize&(p.ClusterSize-1) != 0 || p.ClusterSize < 1<<minClusterBits || p.ClusterSize > 1<<maxClusterBits):
 		return invalid("a cluster size of %d bytes is not a power of two between 512 and 2097152", p.ClusterSize)
 	}
-	if err := p.checkLock(); err != nil || p.Backing == nil {
+	if err := p.checkEncryption(); err != nil || p.Backing == nil {
 		return err
 	}
 	switch {
@@ -81,16 +81,16 @@ func (p *Plan) Check() error {
 	return nil
 }
 
-func (p *Plan) checkLock() error {
+func (p *Plan) checkEncryption() error {
 	switch {
-	case p.Lock != nil && p.Format != LUKS && p.Format != Qcow2:
+	case p.Encryption != nil && p.Format != LUKS && p.Format != Qcow2:
 		return fault.New(fault.Unsupported, fault.Volume, "raw and qcow2 volumes can be encrypted, not %s", p.Format)
-	case p.Lock == nil && p.Format == LUKS:
+	case p.Encryption == nil && p.Format == LUKS:
 		return fault.New(fault.Internal, fault.Volume, "an encrypted volume has no passphrase")
-	case p.Lock == nil:
+	case p.Encryption == nil:
 		return nil
 	}
-	return p.Lock.check()
+	return p.Encryption.check()
 }
 
 // Make lays out an image in an empty file that is open to write.
@@ -128,7 +128,7 @@ func setNoCOW(f *os.File) error {
 }
 
 func makeRaw(ctx context.Context, f *os.File, p Plan) error {
-	release, err := HoldToWrite(f) // what keeps no room is written with zeros
+	release, err := LockToWrite(f) // what keeps no room is written with zeros
 	if err != nil {
 		return err
 	}
@@ -196,10 +196,10 @@ func writeFault(err error, doing string) error {
 // makeFormat has the tool make an image. The layer below is not opened by it:
 // the caller has looked at that with OpenChain.
 func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
-	k := keys{files: []*os.File{f}}
+	k := passphrases{files: []*os.File{f}}
 	defer k.close()
-	if p.Lock != nil {
-		if err := k.add(intoKey, p.Lock.Passphrase); err != nil {
+	if p.Encryption != nil {
+		if err := k.add(intoKey, p.Encryption.Passphrase); err != nil {
 			return err
 		}
 	}
@@ -219,7 +219,7 @@ func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
 	} else {
 		cpu = 0
 	}
-	b := bounds{cpu: cpu, file: roomFor(p.Virtual)}
+	b := bounds{cpu: cpu, file: maxFileSize(p.Virtual)}
 	err := t.run(ctx, b, k.files, nil, args...)
 	for range lockTries - 1 {
 		if err == nil || !strings.Contains(err.Error(), misjudged) {
@@ -257,11 +257,11 @@ func (p *Plan) options() string {
 		o = append(o, "extended_l2=on")
 	}
 	switch {
-	case p.Lock == nil:
+	case p.Encryption == nil:
 	case p.Format == LUKS:
-		o = append(o, p.Lock.options("")...)
+		o = append(o, p.Encryption.options("")...)
 	default:
-		o = append(append(o, "encrypt.format=luks"), p.Lock.options("encrypt.")...)
+		o = append(append(o, "encrypt.format=luks"), p.Encryption.options("encrypt.")...)
 	}
 	return strings.Join(o, ",")
 }
@@ -294,7 +294,7 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 	case format != Qcow2 && format != QED && format != VDI && format != VHDX && format != LUKS:
 		return fault.New(fault.Unsupported, fault.Volume, "images of format %q cannot be resized", format)
 	}
-	k := keys{files: []*os.File{f}}
+	k := passphrases{files: []*os.File{f}}
 	defer func() { k.close() }()
 	for _, layer := range g.Below {
 		k.files = append(k.files, layer.File)
@@ -304,10 +304,10 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 		if err := k.add(intoKey, g.Passphrase); err != nil {
 			return err
 		}
-		what = append(k.args, "--image-opts", opened(format))
+		what = append(k.args, "--image-opts", writeTarget(format))
 	}
 	if len(g.Below) > 0 {
-		name, err := g.Below.under(format, info.Encrypted)
+		name, err := g.Below.describeAbove(format, info.Encrypted)
 		if err != nil {
 			return err
 		}
@@ -324,8 +324,8 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", f.Name())
 	}
-	return guarded(append(g.Below.parsed(), parsed{f, format}), func() error {
-		return t.run(ctx, bounds{file: roomFor(max(g.Size, uint64(st.Size())))}, k.files, nil, args...)
+	return withRecords(append(g.Below.toolImages(), toolImage{f, format}), func() error {
+		return t.run(ctx, bounds{file: maxFileSize(max(g.Size, uint64(st.Size())))}, k.files, nil, args...)
 	})
 }
 
@@ -333,7 +333,7 @@ func resizeRaw(ctx context.Context, f *os.File, old, size int64, grown Prealloca
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
 		return fault.New(fault.Unsupported, fault.Volume, "a block device cannot be resized as an image")
 	}
-	release, err := HoldToWrite(f)
+	release, err := LockToWrite(f)
 	if err != nil {
 		return err
 	}
@@ -378,7 +378,7 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxCopy)
 	defer cancel()
-	k := keys{files: []*os.File{c.Into}}
+	k := passphrases{files: []*os.File{c.Into}}
 	defer func() { k.close() }()
 	for _, layer := range c.From {
 		k.files = append(k.files, layer.File)
@@ -390,11 +390,11 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", c.Into.Name())
 	}
-	parts := []part{{}}
+	parts := []byteRange{{}}
 	if c.Last > 0 && c.Last < c.From[0].Virtual {
-		parts = []part{{at: c.Last}, {size: c.Last}}
+		parts = []byteRange{{at: c.Last}, {size: c.Last}}
 	}
-	return guarded(append(c.From.parsed(), parsed{c.Into, c.Format}), func() error {
+	return withRecords(append(c.From.toolImages(), toolImage{c.Into, c.Format}), func() error {
 		for i, p := range parts {
 			names, err := c.names(p, st.Mode()&os.ModeDevice != 0)
 			if err == nil && i > 0 {
@@ -406,7 +406,7 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 				if i > 0 { // the little at the end, of which nobody is told that all begins anew
 					told.tell = nil
 				}
-				err = t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, told, args...)
+				err = t.run(ctx, bounds{file: maxFileSize(c.From[0].Virtual + uint64(st.Size()))}, k.files, told, args...)
 			}
 			if err != nil {
 				return err
@@ -416,19 +416,19 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	})
 }
 
-// part is a part of what is copied, in bytes; a size of 0 goes to the end.
-type part struct{ at, size uint64 }
+// byteRange is a part of what is copied, in bytes; a size of 0 goes to the end.
+type byteRange struct{ at, size uint64 }
 
 // names are those by which the tool is told of a part of the source, and of the same of the copy.
-func (c Copy) names(p part, device bool) ([]string, error) {
+func (c Copy) names(p byteRange, device bool) ([]string, error) {
 	format := c.Format
 	if format == ISO {
 		format = Raw
 	}
-	if p == (part{}) {
-		source, err := c.From.pseudoName(firstFile + 1)
+	if p == (byteRange{}) {
+		source, err := c.From.jsonName(firstFile + 1)
 		if c.IntoKey != nil { // zeros are not zeros on disk there
-			return []string{"--target-image-opts", source, opened(format)}, err
+			return []string{"--target-image-opts", source, writeTarget(format)}, err
 		}
 		return []string{"--target-is-zero", "-O", string(format), source, fmt.Sprintf("/proc/self/fd/%d", firstFile)}, err
 	}

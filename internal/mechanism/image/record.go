@@ -21,15 +21,15 @@ import (
 // change it and no daemon has to live on: a header that says something else then leads nowhere.
 // Who changes a header while no QEMU has the image, by qemu-img, is believed.
 
-// lentMarks are the attributes in which that is noted: the first that the file system has.
+// recordAttributes are the attributes in which that is noted: the first that the file system has.
 // Those of the first kind only root sees.
-var lentMarks = []string{"trusted.lodge.backing", "user.lodge.backing"}
+var recordAttributes = []string{"trusted.lodge.backing", "user.lodge.backing"}
 
-// maxMark bounds what is noted: a format and a name of a header's.
-const maxMark = 2 << 10
+// maxRecord bounds what is noted: a format and a name of a header's.
+const maxRecord = 2 << 10
 
-// below is what a header says of the layer below.
-func (info *Info) below() string {
+// backingText is what a header says of the layer below.
+func (info *Info) backingText() string {
 	if info.Backing == nil {
 		return "-"
 	}
@@ -46,23 +46,23 @@ func (f Format) IsLayered() bool {
 	return false
 }
 
-// Lend notes what lies below an image, before a QEMU has it to write. A file system that keeps
+// RecordBacking notes what lies below an image, before a QEMU has it to write. A file system that keeps
 // no attributes is let be. What a guest writes into an image without a header may become one,
 // to whom the file is another sort of image.
-func (l *Layer) Lend() error {
+func (l *Layer) RecordBacking() error {
 	if !l.Format.IsLayered() {
-		return Distrust(l.File)
+		return RecordBeforeWrite(l.File)
 	}
-	return holding(l.File, func() error {
-		defer inTurn(l.id)()
-		outlive(l.id)
-		return note(l.File, l.below())
+	return withDescriptor(l.File, func() error {
+		defer lockFile(l.id)()
+		keepRecord(l.id)
+		return writeRecord(l.File, l.backingText())
 	})
 }
 
-// holding has a file's number stay its own while do uses that: who waited for a file system that hangs
+// withDescriptor has a file's number stay its own while do uses that: who waited for a file system that hangs
 // gives up and closes the file, and the number would be that of any other by then.
-func holding(f *os.File, do func() error) error {
+func withDescriptor(f *os.File, do func() error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return err
@@ -72,97 +72,99 @@ func holding(f *os.File, do func() error) error {
 	return errors.Join(err, done)
 }
 
-// Distrust notes of a file that somebody is about to write, byte by byte, what its header says now:
+// RecordBeforeWrite notes of a file that somebody is about to write, byte by byte, what its header says now:
 // what it says after that leads nowhere. What is noted stays.
-func Distrust(f *os.File) error { return holding(f, func() error { return distrust(f) }) }
+func RecordBeforeWrite(f *os.File) error {
+	return withDescriptor(f, func() error { return recordBeforeWrite(f) })
+}
 
-func distrust(f *os.File) error {
+func recordBeforeWrite(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG && st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return err // it is no image
 	}
 	file := [2]uint64{st.Dev, st.Ino}
-	defer inTurn(file)()
-	outlive(file)
-	if _, _, noted := lentAs(f); noted {
+	defer lockFile(file)()
+	keepRecord(file)
+	if _, _, noted := readRecord(f); noted {
 		return nil
 	}
-	return note(f, below(headers(f)))
+	return writeRecord(f, backingTexts(possibleHeaders(f)))
 }
 
-// turns has one at a time note something of a file, or forget it. Whoever is to write opens the
+// fileLocks has one at a time note something of a file, or forget it. Whoever is to write opens the
 // file before he notes that, and so is seen by who forgets, or comes after him.
-var turns = struct {
+var fileLocks = struct {
 	sync.Mutex
 	of    map[[2]uint64]chan struct{}
-	tools map[[2]uint64]*runs // of the tool, now; what one points to is changed in turn
-}{of: map[[2]uint64]chan struct{}{}, tools: map[[2]uint64]*runs{}}
+	tools map[[2]uint64]*toolRuns // of the tool, now; what one points to is changed in turn
+}{of: map[[2]uint64]chan struct{}{}, tools: map[[2]uint64]*toolRuns{}}
 
-// inTurn waits for others that are at the file, and gives what ends the turn. A file system that
+// lockFile waits for others that are at the file, and gives what ends the turn. A file system that
 // hangs holds who waits for a file of its own.
-func inTurn(file [2]uint64) (end func()) {
+func lockFile(file [2]uint64) (end func()) {
 	for {
-		turns.Lock()
-		others := turns.of[file]
+		fileLocks.Lock()
+		others := fileLocks.of[file]
 		if others == nil {
 			break
 		}
-		turns.Unlock()
+		fileLocks.Unlock()
 		<-others
 	}
 	mine := make(chan struct{})
-	turns.of[file] = mine
-	turns.Unlock()
+	fileLocks.of[file] = mine
+	fileLocks.Unlock()
 	return func() {
-		turns.Lock()
-		delete(turns.of, file)
-		turns.Unlock()
+		fileLocks.Lock()
+		delete(fileLocks.of, file)
+		fileLocks.Unlock()
 		close(mine)
 	}
 }
 
-// turnOf is inTurn of an open file.
-func turnOf(f *os.File) (file [2]uint64, end func(), err error) {
+// lockOpenFile is inTurn of an open file.
+func lockOpenFile(f *os.File) (file [2]uint64, end func(), err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return file, nil, err
 	}
 	file = [2]uint64{st.Dev, st.Ino}
-	return file, inTurn(file), nil
+	return file, lockFile(file), nil
 }
 
-func runsOn(file [2]uint64) *runs {
-	turns.Lock()
-	defer turns.Unlock()
-	return turns.tools[file]
+func toolRunsOn(file [2]uint64) *toolRuns {
+	fileLocks.Lock()
+	defer fileLocks.Unlock()
+	return fileLocks.tools[file]
 }
 
-func setRuns(file [2]uint64, r *runs) {
-	turns.Lock()
-	defer turns.Unlock()
-	if turns.tools[file] = r; r == nil {
-		delete(turns.tools, file)
+func setToolRuns(file [2]uint64, r *toolRuns) {
+	fileLocks.Lock()
+	defer fileLocks.Unlock()
+	if fileLocks.tools[file] = r; r == nil {
+		delete(fileLocks.tools, file)
 	}
 }
 
-// outlive has what is noted of a file stay when the tool has ended that has it now. It runs in turn.
-func outlive(file [2]uint64) {
-	if r := runsOn(file); r != nil {
-		r.alone = false
+// keepRecord has what is noted of a file stay when the tool has ended that has it now. It runs in turn.
+func keepRecord(file [2]uint64) {
+	if r := toolRunsOn(file); r != nil {
+		r.removeAtEnd = false
 	}
 }
 
-// forget removes what is noted of a file, or leaves that to the tool that has it now. It runs in turn.
-func forget(f *os.File, file [2]uint64, mark string) error {
-	if r := runsOn(file); r != nil {
-		r.alone = true
+// dropRecord removes what is noted of a file, or leaves that to the tool that has it now. It runs in turn.
+func dropRecord(f *os.File, file [2]uint64, mark string) error {
+	if r := toolRunsOn(file); r != nil {
+		r.removeAtEnd = true
 		return nil
 	}
 	return unix.Fremovexattr(int(f.Fd()), mark)
 }
 
-// headers are what the bytes of a file say, to whom it is of a format that has layers below.
-func headers(f *os.File) (all []Info) {
+// possibleHeaders are what the bytes of a file say, to whom it is of a format that has layers below.
+func possibleHeaders(f *os.File) (all []Info) {
 	for _, format := range Formats() {
 		if !format.IsLayered() {
 			continue
@@ -174,16 +176,16 @@ func headers(f *os.File) (all []Info) {
 	return all
 }
 
-func below(said []Info) string {
+func backingTexts(said []Info) string {
 	if len(said) == 0 {
-		return new(Info).below()
+		return new(Info).backingText()
 	}
-	return said[0].below()
+	return said[0].backingText()
 }
 
-func note(f *os.File, below string) error {
+func writeRecord(f *os.File, below string) error {
 	var err error
-	for _, mark := range lentMarks {
+	for _, mark := range recordAttributes {
 		err = unix.Fsetxattr(int(f.Fd()), mark, []byte(below), 0)
 		if !isUnsupported(err) {
 			break
@@ -201,78 +203,78 @@ func isUnsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS)
 }
 
-// unread stands for a note that cannot be read: no header says so.
-const unread = "?"
+// unreadableRecord stands for a note that cannot be read: no header says so.
+const unreadableRecord = "?"
 
-// lentAs is what was noted of an image; not noted: no QEMU has had it since it was last looked at. A note that
+// readRecord is what was noted of an image; not noted: no QEMU has had it since it was last looked at. A note that
 // cannot be read, as one that is too long, is one that no header agrees with.
-func lentAs(f *os.File) (mark, below string, noted bool) {
-	text := make([]byte, maxMark)
-	for _, mark := range lentMarks {
+func readRecord(f *os.File) (mark, below string, noted bool) {
+	text := make([]byte, maxRecord)
+	for _, mark := range recordAttributes {
 		n, err := unix.Fgetxattr(int(f.Fd()), mark, text)
 		switch {
 		case err == nil:
 			return mark, string(text[:n]), true
 		case !errors.Is(err, unix.ENODATA) && !isUnsupported(err):
-			return mark, unread, true
+			return mark, unreadableRecord, true
 		}
 	}
 	return "", "", false
 }
 
-// checkLent refuses a layer below that the header did not name when a QEMU was given the image.
+// checkRecord refuses a layer below that the header did not name when a QEMU was given the image.
 // None at all is no harm.
-func (l *Layer) checkLent() error {
+func (l *Layer) checkRecord() error {
 	if l.Backing == nil {
 		return nil
 	}
-	mark, below, noted := lentAs(l.File)
-	if !noted || agrees(below, l.below()) {
+	mark, below, noted := readRecord(l.File)
+	if !noted || recordMatches(below, l.backingText()) {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "the header of %s was changed while a guest, or a client that rules hold, had it to write: it names %q (format %q) as the layer below, and had %q before; "+
 		"put that back (qemu-img rebase -u), or if it is right say so with: setfattr -x %s %s", l.Path, l.Backing.Name, l.Backing.Format, below, mark, fault.Word(l.Path))
 }
 
-// CheckLent refuses an image whose header names another layer than when a QEMU was given it, for who
+// CheckRecord refuses an image whose header names another layer than when a QEMU was given it, for who
 // looks at nothing below it.
-func CheckLent(f *os.File, declared Format) error {
+func CheckRecord(f *os.File, declared Format) error {
 	l := Layer{Path: f.Name(), File: f}
 	info, err := Inspect(f, declared)
 	if l.Info = info; err != nil {
 		return err
 	}
-	return l.checkLent()
+	return l.checkRecord()
 }
 
-// CheckOwn refuses a file in which a guest, or a client that rules hold, has written byte by byte, for who
+// CheckNotWritten refuses a file in which a guest, or a client that rules hold, has written byte by byte, for who
 // believes more of it than a header.
-func CheckOwn(f *os.File) error {
-	mark, _, noted := lentAs(f)
+func CheckNotWritten(f *os.File) error {
+	mark, _, noted := readRecord(f)
 	if !noted {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "a guest, or a client that rules hold, has written to %s; if what is in it is right say so with: setfattr -x %s %s", f.Name(), mark, fault.Word(f.Name()))
 }
 
-// saved are what a file begins with in which a guest was saved. Whoever restores that believes its
+// saveMagics are what a file begins with in which a guest was saved. Whoever restores that believes its
 // definition: what is noted of it is never forgotten.
-var saved = []string{"LibvirtQemud", "LodgeSave"}
+var saveMagics = []string{"LibvirtQemud", "LodgeSave"}
 
-func isSaved(f *os.File) bool {
-	head, err := window(f, 0, len(saved[0]))
-	return err == nil && slices.ContainsFunc(saved, func(magic string) bool { return bytes.HasPrefix(head, []byte(magic)) })
+func isSaveImage(f *os.File) bool {
+	head, err := readUpTo(f, 0, len(saveMagics[0]))
+	return err == nil && slices.ContainsFunc(saveMagics, func(magic string) bool { return bytes.HasPrefix(head, []byte(magic)) })
 }
 
-// LikeIn checks that the header in a copy of an image leads where this one does: who has the image
+// CheckSameBacking checks that the header in a copy of an image leads where this one does: who has the image
 // open to write may change it while it is looked at, or copied.
-func (info *Info) LikeIn(f *os.File) error {
+func (info *Info) CheckSameBacking(f *os.File) error {
 	if !info.Format.IsLayered() {
 		return nil
 	}
 	now, err := Inspect(f, info.Format)
-	if err == nil && (now.below() != info.below() || now.External != info.External) {
-		err = fault.New(fault.Busy, fault.Volume, "somebody has just changed the header of %s, which names %q as the layer below now; look at that again (refresh its pool)", f.Name(), now.below())
+	if err == nil && (now.backingText() != info.backingText() || now.ExternalData != info.ExternalData) {
+		err = fault.New(fault.Busy, fault.Volume, "somebody has just changed the header of %s, which names %q as the layer below now; look at that again (refresh its pool)", f.Name(), now.backingText())
 	}
 	return err
 }
@@ -297,15 +299,15 @@ func isDevice(f *os.File) bool {
 	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK
 }
 
-// promised are the file systems that refuse a lease of whatever their server has promised them nothing of, which many
+// leaseRefusers are the file systems that refuse a lease of whatever their server has promised them nothing of, which many
 // never do: there a refusal tells of nobody who writes.
-var promised = []int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
+var leaseRefusers = []int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
 
-// CheckAlone refuses an image that a process has open to write, for who is about to write it alone. QEMU's locks tell nothing of
+// CheckNoWriter refuses an image that a process has open to write, for who is about to write it alone. QEMU's locks tell nothing of
 // who keeps it: a QEMU that was taken over holds them until it sees that another is about to look, or gives them up for good.
-func CheckAlone(f *os.File) error {
+func CheckNoWriter(f *os.File) error {
 	written := false
-	err := holding(f, func() error { written = isWritable(f) && !isOn(f, promised); return nil })
+	err := withDescriptor(f, func() error { written = isWritable(f) && !isOn(f, leaseRefusers); return nil })
 	if err != nil || !written {
 		return err
 	}
@@ -313,65 +315,67 @@ func CheckAlone(f *os.File) error {
 		"find it (fuser -v %s) and end it, or say <shareable/> where that is meant", f.Name(), fault.Word(f.Name()))
 }
 
-// TakeBack forgets what was noted of an image that nobody has to write any more, if its header
+// RemoveRecord forgets what was noted of an image that nobody has to write any more, if its header
 // is as it was. Changed says that it is not: then the note stays, and keeps the image from use.
-func TakeBack(path string, declared Format) (changed bool, err error) {
+func RemoveRecord(path string, declared Format) (changed bool, err error) {
 	f, err := Open(path)
 	if err != nil {
 		return false, err
 	}
 	defer f.Close()
-	file, end, err := turnOf(f)
+	file, end, err := lockOpenFile(f)
 	if err != nil {
 		return false, err
 	}
 	defer end()
-	mark, below, noted := lentAs(f)
+	mark, below, noted := readRecord(f)
 	if !noted || InUse(f) == Written || isWritable(f) {
 		return false, nil
 	}
 	if !declared.IsLayered() { // its bytes are the guest's, and none is no harm
-		if said := headers(f); len(said) > 0 && !agrees(below, said[0].below()) || isSaved(f) {
+		if said := possibleHeaders(f); len(said) > 0 && !recordMatches(below, said[0].backingText()) || isSaveImage(f) {
 			return false, nil
 		}
-		return false, forget(f, file, mark)
+		return false, dropRecord(f, file, mark)
 	}
 	info, err := Inspect(f, declared)
-	if err != nil || !agrees(below, info.below()) {
+	if err != nil || !recordMatches(below, info.backingText()) {
 		return true, err
 	}
 	if isDevice(f) {
 		return false, nil
 	}
-	return false, forget(f, file, mark)
+	return false, dropRecord(f, file, mark)
 }
 
-// either stands between what a header may say before and after it is changed.
-const either = "\x00"
+// recordSeparator stands between what a header may say before and after it is changed.
+const recordSeparator = "\x00"
 
-// agrees reports whether a header says what was noted of it.
-func agrees(noted, below string) bool { return slices.Contains(strings.Split(noted, either), below) }
+// recordMatches reports whether a header says what was noted of it.
+func recordMatches(noted, below string) bool {
+	return slices.Contains(strings.Split(noted, recordSeparator), below)
+}
 
-// Rebasing notes of an image that its header names one layer now and is about to name another: whoever is cut off
+// RecordRebase notes of an image that its header names one layer now and is about to name another: whoever is cut off
 // between finds it to be right either way. An image of which nothing is noted is let be.
-func Rebasing(f *os.File, was, will Backing) error {
-	file, end, err := turnOf(f)
+func RecordRebase(f *os.File, was, will Backing) error {
+	file, end, err := lockOpenFile(f)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if _, _, noted := lentAs(f); !noted {
+	if _, _, noted := readRecord(f); !noted {
 		return nil
 	}
-	outlive(file)
+	keepRecord(file)
 	before, after := Info{Backing: &was}, Info{Backing: &will}
-	return note(f, before.below()+either+after.below())
+	return writeRecord(f, before.backingText()+recordSeparator+after.backingText())
 }
 
-// Rebased notes what lies below an image now that a QEMU which has it to write was told to put there. It refuses
+// FinishRebase notes what lies below an image now that a QEMU which has it to write was told to put there. It refuses
 // a header that says something else.
-func Rebased(f *os.File, declared Format, below Backing) error {
-	file, end, err := turnOf(f)
+func FinishRebase(f *os.File, declared Format, below Backing) error {
+	file, end, err := lockOpenFile(f)
 	if err != nil {
 		return err
 	}
@@ -381,31 +385,31 @@ func Rebased(f *os.File, declared Format, below Backing) error {
 		return err
 	}
 	told := Info{Backing: &below}
-	if info.below() != told.below() {
-		return fault.New(fault.Denied, fault.Volume, "the header of %s names %q as the layer below, and was to name %q", f.Name(), info.below(), told.below())
+	if info.backingText() != told.backingText() {
+		return fault.New(fault.Denied, fault.Volume, "the header of %s names %q as the layer below, and was to name %q", f.Name(), info.backingText(), told.backingText())
 	}
-	if _, _, noted := lentAs(f); !noted {
+	if _, _, noted := readRecord(f); !noted {
 		return nil
 	}
-	outlive(file)
-	return note(f, told.below())
+	keepRecord(file)
+	return writeRecord(f, told.backingText())
 }
 
-// Believe forgets what was noted of a file that a client has written, and that nobody has to write
+// RemoveRecordOfCopy forgets what was noted of a file that a client has written, and that nobody has to write
 // any more, if its header leads to nothing but what ctx holds it to. Where ctx holds it to nothing the
 // bytes are still those of whoever wrote what was copied, a guest perhaps.
-func Believe(ctx context.Context, f *os.File) error {
-	file, end, err := turnOf(f)
+func RemoveRecordOfCopy(ctx context.Context, f *os.File) error {
+	file, end, err := lockOpenFile(f)
 	if err != nil {
 		return err
 	}
 	defer end()
-	mark, _, noted := lentAs(f)
+	mark, _, noted := readRecord(f)
 	if !noted || InUse(f) == Written || isWritable(f) {
 		return nil
 	}
-	said := headers(f)
-	if len(said) > 0 && FenceOf(ctx) == nil || isSaved(f) {
+	said := possibleHeaders(f)
+	if len(said) > 0 && FenceOf(ctx) == nil || isSaveImage(f) {
 		return nil
 	}
 	for _, info := range said {
@@ -423,5 +427,5 @@ func Believe(ctx context.Context, f *os.File) error {
 			return err
 		}
 	}
-	return forget(f, file, mark)
+	return dropRecord(f, file, mark)
 }

@@ -16,14 +16,14 @@ import (
 // maxThreads is how many threads the tool may have: its workers are 64.
 const maxThreads = 192
 
-// startApart starts the tool in a chamber, as a user that nothing else runs as.
+// startSandboxed starts the tool in a chamber, as a user that nothing else runs as.
 //
 // The tool can only be told paths, and opens what it was handed once more, as
 // /proc/self/fd/N; the kernel then asks whether its user may. So it keeps the one
 // capability that overrides the modes of files. There is nothing else in its root
 // that it could be of use on: everything there is read-only, and it sees no process
 // but itself.
-func (t *Tool) startApart(cmd *exec.Cmd, b bounds) (done func(), err error) {
+func (t *Tool) startSandboxed(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	user, release, err := t.user(cmd.ExtraFiles)
 	if err != nil {
 		return nil, err
@@ -54,9 +54,9 @@ func (t *Tool) startApart(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	return func() { close(ended); release() }, nil
 }
 
-// judging are the file systems that decide by themselves, or far away, who may
+// ownAccessRules are the file systems that decide by themselves, or far away, who may
 // open what: there no capability helps another user than the daemon's.
-var judging = []int64{
+var ownAccessRules = []int64{
 	unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.FUSE_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.V9FS_MAGIC, unix.AFS_SUPER_MAGIC,
 }
 
@@ -71,7 +71,7 @@ func isOn(f *os.File, systems []int64) bool {
 // itself that is the daemon's own user, with as little privilege.
 func (t *Tool) user(files []*os.File) (u sandbox.User, release func(), err error) {
 	for _, f := range files {
-		if isOn(f, judging) {
+		if isOn(f, ownAccessRules) {
 			return sandbox.User{}, func() {}, nil
 		}
 	}

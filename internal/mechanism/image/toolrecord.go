@@ -12,24 +12,24 @@ import (
 // what it was handed to read. So what the headers name is noted meanwhile, as for a QEMU, and a header that
 // names something else after it leads nowhere.
 
-// parsed is an image that the tool has, as what it takes it for.
-type parsed struct {
+// toolImage is an image that the tool has, as what it takes it for.
+type toolImage struct {
 	file   *os.File
 	format Format
 }
 
-// parsed are the layers of a chain.
-func (c Chain) parsed() (all []parsed) {
+// toolImages are the layers of a chain.
+func (c Chain) toolImages() (all []toolImage) {
 	for _, l := range c {
-		all = append(all, parsed{l.File, l.Format})
+		all = append(all, toolImage{l.File, l.Format})
 	}
 	return all
 }
 
-// guarded has do run the tool on images.
-func guarded(images []parsed, do func() error) (err error) {
+// withRecords has do run the tool on images.
+func withRecords(images []toolImage, do func() error) (err error) {
 	for _, p := range images {
-		release, e := p.guard()
+		release, e := p.record()
 		if err = e; err != nil {
 			break
 		}
@@ -45,68 +45,68 @@ func guarded(images []parsed, do func() error) (err error) {
 	return err
 }
 
-// runs are those of the tool on a file.
-type runs struct {
-	count int
-	below string // what is noted of the file
-	// alone says that nobody else wants it noted any more, or has: the last one forgets it. Who does
+// toolRuns are those of the tool on a file.
+type toolRuns struct {
+	count   int
+	backing string // what is noted of the file
+	// removeAtEnd says that nobody else wants it noted any more, or has: the last one forgets it. Who does
 	// not end with them, such as a QEMU that is started meanwhile, has it noted by the same words.
-	alone bool
+	removeAtEnd bool
 }
 
-// guard notes what an image's header names. What somebody else notes, before or meanwhile, stays when the tool has ended.
-func (p parsed) guard() (release func() error, err error) {
+// record notes what an image's header names. What somebody else notes, before or meanwhile, stays when the tool has ended.
+func (p toolImage) record() (release func() error, err error) {
 	if !p.format.IsLayered() {
 		return func() error { return nil }, nil
 	}
-	file, end, err := turnOf(p.file)
+	file, end, err := lockOpenFile(p.file)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	r := runsOn(file)
+	r := toolRunsOn(file)
 	if r == nil {
-		r = &runs{}
-		if _, below, noted := lentAs(p.file); noted {
-			r.below = below
+		r = &toolRuns{}
+		if _, below, noted := readRecord(p.file); noted {
+			r.backing = below
 		} else {
 			info, err := Inspect(p.file, p.format)
 			if err == nil {
-				err = note(p.file, info.below())
+				err = writeRecord(p.file, info.backingText())
 			}
 			if err != nil {
 				return nil, err
 			}
-			r.below, r.alone = info.below(), true
+			r.backing, r.removeAtEnd = info.backingText(), true
 		}
-		setRuns(file, r)
+		setToolRuns(file, r)
 	}
 	r.count++
 	return func() error { return p.release(r) }, nil
 }
 
 // release forgets it with the last run, if the header is as it was.
-func (p parsed) release(r *runs) error {
-	file, end, err := turnOf(p.file)
+func (p toolImage) release(r *toolRuns) error {
+	file, end, err := lockOpenFile(p.file)
 	if err != nil {
 		return err
 	}
 	defer end()
 	if r.count--; r.count == 0 {
-		setRuns(file, nil)
+		setToolRuns(file, nil)
 	}
-	if !r.alone {
+	if !r.removeAtEnd {
 		return nil
 	}
 	now, err := Inspect(p.file, p.format)
-	if err == nil && now.below() != r.below {
+	if err == nil && now.backingText() != r.backing {
 		err = fault.New(fault.Failed, fault.Volume, "qemu-img, which one of the images may have taken over, has changed what the header of %s names as the layer below; it is not used so", p.file.Name())
 	}
 	if err != nil {
-		r.alone = false // it stays noted
+		r.removeAtEnd = false // it stays noted
 		return err
 	}
-	mark, _, noted := lentAs(p.file)
+	mark, _, noted := readRecord(p.file)
 	if !noted || r.count > 0 {
 		return nil
 	}

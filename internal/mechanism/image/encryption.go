@@ -20,9 +20,9 @@ import (
 // and say beside it how it is encrypted.
 const LUKS Format = "luks"
 
-// Lock says how an image is encrypted, and with what it is opened. What is empty
+// Encryption says how an image is encrypted, and with what it is opened. What is empty
 // is QEMU's choice.
-type Lock struct {
+type Encryption struct {
 	Passphrase []byte // the caller's, who clears it
 	Cipher     string // aes, serpent, twofish
 	Bits       uint   // of the cipher's key: 128, 192, 256
@@ -30,9 +30,9 @@ type Lock struct {
 	Hash       string // that keys are made with
 	IV         string // plain, plain64, essiv
 	IVHash     string // of essiv
-	// Unlock is how long this host is to take to make the key of the passphrase,
+	// UnlockTime is how long this host is to take to make the key of the passphrase,
 	// whenever the image is opened: as much as it costs to guess one; 0: 2 s.
-	Unlock time.Duration
+	UnlockTime time.Duration
 }
 
 var (
@@ -43,7 +43,7 @@ var (
 )
 
 // check finds what QEMU would not make, or what would protect nothing.
-func (l *Lock) check() error {
+func (l *Encryption) check() error {
 	invalid := func(format string, args ...any) error {
 		return fault.New(fault.Invalid, fault.Volume, format, args...)
 	}
@@ -69,7 +69,7 @@ func (l *Lock) check() error {
 }
 
 // options gives the lock as creation options of the tool, each name with a prefix.
-func (l *Lock) options(prefix string) []string {
+func (l *Encryption) options(prefix string) []string {
 	o := []string{prefix + "key-secret=" + intoKey}
 	add := func(name, value string) {
 		if value != "" {
@@ -83,8 +83,8 @@ func (l *Lock) options(prefix string) []string {
 	add("hash-alg", l.Hash)
 	add("ivgen-alg", l.IV)
 	add("ivgen-hash-alg", l.IVHash)
-	if l.Unlock > 0 {
-		add("iter-time", strconv.FormatInt(l.Unlock.Milliseconds(), 10))
+	if l.UnlockTime > 0 {
+		add("iter-time", strconv.FormatInt(l.UnlockTime.Milliseconds(), 10))
 	}
 	return o
 }
@@ -95,16 +95,16 @@ const (
 	fromKey = "from"
 )
 
-// keys hands passphrases to a run of the tool: each in a file of memory without a
+// passphrases hands passphrases to a run of the tool: each in a file of memory without a
 // name, which goes with the last process that has it open.
-type keys struct {
+type passphrases struct {
 	files []*os.File // those of the run, the passphrases at the end
 	own   int        // how many of them are passphrases
 	args  []string   // that tell the tool of them
 }
 
 // add adds a passphrase; none is no error.
-func (k *keys) add(name string, passphrase []byte) error {
+func (k *passphrases) add(name string, passphrase []byte) error {
 	if len(passphrase) == 0 {
 		return nil
 	}
@@ -122,15 +122,15 @@ func (k *keys) add(name string, passphrase []byte) error {
 }
 
 // close forgets the passphrases.
-func (k *keys) close() {
+func (k *passphrases) close() {
 	for _, f := range k.files[len(k.files)-k.own:] {
 		_ = f.Truncate(0)
 		_ = f.Close()
 	}
 }
 
-// opened is what the tool is told of an encrypted image that it opens to write.
-func opened(format Format) string {
+// writeTarget is what the tool is told of an encrypted image that it opens to write.
+func writeTarget(format Format) string {
 	key := "key-secret=" + intoKey
 	if format != LUKS {
 		key = "encrypt." + key
@@ -138,10 +138,10 @@ func opened(format Format) string {
 	return fmt.Sprintf("driver=%s,%s,file.driver=file,file.filename=/proc/self/fd/%d", format, key, firstFile)
 }
 
-// readContainer reads the header of what is declared to be a LUKS container. What
+// readDeclaredLUKS reads the header of what is declared to be a LUKS container. What
 // is before the data does not count for the guest.
-func (info *Info) readContainer(r io.ReaderAt) error {
-	head, err := window(r, 0, 108)
+func (info *Info) readDeclaredLUKS(r io.ReaderAt) error {
+	head, err := readUpTo(r, 0, 108)
 	if err != nil {
 		return err
 	}
