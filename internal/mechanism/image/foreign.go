@@ -26,7 +26,7 @@ func (info *Info) readQED(r io.ReaderAt) error {
 	}
 	le := binary.LittleEndian
 	if string(h[:4]) != "QED\x00" {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	info.Virtual = le.Uint64(h[48:])
 	at, size := le.Uint32(h[56:]), le.Uint32(h[60:])
@@ -51,14 +51,14 @@ func (info *Info) readVDI(r io.ReaderAt) error {
 		return err
 	}
 	if string(h[0x40:0x44]) != "\x7f\x10\xda\xbe" {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	info.Virtual = binary.LittleEndian.Uint64(h[0x170:])
 	return nil
 }
 
-// vpcBySize are the creators whose footer's size is the truth. For all others
-// it is the geometry, which may be smaller.
+// vpcBySize are the creators whose footer holds the true size. For all others the geometry counts, which
+// may be smaller.
 var vpcBySize = []string{"win ", "qem2", "d2v ", "tap\x00", "vs  ", "CTXS"}
 
 func (info *Info) readVPC(r io.ReaderAt) error {
@@ -67,7 +67,7 @@ func (info *Info) readVPC(r io.ReaderAt) error {
 		return err
 	}
 	if string(h[:8]) != "conectix" {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	be := binary.BigEndian
 	creator := string(h[28:32])
@@ -105,7 +105,7 @@ func (info *Info) readVHDX(r io.ReaderAt) error {
 	}
 	at, carry := bits.Add64(table, uint64(le.Uint32(item[16:])), 0)
 	if carry != 0 {
-		return errors.New("the size lies outside of the image")
+		return errors.New("the size lies outside the image")
 	}
 	size, err := readExactly(r, at, 8)
 	if err != nil {
@@ -175,7 +175,7 @@ func (info *Info) readVMDK(r io.ReaderAt) error {
 		}
 		return nil
 	}
-	return errors.New("the magic is another")
+	return errors.New("the magic number does not match")
 }
 
 // readDescriptor sums up the extents of a VMDK's description and finds its
@@ -192,7 +192,7 @@ func (info *Info) readDescriptor(r io.ReaderAt, at int64, size int) error {
 		line := strings.TrimSpace(lines.Text())
 		if parent, ok := strings.CutPrefix(line, "parentFileNameHint="); ok {
 			name := strings.Trim(parent, `"`)
-			if len(name) > maxBackingName { // nor does QEMU open that
+			if len(name) > maxBackingName { // QEMU refuses it too
 				return fmt.Errorf("a backing file name of %d bytes is too long", len(name))
 			}
 			info.Backing = &Backing{Name: name, Format: VMDK}

@@ -378,9 +378,9 @@ func TestOpenChain_Refused(t *testing.T) {
 		words string
 	}{
 		"loop1": {fault.Invalid, "loop"}, "self": {fault.Invalid, "loop"}, "net": {fault.Unsupported, "not a local file"},
-		"device": {fault.Invalid, "neither a file nor"}, "gone": {fault.NotFound, "nothing"}, "external": {fault.Unsupported, "in another file"},
+		"device": {fault.Invalid, "neither a file nor"}, "gone": {fault.NotFound, "nothing"}, "external": {fault.Unsupported, "external file"},
 		fmt.Sprint("deep", MaxDepth): {fault.Invalid, "more than"}, "undeclared": {fault.Invalid, "declare its format"}, "pipe": {fault.Invalid, "neither a file nor"},
-		"old": {fault.Unsupported, "old way"}, "above-luks": {fault.Unsupported, "only the uppermost"}, "above-first": {fault.Unsupported, "old way"},
+		"old": {fault.Unsupported, "old encryption"}, "above-luks": {fault.Unsupported, "only the uppermost"}, "above-first": {fault.Unsupported, "old encryption"},
 	} {
 		chain, err := OpenChain(t.Context(), at(name), Qcow2)
 		if err == nil {

@@ -13,12 +13,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
-// checkOwnerMayRead refuses a layer that the header of a user's image names and that this user may not read:
-// as a link of his it would lead the daemon where he may not go. So it would where a file system
-// of users' says that the image is root's.
+// checkOwnerMayRead refuses a layer that a user's image names but that this user may not read: like a
+// symbolic link of that user it would make the daemon read for them. On an untrusted file system it
+// refuses layers elsewhere, because such a file system can claim that root owns the image.
 func (l *Layer) checkOwnerMayRead(ctx context.Context, below *Layer) error {
 	if l.untrustedFS && l.id[0] != below.id[0] {
-		return fault.New(fault.Denied, fault.Volume, "the header of %s, which lies on a file system of FUSE, or on one that a user has brought, names %s, which does not; have both on one file system",
+		return fault.New(fault.Denied, fault.Volume, "%s lies on a FUSE or user-mounted file system and names the backing file %s on another one; keep both on one file system",
 			l.Path, below.Path)
 	}
 	if safepath.Ours(l.owner.UID) || below.owner.UID == l.owner.UID {
@@ -31,7 +31,7 @@ func (l *Layer) checkOwnerMayRead(ctx context.Context, below *Layer) error {
 			if err != nil {
 				return err
 			}
-			defer unix.Close(fd) //nolint:errcheck // it was opened to be looked at
+			defer unix.Close(fd) //nolint:errcheck // opened only for this check
 			var st unix.Stat_t
 			if err := unix.Fstat(fd, &st); err == nil && [2]uint64{st.Dev, st.Ino} != below.id {
 				return unix.EXDEV
@@ -42,12 +42,13 @@ func (l *Layer) checkOwnerMayRead(ctx context.Context, below *Layer) error {
 	if err == nil {
 		return nil
 	}
-	return fault.Wrap(err, fault.Denied, fault.Volume, "the header of %s, which is of user %d, names %s, and that user may not read it; let him, or have root own the image",
+	return fault.Wrap(err, fault.Denied, fault.Volume, "%s belongs to user %d and names the backing file %s, which that user may not read; permit it, or make root the owner of the image",
 		l.Path, l.owner.UID, below.Path)
 }
 
-// reader is whose image it is, with a group that this user has: a file gets that of its folder
-// where the folder says so, whoever makes it. Of users whom the host does not know nothing else tells.
+// reader is the owner of the image, with a group that this user is in: a file gets its folder's group if
+// the folder says so, for any user. For users that the host does not know, nothing else tells their
+// groups.
 func (l *Layer) reader() sandbox.User {
 	if who, err := user.LookupId(strconv.FormatUint(uint64(l.owner.UID), 10)); err == nil {
 		if gid, err := strconv.ParseUint(who.Gid, 10, 32); err == nil {
@@ -57,13 +58,13 @@ func (l *Layer) reader() sandbox.User {
 	return l.owner
 }
 
-// groupsOf are the groups of a user that the host knows.
+// groupsOf returns the groups of a user that the host knows.
 func groupsOf(uid uint32) (all []uint32) {
 	who, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil {
 		return nil
 	}
-	found, _ := who.GroupIds() // without them he may do less
+	found, _ := who.GroupIds() // without groups the user may read less
 	for _, text := range found {
 		if id, err := strconv.ParseUint(text, 10, 32); err == nil {
 			all = append(all, uint32(id))

@@ -33,7 +33,7 @@ func (info *Info) readQcow2(r io.ReaderAt) error {
 		return err
 	}
 	if string(h[:4]) != "QFI\xfb" {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	be := binary.BigEndian
 	info.Virtual = be.Uint64(h[24:])
@@ -85,7 +85,7 @@ func (info *Info) readBacking(r io.ReaderAt, at uint64, size uint32, headerEnd u
 		return fmt.Errorf("a backing file name of %d bytes is too long", size)
 	}
 	if at < headerEnd || at > info.ClusterSize || at+uint64(size) > info.ClusterSize {
-		return errors.New("the backing file name lies outside of the first cluster")
+		return errors.New("the backing file name lies outside the first cluster")
 	}
 	name, err := readExactly(r, at, int(size))
 	if err != nil {
@@ -137,7 +137,7 @@ func (info *Info) readQcow(r io.ReaderAt) error {
 	}
 	be := binary.BigEndian
 	if string(h[:4]) != "QFI\xfb" || be.Uint32(h[4:]) != 1 {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	info.Virtual = be.Uint64(h[24:])
 	info.Encrypted = be.Uint32(h[36:]) != 0

@@ -15,20 +15,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A QEMU that its guest has taken over may write into the header of an image that it has open
-// any name of a layer below, and the daemon would open that file for it at the guest's next start.
-// So what the header says is noted with the file while a QEMU has it to write, where no QEMU can
-// change it and no daemon has to live on: a header that says something else then leads nowhere.
-// Who changes a header while no QEMU has the image, by qemu-img, is believed.
+// A compromised QEMU can write any backing file name into the header of an image that it has open,
+// and the daemon would open that file for it at the guest's next start. So while a QEMU can write to
+// an image, an extended attribute of the file records its backing file: QEMU cannot change it, and it
+// outlives the daemon. A header that disagrees with the record is refused. A header that is changed
+// while no QEMU has the image, with qemu-img, is trusted.
 
-// recordAttributes are the attributes in which that is noted: the first that the file system has.
-// Those of the first kind only root sees.
+// recordAttributes are the extended attributes for the record; the first that the file system supports is
+// used. Only root can see the first kind.
 var recordAttributes = []string{"trusted.lodge.backing", "user.lodge.backing"}
 
-// maxRecord bounds what is noted: a format and a name of a header's.
+// maxRecord bounds a record in bytes: a format and a file name from a header.
 const maxRecord = 2 << 10
 
-// backingText is what a header says of the layer below.
+// backingText returns format and name of the layer below as recorded.
 func (info *Info) backingText() string {
 	if info.Backing == nil {
 		return "-"
@@ -36,7 +36,7 @@ func (info *Info) backingText() string {
 	return string(info.Backing.Format) + ":" + info.Backing.Name
 }
 
-// IsLayered says whether a header of the format can name a layer below.
+// IsLayered reports whether a header of the format can name a backing file.
 func (f Format) IsLayered() bool {
 	switch f {
 	case Qcow, Qcow2, QED, VMDK:
@@ -46,9 +46,9 @@ func (f Format) IsLayered() bool {
 	return false
 }
 
-// RecordBacking notes what lies below an image, before a QEMU has it to write. A file system that keeps
-// no attributes is let be. What a guest writes into an image without a header may become one,
-// to whom the file is another sort of image.
+// RecordBacking records the backing file of an image before QEMU can write to it. A file system without
+// extended attributes gets no record. A raw image gets one too: its guest can write a header, and another
+// user of the file may read it as that format.
 func (l *Layer) RecordBacking() error {
 	if !l.Format.IsLayered() {
 		return RecordBeforeWrite(l.File)
@@ -60,8 +60,8 @@ func (l *Layer) RecordBacking() error {
 	})
 }
 
-// withDescriptor has a file's number stay its own while do uses that: who waited for a file system that hangs
-// gives up and closes the file, and the number would be that of any other by then.
+// withDescriptor keeps the file's descriptor number valid while do uses it: a caller that gave up waiting
+// for a hanging file system closes the file, and the number could then belong to another.
 func withDescriptor(f *os.File, do func() error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -72,8 +72,8 @@ func withDescriptor(f *os.File, do func() error) error {
 	return errors.Join(err, done)
 }
 
-// RecordBeforeWrite notes of a file that somebody is about to write, byte by byte, what its header says now:
-// what it says after that leads nowhere. What is noted stays.
+// RecordBeforeWrite records what a file's header says before a client writes raw bytes to it. A different
+// header written later is refused. An existing record stays.
 func RecordBeforeWrite(f *os.File) error {
 	return withDescriptor(f, func() error { return recordBeforeWrite(f) })
 }
@@ -100,8 +100,8 @@ var fileLocks = struct {
 	tools map[[2]uint64]*toolRuns // of the tool, now; what one points to is changed in turn
 }{of: map[[2]uint64]chan struct{}{}, tools: map[[2]uint64]*toolRuns{}}
 
-// lockFile waits for others that are at the file, and gives what ends the turn. A file system that
-// hangs holds who waits for a file of its own.
+// lockFile waits for others that work on the record of a file, and returns the unlock function. On a file
+// system that hangs, only callers with files on it wait.
 func lockFile(file [2]uint64) (end func()) {
 	for {
 		fileLocks.Lock()
@@ -123,7 +123,7 @@ func lockFile(file [2]uint64) (end func()) {
 	}
 }
 
-// lockOpenFile is inTurn of an open file.
+// lockOpenFile is lockFile for an open file.
 func lockOpenFile(f *os.File) (file [2]uint64, end func(), err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -147,14 +147,16 @@ func setToolRuns(file [2]uint64, r *toolRuns) {
 	}
 }
 
-// keepRecord has what is noted of a file stay when the tool has ended that has it now. It runs in turn.
+// keepRecord makes the record of a file stay when the current run of qemu-img ends. The caller holds the
+// file's lock.
 func keepRecord(file [2]uint64) {
 	if r := toolRunsOn(file); r != nil {
 		r.removeAtEnd = false
 	}
 }
 
-// dropRecord removes what is noted of a file, or leaves that to the tool that has it now. It runs in turn.
+// dropRecord removes the record of a file, or leaves that to the current run of qemu-img. The caller holds
+// the file's lock.
 func dropRecord(f *os.File, file [2]uint64, mark string) error {
 	if r := toolRunsOn(file); r != nil {
 		r.removeAtEnd = true
@@ -163,7 +165,7 @@ func dropRecord(f *os.File, file [2]uint64, mark string) error {
 	return unix.Fremovexattr(int(f.Fd()), mark)
 }
 
-// possibleHeaders are what the bytes of a file say, to whom it is of a format that has layers below.
+// possibleHeaders reads the file as every format that can have a backing file.
 func possibleHeaders(f *os.File) (all []Info) {
 	for _, format := range Formats() {
 		if !format.IsLayered() {
@@ -197,17 +199,17 @@ func writeRecord(f *os.File, below string) error {
 	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot note what lies below %s", f.Name())
 }
 
-// isUnsupported says that a file system has no such attributes, or not for this process: some
-// decide by themselves who may change those.
+// isUnsupported reports whether the file system has no such attributes, or does not let this process
+// change them.
 func isUnsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS)
 }
 
-// unreadableRecord stands for a note that cannot be read: no header says so.
+// unreadableRecord stands for a record that cannot be read. No header matches it.
 const unreadableRecord = "?"
 
-// readRecord is what was noted of an image; not noted: no QEMU has had it since it was last looked at. A note that
-// cannot be read, as one that is too long, is one that no header agrees with.
+// readRecord returns the record of an image. noted is false if there is none: no QEMU has had the image since
+// the last check. A record that cannot be read, for example because it is too long, matches no header.
 func readRecord(f *os.File) (mark, below string, noted bool) {
 	text := make([]byte, maxRecord)
 	for _, mark := range recordAttributes {
@@ -222,8 +224,8 @@ func readRecord(f *os.File) (mark, below string, noted bool) {
 	return "", "", false
 }
 
-// checkRecord refuses a layer below that the header did not name when a QEMU was given the image.
-// None at all is no harm.
+// checkRecord refuses a backing file that the header did not name when QEMU got the image. A header
+// without a backing file is harmless.
 func (l *Layer) checkRecord() error {
 	if l.Backing == nil {
 		return nil
@@ -232,12 +234,12 @@ func (l *Layer) checkRecord() error {
 	if !noted || recordMatches(below, l.backingText()) {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Volume, "the header of %s was changed while a guest, or a client that rules hold, had it to write: it names %q (format %q) as the layer below, and had %q before; "+
-		"put that back (qemu-img rebase -u), or if it is right say so with: setfattr -x %s %s", l.Path, l.Backing.Name, l.Backing.Format, below, mark, fault.Word(l.Path))
+	return fault.New(fault.Denied, fault.Volume, "a guest or a restricted client has changed the header of %s: it names the backing file %q (format %q), and named %q before; "+
+		"restore it (qemu-img rebase -u), or accept the change with: setfattr -x %s %s", l.Path, l.Backing.Name, l.Backing.Format, below, mark, fault.Word(l.Path))
 }
 
-// CheckRecord refuses an image whose header names another layer than when a QEMU was given it, for who
-// looks at nothing below it.
+// CheckRecord refuses an image whose header names another backing file than when QEMU got it. It is for
+// callers that do not open the chain.
 func CheckRecord(f *os.File, declared Format) error {
 	l := Layer{Path: f.Name(), File: f}
 	info, err := Inspect(f, declared)
@@ -247,18 +249,18 @@ func CheckRecord(f *os.File, declared Format) error {
 	return l.checkRecord()
 }
 
-// CheckNotWritten refuses a file in which a guest, or a client that rules hold, has written byte by byte, for who
-// believes more of it than a header.
+// CheckNotWritten refuses a file to which a guest or a restricted client has written raw bytes. It is for
+// callers that trust more than the header.
 func CheckNotWritten(f *os.File) error {
 	mark, _, noted := readRecord(f)
 	if !noted {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Volume, "a guest, or a client that rules hold, has written to %s; if what is in it is right say so with: setfattr -x %s %s", f.Name(), mark, fault.Word(f.Name()))
+	return fault.New(fault.Denied, fault.Volume, "a guest or a restricted client has written to %s; if its content is right, accept it with: setfattr -x %s %s", f.Name(), mark, fault.Word(f.Name()))
 }
 
-// saveMagics are what a file begins with in which a guest was saved. Whoever restores that believes its
-// definition: what is noted of it is never forgotten.
+// saveMagics are the first bytes of save images. A restore trusts the definition in the file, so its
+// record is never removed.
 var saveMagics = []string{"LibvirtQemud", "LodgeSave"}
 
 func isSaveImage(f *os.File) bool {
@@ -266,45 +268,46 @@ func isSaveImage(f *os.File) bool {
 	return err == nil && slices.ContainsFunc(saveMagics, func(magic string) bool { return bytes.HasPrefix(head, []byte(magic)) })
 }
 
-// CheckSameBacking checks that the header in a copy of an image leads where this one does: who has the image
-// open to write may change it while it is looked at, or copied.
+// CheckSameBacking checks that the header in a copy of an image names the same backing file: a process
+// with the image open can change it during the check or the copy.
 func (info *Info) CheckSameBacking(f *os.File) error {
 	if !info.Format.IsLayered() {
 		return nil
 	}
 	now, err := Inspect(f, info.Format)
 	if err == nil && (now.backingText() != info.backingText() || now.ExternalData != info.ExternalData) {
-		err = fault.New(fault.Busy, fault.Volume, "somebody has just changed the header of %s, which names %q as the layer below now; look at that again (refresh its pool)", f.Name(), now.backingText())
+		err = fault.New(fault.Busy, fault.Volume, "the header of %s has just been changed and now names the backing file %q; refresh its pool and try again", f.Name(), now.backingText())
 	}
 	return err
 }
 
-// isWritable says whether any process has a file open to write, itself or on its way through a
-// socket. A QEMU that was taken over takes its locks back, and passes what it has open to whoever
-// is connected to a socket of its: that one may change the header long after QEMU has ended.
-// Of devices, and where a file system has no leases, nobody can tell.
+// isWritable reports whether any process has a file open to write, or sends it through a socket. A
+// compromised QEMU can release its locks and pass its descriptors to another process, which can change the
+// header long after QEMU has ended. For devices, and for file systems without leases, the answer is
+// unknown.
 func isWritable(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {
-		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // who opens it to write waits until then
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // a process that opens it to write waits until here
 	}
 	return errors.Is(err, unix.EAGAIN)
 }
 
-// isDevice says whether a file is a block device, of which nobody can tell who has it to write: what was
-// noted of its header stays as long as its node.
+// isDevice reports whether a file is a block device. For a device nothing tells who has it open to write,
+// so its record stays as long as its node.
 func isDevice(f *os.File) bool {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)
 	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK
 }
 
-// leaseRefusers are the file systems that refuse a lease of whatever their server has promised them nothing of, which many
-// never do: there a refusal tells of nobody who writes.
+// leaseRefusers are file systems that refuse a lease when the server has granted no delegation, which many
+// never do. There a refusal does not mean that a process writes.
 var leaseRefusers = []int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
 
-// CheckNoWriter refuses an image that a process has open to write, for who is about to write it alone. QEMU's locks tell nothing of
-// who keeps it: a QEMU that was taken over holds them until it sees that another is about to look, or gives them up for good.
+// CheckNoWriter refuses an image that another process has open to write, for a caller that will write to
+// it alone. QEMU's locks do not tell: a compromised QEMU can hold them until another process checks, or
+// release them for good.
 func CheckNoWriter(f *os.File) error {
 	written := false
 	err := withDescriptor(f, func() error { written = isWritable(f) && !isOn(f, leaseRefusers); return nil })
@@ -312,11 +315,11 @@ func CheckNoWriter(f *os.File) error {
 		return err
 	}
 	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write: another guest, the daemon for an upload, a program of the host's, or the QEMU of a guest that was to let go of it and has not (one that is paused does when it runs), or has passed it on; "+
-		"find it (fuser -v %s) and end it, or say <shareable/> where that is meant", f.Name(), fault.Word(f.Name()))
+		"find it (fuser -v %s) and end it, or declare the disk <shareable/>", f.Name(), fault.Word(f.Name()))
 }
 
-// RemoveRecord forgets what was noted of an image that nobody has to write any more, if its header
-// is as it was. Changed says that it is not: then the note stays, and keeps the image from use.
+// RemoveRecord removes the record of an image that no process can write any more, if its header is
+// unchanged. If changed is true the record stays, and the image cannot be used.
 func RemoveRecord(path string, declared Format) (changed bool, err error) {
 	f, err := Open(path)
 	if err != nil {
@@ -332,7 +335,7 @@ func RemoveRecord(path string, declared Format) (changed bool, err error) {
 	if !noted || InUse(f) == Written || isWritable(f) {
 		return false, nil
 	}
-	if !declared.IsLayered() { // its bytes are the guest's, and none is no harm
+	if !declared.IsLayered() { // raw data of the guest; it names no backing file
 		if said := possibleHeaders(f); len(said) > 0 && !recordMatches(below, said[0].backingText()) || isSaveImage(f) {
 			return false, nil
 		}
@@ -348,16 +351,16 @@ func RemoveRecord(path string, declared Format) (changed bool, err error) {
 	return false, dropRecord(f, file, mark)
 }
 
-// recordSeparator stands between what a header may say before and after it is changed.
+// recordSeparator separates the two backing files that a header may name before and after a rebase.
 const recordSeparator = "\x00"
 
-// recordMatches reports whether a header says what was noted of it.
+// recordMatches reports whether a header agrees with the record.
 func recordMatches(noted, below string) bool {
 	return slices.Contains(strings.Split(noted, recordSeparator), below)
 }
 
-// RecordRebase notes of an image that its header names one layer now and is about to name another: whoever is cut off
-// between finds it to be right either way. An image of which nothing is noted is let be.
+// RecordRebase records both the present and the future backing file of an image, so that an interruption
+// leaves a valid record. An image without a record is left alone.
 func RecordRebase(f *os.File, was, will Backing) error {
 	file, end, err := lockOpenFile(f)
 	if err != nil {
@@ -372,8 +375,8 @@ func RecordRebase(f *os.File, was, will Backing) error {
 	return writeRecord(f, before.backingText()+recordSeparator+after.backingText())
 }
 
-// FinishRebase notes what lies below an image now that a QEMU which has it to write was told to put there. It refuses
-// a header that says something else.
+// FinishRebase records the new backing file of an image that QEMU was told to rebase. It refuses a header
+// that names another one.
 func FinishRebase(f *os.File, declared Format, below Backing) error {
 	file, end, err := lockOpenFile(f)
 	if err != nil {
@@ -386,7 +389,7 @@ func FinishRebase(f *os.File, declared Format, below Backing) error {
 	}
 	told := Info{Backing: &below}
 	if info.backingText() != told.backingText() {
-		return fault.New(fault.Denied, fault.Volume, "the header of %s names %q as the layer below, and was to name %q", f.Name(), info.backingText(), told.backingText())
+		return fault.New(fault.Denied, fault.Volume, "the header of %s names the backing file %q, want %q", f.Name(), info.backingText(), told.backingText())
 	}
 	if _, _, noted := readRecord(f); !noted {
 		return nil
@@ -395,9 +398,9 @@ func FinishRebase(f *os.File, declared Format, below Backing) error {
 	return writeRecord(f, told.backingText())
 }
 
-// RemoveRecordOfCopy forgets what was noted of a file that a client has written, and that nobody has to write
-// any more, if its header leads to nothing but what ctx holds it to. Where ctx holds it to nothing the
-// bytes are still those of whoever wrote what was copied, a guest perhaps.
+// RemoveRecordOfCopy removes the record of a file that a client has written and that no process can write
+// any more, if its header names only files that ctx permits. If ctx has no restriction the record stays:
+// the bytes may come from a guest whose image was copied.
 func RemoveRecordOfCopy(ctx context.Context, f *os.File) error {
 	file, end, err := lockOpenFile(f)
 	if err != nil {
@@ -414,7 +417,7 @@ func RemoveRecordOfCopy(ctx context.Context, f *os.File) error {
 	}
 	for _, info := range said {
 		name := strings.TrimPrefix(info.Backing.Name, "file:")
-		if !filepath.IsAbs(name) && !filepath.IsLocal(name) { // whoever may move the image has it lead elsewhere
+		if !filepath.IsAbs(name) && !filepath.IsLocal(name) { // a user who can move the image could make it name another file
 			return nil
 		}
 		path, err := Locate(f.Name(), name)

@@ -8,11 +8,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A qemu-img that an image has taken over writes what it likes into all that it has open, and opens again to write
-// what it was handed to read. So what the headers name is noted meanwhile, as for a QEMU, and a header that
-// names something else after it leads nowhere.
+// A qemu-img that was compromised by an image can write anything to the files that it has open, and can open the
+// files that it got read-only once more to write. So while it runs, the backing files of the images are recorded
+// as for a QEMU, and a header that names another one afterwards is refused.
 
-// toolImage is an image that the tool has, as what it takes it for.
+// toolImage is an image that qemu-img has open, with the format it is opened as.
 type toolImage struct {
 	file   *os.File
 	format Format
@@ -26,7 +26,7 @@ func (c Chain) toolImages() (all []toolImage) {
 	return all
 }
 
-// withRecords has do run the tool on images.
+// withRecords calls do, which runs qemu-img on the images, with their backing files recorded.
 func withRecords(images []toolImage, do func() error) (err error) {
 	for _, p := range images {
 		release, e := p.record()
@@ -45,16 +45,17 @@ func withRecords(images []toolImage, do func() error) (err error) {
 	return err
 }
 
-// toolRuns are those of the tool on a file.
+// toolRuns are the current runs of qemu-img on one file.
 type toolRuns struct {
 	count   int
-	backing string // what is noted of the file
-	// removeAtEnd says that nobody else wants it noted any more, or has: the last one forgets it. Who does
-	// not end with them, such as a QEMU that is started meanwhile, has it noted by the same words.
+	backing string // the record of the file
+	// removeAtEnd: the last run removes the record, because no other user needs it. A user that outlives
+	// the runs, such as a QEMU that starts meanwhile, sets it to false.
 	removeAtEnd bool
 }
 
-// record notes what an image's header names. What somebody else notes, before or meanwhile, stays when the tool has ended.
+// record records what an image's header names. A record that another user made, before or meanwhile, stays
+// after qemu-img has ended.
 func (p toolImage) record() (release func() error, err error) {
 	if !p.format.IsLayered() {
 		return func() error { return nil }, nil
@@ -85,7 +86,7 @@ func (p toolImage) record() (release func() error, err error) {
 	return func() error { return p.release(r) }, nil
 }
 
-// release forgets it with the last run, if the header is as it was.
+// release removes the record with the last run, if the header is unchanged.
 func (p toolImage) release(r *toolRuns) error {
 	file, end, err := lockOpenFile(p.file)
 	if err != nil {
@@ -100,10 +101,10 @@ func (p toolImage) release(r *toolRuns) error {
 	}
 	now, err := Inspect(p.file, p.format)
 	if err == nil && now.backingText() != r.backing {
-		err = fault.New(fault.Failed, fault.Volume, "qemu-img, which one of the images may have taken over, has changed what the header of %s names as the layer below; it is not used so", p.file.Name())
+		err = fault.New(fault.Failed, fault.Volume, "qemu-img, perhaps compromised by one of the images, has changed the backing file in the header of %s; the image cannot be used", p.file.Name())
 	}
 	if err != nil {
-		r.removeAtEnd = false // it stays noted
+		r.removeAtEnd = false // the record stays
 		return err
 	}
 	mark, _, noted := readRecord(p.file)
