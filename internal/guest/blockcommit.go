@@ -563,15 +563,15 @@ func (c *blockCommit) dismiss(ctx context.Context) error { return c.r.dismissJob
 
 // note makes Lodge accept either backing file name in the image above, because QEMU is about to change it.
 func (c *blockCommit) note(ctx context.Context) error {
-	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
+	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.RecordRebase(f, c.Was, c.Will) })
 }
 
 func (c *blockCommit) unnote(ctx context.Context) error {
-	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
+	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Was) })
 }
 
 func (c *blockCommit) renote(ctx context.Context, sc scope.Scope) error {
-	err := onImage(ctx, sc, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
+	err := onImage(ctx, sc, *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Will) })
 	if fault.Is(err, fault.Denied) { // its header names another file by now; the note keeps that one from being used
 		return operation.Final(err)
 	}

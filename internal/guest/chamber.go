@@ -345,7 +345,7 @@ func maxThreads(def *domain.Definition) uint64 {
 func openToShow(ctx context.Context, sc scope.Scope, path string) (*os.File, error) {
 	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.At(path, held, func(at string, nofollow int) error {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			f, err = openShown(at, nofollow)
 			return err
 		})

@@ -59,7 +59,7 @@ func (r *run) connectFor(ctx context.Context, sc scope.Scope, p *qemu.Plan, alia
 // connectHeld connects to a socket, if its path is permitted to the client that named it (held).
 func connectHeld(ctx context.Context, path string, held []string) (*net.UnixConn, error) {
 	return fsguard.Do(ctx, path, func() (conn *net.UnixConn, err error) {
-		err = image.At(path, held, func(at string, nofollow int) error {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			socket, err := openSocket(at, nofollow)
 			if err != nil {
 				return err

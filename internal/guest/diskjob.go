@@ -426,7 +426,7 @@ func (r *run) closeDropped(ctx context.Context, all []written) (kept bool, err e
 
 // forgetNote removes the note that protects an image while QEMU could write to it.
 func forgetNote(ctx context.Context, w written) error {
-	_, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.TakeBack(w.Path, image.Format(w.Format)) }, nil)
+	_, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.RemoveRecord(w.Path, image.Format(w.Format)) }, nil)
 	if fault.Is(err, fault.NotFound) {
 		return nil
 	}

@@ -54,7 +54,7 @@ func displaySockets(def *domain.Definition, own string) []string {
 func linkSocket(ctx context.Context, sc scope.Scope, to, path, runDir string) error {
 	held := sc.FoldersOf(path)
 	return fsguard.Run(ctx, path, func() error {
-		return image.Beside(path, held, func(at string) error {
+		return image.WithParent(path, held, func(at string) error {
 			if err := qemuprocess.RemoveDeserted(at); err != nil {
 				return err
 			}

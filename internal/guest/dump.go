@@ -131,7 +131,7 @@ func (d *dump) write(ctx context.Context) error {
 		return err
 	}
 	fill := func(f *os.File) (err error) {
-		if err := fsguard.Outlast(ctx, path, func() error { return image.Distrust(f) }); err != nil { // QEMU decides what it contains
+		if err := fsguard.Outlast(ctx, path, func() error { return image.RecordBeforeWrite(f) }); err != nil { // QEMU decides what it contains
 			return err
 		}
 		back, err := labels.lendImage(ctx, f)

@@ -36,7 +36,7 @@ func removeNamed(path string, held []string) error {
 func fileExists(ctx context.Context, sc scope.Scope, path string) (bool, error) {
 	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (bool, error) {
-		err := image.At(path, held, func(at string, _ int) error { _, err := os.Lstat(at); return err })
+		err := image.WithFile(path, held, func(at string, _ int) error { _, err := os.Lstat(at); return err })
 		if fault.Is(err, fault.Denied) || fault.Is(err, fault.Invalid) {
 			return false, err
 		}

@@ -34,7 +34,7 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 		if i == 0 && !readOnly {
 			mode = unix.O_RDWR
 		}
-		f, err := fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) },
+		f, err := fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.OpenForQEMU(mode) },
 			func(f *os.File) { _ = f.Close() })
 		if err != nil {
 			return a, err
@@ -162,7 +162,7 @@ func openInto(ctx context.Context, sc scope.Scope, files map[string]*os.File, pa
 	}
 	return fsguard.Run(ctx, path, func() error {
 		if mode == unix.O_RDWR {
-			if err := image.Distrust(files[path]); err != nil {
+			if err := image.RecordBeforeWrite(files[path]); err != nil {
 				return err
 			}
 		}
@@ -176,12 +176,12 @@ func standsAlone(f *os.File, format string) error {
 	if format != string(image.Qcow2) {
 		return nil
 	}
-	err := image.Claim(f)
+	err := image.LockForQEMU(f)
 	var info image.Info
 	if err == nil {
 		info, err = image.Inspect(f, image.Qcow2)
 	}
-	if err == nil && (info.Backing != nil || info.External) {
+	if err == nil && (info.Backing != nil || info.ExternalData) {
 		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")
 	}
 	return fault.Wrap(err, fault.Of(err), fault.Config, "cannot use the firmware %s", f.Name())
@@ -236,12 +236,12 @@ func openOutput(ctx context.Context, sc scope.Scope, p *qemu.Plan, path string, 
 	}
 	held := sc.FoldersOf(path)
 	f, err := fsguard.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.At(path, held, func(at string, nofollow int) error {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
 			return err
 		})
 		if err == nil {
-			err = image.Distrust(f) // it may be another guest's disk, which must not read it as an image
+			err = image.RecordBeforeWrite(f) // it may be another guest's disk, which must not read it as an image
 		}
 		return f, err
 	}, func(f *os.File) { _ = f.Close() })
@@ -262,7 +262,7 @@ func listenFor(ctx context.Context, sc scope.Scope, labels *labels, p *qemu.Plan
 	}
 	held := sc.FoldersOf(path)
 	listen := func() (f *os.File, err error) {
-		err = image.Beside(path, held, func(at string) error {
+		err = image.WithParent(path, held, func(at string) error {
 			return labels.sockets(func() (err error) { f, err = qemuprocess.ListenMonitor(at); return err })
 		})
 		return f, err

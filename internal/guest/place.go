@@ -90,7 +90,7 @@ func (r *Registry) findDisk(ctx context.Context, sc scope.Scope, run *run, d *de
 	}
 	a.Size = chain[0].Virtual
 	if !d.ReadOnly { // after it is open for writing, so that a process that removes the note sees this
-		if err := fsguard.Run(ctx, path, chain[0].Lend); err != nil {
+		if err := fsguard.Run(ctx, path, chain[0].RecordBacking); err != nil {
 			a.Close()
 			return device.DiskAttachment{}, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
 		}
@@ -115,7 +115,7 @@ func (r *Registry) checkAlone(ctx context.Context, run *run, d *device.Disk, top
 	if d.ReadOnly || d.Shareable {
 		return nil
 	}
-	look := func() error { return image.CheckAlone(top.File) }
+	look := func() error { return image.CheckNoWriter(top.File) }
 	err := fsguard.Run(ctx, top.Path, look)
 	for pause := time.Millisecond; fault.Is(err, fault.Busy) && pause < forked; pause *= 2 {
 		select {
@@ -147,7 +147,7 @@ func (r *Registry) takeBackDisks(ctx context.Context, run *run) error {
 		if err != nil { // if its pool is gone, the note stays
 			continue
 		}
-		changed, err := fsguard.Do(ctx, path, func() (bool, error) { return image.TakeBack(path, format) }, nil)
+		changed, err := fsguard.Do(ctx, path, func() (bool, error) { return image.RemoveRecord(path, format) }, nil)
 		if changed && run.PID != 0 {
 			run.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", path)
 		}

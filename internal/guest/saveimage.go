@@ -144,7 +144,7 @@ func boolWord(b bool) uint32 {
 // is a trap. held lists the folders to which the client that named the path is restricted.
 func createImage(ctx context.Context, path string, held []string) (*os.File, error) {
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.Beside(path, held, func(at string) error {
+		err = image.WithParent(path, held, func(at string) error {
 			how := 0
 			if !ours(at) {
 				_ = unix.Unlink(at) // if it cannot be removed, the open fails
@@ -182,7 +182,7 @@ func empty(f *os.File, at string) error {
 
 // remove removes a file that was named by a client restricted to the folders held.
 func remove(path string, held []string) error {
-	return image.Beside(path, held, os.Remove)
+	return image.WithParent(path, held, os.Remove)
 }
 
 // ours reports whether a file belongs to the daemon and no other user can open it.
@@ -233,7 +233,7 @@ func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fil
 func placeImage(ctx context.Context, path string, held []string) error {
 	var folder *os.File
 	err := fsguard.Run(ctx, path, func() error {
-		return image.Beside(path, held, func(at string) error {
+		return image.WithParent(path, held, func(at string) error {
 			if err := os.Rename(partial(at), at); err != nil {
 				return err
 			}
@@ -313,7 +313,7 @@ func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions)
 	if err != nil {
 		return nil, err
 	}
-	if err := image.CheckOwn(f); err != nil { // any user could have written its definition
+	if err := image.CheckNotWritten(f); err != nil { // any user could have written its definition
 		_ = f.Close() // opened for reading only
 		return nil, err
 	}

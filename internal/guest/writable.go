@@ -78,7 +78,7 @@ func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *devi
 	}
 	l, number := &chain[place], d.Nodes()[place]
 	if !qemu.IsLent(held, number) { // otherwise its own QEMU may write there already
-		if err := fsguard.Run(ctx, l.Path, func() error { return image.CheckAlone(l.File) }); err != nil {
+		if err := fsguard.Run(ctx, l.Path, func() error { return image.CheckNoWriter(l.File) }); err != nil {
 			return err
 		}
 	}
@@ -87,7 +87,7 @@ func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *devi
 		return err
 	}
 	defer write.Close() // QEMU has its own, or none
-	if err := fsguard.Run(ctx, l.Path, l.Lend); err != nil {
+	if err := fsguard.Run(ctx, l.Path, l.RecordBacking); err != nil {
 		return err
 	}
 	if err := r.labels.lendToWrite(ctx, number, write); err != nil || r.User == nil { // without a sandbox QEMU opens the path itself
@@ -102,7 +102,7 @@ func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *devi
 }
 
 func handOut(ctx context.Context, l *image.Layer, mode int) (*os.File, error) {
-	return fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) }, func(f *os.File) { _ = f.Close() })
+	return fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.OpenForQEMU(mode) }, func(f *os.File) { _ = f.Close() })
 }
 
 // executeAll executes steps until QEMU refuses one, or does not answer.
@@ -150,7 +150,7 @@ func (g *Guest) takeBackToRead(ctx context.Context, sc scope.Scope, r *run, w wr
 			return kept, err
 		}
 	}
-	changed, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.TakeBack(w.Path, image.Format(w.Format)) }, nil)
+	changed, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.RemoveRecord(w.Path, image.Format(w.Format)) }, nil)
 	if changed {
 		g.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", w.Path)
 	}

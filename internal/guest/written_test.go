@@ -23,7 +23,7 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	disk := fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='vdb' bus='virtio'/></disk>`, path)
 	g, other := d.define(small("waits", disk)), d.define(small("other"))
 	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	release, err := images.HoldToWrite(f)
+	release, err := images.LockToWrite(f)
 	ok(t, err)
 	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "open to write")
 	refused(t, other.Attach(d.ctx(), scope.Daemon("a test"), disk, guest.Affect{Live: true}), fault.Busy, "open to write")
@@ -33,7 +33,7 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	f, err = os.OpenFile(path, os.O_RDWR, 0)
 	ok(t, err)
 	defer f.Close()
-	if _, err := images.HoldToWrite(f); !fault.Is(err, fault.Busy) {
+	if _, err := images.LockToWrite(f); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a guest has is written: %v", err)
 	}
 }

@@ -61,7 +61,7 @@ func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
 	}
 	chain, err := image.OpenChain(t.Context(), scope.Daemon("a test"), top.Path, image.Qcow2)
 	must(t, err)
-	err = chain[0].Lend()
+	err = chain[0].RecordBacking()
 	chain.Close()
 	must(t, err)
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", other.Path, "-F", "raw", top.Path).CombinedOutput()
@@ -204,7 +204,7 @@ func TestAnUploadIsNoSavedGuest(t *testing.T) {
 		must(t, u.Close())
 		f, err := os.Open(path)
 		must(t, err)
-		if err := image.CheckOwn(f); want && err != nil || !want && !fault.Is(err, fault.Denied) {
+		if err := image.CheckNotWritten(f); want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", text, err)
 		}
 		must(t, f.Close())

@@ -228,3 +228,4 @@ func (v *Volume) readNode() (bool, error) {
 	v.atime, v.mtime, v.ctime, v.btime, v.inode = st.Atime, st.Mtime, st.Ctime, st.Btime, st.Ino
 	return true, nil
 }
+

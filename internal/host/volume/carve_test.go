@@ -278,7 +278,7 @@ func TestNoGuestHasWhatToolsChange(t *testing.T) {
 		must(t, err)
 		f, err := os.OpenFile(device, os.O_RDWR, 0)
 		must(t, err)
-		if _, err := image.HoldToWrite(f); !fault.Is(err, fault.Busy) { // as QEMU does
+		if _, err := image.LockToWrite(f); !fault.Is(err, fault.Busy) { // as QEMU does
 			t.Errorf("%s it leaves it to a guest: %v", what, err)
 		}
 		must(t, f.Close())

@@ -32,7 +32,7 @@ func (p *Pool) ResizeVolume(ctx context.Context, sc scope.Scope, name string, si
 			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
 		}
 		if c := p.carver(); c != nil {
-			release, err := image.HoldToWrite(f) // a guest that starts now would see its end move
+			release, err := image.LockToWrite(f) // a guest that starts now would see its end move
 			if err != nil {
 				return err
 			}

@@ -47,7 +47,7 @@ func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from
 func (w *wish) isLike(origin *Volume) bool {
 	isRaw := func(f image.Format) bool { return f == image.Raw || f == image.ISO }
 	switch {
-	case origin.Problem != "" || origin.External:
+	case origin.Problem != "" || origin.ExternalData:
 		return false
 	case origin.locked() || w.encryption != nil: // a copy has its own keys
 		return false
@@ -86,7 +86,7 @@ func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o C
 			return err
 		}
 		defer source.Close()
-		if err := image.CheckLent(source, origin.Format); err != nil {
+		if err := image.CheckRecord(source, origin.Format); err != nil {
 			return err
 		}
 		if isRaw && !o.Reflink {
@@ -100,7 +100,7 @@ func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o C
 			err = image.CopyBytes(ctx, source, f, j.progress)
 		}
 		if err == nil {
-			err = origin.LikeIn(f)
+			err = origin.CheckSameBacking(f)
 		}
 		if err != nil || *w.capacity == origin.Virtual {
 			return err

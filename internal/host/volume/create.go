@@ -45,7 +45,7 @@ func believed(ctx context.Context, sc scope.Scope, f *os.File) error {
 	}
 	defer again.Close()
 	if err == nil {
-		_ = image.Believe(ctx, sc, again)
+		_ = image.RemoveRecordOfCopy(ctx, sc, again)
 	}
 	return err
 }
@@ -54,7 +54,7 @@ func believed(ctx context.Context, sc scope.Scope, f *os.File) error {
 // files that ctx may not open.
 func (d *draft) written(ctx context.Context, f *os.File) error {
 	if !d.plan.Format.IsLayered() {
-		if err := image.Distrust(f); err != nil {
+		if err := image.RecordBeforeWrite(f); err != nil {
 			return err
 		}
 	}

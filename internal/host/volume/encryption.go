@@ -91,7 +91,7 @@ func (e *encryption) element() *xmltree.Element {
 
 // encryptionElement is the encryption of a volume, with its secret if the volume was made here.
 func (v *Volume) encryptionElement() *xmltree.Element {
-	if !v.Encrypted || v.Old {
+	if !v.Encrypted || v.OldEncryption {
 		return nil
 	}
 	return v.encryption.element()
@@ -120,8 +120,8 @@ func (ps *Pools) locked(plan image.Plan, e *encryption, do func(image.Plan) erro
 	}
 	if e != nil {
 		defer clear(value)
-		plan.Lock = &image.Lock{
-			Passphrase: value, Cipher: e.Cipher, Bits: e.Bits, Mode: e.Mode, Hash: e.Hash, IV: e.IV, IVHash: e.IVHash, Unlock: ps.unlock,
+		plan.Encryption = &image.Encryption{
+			Passphrase: value, Cipher: e.Cipher, Bits: e.Bits, Mode: e.Mode, Hash: e.Hash, IV: e.IV, IVHash: e.IVHash, UnlockTime: ps.unlock,
 		}
 	}
 	return do(plan)

@@ -273,7 +273,7 @@ func TestFileSystemPool(t *testing.T) {
 	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), KeepExisting), fault.Exists)
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	must(t, err)
-	release, err := image.HoldToWrite(f) // as QEMU does
+	release, err := image.LockToWrite(f) // as QEMU does
 	must(t, err)
 	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite), fault.Busy)
 	release()

@@ -133,7 +133,7 @@ func removeFile(target, name string) error {
 	defer dir.Close()
 	if f, err := openFile(target, name, unix.O_RDONLY); err == nil {
 		defer f.Close()
-		if image.HoldToRemove(f) != nil {
+		if image.LockToRemove(f) != nil {
 			return fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", name)
 		}
 	}

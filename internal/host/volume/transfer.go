@@ -56,7 +56,7 @@ func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, 
 			err = p.keepData(name)
 		}
 		if err == nil && sc.Folders() != nil { // the volume may be the disk of a guest without path limits
-			err = tell(ctx, p.lane, func() error { return image.Distrust(f) })
+			err = tell(ctx, p.lane, func() error { return image.RecordBeforeWrite(f) })
 		}
 		if err != nil {
 			_ = f.Close() // nothing was written
@@ -71,7 +71,7 @@ func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, 
 
 // holdNow keeps guests from opening a file until it is closed. Some file systems ask their server.
 func (p *Pool) holdNow(ctx context.Context, f *os.File) error {
-	return tell(ctx, p.lane, func() error { _, err := image.HoldToWrite(f); return err })
+	return tell(ctx, p.lane, func() error { _, err := image.LockToWrite(f); return err })
 }
 
 // unused refuses a file that a guest has open.

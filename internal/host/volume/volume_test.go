@@ -871,7 +871,7 @@ func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 	chain, err := image.OpenChain(t.Context(), scope.Daemon("a test"), v.Path, image.Raw)
 	must(t, err)
 	defer chain.Close()
-	handed, err := chain[0].HandOut(unix.O_RDWR)
+	handed, err := chain[0].OpenForQEMU(unix.O_RDWR)
 	must(t, err)
 	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), fault.Busy)
 	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})

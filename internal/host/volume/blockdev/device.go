@@ -40,7 +40,7 @@ func Claim(ctx context.Context, device string, overwrite bool) (held io.Closer, 
 		f, err := image.Open(device)
 		if err == nil {
 			if err = checkExclusive(device); err == nil {
-				_, err = image.HoldToWrite(f)
+				_, err = image.LockToWrite(f)
 			}
 			if err != nil {
 				_ = f.Close() // nothing was written

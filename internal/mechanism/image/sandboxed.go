@@ -13,17 +13,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
-// maxThreads is how many threads the tool may have: its workers are 64.
+// maxThreads bounds the threads of qemu-img: it has up to 64 workers.
 const maxThreads = 192
 
-// startApart starts the tool in a chamber, as a user that nothing else runs as.
-//
-// The tool can only be told paths, and opens what it was handed once more, as
-// /proc/self/fd/N; the kernel then asks whether its user may. So it keeps the one
-// capability that overrides the modes of files. There is nothing else in its root
-// that it could be of use on: everything there is read-only, and it sees no process
-// but itself.
-func (t *Tool) startApart(cmd *exec.Cmd, b bounds) (done func(), err error) {
+// startSandboxed starts qemu-img in a sandbox, as a user that no other process runs as. qemu-img can only
+// open paths, so it opens its inherited descriptors again as /proc/self/fd/N, and the kernel checks
+// whether its user may. It therefore keeps the one capability that overrides file modes. The capability is
+// of no other use: everything else in its root is read-only, and it sees no other process.
+func (t *Tool) startSandboxed(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	user, release, err := t.user(cmd.ExtraFiles)
 	if err != nil {
 		return nil, err
@@ -33,7 +30,7 @@ func (t *Tool) startApart(cmd *exec.Cmd, b bounds) (done func(), err error) {
 		Limits: sandbox.Limits{Threads: maxThreads, Memory: maxMemory, File: b.file, Seconds: uint64(b.cpu / time.Second), Nice: niceness},
 	}
 	if user.UID == 0 {
-		c.Limits.Threads = 0 // root has others
+		c.Limits.Threads = 0 // the limit would count root's other threads
 	}
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user.UID, Gid: user.GID}
 	cmd.SysProcAttr.AmbientCaps = c.Capabilities
@@ -46,7 +43,7 @@ func (t *Tool) startApart(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	})
 	if err != nil {
 		if cmd.Process != nil {
-			_ = cmd.Wait() // ended by the house
+			_ = cmd.Wait() // killed by the sandbox builder
 		}
 		release()
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot run %s", t.path)
@@ -54,24 +51,24 @@ func (t *Tool) startApart(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	return func() { close(ended); release() }, nil
 }
 
-// judging are the file systems that decide by themselves, or far away, who may
-// open what: there no capability helps another user than the daemon's.
-var judging = []int64{
+// ownAccessRules are the file systems that decide about access themselves or on a server. There a
+// capability helps no user but the daemon's own.
+var ownAccessRules = []int64{
 	unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.FUSE_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.V9FS_MAGIC, unix.AFS_SUPER_MAGIC,
 }
 
-// isOn says whether a file lies on one of these file systems.
+// isOn reports whether a file lies on one of these file systems.
 func isOn(f *os.File, systems []int64) bool {
 	var fs unix.Statfs_t
 	err := unix.Fstatfs(int(f.Fd()), &fs)
 	return err == nil && slices.Contains(systems, int64(fs.Type))
 }
 
-// user gives who the tool runs as. For images on a file system that judges by
-// itself that is the daemon's own user, with as little privilege.
+// user chooses the user that qemu-img runs as. For images on a file system with access rules of its own it
+// is the daemon's user, with as few privileges as possible.
 func (t *Tool) user(files []*os.File) (u sandbox.User, release func(), err error) {
 	for _, f := range files {
-		if isOn(f, judging) {
+		if isOn(f, ownAccessRules) {
 			return sandbox.User{}, func() {}, nil
 		}
 	}

@@ -20,7 +20,7 @@ import (
 // was changed leads nowhere, one that lost its layer does no harm, and one that is as it was is
 // forgotten, so that others may change it then.
 // Promise: X2
-func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
+func TestRecord_HeaderChangedByQEMU(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
 	base, other, top := filepath.Join(dir, "base"), filepath.Join(dir, "other"), filepath.Join(dir, "top")
@@ -29,7 +29,7 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := unix.Setxattr(base, lentMarks[0], nil, 0); err != nil {
+	if err := unix.Setxattr(base, recordAttributes[0], nil, 0); err != nil {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	over := func(path string) { qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", path, "-F", "raw", top) }
@@ -43,7 +43,7 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	}
 	takeBack := func(want bool) {
 		t.Helper()
-		if changed, err := TakeBack(top, Qcow2); err != nil || changed != want {
+		if changed, err := RemoveRecord(top, Qcow2); err != nil || changed != want {
 			t.Errorf("changed is %v: %v", changed, err)
 		}
 	}
@@ -52,7 +52,7 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = chain[0].Lend()
+	err = chain[0].RecordBacking()
 	chain.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 // NFS and SMB refuse a lease of what their server has promised them nothing of, as if somebody had the file to write:
 // a guest's disk there is no less its own.
 // Promise: I1
-func TestADiskOnAServerIsAlone(t *testing.T) {
+func TestCheckNoWriter_NetworkFileSystem(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "disk")) // who has it to write
 	if err != nil {
 		t.Fatal(err)
@@ -98,19 +98,19 @@ func TestADiskOnAServerIsAlone(t *testing.T) {
 	if !isWritable(disk) {
 		t.Skip("needs a file system with leases")
 	}
-	if err := CheckAlone(disk); !fault.Is(err, fault.Busy) {
+	if err := CheckNoWriter(disk); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a process has to write: %v", err)
 	}
-	release, err := HoldToWrite(f) // as QEMU, which may let go of that just when another looks
+	release, err := LockToWrite(f) // as QEMU, which may let go of that just when another looks
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer release()
-	if err := CheckAlone(disk); !fault.Is(err, fault.Busy) {
+	if err := CheckNoWriter(disk); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a process has to write, with QEMU's locks: %v", err)
 	}
-	count(t, &promised, f)
-	if err := CheckAlone(disk); err != nil {
+	count(t, &leaseRefusers, f)
+	if err := CheckNoWriter(disk); err != nil {
 		t.Errorf("where a refusal tells of nobody: %v", err)
 	}
 	if !isWritable(disk) { // by which a note of it stays
@@ -120,7 +120,7 @@ func TestADiskOnAServerIsAlone(t *testing.T) {
 
 // Of a block device nobody can tell who has it to write still: what was noted of it stays.
 // Promise: X2
-func TestAHeaderOnADeviceStaysNoted(t *testing.T) {
+func TestRemoveRecord_BlockDeviceKeepsIt(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
 	base, other, file := filepath.Join(dir, "base"), filepath.Join(dir, "other"), filepath.Join(dir, "file")
@@ -138,12 +138,12 @@ func TestAHeaderOnADeviceStaysNoted(t *testing.T) {
 	}
 	device := strings.TrimSpace(string(out))
 	defer func() {
-		_ = unix.Removexattr(device, lentMarks[0]) // the node stays for others
+		_ = unix.Removexattr(device, recordAttributes[0]) // the node stays for others
 		if out, err := exec.CommandContext(context.Background(), "losetup", "--detach", device).CombinedOutput(); err != nil {
 			t.Errorf("%s: %s", device, out)
 		}
 	}()
-	if err := unix.Setxattr(device, lentMarks[0], nil, 0); err != nil {
+	if err := unix.Setxattr(device, recordAttributes[0], nil, 0); err != nil {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", device, "1M")
@@ -152,10 +152,10 @@ func TestAHeaderOnADeviceStaysNoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := note(f, "raw:"+base); err != nil {
+	if err := writeRecord(f, "raw:"+base); err != nil {
 		t.Fatal(err)
 	}
-	if changed, err := TakeBack(device, Qcow2); err != nil || changed {
+	if changed, err := RemoveRecord(device, Qcow2); err != nil || changed {
 		t.Errorf("changed is %v: %v", changed, err)
 	}
 	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", other, "-F", "raw", device) // as whoever QEMU gave it to
@@ -167,7 +167,7 @@ func TestAHeaderOnADeviceStaysNoted(t *testing.T) {
 }
 
 // A note that cannot be read, as one that is longer than any header's name, agrees with no header, and stays.
-func TestANoteThatCannotBeReadIsOne(t *testing.T) {
+func TestReadRecord_Unreadable(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
 	secret, disk := filepath.Join(dir, "secret"), filepath.Join(dir, "disk")
@@ -175,17 +175,17 @@ func TestANoteThatCannotBeReadIsOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", disk)
-	if err := unix.Setxattr(disk, lentMarks[0], []byte("vmdk:"+strings.Repeat("x", maxMark)), 0); err != nil {
+	if err := unix.Setxattr(disk, recordAttributes[0], []byte("vmdk:"+strings.Repeat("x", maxRecord)), 0); err != nil {
 		t.Skip("needs a file system with trusted attributes, and large ones:", err)
 	}
 	f, err := os.OpenFile(disk, os.O_RDWR, 0)
 	if err == nil {
-		err = errors.Join(Distrust(f), f.Close())
+		err = errors.Join(RecordBeforeWrite(f), f.Close())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := TakeBack(disk, Qcow2); err != nil {
+	if _, err := RemoveRecord(disk, Qcow2); err != nil {
 		t.Error(err)
 	}
 	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Qcow2)
@@ -198,7 +198,7 @@ func TestANoteThatCannotBeReadIsOne(t *testing.T) {
 // A header that a guest writes into a disk without one, or somebody into a file byte by byte, leads
 // nowhere to whom the file is an image; one that leads where its writer may is believed.
 // Promise: X2
-func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
+func TestRecordBeforeWrite_RawBytesBecomeAHeader(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
 	secret, own, disk, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "own/base"), filepath.Join(dir, "disk"), filepath.Join(dir, "forged")
@@ -207,7 +207,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := unix.Setxattr(secret, lentMarks[0], nil, 0); err != nil {
+	if err := unix.Setxattr(secret, recordAttributes[0], nil, 0); err != nil {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	write := func(base string) {
@@ -240,14 +240,14 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if _, _, is := lentAs(f); is != want {
+		if _, _, is := readRecord(f); is != want {
 			t.Errorf("it is noted: %v", is)
 		}
 	}
 
 	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Raw)
 	if err == nil {
-		err = chain[0].Lend()
+		err = chain[0].RecordBacking()
 		chain.Close()
 	}
 	if err != nil {
@@ -255,14 +255,14 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 	}
 	write(secret)
 	opens("while the guest runs", false)
-	if changed, err := TakeBack(disk, Raw); changed || err != nil {
+	if changed, err := RemoveRecord(disk, Raw); changed || err != nil {
 		t.Errorf("changed is %v: %v", changed, err)
 	}
 	opens("when it has ended", false)
 	if err := os.WriteFile(disk, make([]byte, mib), 0o600); err != nil { // which keeps the file
 		t.Fatal(err)
 	}
-	if _, err := TakeBack(disk, Raw); err != nil {
+	if _, err := RemoveRecord(disk, Raw); err != nil {
 		t.Error(err)
 	}
 	noted(false)
@@ -271,7 +271,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 	for base, want := range map[string]bool{secret: false, own: true} {
 		f, err := os.OpenFile(disk, os.O_RDWR, 0)
 		if err == nil {
-			err = Distrust(f)
+			err = RecordBeforeWrite(f)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -282,7 +282,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 		if f, err = os.Open(disk); err != nil {
 			t.Fatal(err)
 		}
-		if err := Believe(t.Context(), held, f); (err == nil) != want {
+		if err := RemoveRecordOfCopy(t.Context(), held, f); (err == nil) != want {
 			t.Errorf("over %s: %v", base, err)
 		}
 		_ = f.Close()
@@ -290,7 +290,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 		if err := os.WriteFile(disk, make([]byte, mib), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := TakeBack(disk, Raw); err != nil {
+		if _, err := RemoveRecord(disk, Raw); err != nil {
 			t.Error(err)
 		}
 	}
@@ -299,7 +299,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 // What the header of a user's image names is opened if the user may read it, by its modes and those
 // of the folders on its way; what root's names, anyway.
 // Promise: X11
-func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
+func TestOpenChain_OwnerMustBeAbleToRead(t *testing.T) {
 	tool(t)
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it makes files of others'")
@@ -355,8 +355,8 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 		}
 	}
 	// Another file has come in the place of the one that was opened.
-	top := &Layer{Path: at("top"), of: sandbox.User{UID: alice, GID: alice}}
-	if err := top.leads(t.Context(), &Layer{Path: at("everybodys"), id: [2]uint64{1, 1}}); !fault.Is(err, fault.Denied) {
+	top := &Layer{Path: at("top"), owner: sandbox.User{UID: alice, GID: alice}}
+	if err := top.checkOwnerMayRead(t.Context(), &Layer{Path: at("everybodys"), id: [2]uint64{1, 1}}); !fault.Is(err, fault.Denied) {
 		t.Errorf("an image over what lies there no more: %v", err)
 	}
 }
@@ -364,10 +364,10 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 // The header of an image on a file system that says itself whose that is leads to nothing that
 // does not lie there.
 // Promise: X11
-func TestAHeaderOfAUsersFileSystemStaysThere(t *testing.T) {
-	top := &Layer{Path: "/media/alice/top", claims: true, id: [2]uint64{7, 1}}
+func TestOpenChain_UntrustedFileSystem(t *testing.T) {
+	top := &Layer{Path: "/media/alice/top", untrustedFS: true, id: [2]uint64{7, 1}}
 	for device, want := range map[uint64]bool{7: true, 8: false} {
-		err := top.leads(t.Context(), &Layer{Path: "/base", id: [2]uint64{device, 2}})
+		err := top.checkOwnerMayRead(t.Context(), &Layer{Path: "/base", id: [2]uint64{device, 2}})
 		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("to device %d: %v", device, err)
 		}
@@ -375,14 +375,14 @@ func TestAHeaderOfAUsersFileSystemStaysThere(t *testing.T) {
 }
 
 // A QEMU that was told to put an image onto another layer is believed in that, and in nothing else.
-func TestRebased(t *testing.T) {
+func TestFinishRebase(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
 	base, mid, top := filepath.Join(dir, "base"), filepath.Join(dir, "mid"), filepath.Join(dir, "top")
 	if err := os.WriteFile(base, make([]byte, mib), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Setxattr(base, lentMarks[0], nil, 0); err != nil {
+	if err := unix.Setxattr(base, recordAttributes[0], nil, 0); err != nil {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", mid)
@@ -392,13 +392,13 @@ func TestRebased(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer chain.Close()
-	if err := chain[0].Lend(); err != nil {
+	if err := chain[0].RecordBacking(); err != nil {
 		t.Fatal(err)
 	}
-	rebased := func(to Backing) error { return Rebased(chain[0].File, Qcow2, to) }
+	rebased := func(to Backing) error { return FinishRebase(chain[0].File, Qcow2, to) }
 	onto := Backing{Name: base, Format: Raw}
 	for range 2 { // whoever is cut off is believed either way, and in nothing else
-		if err := Rebasing(chain[0].File, Backing{Name: mid, Format: Qcow2}, onto); err != nil {
+		if err := RecordRebase(chain[0].File, Backing{Name: mid, Format: Qcow2}, onto); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -418,7 +418,7 @@ func TestRebased(t *testing.T) {
 		t.Errorf("amid a change, on neither: %v", err)
 	}
 	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", mid, "-F", "qcow2", top)
-	if err := Rebased(chain[0].File, Qcow2, Backing{Name: mid, Format: Qcow2}); err != nil {
+	if err := FinishRebase(chain[0].File, Qcow2, Backing{Name: mid, Format: Qcow2}); err != nil {
 		t.Errorf("taken back: %v", err)
 	}
 	if err := rebased(onto); !fault.Is(err, fault.Denied) {
@@ -441,13 +441,13 @@ func TestRebased(t *testing.T) {
 		t.Errorf("%d layers: %v", len(now), err)
 	}
 	now.Close()
-	if changed, err := TakeBack(top, Qcow2); err != nil || changed {
+	if changed, err := RemoveRecord(top, Qcow2); err != nil || changed {
 		t.Errorf("changed is %v: %v", changed, err)
 	}
 	if err := rebased(onto); err != nil { // nobody has it to write any more
 		t.Error(err)
 	}
-	if _, _, noted := lentAs(chain[0].File); noted {
+	if _, _, noted := readRecord(chain[0].File); noted {
 		t.Error("something is noted of an image that nobody has")
 	}
 }

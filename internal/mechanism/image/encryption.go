@@ -16,23 +16,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// LUKS is a raw image inside of an encrypted container. Documents call it raw
-// and say beside it how it is encrypted.
+// LUKS is a raw image in an encrypted container. libvirt's XML calls it raw with an encryption element.
 const LUKS Format = "luks"
 
-// Lock says how an image is encrypted, and with what it is opened. What is empty
-// is QEMU's choice.
-type Lock struct {
-	Passphrase []byte // the caller's, who clears it
+// Encryption says how an image is encrypted, and its passphrase. QEMU chooses what is empty.
+type Encryption struct {
+	Passphrase []byte // owned and cleared by the caller
 	Cipher     string // aes, serpent, twofish
 	Bits       uint   // of the cipher's key: 128, 192, 256
 	Mode       string // xts, cbc
-	Hash       string // that keys are made with
+	Hash       string // for key derivation
 	IV         string // plain, plain64, essiv
 	IVHash     string // of essiv
-	// Unlock is how long this host is to take to make the key of the passphrase,
-	// whenever the image is opened: as much as it costs to guess one; 0: 2 s.
-	Unlock time.Duration
+	// UnlockTime is how long this host should need to derive the key from the passphrase at each opening;
+	// each guess of an attacker costs as much. 0: 2 s.
+	UnlockTime time.Duration `json:"Unlock"`
 }
 
 var (
@@ -42,8 +40,8 @@ var (
 	lockIVs     = []string{"", "plain", "plain64", "essiv"}
 )
 
-// check finds what QEMU would not make, or what would protect nothing.
-func (l *Lock) check() error {
+// check refuses parameters that QEMU would refuse, or that protect nothing.
+func (l *Encryption) check() error {
 	invalid := func(format string, args ...any) error {
 		return fault.New(fault.Invalid, fault.Volume, format, args...)
 	}
@@ -68,8 +66,8 @@ func (l *Lock) check() error {
 	return nil
 }
 
-// options gives the lock as creation options of the tool, each name with a prefix.
-func (l *Lock) options(prefix string) []string {
+// options returns the encryption as creation options of qemu-img, each name with a prefix.
+func (l *Encryption) options(prefix string) []string {
 	o := []string{prefix + "key-secret=" + intoKey}
 	add := func(name, value string) {
 		if value != "" {
@@ -83,8 +81,8 @@ func (l *Lock) options(prefix string) []string {
 	add("hash-alg", l.Hash)
 	add("ivgen-alg", l.IV)
 	add("ivgen-hash-alg", l.IVHash)
-	if l.Unlock > 0 {
-		add("iter-time", strconv.FormatInt(l.Unlock.Milliseconds(), 10))
+	if l.UnlockTime > 0 {
+		add("iter-time", strconv.FormatInt(l.UnlockTime.Milliseconds(), 10))
 	}
 	return o
 }
@@ -95,42 +93,42 @@ const (
 	fromKey = "from"
 )
 
-// keys hands passphrases to a run of the tool: each in a file of memory without a
-// name, which goes with the last process that has it open.
-type keys struct {
-	files []*os.File // those of the run, the passphrases at the end
+// passphrases are handed to a run of qemu-img, each in an unnamed memory file that ends with its last
+// user.
+type passphrases struct {
+	files []*os.File // all files of the run, passphrases last
 	own   int        // how many of them are passphrases
-	args  []string   // that tell the tool of them
+	args  []string   // arguments that name them
 }
 
-// add adds a passphrase; none is no error.
-func (k *keys) add(name string, passphrase []byte) error {
+// add adds a passphrase; nil is skipped.
+func (k *passphrases) add(name string, passphrase []byte) error {
 	if len(passphrase) == 0 {
 		return nil
 	}
 	fd, err := unix.MemfdCreate("key", unix.MFD_CLOEXEC)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot hand a passphrase over")
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot pass a passphrase to qemu-img")
 	}
 	f := os.NewFile(uintptr(fd), "key")
 	k.files, k.own = append(k.files, f), k.own+1
 	k.args = append(k.args, "--object", fmt.Sprintf("secret,id=%s,file=/proc/self/fd/%d", name, firstFile+len(k.files)-1))
 	if _, err := f.Write(passphrase); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot hand a passphrase over")
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot pass a passphrase to qemu-img")
 	}
 	return nil
 }
 
-// close forgets the passphrases.
-func (k *keys) close() {
+// close closes the files of the passphrases.
+func (k *passphrases) close() {
 	for _, f := range k.files[len(k.files)-k.own:] {
 		_ = f.Truncate(0)
 		_ = f.Close()
 	}
 }
 
-// opened is what the tool is told of an encrypted image that it opens to write.
-func opened(format Format) string {
+// writeTarget names an encrypted image that qemu-img opens to write.
+func writeTarget(format Format) string {
 	key := "key-secret=" + intoKey
 	if format != LUKS {
 		key = "encrypt." + key
@@ -138,18 +136,18 @@ func opened(format Format) string {
 	return fmt.Sprintf("driver=%s,%s,file.driver=file,file.filename=/proc/self/fd/%d", format, key, firstFile)
 }
 
-// readContainer reads the header of what is declared to be a LUKS container. What
-// is before the data does not count for the guest.
-func (info *Info) readContainer(r io.ReaderAt) error {
-	head, err := window(r, 0, 108)
+// readDeclaredLUKS reads the header of a declared LUKS container. The guest does not see what is before
+// the data.
+func (info *Info) readDeclaredLUKS(r io.ReaderAt) error {
+	head, err := readUpTo(r, 0, 108)
 	if err != nil {
 		return err
 	}
 	if len(head) < 108 || string(head[:6]) != luksMagic {
-		return errors.New("it is no LUKS container")
+		return errors.New("it is not a LUKS container")
 	}
 	if version := binary.BigEndian.Uint16(head[6:]); version != 1 {
-		return fmt.Errorf("it is of version %d of LUKS, and QEMU opens version 1 only", version)
+		return fmt.Errorf("it has LUKS version %d, and QEMU supports version 1 only", version)
 	}
 	info.Encrypted = true
 	info.Virtual -= min(uint64(binary.BigEndian.Uint32(head[104:]))*sector, info.Virtual)

@@ -14,14 +14,14 @@ import (
 
 // A qemu-img that an image has taken over writes into the headers of what it was handed that a file of others lies
 // below: nobody is led there by them. Of the tool itself nothing stays noted.
-func TestAToolThatWasTakenOverLeadsNobodyElsewhere(t *testing.T) {
+func TestToolRecord_CompromisedTool(t *testing.T) {
 	honest := tool(t)
 	dir := t.TempDir()
 	secret, forged, script := filepath.Join(dir, "secret"), filepath.Join(dir, "forged"), filepath.Join(dir, "taken")
 	if err := os.WriteFile(secret, make([]byte, mib), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Setxattr(secret, lentMarks[0], nil, 0); err != nil {
+	if err := unix.Setxattr(secret, recordAttributes[0], nil, 0); err != nil {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
@@ -58,7 +58,7 @@ func TestAToolThatWasTakenOverLeadsNobodyElsewhere(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 		for _, f := range []*os.File{f, chain[1].File} {
-			if _, below, noted := lentAs(f); noted {
+			if _, below, noted := readRecord(f); noted {
 				t.Errorf("%s: %q stays noted", what, below)
 			}
 		}
@@ -79,14 +79,14 @@ func TestAToolThatWasTakenOverLeadsNobodyElsewhere(t *testing.T) {
 
 // What somebody else has noted while the tool has an image, a guest that is started say, stays when the tool has ended;
 // and nobody forgets it while the tool has it, another run of the tool neither.
-func TestTheToolForgetsNoNoteOfOthers(t *testing.T) {
+func TestToolRecord_KeepsRecordsOfOthers(t *testing.T) {
 	tool(t)
 	disk := filepath.Join(t.TempDir(), "disk")
 	qemuImg(t, "create", "-q", "-f", "qcow2", disk, "1M")
-	if err := unix.Setxattr(disk, lentMarks[0], nil, 0); err != nil {
+	if err := unix.Setxattr(disk, recordAttributes[0], nil, 0); err != nil {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
-	if err := unix.Removexattr(disk, lentMarks[0]); err != nil {
+	if err := unix.Removexattr(disk, recordAttributes[0]); err != nil {
 		t.Fatal(err)
 	}
 	isNoted := func(when string, want bool) {
@@ -96,11 +96,11 @@ func TestTheToolForgetsNoNoteOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if _, _, noted := lentAs(f); noted != want {
+		if _, _, noted := readRecord(f); noted != want {
 			t.Errorf("%s: noted is %v", when, noted)
 		}
 	}
-	takeBack := func() error { _, err := TakeBack(disk, Qcow2); return err }
+	takeBack := func() error { _, err := RemoveRecord(disk, Qcow2); return err }
 	run := func(do func() error) {
 		t.Helper()
 		f, err := Open(disk)
@@ -108,7 +108,7 @@ func TestTheToolForgetsNoNoteOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if err := guarded([]parsed{{f, Qcow2}}, do); err != nil {
+		if err := withRecords([]toolImage{{f, Qcow2}}, do); err != nil {
 			t.Error(err)
 		}
 	}
@@ -118,7 +118,7 @@ func TestTheToolForgetsNoNoteOfOthers(t *testing.T) {
 			return err
 		}
 		defer chain.Close()
-		return chain[0].Lend()
+		return chain[0].RecordBacking()
 	}
 	distrust := func() error {
 		f, err := Open(disk)
@@ -126,7 +126,7 @@ func TestTheToolForgetsNoNoteOfOthers(t *testing.T) {
 			return err
 		}
 		defer f.Close()
-		return Distrust(f)
+		return RecordBeforeWrite(f)
 	}
 	for what, noting := range map[string]func() error{"a guest": lend, "an upload": distrust} {
 		run(noting)
@@ -147,7 +147,7 @@ func TestTheToolForgetsNoNoteOfOthers(t *testing.T) {
 		return err
 	})
 	isNoted("after all", false)
-	if len(turns.tools) > 0 {
-		t.Errorf("%d files are taken for the tool's", len(turns.tools))
+	if len(fileLocks.tools) > 0 {
+		t.Errorf("%d files are taken for the tool's", len(fileLocks.tools))
 	}
 }
