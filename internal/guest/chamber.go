@@ -242,7 +242,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sand
 // any disk of the host's.
 func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
 	return fsguard.Do(ctx, path, func() (node sandbox.Device, err error) {
-		at, err := safepath.Follow(path)
+		at, err := safepath.Open(path)
 		if err != nil {
 			return node, fault.Wrap(err, failure(err), fault.Host, "cannot use the device %s", path)
 		}
@@ -393,7 +393,7 @@ func removeSockets(ctx context.Context, run *run) error {
 // removeSocket has do remove what a path names. What is behind a link to what others have is none
 // of the guest's any more.
 func removeSocket(ctx context.Context, path string, do func(at string) error) error {
-	err := fsguard.Run(ctx, path, func() error { return safepath.Beside(path, do) })
+	err := fsguard.Run(ctx, path, func() error { return safepath.OpenLink(path, do) })
 	if errors.Is(err, os.ErrNotExist) || fault.Is(err, fault.Denied) {
 		return nil
 	}

@@ -353,7 +353,7 @@ func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
 // connect connects to the socket that a path leads to: whoever may write to its folder could lead
 // the daemon to any other by a link, and speak there as root.
 func connect(ctx context.Context, path string) (net.Conn, error) {
-	at, err := safepath.Follow(path)
+	at, err := safepath.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -389,7 +389,7 @@ func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
 // openTerminal opens the terminal that a path of the definition leads to, where whoever may write
 // to its folder could put a link to another's.
 func openTerminal(path string) (io.ReadWriteCloser, error) {
-	at, err := safepath.Follow(path)
+	at, err := safepath.Open(path)
 	if err != nil {
 		return nil, fault.Wrap(err, failure(err), fault.Device, "cannot open %s", path)
 	}

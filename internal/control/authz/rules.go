@@ -103,7 +103,7 @@ func checkFolders(path string) error {
 
 // oursAlone says whether nobody writes to a file or folder but root and the daemon's user.
 func oursAlone(uid, mode uint32) bool {
-	return safepath.Ours(uid) && mode&0o022 == 0
+	return safepath.TrustedOwner(uid) && mode&0o022 == 0
 }
 
 // checkOwner refuses rules that anybody but root and the daemon's user could write.

@@ -55,7 +55,7 @@ func At(path string, folders []string, do func(at string, nofollow int) error) e
 		return relative(path)
 	}
 	if !LiesIn(path, folders) {
-		return safepath.At(path, do)
+		return safepath.OpenParent(path, do)
 	}
 	return withoutLinks(path, folders, func(at string) error { return do(at, unix.O_NOFOLLOW) })
 }
@@ -66,7 +66,7 @@ func Beside(path string, folders []string, do func(at string) error) error {
 		return relative(path)
 	}
 	if !LiesIn(path, folders) {
-		return safepath.Beside(path, do)
+		return safepath.OpenLink(path, do)
 	}
 	return withoutLinks(path, folders, do)
 }
@@ -82,7 +82,7 @@ func LiesIn(path string, folders []string) bool {
 }
 
 func withoutLinks(path string, folders []string, do func(at string) error) error {
-	err := safepath.Straight(path, do)
+	err := safepath.OpenNoSymlinks(path, do)
 	if errors.Is(err, unix.ELOOP) {
 		return fault.New(fault.Denied, fault.Volume, "%s is a link, or lies behind one, and who named it is held to %s: no link is followed there", path, strings.Join(folders, ", "))
 	}
