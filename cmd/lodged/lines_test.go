@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// A log that nobody takes holds nobody up, and what is lost of it is counted.
+// A log without a reader blocks nothing, and lost lines are counted.
 // Promise: F34
 func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
 	from, to := io.Pipe()
@@ -41,7 +41,7 @@ func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// A reader of the log that ends does not take the daemon along.
+// The daemon outlives the reader of its log.
 // Promise: F34
 func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 	if os.Getenv("LODGED_SPEAKS") != "" {
@@ -56,7 +56,7 @@ func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = from.Close() // there is nobody
+	_ = from.Close() // the pipe has no reader
 	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAReaderThatEndsDoesNotEndTheDaemon$")
 	c.Env, c.Stderr = append(os.Environ(), "LODGED_SPEAKS=yes"), to
 	if err := c.Run(); c.ProcessState.ExitCode() != 7 {
@@ -65,8 +65,8 @@ func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 	_ = to.Close()
 }
 
-// TestNoLineIsLongerThanAJournalTakesForOne: what is behind that would be a line of its own, as one of
-// the audit.
+// The journal would make a line of its own from the rest of a long line, such as a forged
+// audit line.
 // Promise: A5
 func TestNoLineIsLongerThanAJournalTakesForOne(t *testing.T) {
 	from, to := io.Pipe()
