@@ -97,7 +97,8 @@ type walker struct {
 	// userLink is a link that a user other than root made; owner is that user's number.
 	userLink string
 	owner    uint32
-	// untrustedLink is a link on a file system with unreliable owners (see UntrustedFS); untrustedDev is the device of that file system.
+	// untrustedLink is a link on a file system with unreliable owners (see UntrustedFS), and
+	// untrustedDev the device of that file system.
 	untrustedLink string
 	untrustedDev  uint64
 }
