@@ -28,7 +28,7 @@ func soon(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// threads counts those of this process.
+// threads counts the threads of this process.
 func threads(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/task")
@@ -38,7 +38,7 @@ func threads(t *testing.T) int {
 	return len(all)
 }
 
-// hung fills a mount with calls that hang, and makes them old.
+// hung fills a mount with hanging calls, and backdates them.
 func hung(t *testing.T, gs *gates, path string) {
 	t.Helper()
 	for range maxHung {
@@ -67,7 +67,7 @@ func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
 	hung(t, gs, file)
 	before := threads(t)
 	for range 200 {
-		_, err := do(t.Context(), gs, file, stat(file), nil) // would wait for half a minute
+		_, err := do(t.Context(), gs, file, stat(file), nil) // would otherwise wait for 30 seconds
 		if !fault.Is(err, fault.Timeout) || !strings.Contains(err.Error(), dir+" (fuse.never of never) has not answered for 1m") {
 			t.Fatalf("%v", err)
 		}
@@ -75,7 +75,7 @@ func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
 	if _, err := do(t.Context(), gs, well, stat(well), nil); err != nil {
 		t.Error("another mount:", err)
 	}
-	if now := threads(t); now > before+20 { // some are the run time's own, and come as it likes
+	if now := threads(t); now > before+20 { // the runtime starts some at any time
 		t.Errorf("%d threads, and %d before", now, before)
 	}
 	release()
@@ -89,7 +89,7 @@ func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
 	}
 }
 
-// now gives the gates that are in use.
+// now returns the gates in use.
 func (gs *gates) now() map[int]*gate {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
@@ -100,7 +100,7 @@ func TestCallIsCountedWhereItHangs(t *testing.T) {
 	dir, links := t.TempDir(), t.TempDir()
 	mounttest.Hang(t, dir)
 	gs := &gates{byID: map[int]*gate{}}
-	// A link to the dead mount lies in a directory that is well.
+	// A link to the dead mount lies in a healthy directory.
 	for name, target := range map[string]string{"absolute": dir, "relative": "../" + filepath.Base(filepath.Dir(dir)) + "/x", "twice": "absolute/y"} {
 		if err := os.Symlink(target, filepath.Join(links, name)); err != nil {
 			t.Fatal(err)
@@ -131,7 +131,7 @@ func TestCallIsCountedWhereALinkBeforeTwoDotsHangs(t *testing.T) {
 	}
 }
 
-// stall lets calls on a path hang until the test ends, and makes them old.
+// stall makes calls on a path hang until the test ends, and backdates them.
 func stall(t *testing.T, gs *gates, path string) {
 	t.Helper()
 	goOn := make(chan struct{})
@@ -140,7 +140,7 @@ func stall(t *testing.T, gs *gates, path string) {
 	for range maxHung {
 		begun := make(chan struct{})
 		all.Go(func() {
-			_, _ = do(t.Context(), gs, path, func() (int, error) { close(begun); <-goOn; return 0, nil }, nil) // whatever it gives
+			_, _ = do(t.Context(), gs, path, func() (int, error) { close(begun); <-goOn; return 0, nil }, nil) // the result does not matter
 		})
 		<-begun
 	}
