@@ -19,14 +19,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must happen.
+// patience bounds how long a test waits.
 const patience = 20 * time.Second
 
-// busConfig lets everybody do everything, which a system bus would not.
+// busConfig allows every user everything, unlike a system bus.
 const busConfig = `<busconfig><type>system</type><listen>unix:path=@PATH@</listen><auth>EXTERNAL</auth>
 <policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*"/><allow receive_sender="*"/></policy></busconfig>`
 
-// bus runs a bus for the length of a test, and gives its address.
+// bus runs a bus for the length of a test, and returns its address.
 func bus(t *testing.T) string {
 	t.Helper()
 	daemon, err := exec.LookPath("dbus-daemon")
@@ -100,7 +100,7 @@ func (p *policy) serve(t *testing.T, address string) *policy {
 	return p
 }
 
-// CheckAuthorization is a method of polkit's on the bus.
+// CheckAuthorization is polkit's D-Bus method.
 func (p *policy) CheckAuthorization(s subject, action string, _ map[string]string, flags uint32, _ string) (verdict, *dbus.Error) {
 	p.questions <- asked{s, action, flags&mayInteract != 0}
 	if p.hold != nil {
@@ -109,7 +109,7 @@ func (p *policy) CheckAuthorization(s subject, action string, _ map[string]strin
 	return p.answer, nil
 }
 
-// CancelCheckAuthorization is another.
+// CancelCheckAuthorization is polkit's D-Bus method.
 func (p *policy) CancelCheckAuthorization(id string) *dbus.Error {
 	p.takenBack <- id
 	return nil
@@ -139,7 +139,7 @@ func TestThePolicyDecides(t *testing.T) {
 		says   string
 	}{
 		{what: "yes", answer: verdict{Authorized: true}, may: true},
-		{what: "no", says: "does not give user 4242 org.libvirt.unix.manage: its policy says no", reason: ErrRefused},
+		{what: "no", says: "does not give user 4242 org.libvirt.unix.manage: its policy refuses", reason: ErrRefused},
 		{what: "who is it", answer: verdict{Challenge: true}, reason: ErrNoAgent},
 		{what: "dismissed", answer: verdict{Challenge: true, Details: map[string]string{"polkit.dismissed": "true"}}, reason: ErrDismissed},
 	} {
@@ -166,7 +166,7 @@ func TestThePolicyDecides(t *testing.T) {
 	}
 }
 
-// TestWithoutAnAnswerNobodyComesIn has a bus that is not there, one that says nothing, one
+// TestWithoutAnAnswerNobodyComesIn: a missing bus, a silent bus, a bus
 // without polkit, and a polkit that hangs.
 // Promise: A7
 func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
@@ -194,7 +194,7 @@ func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
 		hangs := &policy{hold: make(chan struct{})}
 		hangs.serve(t, real)
 		defer close(hangs.hold)
-		a := at(real, 3*time.Second) // enough to come as far as polkit
+		a := at(real, 3*time.Second) // long enough to reach polkit
 		if err := a.Check(t.Context(), p, Manage); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "no answer within") {
 			t.Errorf("got %v", err)
 		}
@@ -209,7 +209,7 @@ func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
 	})
 }
 
-// TestOneUserAsksNotForAll holds as many questions as one user may have.
+// TestOneUserAsksNotForAll: one user holds as many questions as it may.
 // Promise: A7
 func TestOneUserAsksNotForAll(t *testing.T) {
 	address, p := bus(t), self(t)
@@ -248,7 +248,7 @@ func TestProcessesThatAreNotThere(t *testing.T) {
 	}
 }
 
-// catalogue is a polkit that tells which actions it has policies of, as the real one
+// catalogue is a polkit that lists the actions of its policies, as the real one
 // does.
 type catalogue struct {
 	policy
@@ -256,7 +256,7 @@ type catalogue struct {
 	actions []string
 }
 
-// EnumerateActions is a method of polkit's on the bus.
+// EnumerateActions is polkit's D-Bus method.
 func (c *catalogue) EnumerateActions(string) ([]description, *dbus.Error) {
 	var all []description
 	for _, action := range c.actions {
@@ -265,7 +265,7 @@ func (c *catalogue) EnumerateActions(string) ([]description, *dbus.Error) {
 	return all, nil
 }
 
-// serveActions puts a polkit with policies of some actions on a bus.
+// serveActions puts a polkit with policies for some actions on a bus.
 func serveActions(t *testing.T, address string, actions ...string) {
 	t.Helper()
 	conn, err := dbus.Connect(address)
