@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint/failpointtest"
 )
 
-// mortalVariable names the directory by which the test program, run once more,
-// is to be ended.
+// mortalVariable names the control directory for the second run of the test program, which
+// a fail point ends.
 const mortalVariable = "FAILPOINT_TEST_DIR"
 
 func TestMain(m *testing.M) {
@@ -58,7 +58,7 @@ func TestAPointFailsFromTheNthTimeUntilItIsDisarmed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 2 { // the count begins anew with each request, be it the same
+	for range 2 { // each request starts the count again, also an equal one
 		arm(Armed{Point: "there.step", Action: Fail, Nth: 2})
 		for i, fails := range []bool{false, true, true} {
 			if err := c.reach("there.step"); (err != nil) != fails {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// wait brings work to a queue and gives when it is done.
+// wait adds work to a queue and returns a channel with its result.
 func wait(ctx context.Context, q *Queue, work func()) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- Do(With(ctx, q), func() error { work(); return nil }) }()
@@ -54,7 +54,7 @@ func TestWhoBringsMuchWaitsBehindHimself(t *testing.T) {
 	})
 }
 
-// TestManyQueuesOfOneTakeNoMoreTurns: who comes by many ways waits behind himself as who brings much by one.
+// TestManyQueuesOfOneTakeNoMoreTurns: many queues of one party get as many turns as one queue with much work.
 // Promise: W4
 func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
 		block := make(chan struct{})
 		all := []<-chan error{wait(t.Context(), ts.Party().Queue(), func() { <-block })}
 		synctest.Wait()
-		var order []string // one has the place at a time
+		var order []string // one job has the place at a time
 		bring := func(q *Queue, who string) {
 			all = append(all, wait(t.Context(), q, func() { order = append(order, who) }))
 			synctest.Wait()
@@ -133,7 +133,7 @@ func TestWithoutAQueueNobodyWaits(t *testing.T) {
 	}
 }
 
-// TestPlacesAreNeverOversold lets many come, give up and go.
+// TestPlacesAreNeverOversold: many jobs arrive, give up and end.
 func TestPlacesAreNeverOversold(t *testing.T) {
 	const places = 3
 	ts := New(places)
