@@ -11,7 +11,7 @@ import (
 )
 
 // Every small change to a golden document is either refused, or understood so
-// that what is written reads back as the same definition.
+// that the written document reads back as the same definition.
 func TestSmallChangesAreUnderstoodOrRefused(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil {
