@@ -34,7 +34,7 @@ func TestCloneSharesNothingThatChanges(t *testing.T) {
 	}
 }
 
-// Clone knows no arrays of what is shared, and no fields that reflection cannot
+// Clone supports no arrays of shared values, and no fields that reflection cannot
 // set: the model must have none.
 func TestCloneKnowsEveryTypeOfTheModel(t *testing.T) {
 	seen := map[reflect.Type]bool{reflect.TypeFor[topology.CPUSet](): true}

@@ -256,9 +256,9 @@ func TestACommentThatNoDocumentHolds(t *testing.T) {
 }
 
 // TestManyPrefixesAreFoundEach: as many declarations as a document may have, and as many
-// elements in the namespace of the first of them: each stands for what it was declared
-// as last by an element that is still open. Searched for, they take ten seconds of a
-// processor.
+// elements in the namespace of the first one. Each prefix has the meaning of its last
+// declaration by an element that is still open. A linear search would take ten seconds of
+// processor time.
 // Promise: X3
 func TestManyPrefixesAreFoundEach(t *testing.T) {
 	var doc strings.Builder
