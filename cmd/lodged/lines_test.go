@@ -34,7 +34,7 @@ func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
 	l.flush()
 	_ = to.Close()
 	<-taken
-	for _, want := range []string{"line 0\n", "line 1\n", "are lost", fmt.Sprintf("line %d\n", linesWaiting-1)} {
+	for _, want := range []string{"line 0\n", "line 1\n", "lines lost", fmt.Sprintf("line %d\n", linesWaiting-1)} {
 		if !bytes.Contains(got.Bytes(), []byte(want)) {
 			t.Errorf("it lacks %q", want)
 		}

@@ -215,7 +215,7 @@ func TestListsOfWhatWasTakenBack(t *testing.T) {
 	}{
 		{"a list of others", time.Hour, 8, ""},
 		{"a list with it", time.Hour, 7, "is revoked"},
-		{"a list that is out of date", -time.Hour, 8, "out of date"},
+		{"a list that is out of date", -time.Hour, 8, "expired at"},
 	} {
 		list(step.until, step.serial)
 		if err := c.Reload(); err != nil {
@@ -265,7 +265,7 @@ func TestListsOfWhatWasTakenBack(t *testing.T) {
 	if err := c.Reload(); !fault.Is(err, fault.Invalid) {
 		t.Errorf("authorities without a certificate: %v", err)
 	}
-	if _, err := meet(t, c, good); err == nil || !strings.Contains(err.Error(), "out of date") {
+	if _, err := meet(t, c, good); err == nil || !strings.Contains(err.Error(), "expired at") {
 		t.Errorf("after a reload that failed: %v", err)
 	}
 }

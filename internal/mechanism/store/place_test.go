@@ -102,7 +102,7 @@ func TestANewDirectoryIsCalledThat(t *testing.T) {
 		s, err := OpenLogged(dir, slog.New(slog.NewTextHandler(&log, nil)))
 		must(t, err)
 		must(t, s.Close())
-		if strings.Contains(log.String(), "has no store") != told {
+		if strings.Contains(log.String(), "without a store") != told {
 			t.Errorf("beside %s it says %q", name, log.String())
 		}
 	}
