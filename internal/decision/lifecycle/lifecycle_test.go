@@ -45,7 +45,7 @@ var facts = map[string]Fact{
 }
 
 // TestScripts follows guests through their lives: "guest" begins one, with its
-// policy, and "facts" tells what happens to it, one fact a line.
+// policy, and "facts" lists facts, one a line.
 // Promise: F4
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
