@@ -17,7 +17,7 @@ import (
 )
 
 // startQEMU runs a real QEMU without a machine, listening on a socket that is
-// passed to it, and gives a session with it.
+// passed to it, and returns a session with it.
 func startQEMU(t *testing.T) *qmp.Session {
 	t.Helper()
 	binary, err := exec.LookPath("qemu-system-x86_64")

@@ -80,7 +80,7 @@ func TestRefusalsKeepTheirClassAndGainAKind(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreAsLongAsALine: a QEMU says what it likes, and it is told to clients and in the log.
+// TestRefusalsAreAsLongAsALine: QEMU chooses the text of a refusal, which goes to clients and to the log.
 func TestRefusalsAreAsLongAsALine(t *testing.T) {
 	m := qmptest.New(t)
 	m.Expect("query-status").Refuse(qmp.ClassGeneric, strings.Repeat("é", 1<<20))
@@ -306,9 +306,9 @@ func TestAnIdleConsumerOfEventsHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// A QEMU that talks without end is taken in at a pace: no more of its events go on than
-// the log of events bears, the last of them says that some are lost, and it is still
-// heard.
+// Messages of a QEMU that floods its monitor are read at a limited rate: the event log gets no more of its events than
+// it can hold, the last one says that some are lost, and the session still
+// works.
 // Promise: F4
 func TestAFloodIsTakenInAtAPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -392,7 +392,7 @@ func TestFilesNeedASocket(t *testing.T) {
 	}
 }
 
-// TestANoncharacterCostsNobodyTheSession: QEMU's answer to it would be nobody's.
+// TestANoncharacterCostsNobodyTheSession: QEMU's answer to it would have no id.
 // Promise: F5
 func TestANoncharacterCostsNobodyTheSession(t *testing.T) {
 	m := qmptest.New(t)
