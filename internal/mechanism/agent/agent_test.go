@@ -19,14 +19,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// request is what a fake agent was asked.
+// request is a command that a fake agent received.
 type request struct {
 	Execute   string
 	Arguments struct{ ID int64 }
 	raw       string
 }
 
-// guest is the other end of a channel: what an agent, or none, does there.
+// guest is the guest's end of a channel, with or without an agent.
 type guest struct {
 	conn net.Conn
 	in   *bufio.Reader
@@ -47,7 +47,7 @@ func (g *guest) say(text string) { _, _ = io.WriteString(g.conn, text) }
 // echo answers a synchronisation as the real agent does.
 func (g *guest) echo(r request) { g.say(fmt.Sprintf("\xff{\"return\": %d}\n", r.Arguments.ID)) }
 
-// inGuest gives a session with a guest in which run runs.
+// inGuest returns a session with a guest that runs run.
 func inGuest(t *testing.T, run func(*guest)) *Session {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -348,7 +348,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// attendant is a channel whose agent is there, and answers each command alike.
+// attendant is a channel with an agent that gives every command the same answer.
 type attendant struct {
 	net.Conn // nothing else of it is used
 	answer   []byte
