@@ -17,7 +17,7 @@ func root(b Board) *Set {
 	return &Set{Controllers: []*Controller{{Type: "pci", Model: model}}}
 }
 
-// These are the places that libvirt 9.0 gives in such a guest.
+// These are the addresses that libvirt 9.0 gives in such a guest.
 func TestPlacesOfQ35(t *testing.T) {
 	s := root(Q35)
 	s.Controllers = append(s.Controllers, &Controller{Type: "sata"}, &Controller{Type: "usb", Model: "qemu-xhci"})
@@ -54,7 +54,7 @@ func TestPlacesOfQ35(t *testing.T) {
 	}
 }
 
-// These are the places that libvirt 9.0 gives in such a guest.
+// These are the addresses that libvirt 9.0 gives in such a guest.
 func TestPlacesOfI440FX(t *testing.T) {
 	s := root(I440FX)
 	s.Controllers = append(s.Controllers,
@@ -127,7 +127,7 @@ func TestRefusedPlaces(t *testing.T) {
 	}
 }
 
-// A bus that a device says it is on is there, with those below it.
+// A bus that a device's address names is added, with the lower buses.
 func TestBusesAreAdded(t *testing.T) {
 	s := root(Q35)
 	s.NICs = []*NIC{{Model: "e1000", Info: Info{Address: PCI{Bus: 2, Slot: 4}}}, {Model: "virtio", Info: Info{Address: PCI{Bus: 3}}}}
@@ -177,7 +177,7 @@ func TestPlugAvoidsFixedPorts(t *testing.T) {
 	}
 }
 
-// What is said to be missing is what helps.
+// The device that the refusal names does help.
 func TestPlugPCI_FullSaysWhatToAdd(t *testing.T) {
 	for _, c := range []struct {
 		board Board
@@ -199,7 +199,7 @@ func TestPlugPCI_FullSaysWhatToAdd(t *testing.T) {
 	}
 }
 
-// someSet draws a set of devices, some of which say where they are.
+// someSet draws a set of devices; some have an address.
 func someSet(t *rapid.T, b Board) *Set {
 	s := root(b)
 	index := uint(0)
@@ -251,15 +251,15 @@ func places(s *Set) map[Device]Address {
 	return all
 }
 
-// Whatever a guest has, every device that needs a place gets one of its own on
-// a bus that is there, what was said stays, and asking again changes nothing.
+// In any guest every device that needs a place gets one of its own on
+// a bus that exists, given addresses stay, and a second call changes nothing.
 func TestPlacesAreSound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := rapid.SampledFrom([]Board{I440FX, Q35}).Draw(t, "board")
 		s := someSet(t, b)
 		said := places(s)
 		if err := s.AssignPCI(b); err != nil {
-			return // what was said cannot be
+			return // the given addresses are not possible
 		}
 		once := places(s)
 		for d, at := range said {
