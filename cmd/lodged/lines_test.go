@@ -15,7 +15,7 @@ import (
 
 // A log without a reader blocks nothing, and lost lines are counted.
 // Promise: F34
-func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
+func TestLines_NoReader(t *testing.T) {
 	from, to := io.Pipe()
 	l := newLines(to)
 	begun := time.Now()
@@ -43,7 +43,7 @@ func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
 
 // The daemon outlives the reader of its log.
 // Promise: F34
-func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
+func TestLines_ReaderEnds(t *testing.T) {
 	if os.Getenv("LODGED_SPEAKS") != "" {
 		outliveReader()
 		for range 3 {
@@ -57,7 +57,7 @@ func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = from.Close() // the pipe has no reader
-	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAReaderThatEndsDoesNotEndTheDaemon$")
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestLines_ReaderEnds$")
 	c.Env, c.Stderr = append(os.Environ(), "LODGED_SPEAKS=yes"), to
 	if err := c.Run(); c.ProcessState.ExitCode() != 7 {
 		t.Errorf("it ended so: %v", err)
@@ -68,7 +68,7 @@ func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 // The journal would make a line of its own from the rest of a long line, such as a forged
 // audit line.
 // Promise: A5
-func TestNoLineIsLongerThanAJournalTakesForOne(t *testing.T) {
+func TestLines_LongLine(t *testing.T) {
 	from, to := io.Pipe()
 	l := newLines(to)
 	_, _ = fmt.Fprintf(l, "level=WARN msg=%sé level=INFO msg=audit\n", strings.Repeat("é", longestLine/2))

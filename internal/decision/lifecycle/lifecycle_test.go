@@ -112,8 +112,8 @@ func showEffect(e Effect) string {
 	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", e), "lifecycle."))
 }
 
-// TestEveryLifeIsSound feeds guests any facts in any order.
-func TestEveryLifeIsSound(t *testing.T) {
+// TestStep_Properties feeds guests any facts in any order.
+func TestStep_Properties(t *testing.T) {
 	var names []string
 	for name := range facts {
 		if !strings.HasPrefix(name, "found-") {

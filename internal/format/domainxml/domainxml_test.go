@@ -201,7 +201,7 @@ func TestPasswordsAreWrittenOnlyWhenAskedFor(t *testing.T) {
 }
 
 // Promise: I6
-func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
+func TestActive_ReadsBack(t *testing.T) {
 	def := &domain.Definition{
 		Virt: "kvm", Name: "a", Memory: 1 << 30, VCPUs: domain.VCPUs{Max: 1, Current: 1},
 		SecLabels: []domain.SecLabel{
@@ -256,7 +256,7 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 
 // The chain of a running guest is shown with its numbers; a definition shows only the chain that it was given. A job
 // that is about to change the chain is shown, too, and ignored in submitted documents.
-func TestActiveShowsChains(t *testing.T) {
+func TestActive_BackingChains(t *testing.T) {
 	images := func(said bool) *device.Disk {
 		return &device.Disk{
 			Info: device.Info{Alias: "virtio-disk0"}, Device: "disk", Format: "qcow2", Target: "vda", Bus: "virtio",
@@ -309,7 +309,7 @@ func TestActiveShowsChains(t *testing.T) {
 	}
 }
 
-func TestDevicesByThemselves(t *testing.T) {
+func TestParseDevice_Alone(t *testing.T) {
 	for _, doc := range []string{
 		"<disk type='file' device='disk'>\n  <driver name='qemu' type='qcow2'/>\n  <source file='/a'/>\n  <target dev='vdb' bus='virtio'/>\n</disk>\n",
 		"<interface type='bridge'>\n  <mac address='52:54:00:01:02:03'/>\n  <source bridge='br0'/>\n  <model type='virtio'/>\n</interface>\n",
@@ -344,7 +344,7 @@ func TestDevicesByThemselves(t *testing.T) {
 	}
 }
 
-func TestControllerWithoutIndexStaysSo(t *testing.T) {
+func TestParseDevice_ControllerWithoutIndex(t *testing.T) {
 	d, err := ParseDevice("<controller type='scsi' model='virtio-scsi'/>", Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -370,7 +370,7 @@ func TestCompleteDevice(t *testing.T) {
 
 // Every field of the model must be in some golden document. Otherwise a
 // field that is not written would go unnoticed.
-func TestGoldenDocumentsSayEveryField(t *testing.T) {
+func TestGoldenDocuments_CoverEveryField(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil {
 		t.Fatal(err)

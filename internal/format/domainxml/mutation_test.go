@@ -12,7 +12,7 @@ import (
 
 // Every small change to a golden document is either refused, or understood so
 // that the written document reads back as the same definition.
-func TestSmallChangesAreUnderstoodOrRefused(t *testing.T) {
+func TestParse_SmallMutations(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil {
 		t.Fatal(err)

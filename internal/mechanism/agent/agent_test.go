@@ -112,7 +112,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestExecute_NoAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		s := inGuest(t, func(g *guest) { _, _ = io.Copy(io.Discard, g.conn) })
@@ -126,7 +126,7 @@ func TestNobodyThere(t *testing.T) {
 	})
 }
 
-func TestNobodyEvenReads(t *testing.T) {
+func TestExecute_NoReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stop := make(chan struct{})
 		s := inGuest(t, func(*guest) { <-stop })
@@ -137,7 +137,7 @@ func TestNobodyEvenReads(t *testing.T) {
 	})
 }
 
-func TestALateAnswerIsNotTheNextOnes(t *testing.T) {
+func TestExecute_LateAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := make(chan struct{})
 		s := inGuest(t, func(g *guest) {
@@ -166,7 +166,7 @@ func TestALateAnswerIsNotTheNextOnes(t *testing.T) {
 	})
 }
 
-func TestOrdersAreObeyedInSilence(t *testing.T) {
+func TestExecute_CommandWithoutAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, then := range map[string]func(*guest){
 			"silence":     func(g *guest) { g.next() },
@@ -189,7 +189,7 @@ func TestOrdersAreObeyedInSilence(t *testing.T) {
 	})
 }
 
-func TestCommandsTakeTurns(t *testing.T) {
+func TestExecute_Concurrent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := inGuest(t, wellBehaved(func(r request) string {
 			if r.Execute == "guest-slow" {
@@ -214,7 +214,7 @@ func TestCommandsTakeTurns(t *testing.T) {
 	})
 }
 
-func TestCancelledIsAborted(t *testing.T) {
+func TestExecute_Cancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s := inGuest(t, func(g *guest) {
 		r, _ := g.next()
@@ -230,7 +230,7 @@ func TestCancelledIsAborted(t *testing.T) {
 }
 
 // Promise: X6
-func TestHostileGuests(t *testing.T) {
+func TestExecute_HostileGuest(t *testing.T) {
 	forever := func(text string) func(*guest) {
 		return func(g *guest) {
 			go func() { _, _ = io.Copy(io.Discard, g.conn) }()

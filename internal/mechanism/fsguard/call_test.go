@@ -56,7 +56,7 @@ func hung(t *testing.T, gs *gates, path string) {
 	}
 }
 
-func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
+func TestDo_DeadMount(t *testing.T) {
 	dir, well := filepath.Join(t.TempDir(), "a dead one"), t.TempDir()
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func (gs *gates) now() map[int]*gate {
 	return maps.Clone(gs.byID)
 }
 
-func TestCallIsCountedWhereItHangs(t *testing.T) {
+func TestDo_CountedWhereItHangs(t *testing.T) {
 	dir, links := t.TempDir(), t.TempDir()
 	mounttest.Hang(t, dir)
 	gs := &gates{byID: map[int]*gate{}}
@@ -118,7 +118,7 @@ func TestCallIsCountedWhereItHangs(t *testing.T) {
 	}
 }
 
-func TestCallIsCountedWhereALinkBeforeTwoDotsHangs(t *testing.T) {
+func TestDo_LinkBeforeTwoDots(t *testing.T) {
 	dir, links := t.TempDir(), t.TempDir()
 	mounttest.Hang(t, dir)
 	gs := &gates{byID: map[int]*gate{}}
@@ -154,7 +154,7 @@ func stall(t *testing.T, gs *gates, path string) {
 	}
 }
 
-func TestWhatAnswersOthersIsNotDead(t *testing.T) {
+func TestDo_SlowMountIsNotDead(t *testing.T) {
 	gs, dir := &gates{byID: map[int]*gate{}}, t.TempDir()
 	stall(t, gs, dir)
 	if _, err := do(t.Context(), gs, dir, stat(dir), nil); !fault.Is(err, fault.Timeout) {
@@ -170,7 +170,7 @@ func TestWhatAnswersOthersIsNotDead(t *testing.T) {
 	}
 }
 
-func TestDeadDiskHoldsNoOther(t *testing.T) {
+func TestDo_DeadDisk(t *testing.T) {
 	gs, dir := &gates{byID: map[int]*gate{}}, t.TempDir()
 	dead, well := filepath.Join(dir, "dead"), filepath.Join(dir, "well")
 	for i, path := range []string{dead, well} {
@@ -187,7 +187,7 @@ func TestDeadDiskHoldsNoOther(t *testing.T) {
 	}
 }
 
-func TestBurstOnDeadMountIsBounded(t *testing.T) {
+func TestDo_BurstOnDeadMount(t *testing.T) {
 	dir := t.TempDir()
 	mounttest.Hang(t, dir)
 	gs := &gates{byID: map[int]*gate{}}
@@ -210,7 +210,7 @@ func TestBurstOnDeadMountIsBounded(t *testing.T) {
 	}
 }
 
-func TestLateAnswerIsDiscarded(t *testing.T) {
+func TestDo_LateAnswerIsDiscarded(t *testing.T) {
 	gs := &gates{byID: map[int]*gate{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	goOn, discarded := make(chan struct{}), make(chan int)
@@ -228,7 +228,7 @@ func TestLateAnswerIsDiscarded(t *testing.T) {
 	}
 }
 
-func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
+func TestDo_WorkPanics(t *testing.T) {
 	err := Run(t.Context(), t.TempDir(), func() error { panic("a bug") })
 	if !fault.Is(err, fault.Internal) {
 		t.Error(err)
@@ -238,7 +238,7 @@ func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongWithAPathIsToldByTheWork(t *testing.T) {
+func TestDo_BadPath(t *testing.T) {
 	dir := t.TempDir()
 	loop := filepath.Join(dir, "loop")
 	if err := os.Symlink("loop", loop); err != nil {
@@ -254,7 +254,7 @@ func TestWhatIsWrongWithAPathIsToldByTheWork(t *testing.T) {
 	}
 }
 
-func TestChangesAreSeen(t *testing.T) {
+func TestTable_SeesChanges(t *testing.T) {
 	point := filepath.Join(t.TempDir(), "x")
 	if err := os.Mkdir(point, 0o700); err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-func TestListenTakesOverWhatIsStale(t *testing.T) {
+func TestListen_StaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "sock")
 	first, err := Listen(t.Context(), Place{Path: path})
 	if err != nil {
@@ -40,7 +40,7 @@ func TestListenTakesOverWhatIsStale(t *testing.T) {
 }
 
 // The daemon accepts no connections at the moment, and its backlog is full.
-func TestListenLeavesABusySocketAlone(t *testing.T) {
+func TestListen_BusySocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -66,7 +66,7 @@ func TestListenLeavesABusySocketAlone(t *testing.T) {
 	}
 }
 
-func TestListenLeavesFilesAlone(t *testing.T) {
+func TestListen_NotASocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestListenLeavesFilesAlone(t *testing.T) {
 	}
 }
 
-func TestSocketModes(t *testing.T) {
+func TestListen_Modes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := Listen(t.Context(), Place{Path: path})
 	if err != nil {
@@ -110,7 +110,7 @@ func checkMode(t *testing.T, path string, want fs.FileMode) {
 	}
 }
 
-func TestWhoMayComeIn(t *testing.T) {
+func TestAdmit(t *testing.T) {
 	groups := []uint32{110, 36}
 	for _, c := range []struct {
 		name      string

@@ -109,7 +109,7 @@ func speak(config *tls.Config) func(net.Conn) {
 }
 
 // Promise: A6
-func TestWhoShakesHands(t *testing.T) {
+func TestSubject(t *testing.T) {
 	folder, key, self := pki(t)
 	c, err := OpenCertificates(folder)
 	if err != nil {
@@ -154,7 +154,7 @@ func TestWhoShakesHands(t *testing.T) {
 
 // A key that every user can read is refused.
 // Promise: K8
-func TestTheHostsKeyIsNotEverybodys(t *testing.T) {
+func TestOpenCertificates_KeyReadableByAll(t *testing.T) {
 	folder, _, _ := pki(t)
 	c, err := OpenCertificates(folder)
 	if err != nil {
@@ -173,7 +173,7 @@ func TestTheHostsKeyIsNotEverybodys(t *testing.T) {
 
 // The client never starts the handshake.
 // Promise: A6
-func TestASilentClientIsGivenUp(t *testing.T) {
+func TestSubject_SilentClient(t *testing.T) {
 	folder, _, _ := pki(t)
 	c, err := OpenCertificates(folder)
 	if err != nil {
@@ -188,7 +188,7 @@ func TestASilentClientIsGivenUp(t *testing.T) {
 }
 
 // Promise: A6
-func TestListsOfWhatWasTakenBack(t *testing.T) {
+func TestReload_RevocationLists(t *testing.T) {
 	folder, key, self := pki(t)
 	c, err := OpenCertificates(folder)
 	if err != nil {

@@ -80,7 +80,7 @@ func (h *hosted) enter(t *testing.T, serial int64, ends time.Time) (gone chan er
 
 // A connected client is disconnected when its certificate is no longer valid, and only then.
 // Promise: A13
-func TestAClientGoesWithItsCertificate(t *testing.T) {
+func TestWatch_CertificateEnds(t *testing.T) {
 	far := time.Now().Add(time.Hour)
 	for _, c := range []struct {
 		what, says string
@@ -129,7 +129,7 @@ func TestAClientGoesWithItsCertificate(t *testing.T) {
 
 // A certificate is valid no longer than its authority's, or an intermediate one.
 // Promise: A13
-func TestACertificateEndsWithItsAuthority(t *testing.T) {
+func TestWatch_AuthorityEnds(t *testing.T) {
 	h := host(t)
 	far := h.self.NotAfter.Add(24 * time.Hour)
 	issue := func(name string, authority bool, ends time.Time, by *x509.Certificate) *x509.Certificate {

@@ -129,7 +129,7 @@ func self(t *testing.T) Process {
 }
 
 // Promise: A7
-func TestThePolicyDecides(t *testing.T) {
+func TestCheck_Policy(t *testing.T) {
 	address, p := bus(t), self(t)
 	for _, c := range []struct {
 		what   string
@@ -166,10 +166,10 @@ func TestThePolicyDecides(t *testing.T) {
 	}
 }
 
-// TestWithoutAnAnswerNobodyComesIn: a missing bus, a silent bus, a bus
+// TestCheck_NoAnswer: a missing bus, a silent bus, a bus
 // without polkit, and a polkit that hangs.
 // Promise: A7
-func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
+func TestCheck_NoAnswer(t *testing.T) {
 	p := self(t)
 	silent, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(t.TempDir(), "bus"))
 	if err != nil {
@@ -209,9 +209,9 @@ func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
 	})
 }
 
-// TestOneUserAsksNotForAll: one user holds as many questions as it may.
+// TestCheck_BoundPerUser: one user holds as many questions as it may.
 // Promise: A7
-func TestOneUserAsksNotForAll(t *testing.T) {
+func TestCheck_BoundPerUser(t *testing.T) {
 	address, p := bus(t), self(t)
 	slow := &policy{answer: verdict{Authorized: true}, hold: make(chan struct{})}
 	slow.serve(t, address)
@@ -240,7 +240,7 @@ func TestOneUserAsksNotForAll(t *testing.T) {
 	}
 }
 
-func TestProcessesThatAreNotThere(t *testing.T) {
+func TestFind_NoSuchProcess(t *testing.T) {
 	for _, pid := range []int32{0, -1, 1 << 30} {
 		if _, err := Find(pid, 1); !fault.Is(err, fault.Denied) {
 			t.Errorf("process %d: %v", pid, err)

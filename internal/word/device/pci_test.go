@@ -18,7 +18,7 @@ func root(b Board) *Set {
 }
 
 // These are the addresses that libvirt 9.0 gives in such a guest.
-func TestPlacesOfQ35(t *testing.T) {
+func TestAssignPCI_Q35(t *testing.T) {
 	s := root(Q35)
 	s.Controllers = append(s.Controllers, &Controller{Type: "sata"}, &Controller{Type: "usb", Model: "qemu-xhci"})
 	s.Videos = []*Video{{Model: "vga", Primary: On}, {Model: "virtio"}}
@@ -55,7 +55,7 @@ func TestPlacesOfQ35(t *testing.T) {
 }
 
 // These are the addresses that libvirt 9.0 gives in such a guest.
-func TestPlacesOfI440FX(t *testing.T) {
+func TestAssignPCI_I440FX(t *testing.T) {
 	s := root(I440FX)
 	s.Controllers = append(s.Controllers,
 		&Controller{Type: "usb", Model: "ich9-ehci1"}, &Controller{Type: "usb", Model: "ich9-uhci1"},
@@ -83,7 +83,7 @@ func TestPlacesOfI440FX(t *testing.T) {
 	}
 }
 
-func TestRefusedPlaces(t *testing.T) {
+func TestAssignPCI_Refused(t *testing.T) {
 	at := func(bus, slot uint) Info { return Info{Address: PCI{Bus: bus, Slot: slot}} }
 	for name, change := range map[string]func(*Set){
 		"two devices in one place": func(s *Set) {
@@ -128,7 +128,7 @@ func TestRefusedPlaces(t *testing.T) {
 }
 
 // A bus that a device's address names is added, with the lower buses.
-func TestBusesAreAdded(t *testing.T) {
+func TestAssignPCI_AddsBuses(t *testing.T) {
 	s := root(Q35)
 	s.NICs = []*NIC{{Model: "e1000", Info: Info{Address: PCI{Bus: 2, Slot: 4}}}, {Model: "virtio", Info: Info{Address: PCI{Bus: 3}}}}
 	if err := s.AssignPCI(Q35); err != nil {
@@ -253,7 +253,7 @@ func places(s *Set) map[Device]Address {
 
 // In any guest every device that needs a place gets one of its own on
 // a bus that exists, given addresses stay, and a second call changes nothing.
-func TestPlacesAreSound(t *testing.T) {
+func TestAssignPCI_Properties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := rapid.SampledFrom([]Board{I440FX, Q35}).Draw(t, "board")
 		s := someSet(t, b)

@@ -119,10 +119,10 @@ func TestSetInRecords(t *testing.T) {
 	}
 }
 
-// TestRangesCostWordsAndNotNumbers: a list of ranges over everything takes a word of
+// TestParseCPUSet_WideRangesAreCheap: a list of ranges over everything takes a word of
 // work for each 64 numbers, as often as it repeats them.
 // Promise: X3
-func TestRangesCostWordsAndNotNumbers(t *testing.T) {
+func TestParseCPUSet_WideRangesAreCheap(t *testing.T) {
 	words := make([]uint64, MaxCPU/64+1)
 	if touched, _, _ := window(words, 0, MaxCPU); len(touched) != 256 {
 		t.Errorf("%d words are touched", len(touched))
