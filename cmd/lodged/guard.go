@@ -18,8 +18,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
 
-// receive makes what finds out who clients are, and says whether everybody on the
-// host may come to the door to be asked.
+// receive makes the authenticator of clients, and reports whether every user on the
+// host may connect and be asked.
 func (o *options) receive(ctx context.Context, gate *authz.Gate, log *slog.Logger) (r *authz.Reception, everybody bool, err error) {
 	switch o.auth {
 	case authGroup:
@@ -34,22 +34,22 @@ func (o *options) receive(ctx context.Context, gate *authz.Gate, log *slog.Logge
 		}
 		return authz.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
 	}
-	return nil, false, errors.New("--auth is auto, group or polkit")
+	return nil, false, errors.New("--auth must be auto, group or polkit")
 }
 
-// hasPolkit finds out whether the host has a polkit with a policy about guests.
+// hasPolkit reports whether the host has a polkit with a policy for guests.
 func (o *options) hasPolkit(ctx context.Context, log *slog.Logger) bool {
 	err := polkit.New().Answers(ctx)
 	if err != nil {
-		log.Info("users of this host come in as members of the group alone", "group", o.group, "polkit", err)
+		log.Info("polkit not usable; only members of the group may connect", "group", o.group, "polkit", err)
 		return false
 	}
-	log.Info("polkit says which users of this host come in besides the group", "group", o.group)
+	log.Info("polkit decides about users outside the group", "group", o.group)
 	return true
 }
 
-// listenAfar adds the listeners for other hosts that are asked for, and gives the
-// certificates that they go by.
+// listenAfar adds the requested listeners for other hosts, and returns the
+// certificates that they use.
 func (o *options) listenAfar(ctx context.Context, foreign *[]libvirt.Listener, own *[]api.Listener) (*listener.Certificates, error) {
 	if o.tls == "" && o.apiTLS == "" {
 		return nil, nil
@@ -80,31 +80,31 @@ func listenOn(ctx context.Context, address string) (net.Listener, error) {
 	return l, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen on %s", address)
 }
 
-// listenForHangUps takes SIGHUP from now on, which ends a process that does not,
-// until the daemon ends.
+// listenForHangUps catches SIGHUP from now on, until the daemon ends. Without that the
+// signal would end the process.
 func listenForHangUps() <-chan os.Signal {
 	hangUps := make(chan os.Signal, 1)
 	signal.Notify(hangUps, unix.SIGHUP)
 	return hangUps
 }
 
-// heed reads what an administrator may have changed when SIGHUP comes. What is
-// wrong then leaves what was.
+// heed reloads rules, audit file and certificates at each SIGHUP. After an
+// error the old content stays in use.
 func heed(ctx context.Context, hangUps <-chan os.Signal, log *slog.Logger, gate *authz.Gate, audit *authz.Audit, certificates *listener.Certificates) {
 	for {
 		select {
 		case <-hangUps:
 			audit.Reopen()
 			if err := gate.Reload(); err != nil {
-				log.Error("the rules of access stay as they were", "error", err)
+				log.Error("cannot reload the access rules; the old ones stay in force", "error", err)
 			}
 			if certificates == nil {
 				continue
 			}
 			if err := certificates.Reload(); err != nil {
-				log.Error("the certificates stay as they were", "error", err)
+				log.Error("cannot reload the certificates; the old ones stay in use", "error", err)
 			} else {
-				log.Info("the certificates were read anew")
+				log.Info("certificates reloaded")
 			}
 		case <-ctx.Done():
 			return

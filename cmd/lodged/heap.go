@@ -1,7 +1,7 @@
 package main
 
 // ballast lives on the heap, is never touched, and so takes no memory of the
-// host. The collector, which begins when as much has been allocated as lives,
-// counts it: a daemon with few guests would else collect dozens of times in a
-// storm. One with many hardly notices.
+// host. The garbage collector counts it, and starts when as much has been allocated as
+// is live. Without it a daemon with few guests would collect dozens of times in a
+// storm. It makes hardly any difference with many guests.
 var ballast = make([]byte, 14<<20)

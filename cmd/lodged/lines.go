@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// Bounds of what is said.
+// Bounds of the log output.
 const (
-	linesWaiting = 4096        // lines that wait to be taken; more are counted as lost
-	linesLast    = time.Second // how long the daemon's end waits for those
-	// longestLine is how many bytes of a line are said. A journal takes some (48 KiB, systemd's; rsyslog's 8 KiB) for
-	// a line, and what is behind that for another one, which a client or a guest could have written as of an audit.
+	linesWaiting = 4096        // lines in the queue; further lines are counted as lost
+	linesLast    = time.Second // how long the daemon's end waits for the queue
+	// longestLine bounds a log line in bytes. A journal splits longer lines (systemd: 48 KiB, rsyslog: 8 KiB). The
+	// rest would appear as a line of its own, and a client or guest could forge an audit line that way.
 	longestLine = 8<<10 - 1
 )
 
-// lines brings what is said to standard error. Nobody waits for who reads there, nor dies with it:
-// guests' loops say things too, and a journal may hang, or end.
+// lines writes log lines to standard error in the background. The caller never waits for the reader, nor ends with
+// it: guests' loops log too, and a journal may hang, or end.
 type lines struct {
 	to    io.Writer
 	queue chan line
@@ -30,10 +30,10 @@ type lines struct {
 
 type line struct {
 	text []byte
-	done chan<- struct{} // closed when all before is written; nil: nobody waits
+	done chan<- struct{} // closed when all earlier lines are written; nil: no one waits
 }
 
-// said is what this daemon says.
+// said is the log output of this daemon.
 var said = newLines(os.Stderr)
 
 func newLines(to io.Writer) *lines {
@@ -42,8 +42,8 @@ func newLines(to io.Writer) *lines {
 	return l
 }
 
-// outliveReader has a write to a pipe that nobody reads fail, and not end the daemon. It is
-// handled rather than ignored: what the daemon starts would ignore it too.
+// outliveReader makes a write to a pipe without a reader fail, instead of ending the daemon. SIGPIPE is
+// caught, not ignored: child processes would inherit "ignored".
 func outliveReader() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // Write never waits and never fails.
@@ -56,7 +56,7 @@ func (l *lines) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// shortened is a copy of a line, or of its beginning.
+// shortened returns a copy of a line, or of its beginning.
 func shortened(text []byte) []byte {
 	if len(text) <= longestLine {
 		return bytes.Clone(text)
@@ -67,17 +67,17 @@ func shortened(text []byte) []byte {
 
 func (l *lines) write() {
 	for next := range l.queue {
-		_, _ = l.to.Write(next.text) // there is nobody to tell
+		_, _ = l.to.Write(next.text) // an error cannot be reported anywhere
 		if next.done != nil {
 			close(next.done)
 		}
 		if n := l.lost.Swap(0); n > 0 {
-			_, _ = fmt.Fprintf(l.to, "time=%s level=WARN msg=\"lines are lost that nobody took in time\" lines=%d\n", time.Now().Format(time.RFC3339), n)
+			_, _ = fmt.Fprintf(l.to, "time=%s level=WARN msg=\"log lines lost; reader too slow\" lines=%d\n", time.Now().Format(time.RFC3339), n)
 		}
 	}
 }
 
-// flush waits, not for long, until what was said is written.
+// flush waits up to linesLast until the queue is written.
 func (l *lines) flush() {
 	done, late := make(chan struct{}), time.After(linesLast)
 	select {

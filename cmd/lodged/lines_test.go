@@ -13,9 +13,9 @@ import (
 	"unicode/utf8"
 )
 
-// A log that nobody takes holds nobody up, and what is lost of it is counted.
+// A log without a reader blocks nothing, and lost lines are counted.
 // Promise: F34
-func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
+func TestLines_NoReader(t *testing.T) {
 	from, to := io.Pipe()
 	l := newLines(to)
 	begun := time.Now()
@@ -34,16 +34,16 @@ func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
 	l.flush()
 	_ = to.Close()
 	<-taken
-	for _, want := range []string{"line 0\n", "line 1\n", "are lost", fmt.Sprintf("line %d\n", linesWaiting-1)} {
+	for _, want := range []string{"line 0\n", "line 1\n", "lines lost", fmt.Sprintf("line %d\n", linesWaiting-1)} {
 		if !bytes.Contains(got.Bytes(), []byte(want)) {
 			t.Errorf("it lacks %q", want)
 		}
 	}
 }
 
-// A reader of the log that ends does not take the daemon along.
+// The daemon outlives the reader of its log.
 // Promise: F34
-func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
+func TestLines_ReaderEnds(t *testing.T) {
 	if os.Getenv("LODGED_SPEAKS") != "" {
 		outliveReader()
 		for range 3 {
@@ -56,8 +56,8 @@ func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = from.Close() // there is nobody
-	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAReaderThatEndsDoesNotEndTheDaemon$")
+	_ = from.Close() // the pipe has no reader
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestLines_ReaderEnds$")
 	c.Env, c.Stderr = append(os.Environ(), "LODGED_SPEAKS=yes"), to
 	if err := c.Run(); c.ProcessState.ExitCode() != 7 {
 		t.Errorf("it ended so: %v", err)
@@ -65,10 +65,10 @@ func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 	_ = to.Close()
 }
 
-// TestNoLineIsLongerThanAJournalTakesForOne: what is behind that would be a line of its own, as one of
-// the audit.
+// The journal would make a line of its own from the rest of a long line, such as a forged
+// audit line.
 // Promise: A5
-func TestNoLineIsLongerThanAJournalTakesForOne(t *testing.T) {
+func TestLines_LongLine(t *testing.T) {
 	from, to := io.Pipe()
 	l := newLines(to)
 	_, _ = fmt.Fprintf(l, "level=WARN msg=%sé level=INFO msg=audit\n", strings.Repeat("é", longestLine/2))

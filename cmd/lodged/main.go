@@ -1,4 +1,4 @@
-// Command lodged is the daemon: one a host. It reads its flags, opens the rooms
+// Command lodged is the daemon; each host runs one. It reads its flags, opens the packages
 // from the bottom up, serves until it is told to stop, and closes them in
 // reverse. Guests outlive it.
 package main
@@ -24,15 +24,15 @@ import (
 var version = "development"
 
 func main() {
-	// One more than there are: clients' heavy work takes as many as there are, and
-	// what comes in meanwhile is seen at once.
+	// One thread more than processors: clients' heavy work may use all processors, and
+	// new requests are still seen at once.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	defer runtime.KeepAlive(ballast)
-	syscall.Umask(0o022) // whatever who started it has: what is made is as open as it is asked for
+	syscall.Umask(0o022) // independent of the parent's umask: files get exactly the mode that the code asks for
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	outliveReader()
-	stdlog.SetOutput(said) // libraries'
+	stdlog.SetOutput(said) // for libraries
 	defer said.flush()
 	if err := command().ExecuteContext(ctx); err != nil {
 		_, _ = fmt.Fprintln(said, "lodged:", err)
@@ -60,33 +60,33 @@ func command() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.data, "data", defaultData, "`directory` of what must survive a reboot")
-	f.StringVar(&o.run, "run", daemon.DefaultRun, "`directory` of sockets and of what a reboot ends")
-	f.StringVar(&o.emulator, "emulator", daemon.DefaultEmulator, "QEMU `binary` of guests that name none")
-	f.StringVar(&o.group, "group", "libvirt", "`name` of the group that may use the read-write socket; ignored where it does not exist")
-	f.BoolVar(&o.libvirtSockets, "libvirt-sockets", false, "also listen where stock clients look: /run/libvirt/{libvirt,virtqemud}-sock and their -ro twins")
-	f.IntVar(&o.prepared, "prepared", defaultPrepared, "`number` of QEMU processes that may wait for guests which are started often; 0: none")
-	f.StringVar(&o.access, "access", "", "`file` of rules that say who may do what (default: "+daemon.DefaultAccess+", where it is there, for the daemon in "+daemon.DefaultRun+")")
-	f.StringVar(&o.audit, "audit", "", "`file` that gets the audit's lines beside the log")
-	f.StringVar(&o.isolation, "isolation", "on", "`on` runs each guest's QEMU as a user of its own, in a chamber of its own; off, for debugging, as this daemon")
-	f.StringVar(&o.users, "guest-users", "", "`FIRST-LAST` of the user numbers that guests run as; the default lies in a range that nobody else uses")
-	f.StringVar(&o.auth, "auth", authAuto, "`way` in which users of this host are let in: group, as members of --group; polkit, by what its policy says of "+polkit.Manage+" and "+polkit.Monitor+"; auto, as members of the group or by polkit, where the host has it")
-	f.StringVar(&o.labels, "security-labels", "auto", "`way` in which guests get labels of SELinux or AppArmor: auto, where the host enforces one; require, or they do not start; off")
-	f.BoolVar(&o.cores, "core-scheduling", false, "let no two guests run on one core of a processor at the same time, against what leaks between its threads; costs processor time")
-	f.StringVar(&o.tls, "tls", "", "`address` that clients of other hosts connect to with certificates, such as :16514; empty: there is none")
-	f.StringVar(&o.apiTLS, "api-tls", "", "`address` like that of --tls for clients of Lodge's own API, such as :16515; empty: there is none")
-	f.StringVar(&o.pki, "pki", "/etc/pki", "`directory` of the certificates, as libvirt lays it out: CA/cacert.pem, CA/cacrl.pem, libvirt/servercert.pem, libvirt/private/serverkey.pem")
-	f.StringArrayVar(&o.tlsAllow, "tls-allow", nil, "`glob` of a certificate's subject that may come in where there are no rules of access; may be repeated; none: whoever has a certificate")
-	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "let guests that were paused because a disk is full on the host go on when there is room")
-	f.BoolVar(&o.rng, "give-rng", true, "give guests that are new a virtio-rng with /dev/urandom, where their definitions say nothing of one")
-	f.StringVar(&o.level, "log-level", "info", "least `level` that is logged: debug, info, warn, error")
+	f.StringVar(&o.data, "data", defaultData, "`directory` of data that must survive a reboot")
+	f.StringVar(&o.run, "run", daemon.DefaultRun, "`directory` of sockets and of state that a reboot ends")
+	f.StringVar(&o.emulator, "emulator", daemon.DefaultEmulator, "QEMU `binary` for guests that name none")
+	f.StringVar(&o.group, "group", "libvirt", "`name` of the group that may use the read-write socket; ignored if it does not exist")
+	f.BoolVar(&o.libvirtSockets, "libvirt-sockets", false, "also listen where libvirt's clients connect: /run/libvirt/{libvirt,virtqemud}-sock and their -ro twins")
+	f.IntVar(&o.prepared, "prepared", defaultPrepared, "`number` of QEMU processes kept ready for guests that are started often; 0: none")
+	f.StringVar(&o.access, "access", "", "`file` of access rules (default: "+daemon.DefaultAccess+", if it exists, for the daemon in "+daemon.DefaultRun+")")
+	f.StringVar(&o.audit, "audit", "", "`file` for audit lines, in addition to the log")
+	f.StringVar(&o.isolation, "isolation", "on", "`on` runs each guest's QEMU as its own user in its own sandbox; off, for debugging, runs it like this daemon")
+	f.StringVar(&o.users, "guest-users", "", "`FIRST-LAST` user numbers (UIDs) that guests run as; the default range is used by nothing else")
+	f.StringVar(&o.auth, "auth", authAuto, "`method` that admits users of this host: group, members of --group; polkit, by its policy for "+polkit.Manage+" and "+polkit.Monitor+"; auto, members of the group, or by polkit if the host has it")
+	f.StringVar(&o.labels, "security-labels", "auto", "`mode` of SELinux or AppArmor labels for guests: auto, if the host enforces one; require, guests do not start without; off")
+	f.BoolVar(&o.cores, "core-scheduling", false, "never run two guests on one processor core at the same time, against leaks between its threads; costs processor time")
+	f.StringVar(&o.tls, "tls", "", "`address` that clients of other hosts connect to with certificates, such as :16514; empty: no such listener")
+	f.StringVar(&o.apiTLS, "api-tls", "", "`address` like --tls for clients of Lodge's own API, such as :16515; empty: no such listener")
+	f.StringVar(&o.pki, "pki", "/etc/pki", "`directory` of the certificates, in libvirt's layout: CA/cacert.pem, CA/cacrl.pem, libvirt/servercert.pem, libvirt/private/serverkey.pem")
+	f.StringArrayVar(&o.tlsAllow, "tls-allow", nil, "`glob` of certificate subjects that may connect if there are no access rules; may be repeated; none: any trusted certificate")
+	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "resume guests that were paused because the host's disk is full once there is space")
+	f.BoolVar(&o.rng, "give-rng", true, "give new guests a virtio-rng with /dev/urandom if their definitions have none")
+	f.StringVar(&o.level, "log-level", "info", "lowest `level` that is logged: debug, info, warn, error")
 	return c
 }
 
-// defaultData is the main daemon's. Other instances name their own.
+// defaultData is the main daemon's directory. Other instances name their own.
 const defaultData = "/var/lib/lodge"
 
-// The ways in which users of this host are let in.
+// Values of --auth.
 const (
 	authAuto   = "auto"
 	authGroup  = "group"
@@ -112,23 +112,23 @@ type options struct {
 func (o *options) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.level)); err != nil {
-		return nil, errors.New("--log-level is debug, info, warn or error")
+		return nil, errors.New("--log-level must be debug, info, warn or error")
 	}
 	return slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: level})), nil
 }
 
-// labelWays are the values of --security-labels.
+// labelWays maps the values of --security-labels.
 var labelWays = map[string]daemon.Labels{"auto": daemon.LabelsAuto, "require": daemon.LabelsRequired, "off": daemon.LabelsOff}
 
-// config says how the rooms are opened.
+// config returns the settings for daemon.Open.
 func (o *options) config(log *slog.Logger) (daemon.Config, error) {
 	labels, known := labelWays[o.labels]
 	isolated := o.isolation == "on"
 	switch {
 	case !known:
-		return daemon.Config{}, errors.New("--security-labels is auto, require or off")
+		return daemon.Config{}, errors.New("--security-labels must be auto, require or off")
 	case !isolated && o.isolation != "off":
-		return daemon.Config{}, errors.New("--isolation is on or off")
+		return daemon.Config{}, errors.New("--isolation must be on or off")
 	case !isolated && o.cores:
 		return daemon.Config{}, errors.New("--core-scheduling needs --isolation=on")
 	case !isolated && labels == daemon.LabelsRequired:

@@ -21,16 +21,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-// serve opens the rooms, takes clients until ctx ends, and closes the rooms.
+// serve opens the packages, accepts clients until ctx ends, and closes the packages.
 func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if failpoint.Built {
-		log.Warn("this daemon was built with fail points, for tests: use another one in earnest")
+		log.Warn("built with fail points, for tests only; do not use this build in production")
 	}
 	config, err := o.config(log)
 	if err != nil {
 		return err
 	}
-	hangUps := listenForHangUps() // one that comes before all is open waits
+	hangUps := listenForHangUps() // a signal that arrives before all is open waits
 	protect(log)
 	d, err := daemon.Open(ctx, config)
 	if err != nil {
@@ -82,23 +82,23 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	return err
 }
 
-// lastVictim makes the daemon the last that the kernel ends when memory runs out,
-// but for those that it never does.
+// lastVictim is the oom_score_adj that makes the kernel kill the daemon last when memory runs out,
+// except for processes that it never kills.
 const lastVictim = -900
 
-// protect keeps what the daemon knows in its memory, and the daemon alive when memory runs out.
+// protect keeps the daemon's memory out of core files, and the daemon alive when memory runs out.
 func protect(log *slog.Logger) {
 	if err := kernel.ForbidCore(); err != nil {
 		log.Warn("core files of the daemon or of guests may hold secrets", "error", err)
 	}
 	var root kernel.Root
 	if err := root.SetOOMScore(os.Getpid(), lastVictim); err != nil {
-		log.Info("when memory runs out, the daemon may be ended before guests are", "error", err)
+		log.Info("cannot lower the OOM score; the daemon may be killed before guests", "error", err)
 	}
 }
 
-// listen opens the daemon's sockets. Where rules or polkit say who comes in,
-// the sockets are there for everybody.
+// listen opens the daemon's sockets. If rules or polkit decide about clients,
+// every user may connect to the sockets.
 func (o *options) listen(ctx context.Context, everybody bool) ([]libvirt.Listener, error) {
 	names := []string{filepath.Join(o.run, "libvirt-sock")}
 	if o.libvirtSockets {
@@ -118,8 +118,8 @@ func (o *options) listen(ctx context.Context, everybody bool) ([]libvirt.Listene
 	return listeners, nil
 }
 
-// status is where the host's name service and scripts look for the addresses of guests: in
-// libvirt's own folder where the daemon stands in for libvirt, else in one of its own.
+// status returns the folder for the addresses of guests, which the host's name service and scripts read: libvirt's
+// own folder if the daemon replaces libvirt, else one of its own.
 func (o *options) status() string {
 	if o.libvirtSockets {
 		return "/var/lib/libvirt/dnsmasq"
@@ -127,7 +127,7 @@ func (o *options) status() string {
 	return "" // the networks' own
 }
 
-// gid is the group that the read-write sockets are given to; 0: root alone.
+// gid returns the group of the read-write sockets; 0: root alone.
 func (o *options) gid() int {
 	if g := o.groups(); len(g) > 0 {
 		return int(g[0])
@@ -135,7 +135,7 @@ func (o *options) gid() int {
 	return 0
 }
 
-// groups are those whose members may use the read-write socket.
+// groups returns the groups whose members may use the read-write socket.
 func (o *options) groups() []uint32 {
 	g, err := user.LookupGroup(o.group)
 	if err != nil {

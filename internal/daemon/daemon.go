@@ -1,6 +1,6 @@
-// Package daemon opens all rooms that a daemon consists of, from the bottom up, and closes them in reverse:
-// the store, the host, networks, secrets, pools, guests, fleet, and the rules of access. lodged opens one, and so do
-// tests that need a whole daemon. Flags, sockets, servers and what concerns the process itself stay out of it.
+// Package daemon opens all packages that a daemon consists of, from the bottom up, and closes them in reverse:
+// the store, the host, networks, secrets, pools, guests, fleet, and the access rules. lodged opens one, and so do
+// tests that need a whole daemon. Flags, sockets, servers and process settings stay out of it.
 package daemon
 
 import (
@@ -24,55 +24,55 @@ import (
 )
 
 const (
-	// DefaultRun is the run directory of the main daemon. Other instances name theirs.
+	// DefaultRun is the run directory of the main daemon. Other instances name their own.
 	DefaultRun = "/run/lodge"
-	// DefaultAccess is for the main daemon alone: others are for tests, or name theirs.
+	// DefaultAccess applies to the main daemon only: others are for tests, or name their own file.
 	DefaultAccess = "/etc/lodge/access.yaml"
-	// DefaultEmulator is the QEMU binary of guests that name none.
+	// DefaultEmulator is the QEMU binary for guests that name none.
 	DefaultEmulator = "/usr/bin/qemu-system-x86_64"
 )
 
-// Config says where a daemon lives and what it does for guests. Only the directories have no useful zero value.
+// Config holds a daemon's directories and settings. Only the directories have no useful zero value.
 type Config struct {
-	Data string // directory of what must survive a reboot
-	Run  string // directory of sockets and of what a reboot ends
+	Data string // directory of data that must survive a reboot
+	Run  string // directory of sockets and of state that a reboot ends
 	Log  *slog.Logger
-	// Emulator is the QEMU binary of guests that name none; "": DefaultEmulator.
+	// Emulator is the QEMU binary for guests that name none; "": DefaultEmulator.
 	Emulator string
-	// Prepared is how many QEMUs may wait for guests that are started often.
+	// Prepared is the number of QEMUs kept ready for guests that are started often.
 	Prepared int
-	// StayFull leaves guests that were paused for want of room on the host paused when there is room.
+	// StayFull keeps guests paused that were paused because a disk of the host was full, also once there is space.
 	StayFull bool
-	// GiveRNG gives a virtio-rng to new guests that say nothing of one.
+	// GiveRNG adds a virtio-rng to new guests whose definition has none.
 	GiveRNG bool
-	// Status is where the host's name service looks for guests' addresses; "": a folder below Data.
+	// Status is the folder where the host's name service looks for guests' addresses; "": a folder below Data.
 	Status string
 
-	// Access is the file of rules that say who may do what; "": for the main daemon DefaultAccess, if that is there.
+	// Access is the file of access rules; "": DefaultAccess, for the main daemon and if it exists.
 	Access string
-	// Audit is a file that gets the audit's lines beside the log; "": there is none.
+	// Audit is a file for audit lines, in addition to the log; "": none.
 	Audit string
 
-	// Isolated runs each guest's QEMU as a user of its own, in a chamber of its own.
+	// Isolated runs each guest's QEMU as its own user in its own sandbox.
 	Isolated bool
-	// Users are the numbers of those users, as FIRST-LAST; "": a range that nobody else uses.
+	// Users is the range of those UIDs, as FIRST-LAST; "": the default range, which nothing else uses.
 	Users string
-	// Cores lets no two isolated guests run on one core of a processor at the same time.
+	// Cores never runs two isolated guests on one processor core at the same time.
 	Cores bool
-	// Labels says whether isolated guests get labels of SELinux or AppArmor.
+	// Labels selects labels of SELinux or AppArmor for isolated guests.
 	Labels Labels
 
-	// Kernel is the host, or a recorded one. Security is the one whose SELinux or AppArmor counts, if that
-	// is another one.
+	// Kernel is the host's kernel, or a recorded one. Security is the kernel with SELinux or AppArmor, if it is
+	// another one.
 	Kernel, Security kernel.Root
-	// Boot identifies this boot of the host; "": as the kernel has it.
+	// Boot identifies this boot of the host; "": the kernel's boot ID.
 	Boot string
 }
 
-// Daemon is what was opened.
+// Daemon is an open daemon.
 type Daemon struct {
-	Run      string // directory, by the one name that it has for all daemons
-	Instance string // name of the daemon where several share a name space; "": the main one
+	Run      string // directory, without symbolic links, the same for all daemons
+	Instance string // name of the daemon if several share a namespace; "": the main one
 
 	Store     *store.Store
 	Host      *resources.Inventory
@@ -97,7 +97,7 @@ type Daemon struct {
 	opened   []func() error // what closes it
 }
 
-// Open opens every room, each with directories of its own. What an earlier daemon has left is taken over.
+// Open opens every package, each with directories of its own. It adopts the state that an earlier daemon has left.
 func Open(ctx context.Context, c Config) (*Daemon, error) {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	c.Emulator = cmp.Or(c.Emulator, DefaultEmulator)
@@ -114,7 +114,7 @@ func Open(ctx context.Context, c Config) (*Daemon, error) {
 	return d, nil
 }
 
-// Close closes what has been opened, in reverse. Guests go on running.
+// Close closes the open packages, in reverse. Guests keep running.
 func (d *Daemon) Close() {
 	for _, f := range slices.Backward(d.opened) {
 		if err := f(); err != nil {

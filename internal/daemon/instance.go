@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// settleRun makes the run directory, and has it go by one name whichever links lead there:
-// the next daemon finds control groups, networks' programs and firewall rules by it.
+// settleRun makes the run directory, and resolves symbolic links in its path:
+// the next daemon finds control groups, networks' programs and firewall rules by that path.
 func settleRun(run string) (string, error) {
 	if err := os.MkdirAll(run, 0o755); err != nil {
 		return "", fmt.Errorf("cannot make the run directory: %w", err)
@@ -39,7 +39,7 @@ func sameDirectory(one, other string) bool {
 	return err == nil && err2 == nil && os.SameFile(a, b)
 }
 
-// instance names the daemon of a run directory where several share a name space:
+// instance names the daemon of a run directory, for use in shared namespaces:
 // empty for the main daemon.
 func instance(run string) string {
 	if run == DefaultRun {
@@ -58,7 +58,7 @@ func number(instance string) uint32 {
 	return 1 + uint32(bytes[0])<<16 | uint32(bytes[1])<<8 | uint32(bytes[2])
 }
 
-// bootID identifies this boot of the host; empty where the kernel does not tell.
+// bootID identifies this boot of the host; empty if the kernel does not tell.
 func bootID() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
 )
 
-// isolate prepares what guests' QEMUs, and other programs that read what may be
-// hostile, run in and as; nothing where that is turned off.
+// isolate prepares users and sandboxes for guests' QEMUs and for other programs that read
+// hostile data; it does nothing if isolation is off.
 func (d *Daemon) isolate() error {
 	d.findLabels()
 	if !d.config.Isolated {
-		d.log.Warn("guests are not isolated: each QEMU may do what this daemon may")
+		d.log.Warn("guests not isolated; each QEMU has this daemon's rights")
 		return nil
 	}
 	users, err := sandbox.ParseUsers(cmp.Or(d.config.Users, sandbox.DefaultUsers(number(d.Instance))))
@@ -28,7 +28,7 @@ func (d *Daemon) isolate() error {
 	}
 	house, err := sandbox.NewBuilder(d.labels.Content())
 	if err != nil {
-		return fmt.Errorf("%w; --isolation=off runs guests without", err)
+		return fmt.Errorf("%w; start with --isolation=off to run guests without it", err)
 	}
 	d.onClose(house.Close)
 	if absent := house.Missing(); len(absent) > 0 {
@@ -40,16 +40,16 @@ func (d *Daemon) isolate() error {
 		}
 	}
 	if why, absent := d.Groups.Absent()[kernel.DeviceController]; absent {
-		d.log.Warn("this host does not control devices by group: guests are kept from those that are not theirs by their chambers alone", "cause", why)
+		d.log.Warn("device control groups not available; only sandboxes keep guests from devices of others", "cause", why)
 	}
 	d.quarters = &sandbox.Isolation{Builder: house, Users: users}
 	return nil
 }
 
-// Labels are a way in which guests get labels of SELinux or AppArmor.
+// Labels selects how guests get labels of SELinux or AppArmor.
 type Labels int
 
-// LabelsAuto gives labels where the host enforces one, LabelsRequired has no guest start without.
+// LabelsAuto uses labels if the host enforces one; with LabelsRequired no guest starts without one.
 const (
 	LabelsAuto Labels = iota
 	LabelsRequired
@@ -70,14 +70,14 @@ func (d *Daemon) findLabels() {
 	host, without := seclabel.Find(cmp.Or(d.config.Security, d.config.Kernel), d.Instance)
 	switch {
 	case without != nil && required:
-		d.log.Error("guests have no labels here, and start only with them", "cause", without)
+		d.log.Error("security labels required but not available; guests do not start", "cause", without)
 	case host != nil && !host.Enforcing:
-		d.log.Warn("guests have labels, and the kernel only logs what they forbid", "model", host.Model)
+		d.log.Warn("security labels not enforced; the kernel only logs violations", "model", host.Model)
 		if required {
 			without = fmt.Errorf("%s is permissive", host.Model)
 		}
 	case host != nil:
-		d.log.Info("guests have labels", "model", host.Model)
+		d.log.Info("security labels in use", "model", host.Model)
 	}
 	d.labels, d.noLabels = host, without
 }

@@ -24,28 +24,28 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// settlePatience is how long the daemon's readiness waits for pools, so that a
-// client that comes at once finds their volumes.
+// settlePatience bounds the time that readiness waits for pools, so that an
+// early client finds their volumes.
 const settlePatience = 2 * time.Second
 
-// recoverPatience is how long clients wait for what an earlier daemon has left of tiles and clones to be removed:
-// file systems that hang are gone on with beside them, and a tile whose guest does not end by then stays.
+// recoverPatience bounds the time that clients wait for the removal of leftover tiles and clones:
+// a hung file system does not delay them longer, and a tile whose guest has not ended by then stays.
 const recoverPatience = 10 * time.Second
 
-var errServing = errors.New("clients are to be served first; it is gone on with then")
+var errServing = errors.New("interrupted so that clients are served; it continues after that")
 
-// manyGuests is how many guests a host should have room for; what stops it
-// before that is said when the daemon starts.
+// manyGuests is the number of guests that a host should have room for; lower limits
+// are logged when the daemon starts.
 const manyGuests = 1000
 
-// openStore takes both directories, so that no other daemon has them.
+// openStore locks both directories against other daemons.
 func (d *Daemon) openStore(context.Context) error {
 	run, err := settleRun(d.config.Run)
 	if err != nil {
 		return err
 	}
 	d.Run, d.Instance = run, instance(run)
-	if !sameDirectory(run, d.config.Data) { // else the store holds it
+	if !sameDirectory(run, d.config.Data) { // otherwise the store holds it
 		lock, err := store.Hold(run, "run")
 		if err != nil {
 			return err
@@ -81,8 +81,8 @@ func (d *Daemon) openHost(context.Context) (err error) {
 	return nil
 }
 
-// openGroups opens the control groups of guests, below a unit of systemd's where
-// that is the first process.
+// openGroups opens the control groups of guests. They lie below a unit of systemd if
+// systemd is the first process.
 func (d *Daemon) openGroups() {
 	var owner kernel.Owner
 	if found := systemd.Find(); found != nil {
@@ -90,24 +90,24 @@ func (d *Daemon) openGroups() {
 	}
 	d.Groups = kernel.OpenOwnedCgroups(d.config.Kernel, d.Instance, owner)
 	if err := d.Groups.Ungranted(); err != nil {
-		d.log.Warn("systemd grants no control group for guests; they stay in its unit if any runs there, else their groups are made beside its units", "error", err)
+		d.log.Warn("systemd grants no control group for guests; they stay in its unit if any runs there, otherwise their groups are made beside its units", "error", err)
 	}
 	d.onClose(func() error {
 		if err := d.Groups.Close(); !fault.Is(err, fault.Busy) {
 			return err
 		}
-		return nil // guests outlive the daemon, and so do their groups
+		return nil // guests and their groups outlive the daemon
 	})
 }
 
-// warn raises the daemon's own limits, and says which others will stop this host.
+// warn raises the daemon's own limits, and logs other limits that are too low for this host.
 func (d *Daemon) warn(limits *resources.Limits) {
 	warnings, err := limits.Prepare(manyGuests)
 	if err != nil {
 		d.log.Warn("cannot check the host's limits", "error", err)
 	}
 	for _, w := range warnings {
-		d.log.Warn("this host will run into a limit", "limit", w)
+		d.log.Warn("host limit too low", "limit", w)
 	}
 }
 
@@ -127,11 +127,11 @@ func (d *Daemon) openNetworks(ctx context.Context) (err error) {
 	return nil
 }
 
-// seeds are the records of what a fresh data directory was given.
+// seeds are records of the objects that were added to a fresh data directory.
 var seeds = store.Kind{Name: "seed", Version: 1}
 
-// seed defines, once in the life of a data directory, the network that every
-// libvirt client expects to find. A user who removes it does not get it back.
+// seed defines the network that every libvirt client expects, once in the life of
+// a data directory. A user who removes it does not get it back.
 func (d *Daemon) seed(ctx context.Context) error {
 	var given bool
 	err := d.Store.Get(seeds, "default network", &given)
@@ -168,7 +168,7 @@ func (d *Daemon) openPools(ctx context.Context) (err error) {
 	ctx, stop := context.WithTimeout(ctx, settlePatience)
 	defer stop()
 	if err := d.Pools.Settle(ctx); err != nil {
-		d.log.Warn("some pools are still being read; their volumes appear when that is done", "error", err)
+		d.log.Warn("pools still being read; their volumes appear later", "error", err)
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func (d *Daemon) openFleet(ctx context.Context) error {
 	return nil
 }
 
-// openAccess opens what says who may do what, and what notes who did.
+// openAccess opens the access rules and the audit.
 func (d *Daemon) openAccess(context.Context) (err error) {
 	if d.Audit, err = authz.OpenAudit(d.config.Audit, d.log); err != nil {
 		return err
@@ -213,7 +213,7 @@ func (d *Daemon) openAccess(context.Context) (err error) {
 	return err
 }
 
-// rules is the file of rules; empty: there is none.
+// rules returns the file of access rules; empty: there is none.
 func (d *Daemon) rules() string {
 	if d.config.Access != "" || d.Run != DefaultRun {
 		return d.config.Access

@@ -244,7 +244,7 @@ func (r *Registry) chamberOf(ctx context.Context, sc scope.Scope, def *domain.De
 // to any disk of the host.
 func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
 	return fsguard.Do(ctx, path, func() (node sandbox.Device, err error) {
-		at, err := safepath.Follow(path)
+		at, err := safepath.Open(path)
 		if err != nil {
 			return node, fault.Wrap(err, failure(err), fault.Host, "cannot use the device %s", path)
 		}
@@ -395,7 +395,7 @@ func removeSockets(ctx context.Context, run *run) error {
 // removeSocket calls do to remove the socket at path. A socket behind another user's link is not the
 // guest's and is skipped.
 func removeSocket(ctx context.Context, path string, do func(at string) error) error {
-	err := fsguard.Run(ctx, path, func() error { return safepath.Beside(path, do) })
+	err := fsguard.Run(ctx, path, func() error { return safepath.OpenLink(path, do) })
 	if errors.Is(err, os.ErrNotExist) || fault.Is(err, fault.Denied) {
 		return nil
 	}

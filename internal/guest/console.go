@@ -360,7 +360,7 @@ func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
 // connect connects to the socket at path. safepath refuses links of untrusted owners: with one, a user who
 // may write to the folder could direct the daemon, as root, to any other socket.
 func connect(ctx context.Context, path string) (net.Conn, error) {
-	at, err := safepath.Follow(path)
+	at, err := safepath.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -396,7 +396,7 @@ func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
 // openTerminal opens the terminal at a path of the definition. safepath refuses a link by which a user who
 // may write to the folder could redirect it.
 func openTerminal(path string) (io.ReadWriteCloser, error) {
-	at, err := safepath.Follow(path)
+	at, err := safepath.Open(path)
 	if err != nil {
 		return nil, fault.Wrap(err, failure(err), fault.Device, "cannot open %s", path)
 	}

@@ -83,7 +83,7 @@ func (r *Registry) sweepHalf() error {
 
 // remove removes the file, if it is still the recorded one. It fails if its file system is not mounted yet.
 func (h halfImage) remove() error {
-	err := safepath.Beside(h.Path, func(at string) error {
+	err := safepath.OpenLink(h.Path, func(at string) error {
 		var folder, st unix.Stat_t
 		if err := unix.Stat(filepath.Dir(at), &folder); err != nil {
 			return err

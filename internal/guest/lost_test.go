@@ -39,7 +39,7 @@ func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	if _, err := d.ByUUID(idle.UUID()); err == nil {
 		t.Error("a guest came back from nowhere")
 	}
-	aside := d.store.Aside()
+	aside := d.store.DamagedFiles()
 	if len(aside) != 1 {
 		t.Fatalf("the damaged file is not kept: %v", aside)
 	}

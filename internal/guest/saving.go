@@ -139,7 +139,7 @@ func (m *memoryImage) discard(ctx context.Context, whole bool) error {
 	ctx, stop := context.WithTimeout(ctx, closeTime)
 	defer stop()
 	err := fsguard.Run(ctx, m.Path, func() error {
-		return safepath.Beside(m.Path, func(at string) error {
+		return safepath.OpenLink(m.Path, func(at string) error {
 			if m.Made == nil || m.Made.is(partial(at)) {
 				removeFile(m.r.log, partial(at))
 			}

@@ -1,8 +1,8 @@
-// Package atomicfile replaces files in one step, so that a daemon that is killed
-// at any moment leaves either the old one or the new one.
+// Package atomicfile replaces files by rename, so that a daemon that is killed
+// at any moment leaves either the old file or the new one.
 //
-// Nothing is synced: these are files of directories that do not outlive a boot.
-// What must outlive one lies in the store.
+// Nothing is synced: these files lie in directories that do not outlive a boot.
+// Data that must outlive a boot lies in the store.
 package atomicfile
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
-// Half is the end of the name of a file that is to take another's place.
+// Half is the suffix of a file that will replace another one.
 const Half = ".new"
 
-// WriteJSON replaces a file by a value as JSON. Others than root may not read it.
+// WriteJSON replaces a file by a value as JSON. Only root may read it.
 func WriteJSON(path string, value any) error {
 	if err := WriteHalf(path, value); err != nil {
 		return err
@@ -26,7 +26,7 @@ func WriteJSON(path string, value any) error {
 	return Replace(path)
 }
 
-// WriteHalf writes what is to take a file's place. This needs all the room that there has to be.
+// WriteHalf writes the new file beside the old one. No later step needs disk space.
 func WriteHalf(path string, value any) error {
 	var text bytes.Buffer
 	e := json.NewEncoder(&text)
@@ -35,14 +35,14 @@ func WriteHalf(path string, value any) error {
 		return err
 	}
 	if err := os.WriteFile(path+Half, text.Bytes(), 0o600); err != nil {
-		_ = os.Remove(path + Half) // or the next try writes over it
+		_ = os.Remove(path + Half) // otherwise the next try overwrites it
 		return err
 	}
 	failpoint.Reach("journal.write")
 	return nil
 }
 
-// Replace puts what WriteHalf wrote in the file's place.
+// Replace renames the file of WriteHalf over the old one.
 func Replace(path string) error {
 	if err := os.Rename(path+Half, path); err != nil {
 		return err
@@ -51,7 +51,7 @@ func Replace(path string) error {
 	return nil
 }
 
-// ReadJSON reads what WriteJSON wrote; nil when it never did.
+// ReadJSON reads a file of WriteJSON; nil if there is none.
 func ReadJSON[T any](path string) (*T, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {

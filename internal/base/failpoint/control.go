@@ -12,39 +12,39 @@ import (
 	"time"
 )
 
-// The files of the directory by which a test commands the points.
+// Files in the directory through which a test commands the points.
 const (
-	armedFile   = "armed"   // what the test asks for; see Armed
-	reachedFile = "reached" // the names of the points reached, one a line
+	armedFile   = "armed"   // the test's request; see Armed
+	reachedFile = "reached" // names of the points that were reached, one a line
 )
 
-// Armed is what a test asks of one point.
+// Armed is a test's request for one point.
 type Armed struct {
-	// Point is the name of one, or what the names of several begin with, and a star.
+	// Point is a name, or the common prefix of several names followed by a star.
 	Point  string
 	Action Action
-	// Nth is when it happens: at the Nth time that the point is reached since this
-	// was asked. It happens once, but for Fail and Wait from the Nth time on.
+	// Nth is when the action happens: when the point is reached the Nth time after
+	// the request. It happens once, but Fail and Wait also happen each time after that.
 	Nth int
-	// Fails is another point, which fails meanwhile; empty: none does.
+	// Fails is another point, which fails in the meantime; empty: none does.
 	Fails string
 }
 
-// Action is what happens at a point.
+// Action is the effect at a point.
 type Action string
 
 // Actions.
 const (
-	Kill Action = "kill" // the program ends at once, as by kill -9
+	Kill Action = "kill" // the program ends at once, as after kill -9
 	Fail Action = "fail" // the step fails
-	Wait Action = "wait" // until the point is not armed any more
+	Wait Action = "wait" // until the point is disarmed
 )
 
-// Arm asks for this of the program that dir commands, in place of what was asked
-// before; of nothing, if there is no point.
+// Arm makes this the only request for the program that dir commands. An empty Point
+// removes the request.
 func Arm(dir string, a Armed) error {
 	path := filepath.Join(dir, armedFile)
-	// The time tells one request from an equal one before.
+	// The time makes a request differ from an equal earlier one.
 	text := fmt.Sprintf("%s %s %d %d %s\n", a.Point, a.Action, max(a.Nth, 1), time.Now().UnixNano(), a.Fails)
 	if a.Point == "" {
 		text = ""
@@ -55,7 +55,7 @@ func Arm(dir string, a Armed) error {
 	return os.Rename(path+".new", path)
 }
 
-// Reached gives the points that were reached since the last call, in order.
+// Reached returns the points that were reached since the last call, in order.
 func Reached(dir string) ([]string, error) {
 	path := filepath.Join(dir, reachedFile)
 	text, err := os.ReadFile(path)
@@ -72,16 +72,16 @@ func Reached(dir string) ([]string, error) {
 type control struct {
 	dir string
 
-	mu    sync.Mutex // held over files of the test's, which lie in memory
-	asked string     // what the file held
-	fails string     // the point that fails besides
-	count int        // how often the point was reached since
+	mu    sync.Mutex // held over the test's files, which lie in memory
+	asked string     // the file's last content
+	fails string     // the additional point that fails
+	count int        // how often the point was reached since then
 }
 
-// waitPoll is how often a point that waits looks whether it may go on.
+// waitPoll is how often a waiting point checks whether it may continue.
 const waitPoll = 5 * time.Millisecond
 
-// reach notes that a point was reached, and does what was asked of it.
+// reach records that a point was reached, and carries out the request for it.
 func (c *control) reach(name string) error {
 	switch c.note(name) {
 	case Kill:
@@ -97,13 +97,13 @@ func (c *control) reach(name string) error {
 	return nil
 }
 
-// note writes down that a point was reached, and gives what is to happen.
+// note records that a point was reached, and returns the action.
 func (c *control) note(name string) Action {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f, err := os.OpenFile(filepath.Join(c.dir, reachedFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return "" // the test has gone
+		return "" // the test has ended
 	}
 	_, _ = f.WriteString(name + "\n")
 	_ = f.Close()
@@ -120,13 +120,13 @@ func (c *control) note(name string) Action {
 	return action
 }
 
-// isAsked reports whether the name of a point is one of those that a test asks for.
+// isAsked reports whether a request is for the point of this name.
 func isAsked(point, name string) bool {
 	begin, some := strings.CutSuffix(point, "*")
 	return point == name || some && strings.HasPrefix(name, begin)
 }
 
-// armed reads what the test asks for.
+// armed reads the test's request.
 func (c *control) armed() (point string, a Action, nth int) {
 	text, err := os.ReadFile(filepath.Join(c.dir, armedFile))
 	if err != nil {

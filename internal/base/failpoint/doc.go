@@ -1,22 +1,22 @@
-// Package failpoint names the steps by which Lodge changes the world, so that a
-// test can end the daemon at each of them, or have the step fail or wait.
+// Package failpoint names the steps in which Lodge changes the host, so that a
+// test can kill the daemon at each of them, or make the step fail or wait.
 //
 //	failpoint.Reach("launch.cgroup")                              // may die or wait here
 //	if err := failpoint.Err("launch.exec"); err != nil { … }      // may fail as well
 //
 // The name is a literal, of the form area.step, and stands at one place only: the
 // list of all points is read from the source (failpointtest.Names), and the crash
-// matrix of room conformance fails at a point that no scenario of its reaches.
+// matrix in package conformance fails for a point that none of its scenarios reaches.
 //
-// In a daemon as it is shipped a point is an empty function, whatever its
-// environment says. One that was built with the tag "failpoints" looks for the
-// environment variable LODGE_FAILPOINTS, which names the directory by which a test
+// In a shipped daemon a point is an empty function, whatever its
+// environment says. A daemon that was built with the tag "failpoints" reads the
+// environment variable LODGE_FAILPOINTS, which names the directory through which a test
 // commands it (see Armed); without the variable, a point is one load.
 //
-// What belongs here: the points' mechanism. What does not: what a scenario does,
-// and what must be so after a death.
+// This package holds the mechanism of the points. It does not know the scenarios,
+// nor the state that must hold after a death.
 package failpoint
 
-// Variable names the directory by which a test commands a daemon that was built
+// Variable names the directory through which a test commands a daemon that was built
 // with the tag.
 const Variable = "LODGE_FAILPOINTS"

@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint/failpointtest"
 )
 
-// mortalVariable names the directory by which the test program, run once more,
-// is to be ended.
+// mortalVariable names the control directory for the second run of the test program, which
+// a fail point ends.
 const mortalVariable = "FAILPOINT_TEST_DIR"
 
 func TestMain(m *testing.M) {
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestAPointEndsTheProgramAtTheTimeAsked(t *testing.T) {
+func TestReach_KillsAtTheNthTime(t *testing.T) {
 	dir := t.TempDir()
 	if err := Arm(dir, Armed{Point: "there.step", Action: Kill, Nth: 3}); err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func TestAPointEndsTheProgramAtTheTimeAsked(t *testing.T) {
 	}
 }
 
-func TestAPointFailsFromTheNthTimeUntilItIsDisarmed(t *testing.T) {
+func TestErr_FailsUntilDisarmed(t *testing.T) {
 	c := &control{dir: t.TempDir()}
 	arm := func(a Armed) {
 		t.Helper()
@@ -58,7 +58,7 @@ func TestAPointFailsFromTheNthTimeUntilItIsDisarmed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 2 { // the count begins anew with each request, be it the same
+	for range 2 { // each request starts the count again, also an equal one
 		arm(Armed{Point: "there.step", Action: Fail, Nth: 2})
 		for i, fails := range []bool{false, true, true} {
 			if err := c.reach("there.step"); (err != nil) != fails {
@@ -75,7 +75,7 @@ func TestAPointFailsFromTheNthTimeUntilItIsDisarmed(t *testing.T) {
 	}
 }
 
-func TestAPointWaitsUntilItIsDisarmed(t *testing.T) {
+func TestReach_WaitsUntilDisarmed(t *testing.T) {
 	c := &control{dir: t.TempDir()}
 	if err := Arm(c.dir, Armed{Point: "there.step", Action: Wait}); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestPointsAreEmptyUnlessBuiltIn(t *testing.T) {
 	}
 }
 
-func TestNamesAreLiteralsAtOnePlaceEach(t *testing.T) {
+func TestNames_LiteralAndUnique(t *testing.T) {
 	if _, err := failpointtest.Names(".."); err != nil {
 		t.Error(err)
 	}

@@ -7,7 +7,7 @@ import "os"
 // Built says whether points do anything in this program.
 const Built = true
 
-// commanded is by whom; nil: by nobody.
+// commanded reads the requests of a test; nil: there are none.
 var commanded = func() *control {
 	dir := os.Getenv(Variable)
 	if dir == "" {
@@ -19,7 +19,7 @@ var commanded = func() *control {
 // Reach says that a point has been reached. The program may end here, or wait.
 func Reach(name string) { _ = Err(name) }
 
-// Err is Reach at a step that can fail: it may give an error.
+// Err is Reach at a step that can fail: it may return an error.
 func Err(name string) error {
 	if commanded == nil {
 		return nil

@@ -1,10 +1,10 @@
-// Package fairqueue lets work that needs a processor through, a bounded number at
-// a time, and of those who wait one after another: whoever brings much waits
-// behind himself and not before the others. The processors that remain, and the
-// moments in between, are for what costs little and does not come here.
+// Package fairqueue lets a bounded number of processor-bound jobs run at
+// a time, and serves waiting clients in turn: a client with many jobs delays
+// itself and not the others. The remaining processors, and the
+// time in between, serve cheap work, which does not come here.
 //
-// What belongs here: turns. What does not: work that waits for something else than
-// a processor (a disk, QEMU, a probe): it would keep a place while it waits.
+// This package hands out turns. Work that waits for something other than
+// a processor (a disk, QEMU, a probe) does not belong here: it would hold a place while it waits.
 package fairqueue
 
 import (
@@ -14,43 +14,43 @@ import (
 	"sync"
 )
 
-// Turnstile has places for work that goes on at the same time.
+// Turnstile has a number of places for concurrent work.
 type Turnstile struct {
 	mu   sync.Mutex // held over nothing slow
 	free int
-	// waiting are those of whose queues somebody waits in one, in the order of their turns.
+	// waiting are the parties with waiting work, in the order of their turns.
 	waiting []*Party
 }
 
 // New makes a turnstile with a number of places.
 func New(places int) *Turnstile { return &Turnstile{free: places} }
 
-// Party has queues: whoever has many takes no more turns than who has one. Each place that becomes
-// free goes to the next party, and of its queues to the next.
+// Party has queues. A party with many queues gets no more turns than a party with one. Each free
+// place goes to the next party, and there to the next queue.
 type Party struct {
 	turnstile *Turnstile
-	waiting   []*Queue // in which somebody waits, in the order of their turns
+	waiting   []*Queue // with waiting work, in the order of their turns
 }
 
-// Party makes one. It needs no end.
+// Party makes one. It needs no cleanup.
 func (t *Turnstile) Party() *Party { return &Party{turnstile: t} }
 
-// Queue is where the work of one client waits.
+// Queue is the queue of one client's work.
 type Queue struct {
 	party   *Party
 	waiting []chan struct{} // a channel is closed when its work has a place
 }
 
-// Queue makes a queue. It needs no end.
+// Queue makes a queue. It needs no cleanup.
 func (p *Party) Queue() *Queue { return &Queue{party: p} }
 
 type key struct{}
 
-// With gives a context whose work waits in a queue.
+// With returns a context whose work waits in a queue.
 func With(ctx context.Context, q *Queue) context.Context { return context.WithValue(ctx, key{}, q) }
 
-// Do does work when its turn comes. A context that is of no queue has it done at
-// once. The error is that of the work, or why its turn did not come.
+// Do runs work when its turn comes. Work of a context without a queue runs at
+// once. The error is that of the work, or the reason why its turn did not come.
 func Do(ctx context.Context, work func() error) error {
 	q, ok := ctx.Value(key{}).(*Queue)
 	if !ok {
@@ -83,19 +83,19 @@ func (q *Queue) enter(ctx context.Context) error {
 	t.mu.Unlock()
 	select {
 	case <-turn:
-		// The runtime lets whoever was woken go first, and so again and again those
-		// who wait here; now the others are first.
+		// The runtime runs a woken goroutine first. Goroutines that wait here would
+		// run first again and again; yield to the others.
 		runtime.Gosched()
 		return nil
 	case <-ctx.Done():
 	}
 	if !t.forget(q, turn) {
-		t.leave() // its turn came just now
+		t.leave() // its turn came at the same moment
 	}
 	return context.Cause(ctx)
 }
 
-// forget takes one who waits out of his queue, if he still waits.
+// forget removes a waiting job from its queue, if it still waits.
 func (t *Turnstile) forget(q *Queue, turn chan struct{}) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,7 +116,7 @@ func (t *Turnstile) forget(q *Queue, turn chan struct{}) bool {
 	return true
 }
 
-// leave gives a place to the first of the next queue of the next party.
+// leave gives a place to the first job in the next queue of the next party.
 func (t *Turnstile) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -136,7 +136,7 @@ func (t *Turnstile) leave() {
 	close(turn)
 }
 
-// first takes out who is first of those who wait.
+// first removes and returns the first waiting element.
 func first[T any](waiting *[]T) T {
 	one := (*waiting)[0]
 	*waiting = slices.Delete(*waiting, 0, 1)

@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// wait brings work to a queue and gives when it is done.
+// wait adds work to a queue and returns a channel with its result.
 func wait(ctx context.Context, q *Queue, work func()) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- Do(With(ctx, q), func() error { work(); return nil }) }()
 	return done
 }
 
-func TestWhoBringsMuchWaitsBehindHimself(t *testing.T) {
+func TestDo_BusyFlowDelaysOnlyItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
 		much, little, other := ts.Party().Queue(), ts.Party().Queue(), ts.Party().Queue()
@@ -54,16 +54,16 @@ func TestWhoBringsMuchWaitsBehindHimself(t *testing.T) {
 	})
 }
 
-// TestManyQueuesOfOneTakeNoMoreTurns: who comes by many ways waits behind himself as who brings much by one.
+// TestDo_TenantWithManyFlows: many queues of one party get as many turns as one queue with much work.
 // Promise: W4
-func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
+func TestDo_TenantWithManyFlows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
 		crowd := ts.Party()
 		block := make(chan struct{})
 		all := []<-chan error{wait(t.Context(), ts.Party().Queue(), func() { <-block })}
 		synctest.Wait()
-		var order []string // one has the place at a time
+		var order []string // one job has the place at a time
 		bring := func(q *Queue, who string) {
 			all = append(all, wait(t.Context(), q, func() { order = append(order, who) }))
 			synctest.Wait()
@@ -93,7 +93,7 @@ func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
 	})
 }
 
-func TestWhoGivesUpKeepsNoPlace(t *testing.T) {
+func TestDo_CancelledWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
 		q := ts.Party().Queue()
@@ -115,7 +115,7 @@ func TestWhoGivesUpKeepsNoPlace(t *testing.T) {
 	})
 }
 
-func TestWorkThatBreaksGivesItsPlaceBack(t *testing.T) {
+func TestDo_WorkPanics(t *testing.T) {
 	ts := New(1)
 	func() {
 		defer func() { _ = recover() }()
@@ -126,15 +126,15 @@ func TestWorkThatBreaksGivesItsPlaceBack(t *testing.T) {
 	}
 }
 
-func TestWithoutAQueueNobodyWaits(t *testing.T) {
+func TestDo_ContextWithoutFlow(t *testing.T) {
 	want := errors.New("its own")
 	if err := Do(t.Context(), func() error { return want }); !errors.Is(err, want) {
 		t.Error(err)
 	}
 }
 
-// TestPlacesAreNeverOversold lets many come, give up and go.
-func TestPlacesAreNeverOversold(t *testing.T) {
+// TestDo_PlacesAreBounded: many jobs arrive, give up and end.
+func TestDo_PlacesAreBounded(t *testing.T) {
 	const places = 3
 	ts := New(places)
 	var inside, most atomic.Int32

@@ -1,15 +1,15 @@
-// Package fault holds the few kinds of error that Lodge tells apart, and the
-// objects they are about.
+// Package fault holds the few kinds of error that Lodge distinguishes, and the
+// objects that they are about.
 //
-// A room that finds something wrong wraps the cause and names the kind once:
+// The package that finds a fault wraps the cause and names the kind once:
 //
 //	return fault.New(fault.NotFound, fault.Domain, "no domain with name %q", name)
 //	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot create volume %q", name)
 //
-// Rooms above branch on Of and About and never on text. Codes of libvirt and
-// of HTTP are made from (Kind, Subject) at the edges only. What belongs here:
-// kinds and subjects that at least two rooms need to agree on, and how a command
-// is written that a message tells to run. What does not: messages, codes, retries.
+// Packages above branch on Of and About and never on text. Codes of libvirt and
+// of HTTP are made from (Kind, Subject) at the edges only. This package holds
+// kinds and subjects that at least two packages share, and the form of
+// commands that a message tells a user to run. Messages, codes and retries are elsewhere.
 package fault
 
 import (
@@ -20,18 +20,18 @@ import (
 	"syscall"
 )
 
-// Kind says what sort of thing went wrong, which is what a caller can act on.
+// Kind says what went wrong, as far as a caller can act on it.
 type Kind int
 
-// The kinds. Internal is the zero value: a broken promise of Lodge's own.
+// The kinds. Internal is the zero value: a bug in Lodge.
 const (
-	// Internal: Lodge broke a promise of its own; always a bug worth reporting.
+	// Internal: an invariant of Lodge does not hold; always a bug worth reporting.
 	Internal Kind = iota
 	// NotFound: the named object does not exist.
 	NotFound
-	// Exists: an object with that name, UUID or address is already there.
+	// Exists: an object with that name, UUID or address exists already.
 	Exists
-	// Busy: somebody else holds what is needed; the same call may work later.
+	// Busy: another caller or program holds a needed resource; the same call may work later.
 	Busy
 	// Invalid: the request itself is wrong and will never work as it is.
 	Invalid
@@ -41,11 +41,11 @@ const (
 	NoCapacity
 	// Unsupported: well-formed and known, but not built or not offered here.
 	Unsupported
-	// Timeout: the deadline passed while waiting for something that is named.
+	// Timeout: the deadline passed while waiting for the named thing.
 	Timeout
 	// Denied: the caller may not do that.
 	Denied
-	// Aborted: somebody ended the operation on purpose.
+	// Aborted: a client ended the operation on purpose.
 	Aborted
 	// Unresponsive: the peer (a guest agent) does not answer.
 	Unresponsive
@@ -65,10 +65,10 @@ func (k Kind) String() string {
 	return kindNames[k]
 }
 
-// Subject says what sort of object an error is about.
+// Subject says which type of object an error is about.
 type Subject int
 
-// The subjects. Call is the zero value: the request as such.
+// The subjects. Call is the zero value: the request itself.
 const (
 	Call Subject = iota
 	Domain
@@ -122,14 +122,14 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.cause }
 
-// New makes an error that has no cause below it. The text is a lower-case
+// New makes an error without a cause. The text is a lower-case
 // sentence for the user: what, why, and what to do.
 func New(k Kind, s Subject, format string, args ...any) error {
 	return &Error{Kind: k, Subject: s, text: fmt.Sprintf(format, args...)}
 }
 
-// Wrap adds what was being done to a cause, and says its kind from here up.
-// A nil cause gives nil.
+// Wrap adds the failed action to a cause, and sets the kind that callers see.
+// It returns nil for a nil cause.
 func Wrap(cause error, k Kind, s Subject, format string, args ...any) error {
 	if cause == nil {
 		return nil
@@ -137,9 +137,9 @@ func Wrap(cause error, k Kind, s Subject, format string, args ...any) error {
 	return &Error{Kind: k, Subject: s, text: fmt.Sprintf(format, args...), cause: cause}
 }
 
-// Of gives the kind of the outermost Error in the chain. A plain
-// deadline is a Timeout and a plain cancellation is Aborted, so that contexts
-// need no wrapping of their own; what the kernel says by itself is Failed, and
+// Of returns the kind of the outermost Error in the chain. A plain
+// deadline is a Timeout and a plain cancellation is Aborted, so that errors of contexts
+// need no wrapping. A plain errno of the kernel is Failed, and
 // anything else is Internal.
 func Of(err error) Kind {
 	var e *Error
@@ -157,7 +157,7 @@ func Of(err error) Kind {
 	return Internal
 }
 
-// About gives the subject of the outermost Error in the chain, or Call.
+// About returns the subject of the outermost Error in the chain, or Call.
 func About(err error) Subject {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Subject
@@ -168,8 +168,8 @@ func About(err error) Subject {
 // Is reports whether err is of kind k; a nil error is of no kind.
 func Is(err error, k Kind) bool { return err != nil && Of(err) == k }
 
-// Word writes a name or a path into a command that a message tells to run, so that a shell takes it
-// for one word: what it is called was for whoever made it to choose.
+// Word quotes a name or a path for a command that a message tells a user to run, so that a shell reads it
+// as one word. The name may come from a client, so it can contain anything.
 func Word(text string) string {
 	if text != "" && strings.IndexFunc(text, func(c rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=,.:/+@%", c)

@@ -57,9 +57,9 @@ func TestEveryKindAndSubjectHasAName(t *testing.T) {
 	}
 }
 
-// TestACommandHasOneWordForAName has a shell itself take the words apart.
+// TestWord_OneShellWord has a shell itself take the words apart.
 // Promise: X10
-func TestACommandHasOneWordForAName(t *testing.T) {
+func TestWord_OneShellWord(t *testing.T) {
 	for _, name := range []string{"", "web-1", "/srv/a b", "x;id", "$(id)", "`id`", "it's", `a\'b"c`, "a\nb", "*", "~", "#", "ä"} {
 		out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `set -- `+Word(name)+`; printf '%s/%s' $# "$1"`).Output()
 		if want := "1/" + name; err != nil || string(out) != want {

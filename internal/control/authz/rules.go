@@ -99,7 +99,7 @@ func checkFolders(path string) error {
 
 // oursAlone says whether only root and the daemon's user can write to a file or folder.
 func oursAlone(uid, mode uint32) bool {
-	return safepath.Ours(uid) && mode&0o022 == 0
+	return safepath.TrustedOwner(uid) && mode&0o022 == 0
 }
 
 // checkOwner refuses rules that a user other than root and the daemon's can write.

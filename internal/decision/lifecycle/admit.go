@@ -5,10 +5,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Verb is something that a client may ask of a guest.
+// Verb is an action that a client may ask of a guest.
 type Verb string
 
-// The verbs whose admission depends on the guest's state.
+// Verbs that depend on the guest's state.
 const (
 	Start     Verb = "start"
 	Restore   Verb = "restore"
@@ -21,14 +21,14 @@ const (
 	Save      Verb = "save"
 	Dump      Verb = "dump"
 	Wake      Verb = "wake up"
-	Change    Verb = "change" // anything done to a running guest
+	Change    Verb = "change" // any change of a running guest
 	Rename    Verb = "rename"
 	Autostart Verb = "mark for autostart"
 	Undefine  Verb = "undefine"
 	Managed   Verb = "save under management"
 )
 
-// Admit says whether a guest in state s may be asked for v; the error is for
+// Admit refuses v for a guest in state s if the state does not allow it; the error is for
 // the client.
 func Admit(s State, v Verb) error {
 	active := s.Phase.Active()
@@ -73,7 +73,7 @@ func admitSuspend(s State) error {
 	case !s.Phase.Active():
 		return wrong("domain is not running")
 	case s.Phase == domain.PMSuspended:
-		return wrong("the guest is suspended by itself; wake it first")
+		return wrong("the guest has suspended itself; wake it first")
 	}
 	return nil
 }
@@ -85,28 +85,28 @@ func admitResume(s State) error {
 	case s.Phase == domain.Running || s.Phase == domain.Blocked:
 		return wrong("domain is already running")
 	case s.Phase == domain.PMSuspended:
-		return wrong("the guest is suspended by itself; wake it instead")
+		return wrong("the guest has suspended itself; wake it instead")
 	case s.Phase == domain.Paused && s.Reason == domain.ReasonPanicked:
 		return wrong("the guest has panicked; reset or destroy it")
 	case s.Kept():
-		return wrong("the guest has turned itself off or reset, and is kept as it was then: it cannot go on; reset it, which boots it anew, or destroy it")
+		return wrong("the guest has turned itself off or reset, and is preserved in that state: it cannot be resumed; reset it to boot it again, or destroy it")
 	}
 	return nil
 }
 
-// Kept reports whether the guest ended by its own doing and is preserved for whoever looks into
-// it.
+// Kept reports whether the guest ended on its own and is preserved for
+// inspection.
 func (s State) Kept() bool {
 	return s.Phase == domain.Paused && (s.Reason == domain.ReasonShuttingDown || s.Reason == domain.ReasonPanicked)
 }
 
-// admitMoving admits what needs a process that is still there to talk to.
+// admitMoving refuses actions that need a running process after it was told to end.
 func admitMoving(s State, v Verb) error {
 	switch {
 	case !s.Phase.Active():
 		return wrong("domain is not running")
 	case s.EndFor != "":
-		return wrong("cannot %s: the domain is being ended", v)
+		return wrong("cannot %s: the domain is being shut down", v)
 	}
 	return nil
 }

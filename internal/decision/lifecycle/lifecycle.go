@@ -1,5 +1,5 @@
-// Package lifecycle decides what a guest may be asked and what follows from
-// what happened to it. It is pure: no clock, process, disk or lock.
+// Package lifecycle decides which requests a guest's state allows, and how facts about
+// the guest change that state. It is pure: no clock, process, disk or lock.
 //
 //	           Admit(Start)                    Resumed
 //	shut off ───────────────▶ paused ◀───────────────────────▶ running
@@ -8,10 +8,10 @@
 //	   │  └────────────── Ended ◀── in shutdown ◀── PoweredDown ─┤
 //	   └───────────────── Ended ◀── crashed? ◀───── Panicked ────┘
 //
-// The guest's loop asks Admit before it acts on a request, and feeds Step every
-// fact in the order in which it happened. Step answers with the next State and
-// the Effects that the loop must then carry out, in order. What belongs here:
-// rules about states. What does not: how an effect is done.
+// The guest's loop calls Admit before it acts on a request, and passes every
+// fact to Step in the order in which it happened. Step returns the next State and
+// the Effects that the loop must then carry out, in order. This package holds
+// the rules about states. It does not know how an effect is carried out.
 package lifecycle
 
 import (
@@ -19,31 +19,31 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// State is what the rules need to know of a guest.
+// State is the part of a guest's state that the rules need.
 type State struct {
 	Phase  domain.State
 	Reason domain.Reason
 	// Persistent guests stay defined when they end.
 	Persistent bool
-	// Policy is what the definition says about the guest's own doings.
+	// Policy is the definition's reaction to events in the guest.
 	Policy Policy
 
-	// PauseFor explains the next Stopped; empty: nobody announced it.
+	// PauseFor explains the next Stopped; empty: the daemon did not ask for it.
 	PauseFor domain.Reason
 	// ResumeFor explains the next Resumed; empty: unpaused.
 	ResumeFor domain.Reason
-	// EndFor explains the next Ended; empty: the process died by itself.
+	// EndFor explains the next Ended; empty: the process died without a request.
 	EndFor domain.Reason
 	// Rebooting turns the guest's next power-off into a reset.
 	Rebooting bool
-	// Dumping is from a panic until the memory has been dumped for whoever looks into it.
+	// Dumping is true from a panic until the memory has been dumped for inspection.
 	Dumping bool
 	// Restarting is from the moment that the machine is to be reset until it runs
 	// again; its stop and resume in between are not the user's business.
 	Restarting bool
 }
 
-// Policy is what happens when the guest acts by itself: destroy, restart or preserve.
+// Policy is the reaction to an event in the guest: destroy, restart or preserve.
 type Policy struct{ OnPoweroff, OnReboot, OnCrash string }
 
 // Effect is something that the loop must do after a Step.
@@ -58,7 +58,7 @@ type Announce struct {
 // AnnounceReboot appends the guest's reboot event.
 type AnnounceReboot struct{}
 
-// End ends the process, letting QEMU write out what it holds.
+// End ends the process after QEMU has flushed its caches.
 type End struct{}
 
 // DumpCore dumps the memory of a guest that has panicked, and reports it by Dumped.
@@ -67,7 +67,7 @@ type DumpCore struct{}
 // Restart resets the machine and lets it run.
 type Restart struct{}
 
-// StartAgain starts a guest whose process ended by itself.
+// StartAgain starts a guest whose process ended without a request.
 type StartAgain struct{}
 
 // Forget removes the guest from the registry: it was transient and has ended.

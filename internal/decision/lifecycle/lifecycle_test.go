@@ -45,7 +45,7 @@ var facts = map[string]Fact{
 }
 
 // TestScripts follows guests through their lives: "guest" begins one, with its
-// policy, and "facts" tells what happens to it, one fact a line.
+// policy, and "facts" lists facts, one a line.
 // Promise: F4
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
@@ -112,8 +112,8 @@ func showEffect(e Effect) string {
 	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", e), "lifecycle."))
 }
 
-// TestEveryLifeIsSound feeds guests any facts in any order.
-func TestEveryLifeIsSound(t *testing.T) {
+// TestStep_Properties feeds guests any facts in any order.
+func TestStep_Properties(t *testing.T) {
 	var names []string
 	for name := range facts {
 		if !strings.HasPrefix(name, "found-") {

@@ -8,8 +8,8 @@ import (
 // Fact is something that happened to a guest, or was begun with it.
 type Fact interface{ fact() }
 
-// Started says that the guest's machine is complete; Reason is booted or
-// restored. It runs, unless it was asked to stay as it was made.
+// Started: the guest's machine is complete; Reason is booted or
+// restored. It runs, unless the start asked for a paused guest.
 type Started struct {
 	Reason domain.Reason
 	Paused bool
@@ -21,10 +21,10 @@ type Pausing struct{ Reason domain.Reason }
 // Resuming announces why the next Resumed happens.
 type Resuming struct{ Reason domain.Reason }
 
-// Stopped says that QEMU stopped the processors.
+// Stopped: QEMU stopped the vCPUs.
 type Stopped struct{}
 
-// Resumed says that QEMU set the processors going.
+// Resumed: QEMU resumed the vCPUs.
 type Resumed struct{}
 
 // Failing announces a disk error or watchdog that stops the processors.
@@ -33,36 +33,36 @@ type Failing struct{ Reason domain.Reason }
 // Ending announces why the process is about to end.
 type Ending struct{ Reason domain.Reason }
 
-// RebootAsked says that the next power-off is meant to be a reboot.
+// RebootAsked: the next power-off is meant to be a reboot.
 type RebootAsked struct{}
 
-// ShutdownAsked says that it is not, whatever was asked before.
+// ShutdownAsked cancels RebootAsked: the next power-off is an end.
 type ShutdownAsked struct{}
 
-// PoweredDown says that the guest (or the host, for ByHost) turned the machine
-// off; ByReset where it was a reset that the definition treats as an end.
+// PoweredDown: the guest (or the host, for ByHost) turned the machine
+// off. ByReset means that it was a reset that the definition treats as an end.
 type PoweredDown struct{ ByHost, ByReset bool }
 
-// WasReset says that the machine reset, by the guest's own doing or by request.
+// WasReset: the machine was reset, by the guest or by request.
 type WasReset struct{}
 
-// Panicked says that the guest told of its panic.
+// Panicked: the guest reported its panic.
 type Panicked struct{}
 
-// Dumped says that the memory of a guest that has panicked was dumped, or could not
-// be.
+// Dumped: the memory of a panicked guest was dumped, or the dump
+// failed.
 type Dumped struct{}
 
-// Slept says that the guest suspended itself to memory.
+// Slept: the guest suspended itself to memory.
 type Slept struct{}
 
-// Woke says that the guest woke from that.
+// Woke: the guest woke from that.
 type Woke struct{}
 
-// Ended says that the process is gone.
+// Ended: the process has ended.
 type Ended struct{}
 
-// Found says in which state a restarted daemon found the guest.
+// Found is the state in which a restarted daemon found the guest.
 type Found struct {
 	Phase  domain.State
 	Reason domain.Reason
@@ -86,8 +86,8 @@ func (Woke) fact()          {}
 func (Ended) fact()         {}
 func (Found) fact()         {}
 
-// Step gives the state after a fact, and what must be done about it, in order.
-// Facts about a guest that has ended meanwhile change nothing.
+// Step returns the state after a fact, and the effects to carry out, in order.
+// Facts about a guest that has already ended change nothing.
 func Step(s State, f Fact) (State, []Effect) {
 	switch f := f.(type) {
 	case Started:
@@ -154,7 +154,7 @@ func started(s State, f Started) (State, []Effect) {
 	return s, append(effects, Announce{event.Suspended, detail})
 }
 
-// found corrects the state of a guest, and announces what nobody heard of.
+// found corrects the state of a guest, and announces changes that happened while no daemon ran.
 func found(s State, f Found) (State, []Effect) {
 	was := s.Phase
 	s.Phase, s.Reason = f.Phase, f.Reason
@@ -206,8 +206,8 @@ func resumed(s State) (State, []Effect) {
 }
 
 // poweredDown follows the guest's policy. QEMU keeps the stopped machine, so
-// that it can be reset where the policy or a reboot request says so. Once is enough,
-// however often a QEMU says it.
+// that it can be reset if the policy or a reboot request asks for that. QEMU may repeat the
+// event; only the first one counts.
 func poweredDown(s State, f PoweredDown) (State, []Effect) {
 	if s.Phase == domain.ShuttingDown && s.EndFor != "" || s.Phase == domain.Paused && s.Reason == domain.ReasonShuttingDown {
 		return s, nil
@@ -265,7 +265,7 @@ func endPanicked(s State, effects ...Effect) (State, []Effect) {
 	return s, append(effects, End{})
 }
 
-// dumped goes on with a guest that has panicked, as its policy is by now.
+// dumped continues with a panicked guest, under its present policy.
 func dumped(s State) (State, []Effect) {
 	if !s.Dumping {
 		return s, nil
@@ -291,8 +291,8 @@ func woke(s State) (State, []Effect) {
 	return s, []Effect{Announce{event.Started, event.DetailWakeup}}
 }
 
-// ended settles a guest whose process is gone, for the reason that was
-// announced or else as crashed.
+// ended settles a guest whose process has ended, with the reason that was
+// announced, or else as crashed.
 func ended(s State) (State, []Effect) {
 	reason, byItself := s.EndFor, s.EndFor == ""
 	s = State{Phase: domain.ShutOff, Persistent: s.Persistent, Policy: s.Policy}

@@ -70,8 +70,8 @@ func describeBackend(n *node, b *device.Backend, tty bool) {
 	})
 }
 
-// unsaidMode is what a socket does that says no mode. Lodge had them listen once, and
-// what it stored then is read as it was meant.
+// unsaidMode is the default for a socket without a mode attribute. Earlier versions of Lodge listened then, and
+// definitions that they stored still do.
 func unsaidMode(submitted bool) string {
 	if submitted {
 		return "connect"
@@ -79,7 +79,7 @@ func unsaidMode(submitted bool) string {
 	return "bind"
 }
 
-// dropKeptOwners takes labels off the sources that is read which say that a file's owner and profile stay.
+// dropKeptOwners removes labels from a submitted source that keep the file's owner and profile.
 // Lodge changes neither.
 func (n *node) dropKeptOwners() {
 	for _, e := range n.e.Elements("source") {

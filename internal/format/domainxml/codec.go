@@ -21,15 +21,15 @@ import (
 type pass struct {
 	writing bool
 	style   Style
-	err     error // the first one; what comes after it does not matter
+	err     error // the first one; later ones are dropped
 	// strict reads what a user submits: what libvirt refuses is refused. What Lodge
 	// has stored is read as it was kept, so that a rule added later loses no guest.
 	strict bool
-	// looked are the elements of a document that something was looked for in.
+	// looked are the elements that a description has visited.
 	looked []*xmltree.Element
-	// spare is a child that had nothing to say, for the next one to be made from: most have nothing.
+	// spare is an empty child, kept for the next one: most children stay empty.
 	spare *node
-	// attrs is room for attributes, of which owner has the first; those that come after it belong to the
+	// attrs is a block of attributes. owner has the first of them; the rest is for the
 	// elements that follow.
 	attrs []xmltree.Attr
 	owner *xmltree.Element
@@ -59,8 +59,8 @@ func (n *node) path() string {
 	return name
 }
 
-// base is the path of a document itself: a device that stands alone has its name
-// before what is in it, and a domain has nothing.
+// base is the path of the document's root: a single device has its name
+// there, and a domain has an empty path.
 func base(root *xmltree.Element) string {
 	if root.Name == "domain" {
 		return ""
@@ -83,7 +83,7 @@ func (n *node) invalid(attr, format string, args ...any) {
 	n.fail(fault.New(fault.Invalid, fault.XML, "%s: %s", n.at(attr), fmt.Sprintf(format, args...)))
 }
 
-// refuse says that a value is one that cannot be had.
+// refuse rejects a value that is not supported.
 func (n *node) refuse(attr, format string, args ...any) {
 	if n.err != nil {
 		return
@@ -116,7 +116,7 @@ func (n *node) append(c *node) { n.e.Children = append(n.e.Children, c.e) }
 
 func (n *node) empty() bool { return len(n.e.Attrs) == 0 && len(n.e.Children) == 0 }
 
-// child gives a child element while reading, or nil.
+// child returns a child element while reading, or nil.
 func (n *node) child(name string) *node {
 	if e := n.e.Child(name); e != nil {
 		n.look(e)
@@ -125,7 +125,7 @@ func (n *node) child(name string) *node {
 	return nil
 }
 
-// look notes that an element is one that is built.
+// look notes that the description visits an element.
 func (p *pass) look(e *xmltree.Element) { p.looked = append(p.looked, e) }
 
 // attrChunk is how many attributes are made at once.
@@ -138,7 +138,7 @@ func (n *node) set(attr, value string) {
 	n.e.Attrs = append(n.e.Attrs, xmltree.Attr{Name: attr, Value: value})
 }
 
-// own gives an element the room for attributes that the last one has left.
+// own gives an element the unused rest of the last block of attributes.
 func (p *pass) own(e *xmltree.Element) {
 	if p.owner != nil {
 		used := len(p.owner.Attrs)
@@ -151,15 +151,15 @@ func (p *pass) own(e *xmltree.Element) {
 	e.Attrs, p.owner = p.attrs[:0], e
 }
 
-// implied gives an attribute the value that libvirt takes where a document has none.
+// implied sets an attribute to libvirt's default if the document has none.
 func (n *node) implied(attr, value string) {
 	if n.reading() && !slices.ContainsFunc(n.e.Attrs, func(a xmltree.Attr) bool { return a.Name == attr }) {
 		n.e.Attrs = append(n.e.Attrs, xmltree.Attr{Name: attr, Value: value})
 	}
 }
 
-// ignore takes an attribute or, with attr "", the whole element off the document
-// that is read: it is understood, and means nothing to a definition.
+// ignore removes an attribute or, with attr "", the whole element from a document
+// that is read: it is known, and has no effect on a definition.
 func (n *node) ignore(attr string) {
 	if n.writing {
 		return
@@ -172,7 +172,7 @@ func (n *node) ignore(attr string) {
 	up.Children = slices.DeleteFunc(slices.Clone(up.Children), func(c xmltree.Node) bool { return c == xmltree.Node(n.e) })
 }
 
-// in describes a child that is there when it says something.
+// in describes a child that is written only if it has content.
 func (n *node) in(name string, describe func(*node)) {
 	if n.reading() {
 		if c := n.child(name); c != nil {
@@ -190,7 +190,7 @@ func (n *node) in(name string, describe func(*node)) {
 	n.spare = c
 }
 
-// inIf describes a child whose presence says something by itself.
+// inIf describes a child whose mere presence has a meaning.
 func (n *node) inIf(name string, present *bool, describe func(*node)) {
 	if n.reading() {
 		c := n.child(name)
@@ -206,7 +206,7 @@ func (n *node) inIf(name string, present *bool, describe func(*node)) {
 	}
 }
 
-// once refuses a second child of a name, of which only the first would count.
+// once refuses a second child of the same name, because only the first would count.
 func (n *node) once(names ...string) {
 	if !n.strict {
 		return
@@ -230,7 +230,7 @@ func (n *node) present(attrs ...string) {
 	}
 }
 
-// positive is num for a number that is not 0 where it is said.
+// positive is num for a number that must not be 0 if it is given.
 func positive[T number](n *node, attr string, p *T) {
 	text := n.e.Attr(attr)
 	if num(n, attr, p); n.strict && text != "" && *p == 0 {
@@ -280,7 +280,7 @@ func objects[T any](n *node, name string, list *[]*T, describe func(*node, *T)) 
 // flag describes an empty child that means yes.
 func (n *node) flag(name string, p *bool) { n.inIf(name, p, func(*node) {}) }
 
-// str describes an attribute; where words are given it is one of them.
+// str describes an attribute; if words are given its value must be one of them.
 func (n *node) str(attr string, p *string, words ...string) {
 	if n.writing {
 		if *p != "" {
@@ -292,7 +292,7 @@ func (n *node) str(attr string, p *string, words ...string) {
 	n.oneOf(attr, *p, words)
 }
 
-// choice is str for words that what is stored is not held to.
+// choice is str with words that stored definitions need not use.
 func (n *node) choice(attr string, p *string, words ...string) {
 	if !n.strict {
 		words = nil
@@ -300,14 +300,14 @@ func (n *node) choice(attr string, p *string, words ...string) {
 	n.str(attr, p, words...)
 }
 
-// need is str for an attribute that has to be there.
+// need is str for a mandatory attribute.
 func (n *node) need(attr string, p *string, words ...string) {
 	if n.str(attr, p, words...); n.reading() && *p == "" {
 		n.invalid("", "attribute %s is missing", attr)
 	}
 }
 
-// text describes what stands between the tags.
+// text describes the character data of an element.
 func (n *node) text(p *string, words ...string) {
 	if n.writing {
 		if *p != "" {
@@ -351,8 +351,8 @@ func (n *node) position(attr string, p *device.Switch, on, off string) {
 	}
 }
 
-// state describes a child whose state attribute is on or off; libvirt takes a
-// bare element for on.
+// state describes a child whose state attribute is on or off; libvirt reads a
+// bare element as on.
 func (n *node) state(name string, p *device.Switch) {
 	n.stateOf(name, p, func(*node) {})
 }
@@ -371,7 +371,7 @@ type number interface {
 	~int | ~int64 | ~uint | ~uint64
 }
 
-// num describes a numeric attribute, 0 meaning that it is not there.
+// num describes a numeric attribute; 0 means that it is absent.
 func num[T number](n *node, attr string, p *T) {
 	if n.writing {
 		if *p != 0 {
@@ -395,7 +395,7 @@ func always[T number](n *node, attr string, p *T) {
 	num(n, attr, p)
 }
 
-// optional is num for a number of which 0 is a value like any other.
+// optional is num for a number where 0 is an ordinary value.
 func optional[T number](n *node, attr string, p **T) {
 	if n.writing {
 		if *p != nil {

@@ -29,10 +29,10 @@ type Host struct {
 	Random io.Reader
 }
 
-// Complete adds what libvirt adds when a guest is defined: identity, amounts
+// Complete adds the defaults that libvirt adds when a guest is defined: identity, amounts
 // that follow from others, the devices that every guest of its machine has and
-// the controllers that its devices need. What is said is never changed, except
-// that memory is the sum of the NUMA cells and of the modules where there are any.
+// the controllers that its devices need. It changes no given value, except
+// that memory becomes the sum of the NUMA cells and of the modules if there are any.
 func Complete(d *domain.Definition, h *Host) error {
 	c := &completion{d: d, host: h, chipset: i440fx}
 	for _, step := range []func() error{
@@ -102,7 +102,7 @@ func (c *completion) uuid() (string, error) {
 	return id.String(), nil
 }
 
-// CheckName says what is wrong with the words that a domain is known by.
+// CheckName refuses names, titles and identifiers of a domain that are not valid.
 func CheckName(d *domain.Definition) error {
 	switch {
 	case d.Name == "":
@@ -123,7 +123,7 @@ func (c *completion) identity() error {
 	if _, err := uuid.Parse(d.GenID); d.GenID != "" && d.GenID != "auto" && err != nil {
 		return invalid("genid %q is not a UUID", d.GenID)
 	}
-	if d.GenID == "auto" { // one for good: a guest that is only started anew is no copy
+	if d.GenID == "auto" { // kept for good: a guest that is only restarted is no copy
 		var err error
 		if d.GenID, err = c.uuid(); err != nil {
 			return err
@@ -327,7 +327,7 @@ func (c *completion) boot() error {
 	return err
 }
 
-// CheckBoot refuses two orders in which to boot, and tells whether devices have one.
+// CheckBoot refuses a boot order in both <os> and the devices, and reports whether devices have one.
 func CheckBoot(d *domain.Definition) (ordered bool, err error) {
 	taken := map[uint]bool{}
 	for _, dev := range d.Devices.All() {

@@ -70,7 +70,7 @@ func describeDomain(n *node, d *domain.Definition) {
 	describeQEMU(n, d)
 }
 
-// lockFailure describes what follows when the lock on a disk is lost. Lodge loses none; the words are kept.
+// lockFailure describes the action after a disk's lock is lost. Lodge never loses one; the value is only kept.
 func (n *node) lockFailure(p *string) {
 	kept := []string{"poweroff", "restart", "pause", "ignore"}
 	n.in("on_lockfailure", func(n *node) {
@@ -81,7 +81,7 @@ func (n *node) lockFailure(p *string) {
 		}
 	})
 	if n.reading() && !slices.Contains(kept, *p) {
-		*p = "" // what libvirt does by itself, or what an earlier Lodge took
+		*p = "" // libvirt's default, or a value that an earlier Lodge accepted
 	}
 }
 
@@ -111,7 +111,7 @@ func (n *node) genID(d *domain.Definition) {
 // limit libvirt says by it that there is none.
 const MaxMemory = 9007199254740991 << 10
 
-// limit describes an amount of memory of which libvirt's largest means none.
+// limit describes an amount of memory; libvirt's largest value means "no limit".
 func (n *node) limit(name string, p *uint64) {
 	if n.leafBytes(name, p); n.reading() && (*p == 0 || *p >= MaxMemory) {
 		*p = 0
@@ -473,7 +473,7 @@ func describeFeatures(n *node, f *domain.Features) {
 	n.in("tcg", func(n *node) { n.leafBytes("tb-cache", &f.TCGTBCache) })
 }
 
-// known refuses a child that libvirt has no such feature for. What is stored is not held to it.
+// known refuses a child that is no feature of libvirt's. Stored definitions are not checked.
 func (n *node) known(features ...string) {
 	if !n.strict {
 		return

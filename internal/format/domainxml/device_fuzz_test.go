@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// FuzzParseDevice gives what virsh attach-device, update-device and detach-device
-// hand over. What is taken is written so that it is read as the same device.
+// FuzzParseDevice parses the documents of virsh attach-device, update-device and detach-device.
+// An accepted device is written so that it reads back as the same device.
 func FuzzParseDevice(f *testing.F) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil || len(inputs) == 0 {

@@ -49,7 +49,7 @@ func describeDisk(n *node, d *device.Disk) {
 	}
 }
 
-// encryptionHere describes a disk's encryption where it is said: below its source,
+// encryptionHere describes a disk's encryption, which may stand below its source
 // or below the disk itself.
 func encryptionHere(n *node, d *device.Disk, belowDisk bool) {
 	if d.Encryption != nil && (n.reading() || d.Encryption.BelowDisk != belowDisk) {
@@ -106,7 +106,7 @@ func describeDiskDriver(n *node, d *device.Disk) {
 	n.virtio(&d.IOMMU, &d.ATS, &d.Packed)
 }
 
-// driverName is the one driver that there is; nothing depends on it.
+// driverName is the only driver; it has no effect.
 func (n *node) driverName(name string) { n.str("name", &name, name) }
 
 // virtio describes the options that every virtio device has.
@@ -127,8 +127,8 @@ func sourceKind(s *device.DiskSource) string {
 	return "file"
 }
 
-// describeSource leaves an empty source nil. The policy may be nil, where a
-// document has none.
+// describeSource leaves an empty source nil. The policy is nil if the
+// element has none.
 func describeSource(n *node, kind string, p **device.DiskSource, policy *string) {
 	s := *p
 	if s == nil {
@@ -171,14 +171,14 @@ func describeSource(n *node, kind string, p **device.DiskSource, policy *string)
 	}
 }
 
-// dropLabels takes an element's labels off the document that is read.
+// dropLabels removes an element's labels from a document that is read.
 func (n *node) dropLabels() {
 	for _, e := range n.e.Elements("seclabel") {
 		(&node{n.pass, e, n}).ignore("")
 	}
 }
 
-// describeSourceLabel knows labels for SELinux; AppArmor's and users' are not of files.
+// describeSourceLabel accepts labels of SELinux; those of AppArmor and DAC do not apply to files.
 func describeSourceLabel(n *node, l *device.SourceLabel) {
 	n.need("model", &l.Model, "selinux", "apparmor", "dac")
 	if n.reading() && n.e.Attr("labelskip") == "yes" { // libvirt tells so of a running guest
@@ -227,7 +227,7 @@ func describeBackingStore(n *node, d *device.Disk) {
 	}
 }
 
-// describeMirror is of running guests only. libvirt takes it from nobody, either.
+// describeMirror describes an element of running guests only. libvirt ignores it in submitted documents, too.
 func describeMirror(n *node, d *device.Disk) {
 	if n.writing {
 		if d.Mirror == nil || !n.style.Active {

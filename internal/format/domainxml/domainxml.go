@@ -1,16 +1,16 @@
 // Package domainxml turns libvirt's domain XML into a domain.Definition and
 // back. Each element is described once, for both directions (codec.go), so
-// that what is written is what would be read.
+// that a written document reads back as the same definition.
 //
-// Reading ends in three ways. A document that is broken or says something
-// impossible is fault.Invalid about XML. One that says something libvirt knows
-// and Lodge has not built is fault.Unsupported, naming the element: nothing
-// that a user asked for is dropped in silence. Everything else becomes a
-// Definition, completed with what libvirt would have added at definition time
-// (complete.go). What libvirt knows is decided by libvirtxml's model of it.
+// Reading ends in three ways. A document that is broken or contradicts itself
+// is fault.Invalid about XML. A document with something that libvirt knows
+// and Lodge has not built is fault.Unsupported, naming the element: no
+// request is dropped silently. Everything else becomes a
+// Definition, completed with the defaults that libvirt adds at definition time
+// (complete.go). libvirtxml's model decides what libvirt knows.
 //
-// What belongs here: the shape of domain documents and the defaults of
-// definitions. What does not: files, the host, QEMU.
+// This package holds the form of domain documents and the defaults of
+// definitions. Files, the host and QEMU are outside it.
 package domainxml
 
 import (
@@ -25,29 +25,29 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Options say how a document is to be read.
+// Options select how a document is read.
 type Options struct {
 	// Validate refuses elements and attributes that libvirt does not know, which
 	// are ignored otherwise.
 	Validate bool
-	// Submitted holds a document to what libvirt refuses. It is for what users send,
-	// and not for what Lodge has stored.
+	// Submitted applies libvirt's refusals. It is for documents that users send,
+	// and not for stored ones.
 	Submitted bool
-	// Active keeps what only a running guest has: aliases, ports, paths of ptys.
+	// Active keeps the values that only a running guest has: aliases, ports, paths of ptys.
 	Active bool
-	// Host completes the definition. Nil leaves it as it was said.
+	// Host completes the definition. Nil leaves it without defaults.
 	Host *Host
 }
 
-// Style says how a definition is to be written.
+// Style selects how a definition is written.
 type Style struct {
-	// Active writes what only a running guest has, and ID as its number.
+	// Active writes the values that only a running guest has, and ID as its number.
 	Active bool
 	ID     int
 	// Secure writes passwords.
 	Secure bool
-	// Settled says that the definition has nothing in it that only a running guest
-	// has, as one that was parsed; it need not be copied then.
+	// Settled says that the definition has no values that only a running guest
+	// has, such as one that was parsed; it need not be copied then.
 	Settled bool
 }
 
@@ -87,7 +87,7 @@ func Format(def *domain.Definition, style Style) (string, error) {
 	return render(def, "domain", describeDomain, style)
 }
 
-// ParseDevice reads one device, as it is given to be plugged in.
+// ParseDevice reads one device for a hot plug.
 func ParseDevice(doc string, opts Options) (device.Device, error) {
 	root, err := xmltree.Parse(doc)
 	if err != nil {
@@ -95,7 +95,7 @@ func ParseDevice(doc string, opts Options) (device.Device, error) {
 	}
 	kind, ok := kinds[root.Name]
 	if !ok {
-		// Which is right depends on whether libvirt knows it; both are refusals.
+		// libvirt's kind depends on whether it knows the element; both are refusals.
 		return nil, fault.New(fault.Unsupported, fault.Config, "device <%s> is not supported", root.Name)
 	}
 	d := kind.make()
@@ -118,14 +118,14 @@ func FormatDevice(d device.Device, style Style) (string, error) {
 	return render(&d, d.Kind(), kinds[d.Kind()].describe, style)
 }
 
-// read gives the elements that are built.
+// read returns the visited elements.
 func read[T any](root *xmltree.Element, value *T, describe func(*node, *T), strict bool) ([]*xmltree.Element, error) {
 	n := &node{pass: &pass{strict: strict}, e: root}
 	describe(n, value)
 	return n.looked, n.err
 }
 
-// written is the tree of everything that was understood.
+// written returns the tree of everything that was understood.
 func written[T any](value *T, name string, describe func(*node, *T)) *xmltree.Element {
 	n := &node{
 		pass: &pass{writing: true, style: Style{Active: true, Secure: true}},
@@ -144,10 +144,10 @@ func render[T any](value *T, name string, describe func(*node, *T), style Style)
 	return xmltree.Format(n.e)
 }
 
-// through reads and writes a document with libvirtxml, which keeps what it knows.
+// through reads and writes a document with libvirtxml, which keeps everything that it knows.
 type through func(*xmltree.Element) (*xmltree.Element, error)
 
-// throughLibvirt gives what is left of a document once libvirtxml has read it
+// throughLibvirt returns the part of a document that libvirtxml keeps when it reads it
 // into its type L.
 func throughLibvirt[L any](root *xmltree.Element) (*xmltree.Element, error) {
 	// Metadata may use prefixes that libvirtxml does not keep.
@@ -167,9 +167,9 @@ func throughLibvirt[L any](root *xmltree.Element) (*xmltree.Element, error) {
 	return xmltree.Parse(text)
 }
 
-// explainLoss finds what of a document was not understood, and refuses it when
-// libvirt would have: because it is known there, or because the user
-// wants to hear of anything unknown.
+// explainLoss finds the parts of a document that were not understood. It refuses them if
+// libvirt would: because libvirt knows them, or because the user
+// asked for validation.
 func explainLoss(submitted, understood *xmltree.Element, through through, validate bool, looked []*xmltree.Element) error {
 	isBuilt := func(e *xmltree.Element) bool { return slices.Contains(looked, e) }
 	var unknown []string
@@ -184,7 +184,7 @@ func explainLoss(submitted, understood *xmltree.Element, through through, valida
 		if lost := rest.Unbuilt(known, isBuilt); len(lost) > 0 {
 			return errUnbuilt(base(submitted), lost)
 		}
-		if validate { // what libvirtxml drops and Lodge understands is known all the same
+		if validate { // an element that Lodge understands is known even if libvirtxml drops it
 			unknown = append(unknown, rest.Unknown(known)...)
 		}
 	}
@@ -194,5 +194,5 @@ func explainLoss(submitted, understood *xmltree.Element, through through, valida
 	return nil
 }
 
-// mostLost is how many elements that were not understood are looked up and named at once.
+// mostLost bounds the elements that are explained at once.
 const mostLost = 64

@@ -16,7 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// testHost is a host whose choices do not vary.
+// testHost is a host with fixed defaults.
 func testHost() *Host {
 	return &Host{
 		Canonical: func(machine string) string {
@@ -44,8 +44,8 @@ func same(t *testing.T, got, want *domain.Definition) {
 	}
 }
 
-// Golden files: testdata/define/NAME.out is how NAME.xml shows once it is
-// defined. UPDATE=1 writes them anew.
+// Golden files: testdata/define/NAME.out is the dump of NAME.xml after it is
+// defined. UPDATE=1 writes them again.
 func TestDefine(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil || len(inputs) < 40 {
@@ -83,8 +83,8 @@ func TestDefine(t *testing.T) {
 				t.Fatal(err)
 			}
 			same(t, again, def)
-			// Nothing is left to complete: defining what was shown changes only the order, in which what was
-			// added joins its kind.
+			// The dump is complete: defining it again changes only the order, because added
+			// devices join their kind.
 			def.Devices.SortDisks()
 			def.Devices.SortControllers()
 			completed, err := Parse(got, Options{Validate: true, Host: &Host{Random: bytes.NewReader(nil)}})
@@ -96,7 +96,7 @@ func TestDefine(t *testing.T) {
 	}
 }
 
-// in wraps device or other XML into a guest that is otherwise sound.
+// in puts devices or other XML into an otherwise valid guest.
 func in(devices, rest string) string {
 	return `<domain type='kvm'><name>a</name><memory>1048576</memory><os><type>hvm</type></os>` +
 		rest + `<devices>` + devices + `</devices></domain>`
@@ -201,7 +201,7 @@ func TestPasswordsAreWrittenOnlyWhenAskedFor(t *testing.T) {
 }
 
 // Promise: I6
-func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
+func TestActive_ReadsBack(t *testing.T) {
 	def := &domain.Definition{
 		Virt: "kvm", Name: "a", Memory: 1 << 30, VCPUs: domain.VCPUs{Max: 1, Current: 1},
 		SecLabels: []domain.SecLabel{
@@ -254,9 +254,9 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	same(t, def, before)
 }
 
-// The chain of a running guest is shown with its numbers, and no definition has it that does not say it. A job
-// that is about to change the chain is shown, too, and taken from nobody.
-func TestActiveShowsChains(t *testing.T) {
+// The chain of a running guest is shown with its numbers; a definition shows only the chain that it was given. A job
+// that is about to change the chain is shown, too, and ignored in submitted documents.
+func TestActive_BackingChains(t *testing.T) {
 	images := func(said bool) *device.Disk {
 		return &device.Disk{
 			Info: device.Info{Alias: "virtio-disk0"}, Device: "disk", Format: "qcow2", Target: "vda", Bus: "virtio",
@@ -293,7 +293,7 @@ func TestActiveShowsChains(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(images(true), again); diff != "" { // who reads it cannot tell who said it
+	if diff := cmp.Diff(images(true), again); diff != "" { // a reader cannot tell who wrote it
 		t.Errorf("read back (-want +got):\n%s", diff)
 	}
 	for _, said := range []bool{false, true} {
@@ -309,7 +309,7 @@ func TestActiveShowsChains(t *testing.T) {
 	}
 }
 
-func TestDevicesByThemselves(t *testing.T) {
+func TestParseDevice_Alone(t *testing.T) {
 	for _, doc := range []string{
 		"<disk type='file' device='disk'>\n  <driver name='qemu' type='qcow2'/>\n  <source file='/a'/>\n  <target dev='vdb' bus='virtio'/>\n</disk>\n",
 		"<interface type='bridge'>\n  <mac address='52:54:00:01:02:03'/>\n  <source bridge='br0'/>\n  <model type='virtio'/>\n</interface>\n",
@@ -344,7 +344,7 @@ func TestDevicesByThemselves(t *testing.T) {
 	}
 }
 
-func TestControllerWithoutIndexStaysSo(t *testing.T) {
+func TestParseDevice_ControllerWithoutIndex(t *testing.T) {
 	d, err := ParseDevice("<controller type='scsi' model='virtio-scsi'/>", Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -368,9 +368,9 @@ func TestCompleteDevice(t *testing.T) {
 	}
 }
 
-// Every field of the model must be in some golden document, or else nobody
-// would notice that it is not written.
-func TestGoldenDocumentsSayEveryField(t *testing.T) {
+// Every field of the model must be in some golden document. Otherwise a
+// field that is not written would go unnoticed.
+func TestGoldenDocuments_CoverEveryField(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil {
 		t.Fatal(err)
@@ -387,7 +387,7 @@ func TestGoldenDocumentsSayEveryField(t *testing.T) {
 		}
 		collect(reflect.ValueOf(def), said)
 	}
-	delete(said, "device.Audio.Info") // has no place in a document
+	delete(said, "device.Audio.Info") // has no element
 	for field, ok := range said {
 		if !ok {
 			t.Errorf("no document says %s", field)

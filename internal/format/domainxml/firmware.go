@@ -57,7 +57,7 @@ func describeNVRAM(n *node, v *domain.NVRAM) {
 	}
 }
 
-// firmware keeps of each feature what is said last, as libvirt does.
+// firmware uses the last value of each feature, as libvirt does.
 func (c *completion) firmware() error {
 	var kept []domain.FirmwareFeature
 	for _, f := range c.d.OS.FirmwareFeatures {

@@ -7,11 +7,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// A definition that was dumped of a running guest names sockets that its host made for that run
-// alone. The next start makes others. They are known by their paths: libvirt's lie in folders of its
-// own, whose layout changed over the years, and Lodge's in a guest's run directory.
+// The dump of a running guest names sockets that its host made for that run
+// alone. The next start makes others. They are known by their paths: libvirt's lie in its own
+// folders, whose layout changed over the years, and Lodge's in a guest's run directory.
 
-// libvirtDirs are where libvirt keeps what it makes for runs of guests.
+// libvirtDirs are the folders where libvirt keeps files of running guests.
 var libvirtDirs = []string{"/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/"}
 
 var (

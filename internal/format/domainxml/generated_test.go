@@ -20,7 +20,7 @@ func TestGenerated_PathsOfOneRunAreDropped(t *testing.T) {
 	const run = "/run/lodge/guest/5e0d0cf9-77bb-4c6c-a2c5-2f8a8a7c8a1b"
 	for name, c := range map[string]struct {
 		device string
-		gone   string // of what is shown
+		gone   string // must not be in the dump
 		stays  string
 	}{
 		"libvirt 1.3.3 and later":    {channel("/var/lib/libvirt/qemu/channel/target/domain-7-web/org.qemu.guest_agent.0"), "/var/lib", ""},

@@ -44,8 +44,8 @@ func (c *completion) devices() error {
 	return s.AssignSerial()
 }
 
-// CompleteDevice gives a device that is plugged in by itself what it did not say.
-// What depends on the other devices of its guest (index, address) stays open.
+// CompleteDevice completes a device that is plugged in alone.
+// Values that depend on the guest's other devices (index, address) stay open.
 func CompleteDevice(dev device.Device, machine string, h *Host) error {
 	c := &completion{host: h, chipset: chipsetOf(machine)}
 	return c.completeDevice(dev)
@@ -304,7 +304,7 @@ func (c *completion) video() {
 	}
 }
 
-// controllerPlace is the type and index by which others name a controller.
+// controllerPlace is a controller's type and index, which addresses refer to.
 type controllerPlace struct {
 	kind  string
 	index uint
@@ -366,7 +366,7 @@ func (c *completion) need(kind string, index uint, model string) {
 	c.d.Devices.Controllers = append(c.d.Devices.Controllers, d)
 }
 
-// machineControllers adds what is soldered to the machine, and USB.
+// machineControllers adds the controllers that are part of the machine, and USB.
 func (c *completion) machineControllers() {
 	switch c.chipset {
 	case q35:

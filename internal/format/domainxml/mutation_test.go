@@ -11,8 +11,8 @@ import (
 )
 
 // Every small change to a golden document is either refused, or understood so
-// that what is written reads back as the same definition.
-func TestSmallChangesAreUnderstoodOrRefused(t *testing.T) {
+// that the written document reads back as the same definition.
+func TestParse_SmallMutations(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil {
 		t.Fatal(err)

@@ -82,7 +82,7 @@ func (n *node) optionalHex(attr string, p **uint) {
 	optional(n, attr, p)
 }
 
-// textOptional describes a number between the tags of which 0 is a value.
+// textOptional describes a number as character data; 0 is an ordinary value.
 func textOptional(n *node, p **uint) {
 	if n.writing {
 		if *p != nil {
@@ -154,7 +154,7 @@ func describeHostDevice(n *node, d *device.HostDevice) {
 func describeUSBSource(n *node, d *device.HostDevice) {
 	n.str("startupPolicy", &d.StartupPolicy, "mandatory", "requisite", "optional")
 	n.str("guestReset", &d.GuestReset, "off", "uninitialized", "on")
-	if n.reading() || n.style.Active && n.style.Secure { // as what is kept for the next start has it
+	if n.reading() || n.style.Active && n.style.Secure { // the form that is stored for the next start has it
 		n.yes("autoAddress", &d.USBFound)
 	}
 	if n.strict && (n.child("vendor") == nil) != (n.child("product") == nil) {

@@ -23,8 +23,8 @@ func Settle(d *domain.Definition) {
 	}
 }
 
-// isOfRun says whether a label tells which user a guest of Lodge's ran as, which is another one at
-// each start. No definition can ask for what it says.
+// isOfRun reports whether a label names the user of one run of a guest, which differs at
+// each start. No definition can ask for such a label.
 func isOfRun(l domain.SecLabel) bool {
 	return l.Type == "dynamic" && l.Model == "dac" && l.Relabel == device.Off && l.Label != ""
 }

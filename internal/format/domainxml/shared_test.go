@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// A published definition is written by whoever asks, at the same time as others
-// read it: writing must not touch it. The race detector sees what does.
-func TestWritingOnlyReads(t *testing.T) {
+// A published definition is written by any number of goroutines while others
+// read it, so writing must not change it. The race detector finds changes.
+func TestFormat_DoesNotChangeItsInput(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil || len(inputs) == 0 {
 		t.Fatalf("no documents: %v", err)

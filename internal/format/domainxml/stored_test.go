@@ -6,8 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// Earlier versions kept sockets without a mode, which then listened, and took requisite disks.
-// Their guests are still there, and are what they were.
+// Earlier versions stored sockets without a mode, which then listened, and accepted requisite disks.
+// Their guests still exist and must not change.
 func TestStored_SocketsWithoutAModeListen(t *testing.T) {
 	const (
 		unix = "<channel type='unix'><source path='/run/a'/><target type='virtio' name='a'/></channel>"

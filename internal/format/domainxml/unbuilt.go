@@ -9,11 +9,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A refusal names the path of what is not built, and says what to do instead.
+// A refusal names the path of the unsupported part, and the alternative.
 
-// unbuiltValues are what libvirt knows beside the words that are built, by the path
-// of the attribute or the element that has them. "*" is for those of which libvirt
-// itself says that it does not know them as of something that is not supported.
+// unbuiltValues are values that libvirt knows beside the supported ones, by the path
+// of the attribute or element. "*" stands for values that libvirt
+// itself refuses as not supported.
 var unbuiltValues = map[string]string{
 	"domain/@type":                   "*",
 	"os/type":                        "*",
@@ -85,8 +85,8 @@ var unbuiltValues = map[string]string{
 	"protocol/@type":                 "*",
 }
 
-// instead says what serves in place of what is not built, by the beginning of its
-// path below devices or the domain. The longest that fits counts. One value has a word of
+// instead names the alternative to an unsupported part, by the beginning of its
+// path below devices or the domain. The longest match counts. A value can have an entry of
 // its own as path=value.
 var instead = map[string]string{
 	"disk/@type":               "use a source of type file, block or volume",
@@ -206,8 +206,8 @@ func (n *node) oneOf(attr, value string, words []string) {
 	n.fail(fault.New(fault.Unsupported, fault.Config, "%s %q is not supported; %s", path, value, advice))
 }
 
-// libvirtKnows says whether a value is one of libvirt's. What it is of may be named
-// by its last parts, where several elements have it.
+// libvirtKnows reports whether a value is one of libvirt's. The key may be the last
+// parts of the path, if several elements have the attribute.
 func libvirtKnows(path, value string) bool {
 	for {
 		if words, known := unbuiltValues[path]; known {

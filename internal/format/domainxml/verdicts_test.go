@@ -20,8 +20,8 @@ type verdict struct {
 	code, name, doc string
 }
 
-// verdicts reads testdata/verdicts.tsv: the code, a name, the machine, and what is
-// in os, below the domain, the memory, the vcpus and the devices.
+// verdicts reads testdata/verdicts.tsv: the code, a name, the machine, and the contents
+// of os, of the domain, the memory, the vcpus and the devices.
 func verdicts(t *testing.T) (all []verdict) {
 	f, err := os.Open("testdata/verdicts.tsv")
 	if err != nil {
@@ -40,7 +40,7 @@ func verdicts(t *testing.T) (all []verdict) {
 	return all
 }
 
-// submit is what becomes of a definition before QEMU has a part in it.
+// submit runs all checks of a definition that need no QEMU.
 func submit(doc string) error {
 	def, err := Parse(doc, Options{Submitted: true, Host: testHost()})
 	if err != nil {
@@ -81,7 +81,7 @@ func TestDefinitions_AreTakenAndRefusedAsByLibvirt(t *testing.T) {
 	}
 }
 
-// What was taken by an earlier Lodge is still read: rules are for what is submitted.
+// Definitions that an earlier Lodge accepted can still be read: new rules apply to submitted ones only.
 // Promise: G10
 func TestStoredDefinitions_AreReadThoughRulesWereAddedSince(t *testing.T) {
 	for _, v := range verdicts(t) {

@@ -1,7 +1,7 @@
-// Package mountinfo reads the kernel's list of mounts, /proc/PID/mountinfo.
+// Package mountinfo parses the kernel's list of mounts, /proc/PID/mountinfo.
 //
-// What belongs here: the list's text, taken apart. What does not: files, and what a mount
-// is good for.
+// It holds the list's text format only. It opens no files and does not know the use
+// of a mount.
 package mountinfo
 
 import (
@@ -13,15 +13,15 @@ import (
 // Mount is a line of the list (proc(5)).
 type Mount struct {
 	ID      int
-	Root    string // what of the file system is shown at the point
+	Root    string // the folder of the file system that is mounted at the point
 	Point   string
-	Type    string // of the file system
-	Source  string // as it was given, such as a device or host:/path
-	Options string // of the file system, whoever mounted it: "rw,memory"
+	Type    string // file system type
+	Source  string // as given to mount(8), such as a device or host:/path
+	Options string // of the file system, the same for all its mounts: "rw,memory"
 }
 
-// Parse gives the mounts in the kernel's order: one of the same point as an earlier lies
-// above it. A line that is none is left out.
+// Parse yields the mounts in the kernel's order: a later mount on the same point lies
+// on top of an earlier one. Lines that do not parse are skipped.
 func Parse(text string) iter.Seq[Mount] {
 	return func(yield func(Mount) bool) {
 		for line := range strings.Lines(text) {
@@ -32,8 +32,8 @@ func Parse(text string) iter.Seq[Mount] {
 	}
 }
 
-// parseLine takes "id parent device root point options [tags...] - type source options"
-// apart. Blanks of other kinds are parts of names: the kernel escapes this one alone.
+// parseLine splits "id parent device root point options [tags...] - type source options".
+// Only spaces separate fields, because the kernel escapes a space inside names; other blanks may be part of a name.
 func parseLine(line string) (m Mount, ok bool) {
 	before, after, _ := strings.Cut(line, " - ")
 	fields, behind := strings.Split(before, " "), strings.Split(after, " ")

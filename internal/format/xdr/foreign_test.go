@@ -24,7 +24,7 @@ import (
 type foreignPeer struct {
 	conn    net.Conn
 	calls   chan foreignCall
-	refusal *xdr.NetError // what to answer instead of a result; set between calls
+	refusal *xdr.NetError // the answer instead of a result; set between calls
 }
 
 // foreignCall is one call as the peer saw it.
@@ -120,7 +120,7 @@ func answer(h xdr.Header, payload []byte) (call foreignCall) {
 	}
 	if call.proc.NewRet != nil {
 		call.ret = call.proc.NewRet()
-		if h.Program != xdr.ProgramRemote || h.Proc != xdr.ProcAuthList { // an empty list: nobody needs to authenticate
+		if h.Program != xdr.ProgramRemote || h.Proc != xdr.ProcAuthList { // an empty list: no client needs to authenticate
 			(&counter{n: 40}).fill(reflect.ValueOf(call.ret).Elem())
 		}
 	}

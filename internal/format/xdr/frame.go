@@ -8,8 +8,8 @@ import (
 // Program is the number of a group of procedures.
 type Program uint32
 
-// The programs of version 1. LXC and Admin are known so that a caller can be
-// told what is not served; their calls are not in the table.
+// The programs of version 1. LXC and Admin are known so that a client can be
+// told that they are not served; their calls are not in the table.
 const (
 	ProgramRemote    Program = 0x20008086
 	ProgramQEMU      Program = 0x20008087
@@ -44,7 +44,7 @@ const (
 	ProcKeepalivePong = 2
 )
 
-// Type says what a packet is.
+// Type is the type of a packet.
 type Type uint32
 
 // The types of packet.
@@ -58,7 +58,7 @@ const (
 	TypeStreamHole   Type = 6 // a hole in a sparse stream
 )
 
-// Status says how a reply or a stream packet is meant.
+// Status is the status of a reply or a stream packet.
 type Status uint32
 
 // The statuses.
@@ -113,8 +113,8 @@ func ParseHeader(b []byte) (Header, error) {
 	}, nil
 }
 
-// CheckLength looks at a length word before anything is read or allocated for
-// it, and gives the number of bytes that follow the word.
+// CheckLength checks a length word before anything is read or allocated for
+// it, and returns the number of bytes that follow the word.
 func CheckLength(word uint32) (int, error) {
 	if word < LengthSize+HeaderSize || word > MaxPacket {
 		return 0, invalid("packet length %d is not within %d and %d", word, LengthSize+HeaderSize, MaxPacket)

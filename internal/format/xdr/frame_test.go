@@ -61,7 +61,7 @@ func TestHeaderRoundTrip(t *testing.T) {
 	}
 }
 
-func TestLengthWordIsCheckedFirst(t *testing.T) {
+func TestCheckLength_BeforeReading(t *testing.T) {
 	for word, ok := range map[uint32]bool{
 		0: false, 27: false, 28: true, 32: true,
 		xdr.MaxPacket: true, xdr.MaxPacket + 1: false, 1<<32 - 1: false,
@@ -73,7 +73,7 @@ func TestLengthWordIsCheckedFirst(t *testing.T) {
 	}
 }
 
-func TestOverlongPacketsAreNotMade(t *testing.T) {
+func TestFrame_TooLong(t *testing.T) {
 	h := xdr.Header{Program: xdr.ProgramRemote, Version: 1, Type: xdr.TypeStream, Status: xdr.StatusContinue}
 	if b, err := xdr.AppendRaw(nil, h, make([]byte, xdr.MaxPayload)); err != nil || len(b) != xdr.MaxPacket {
 		t.Errorf("the longest payload gave %d bytes, %v", len(b), err)

@@ -52,7 +52,7 @@ func TestDecodeTakesBackWhatAppendPut(t *testing.T) {
 }
 
 // checkDecode decodes hostile bytes: no panic, no memory out of proportion,
-// and what decodes whole has one canonical form.
+// and a payload that decodes has one canonical form.
 func checkDecode(t *testing.T, empty func() xdr.Message, wire []byte) {
 	got, r := empty(), xdr.NewReader(wire)
 	err := got.Decode(r)

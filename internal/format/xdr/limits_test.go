@@ -74,7 +74,7 @@ func TestListsAtTheirLimitPass(t *testing.T) {
 	}
 }
 
-func TestTrailingBytesAreReported(t *testing.T) {
+func TestDecode_TrailingBytes(t *testing.T) {
 	var args xdr.DomainDefineXMLArgs
 	r := xdr.NewReader(bytesOf(1, "x\x00\x00\x00", 7, 8))
 	if err := args.Decode(r); err != nil {
@@ -88,7 +88,7 @@ func TestTrailingBytesAreReported(t *testing.T) {
 	}
 }
 
-func TestDecodingKeepsNothingOfTheBuffer(t *testing.T) {
+func TestDecode_KeepsNoReference(t *testing.T) {
 	wire := bytesOf(domainBytes, 1, 4, "\x01\x02\x03\x04")
 	var args xdr.DomainPinVCPUArgs
 	if err := args.Decode(xdr.NewReader(wire)); err != nil {

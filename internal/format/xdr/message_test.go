@@ -142,7 +142,7 @@ func TestMessagesHaveLibvirtsBytes(t *testing.T) {
 	}
 }
 
-func TestAnyNonzeroFlagIsTrue(t *testing.T) {
+func TestReader_NonzeroBool(t *testing.T) {
 	var args xdr.ConnectOpenArgs
 	r := xdr.NewReader(bytesOf("\x01\x00\x00\x00", 4, "qemu", 1))
 	if err := args.Decode(r); err != nil {

@@ -1,10 +1,10 @@
 package xdr
 
 // NetError is the payload of a reply or stream packet with StatusError. The
-// numbers are libvirt's; what they mean is not this package's business.
+// numbers are libvirt's; this package does not know their meaning.
 //
-// The object references that the layout has room for are never sent by
-// anybody: Append leaves them absent and Decode skips them.
+// The layout has room for object references, but no implementation sends
+// them: Append leaves them absent and Decode skips them.
 type NetError struct {
 	Code, Domain     int32
 	Message          *string

@@ -2,7 +2,7 @@ package xdr
 
 import "iter"
 
-// Stream says which way the stream of a call flows, if it opens one.
+// Stream is the direction of a call's stream, if it opens one.
 type Stream uint8
 
 // The directions of a stream.
@@ -46,14 +46,14 @@ func init() {
 	number(ProgramQEMU, qemuProcedures[:])
 }
 
-// number fills in what a procedure's place in the generated table says.
+// number sets the fields that follow from a procedure's place in the generated table.
 func number(program Program, table []Procedure) {
 	for i := range table {
 		table[i].Program, table[i].Number = program, int32(i)
 	}
 }
 
-// Lookup finds a procedure, or gives nil when the table has none.
+// Lookup finds a procedure, or returns nil if the table has none.
 func Lookup(program Program, number int32) *Procedure {
 	table := procedures(program)
 	if number < 0 || int(number) >= len(table) || table[number].Name == "" {
@@ -62,7 +62,7 @@ func Lookup(program Program, number int32) *Procedure {
 	return &table[number]
 }
 
-// Procedures gives every call and event of a program, in the order of numbers.
+// Procedures returns every call and event of a program, in the order of numbers.
 func Procedures(program Program) iter.Seq[*Procedure] {
 	return func(yield func(*Procedure) bool) {
 		table := procedures(program)

@@ -7,12 +7,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Reader takes XDR items off a byte slice, front to back. It never reads past
-// the slice, never believes a count that the remaining bytes cannot hold, and
-// keeps no reference to the slice in what it returns.
+// Reader reads XDR items from a byte slice, front to back. It never reads past
+// the slice, never accepts a count that the remaining bytes cannot hold, and
+// its results keep no reference to the slice.
 //
-// The first thing that goes wrong sticks: later reads give zero values and Err
-// names the field and the bound. So a decoder reads all its fields and asks
+// The first error sticks: later reads return zero values and Err
+// names the field and the bound. So a decoder reads all its fields and checks
 // once.
 type Reader struct {
 	buf []byte
@@ -23,7 +23,7 @@ type Reader struct {
 // NewReader reads from b, which must not change while it is read.
 func NewReader(b []byte) *Reader { return &Reader{buf: b} }
 
-// Err is what went wrong first, or nil.
+// Err is the first error, or nil.
 func (r *Reader) Err() error { return r.err }
 
 // Rest is the number of bytes not yet read. A well-formed payload leaves none.
@@ -47,7 +47,7 @@ func (r *Reader) fail(format string, args ...any) {
 	}
 }
 
-// take gives the next n bytes of the buffer itself, or nil.
+// take returns the next n bytes of the buffer itself, or nil.
 func (r *Reader) take(field string, n int) []byte {
 	if r.err != nil {
 		return nil
@@ -98,9 +98,9 @@ func (r *Reader) Flag(field string) bool { return r.Uint32(field) != 0 }
 // Char reads one char, which fills four bytes on the wire.
 func (r *Reader) Char(field string) byte { return byte(r.Uint32(field)) }
 
-// Count reads the length of a list. It is refused above limit, and when the
-// remaining bytes cannot hold that many items of at least itemSize bytes, so
-// that a caller may allocate what Count returns.
+// Count reads the length of a list. It refuses a length above limit, or more items of
+// at least itemSize bytes than the remaining bytes can hold, so
+// that a caller may allocate as many as Count returns.
 func (r *Reader) Count(field string, limit, itemSize int) int {
 	n := r.Uint32(field)
 	if r.err != nil {

@@ -6,9 +6,9 @@ const (
 	addressesFromAgent = 1 // source of DOMAIN_INTERFACE_ADDRESSES: asks the guest's agent
 )
 
-// RefusesReadOnly tells whether a read-only connection may not make this call
+// RefusesReadOnly reports whether a read-only connection must not make this call
 // with these arguments. For all but two calls that is RefusedReadOnly; those
-// two are refused only when they would make the guest's agent run something.
+// two are refused only if they would make the guest's agent run something.
 func (p *Procedure) RefusesReadOnly(args Message) bool {
 	if p.Program == ProgramRemote {
 		switch a := args.(type) {

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// TypedKind says which type a TypedValue has, by its number on the wire.
+// TypedKind is the type of a TypedValue, by its number on the wire.
 type TypedKind int32
 
 // The kinds of value.

@@ -2,8 +2,8 @@ package xdr
 
 import "encoding/binary"
 
-// writer puts items behind b. The first item over a limit sticks in err; what
-// is written after that is of no use.
+// writer appends items to b. The first item over a limit sticks in err; later
+// output is not usable.
 type writer struct {
 	b   []byte
 	err error
@@ -39,7 +39,7 @@ func (w *writer) count(field string, n, limit int) {
 	w.uint32(uint32(n))
 }
 
-// length writes a number of bytes that follow and tells whether they may.
+// length writes the number of bytes that follow and reports whether it is within the limit.
 func (w *writer) length(field string, n, limit int) bool {
 	if n > limit {
 		w.fail("%s: %d bytes are over the limit of %d", field, n, limit)

@@ -15,7 +15,7 @@ import (
 
 // openDir opens a pool's directory, to name files below it.
 func openDir(target string) (*os.File, error) {
-	dir, err := safepath.Follow(target)
+	dir, err := safepath.Open(target)
 	if err != nil {
 		return nil, dirFault(err, target)
 	}

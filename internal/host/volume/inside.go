@@ -115,7 +115,7 @@ func (p *Pool) openToRead(ctx context.Context, sc scope.Scope, v *Volume) (*os.F
 		if sc.Folders() != nil {
 			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
 		}
-		f, err = safepath.Follow(v.Path)
+		f, err = safepath.Open(v.Path)
 	}
 	if err != nil {
 		return nil, nameFault(err, target, v.Name)

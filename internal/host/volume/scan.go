@@ -133,7 +133,7 @@ func readVolume(pool string, dir *os.File, name string, d declaration) (*Volume,
 	f, err := safepath.OpenAt(dir, name, 0)
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened with O_PATH only
-		f, err = safepath.Follow(path)
+		f, err = safepath.Open(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) || fault.Is(err, fault.Denied) {
 		return nil, nil

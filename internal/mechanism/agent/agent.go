@@ -1,16 +1,16 @@
 // Package agent holds one session with the agent inside a guest, over the
 // socket of its channel.
 //
-// The agent answers one command at a time and its answers carry no numbers, so
-// a late answer could be taken for another command's. Every command is
-// therefore preceded by a synchronisation: a byte that no JSON contains resets
-// the agent's parser, a random number is asked back, and everything before
-// that number's echo is thrown away. It also proves that the agent is there
-// before the command is sent: one that is not there has missed nothing.
+// The agent answers one command at a time and its answers carry no ids, so
+// a late answer could be mistaken for that of another command. Every command is
+// therefore preceded by a synchronisation (guest-sync-delimited): a byte that no JSON contains resets
+// the agent's parser, the agent has to return a random number, and everything before
+// that number is discarded. It also proves that the agent is running
+// before the command is sent: without an agent no command is lost.
 //
-// The guest is hostile: what it sends is bounded in size and every wait has a
-// deadline. A session has no goroutine of its own. What belongs here: the
-// protocol. What does not: the meaning of single commands.
+// The guest is hostile: its messages are bounded in size and every wait has a
+// deadline. A session has no goroutine of its own. This package holds the
+// protocol. It does not know the meaning of single commands.
 package agent
 
 import (
@@ -50,7 +50,7 @@ func (e *Error) Error() string { return e.Desc }
 type Session struct {
 	conn net.Conn
 	in   *reader
-	turn chan struct{} // holds the token of whose turn it is
+	turn chan struct{} // holds the token of the command whose turn it is
 }
 
 // New makes a session of a connection to the agent's channel, which it owns from here on.
@@ -177,7 +177,7 @@ func (s *Session) answer(ctx context.Context, command string, into any) error {
 	return nil
 }
 
-// failed says why a command that was sent got no answer; nil stays nil.
+// failed explains why a sent command got no answer; nil stays nil.
 func (s *Session) failed(ctx context.Context, err error, command string, began time.Time) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.Canceled):
@@ -208,7 +208,7 @@ func (s *Session) within(ctx context.Context, do func() error) error {
 	return err
 }
 
-// sync makes sure that what is read next answers what is written next.
+// sync makes sure that the next message read answers the next one written.
 func (s *Session) sync() error {
 	id := rand.Int64N(1 << 53) // exact in any JSON
 	line, err := encode("guest-sync-delimited", map[string]int64{"id": id})

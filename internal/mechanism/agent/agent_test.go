@@ -19,14 +19,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// request is what a fake agent was asked.
+// request is a command that a fake agent received.
 type request struct {
 	Execute   string
 	Arguments struct{ ID int64 }
 	raw       string
 }
 
-// guest is the other end of a channel: what an agent, or none, does there.
+// guest is the guest's end of a channel, with or without an agent.
 type guest struct {
 	conn net.Conn
 	in   *bufio.Reader
@@ -47,7 +47,7 @@ func (g *guest) say(text string) { _, _ = io.WriteString(g.conn, text) }
 // echo answers a synchronisation as the real agent does.
 func (g *guest) echo(r request) { g.say(fmt.Sprintf("\xff{\"return\": %d}\n", r.Arguments.ID)) }
 
-// inGuest gives a session with a guest in which run runs.
+// inGuest returns a session with a guest that runs run.
 func inGuest(t *testing.T, run func(*guest)) *Session {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -112,7 +112,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestExecute_NoAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		s := inGuest(t, func(g *guest) { _, _ = io.Copy(io.Discard, g.conn) })
@@ -126,7 +126,7 @@ func TestNobodyThere(t *testing.T) {
 	})
 }
 
-func TestNobodyEvenReads(t *testing.T) {
+func TestExecute_NoReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stop := make(chan struct{})
 		s := inGuest(t, func(*guest) { <-stop })
@@ -137,7 +137,7 @@ func TestNobodyEvenReads(t *testing.T) {
 	})
 }
 
-func TestALateAnswerIsNotTheNextOnes(t *testing.T) {
+func TestExecute_LateAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := make(chan struct{})
 		s := inGuest(t, func(g *guest) {
@@ -166,7 +166,7 @@ func TestALateAnswerIsNotTheNextOnes(t *testing.T) {
 	})
 }
 
-func TestOrdersAreObeyedInSilence(t *testing.T) {
+func TestExecute_CommandWithoutAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, then := range map[string]func(*guest){
 			"silence":     func(g *guest) { g.next() },
@@ -189,7 +189,7 @@ func TestOrdersAreObeyedInSilence(t *testing.T) {
 	})
 }
 
-func TestCommandsTakeTurns(t *testing.T) {
+func TestExecute_Concurrent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := inGuest(t, wellBehaved(func(r request) string {
 			if r.Execute == "guest-slow" {
@@ -214,7 +214,7 @@ func TestCommandsTakeTurns(t *testing.T) {
 	})
 }
 
-func TestCancelledIsAborted(t *testing.T) {
+func TestExecute_Cancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s := inGuest(t, func(g *guest) {
 		r, _ := g.next()
@@ -230,7 +230,7 @@ func TestCancelledIsAborted(t *testing.T) {
 }
 
 // Promise: X6
-func TestHostileGuests(t *testing.T) {
+func TestExecute_HostileGuest(t *testing.T) {
 	forever := func(text string) func(*guest) {
 		return func(g *guest) {
 			go func() { _, _ = io.Copy(io.Discard, g.conn) }()
@@ -348,7 +348,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// attendant is a channel whose agent is there, and answers each command alike.
+// attendant is a channel with an agent that gives every command the same answer.
 type attendant struct {
 	net.Conn // nothing else of it is used
 	answer   []byte

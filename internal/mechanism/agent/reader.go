@@ -12,8 +12,8 @@ const (
 	// delimiter resets the agent's parser and marks the answer to a
 	// synchronisation; no UTF-8 contains it.
 	delimiter = 0xff
-	// maxRubbish bounds what is thrown away before that answer; a late answer
-	// to another command may be among it.
+	// maxRubbish bounds the bytes that are discarded before that answer; a late answer
+	// to another command may be among them.
 	maxRubbish = MaxAnswer
 	// maxEchoes bounds the answers to earlier synchronisations among that.
 	maxEchoes = 1024
@@ -29,7 +29,7 @@ type reader struct{ in *bufio.Reader }
 
 func newReader(r io.Reader) *reader { return &reader{in: bufio.NewReaderSize(r, 4<<10)} }
 
-// line gives the next line that is not empty, of up to limit bytes.
+// line returns the next line that is not empty, of up to limit bytes.
 func (r *reader) line(limit int) ([]byte, error) {
 	var line []byte
 	for {
@@ -73,8 +73,8 @@ func (r *reader) skipTo(wanted []byte) error {
 	}
 }
 
-// match reads for as long as what comes is the wanted line, and reports
-// whether all of it came. What differs is left to be read.
+// match reads as long as the input is the wanted line, and reports
+// whether all of it came. Other bytes are left in the buffer.
 func (r *reader) match(wanted []byte) (bool, error) {
 	const mostBlanks = 64
 	blanks := 0

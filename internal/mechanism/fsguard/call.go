@@ -13,18 +13,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// answerTime bounds the wait of a caller for a file system.
+// answerTime bounds the time that a caller waits for a file system.
 const answerTime = 30 * time.Second
 
-// Do does short work on an absolute path and waits for it, for as long as ctx
-// and a bound of its own allow. Work must look at nothing but what is at the path
-// or beside it. What it gives when nobody waits for it any more goes to discard,
+// Do runs short work on an absolute path and waits for it, until ctx ends or answerTime
+// has passed. Work may access only the file at the path and its folder.
+// If the result comes too late it goes to discard,
 // which may be nil.
 func Do[T any](ctx context.Context, path string, work func() (T, error), discard func(T)) (T, error) {
 	return do(ctx, &process, path, work, discard)
 }
 
-// Run is Do for work that gives nothing.
+// Run is Do for work without a result.
 func Run(ctx context.Context, path string, work func() error) error {
 	_, err := Do(ctx, path, func() (struct{}, error) { return struct{}{}, work() }, nil)
 	return err
@@ -39,7 +39,7 @@ func do[T any](ctx context.Context, gs *gates, path string, work func() (T, erro
 		err   error
 	}
 	v := &visit{gates: gs}
-	answers := make(chan answer) // holds none, so that an answer is either taken or discarded
+	answers := make(chan answer) // unbuffered, so that an answer is either taken or discarded
 	go func() {
 		var a answer
 		if a.err = v.walk(ctx, path); a.err == nil {
@@ -64,19 +64,19 @@ func do[T any](ctx context.Context, gs *gates, path string, work func() (T, erro
 	}
 }
 
-// contained does work whose bugs must cost its caller alone.
+// contained runs work so that a panic costs its caller alone.
 func contained[T any](path string, work func() (T, error)) (value T, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
-			err = fault.New(fault.Internal, fault.Host, "what was done to %s broke: %v", path, bug)
+			err = fault.New(fault.Internal, fault.Host, "the call on %s panicked: %v", path, bug)
 		}
 	}()
 	return work()
 }
 
-// Outlast waits for long work on files that are open, such as writing them out,
-// for as long as ctx allows. Path only names what is waited for. The work goes on
-// when nobody waits for it any more; its caller bounds how many are begun.
+// Outlast waits for long work on open files, such as a sync,
+// until ctx ends. Path is used in the error only. The work continues
+// after the caller has given up; the caller bounds how many are started.
 func Outlast(ctx context.Context, path string, work func() error) error {
 	began, done := time.Now(), make(chan error, 1)
 	go func() {
@@ -87,27 +87,27 @@ func Outlast(ctx context.Context, path string, work func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return fault.Wrap(context.Cause(ctx), kindOf(ctx), fault.Host, "stopped waiting for what is done to %s after %v", path, age(began))
+		return fault.Wrap(context.Cause(ctx), kindOf(ctx), fault.Host, "stopped waiting for the work on %s after %v", path, age(began))
 	}
 }
 
-// visit is a call on its way through the mounts of its path. It is on one at a
-// time, and has a place there.
+// visit is a call on its way through the mounts of its path. It is on one mount at a
+// time, and holds a place there.
 type visit struct {
 	gates *gates
 
-	gate *gate // of the goroutine that walks
+	gate *gate // belongs to the goroutine that walks
 
 	mu   sync.Mutex
-	last *Mount // for the caller, who reads where its goroutine is
+	last *Mount // read by the caller, to name the mount
 }
 
-// maxLinks is how many symbolic links are followed in a path, as in the kernel.
+// maxLinks bounds the symbolic links followed in a path, as the kernel does.
 const maxLinks = 40
 
-// walk goes to the mount where a path leads, through all that it leads through, as
-// the kernel does: what is before ".." counts, for it may be a link. What is wrong
-// with the path is for the work to find.
+// walk follows a path through all its mounts to the last one, in the kernel's order:
+// a name before ".." is resolved, for it may be a link. Errors in
+// the path are left to the work.
 func (v *visit) walk(ctx context.Context, path string) error {
 	if err := v.gates.table.renew(); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (v *visit) walk(ctx context.Context, path string) error {
 			return err
 		}
 		n, err := unix.Readlink(next, target[:])
-		if err != nil { // no link
+		if err != nil { // not a link
 			at = next
 			continue
 		}
@@ -137,22 +137,22 @@ func (v *visit) walk(ctx context.Context, path string) error {
 	return v.enterDevice(ctx, at)
 }
 
-// enterDevice goes on to the disk behind a block device. All of them lie on one
-// mount, and one that does not answer says nothing of the others.
+// enterDevice continues to the disk behind a block device. All device nodes lie on one
+// mount, and a disk that does not answer does not mean that the others are dead.
 func (v *visit) enterDevice(ctx context.Context, path string) error {
 	var s unix.Stat_t
 	if unix.Lstat(path, &s) != nil || s.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return nil
 	}
 	number := fmt.Sprintf("%d:%d", unix.Major(s.Rdev), unix.Minor(s.Rdev))
-	return v.enter(ctx, Mount{ID: -1 - int(s.Rdev), Point: path, Type: "disk", Source: number}) // mounts count from 0
+	return v.enter(ctx, Mount{ID: -1 - int(s.Rdev), Point: path, Type: "disk", Source: number}) // mount IDs start at 0
 }
 
 func components(path string) []string {
 	return strings.FieldsFunc(path, func(c rune) bool { return c == '/' })
 }
 
-// enter goes to a mount, waiting for a place there.
+// enter moves to a mount, and waits for a place there.
 func (v *visit) enter(ctx context.Context, m Mount) error {
 	if v.gate != nil && v.gate.mount.ID == m.ID {
 		return nil
@@ -178,7 +178,7 @@ func (v *visit) leave() {
 	}
 }
 
-// where names the mount that the call is on, or was on last.
+// where names the mount of the call, or its last one.
 func (v *visit) where() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -28,7 +28,7 @@ func soon(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// threads counts those of this process.
+// threads counts the threads of this process.
 func threads(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/task")
@@ -38,7 +38,7 @@ func threads(t *testing.T) int {
 	return len(all)
 }
 
-// hung fills a mount with calls that hang, and makes them old.
+// hung fills a mount with hanging calls, and backdates them.
 func hung(t *testing.T, gs *gates, path string) {
 	t.Helper()
 	for range maxHung {
@@ -56,7 +56,7 @@ func hung(t *testing.T, gs *gates, path string) {
 	}
 }
 
-func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
+func TestDo_DeadMount(t *testing.T) {
 	dir, well := filepath.Join(t.TempDir(), "a dead one"), t.TempDir()
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
 	hung(t, gs, file)
 	before := threads(t)
 	for range 200 {
-		_, err := do(t.Context(), gs, file, stat(file), nil) // would wait for half a minute
+		_, err := do(t.Context(), gs, file, stat(file), nil) // would otherwise wait for 30 seconds
 		if !fault.Is(err, fault.Timeout) || !strings.Contains(err.Error(), dir+" (fuse.never of never) has not answered for 1m") {
 			t.Fatalf("%v", err)
 		}
@@ -75,7 +75,7 @@ func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
 	if _, err := do(t.Context(), gs, well, stat(well), nil); err != nil {
 		t.Error("another mount:", err)
 	}
-	if now := threads(t); now > before+20 { // some are the run time's own, and come as it likes
+	if now := threads(t); now > before+20 { // the runtime starts some at any time
 		t.Errorf("%d threads, and %d before", now, before)
 	}
 	release()
@@ -89,18 +89,18 @@ func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
 	}
 }
 
-// now gives the gates that are in use.
+// now returns the gates in use.
 func (gs *gates) now() map[int]*gate {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	return maps.Clone(gs.byID)
 }
 
-func TestCallIsCountedWhereItHangs(t *testing.T) {
+func TestDo_CountedWhereItHangs(t *testing.T) {
 	dir, links := t.TempDir(), t.TempDir()
 	mounttest.Hang(t, dir)
 	gs := &gates{byID: map[int]*gate{}}
-	// A link to the dead mount lies in a directory that is well.
+	// A link to the dead mount lies in a healthy directory.
 	for name, target := range map[string]string{"absolute": dir, "relative": "../" + filepath.Base(filepath.Dir(dir)) + "/x", "twice": "absolute/y"} {
 		if err := os.Symlink(target, filepath.Join(links, name)); err != nil {
 			t.Fatal(err)
@@ -118,7 +118,7 @@ func TestCallIsCountedWhereItHangs(t *testing.T) {
 	}
 }
 
-func TestCallIsCountedWhereALinkBeforeTwoDotsHangs(t *testing.T) {
+func TestDo_LinkBeforeTwoDots(t *testing.T) {
 	dir, links := t.TempDir(), t.TempDir()
 	mounttest.Hang(t, dir)
 	gs := &gates{byID: map[int]*gate{}}
@@ -131,7 +131,7 @@ func TestCallIsCountedWhereALinkBeforeTwoDotsHangs(t *testing.T) {
 	}
 }
 
-// stall lets calls on a path hang until the test ends, and makes them old.
+// stall makes calls on a path hang until the test ends, and backdates them.
 func stall(t *testing.T, gs *gates, path string) {
 	t.Helper()
 	goOn := make(chan struct{})
@@ -140,7 +140,7 @@ func stall(t *testing.T, gs *gates, path string) {
 	for range maxHung {
 		begun := make(chan struct{})
 		all.Go(func() {
-			_, _ = do(t.Context(), gs, path, func() (int, error) { close(begun); <-goOn; return 0, nil }, nil) // whatever it gives
+			_, _ = do(t.Context(), gs, path, func() (int, error) { close(begun); <-goOn; return 0, nil }, nil) // the result does not matter
 		})
 		<-begun
 	}
@@ -154,7 +154,7 @@ func stall(t *testing.T, gs *gates, path string) {
 	}
 }
 
-func TestWhatAnswersOthersIsNotDead(t *testing.T) {
+func TestDo_SlowMountIsNotDead(t *testing.T) {
 	gs, dir := &gates{byID: map[int]*gate{}}, t.TempDir()
 	stall(t, gs, dir)
 	if _, err := do(t.Context(), gs, dir, stat(dir), nil); !fault.Is(err, fault.Timeout) {
@@ -170,7 +170,7 @@ func TestWhatAnswersOthersIsNotDead(t *testing.T) {
 	}
 }
 
-func TestDeadDiskHoldsNoOther(t *testing.T) {
+func TestDo_DeadDisk(t *testing.T) {
 	gs, dir := &gates{byID: map[int]*gate{}}, t.TempDir()
 	dead, well := filepath.Join(dir, "dead"), filepath.Join(dir, "well")
 	for i, path := range []string{dead, well} {
@@ -187,7 +187,7 @@ func TestDeadDiskHoldsNoOther(t *testing.T) {
 	}
 }
 
-func TestBurstOnDeadMountIsBounded(t *testing.T) {
+func TestDo_BurstOnDeadMount(t *testing.T) {
 	dir := t.TempDir()
 	mounttest.Hang(t, dir)
 	gs := &gates{byID: map[int]*gate{}}
@@ -210,7 +210,7 @@ func TestBurstOnDeadMountIsBounded(t *testing.T) {
 	}
 }
 
-func TestLateAnswerIsDiscarded(t *testing.T) {
+func TestDo_LateAnswerIsDiscarded(t *testing.T) {
 	gs := &gates{byID: map[int]*gate{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	goOn, discarded := make(chan struct{}), make(chan int)
@@ -228,7 +228,7 @@ func TestLateAnswerIsDiscarded(t *testing.T) {
 	}
 }
 
-func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
+func TestDo_WorkPanics(t *testing.T) {
 	err := Run(t.Context(), t.TempDir(), func() error { panic("a bug") })
 	if !fault.Is(err, fault.Internal) {
 		t.Error(err)
@@ -238,7 +238,7 @@ func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongWithAPathIsToldByTheWork(t *testing.T) {
+func TestDo_BadPath(t *testing.T) {
 	dir := t.TempDir()
 	loop := filepath.Join(dir, "loop")
 	if err := os.Symlink("loop", loop); err != nil {
@@ -254,7 +254,7 @@ func TestWhatIsWrongWithAPathIsToldByTheWork(t *testing.T) {
 	}
 }
 
-func TestChangesAreSeen(t *testing.T) {
+func TestTable_SeesChanges(t *testing.T) {
 	point := filepath.Join(t.TempDir(), "x")
 	if err := os.Mkdir(point, 0o700); err != nil {
 		t.Fatal(err)

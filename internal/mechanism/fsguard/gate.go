@@ -8,12 +8,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Bounds of the calls on one mount. On one that answers they take microseconds
-// to milliseconds, so that places are free; a hard disk waking up needs seconds.
+// Bounds of the calls on one mount. On a healthy mount a call takes microseconds
+// to milliseconds, so places are free; a hard disk that spins up needs seconds.
 const (
-	places   = 16              // calls at a time, and so threads that a dead mount holds
-	patience = 2 * time.Second // after which a call counts as one that hangs
-	maxHung  = 4               // of which make all further calls fail at once
+	places   = 16              // calls at a time; also the threads that a dead mount holds
+	patience = 2 * time.Second // after this a call counts as hung
+	maxHung  = 4               // with this many hung calls all further calls fail at once
 )
 
 // gate lets a bounded number of calls onto one mount.
@@ -22,13 +22,13 @@ type gate struct {
 	places chan struct{}
 
 	mu    sync.Mutex
-	calls map[*visit]time.Time // those that have a place, with their beginnings
-	ended time.Time            // when the last one did
-	users int                  // those that have a place or wait for one; guarded by the gates' lock
+	calls map[*visit]time.Time // calls that have a place, with their start
+	ended time.Time            // when the last call ended
+	users int                  // calls that have a place or wait for one; guarded by the gates' lock
 }
 
-// hung counts the calls that hang, and gives since when the first of them does.
-// None does while others end: what answers them is slow, and not dead.
+// hung counts the hung calls, and returns since when the first one hangs.
+// While other calls end the count is 0: the server is slow, not dead.
 func (g *gate) hung() (count int, since time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -47,7 +47,7 @@ func (g *gate) hung() (count int, since time.Time) {
 	return count, since
 }
 
-// enter waits for a place. It fails at once where waiting is in vain.
+// enter waits for a place. It fails at once if waiting cannot help.
 func (g *gate) enter(ctx context.Context, v *visit) error {
 	if n, since := g.hung(); n >= maxHung {
 		return fault.New(fault.Timeout, fault.Host, "the file system at %v has not answered for %v, and %d calls wait for it already",
@@ -56,7 +56,7 @@ func (g *gate) enter(ctx context.Context, v *visit) error {
 	select {
 	case g.places <- struct{}{}:
 	case <-ctx.Done():
-		return fault.Wrap(context.Cause(ctx), kindOf(ctx), fault.Host, "all %d calls that may wait for the file system at %v do", places, g.mount)
+		return fault.Wrap(context.Cause(ctx), kindOf(ctx), fault.Host, "all %d places for calls on the file system at %v are taken", places, g.mount)
 	}
 	g.mu.Lock()
 	g.calls[v] = time.Now()
@@ -74,7 +74,7 @@ func (g *gate) leave(v *visit) {
 
 func age(since time.Time) time.Duration { return time.Since(since).Round(time.Millisecond) }
 
-// kindOf says of what kind the end of waiting was.
+// kindOf returns Aborted or Timeout, by the reason why the wait ended.
 func kindOf(ctx context.Context) fault.Kind {
 	if k := fault.Of(context.Cause(ctx)); k != fault.Internal {
 		return k
@@ -82,18 +82,18 @@ func kindOf(ctx context.Context) fault.Kind {
 	return fault.Timeout
 }
 
-// gates are those of the mounts that calls are on now.
+// gates holds the gates of all mounts with calls on them.
 type gates struct {
 	table table
 
-	mu   sync.Mutex // guards the map and is held over nothing else
+	mu   sync.Mutex // guards the map only
 	byID map[int]*gate
 }
 
-// process are the gates of this process: its threads are what they protect.
+// process holds the gates of this process, whose threads they protect.
 var process = gates{byID: map[int]*gate{}}
 
-// use gives the gate of a mount; done lets it go.
+// use returns the gate of a mount; done releases it.
 func (gs *gates) use(m Mount) *gate {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()

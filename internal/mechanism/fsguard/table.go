@@ -12,25 +12,25 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/mountinfo"
 )
 
-// Mount is one line of the kernel's list.
+// Mount is one line of /proc/self/mountinfo.
 type Mount struct {
 	ID     int
 	Point  string
-	Type   string // of the file system
-	Source string // as it was given, such as a device or host:/path
+	Type   string // file system type
+	Source string // as given to mount(8), such as a device or host:/path
 }
 
 func (m Mount) String() string { return m.Point + " (" + m.Type + " of " + m.Source + ")" }
 
-// table is the kernel's list, read again when the kernel says that it changed.
+// table is the kernel's list of mounts, read again after each change.
 type table struct {
-	mu     sync.Mutex // held over reading the list, which asks no file system
+	mu     sync.Mutex // held while the list is read, which asks no file system
 	file   *os.File
 	points map[string]Mount
 }
 
-// At gives what is mounted on a directory itself, topmost, if anything is. It asks
-// the kernel's list and not the directory.
+// At returns the topmost mount on a directory itself, if there is one. It reads
+// the kernel's list and does not touch the directory.
 func At(point string) (m Mount, there bool, err error) {
 	t := &process.table
 	if err := t.renew(); err != nil {
@@ -42,7 +42,7 @@ func At(point string) (m Mount, there bool, err error) {
 	return m, there, nil
 }
 
-// at gives the mount that a clean absolute path lies on, by its text alone.
+// at returns the mount of a clean absolute path, by its text alone.
 func (t *table) at(path string) Mount {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -53,17 +53,17 @@ func (t *table) at(path string) Mount {
 	}
 }
 
-// renew reads the list if it is not the one that was read.
+// renew reads the list if it has changed.
 func (t *table) renew() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return fault.Wrap(t.read(), fault.Failed, fault.Host, "cannot read the list of mounts")
+	return fault.Wrap(t.read(), fault.Failed, fault.Host, "cannot read /proc/self/mountinfo")
 }
 
 // read is renew with the lock held.
 func (t *table) read() error {
 	if t.file == nil {
-		// Not by os.Open: the runtime would poll it too, and take the changes away.
+		// os.Open would register the file with the runtime's poller, which would consume the change events.
 		fd, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -74,22 +74,22 @@ func (t *table) read() error {
 	}
 	text, err := io.ReadAll(io.NewSectionReader(t.file, 0, maxList))
 	if err != nil {
-		_ = t.file.Close() // opened to read; the next call begins anew
+		_ = t.file.Close() // only read from; the next call opens it again
 		t.file = nil
 		return err
 	}
 	t.points = map[string]Mount{}
-	for m := range mountinfo.Parse(string(text)) { // a later one of a point lies above
+	for m := range mountinfo.Parse(string(text)) { // a later mount on the same point lies on top
 		t.points[m.Point] = Mount{ID: m.ID, Point: m.Point, Type: m.Type, Source: m.Source}
 	}
 	return nil
 }
 
-// maxList bounds the list, in bytes: a line has hundreds, and the kernel allows
+// maxList bounds the list in bytes: a line has hundreds, and the kernel allows
 // a hundred thousand mounts.
 const maxList = 64 << 20
 
-// changed asks the kernel, which tells each reader of a change once.
+// changed polls the kernel, which reports each change once per open file.
 func (t *table) changed() bool {
 	poll := []unix.PollFd{{Fd: int32(t.file.Fd()), Events: unix.POLLPRI}}
 	n, err := unix.Poll(poll, 0)

@@ -279,7 +279,7 @@ func (l *Layer) inspect(declared Format) error {
 	}
 	l.id, l.owner, l.Device = [2]uint64{st.Dev, st.Ino}, sandbox.User{UID: st.Uid, GID: st.Gid}, st.Mode&unix.S_IFMT == unix.S_IFBLK
 	var err error
-	if l.untrustedFS, err = safepath.Claims(l.File); err != nil {
+	if l.untrustedFS, err = safepath.UntrustedFS(l.File); err != nil {
 		return openFault(err, l.Path)
 	}
 	if l.Info, err = Inspect(l.File, declared); err != nil {

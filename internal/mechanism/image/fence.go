@@ -38,7 +38,7 @@ func WithFile(path string, folders []string, do func(at string, nofollow int) er
 		return refuseRelative(path)
 	}
 	if !LiesIn(path, folders) {
-		return safepath.At(path, do)
+		return safepath.OpenParent(path, do)
 	}
 	return withoutLinks(path, folders, func(at string) error { return do(at, unix.O_NOFOLLOW) })
 }
@@ -50,7 +50,7 @@ func WithParent(path string, folders []string, do func(at string) error) error {
 		return refuseRelative(path)
 	}
 	if !LiesIn(path, folders) {
-		return safepath.Beside(path, do)
+		return safepath.OpenLink(path, do)
 	}
 	return withoutLinks(path, folders, do)
 }
@@ -66,7 +66,7 @@ func LiesIn(path string, folders []string) bool {
 }
 
 func withoutLinks(path string, folders []string, do func(at string) error) error {
-	err := safepath.Straight(path, do)
+	err := safepath.OpenNoSymlinks(path, do)
 	if errors.Is(err, unix.ELOOP) {
 		return fault.New(fault.Denied, fault.Volume, "%s is a symbolic link or lies behind one; this client is restricted to %s, and links are not followed there", path, strings.Join(folders, ", "))
 	}

@@ -1,7 +1,7 @@
-// Package listener is how the daemon's clients come in: it listens on unix
-// sockets, and tells who is at the other end as the kernel or a certificate says. What
-// belongs here: the sockets' files, their modes, peers and who may come in. What
-// does not: what is spoken on a connection.
+// Package listener accepts the daemon's clients: it listens on unix
+// sockets and identifies the peer by the kernel's credentials or by a certificate. This
+// package holds the sockets' files, their modes, peers and the rules who may connect. It
+// does not know the protocol on a connection.
 package listener
 
 import (
@@ -21,11 +21,11 @@ import (
 // Place says where to listen and who may connect.
 type Place struct {
 	Path      string
-	Everybody bool // on the host may connect
-	GID       int  // the group that may connect where not everybody may; 0: root alone
+	Everybody bool // every user on the host may connect
+	GID       int  // the group that may connect if Everybody is false; 0: root alone
 }
 
-// Listen makes the socket's file, in place of one that nobody listens on any more.
+// Listen makes the socket's file, and replaces a stale one that no process listens on.
 func Listen(ctx context.Context, p Place) (net.Listener, error) {
 	if err := clearStale(ctx, p.Path); err != nil {
 		return nil, err
@@ -44,8 +44,8 @@ func Listen(ctx context.Context, p Place) (net.Listener, error) {
 	return l, nil
 }
 
-// open lets others than the daemon's user in. Until then nobody else may
-// connect: the file was made without the right to write for them.
+// open grants access to other users than the daemon's. Until then none of them can
+// connect: the file was made without write permission for them.
 func (p Place) open() error {
 	mode := fs.FileMode(0o600)
 	switch {
@@ -63,8 +63,8 @@ func (p Place) open() error {
 	return nil
 }
 
-// clearStale removes the socket that a daemon left behind. One that answers
-// belongs to somebody: two daemons on one socket would each see half the clients.
+// clearStale removes the socket that a daemon left behind. A socket that answers
+// is in use: with two daemons on one path each would see half the clients.
 func clearStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -73,15 +73,15 @@ func clearStale(ctx context.Context, path string) error {
 	case err != nil:
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot look at socket %s", path)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fault.New(fault.Exists, fault.Host, "%s is there and is not a socket; move it away", path)
+		return fault.New(fault.Exists, fault.Host, "%s exists and is not a socket; move it away", path)
 	}
 	dialer := net.Dialer{Timeout: time.Second}
 	switch conn, err := dialer.DialContext(ctx, "unix", path); {
 	case err == nil:
 		_ = conn.Close()
 		return fault.New(fault.Busy, fault.Host, "another daemon listens on %s; stop it first", path)
-	case !errors.Is(err, unix.ECONNREFUSED): // it may only have no room for one more connection now
-		return fault.Wrap(err, fault.Busy, fault.Host, "cannot tell whether another daemon listens on %s", path)
+	case !errors.Is(err, unix.ECONNREFUSED): // its backlog may only be full at the moment
+		return fault.Wrap(err, fault.Busy, fault.Host, "cannot find out whether another daemon listens on %s", path)
 	}
 	if err := os.Remove(path); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove the stale socket %s", path)

@@ -12,22 +12,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Peer is who is at the other end, as the kernel knows it.
+// Peer identifies the other end of a connection, as the kernel knows it.
 type Peer struct {
 	PID      int32
 	UID, GID uint32
 	Groups   []uint32
-	Unknown  error // why the kernel could not tell
+	Unknown  error // why the kernel could not identify it
 }
 
-// maxGroups is the kernel's own bound on supplementary groups of a process.
+// maxGroups is the kernel's bound on supplementary groups of a process (NGROUPS_MAX).
 const maxGroups = 65536
 
-// PeerOf asks the kernel who opened the connection.
+// PeerOf asks the kernel which process opened the connection.
 func PeerOf(conn net.Conn) Peer {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {
-		return Peer{Unknown: errors.New("only a unix socket tells")}
+		return Peer{Unknown: errors.New("only a unix socket has peer credentials")}
 	}
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -47,7 +47,7 @@ func PeerOf(conn net.Conn) Peer {
 	return p
 }
 
-// peerGroups asks for the supplementary groups that the peer had when it connected.
+// peerGroups returns the supplementary groups that the peer had when it connected.
 func peerGroups(fd uintptr) ([]uint32, error) {
 	for size := 64; size <= maxGroups; size *= 4 {
 		groups := make([]uint32, size)
@@ -66,12 +66,12 @@ func peerGroups(fd uintptr) ([]uint32, error) {
 	return nil, unix.ERANGE
 }
 
-// Admit decides whether the peer may speak at all. On a socket for everybody the
+// Admit decides whether the peer may connect. If the socket is for everybody, the
 // file's mode has decided already. Otherwise it must be root, the daemon's own
 // user, or a member of one of the groups.
 func (p Peer) Admit(everybody bool, groups []uint32) error {
 	if p.Unknown != nil {
-		return fault.Wrap(p.Unknown, fault.Denied, fault.Call, "cannot tell who is calling")
+		return fault.Wrap(p.Unknown, fault.Denied, fault.Call, "cannot identify the client")
 	}
 	if everybody || p.UID == 0 || p.UID == uint32(os.Geteuid()) {
 		return nil

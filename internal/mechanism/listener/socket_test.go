@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-func TestListenTakesOverWhatIsStale(t *testing.T) {
+func TestListen_StaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "sock")
 	first, err := Listen(t.Context(), Place{Path: path})
 	if err != nil {
@@ -22,7 +22,7 @@ func TestListenTakesOverWhatIsStale(t *testing.T) {
 	if _, err := Listen(t.Context(), Place{Path: path}); !fault.Is(err, fault.Busy) {
 		t.Errorf("a socket that somebody serves: %v", err)
 	}
-	first.(*net.UnixListener).SetUnlinkOnClose(false) // as a daemon that was killed
+	first.(*net.UnixListener).SetUnlinkOnClose(false) // like a killed daemon
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -39,9 +39,8 @@ func TestListenTakesOverWhatIsStale(t *testing.T) {
 	}
 }
 
-// TestListenLeavesABusySocketAlone has a daemon that takes no connections just
-// now, and more of them waiting than there is room for.
-func TestListenLeavesABusySocketAlone(t *testing.T) {
+// The daemon accepts no connections at the moment, and its backlog is full.
+func TestListen_BusySocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -55,7 +54,7 @@ func TestListenLeavesABusySocketAlone(t *testing.T) {
 	for {
 		waiting, err := dialer.DialContext(t.Context(), "unix", path)
 		if err != nil {
-			break // no room
+			break // backlog full
 		}
 		defer func() { _ = waiting.Close() }()
 	}
@@ -67,7 +66,7 @@ func TestListenLeavesABusySocketAlone(t *testing.T) {
 	}
 }
 
-func TestListenLeavesFilesAlone(t *testing.T) {
+func TestListen_NotASocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
@@ -80,7 +79,7 @@ func TestListenLeavesFilesAlone(t *testing.T) {
 	}
 }
 
-func TestSocketModes(t *testing.T) {
+func TestListen_Modes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := Listen(t.Context(), Place{Path: path})
 	if err != nil {
@@ -111,7 +110,7 @@ func checkMode(t *testing.T, path string, want fs.FileMode) {
 	}
 }
 
-func TestWhoMayComeIn(t *testing.T) {
+func TestAdmit(t *testing.T) {
 	groups := []uint32{110, 36}
 	for _, c := range []struct {
 		name      string
@@ -136,7 +135,7 @@ func TestWhoMayComeIn(t *testing.T) {
 	}
 }
 
-// TestPeer asks the kernel about a connection of this very process.
+// TestPeer asks the kernel about a connection within this process.
 func TestPeer(t *testing.T) {
 	l, err := Listen(t.Context(), Place{Path: filepath.Join(t.TempDir(), "sock")})
 	if err != nil {

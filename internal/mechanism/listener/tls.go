@@ -26,11 +26,11 @@ import (
 // maxPEM bounds a file of certificates, in bytes.
 const maxPEM = 8 << 20
 
-// Certificates are those by which clients from other hosts are known. They lie
-// where libvirt has them, below one folder:
+// Certificates are the host's certificates, which identify clients from other hosts. They lie
+// in libvirt's places, below one folder:
 //
-//	CA/cacert.pem                   whose clients may come in
-//	CA/cacrl.pem                    certificates that were taken back; may be missing
+//	CA/cacert.pem                   authorities whose clients may connect
+//	CA/cacrl.pem                    revoked certificates; may be missing
 //	libvirt/servercert.pem          the host's own
 //	libvirt/private/serverkey.pem
 type Certificates struct {
@@ -39,21 +39,21 @@ type Certificates struct {
 	watches watches
 }
 
-// trust is what the files say, understood. It is never changed.
+// trust is the parsed content of the files. It is never changed.
 type trust struct {
 	server  *tls.Config
 	roots   *x509.CertPool
 	revoked revocations
 }
 
-// OpenCertificates reads them.
+// OpenCertificates reads the files.
 func OpenCertificates(folder string) (*Certificates, error) {
 	c := &Certificates{folder: folder}
 	return c, c.Reload()
 }
 
-// Reload reads them again, for clients that come from now on, and those that are watched. What
-// is wrong leaves what was.
+// Reload reads the files again, for new clients and for watched connections. After an
+// error the old certificates stay in use.
 func (c *Certificates) Reload() error {
 	ca := filepath.Join(c.folder, "CA")
 	roots, authorities, err := readAuthorities(filepath.Join(ca, "cacert.pem"))
@@ -66,7 +66,7 @@ func (c *Certificates) Reload() error {
 	}
 	key := filepath.Join(c.folder, "libvirt/private/serverkey.pem")
 	if info, err := os.Stat(key); err == nil && info.Mode().Perm()&0o007 != 0 {
-		return fault.New(fault.Failed, fault.Host, "everybody on this host may use the key %s; chmod o= it", key)
+		return fault.New(fault.Failed, fault.Host, "cannot use the key %s: every user of this host may read it; chmod o= it", key)
 	}
 	own, err := tls.LoadX509KeyPair(filepath.Join(c.folder, "libvirt/servercert.pem"), key)
 	if err != nil {
@@ -74,17 +74,17 @@ func (c *Certificates) Reload() error {
 	}
 	c.now.Store(&trust{roots: roots, revoked: revoked, server: &tls.Config{
 		MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots, Certificates: []tls.Certificate{own},
-		SessionTicketsDisabled: true, // a certificate that is taken back must not come in by an older session
+		SessionTicketsDisabled: true, // a revoked certificate must not be accepted through an older session
 		VerifyConnection:       revoked.check,
 	}})
 	c.lookAll()
 	return nil
 }
 
-// Server gives the host's end of a secure connection, whose handshake is still to come. It may
-// offer a choice of protocols to speak on it. Where it offers none the client is one of
-// libvirt's, and is met with TLS 1.2: those have GnuTLS, which by 1.3 shows no RSA certificate
-// to a host that takes PSS alone for signatures, as crypto/tls does.
+// Server returns the host's end of a TLS connection, before the handshake. It may
+// offer a choice of application protocols (ALPN). Without any the client is one of
+// libvirt's, and the connection is limited to TLS 1.2: those clients use GnuTLS. In TLS 1.3 it shows no RSA
+// certificate to a host that accepts only PSS for signatures, as crypto/tls does.
 func (c *Certificates) Server(conn net.Conn, protocols ...string) *tls.Conn {
 	config := c.now.Load().server.Clone()
 	if config.NextProtos = protocols; len(protocols) == 0 {
@@ -93,21 +93,21 @@ func (c *Certificates) Server(conn net.Conn, protocols ...string) *tls.Conn {
 	return tls.Server(conn, config)
 }
 
-// Subject shakes hands with a client within the time of ctx, and gives the subject
-// of its certificate.
+// Subject does the handshake within the deadline of ctx, and returns the subject
+// of the client's certificate.
 func Subject(ctx context.Context, secure *tls.Conn) (subject string, err error) {
 	if err := secure.HandshakeContext(ctx); err != nil {
-		return "", fault.Wrap(err, fault.Denied, fault.Call, "no secure connection")
+		return "", fault.Wrap(err, fault.Denied, fault.Call, "TLS handshake failed")
 	}
 	subject = secure.ConnectionState().PeerCertificates[0].Subject.String()
-	// Words with marks in them could look like several, to the patterns of rules.
+	// Values with these characters could look like several values to the patterns of rules.
 	if strings.ContainsAny(subject, `\"+`) {
-		return "", fault.New(fault.Denied, fault.Call, "the certificate's subject %q has marks in it that patterns could be misled by", subject)
+		return "", fault.New(fault.Denied, fault.Call, "the certificate's subject %q has one of the characters \\ \" +, which could mislead access rules", subject)
 	}
 	return subject, nil
 }
 
-// readPEM reads a file and gives the blocks of a sort to take.
+// readPEM reads a file and calls take with each block of a type.
 func readPEM(path, sort string, take func(der []byte) error) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -118,7 +118,7 @@ func readPEM(path, sort string, take func(der []byte) error) error {
 	switch {
 	case err != nil:
 		return err
-	case len(text) > maxPEM: // what is behind would be missing
+	case len(text) > maxPEM: // the rest would be missing
 		return fmt.Errorf("%s is longer than %d bytes", path, maxPEM)
 	}
 	for {
@@ -149,14 +149,14 @@ func readAuthorities(path string) (*x509.CertPool, []*x509.Certificate, error) {
 	})
 	switch {
 	case err != nil:
-		return nil, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read whose certificates to trust")
+		return nil, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the trusted authorities")
 	case len(all) == 0:
-		return nil, nil, fault.New(fault.Invalid, fault.Host, "%s has no certificate in it", path)
+		return nil, nil, fault.New(fault.Invalid, fault.Host, "%s contains no certificate", path)
 	}
 	return pool, all, nil
 }
 
-// revocations are the lists of certificates that were taken back.
+// revocations are lists of revoked certificates.
 type revocations []revocation
 
 type revocation struct {
@@ -172,7 +172,7 @@ func newRevocation(list *x509.RevocationList) revocation {
 	return r
 }
 
-// readRevocations reads lists that one of the authorities has signed. No file is no list.
+// readRevocations reads the lists, each signed by one of the authorities. A missing file means no list.
 func readRevocations(path string, authorities []*x509.Certificate) (revocations, error) {
 	var lists revocations
 	err := readPEM(path, "X509 CRL", func(der []byte) error {
@@ -186,38 +186,38 @@ func readRevocations(path string, authorities []*x509.Certificate) (revocations,
 				return nil
 			}
 		}
-		return errors.New("none of those who are trusted has signed the list")
+		return errors.New("no trusted authority has signed the list")
 	})
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
-	case err == nil && len(lists) == 0: // such as one in another form: nobody would be kept out by it
-		return nil, fault.New(fault.Invalid, fault.Host, "%s has no list of certificates in it that were taken back, as PEM; remove it if there is none", path)
+	case err == nil && len(lists) == 0: // such as a list in another form: it would keep no client out
+		return nil, fault.New(fault.Invalid, fault.Host, "%s contains no revocation list in PEM form; remove the file if there is none", path)
 	}
-	return lists, fault.Wrap(err, fault.Failed, fault.Host, "cannot read which certificates were taken back")
+	return lists, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the revocation lists")
 }
 
-// check refuses certificates that were taken back, and everybody once a list is out of date.
+// check refuses revoked certificates, and every client once a list is out of date.
 func (r revocations) check(state tls.ConnectionState) error {
 	for list := range r.over(state.VerifiedChains) {
 		if !list.NextUpdate.IsZero() && time.Now().After(list.NextUpdate) {
-			return fault.New(fault.Denied, fault.Host, "the list of certificates that were taken back is out of date since %v; renew it", list.NextUpdate)
+			return fault.New(fault.Denied, fault.Host, "the certificate revocation list expired at %v; renew it", list.NextUpdate)
 		}
 	}
 	return r.taken(state.VerifiedChains)
 }
 
-// taken refuses certificates that were taken back.
+// taken refuses revoked certificates.
 func (r revocations) taken(chains [][]*x509.Certificate) error {
 	for list, one := range r.over(chains) {
 		if list.numbers[one.SerialNumber.String()] {
-			return fault.New(fault.Denied, fault.Call, "certificate %v was taken back", one.SerialNumber)
+			return fault.New(fault.Denied, fault.Call, "certificate %v is revoked", one.SerialNumber)
 		}
 	}
 	return nil
 }
 
-// over gives each list with each certificate that it could name.
+// over pairs each list with each certificate that it may name.
 func (r revocations) over(chains [][]*x509.Certificate) iter.Seq2[revocation, *x509.Certificate] {
 	return func(yield func(revocation, *x509.Certificate) bool) {
 		for _, chain := range chains {

@@ -21,8 +21,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// pki is a folder with one certificate, which is its own authority, the host's
-// and the client's.
+// pki is a folder with one certificate. It is its own authority, the host's
+// certificate and the client's.
 func pki(t *testing.T) (folder string, key *ecdsa.PrivateKey, self *x509.Certificate) {
 	t.Helper()
 	folder = t.TempDir()
@@ -63,7 +63,7 @@ func write(t *testing.T, folder, name, kind string, der []byte) {
 	}
 }
 
-// joined are two ends of a connection that holds what was not read yet.
+// joined returns two ends of a buffered connection.
 func joined(t *testing.T) (near, far net.Conn) {
 	t.Helper()
 	l, err := Listen(t.Context(), Place{Path: filepath.Join(t.TempDir(), "sock")})
@@ -81,7 +81,7 @@ func joined(t *testing.T) (near, far net.Conn) {
 	return near, far
 }
 
-// meet has a client shake hands with the host.
+// meet does the handshake of a client with the host.
 func meet(t *testing.T, c *Certificates, client func(net.Conn)) (string, error) {
 	t.Helper()
 	near, far := joined(t)
@@ -100,16 +100,16 @@ func meet(t *testing.T, c *Certificates, client func(net.Conn)) (string, error) 
 	return subject, err
 }
 
-// speak is a client of some versions of the protocol.
+// speak returns a client for some versions of the protocol.
 func speak(config *tls.Config) func(net.Conn) {
 	return func(conn net.Conn) {
-		_ = tls.Client(conn, config).HandshakeContext(context.Background()) // the host's end says what came of it
+		_ = tls.Client(conn, config).HandshakeContext(context.Background()) // the host's end reports the result
 		_ = conn.Close()
 	}
 }
 
 // Promise: A6
-func TestWhoShakesHands(t *testing.T) {
+func TestSubject(t *testing.T) {
 	folder, key, self := pki(t)
 	c, err := OpenCertificates(folder)
 	if err != nil {
@@ -121,7 +121,7 @@ func TestWhoShakesHands(t *testing.T) {
 	if subject, err := meet(t, c, speak(&tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: own})); err != nil || subject != "CN=localhost" {
 		t.Errorf("a good client: %q, %v", subject, err)
 	}
-	// Words with marks in them could look like several, to the patterns of rules.
+	// Values with these characters could look like several values to the patterns of rules.
 	for _, name := range []string{"alice+OU=root", `alice\`, `"alice"`} {
 		certificate := &x509.Certificate{
 			SerialNumber: big.NewInt(8), Subject: pkix.Name{CommonName: name}, NotBefore: self.NotBefore, NotAfter: self.NotAfter,
@@ -132,7 +132,7 @@ func TestWhoShakesHands(t *testing.T) {
 			t.Fatal(err)
 		}
 		client := speak(&tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
-		if subject, err := meet(t, c, client); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "marks in it") {
+		if subject, err := meet(t, c, client); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "could mislead") {
 			t.Errorf("%s comes in as %q, %v", name, subject, err)
 		}
 	}
@@ -152,9 +152,9 @@ func TestWhoShakesHands(t *testing.T) {
 	}
 }
 
-// A key that everybody can read is nobody's.
+// A key that every user can read is refused.
 // Promise: K8
-func TestTheHostsKeyIsNotEverybodys(t *testing.T) {
+func TestOpenCertificates_KeyReadableByAll(t *testing.T) {
 	folder, _, _ := pki(t)
 	c, err := OpenCertificates(folder)
 	if err != nil {
@@ -171,9 +171,9 @@ func TestTheHostsKeyIsNotEverybodys(t *testing.T) {
 	}
 }
 
-// TestASilentClientIsGivenUp has one that never begins.
+// The client never starts the handshake.
 // Promise: A6
-func TestASilentClientIsGivenUp(t *testing.T) {
+func TestSubject_SilentClient(t *testing.T) {
 	folder, _, _ := pki(t)
 	c, err := OpenCertificates(folder)
 	if err != nil {
@@ -188,7 +188,7 @@ func TestASilentClientIsGivenUp(t *testing.T) {
 }
 
 // Promise: A6
-func TestListsOfWhatWasTakenBack(t *testing.T) {
+func TestReload_RevocationLists(t *testing.T) {
 	folder, key, self := pki(t)
 	c, err := OpenCertificates(folder)
 	if err != nil {
@@ -214,8 +214,8 @@ func TestListsOfWhatWasTakenBack(t *testing.T) {
 		says   string
 	}{
 		{"a list of others", time.Hour, 8, ""},
-		{"a list with it", time.Hour, 7, "was taken back"},
-		{"a list that is out of date", -time.Hour, 8, "out of date"},
+		{"a list with it", time.Hour, 7, "is revoked"},
+		{"a list that is out of date", -time.Hour, 8, "expired at"},
 	} {
 		list(step.until, step.serial)
 		if err := c.Reload(); err != nil {
@@ -226,7 +226,7 @@ func TestListsOfWhatWasTakenBack(t *testing.T) {
 			t.Errorf("%s: %v", step.what, err)
 		}
 	}
-	// A file of which no list is understood, or not all, would keep nobody out.
+	// A file without a readable list, or with a damaged one, would keep no client out.
 	for what, text := range map[string]string{
 		"nothing": "", "another form": "0\x82\x01", "a list that is cut": "-----BEGIN X509 CRL-----\nMIIB", "too much": strings.Repeat("\n", maxPEM+1),
 	} {
@@ -265,7 +265,7 @@ func TestListsOfWhatWasTakenBack(t *testing.T) {
 	if err := c.Reload(); !fault.Is(err, fault.Invalid) {
 		t.Errorf("authorities without a certificate: %v", err)
 	}
-	if _, err := meet(t, c, good); err == nil || !strings.Contains(err.Error(), "out of date") {
+	if _, err := meet(t, c, good); err == nil || !strings.Contains(err.Error(), "expired at") {
 		t.Errorf("after a reload that failed: %v", err)
 	}
 }

@@ -9,11 +9,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// watchPause is after how long at most a certificate's end is looked for anew: the host's clock
-// may have been set meanwhile.
+// watchPause is the longest time between two checks of a certificate's end: the host's clock
+// may have been set in between.
 const watchPause = time.Hour
 
-// watches are the connections whose clients' certificates have to stay good.
+// watches are the connections whose clients' certificates must stay valid.
 type watches struct {
 	mu   sync.Mutex
 	open map[*watch]bool
@@ -21,14 +21,14 @@ type watches struct {
 
 type watch struct {
 	certificates *Certificates
-	shown        []*x509.Certificate // by the client, its own first
+	shown        []*x509.Certificate // the client's certificates, its own first
 	gone         func(error)
 	timer        *time.Timer // guarded by the lock of the watches
 }
 
-// Watch calls gone once, in any goroutine, when the certificate of a client that has shaken
-// hands ends, was taken back, or is of nobody any more whom Reload found trusted. The
-// watch itself ends with that, or with stop.
+// Watch calls gone once, in any goroutine, when the certificate of a client
+// expires, is revoked, or is no longer trusted after a Reload. The client has finished its handshake. The
+// watch ends then, or with stop.
 func (c *Certificates) Watch(secure *tls.Conn, gone func(error)) (stop func()) {
 	w := &watch{certificates: c, shown: secure.ConnectionState().PeerCertificates, gone: gone}
 	c.watches.mu.Lock()
@@ -37,11 +37,11 @@ func (c *Certificates) Watch(secure *tls.Conn, gone func(error)) (stop func()) {
 	}
 	c.watches.open[w] = true
 	c.watches.mu.Unlock()
-	w.look() // the certificates may have been read anew since the handshake
+	w.look() // the certificates may have been reloaded since the handshake
 	return w.stop
 }
 
-// lookAll looks at every connection, by certificates that were read anew.
+// lookAll checks every connection against reloaded certificates.
 func (c *Certificates) lookAll() {
 	c.watches.mu.Lock()
 	all := make([]*watch, 0, len(c.watches.open))
@@ -54,7 +54,7 @@ func (c *Certificates) lookAll() {
 	}
 }
 
-// look judges a client's certificate, and has it judged again when it ends.
+// look judges a client's certificate, and schedules the next check at its end.
 func (w *watch) look() {
 	ends, err := w.certificates.now.Load().judge(w.shown)
 	if err != nil {
@@ -68,7 +68,7 @@ func (w *watch) look() {
 	at.mu.Lock()
 	defer at.mu.Unlock()
 	switch {
-	case !at.open[w]: // stopped meanwhile
+	case !at.open[w]: // stopped in between
 	case w.timer == nil:
 		w.timer = time.AfterFunc(after, w.look)
 	default:
@@ -78,7 +78,7 @@ func (w *watch) look() {
 
 func (w *watch) stop() { w.end() }
 
-// end ends the watch, and reports whether it was on.
+// end ends the watch, and reports whether it was active.
 func (w *watch) end() bool {
 	at := &w.certificates.watches
 	at.mu.Lock()
@@ -91,9 +91,9 @@ func (w *watch) end() bool {
 	return was
 }
 
-// judge says until when a client's certificates let it in, or why they do no more. A list
-// that is out of date since keeps out whoever comes, and ends nobody who is in: it did not
-// name them.
+// judge returns until when a client's certificates are valid, or why they are not. An expired
+// revocation list refuses new clients, but does not end connections: it did not
+// name their certificates.
 func (t *trust) judge(shown []*x509.Certificate) (until time.Time, err error) {
 	between := x509.NewCertPool()
 	for _, one := range shown[1:] {
@@ -104,9 +104,9 @@ func (t *trust) judge(shown []*x509.Certificate) (until time.Time, err error) {
 		err = t.revoked.taken(chains)
 	}
 	if err != nil {
-		return until, fault.Wrap(err, fault.Denied, fault.Call, "the client's certificate is good no more")
+		return until, fault.Wrap(err, fault.Denied, fault.Call, "the client's certificate is no longer valid")
 	}
-	for _, chain := range chains { // one of them is enough, each as long as all that is in it
+	for _, chain := range chains { // one valid chain is enough; a chain is valid as long as each certificate in it
 		ends := chain[0].NotAfter
 		for _, one := range chain[1:] {
 			if one.NotAfter.Before(ends) {

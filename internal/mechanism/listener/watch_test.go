@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// hosted are a host's certificates and what makes clients of it.
+// hosted is a host's certificates with the key that signs clients' certificates.
 type hosted struct {
 	*Certificates
 	folder string
@@ -33,7 +33,7 @@ func host(t *testing.T) *hosted {
 	return h
 }
 
-// takeBack has the host read that certificates were taken back.
+// takeBack makes the host load a list of revoked certificates.
 func (h *hosted) takeBack(t *testing.T, serial int64, until time.Time) {
 	t.Helper()
 	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
@@ -49,7 +49,7 @@ func (h *hosted) takeBack(t *testing.T, serial int64, until time.Time) {
 	}
 }
 
-// enter lets a client in that has a certificate with a number and an end, and watches it.
+// enter connects and watches a client whose certificate has this serial number and end.
 func (h *hosted) enter(t *testing.T, serial int64, ends time.Time) (gone chan error, stop func()) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -67,7 +67,7 @@ func (h *hosted) enter(t *testing.T, serial int64, ends time.Time) (gone chan er
 	trust.AddCert(h.self)
 	near, far := joined(t)
 	client := tls.Client(far, &tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
-	go func() { _, _ = io.Copy(io.Discard, client) }() // shakes hands; ends with the connection
+	go func() { _, _ = io.Copy(io.Discard, client) }() // does the handshake; ends with the connection
 	secure := h.Server(near)
 	if _, err := Subject(t.Context(), secure); err != nil {
 		t.Fatal(err)
@@ -78,16 +78,16 @@ func (h *hosted) enter(t *testing.T, serial int64, ends time.Time) (gone chan er
 	return gone, stop
 }
 
-// A client that is in goes when its certificate is good no more, and only then.
+// A connected client is disconnected when its certificate is no longer valid, and only then.
 // Promise: A13
-func TestAClientGoesWithItsCertificate(t *testing.T) {
+func TestWatch_CertificateEnds(t *testing.T) {
 	far := time.Now().Add(time.Hour)
 	for _, c := range []struct {
 		what, says string
 		lasts      time.Duration
 		then       func(*hosted)
 	}{
-		{"taken back", "was taken back", time.Hour, func(h *hosted) { h.takeBack(t, 9, far) }},
+		{"revoked", "is revoked", time.Hour, func(h *hosted) { h.takeBack(t, 9, far) }},
 		{"ended", "expired", 3 * time.Second, func(*hosted) {}},
 		{"of nobody who is trusted", "authority", time.Hour, func(h *hosted) {
 			other, _, _ := pki(t)
@@ -118,7 +118,7 @@ func TestAClientGoesWithItsCertificate(t *testing.T) {
 	left, stop := h.enter(t, 10, far)
 	stop()
 	h.takeBack(t, 10, far)
-	h.takeBack(t, 8, time.Now().Add(-time.Hour)) // lets nobody in, and ends nobody
+	h.takeBack(t, 8, time.Now().Add(-time.Hour)) // refuses new clients, ends no connection
 	if len(stays) > 0 || len(left) > 0 {
 		t.Errorf("a good client was told %d times, one that had left %d times", len(stays), len(left))
 	}
@@ -127,9 +127,9 @@ func TestAClientGoesWithItsCertificate(t *testing.T) {
 	}
 }
 
-// A certificate lets in no longer than what its authority's, or one between, does.
+// A certificate is valid no longer than its authority's, or an intermediate one.
 // Promise: A13
-func TestACertificateEndsWithItsAuthority(t *testing.T) {
+func TestWatch_AuthorityEnds(t *testing.T) {
 	h := host(t)
 	far := h.self.NotAfter.Add(24 * time.Hour)
 	issue := func(name string, authority bool, ends time.Time, by *x509.Certificate) *x509.Certificate {

@@ -13,7 +13,7 @@ import (
 )
 
 // The owner stops giving turns at some moment, as guest.run.unlessEnded does.
-func TestOwed_IsNotTriedForEverBehindItsEnd(t *testing.T) {
+func TestOwed_EndedOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
 		var settling atomic.Bool
@@ -60,7 +60,7 @@ type stuckJournal struct {
 
 func (j *stuckJournal) Write(Record) error { close(j.in); <-j.out; return errors.New("no room") }
 
-func TestBegin_NotWrittenDownIsInNobodysWay(t *testing.T) {
+func TestBegin_RecordNotWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := &stuckJournal{in: make(chan struct{}), out: make(chan struct{})}
 		owner := &debtor{}

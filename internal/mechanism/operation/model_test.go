@@ -311,7 +311,7 @@ func consistent(p *plan) bool {
 	return true
 }
 
-func TestModel_DoneAsAWholeOrNotAtAll(t *testing.T) {
+func TestModel_AllOrNothing(t *testing.T) {
 	plans := shortPlans(4)
 	for range 40 { // rapid's own number of tries is for slower properties
 		rapid.Check(t, func(t *rapid.T) { doneOrNot(t, plans) })
@@ -488,7 +488,7 @@ func cutTwice(t *testing.T, p plan, first, second int, gone Gone) (wrong string,
 	return w.judge(c, "1"), died
 }
 
-func TestRecordsKeepThePayload(t *testing.T) {
+func TestRecord_KeepsThePayload(t *testing.T) {
 	w := newWorld()
 	d := w.daemon(t)
 	p := &plan{w: w, Name: "op", Lives: []Lifetime{Process, Process}, Decisive: 1, Probed: true, Waits: 0}

@@ -28,9 +28,9 @@ func (w *debt) Steps() []Step {
 	}}}
 }
 
-// TestOwed_IsTriedInTheOwnersTurnOnly: no owed step is tried while the owner is busy,
+// TestOwed_TriedInTheOwnersTurn: no owed step is tried while the owner is busy,
 // and it is tried soon after.
-func TestOwed_IsTriedInTheOwnersTurnOnly(t *testing.T) {
+func TestOwed_TriedInTheOwnersTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
 		turn, owner := make(chan struct{}, 1), &debtor{}
@@ -72,8 +72,8 @@ func TestOwed_IsTriedInTheOwnersTurnOnly(t *testing.T) {
 	})
 }
 
-// TestFollow_IsWrittenDownWithATry: a record that did not fit is written once there is space.
-func TestFollow_IsWrittenDownWithATry(t *testing.T) {
+// TestFollow_RecordWrittenLater: a record that did not fit is written once there is space.
+func TestFollow_RecordWrittenLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
 		files, owner := Files{Dir: filepath.Join(t.TempDir(), "full")}, &debtor{}
@@ -100,8 +100,8 @@ func TestFollow_IsWrittenDownWithATry(t *testing.T) {
 	})
 }
 
-// TestFiles_ADamagedRecordHidesNoOther: readable records are returned, with an error.
-func TestFiles_ADamagedRecordHidesNoOther(t *testing.T) {
+// TestFiles_DamagedRecord: readable records are returned, with an error.
+func TestFiles_DamagedRecord(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
 	for _, id := range []string{"a", "c"} {
 		if err := f.Write(Record{ID: id}); err != nil {

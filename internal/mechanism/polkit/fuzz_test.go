@@ -8,9 +8,9 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// FuzzAnswer gives answers of whatever shape, as the bus would pass them on: what is
-// no message of D-Bus's it lets through from nobody. Nobody comes in by an answer of
-// another shape than polkit's.
+// FuzzAnswer sends answers of any shape, as the bus would pass them on. The bus rejects
+// bytes that are no D-Bus message. An answer in
+// another shape than polkit's must not admit a client.
 func FuzzAnswer(f *testing.F) {
 	for shape := range uint8(6) {
 		f.Add(shape, true, false, "polkit.dismissed", "true")
@@ -29,7 +29,7 @@ func FuzzAnswer(f *testing.F) {
 		}, Body: []any{answer}}
 		var wire bytes.Buffer
 		if m.EncodeTo(&wire, binary.LittleEndian) != nil {
-			return // it is no text
+			return // not text
 		}
 		got, err := dbus.DecodeMessage(&wire)
 		if err != nil {

@@ -1,6 +1,6 @@
 // Package polkit asks the host's polkit, over the system bus, whether a process may
-// come in. What belongs here: the question, its answer and its bounds. What does
-// not: who is asked about what, and what follows from an answer.
+// connect. It holds the question, its answer and its bounds. It does
+// not decide who is asked about which action, nor what follows from an answer.
 package polkit
 
 import (
@@ -15,48 +15,48 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// The actions, by libvirt's names, for which hosts have policies already.
+// The actions have libvirt's names, because hosts have policies for these already.
 const (
 	Manage  = "org.libvirt.unix.manage"  // do everything
-	Monitor = "org.libvirt.unix.monitor" // look
+	Monitor = "org.libvirt.unix.monitor" // look only
 )
 
-// Why a process may not come in, besides that polkit could not be asked.
+// Reasons for a refusal, beside the failure to ask polkit.
 var (
-	// ErrNoAgent says that somebody would have to show who he is, and that
-	// nothing is there to ask him by.
-	ErrNoAgent = errors.New("no polkit agent is there to ask who you are")
-	// ErrDismissed says that he was asked, and did not want to say.
-	ErrDismissed = errors.New("the question who you are was dismissed")
-	// ErrRefused says that the policy says no.
-	ErrRefused = errors.New("its policy says no")
+	// ErrNoAgent says that the user would have to authenticate, and that
+	// no agent runs that could ask for the password.
+	ErrNoAgent = errors.New("no polkit agent is running that could ask for a password")
+	// ErrDismissed says that the user cancelled the authentication.
+	ErrDismissed = errors.New("authentication was cancelled")
+	// ErrRefused says that the policy refuses the action.
+	ErrRefused = errors.New("its policy refuses")
 )
 
 // Patience is how long an answer may take: the time to type a password.
 const Patience = 30 * time.Second
 
-// Bounds of questions under way. Each is a connection of the daemon's to the bus.
+// Bounds of open questions. Each one is a connection of the daemon to the bus.
 const (
 	maxQuestions = 128
 	maxEach      = 8 // about processes of one user
 )
 
 // Authority is the host's polkit. Each question has a connection to the bus of its
-// own: none waits behind another, and a bus that was started anew is found.
+// own: questions do not wait for each other, and a restarted bus is found.
 type Authority struct {
-	bus      string // its address; empty: the system's, which the environment may name
+	bus      string // its address; empty: the system bus, which the environment may name
 	patience time.Duration
 
 	mu    sync.Mutex
-	under map[uint32]int // questions under way, by user
+	under map[uint32]int // open questions by user
 	all   int
 }
 
-// New makes an authority. It asks nothing yet: a bus that is not there is
-// said to those who come in by it.
+// New makes an authority. It connects to nothing yet: a missing bus is reported
+// to the client that needs it.
 func New() *Authority { return &Authority{patience: Patience, under: map[uint32]int{}} }
 
-// Check asks whether a process may do something. Without an answer it may not.
+// Check asks whether a process may do something. Without an answer the result is a refusal.
 func (a *Authority) Check(ctx context.Context, p Process, action string) error {
 	if !a.begin(p.UID) {
 		return fault.New(fault.Denied, fault.Call, "polkit has not answered %d questions yet, or %d about user %d; try again later", maxQuestions, maxEach, p.UID)
@@ -74,19 +74,19 @@ func (a *Authority) Check(ctx context.Context, p Process, action string) error {
 	case v.Authorized:
 		return nil
 	case v.Details["polkit.dismissed"] != "":
-		return fault.Wrap(ErrDismissed, fault.Denied, fault.Call, "user %d has no %s", p.UID, action)
+		return fault.Wrap(ErrDismissed, fault.Denied, fault.Call, "polkit has not authorized user %d for %s", p.UID, action)
 	case v.Challenge:
-		return fault.Wrap(ErrNoAgent, fault.Denied, fault.Call, "user %d has no %s", p.UID, action)
+		return fault.Wrap(ErrNoAgent, fault.Denied, fault.Call, "polkit has not authorized user %d for %s", p.UID, action)
 	}
 	return fault.Wrap(ErrRefused, fault.Denied, fault.Call, "polkit does not give user %d %s", p.UID, action)
 }
 
-// startPatience is how long polkit may take to begin: the bus starts it when it is
-// first asked.
+// startPatience is how long polkit may take to start: the bus starts it for the
+// first question.
 const startPatience = 5 * time.Second
 
-// Answers says why polkit cannot decide who comes in: no bus, no polkit on it, or one
-// without a policy of the actions.
+// Answers returns why polkit cannot decide about clients: there is no bus, no polkit on it, or a polkit
+// without a policy for the actions.
 func (a *Authority) Answers(ctx context.Context) error {
 	ctx, stop := context.WithTimeoutCause(ctx, startPatience, fault.New(fault.Timeout, fault.Host, "no answer within %v", startPatience))
 	defer stop()
@@ -101,26 +101,26 @@ func (a *Authority) Answers(ctx context.Context) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot ask polkit who may manage guests")
 }
 
-// description is what polkit tells of an action; its first word is the name.
+// description is polkit's description of an action; its first field is the name.
 type description struct {
 	Action, Text, Message, Vendor, VendorURL, Icon string
 	Any, Inactive, Active                          uint32
 	Annotations                                    map[string]string
 }
 
-// hasPolicy looks for the actions among those that polkit has policies of.
+// hasPolicy reports an error if polkit has no policy for the actions.
 func hasPolicy(ctx context.Context, bus *dbus.Conn) error {
 	var all []description
 	err := bus.Object(polkitName, polkitPath).CallWithContext(ctx, authority+"EnumerateActions", 0, "").Store(&all)
 	if told, ok := errors.AsType[dbus.Error](err); ok && told.Name == "org.freedesktop.DBus.Error.UnknownMethod" {
-		return nil // it is there, and says of what when it is asked
+		return nil // polkit runs; it reports the failure again for a question
 	}
 	if err != nil {
 		return err
 	}
 	for _, action := range []string{Manage, Monitor} {
 		if !slices.ContainsFunc(all, func(d description) bool { return d.Action == action }) {
-			return fault.New(fault.NotFound, fault.Host, "it has no policy of %s: put packaging/org.libvirt.unix.policy into /usr/share/polkit-1/actions", action)
+			return fault.New(fault.NotFound, fault.Host, "it has no policy for %s: copy packaging/org.libvirt.unix.policy into /usr/share/polkit-1/actions", action)
 		}
 	}
 	return nil
@@ -132,7 +132,7 @@ type verdict struct {
 	Details               map[string]string
 }
 
-// subject is what polkit calls somebody who asks for something.
+// subject is polkit's term for the process that a question is about.
 type subject struct {
 	Kind    string
 	Details map[string]dbus.Variant
@@ -142,14 +142,14 @@ const (
 	polkitName = "org.freedesktop.PolicyKit1"
 	polkitPath = "/org/freedesktop/PolicyKit1/Authority"
 	authority  = "org.freedesktop.PolicyKit1.Authority."
-	// mayInteract lets polkit ask the user for a password.
+	// mayInteract allows polkit to ask the user for a password.
 	mayInteract = uint32(1)
-	// question names the one question of a connection, to take it back.
+	// question is the ID of a connection's only question, for its cancellation.
 	question = "login"
 )
 
 func (a *Authority) ask(ctx context.Context, p Process, action string) (v verdict, err error) {
-	// The connection outlives the patience by a word: that nobody waits any more.
+	// The connection outlives the patience by one message: the cancellation.
 	open, hangUp := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer hangUp(nil)
 	impatient := context.AfterFunc(ctx, func() { hangUp(context.Cause(ctx)) })

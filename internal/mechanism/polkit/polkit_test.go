@@ -19,14 +19,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must happen.
+// patience bounds how long a test waits.
 const patience = 20 * time.Second
 
-// busConfig lets everybody do everything, which a system bus would not.
+// busConfig allows every user everything, unlike a system bus.
 const busConfig = `<busconfig><type>system</type><listen>unix:path=@PATH@</listen><auth>EXTERNAL</auth>
 <policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*"/><allow receive_sender="*"/></policy></busconfig>`
 
-// bus runs a bus for the length of a test, and gives its address.
+// bus runs a bus for the length of a test, and returns its address.
 func bus(t *testing.T) string {
 	t.Helper()
 	daemon, err := exec.LookPath("dbus-daemon")
@@ -100,7 +100,7 @@ func (p *policy) serve(t *testing.T, address string) *policy {
 	return p
 }
 
-// CheckAuthorization is a method of polkit's on the bus.
+// CheckAuthorization is polkit's D-Bus method.
 func (p *policy) CheckAuthorization(s subject, action string, _ map[string]string, flags uint32, _ string) (verdict, *dbus.Error) {
 	p.questions <- asked{s, action, flags&mayInteract != 0}
 	if p.hold != nil {
@@ -109,7 +109,7 @@ func (p *policy) CheckAuthorization(s subject, action string, _ map[string]strin
 	return p.answer, nil
 }
 
-// CancelCheckAuthorization is another.
+// CancelCheckAuthorization is polkit's D-Bus method.
 func (p *policy) CancelCheckAuthorization(id string) *dbus.Error {
 	p.takenBack <- id
 	return nil
@@ -129,7 +129,7 @@ func self(t *testing.T) Process {
 }
 
 // Promise: A7
-func TestThePolicyDecides(t *testing.T) {
+func TestCheck_Policy(t *testing.T) {
 	address, p := bus(t), self(t)
 	for _, c := range []struct {
 		what   string
@@ -139,7 +139,7 @@ func TestThePolicyDecides(t *testing.T) {
 		says   string
 	}{
 		{what: "yes", answer: verdict{Authorized: true}, may: true},
-		{what: "no", says: "does not give user 4242 org.libvirt.unix.manage: its policy says no", reason: ErrRefused},
+		{what: "no", says: "does not give user 4242 org.libvirt.unix.manage: its policy refuses", reason: ErrRefused},
 		{what: "who is it", answer: verdict{Challenge: true}, reason: ErrNoAgent},
 		{what: "dismissed", answer: verdict{Challenge: true, Details: map[string]string{"polkit.dismissed": "true"}}, reason: ErrDismissed},
 	} {
@@ -166,10 +166,10 @@ func TestThePolicyDecides(t *testing.T) {
 	}
 }
 
-// TestWithoutAnAnswerNobodyComesIn has a bus that is not there, one that says nothing, one
+// TestCheck_NoAnswer: a missing bus, a silent bus, a bus
 // without polkit, and a polkit that hangs.
 // Promise: A7
-func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
+func TestCheck_NoAnswer(t *testing.T) {
 	p := self(t)
 	silent, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(t.TempDir(), "bus"))
 	if err != nil {
@@ -194,7 +194,7 @@ func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
 		hangs := &policy{hold: make(chan struct{})}
 		hangs.serve(t, real)
 		defer close(hangs.hold)
-		a := at(real, 3*time.Second) // enough to come as far as polkit
+		a := at(real, 3*time.Second) // long enough to reach polkit
 		if err := a.Check(t.Context(), p, Manage); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "no answer within") {
 			t.Errorf("got %v", err)
 		}
@@ -209,9 +209,9 @@ func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
 	})
 }
 
-// TestOneUserAsksNotForAll holds as many questions as one user may have.
+// TestCheck_BoundPerUser: one user holds as many questions as it may.
 // Promise: A7
-func TestOneUserAsksNotForAll(t *testing.T) {
+func TestCheck_BoundPerUser(t *testing.T) {
 	address, p := bus(t), self(t)
 	slow := &policy{answer: verdict{Authorized: true}, hold: make(chan struct{})}
 	slow.serve(t, address)
@@ -240,7 +240,7 @@ func TestOneUserAsksNotForAll(t *testing.T) {
 	}
 }
 
-func TestProcessesThatAreNotThere(t *testing.T) {
+func TestFind_NoSuchProcess(t *testing.T) {
 	for _, pid := range []int32{0, -1, 1 << 30} {
 		if _, err := Find(pid, 1); !fault.Is(err, fault.Denied) {
 			t.Errorf("process %d: %v", pid, err)
@@ -248,7 +248,7 @@ func TestProcessesThatAreNotThere(t *testing.T) {
 	}
 }
 
-// catalogue is a polkit that tells which actions it has policies of, as the real one
+// catalogue is a polkit that lists the actions of its policies, as the real one
 // does.
 type catalogue struct {
 	policy
@@ -256,7 +256,7 @@ type catalogue struct {
 	actions []string
 }
 
-// EnumerateActions is a method of polkit's on the bus.
+// EnumerateActions is polkit's D-Bus method.
 func (c *catalogue) EnumerateActions(string) ([]description, *dbus.Error) {
 	var all []description
 	for _, action := range c.actions {
@@ -265,7 +265,7 @@ func (c *catalogue) EnumerateActions(string) ([]description, *dbus.Error) {
 	return all, nil
 }
 
-// serveActions puts a polkit with policies of some actions on a bus.
+// serveActions puts a polkit with policies for some actions on a bus.
 func serveActions(t *testing.T, address string, actions ...string) {
 	t.Helper()
 	conn, err := dbus.Connect(address)
@@ -292,8 +292,8 @@ func TestAnswers_WherePolkitHasAPolicyOfTheActions(t *testing.T) {
 		says  string // empty: polkit can decide
 	}{
 		{"no polkit", func(*testing.T) {}, "cannot ask polkit"},
-		{"no policy of them", func(t *testing.T) { serveActions(t, address, "org.example.other") }, "no policy of org.libvirt.unix.manage"},
-		{"a policy of one", func(t *testing.T) { serveActions(t, address, Manage) }, "no policy of org.libvirt.unix.monitor"},
+		{"no policy for them", func(t *testing.T) { serveActions(t, address, "org.example.other") }, "no policy of org.libvirt.unix.manage"},
+		{"a policy of one", func(t *testing.T) { serveActions(t, address, Manage) }, "no policy for org.libvirt.unix.monitor"},
 		{"policies", func(t *testing.T) { serveActions(t, address, "org.example.other", Manage, Monitor) }, ""},
 		{"a polkit that does not tell", func(t *testing.T) { new(policy).serve(t, address) }, ""},
 	} {

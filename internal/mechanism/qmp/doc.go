@@ -3,14 +3,14 @@
 //	QEMU --line--> reader --answer--> the Execute that waits for this id
 //	                  \----event----> queue --> Events()
 //
-// The reader decodes one line and hands it on; it never waits for anybody, so
-// a slow consumer of events cannot hold up an answer and nothing that QEMU
-// sends can hold up the reader. Everything QEMU sends is hostile input: lines,
+// The reader decodes one line and passes it on. It never waits for a consumer, so
+// a slow consumer of events cannot delay an answer, and QEMU cannot
+// block the reader. Everything QEMU sends is hostile input: lines,
 // answers in flight and queued events are all bounded.
 //
-// A lost session says nothing about the guest: only the end of its process
+// A lost session does not mean that the guest has ended: only the end of its process
 // does. The owner of a session calls Close once it is done, also after a loss.
 //
-// What belongs here: the protocol, its errors and its schema. What does not:
-// the meaning of single commands, which lives with those who send them.
+// This package holds the protocol, its errors and its schema. The meaning of
+// single commands lies with the packages that send them.
 package qmp

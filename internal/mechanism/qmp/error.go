@@ -10,7 +10,7 @@ import (
 // ErrClosed is the reason of a session that its owner closed.
 var ErrClosed = errors.New("the monitor session was closed")
 
-// The classes of error that QEMU tells apart.
+// QEMU's classes of error.
 const (
 	ClassGeneric         = "GenericError"
 	ClassCommandNotFound = "CommandNotFound"
@@ -36,7 +36,7 @@ func IsClass(err error, class string) bool {
 	return errors.As(err, &refusal) && refusal.Class == class
 }
 
-// refused gives QEMU's refusal of a command its kind.
+// refused wraps QEMU's refusal of a command with its kind.
 func refused(e *Error, command string) error {
 	if len(e.Desc) > maxDesc {
 		e.Desc = strings.ToValidUTF8(e.Desc[:maxDesc], "") + "…"
@@ -54,5 +54,5 @@ func refused(e *Error, command string) error {
 // it out, or may have.
 type NoAnswer struct{ error }
 
-// Unwrap gives what kept the answer away.
+// Unwrap returns the reason why there is no answer.
 func (e *NoAnswer) Unwrap() error { return e.error }

@@ -13,7 +13,7 @@ const (
 	maxQueuedBytes  = 16 << 20
 )
 
-// Event is something QEMU reported by itself.
+// Event is a message that QEMU sent without a command.
 type Event struct {
 	Name string
 	Data json.RawMessage // nil when the event carries none
@@ -24,7 +24,7 @@ type Event struct {
 	Number uint64
 
 	// Resync says that events before this one were lost, because the consumer
-	// fell behind by more than the queue holds: query the state anew.
+	// fell behind by more than the queue holds: query the whole state again.
 	Resync bool
 }
 
@@ -39,7 +39,7 @@ var telemetry = map[string]bool{
 	"VSERPORT_CHANGE":           true,
 }
 
-// source tells which device a telemetry event is about.
+// source names the device of a telemetry event.
 func source(e Event) string {
 	var about struct {
 		ID       string `json:"id"`
@@ -54,9 +54,9 @@ func source(e Event) string {
 
 // eventQueue stands between the reader, which never waits, and the consumer.
 //
-// Policy at the bound: telemetry is shed first. When life-cycle events alone
-// fill the queue nobody can be told everything any more, so all of it gives
-// way to the newest event with its Resync mark.
+// Policy at the bound: telemetry is shed first. If life-cycle events alone
+// fill the queue the consumer cannot be told everything any more, so all of them are
+// dropped for the newest event with its Resync mark.
 type eventQueue struct {
 	mu      sync.Mutex
 	waiting []queued
@@ -72,7 +72,7 @@ type queued struct {
 	source string // "" for a life-cycle event
 }
 
-// size is what an event takes, in bytes.
+// size is the size of an event in bytes.
 func (e queued) size() int { return len(e.Name) + len(e.Data) + len(e.source) }
 
 func newEventQueue() *eventQueue { return &eventQueue{wake: make(chan struct{}, 1)} }

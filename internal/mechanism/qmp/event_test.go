@@ -27,7 +27,7 @@ func drain(q *eventQueue) (all []Event) {
 	}
 }
 
-func TestTelemetryKeepsTheNewestOfEachSource(t *testing.T) {
+func TestEventQueue_TelemetryCoalesces(t *testing.T) {
 	q := newEventQueue()
 	q.put(event("VSERPORT_CHANGE", `{"id": "agent", "open": true}`))
 	q.put(event("VSERPORT_CHANGE", `{"id": "spice", "open": true}`))
@@ -52,7 +52,7 @@ func TestTelemetryKeepsTheNewestOfEachSource(t *testing.T) {
 	}
 }
 
-func TestAFullQueueShedsTelemetryFirst(t *testing.T) {
+func TestEventQueue_ShedsTelemetryFirst(t *testing.T) {
 	q := newEventQueue()
 	for i := range 2 * maxQueuedEvents {
 		q.put(event("VSERPORT_CHANGE", fmt.Sprintf(`{"id": "%d"}`, i)))
@@ -71,7 +71,7 @@ func TestAFullQueueShedsTelemetryFirst(t *testing.T) {
 }
 
 // Promise: F4
-func TestTooManyLifecycleEventsLeaveAResync(t *testing.T) {
+func TestEventQueue_Resync(t *testing.T) {
 	q := newEventQueue()
 	for range maxQueuedEvents {
 		q.put(event("STOP", ""))
@@ -83,7 +83,7 @@ func TestTooManyLifecycleEventsLeaveAResync(t *testing.T) {
 }
 
 // Promise: F4
-func TestHugeEventsAreBoundedInBytes(t *testing.T) {
+func TestEventQueue_HugeEvents(t *testing.T) {
 	q := newEventQueue()
 	big := json.RawMessage(make([]byte, maxQueuedBytes/2))
 	for range 5 {
@@ -101,7 +101,7 @@ func TestHugeEventsAreBoundedInBytes(t *testing.T) {
 }
 
 // Promise: F4
-func TestEventsArePassedOnAtAPace(t *testing.T) {
+func TestEventQueue_DeliveryRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, out, stop := newEventQueue(), make(chan Event), make(chan struct{})
 		go q.deliver(out, stop)
@@ -118,7 +118,7 @@ func TestEventsArePassedOnAtAPace(t *testing.T) {
 }
 
 // Promise: F4
-func TestHugeNamesOfEventsAreBounded(t *testing.T) {
+func TestEventQueue_HugeNames(t *testing.T) {
 	q := newEventQueue()
 	huge := strings.Repeat("X", maxQueuedBytes/2)
 	for range 5 {
@@ -132,9 +132,9 @@ func TestHugeNamesOfEventsAreBounded(t *testing.T) {
 	}
 }
 
-// TestSentCountsWhatHasYetToBeDelivered: the number of the newest event is known
+// TestSent_CountsUndelivered: the number of the newest event is known
 // as soon as it was read, and is that of the last event delivered.
-func TestSentCountsWhatHasYetToBeDelivered(t *testing.T) {
+func TestSent_CountsUndelivered(t *testing.T) {
 	q := newEventQueue()
 	for _, name := range []string{"STOP", "RTC_CHANGE", "RTC_CHANGE", "RESUME"} {
 		q.put(event(name, ""))

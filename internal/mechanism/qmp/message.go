@@ -17,7 +17,7 @@ const MaxLine = 64 << 20
 
 var errLineTooLong = fmt.Errorf("QEMU sent a line of more than %d MiB", MaxLine>>20)
 
-// Greeting is what QEMU says first.
+// Greeting is QEMU's first message.
 type Greeting struct {
 	Version      Version  `json:"version"`
 	Capabilities []string `json:"capabilities"`
@@ -83,7 +83,7 @@ func encode(command string, args any, id uint64) ([]byte, error) {
 // to be characters.
 func isNoncharacter(r rune) bool { return r >= 0xfdd0 && r <= 0xfdef || r&0xfffe == 0xfffe }
 
-// number gives the id of the command that an answer is for.
+// number returns the id of the answered command.
 func (m *message) number() (id uint64, ok bool) {
 	id, err := strconv.ParseUint(string(m.ID), 10, 64)
 	return id, err == nil
@@ -105,8 +105,8 @@ func excerpt(line []byte) string {
 	return strconv.Quote(string(line))
 }
 
-// lineReader gives lines of up to limit bytes. A line is valid until the next
-// call; the room a long line took is given back with the next one.
+// lineReader reads lines of up to limit bytes. A line is valid until the next
+// call; the memory of a long line is released with the next one.
 type lineReader struct {
 	in    *bufio.Reader
 	long  []byte
@@ -119,8 +119,8 @@ func newLineReader(r io.Reader, limit int, stop <-chan struct{}) *lineReader {
 	return &lineReader{in: bufio.NewReaderSize(r, 4<<10), limit: limit, taken: newPace(readBurst, readRate), stop: stop}
 }
 
-// next gives the next line that is not empty, without its end, and rests where the
-// lines come without one. A last line that the end of the stream cut off is
+// next returns the next line that is not empty, without its end, and pauses if the
+// lines come too fast. For a last line that the end of the stream cut off the error is
 // io.ErrUnexpectedEOF.
 func (l *lineReader) next() ([]byte, error) {
 	for {

@@ -37,7 +37,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// FuzzLines: whatever comes, the reader ends, keeps its bound, and gives lines
+// FuzzLines: for any input the reader ends, keeps its bound, and returns lines
 // that decode or are refused.
 func FuzzLines(f *testing.F) {
 	for _, seed := range []string{

@@ -2,24 +2,24 @@ package qmp
 
 import "time"
 
-// What a QEMU says is taken in and passed on at a pace, so that one that was taken
-// over and talks without end costs a part of a processor, and takes no other guest's
-// place in the log of events. Honest ones never come near.
+// Messages of a QEMU are read and passed on at limited rates. A compromised QEMU
+// that floods its monitor then costs part of one processor, and does not push the
+// events of other guests out of the event log. Honest QEMUs never come near.
 const (
-	// readBurst is how much is read at once, and readRate what is read of it in a
-	// second after that, both in KiB; each line counts as one at least.
+	// readBurst KiB are read at once, and readRate KiB a second
+	// after that; each line counts as at least 1 KiB.
 	readBurst = 2 * MaxLine >> 10
 	readRate  = 16 << 10
-	// passBurst events are passed on at once, and passRate in a second after that.
+	// passBurst events are passed on at once, and passRate a second after that.
 	passBurst = 8192
 	passRate  = 1024
 )
 
-// pace says how long to rest for what has gone.
+// pace is a token bucket: it computes the pause after some units of work.
 type pace struct {
-	each  time.Duration // that one unit takes in the long run
-	burst time.Duration // worth of units that go at once
-	paid  time.Time     // when all that has gone is paid for
+	each  time.Duration // duration of one unit at the long-run rate
+	burst time.Duration // duration of the units that may go at once
+	paid  time.Time     // when all units so far are paid for
 }
 
 func newPace(burst, rate int) pace {
@@ -27,7 +27,7 @@ func newPace(burst, rate int) pace {
 	return pace{each: each, burst: time.Duration(burst) * each}
 }
 
-// rest waits for what so many units more have cost, or for stop.
+// rest counts some more units and sleeps as long as they require, or until stop is closed.
 func (p *pace) rest(units int, stop <-chan struct{}) {
 	now := time.Now()
 	if p.paid.Before(now) {

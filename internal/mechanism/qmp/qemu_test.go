@@ -17,7 +17,7 @@ import (
 )
 
 // startQEMU runs a real QEMU without a machine, listening on a socket that is
-// passed to it, and gives a session with it.
+// passed to it, and returns a session with it.
 func startQEMU(t *testing.T) *qmp.Session {
 	t.Helper()
 	binary, err := exec.LookPath("qemu-system-x86_64")
@@ -77,7 +77,7 @@ func TestRealQEMU(t *testing.T) {
 	}
 }
 
-func TestRealQEMUTakesFiles(t *testing.T) {
+func TestRealQEMU_Files(t *testing.T) {
 	s := startQEMU(t)
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -114,7 +114,7 @@ func TestRealQEMUTakesFiles(t *testing.T) {
 	}
 }
 
-func TestTheRecordedSchemaIsTheRealOne(t *testing.T) {
+func TestRealQEMU_RecordedSchema(t *testing.T) {
 	s := startQEMU(t)
 	v := s.Greeting().Version.QEMU
 	if v.Major != 7 || v.Minor != 2 {

@@ -34,7 +34,7 @@ type Session struct {
 	greeting Greeting
 	queue    *eventQueue
 	events   chan Event
-	turn     chan struct{} // holds the token of who may write
+	turn     chan struct{} // holds the token of the writer
 
 	mu     sync.Mutex
 	calls  map[uint64]*call
@@ -43,7 +43,7 @@ type Session struct {
 	answered time.Time
 	reason   error // set before done is closed
 
-	stray sync.Once // QEMU's first word to nobody was logged
+	stray sync.Once // QEMU's first unexpected message was logged
 
 	done      chan struct{} // the session is lost or closed
 	closed    chan struct{} // the owner closed it
@@ -118,20 +118,20 @@ func (s *Session) readGreeting(ctx context.Context) (*lineReader, error) {
 	return lines, nil
 }
 
-// Greeting is what QEMU said first.
+// Greeting returns QEMU's first message.
 func (s *Session) Greeting() Greeting { return s.greeting }
 
-// Events gives what QEMU reports, in wire order. The channel closes after the
+// Events returns QEMU's events, in wire order. The channel closes after the
 // last event once the session is lost, and at once when the owner closes it.
 func (s *Session) Events() <-chan Event { return s.events }
 
-// Sent is the number of the newest event that QEMU has sent. What it sent before
-// an answer is counted when the answer is there, though it may not have been
-// delivered yet: a consumer that wants to have seen it goes on to this number.
-// Events that were lost are counted and never come.
+// Sent is the number of the newest event that QEMU has sent. Events that QEMU sent before
+// an answer are counted when the answer is there, though they may not have been
+// delivered yet: a consumer that needs them reads on up to this number.
+// Lost events are counted and never delivered.
 func (s *Session) Sent() uint64 { return s.queue.newest() }
 
-// Done is closed when the session is lost or closed; Err then says why.
+// Done is closed when the session is lost or closed; Err then returns the reason.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
 // Err is the reason why the session ended, or nil while it lasts.
@@ -149,7 +149,7 @@ func (s *Session) Close() {
 
 // Execute sends one command and waits for its answer, which is decoded into
 // into unless that is nil. Commands may overlap. A context without a deadline
-// gets one of a minute. A command whose caller gives up is not undone: QEMU
+// gets one of a minute. A command is not undone when its caller gives up: QEMU
 // may still carry it out.
 func (s *Session) Execute(ctx context.Context, command string, args, into any) error {
 	return s.execute(ctx, command, args, into, nil)
@@ -173,7 +173,7 @@ func (s *Session) execute(ctx context.Context, command string, args, into any, f
 	return &NoAnswer{err}
 }
 
-// carry sends a command and waits for what becomes of it.
+// carry sends a command and waits for its answer.
 func (s *Session) carry(ctx context.Context, command string, args, into any, file *os.File) error {
 	ctx, cancel := withPatience(ctx)
 	defer cancel()
@@ -186,9 +186,9 @@ func (s *Session) carry(ctx context.Context, command string, args, into any, fil
 		s.forget(id)
 		return fault.Wrap(err, fault.Internal, fault.Monitor, "cannot encode the arguments of %s", command)
 	}
-	if bytes.ContainsFunc(line, isNoncharacter) { // QEMU would not say which command it was that it could not read
+	if bytes.ContainsFunc(line, isNoncharacter) { // QEMU would not say which command it could not read
 		s.forget(id)
-		return fault.Wrap(&Error{ClassGeneric, "it holds what Unicode calls no character"}, fault.Invalid, fault.Monitor, "cannot send %s", command)
+		return fault.Wrap(&Error{ClassGeneric, "it holds a Unicode noncharacter"}, fault.Invalid, fault.Monitor, "cannot send %s", command)
 	}
 	if err := s.send(ctx, line, file); err != nil {
 		s.forget(id)
@@ -222,7 +222,7 @@ func decodeAnswer(m *message, command string, into any) error {
 	return nil
 }
 
-// broken says why a command got no answer, and for how long it waited.
+// broken explains why a command got no answer, and how long it waited.
 func (s *Session) broken(ctx context.Context, err error, c *call) error {
 	waited := time.Since(c.sent).Round(time.Millisecond)
 	switch {
@@ -286,7 +286,7 @@ func (s *Session) forget(id uint64) {
 	delete(s.calls, id)
 }
 
-// send writes one line when its turn comes. Half a line cannot be taken back,
+// send writes one line when its turn comes. Half a line cannot be withdrawn,
 // so a write that fails in the middle ends the session.
 func (s *Session) send(ctx context.Context, line []byte, file *os.File) error {
 	select {
@@ -359,7 +359,7 @@ func (s *Session) dispatch(m *message) bool {
 	case m.Event != "":
 		s.queue.put(Event{Name: m.Event, Data: m.Data, Time: m.time()})
 	case m.Error != nil && m.ID == nil:
-		// QEMU could not make out which command it was: somebody waits in vain.
+		// QEMU could not read which command it was: its caller would wait in vain.
 		s.lose(fmt.Errorf("QEMU could not read a command: %w", m.Error))
 		return false
 	case m.Return != nil || m.Error != nil:

@@ -58,7 +58,7 @@ func TestCommandAndAnswer(t *testing.T) {
 	}
 }
 
-func TestRefusalsKeepTheirClassAndGainAKind(t *testing.T) {
+func TestExecute_Refused(t *testing.T) {
 	for _, c := range []struct {
 		class string
 		kind  fault.Kind
@@ -80,8 +80,8 @@ func TestRefusalsKeepTheirClassAndGainAKind(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreAsLongAsALine: a QEMU says what it likes, and it is told to clients and in the log.
-func TestRefusalsAreAsLongAsALine(t *testing.T) {
+// TestExecute_LongRefusal: QEMU chooses the text of a refusal, which goes to clients and to the log.
+func TestExecute_LongRefusal(t *testing.T) {
 	m := qmptest.New(t)
 	m.Expect("query-status").Refuse(qmp.ClassGeneric, strings.Repeat("é", 1<<20))
 	err := open(t, m).Execute(t.Context(), "query-status", nil, nil)
@@ -90,7 +90,7 @@ func TestRefusalsAreAsLongAsALine(t *testing.T) {
 	}
 }
 
-func TestAnswersInAnyOrderFindTheirCommands(t *testing.T) {
+func TestExecute_AnswersOutOfOrder(t *testing.T) {
 	client, server := net.Pipe()
 	defer server.Close()
 	// A peer that collects ten commands before it answers them backwards.
@@ -130,7 +130,7 @@ func TestAnswersInAnyOrderFindTheirCommands(t *testing.T) {
 	all.Wait()
 }
 
-func TestASilentQEMUIsATimeoutThatNamesTheCommand(t *testing.T) {
+func TestExecute_NoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := qmptest.New(t)
 		m.Expect("query-block").Silence()
@@ -154,7 +154,7 @@ func TestASilentQEMUIsATimeoutThatNamesTheCommand(t *testing.T) {
 	})
 }
 
-func TestEveryWaitEndsByItself(t *testing.T) {
+func TestExecute_DefaultDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := qmptest.New(t)
 		m.Expect("query-block").Silence()
@@ -165,7 +165,7 @@ func TestEveryWaitEndsByItself(t *testing.T) {
 	})
 }
 
-func TestCancellationIsAborted(t *testing.T) {
+func TestExecute_Cancelled(t *testing.T) {
 	m := qmptest.New(t)
 	asked := m.Expect("query-block").Silence().Asked()
 	s := open(t, m)
@@ -176,7 +176,7 @@ func TestCancellationIsAborted(t *testing.T) {
 	}
 }
 
-func TestAWedgedQEMUIsRefusedMoreCommands(t *testing.T) {
+func TestExecute_TooManyUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := net.Pipe()
 		defer server.Close()
@@ -205,7 +205,7 @@ func TestAWedgedQEMUIsRefusedMoreCommands(t *testing.T) {
 	})
 }
 
-func TestLossEndsEveryWaitWithItsReason(t *testing.T) {
+func TestExecute_SessionLost(t *testing.T) {
 	m := qmptest.New(t)
 	asked := m.Expect("query-block").Silence().Asked()
 	s := open(t, m)
@@ -224,7 +224,7 @@ func TestLossEndsEveryWaitWithItsReason(t *testing.T) {
 }
 
 // Promise: F4
-func TestWhatIsNoQMPEndsTheSession(t *testing.T) {
+func TestSession_InvalidMessage(t *testing.T) {
 	for name, line := range map[string]string{
 		"no JSON":                "hello\n",
 		"no object":              "[]\n",
@@ -245,7 +245,7 @@ func TestWhatIsNoQMPEndsTheSession(t *testing.T) {
 	}
 }
 
-func TestStrayAnswersAreIgnored(t *testing.T) {
+func TestSession_StrayAnswers(t *testing.T) {
 	m := qmptest.New(t)
 	m.Expect("query-status").Return(object{"status": "paused"})
 	s := open(t, m)
@@ -256,7 +256,7 @@ func TestStrayAnswersAreIgnored(t *testing.T) {
 }
 
 // Promise: F4
-func TestAnswersOfMegabytes(t *testing.T) {
+func TestExecute_LargeAnswers(t *testing.T) {
 	m := qmptest.New(t)
 	var cpus []object
 	for i := range 4096 {
@@ -272,7 +272,7 @@ func TestAnswersOfMegabytes(t *testing.T) {
 	}
 }
 
-func TestEventsComeInWireOrderAndOutliveTheConnection(t *testing.T) {
+func TestEvents_OrderAndLoss(t *testing.T) {
 	m := qmptest.New(t)
 	m.Expect("system_reset").Before("STOP", nil).Then("RESET", object{"guest": false, "reason": "host-qmp-system-reset"})
 	s := open(t, m)
@@ -294,7 +294,7 @@ func TestEventsComeInWireOrderAndOutliveTheConnection(t *testing.T) {
 	}
 }
 
-func TestAnIdleConsumerOfEventsHoldsNothingUp(t *testing.T) {
+func TestEvents_IdleConsumer(t *testing.T) {
 	m := qmptest.New(t)
 	m.Answer("query-status", func(json.RawMessage) (any, error) { return object{"status": "running"}, nil })
 	s := open(t, m)
@@ -306,11 +306,11 @@ func TestAnIdleConsumerOfEventsHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// A QEMU that talks without end is taken in at a pace: no more of its events go on than
-// the log of events bears, the last of them says that some are lost, and it is still
-// heard.
+// Messages of a QEMU that floods its monitor are read at a limited rate: the event log gets no more of its events than
+// it can hold, the last one says that some are lost, and the session still
+// works.
 // Promise: F4
-func TestAFloodIsTakenInAtAPace(t *testing.T) {
+func TestEvents_Flood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
 		m := qmptest.New(t)
@@ -346,7 +346,7 @@ func TestAFloodIsTakenInAtAPace(t *testing.T) {
 	})
 }
 
-func TestCloseStopsEverything(t *testing.T) {
+func TestClose_StopsEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // fails if a goroutine stays behind
 		m := qmptest.New(t)
 		s := open(t, m)
@@ -360,7 +360,7 @@ func TestCloseStopsEverything(t *testing.T) {
 	})
 }
 
-func TestNoGreeting(t *testing.T) {
+func TestNew_NoGreeting(t *testing.T) {
 	for name, say := range map[string]string{"silence": "", "something else": `{"event": "STOP"}` + "\n", "rubbish": "SSH-2.0\n"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -378,13 +378,13 @@ func TestNoGreeting(t *testing.T) {
 	}
 }
 
-func TestDialNobody(t *testing.T) {
+func TestDial_NoListener(t *testing.T) {
 	if _, err := qmp.Dial(t.Context(), filepath.Join(t.TempDir(), "none"), quiet); !fault.Is(err, fault.Failed) {
 		t.Fatalf("got %v", err)
 	}
 }
 
-func TestFilesNeedASocket(t *testing.T) {
+func TestExecuteFD_NotASocket(t *testing.T) {
 	s := open(t, qmptest.New(t))
 	err := s.ExecuteFD(t.Context(), nil, "getfd", object{"fdname": "x"}, nil)
 	if !fault.Is(err, fault.Unsupported) || s.Err() != nil {
@@ -392,9 +392,9 @@ func TestFilesNeedASocket(t *testing.T) {
 	}
 }
 
-// TestANoncharacterCostsNobodyTheSession: QEMU's answer to it would be nobody's.
+// TestExecute_Noncharacter: QEMU's answer to it would have no id.
 // Promise: F5
-func TestANoncharacterCostsNobodyTheSession(t *testing.T) {
+func TestExecute_Noncharacter(t *testing.T) {
 	m := qmptest.New(t)
 	s := open(t, m)
 	for _, text := range []string{"\ufdd0", "a\ufdefb", "\ufffe", "\U0001ffff", "\U0010fffe"} {

@@ -118,7 +118,7 @@ func (c *claim) attributes(node uint64) []byte {
 // A user's own file system reports the user's links as root's, or as another user's. They may lead
 // only to files on the same file system.
 // Promise: X11
-func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
+func TestOpen_LinkOnFUSE(t *testing.T) {
 	f := newField(t)
 	c := &claim{links: []string{"0", "../../root/file", f.path("root/fresh"), f.path("bob/file")}}
 	c.links = append(c.links, f.path("bob/own/1")) // a link on another such file system
@@ -129,7 +129,7 @@ func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
 	(&claim{links: []string{"0"}}).over(t, f.path("bob/own"))
 	f.link(0, "into", "alice/own/1")
 	for path, want := range map[string]bool{"alice/own/0": true, "alice/own/1": true, "into": true, "alice/own/2": false, "alice/own/3": false, "alice/own/4": false, "alice/own/5": false, "bob/own/1": true} {
-		err := At(f.path(path), func(string, int) error { return nil })
+		err := OpenParent(f.path(path), func(string, int) error { return nil })
 		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -138,11 +138,11 @@ func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
 
 // The same holds for a file system that a user has brought along, such as a stick: its user was root elsewhere.
 // Promise: X11
-func TestALinkIsNotRootsOnWhatAUserHasBrought(t *testing.T) {
+func TestOpen_LinkOnRemovableMedia(t *testing.T) {
 	f := newField(t)
-	before := brought
-	brought = []string{f.path("media/")}
-	t.Cleanup(func() { brought = before })
+	before := removable
+	removable = []string{f.path("media/")}
+	t.Cleanup(func() { removable = before })
 	must(t, unix.Mkdir(f.path("media"), 0o755))
 	if err := unix.Mount("stick", f.path("media"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
 		t.Skip("cannot mount here:", err)
@@ -153,7 +153,7 @@ func TestALinkIsNotRootsOnWhatAUserHasBrought(t *testing.T) {
 	f.link(0, "media/away", f.path("root/file"))
 	f.link(0, "into", "media/away")
 	for path, want := range map[string]bool{"media/own": true, "media/away": false, "into": false} {
-		err := At(f.path(path), func(string, int) error { return nil })
+		err := OpenParent(f.path(path), func(string, int) error { return nil })
 		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", path, err)
 		}

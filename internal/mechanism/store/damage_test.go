@@ -74,7 +74,7 @@ func damage(t *testing.T, dir string, change func(file []byte) []byte) {
 }
 
 // Promise: S3
-func TestOneDamagedRecordLosesOnlyItself(t *testing.T) {
+func TestOpen_OneDamagedRecord(t *testing.T) {
 	dir := filled(t)
 	damage(t, dir, func(file []byte) []byte {
 		return bytes.ReplaceAll(file, []byte(`{"Name":"042 `), []byte(`{"Name":"O42 `))
@@ -99,7 +99,7 @@ func TestOneDamagedRecordLosesOnlyItself(t *testing.T) {
 // A record that lies in the place of another is not returned for it. That happens, for example,
 // when a page of the file was written to the wrong block.
 // Promise: S3
-func TestARecordInAnothersPlaceIsNotItsOwn(t *testing.T) {
+func TestOpen_RecordInWrongPlace(t *testing.T) {
 	sealed := seal("guest", "a", 1, 1, []byte("{}"))
 	for _, c := range []struct {
 		kind, key string
@@ -114,7 +114,7 @@ func TestARecordInAnothersPlaceIsNotItsOwn(t *testing.T) {
 // Whatever damage the file has: the store opens, returns only data that was written,
 // accepts changes, and keeps the damaged file.
 // Promise: S2
-func TestAnyDamageLeavesAStoreThatWorks(t *testing.T) {
+func TestOpen_AnyDamage(t *testing.T) {
 	pristine, err := os.ReadFile(Path(filled(t)))
 	must(t, err)
 	for seed := range uint64(90) {
@@ -170,7 +170,7 @@ func checkWorks(t *testing.T, dir string, seed uint64, file []byte) {
 		t.Errorf("damage %d is still there after the store was opened: %v", seed, r.Problems)
 	}
 	kept := false
-	for _, name := range s.Aside() {
+	for _, name := range s.DamagedFiles() {
 		aside, err := os.ReadFile(name)
 		must(t, err)
 		kept = kept || bytes.Equal(aside, file)
@@ -182,7 +182,7 @@ func checkWorks(t *testing.T, dir string, seed uint64, file []byte) {
 
 // A record with whole bytes is recovered when the end in its leaf element is wrong.
 // Promise: S3
-func TestARecordWhosePlaceIsDamagedIsFoundAgain(t *testing.T) {
+func TestRepair_DamagedLeafElement(t *testing.T) {
 	dir := filled(t)
 	damage(t, dir, func(file []byte) []byte {
 		const head, size = 16, 12 // of a page; and where an element of its says how long its value is
@@ -206,7 +206,7 @@ func TestARecordWhosePlaceIsDamagedIsFoundAgain(t *testing.T) {
 // Records in a page that the tree no longer reaches are recovered: their
 // first lines tell them from rubbish wherever they lie.
 // Promise: S3
-func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {
+func TestRepair_LostPage(t *testing.T) {
 	dir := filled(t)
 	s := reopen(t, dir)
 	must(t, s.Delete(guests, key(199)))
@@ -232,7 +232,7 @@ func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {
 // A client that may write its own record puts the bytes of another record into it, with a later serial.
 // If one head is damaged, the file is searched for the latest copies, and must not take the forged one.
 // Promise: S3
-func TestNoRecordIsForgedInAnother(t *testing.T) {
+func TestRepair_ForgedRecordInAnother(t *testing.T) {
 	for head := range 2 {
 		dir := t.TempDir()
 		s := reopen(t, dir)
@@ -256,7 +256,7 @@ func TestNoRecordIsForgedInAnother(t *testing.T) {
 
 // A crash in the middle of a transaction leaves some of its pages, in any order.
 // Promise: S4
-func TestATornTransactionLosesNothing(t *testing.T) {
+func TestOpen_TornTransaction(t *testing.T) {
 	dir := filled(t)
 	before, err := os.ReadFile(Path(dir))
 	must(t, err)
@@ -291,7 +291,7 @@ func TestATornTransactionLosesNothing(t *testing.T) {
 // Another program shortens the file under a daemon, or writes to it. Neither a reader nor a
 // writer ends, and no record is lost, whether another change follows or the daemon stops.
 // Promise: S15
-func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
+func TestPut_FileCutWhileOpen(t *testing.T) {
 	cut := func(length int) func([]byte) []byte { return func(file []byte) []byte { return file[:length] } }
 	for what, spoil := range map[string]func([]byte) []byte{
 		"six pages": cut(6 * 4096), "a tree's beginning": cut(4 * 4096), "one head": cut(4096), "nothing": cut(0),
@@ -316,7 +316,7 @@ func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
 				want++
 			}
 			must(t, s.Close())
-			aside := s.Aside()
+			aside := s.DamagedFiles()
 			if what != "nothing" {
 				if len(aside) != 1 {
 					t.Fatalf("%s, a change %v: the damaged file is not kept: %v", what, change, aside)
@@ -340,7 +340,7 @@ func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
 // Another store is copied over the file under a daemon. Only the user knows which of the two
 // counts, and neither is lost.
 // Promise: S15
-func TestAFileThatIsWrittenOverWhileItIsOpen(t *testing.T) {
+func TestPut_FileOverwrittenWhileOpen(t *testing.T) {
 	dir := filled(t)
 	backup, err := os.ReadFile(Path(dir))
 	must(t, err)
@@ -348,7 +348,7 @@ func TestAFileThatIsWrittenOverWhileItIsOpen(t *testing.T) {
 	must(t, s.Put(guests, "later", guest{Name: "later"}))
 	must(t, os.WriteFile(Path(dir), backup, 0o600))
 	must(t, s.Put(guests, "new", guest{Name: "new"}))
-	aside := s.Aside()
+	aside := s.DamagedFiles()
 	if len(aside) != 1 {
 		t.Fatalf("what was copied over it is not kept: %v", aside)
 	}
@@ -364,7 +364,7 @@ func TestAFileThatIsWrittenOverWhileItIsOpen(t *testing.T) {
 }
 
 // Promise: S5
-func TestFormatsOfOldAreBroughtUpAndNewOnesRefused(t *testing.T) {
+func TestOpen_OlderAndNewerFormats(t *testing.T) {
 	dir := t.TempDir()
 	db, err := bbolt.Open(Path(dir), 0o600, &bbolt.Options{NoFreelistSync: true})
 	must(t, err)
@@ -407,7 +407,7 @@ func TestFormatsOfOldAreBroughtUpAndNewOnesRefused(t *testing.T) {
 }
 
 // Promise: S6
-func TestTwoDaemonsOnOneDirectory(t *testing.T) {
+func TestOpen_DirectoryHeldByAnotherDaemon(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	must(t, os.Rename(Path(dir), filepath.Join(dir, "elsewhere"))) // the lock is not the file's
@@ -475,7 +475,7 @@ func FuzzOpenFile(f *testing.F) {
 		}
 		must(t, err)
 		defer func() { _ = s.Close() }() // otherwise a failure is tried again and finds the lock held
-		for _, aside := range s.Aside() {
+		for _, aside := range s.DamagedFiles() {
 			must(t, os.Remove(aside))
 		}
 		whole, _ := readable(t, s)

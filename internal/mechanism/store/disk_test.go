@@ -69,7 +69,7 @@ func soon(t *testing.T, change func() error) {
 }
 
 // Promise: S7
-func TestAChangeForWhichRoomWasKeptIsTaken(t *testing.T) {
+func TestReserve_ChangeOnFullDisk(t *testing.T) {
 	dir := small(t, "4m")
 	s, err := OpenLogged(dir, quiet)
 	must(t, err)
@@ -99,7 +99,7 @@ func TestAChangeForWhichRoomWasKeptIsTaken(t *testing.T) {
 }
 
 // Promise: S1
-func TestAFullDiskRefusesChangesUntilThereIsRoom(t *testing.T) {
+func TestPut_DiskFull(t *testing.T) {
 	dir := small(t, "2m")
 	s, err := OpenLogged(dir, quiet)
 	must(t, err)
@@ -150,7 +150,7 @@ func checkKept(t *testing.T, dir string, keys ...string) {
 }
 
 // Promise: S1
-func TestAStoreThatIsMadeOnAFullDisk(t *testing.T) {
+func TestOpen_NewStoreOnFullDisk(t *testing.T) {
 	dir := small(t, "1m")
 	free := stuff(t, dir)
 	s, err := OpenLogged(dir, quiet)
@@ -168,7 +168,7 @@ func TestAStoreThatIsMadeOnAFullDisk(t *testing.T) {
 }
 
 // Promise: S1
-func TestAReadOnlyDiskIsServedFrom(t *testing.T) {
+func TestOpen_ReadOnlyDisk(t *testing.T) {
 	dir := small(t, "2m")
 	s, err := OpenLogged(dir, quiet)
 	must(t, err)
@@ -195,7 +195,7 @@ func TestAReadOnlyDiskIsServedFrom(t *testing.T) {
 // A disk that cannot write fails at the sync, after it accepted the writes.
 // Nothing tells then which of them are on disk.
 // Promise: S1
-func TestADiskThatFailsLosesNothingAcknowledged(t *testing.T) {
+func TestPut_DiskFails(t *testing.T) {
 	below := small(t, "12m")
 	img := filepath.Join(below, "disk")
 	must(t, os.WriteFile(img, nil, 0o600))

@@ -13,7 +13,7 @@ import (
 // A file without a name still accepts writes. An acknowledged change must
 // be in a file that the next daemon finds.
 // Promise: S14
-func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
+func TestPut_FileRemovedWhileOpen(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	must(t, s.Put(guests, "before", guest{Name: "before"}))
@@ -27,7 +27,7 @@ func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 // Only the user knows which counts: a backup that was put in place of the file, or
 // the daemon's own records.
 // Promise: S14
-func TestAFileThatIsReplacedWhileItIsOpen(t *testing.T) {
+func TestPut_FileReplacedWhileOpen(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	must(t, s.Put(guests, "old", guest{Name: "old"}))
@@ -52,7 +52,7 @@ func TestAFileThatIsReplacedWhileItIsOpen(t *testing.T) {
 
 // The file system of the directory is unmounted lazily, or the directory is moved away.
 // Promise: S14
-func TestADirectoryThatIsNotThereAnyMore(t *testing.T) {
+func TestPut_DirectoryGone(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	s := reopen(t, dir)
 	must(t, s.Put(guests, "before", guest{Name: "before"}))
@@ -73,7 +73,7 @@ func TestADirectoryThatIsNotThereAnyMore(t *testing.T) {
 // A daemon may be killed before it has looked elsewhere for lost records. The next daemon finds
 // a new file, and must not take it for complete.
 // Promise: S9
-func TestAFileThatIsMadeAnewIsNotSound(t *testing.T) {
+func TestSound_NewFile(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	must(t, s.Put(guests, "before", guest{Name: "before"}))
@@ -94,7 +94,7 @@ func TestAFileThatIsMadeAnewIsNotSound(t *testing.T) {
 
 // Only a directory that is not empty is reported to have lost its store.
 // Promise: S9
-func TestANewDirectoryIsCalledThat(t *testing.T) {
+func TestOpen_DirectoryNotEmpty(t *testing.T) {
 	for name, told := range map[string]bool{"lost+found": false, "guest": true} {
 		dir := t.TempDir()
 		must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
@@ -102,7 +102,7 @@ func TestANewDirectoryIsCalledThat(t *testing.T) {
 		s, err := OpenLogged(dir, slog.New(slog.NewTextHandler(&log, nil)))
 		must(t, err)
 		must(t, s.Close())
-		if strings.Contains(log.String(), "has no store") != told {
+		if strings.Contains(log.String(), "without a store") != told {
 			t.Errorf("beside %s it says %q", name, log.String())
 		}
 	}

@@ -129,9 +129,9 @@ func (s *Store) Health() error {
 	return nil
 }
 
-// Aside returns the damaged files that were put aside in the data directory. While
+// DamagedFiles returns the damaged files that were put aside in the data directory. While
 // there are any, an object without a record may belong to a lost record.
-func (s *Store) Aside() []string {
+func (s *Store) DamagedFiles() []string {
 	names, err := filepath.Glob(s.path + asideMark + "*")
 	if err != nil {
 		return nil // only for an invalid pattern
@@ -141,7 +141,7 @@ func (s *Store) Aside() []string {
 
 // Sound reports that no record is missing: nothing was
 // lost, and everything could be read. It is false for a file that was just made.
-func (s *Store) Sound() bool { return s.whole.Load() && len(s.Aside()) == 0 }
+func (s *Store) Sound() bool { return s.whole.Load() && len(s.DamagedFiles()) == 0 }
 
 // Settle records that the missing contents of a new file were looked for elsewhere: the
 // next daemon takes the file for sound.

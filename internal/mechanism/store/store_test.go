@@ -16,7 +16,7 @@ type guest struct{ Name string }
 
 var guests = Kind{Name: "guest", Version: 2}
 
-func TestRecordsSurviveReopening(t *testing.T) {
+func TestOpen_KeepsRecords(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	var writers sync.WaitGroup
@@ -55,7 +55,7 @@ func TestRecordsSurviveReopening(t *testing.T) {
 	}
 }
 
-func TestNothingIsPutIntoAClosedStore(t *testing.T) {
+func TestPut_Closed(t *testing.T) {
 	dir := t.TempDir()
 	closed := reopen(t, dir)
 	closeStore(t, closed)
@@ -70,7 +70,7 @@ func TestNothingIsPutIntoAClosedStore(t *testing.T) {
 	}
 }
 
-func TestARefusedRecordKeepsNoOtherOut(t *testing.T) {
+func TestPut_OneRefusedOfMany(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
 	var writers sync.WaitGroup
@@ -94,7 +94,7 @@ func TestARefusedRecordKeepsNoOtherOut(t *testing.T) {
 }
 
 // Promise: S5
-func TestNewerRecordIsRefusedNotGuessed(t *testing.T) {
+func TestGet_NewerRecord(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
 	if err := s.Put(Kind{Name: "guest", Version: 3}, "a", guest{Name: "a"}); err != nil {
@@ -106,7 +106,7 @@ func TestNewerRecordIsRefusedNotGuessed(t *testing.T) {
 	}
 }
 
-func TestVisitorEndsTheWalk(t *testing.T) {
+func TestEach_VisitorEndsTheWalk(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
 	for _, k := range []string{"a", "b"} {
@@ -139,7 +139,7 @@ func closeStore(t *testing.T, s *Store) {
 
 // Other users may write to the directory, or own it.
 // Promise: X10
-func TestOthersPutNothingInTheStoresPlace(t *testing.T) {
+func TestOpen_DirectoryWritableByOthers(t *testing.T) {
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o777|os.ModeSticky); err != nil { //nolint:gosec // which is what is tried
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestOthersPutNothingInTheStoresPlace(t *testing.T) {
 
 // A change that failed for its caller may be in the file. It is gone after the file was reopened.
 // Promise: S15
-func TestWhatFailedIsTakenBack(t *testing.T) {
+func TestPut_FailedChangeIsUndone(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	must(t, s.Put(guests, "before", guest{Name: "before"}))
@@ -174,7 +174,7 @@ func TestWhatFailedIsTakenBack(t *testing.T) {
 	s.doubt[id{guests.Name, "new"}], s.doubt[id{guests.Name, "before"}] = true, true
 	s.detach(false)
 	must(t, s.Put(guests, "after", guest{Name: "after"}))
-	if aside := s.Aside(); len(aside) > 0 {
+	if aside := s.DamagedFiles(); len(aside) > 0 {
 		t.Errorf("a file in which nothing is damaged was put aside: %v", aside)
 	}
 	must(t, s.Close())

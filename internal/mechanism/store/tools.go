@@ -90,11 +90,11 @@ func Repair(dir string, log *slog.Logger) (r *Report, aside string, err error) {
 		return r, "", nil
 	}
 	s.serial = r.serial
-	had := s.Aside()
+	had := s.DamagedFiles()
 	if err := s.rewrite(all, true); err != nil {
 		return r, "", s.explain(err)
 	}
-	for _, name := range s.Aside() {
+	for _, name := range s.DamagedFiles() {
 		if !slices.Contains(had, name) {
 			aside = name
 		}

@@ -23,7 +23,7 @@ type Char struct {
 	TargetType string
 	// TargetModel: isa-serial, pci-serial, usb-serial, ...
 	TargetModel string
-	// Port of the target; PortSaid tells 0 from not said.
+	// Port of the target; PortSaid tells an explicit 0 from a missing port.
 	Port     uint
 	PortSaid bool
 	// Name of a virtio channel, as the guest sees it under /dev/virtio-ports.
@@ -52,13 +52,13 @@ type Backend struct {
 	// ReconnectSeconds for mode connect; 0: no.
 	Reconnect    Switch
 	ReconnectSec uint
-	// LogFile records what the guest writes; empty: nothing is recorded.
+	// LogFile records the guest's output; empty: no recording.
 	LogFile   string
 	LogAppend Switch
 }
 
-// Listens reports whether it is a socket of the host's files that somebody may connect
-// to.
+// Listens reports whether it is a listening unix socket with a
+// path.
 func (b *Backend) Listens() bool { return b.Type == "unix" && b.Mode != "connect" && b.Path != "" }
 
 // Connects reports whether it is a client of a socket among the host's files.

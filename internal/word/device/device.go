@@ -1,15 +1,15 @@
-// Package device holds the words for what a guest has plugged in: disks, NICs,
-// controllers, character devices, host devices and the rest, each as it is
-// defined, where it sits (Address) and what the host gave it (attachments).
+// Package device is the model of a guest's devices: disks, NICs,
+// controllers, character devices, host devices and the rest, each with its
+// definition, its address (Address) and the host's resources for it (attachments).
 //
-// These are plain values. Nothing here opens, allocates or decides, apart from
-// the pure rules of addressing. Enumerated fields are strings with the field's
-// own spelling ("virtio", "q35"), the zero value meaning "not said".
+// These are plain values. The package opens, allocates and decides nothing, apart from
+// the pure rules of addressing. Enumerated fields are strings with libvirt's
+// spelling ("virtio", "q35"); the zero value means "not given".
 package device
 
 import "slices"
 
-// Info is what every device carries beside its own nature.
+// Info holds the fields that every device has.
 type Info struct {
 	// Alias names the device on QEMU's side ("virtio-disk0"); unique in a guest.
 	Alias string
@@ -17,7 +17,7 @@ type Info struct {
 	Address Address
 	// BootOrder is the device's place in the boot sequence, from 1; 0 means none.
 	BootOrder uint
-	// ROM tells of the option ROM of a PCI device; nil means QEMU's own choice.
+	// ROM is the option ROM of a PCI device; nil means QEMU's default.
 	ROM *ROM
 	// ACPIIndex fixes the device's onboard index in the guest; 0 means none.
 	ACPIIndex uint
@@ -48,7 +48,7 @@ func Bool(on bool) Switch {
 	return Off
 }
 
-// Or gives the switch as a yes or no, with def where it is unset.
+// Or returns the switch as a yes or no, with def where it is unset.
 func (s Switch) Or(def bool) bool {
 	if s == Unset {
 		return def
@@ -88,13 +88,13 @@ type Set struct {
 
 // Device is any device of a guest.
 type Device interface {
-	// Common gives the shared part, for reading and for assigning.
+	// Common returns the shared part, for reading and for assigning.
 	Common() *Info
 	// Kind names the device's XML element: "disk", "interface", "controller".
 	Kind() string
 }
 
-// Common gives the shared part of a device.
+// Common returns the shared part of a device.
 func (i *Info) Common() *Info { return i }
 
 // Kind names the XML element of a disk; the methods below do so for the others.
@@ -151,7 +151,7 @@ func (*Panic) Kind() string { return "panic" }
 // Kind names the XML element.
 func (*VSock) Kind() string { return "vsock" }
 
-// All gives every device in libvirt's document order. The devices are shared
+// All returns every device in libvirt's document order. The devices are shared
 // with the set, the slice is the caller's.
 func (s *Set) All() []Device {
 	var all []Device
@@ -192,7 +192,7 @@ func gather[D Device](all []Device, some []D) []Device {
 	return all
 }
 
-// ByAlias finds a device by its alias, or gives nil.
+// ByAlias finds a device by its alias, or returns nil.
 func (s *Set) ByAlias(alias string) Device {
 	for _, d := range s.All() {
 		if alias != "" && d.Common().Alias == alias {

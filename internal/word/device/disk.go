@@ -7,19 +7,19 @@ type Disk struct {
 	Info
 	// Device is "disk", "cdrom", "floppy" or "lun".
 	Device string
-	// Source is what backs the disk; nil is an empty drive (removable ones only).
+	// Source is the image behind the disk; nil is an empty drive (removable ones only).
 	Source *DiskSource
 	// Format of Source ("raw", "qcow2"); never guessed from the bytes of a raw disk.
 	Format string
-	// Backing is the chain below Source. That of a running guest is as it was found, and ends in a
-	// Terminator. Otherwise it is what the definition says, and BackingSaid tells that it says one.
+	// Backing is the chain below Source. For a running guest it is the chain on the host, and ends in a
+	// Terminator. Otherwise it is the definition's chain, and BackingSaid says whether there is one.
 	Backing     []BackingLayer
 	BackingSaid bool
 
-	// Mirror is what a job is about to put in the place of Source; nil: there is no such job.
+	// Mirror is the image that a job is about to put in the place of Source; nil: there is no such job.
 	Mirror *Mirror
 
-	// Encryption says that the image is encrypted and what opens it; nil: neither.
+	// Encryption says that the image is encrypted and which secret opens it; nil: not encrypted.
 	Encryption *Encryption
 
 	Target       string // name in the definition: "vda", "sdb", "hdc", "fda"
@@ -64,12 +64,12 @@ type DiskSource struct {
 	Volume *VolumeRef
 	// Index numbers the node in a running guest's chain; 0 when not running.
 	Index uint
-	// SecLabels say by which label the source is used; none: by the guest's.
+	// SecLabels say which label the source gets; none: the guest's.
 	SecLabels []SourceLabel
 }
 
-// SourceLabel is what one security model makes of a source: Relabel off leaves it as it
-// is, and Label is given to it instead of the guest's.
+// SourceLabel is the label of a source for one security model: Relabel off keeps the present
+// label, and Label replaces the guest's.
 type SourceLabel struct {
 	Model   string
 	Relabel Switch
@@ -79,7 +79,7 @@ type SourceLabel struct {
 // VolumeRef names a volume of a pool.
 type VolumeRef struct{ Pool, Volume string }
 
-// Path gives the file or device behind the source, or "" for an unresolved volume.
+// Path returns the file or device behind the source, or "" for an unresolved volume.
 func (s *DiskSource) Path() string {
 	if s == nil {
 		return ""
@@ -105,7 +105,7 @@ type Mirror struct {
 	Format string
 }
 
-// Images gives the sources of a disk's chain, the top one first; none for an empty drive.
+// Images returns the sources of a disk's chain, the top one first; none for an empty drive.
 func (d *Disk) Images() []*DiskSource {
 	if d.Source == nil {
 		return nil
@@ -120,7 +120,7 @@ func (d *Disk) Images() []*DiskSource {
 	return all
 }
 
-// Nodes gives the numbers of the block nodes of a disk's images, the top one's first.
+// Nodes returns the numbers of the block nodes of a disk's images, the top one's first.
 func (d *Disk) Nodes() []uint {
 	images := d.Images()
 	all := make([]uint, len(images))
@@ -139,7 +139,7 @@ func (d *Disk) Number(next func() uint) {
 	}
 }
 
-// SetChain makes what was found on the host the chain below the disk's source. Its images have no numbers yet.
+// SetChain makes the chain on the host the chain below the disk's source. Its images have no numbers yet.
 func (d *Disk) SetChain(found DiskAttachment) {
 	if d.Source == nil || len(found.Layers) == 0 {
 		return
@@ -174,23 +174,23 @@ type Encryption struct {
 	Engine string // qemu or empty
 	// Secret is known by its UUID or, where that is empty, by its use for a volume.
 	SecretUUID, SecretUsage string
-	// BelowDisk says that it is said of the disk, as older documents have it, and
-	// not of its source.
+	// BelowDisk says that the element stands below the disk, as in older documents, and
+	// not below its source.
 	BelowDisk bool
 }
 
-// DiskAttachment is what the host found for a disk when its guest starts: real
-// paths and formats, top image first. Layers[0] is what the guest writes.
+// DiskAttachment is the chain of a disk as the host finds it when the guest starts: real
+// paths and formats, top image first. The guest writes to Layers[0].
 type DiskAttachment struct {
 	Layers []Layer
 	Size   uint64 // that the guest sees, in bytes
 }
 
-// Close gives the files back. Safe to call twice.
+// Close returns the files back. Safe to call twice.
 func (a DiskAttachment) Close() {
 	for i := range a.Layers {
 		if f := a.Layers[i].File; f != nil {
-			_ = f.Close() // what QEMU writes goes through its own copy
+			_ = f.Close() // QEMU writes through its own copy
 		}
 	}
 }

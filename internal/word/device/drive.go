@@ -6,8 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// driveUnits are the places that the names of disks count on, by bus: how many units a bus of a controller
-// has, and how many buses a controller has. SCSI has seven units whatever the model of the controller is,
+// driveUnits are the sizes by which the names of disks map to addresses, by bus: how many units a bus of a
+// controller has, and how many buses a controller has. SCSI has seven units whatever the model of the controller is,
 // because the names must give the addresses that libvirt gives, and guests keep them.
 var driveUnits = map[string]struct{ buses, units uint }{
 	"scsi": {1, 7}, "sata": {1, 6}, "ide": {2, 2}, "fdc": {1, 2},
@@ -39,8 +39,8 @@ func TargetIndex(target string) (uint, bool) {
 	return index - 1, true
 }
 
-// DriveAt gives the place that a disk's name stands for on a bus. Only buses with controllers for drives
-// have such places.
+// DriveAt returns the address that a disk's name stands for on a bus. Only buses with controllers for drives
+// have such addresses.
 func DriveAt(bus, target string) (Drive, bool) {
 	per, onController := driveUnits[bus]
 	index, named := TargetIndex(target)
@@ -51,10 +51,10 @@ func DriveAt(bus, target string) (Drive, bool) {
 	return Drive{Controller: index / all, Bus: index % all / per.units, Unit: index % per.units}, true
 }
 
-// defaultSCSI is the model of a SCSI controller that says none.
+// defaultSCSI is the model of a SCSI controller without a model.
 const defaultSCSI = "lsilogic"
 
-// MissingControllers gives the controllers that a disk needs and the set does not have, in the order in
+// MissingControllers returns the controllers that a disk needs and the set does not have, in the order in
 // which they are to be added: that of the disk, and those of lower indexes. A running guest gets SCSI
 // controllers of the model of its last one. A definition gets the default model, as with libvirt.
 func (s *Set) MissingControllers(d *Disk, running bool) ([]*Controller, error) {

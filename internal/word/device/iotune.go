@@ -6,7 +6,7 @@ type TuneField struct {
 	Value *uint64
 }
 
-// Fields gives the numbers of t in libvirt's order: rates, bursts, the size of
+// Fields returns the numbers of t in libvirt's order: rates, bursts, the size of
 // an operation, and how long bursts may last.
 func (t *IOTune) Fields() []TuneField {
 	return []TuneField{

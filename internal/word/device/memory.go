@@ -26,7 +26,7 @@ type Memory struct {
 // Kind names the XML element.
 func (*Memory) Kind() string { return "memory" }
 
-// MemoryUnit is what sizes of modules are rounded up to: QEMU takes no others.
+// MemoryUnit is the unit that sizes of modules are rounded up to, in bytes: QEMU accepts no others.
 const MemoryUnit = 2 << 20
 
 // WholeSize is the module's size in whole units.

@@ -13,7 +13,7 @@ type NIC struct {
 	Bridge string
 	// HostDev and DirectMode (vepa, bridge, private, passthrough) are the source of type direct.
 	HostDev, DirectMode string
-	// Managed says whether Lodge makes the tap of type ethernet (Unset: it does).
+	// Managed: Lodge makes the tap of type ethernet (Unset: it does).
 	Managed Switch
 
 	MAC    string // lower-case, six octets
@@ -52,8 +52,8 @@ type Offloads struct{ Csum, GSO, TSO4, TSO6, ECN, UFO Switch }
 // Rate is a traffic bound: KiB per second, and KiB of burst.
 type Rate struct{ Average, Peak, Floor, Burst uint64 }
 
-// NICAttachment is what the host gave a NIC. The files belong to whoever holds
-// the attachment and are closed by Close once QEMU has its own copies.
+// NICAttachment holds the host's resources for a NIC. The files belong to the owner of
+// the attachment, which calls Close once QEMU has its own copies.
 type NICAttachment struct {
 	// IfName is the host's interface ("vnet3", "macvtap0"); empty for type user.
 	IfName string
@@ -66,11 +66,11 @@ type NICAttachment struct {
 	Wire *os.File
 	// MTU of the link, so that the guest can be told; 0: the default.
 	MTU uint
-	// VHostReason says why vhost is not used, for the explanation.
+	// VHostReason is the reason why vhost is not used, shown to users.
 	VHostReason string
 }
 
-// Close gives the files back. Safe to call twice.
+// Close returns the files back. Safe to call twice.
 func (a *NICAttachment) Close() {
 	for _, f := range append(a.Tap, a.VHost...) {
 		_ = f.Close()

@@ -71,7 +71,7 @@ func TestSortControllers_MainPartBeforeCompanions(t *testing.T) {
 	}
 }
 
-// The order of a whole list is that in which one after the other is put into its place.
+// Sorting a list gives the same order as inserting its members one by one.
 func TestSort_IsAsIfInsertedOneByOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all, slow := &Set{}, &Set{}

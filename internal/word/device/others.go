@@ -23,8 +23,8 @@ type Controller struct {
 	HasPCIHole64 bool
 }
 
-// PCIController holds what a PCI controller's target says. The pointers tell 0
-// from not said.
+// PCIController holds the target element of a PCI controller. The pointers tell an explicit 0
+// from a missing value.
 type PCIController struct {
 	ModelName        string // pcie-root-port, ioh3420, pcie-pci-bridge, ...
 	Chassis, Port    *uint
@@ -140,7 +140,7 @@ type HostDevice struct {
 	USBVendor, USBProduct uint
 	USBBus, USBDevice     uint
 	// USBFound says that Bus and Device were found by the ids. The device may have others when
-	// the guest goes on from an image.
+	// the guest is restored from a saved image.
 	USBFound      Switch
 	StartupPolicy string
 	GuestReset    string
@@ -190,7 +190,7 @@ type RNG struct {
 	IOMMU, ATS, Packed    Switch
 }
 
-// Panic is a device through which the guest tells of its panic.
+// Panic is a device through which the guest reports its panic.
 type Panic struct {
 	Info
 	Model string // isa, pvpanic, hyperv, ...

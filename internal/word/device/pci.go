@@ -6,7 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Board is what of a machine decides where PCI devices sit.
+// Board is the property of a machine type that decides where PCI devices sit.
 type Board int
 
 // The boards: one conventional bus, PCI Express, or no PCI at all.
@@ -17,10 +17,10 @@ const (
 )
 
 // AssignPCI gives every PCI device without an address the one that libvirt gives it, and adds the bridges
-// and ports that are missing. Addresses that are said stay. Two devices in one place are refused.
+// and ports that are missing. Given addresses stay. Two devices in one place are refused.
 //
 // A first pass only plans: it finds how many buses are needed. The bridges for them are added, and a second
-// pass gives the addresses. Bridges come first in that order, so a device may move to another bus than
+// pass returns the addresses. Bridges come first in that order, so a device may move to another bus than
 // planned.
 func (s *Set) AssignPCI(b Board) error {
 	if b == NoPCI {

@@ -17,8 +17,8 @@ func root(b Board) *Set {
 	return &Set{Controllers: []*Controller{{Type: "pci", Model: model}}}
 }
 
-// These are the places that libvirt 9.0 gives in such a guest.
-func TestPlacesOfQ35(t *testing.T) {
+// These are the addresses that libvirt 9.0 gives in such a guest.
+func TestAssignPCI_Q35(t *testing.T) {
 	s := root(Q35)
 	s.Controllers = append(s.Controllers, &Controller{Type: "sata"}, &Controller{Type: "usb", Model: "qemu-xhci"})
 	s.Videos = []*Video{{Model: "vga", Primary: On}, {Model: "virtio"}}
@@ -54,8 +54,8 @@ func TestPlacesOfQ35(t *testing.T) {
 	}
 }
 
-// These are the places that libvirt 9.0 gives in such a guest.
-func TestPlacesOfI440FX(t *testing.T) {
+// These are the addresses that libvirt 9.0 gives in such a guest.
+func TestAssignPCI_I440FX(t *testing.T) {
 	s := root(I440FX)
 	s.Controllers = append(s.Controllers,
 		&Controller{Type: "usb", Model: "ich9-ehci1"}, &Controller{Type: "usb", Model: "ich9-uhci1"},
@@ -83,7 +83,7 @@ func TestPlacesOfI440FX(t *testing.T) {
 	}
 }
 
-func TestRefusedPlaces(t *testing.T) {
+func TestAssignPCI_Refused(t *testing.T) {
 	at := func(bus, slot uint) Info { return Info{Address: PCI{Bus: bus, Slot: slot}} }
 	for name, change := range map[string]func(*Set){
 		"two devices in one place": func(s *Set) {
@@ -127,8 +127,8 @@ func TestRefusedPlaces(t *testing.T) {
 	}
 }
 
-// A bus that a device says it is on is there, with those below it.
-func TestBusesAreAdded(t *testing.T) {
+// A bus that a device's address names is added, with the lower buses.
+func TestAssignPCI_AddsBuses(t *testing.T) {
 	s := root(Q35)
 	s.NICs = []*NIC{{Model: "e1000", Info: Info{Address: PCI{Bus: 2, Slot: 4}}}, {Model: "virtio", Info: Info{Address: PCI{Bus: 3}}}}
 	if err := s.AssignPCI(Q35); err != nil {
@@ -177,7 +177,7 @@ func TestPlugAvoidsFixedPorts(t *testing.T) {
 	}
 }
 
-// What is said to be missing is what helps.
+// The device that the refusal names does help.
 func TestPlugPCI_FullSaysWhatToAdd(t *testing.T) {
 	for _, c := range []struct {
 		board Board
@@ -199,7 +199,7 @@ func TestPlugPCI_FullSaysWhatToAdd(t *testing.T) {
 	}
 }
 
-// someSet draws a set of devices, some of which say where they are.
+// someSet draws a set of devices; some have an address.
 func someSet(t *rapid.T, b Board) *Set {
 	s := root(b)
 	index := uint(0)
@@ -251,15 +251,15 @@ func places(s *Set) map[Device]Address {
 	return all
 }
 
-// Whatever a guest has, every device that needs a place gets one of its own on
-// a bus that is there, what was said stays, and asking again changes nothing.
-func TestPlacesAreSound(t *testing.T) {
+// In any guest every device that needs a place gets one of its own on
+// a bus that exists, given addresses stay, and a second call changes nothing.
+func TestAssignPCI_Properties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := rapid.SampledFrom([]Board{I440FX, Q35}).Draw(t, "board")
 		s := someSet(t, b)
 		said := places(s)
 		if err := s.AssignPCI(b); err != nil {
-			return // what was said cannot be
+			return // the given addresses are not possible
 		}
 		once := places(s)
 		for d, at := range said {

@@ -5,15 +5,15 @@ import "github.com/lodge-kvm/lodge/internal/base/fault"
 // maxBus is the highest number of a PCI bus.
 const maxBus = 255
 
-// pciMap is which place of which bus is taken.
+// pciMap records the taken places of each bus.
 type pciMap struct {
 	set   *Set
 	board Board
 	buses []*pciBus // by index
 	said  int       // how many of the buses come from controllers that the definition has
-	// planning says that buses may be added and that addresses are reserved but not given.
+	// planning: buses may be added, and addresses are reserved but not assigned.
 	planning bool
-	// running says that only places are looked for that can be filled while the guest runs.
+	// running: only places that allow hot plug are used.
 	running bool
 	// from is where the search for a kind of slot begins: none before it is free. Places are only ever
 	// taken, so all searches together pass each slot once.
@@ -112,7 +112,7 @@ func (m *pciMap) usualModel() string {
 	return "pci-bridge"
 }
 
-// collectionOrder is the order in which libvirt takes note of addresses. It matters where buses are added
+// collectionOrder is the order in which libvirt records given addresses. It matters if buses are added
 // for them.
 func collectionOrder(s *Set) []Device {
 	var all []Device
@@ -142,7 +142,7 @@ func collectionOrder(s *Set) []Device {
 	return all
 }
 
-// collect marks the place that a device says it has. It moves a conventional device one bus up where a
+// collect marks the given address of a device. It moves a conventional device one bus up where a
 // bridge has to be added below a port of its own for it, as libvirt does.
 func (m *pciMap) collect(d Device) error {
 	info := d.Common()
@@ -210,7 +210,7 @@ func (m *pciMap) take(kind string, at PCI, need slots) error {
 	return nil
 }
 
-// next finds the next place for what needs a slot of a kind, at a function of it. It adds a bus where none
+// next finds the next place for a device that needs a slot of a kind, at one of its functions. It adds a bus where none
 // is free and adding is allowed.
 func (m *pciMap) next(need slots, function uint) (PCI, error) {
 	at, found := m.search(need)
@@ -269,7 +269,7 @@ func freeFunction(used uint8) uint {
 	return 0 // the slot is not full
 }
 
-// reserveNext takes the next place of a kind for nobody.
+// reserveNext takes the next place of a kind and leaves it empty.
 func (m *pciMap) reserveNext(need slots) error {
 	at, err := m.next(need, 0)
 	if err != nil {
@@ -278,7 +278,7 @@ func (m *pciMap) reserveNext(need slots) error {
 	return m.take("spare slot", at, need)
 }
 
-// grow adds buses up to one that is asked for, to take a device that needs a slot of a kind. It gives that
+// grow adds buses up to the wanted one, for a device that needs a slot of a kind. It returns that
 // bus. A conventional device of a machine that has PCI Express only gets two: a port, and a bridge on it.
 func (m *pciMap) grow(bus uint, need slots) (uint, error) {
 	missing := int(bus) - len(m.buses) + 1
@@ -320,7 +320,7 @@ func (m *pciMap) hasConventional() bool {
 	return false
 }
 
-// full says that no place of a kind is left, and what to do.
+// full is the error that no place of a kind is left, with the remedy.
 func (m *pciMap) full(need slots) error {
 	what, model, instead := "device", "", ""
 	switch {

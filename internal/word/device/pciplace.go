@@ -13,7 +13,7 @@ const (
 	otherUSBSlot = 0x1a
 )
 
-// usbSlots35 are the slots in which a Q35 board has its ICH9 USB controllers.
+// usbSlots35 are the slots of the ICH9 USB controllers on a Q35 board.
 var usbSlots35 = []uint{0x1d, otherUSBSlot}
 
 // placeRest gives every device without an address a place, in libvirt's order.
@@ -26,7 +26,7 @@ func (m *pciMap) placeRest() error {
 	return nil
 }
 
-// placementOrder is the order in which libvirt gives addresses: what others sit on, then interfaces, sound,
+// placementOrder is the order in which libvirt assigns addresses: controllers with buses, then interfaces, sound,
 // other controllers, disks and the rest.
 func placementOrder(s *Set) []Device {
 	var all []Device
@@ -132,7 +132,7 @@ func (m *pciMap) fix(d Device, at PCI) error {
 
 func (m *pciMap) isFree(slot uint) bool { return m.buses[0].used[slot] == 0 }
 
-// reserveBoard marks what is soldered on and no definition speaks of.
+// reserveBoard marks the places of onboard devices that definitions do not list.
 func (m *pciMap) reserveBoard() error {
 	slot := uint(boardSlotFX) // 0 is the ISA bridge, 1 IDE, 2 USB, 3 power management
 	if m.board == Q35 {

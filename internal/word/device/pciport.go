@@ -7,8 +7,8 @@ var pciModels = map[string]string{
 	"pcie-switch-downstream-port": "xio3130-downstream", "pci-expander-bus": "pxb", "pcie-expander-bus": "pxb-pcie",
 }
 
-// NumberPorts gives every PCI bridge that has a place its model and the numbers
-// that guests tell slots apart by, as far as these are not said.
+// NumberPorts gives every PCI bridge with an address its model and the chassis and port numbers
+// that guests identify slots by, unless they are given.
 func (s *Set) NumberPorts() {
 	lowest := uint(maxBus + 1)
 	chassis := map[uint]bool{}

@@ -21,15 +21,15 @@ const (
 	endpoints = conventional | express
 )
 
-// busModel is what a PCI controller of a model offers.
+// busModel describes the slots of one PCI controller model.
 type busModel struct {
 	// fits is the slot that the controller itself needs; none: it is soldered to the machine.
 	fits   slots
 	offers slots
-	// automatic says that places for endpoints are chosen on the bus. On the others they sit only where
-	// the definition says so.
+	// automatic: endpoints without an address may be placed on the bus. On other buses they sit only with
+	// a given address.
 	automatic bool
-	// hotplug says that devices can be plugged in while the guest runs.
+	// hotplug: devices can be plugged in while the guest runs.
 	hotplug bool
 	// first and last are the slots of the bus.
 	first, last uint
@@ -51,7 +51,7 @@ var busModels = map[string]busModel{
 	"pcie-expander-bus":           {forExpressExpander, forRootPort | forDMIBridge, false, false, 0, lastSlot},
 }
 
-// slotsFor says what slot a device needs on a board; none: it is no PCI device.
+// slotsFor returns the kind of slot that a device needs on a board; none: it is no PCI device.
 func slotsFor(d Device, b Board) slots {
 	switch d := d.(type) {
 	case *Disk:
@@ -105,7 +105,7 @@ func slotsFor(d Device, b Board) slots {
 	return 0
 }
 
-// slotOf gives the slot of a device that is of PCI Express by nature, or is not.
+// slotOf returns the slot of a device that is of PCI Express by nature, or is not.
 func slotOf(isExpress bool, b Board) slots {
 	if isExpress && b == Q35 {
 		return express
@@ -113,7 +113,7 @@ func slotOf(isExpress bool, b Board) slots {
 	return conventional
 }
 
-// virtioSlot gives the slot of a virtio device. A transitional one, which old drivers must find, is
+// virtioSlot returns the slot of a virtio device. A transitional one, which old drivers must find, is
 // conventional.
 func virtioSlot(model string, b Board) slots {
 	return slotOf(!strings.HasSuffix(model, "-transitional") || strings.HasSuffix(model, "-non-transitional"), b)

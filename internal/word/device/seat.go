@@ -46,7 +46,7 @@ func (s *Set) seatDisk(d *Disk, mayAdd bool) error {
 // maxIndex bounds the controllers that an address can call for.
 const maxIndex = 255
 
-// Controller finds a controller, or gives nil.
+// Controller finds a controller, or returns nil.
 func (s *Set) Controller(kind string, index uint) *Controller {
 	for _, c := range s.Controllers {
 		if c.Type == kind && c.Index == index {

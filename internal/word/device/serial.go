@@ -12,7 +12,7 @@ import (
 const serialPorts = 31
 
 // AssignSerial gives channels their ports on virtio-serial controllers and adds the controllers that are
-// missing, as libvirt does. A console's port is left open; ConsolePorts tells which it gets at the start.
+// missing, as libvirt does. A console's port is left open; ConsolePorts returns the port that it gets at the start.
 func (s *Set) AssignSerial() error {
 	s.addSerialControllers()
 	m, err := newSerialMap(s)
@@ -51,7 +51,7 @@ func (m *serialMap) reserveForConsoles(s *Set) {
 	}
 }
 
-// ConsolePorts gives the ports of the virtio consoles that say none: port 0 where it is free, or else the
+// ConsolePorts returns ports for the virtio consoles without one: port 0 if it is free, or else the
 // lowest that the channels leave.
 func (s *Set) ConsolePorts() (map[*Char]VirtioSerial, error) {
 	m, err := newSerialMap(s)
@@ -169,7 +169,7 @@ func (m *serialMap) take(c *Char, at VirtioSerial) error {
 	return nil
 }
 
-// free gives the lowest free port from 1.
+// free returns the lowest free port from 1.
 func (b *serialBus) free() (uint, bool) {
 	for b.low+1 < b.ports {
 		if !b.taken[b.low+1] {

@@ -74,7 +74,7 @@ func TestAssignSerial_RefusesPortsThatCannotBe(t *testing.T) {
 	}
 }
 
-// Consoles that say no port get the first one, and then what the channels leave.
+// Consoles without a port get the first one, and then those that the channels leave.
 func TestConsolePorts_AreWhatChannelsLeave(t *testing.T) {
 	s := &Set{Channels: []*Char{channel("a", Info{}), channel("b", Info{})}}
 	for range 3 {

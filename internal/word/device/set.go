@@ -109,7 +109,7 @@ func (s *Set) Remove(d Device) {
 	}
 }
 
-// without gives the group less one member, leaving the original as it was.
+// without returns the group less one member, leaving the original as it was.
 func without[D comparable](group []D, d D) []D {
 	return slices.DeleteFunc(slices.Clone(group), func(other D) bool { return other == d })
 }

@@ -10,7 +10,7 @@ import (
 
 // Hubs come first, and devices that find no port on the controller sit behind
 // them.
-func TestPortsOfUSB(t *testing.T) {
+func TestAssignUSB_Ports(t *testing.T) {
 	s := &Set{
 		Controllers: []*Controller{{Type: "usb", Model: "piix3-uhci"}},
 		Disks:       []*Disk{{Bus: "usb"}, {Bus: "virtio"}},
@@ -31,7 +31,7 @@ func TestPortsOfUSB(t *testing.T) {
 	}
 }
 
-func TestRefusedUSB(t *testing.T) {
+func TestAssignUSB_Refused(t *testing.T) {
 	at := func(bus uint, port string) *Input { return &Input{Bus: "usb", Info: Info{Address: USB{bus, port}}} }
 	for name, c := range map[string]struct {
 		inputs []*Input
@@ -58,7 +58,7 @@ func TestRefusedUSB(t *testing.T) {
 
 // However many USB devices there are, each has a port of its own, and asking
 // again changes nothing.
-func TestPortsAreSound(t *testing.T) {
+func TestAssignUSB_Properties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := &Set{}
 		for i := range rapid.IntRange(1, 3).Draw(t, "controllers") {

@@ -7,12 +7,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// Check refuses a definition that cannot mean what it says, with the kinds of
-// error that libvirt has for the same: values that contradict each other,
-// options that a device does not have, and things that a guest has once.
+// Check refuses a definition that is not consistent, with the kinds of
+// error that libvirt uses for the same: values that contradict each other,
+// options that a device does not have, and devices that a guest has at most once.
 //
-// It is asked when a user defines, starts or changes a guest, once the defaults
-// are filled in. It is not asked of what is read from the store, so that a rule
+// Call it when a user defines, starts or changes a guest, after the defaults
+// are filled in. Definitions from the store are not checked, so that a rule
 // that is added later loses no guest. Its cost is linear in the size of d.
 func (d *Definition) Check() error {
 	for _, step := range []func(*Definition) error{

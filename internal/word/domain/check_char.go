@@ -13,14 +13,14 @@ func (c *deviceCheck) char(d *device.Char) error {
 	if d.Role == device.Serial && d.TargetModel != "" && d.TargetModel != d.TargetType {
 		return unsupported("serial: a target of type %s has not the model %s; leave the model out", d.TargetType, d.TargetModel)
 	}
-	// Socket paths are made for channels only, whose other end is known by a name.
+	// Socket paths are generated for channels only, because a channel has a name.
 	return c.backend(what, &d.Backend, d.Role)
 }
 
 // channelLetters are what the name of a spice channel can consist of.
 const channelLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
 
-// backend refuses a host's end that nobody could reach, or that could reach nobody.
+// backend refuses a host's end without the address that it needs to listen or connect.
 func (c *deviceCheck) backend(what string, b *device.Backend, role device.CharRole) error {
 	says := func(format string, args ...any) string {
 		return what + " of type " + b.Type + " " + fmt.Sprintf(format, args...)

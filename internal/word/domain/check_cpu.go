@@ -136,8 +136,8 @@ func checkPins(d *Definition) error {
 	return nil
 }
 
-// CheckDistances refuses distances between the guest's cells that ACPI's table cannot
-// hold. It is asked before the table is filled in, by which they are lost.
+// CheckDistances refuses distances between the guest's cells that ACPI's table (SLIT) cannot
+// hold. Call it before the table is filled in, because that overwrites them.
 func (d *Definition) CheckDistances() error {
 	cells := map[uint]bool{}
 	for _, c := range d.CPU.Cells {

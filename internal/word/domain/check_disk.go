@@ -177,7 +177,7 @@ func printable(s string) bool {
 // shareable are the formats that two guests can write at once.
 var shareable = []string{"", "raw"}
 
-// checkMedium is about what is read and written, and how.
+// checkMedium checks the image, its format and the drive's options.
 func checkMedium(d *device.Disk) error {
 	removable := d.Device == "cdrom" || d.Device == "floppy"
 	switch {
@@ -276,7 +276,7 @@ func (c *deviceCheck) throttleGroup(d *device.Disk) error {
 	return nil
 }
 
-// ioThread says what is wrong with the number of a thread for input and output.
+// ioThread refuses an invalid number of an iothread.
 func (c *deviceCheck) ioThread(id uint) error {
 	if id > c.d.IOThreads {
 		return unsupported("iothread %d is not among the domain's %d; raise <iothreads>", id, c.d.IOThreads)

@@ -30,7 +30,7 @@ func checkOS(d *Definition) error {
 	return checkLoader(d)
 }
 
-// checkVariablePaths refuses relative paths of UEFI variables. Who may use a file is decided by its
+// checkVariablePaths refuses relative paths of UEFI variables, because access to a file is decided by its
 // absolute path.
 func checkVariablePaths(o *OS) error {
 	return cmp.Or(checkAbsolute("os/nvram", o.NVRAM.Path), checkAbsolute("os/nvram/@template", o.NVRAM.Template))
@@ -59,7 +59,7 @@ func checkAutoFirmware(d *Definition) error {
 	case o.Loader.Secure == device.Off:
 		name = "os/loader/@secure"
 	}
-	// What was picked before stands in the definition, and means the same again.
+	// An earlier choice stands in the definition, and still holds.
 	if picked := o.Loader.Path != "" && o.Loader.Type != "" && (o.NVRAM.Template != "" || o.Loader.Stateless == device.On || o.Firmware != "efi"); name != "" && !picked {
 		return contradiction("%s cannot be said beside os/@firmware, by which the firmware is picked; leave one of them out", name)
 	}
@@ -116,7 +116,7 @@ func checkStateless(o *OS) error {
 	return nil
 }
 
-// checkLifecycle refuses what is not built of what follows the end of a guest.
+// checkLifecycle refuses unsupported actions for the end of a guest.
 func checkLifecycle(d *Definition) error {
 	for _, e := range []struct{ name, action string }{{"on_poweroff", d.OnPoweroff}, {"on_reboot", d.OnReboot}} {
 		if e.action == "preserve" {

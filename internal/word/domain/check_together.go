@@ -124,7 +124,7 @@ func checkMasters(list []*device.Controller) error {
 	return nil
 }
 
-// checkVideos holds the graphics adapters to what they can be beside each other.
+// checkVideos refuses graphics adapters that cannot be combined.
 func checkVideos(list []*device.Video) error {
 	for i, v := range list {
 		switch {

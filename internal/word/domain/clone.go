@@ -15,7 +15,7 @@ func (d *Definition) Clone() *Definition {
 	return &c
 }
 
-// unshared are the types whose values hold nothing that changes: immutable ones,
+// unshared reports whether values of a type hold nothing that can change: immutable ones,
 // and device.Address, which is an interface of comparable values.
 func unshared(t reflect.Type) bool {
 	switch t.Kind() {
@@ -49,9 +49,9 @@ func sharing(t reflect.Type) []int {
 	return fields
 }
 
-// unshare makes a plain copy of a value, which can be set, a deep one. It walks
-// by reflection: the model is wide and flat, and a hand-written copy would forget
-// the next field that somebody adds.
+// unshare turns a settable shallow copy of a value into a deep one. It walks
+// by reflection: the model is wide and flat, and a hand-written copy would miss
+// fields that are added later.
 func unshare(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-func TestCloneSharesNothingThatChanges(t *testing.T) {
+func TestClone_SharesNothingMutable(t *testing.T) {
 	original := func() *Definition {
 		return &Definition{
 			Name: "web",
@@ -34,9 +34,9 @@ func TestCloneSharesNothingThatChanges(t *testing.T) {
 	}
 }
 
-// Clone knows no arrays of what is shared, and no fields that reflection cannot
+// Clone supports no arrays of shared values, and no fields that reflection cannot
 // set: the model must have none.
-func TestCloneKnowsEveryTypeOfTheModel(t *testing.T) {
+func TestClone_EveryTypeOfTheModel(t *testing.T) {
 	seen := map[reflect.Type]bool{reflect.TypeFor[topology.CPUSet](): true}
 	var look func(path string, of reflect.Type)
 	look = func(path string, of reflect.Type) {

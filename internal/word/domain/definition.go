@@ -1,11 +1,11 @@
-// Package domain holds the words for a guest: what it is defined to be
-// (Definition), what it is doing (State and Reason), what is being done to it
-// (Job), and the rules that make a definition sound by itself.
+// Package domain holds the model of a guest: its definition
+// (Definition), its present state (State and Reason), the job that runs on it
+// (Job), and the rules that make a definition valid on its own.
 //
-// Plain values and pure rules only. A Definition is never serialised as it is:
-// room domainxml turns it into libvirt's XML and back. Memory is in bytes
+// It has plain values and pure rules only. A Definition is never serialised directly:
+// package domainxml turns it into libvirt's XML and back. Memory is in bytes
 // unless a field says otherwise; strings of enumerated fields have libvirt's
-// spelling, empty meaning "not said".
+// spelling, and empty means "not given".
 package domain
 
 import (
@@ -13,9 +13,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// Definition is everything a user says of one guest, completed with what Lodge
-// decided for it. Values are shared by reference: Clone before changing one that
-// somebody else may hold.
+// Definition is the user's definition of one guest, completed with the values that Lodge
+// chose. Values are shared by reference: Clone one before you change it if
+// another goroutine may hold it.
 type Definition struct {
 	Virt        string // kvm or qemu
 	Name        string
@@ -28,8 +28,8 @@ type Definition struct {
 
 	Memory        uint64 // at start, with the modules among the devices; the balloon gives no more
 	CurrentMemory uint64 // what the balloon leaves
-	// MaxMemory is what memory may grow to by modules, of which there can be
-	// MemorySlots; both are 0 where none can be plugged in.
+	// MaxMemory is the limit of memory with all modules, of which there can be
+	// MemorySlots; both are 0 if none can be plugged in.
 	MaxMemory   uint64
 	MemorySlots uint
 	Backing     MemoryBacking
@@ -103,8 +103,8 @@ type VCPUs struct {
 	CPUs      topology.CPUSet // host processors that the guest may use; empty: all
 }
 
-// CPUTune binds and weighs the guest's threads. Periods are in microseconds,
-// quotas likewise with -1 for unlimited; 0 is unset throughout.
+// CPUTune pins and weighs the guest's threads. Periods and quotas are in microseconds;
+// a quota of -1 is unlimited, and 0 is unset everywhere.
 type CPUTune struct {
 	VCPUPins     map[uint]topology.CPUSet
 	EmulatorPin  topology.CPUSet
@@ -152,7 +152,7 @@ type OS struct {
 	// BootMenuTimeout is in milliseconds; 0: the firmware's own.
 	BootMenuTimeout uint
 	BIOSSerial      device.Switch
-	// RebootTimeout is in milliseconds; -1 never reboots by itself; nil: unset.
+	// RebootTimeout is in milliseconds; -1: never reboots automatically; nil: unset.
 	RebootTimeout *int
 	SMBIOSMode    string // emulate, host, sysinfo
 }

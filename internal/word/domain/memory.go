@@ -13,8 +13,8 @@ import (
 // maxMemorySlots is how many sockets for memory QEMU's machines have at most.
 const maxMemorySlots = 256
 
-// Add puts a device at the end of its group. With a module of memory comes its
-// memory, of which the balloon takes nothing unless it has taken some already.
+// Add appends a device to its group. A memory module also adds to the guest's
+// memory. The balloon takes nothing of that unless it is already inflated.
 func (d *Definition) Add(dev device.Device) error {
 	if err := d.Devices.Add(dev); err != nil {
 		return err
@@ -64,8 +64,8 @@ const (
 	usualCache    = 1 << 30
 )
 
-// MemoryBeside is what a guest can come to take beside its memory, beyond what any takes: by
-// graphics adapters, whose memory it may write to, and by a larger cache of TCG's.
+// MemoryBeside is the memory in bytes that a guest may use beside its own, beyond what every guest uses: for
+// graphics adapters, whose memory it may write to, and for a larger TCG translation cache.
 func (d *Definition) MemoryBeside() uint64 {
 	var graphics uint64
 	for _, v := range d.Devices.Videos {
@@ -90,7 +90,7 @@ func adapterMemory(v *device.Video) uint64 {
 
 // wholeRAM makes so many KiB the power of two that QEMU makes them.
 func wholeRAM(kib uint) uint64 {
-	const most = 1 << 30 // sums of what nobody has must not come round
+	const most = 1 << 30 // larger than any real amount; keeps sums from overflowing
 	if kib == 0 {
 		return 0
 	}

@@ -22,7 +22,7 @@ func module(size uint64, slot uint) *device.Memory {
 	return &device.Memory{Info: device.Info{Address: device.DIMM{Slot: slot}}, Model: "dimm", Size: size}
 }
 
-func TestModulesBringMemoryAndTakeItAlong(t *testing.T) {
+func TestAdd_MemoryModules(t *testing.T) {
 	d := withSockets()
 	m := module(gib, 0)
 	if err := d.Add(m); err != nil {
@@ -47,7 +47,7 @@ func TestModulesBringMemoryAndTakeItAlong(t *testing.T) {
 	}
 }
 
-func TestMemoryThatAGuestCannotHave(t *testing.T) {
+func TestCheck_ImpossibleMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Definition)
 		kind   fault.Kind
@@ -87,7 +87,7 @@ func TestMemoryThatAGuestCannotHave(t *testing.T) {
 }
 
 // One adapter of those that many guests have is free, and of several counts what QEMU gives each.
-func TestGraphicsTakeMemoryBeside(t *testing.T) {
+func TestMemoryBeside_Graphics(t *testing.T) {
 	const mib = 1 << 20
 	virtio, qxl := &device.Video{Model: "virtio"}, &device.Video{Model: "qxl"}
 	for name, c := range map[string]struct {

@@ -1,9 +1,9 @@
-// Package event is the daemon's one ordered, numbered log of what happened.
+// Package event is the daemon's one ordered, numbered log of events.
 //
-// Writers append and never wait. Each reader follows from a cursor of its own;
-// one that falls behind by more than the log holds is told how many events it
-// lost and goes on, so that a slow client holds nothing up. What belongs here:
-// the log and the payloads. What does not: who listens, and wire layouts.
+// Writers append and never wait. Each reader follows from a cursor of its own.
+// A reader that falls behind by more than the log holds is told how many events it
+// lost and continues, so that a slow client delays nothing. This package holds
+// the log and the payloads. It does not know the subscribers, nor wire layouts.
 package event
 
 import (
@@ -37,8 +37,8 @@ type Log struct {
 	mu   sync.Mutex
 	ring []Event
 	next uint64        // sequence number of the next event
-	grew chan struct{} // closed, and replaced, at each append that somebody waits for
-	wait bool          // somebody holds grew
+	grew chan struct{} // closed, and replaced, at each append that a reader waits for
+	wait bool          // a reader holds grew
 }
 
 // NewLog makes an empty log.
@@ -91,11 +91,11 @@ type Reader struct {
 	next uint64
 }
 
-// Position is the number of the event before the one that Next gives.
+// Position is the number of the event before the one that Next returns.
 func (r *Reader) Position() uint64 { return r.next - 1 }
 
-// Next gives the next event, waiting for it until ctx ends. Lost is how many
-// events were overwritten before this reader came to them.
+// Next returns the next event, waiting for it until ctx ends. Lost is how many
+// events were overwritten before this reader reached them.
 func (r *Reader) Next(ctx context.Context) (e Event, lost uint64, err error) {
 	for {
 		e, lost, grew := r.take()
@@ -110,7 +110,7 @@ func (r *Reader) Next(ctx context.Context) (e Event, lost uint64, err error) {
 	}
 }
 
-// take gives the next event, or the channel that closes when there is one.
+// take returns the next event, or the channel that closes when there is one.
 func (r *Reader) take() (e Event, lost uint64, grew <-chan struct{}) {
 	l := r.log
 	l.mu.Lock()

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 )
 
-func TestReaderSeesEverythingInOrder(t *testing.T) {
+func TestReader_EverythingInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLog()
 		l.Append(Source{Name: "before"}, DomainReboot{})
@@ -26,7 +26,7 @@ func TestReaderSeesEverythingInOrder(t *testing.T) {
 	})
 }
 
-func TestSlowReaderIsToldWhatItLost(t *testing.T) {
+func TestReader_TooSlow(t *testing.T) {
 	l := NewLog()
 	r := l.Reader()
 	for range Capacity + 10 {
@@ -43,7 +43,7 @@ func TestSlowReaderIsToldWhatItLost(t *testing.T) {
 	}
 }
 
-func TestWaitingEndsWithItsContext(t *testing.T) {
+func TestNext_ContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gone := errors.New("the client has gone")
 		ctx, cancel := context.WithCancelCause(t.Context())

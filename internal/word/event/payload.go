@@ -1,9 +1,9 @@
 package event
 
-// Payload is what happened. The types below are all there are.
+// Payload is the content of an event. The types below are all there are.
 type Payload interface{ payload() }
 
-// DomainChange is a step in a guest's life; Detail says why, in the words of
+// DomainChange is a change in a guest's life cycle; Detail gives the reason, as a name in
 // the edge's table for that change.
 type DomainChange struct {
 	Change Change
@@ -56,19 +56,19 @@ const (
 	DetailPanicked     = "panicked"
 )
 
-// DomainReboot tells that a guest reset itself.
+// DomainReboot: a guest reset itself.
 type DomainReboot struct{}
 
-// DomainRTC tells that a guest set its clock, Offset seconds from the host's base.
+// DomainRTC: a guest set its clock, Offset seconds from the host's base.
 type DomainRTC struct{ Offset int64 }
 
-// DomainWatchdog tells that a guest's watchdog fired and what was done.
+// DomainWatchdog: a guest's watchdog fired; Action is the reaction.
 type DomainWatchdog struct{ Action string }
 
-// DomainIOError tells that a disk failed and what was done: none, pause, report.
+// DomainIOError: a disk failed; Action is the reaction: none, pause, report.
 type DomainIOError struct{ Path, Alias, Action, Reason string }
 
-// DomainGraphics tells of a display client: connect, initialize, disconnect.
+// DomainGraphics: a display client: connect, initialize, disconnect.
 type DomainGraphics struct {
 	Phase                          string
 	LocalFamily, RemoteFamily      string // ipv4, ipv6, unix
@@ -77,37 +77,37 @@ type DomainGraphics struct {
 	AuthScheme, X509Name, SASLUser string
 }
 
-// DomainBlockJob tells of a block job: pull, copy, commit; Status completed, failed, canceled, ready.
+// DomainBlockJob: a block job: pull, copy, commit; Status completed, failed, canceled, ready.
 type DomainBlockJob struct{ Path, Target, Kind, Status string }
 
-// DomainMediaChange tells that a removable medium was changed or dropped.
+// DomainMediaChange: a removable medium was changed or dropped.
 type DomainMediaChange struct{ OldPath, NewPath, Alias, Reason string }
 
-// DomainTray tells that a tray moved.
+// DomainTray: a tray moved.
 type DomainTray struct {
 	Alias string
 	Open  bool
 }
 
-// DomainBalloon tells the memory that a guest has now, in bytes.
+// DomainBalloon: the present memory of a guest, in bytes.
 type DomainBalloon struct{ Actual uint64 }
 
-// DomainDeviceAdded tells that a device was plugged.
+// DomainDeviceAdded: a device was plugged.
 type DomainDeviceAdded struct{ Alias string }
 
-// DomainDeviceRemoved tells that a guest let a device go.
+// DomainDeviceRemoved: a guest released a device.
 type DomainDeviceRemoved struct{ Alias string }
 
-// DomainDeviceRemovalFailed tells that a guest refused to let a device go.
+// DomainDeviceRemovalFailed: a guest refused to release a device.
 type DomainDeviceRemovalFailed struct{ Alias string }
 
-// DomainAgent tells that a guest's agent came or went; Reason: domain started, channel.
+// DomainAgent: a guest's agent came or went; Reason: domain started, channel.
 type DomainAgent struct {
 	Connected bool
 	Reason    string
 }
 
-// DomainTunable tells that settings changed, by libvirt's parameter names.
+// DomainTunable: settings changed, by libvirt's parameter names.
 type DomainTunable struct{ Settings []Setting }
 
 // Setting is a changed setting; Value is uint64, int64 or string.
@@ -116,7 +116,7 @@ type Setting struct {
 	Value any
 }
 
-// DomainJob tells that a job ended.
+// DomainJob: a job ended.
 type DomainJob struct {
 	Kind       string
 	Success    bool
@@ -124,10 +124,10 @@ type DomainJob struct {
 	TotalBytes uint64
 }
 
-// DomainMetadata tells that metadata changed: Kind description, title or element.
+// DomainMetadata: metadata changed: Kind description, title or element.
 type DomainMetadata struct{ Kind, URI string }
 
-// DomainBlockThreshold tells that a disk was written beyond a mark.
+// DomainBlockThreshold: a disk was written beyond a mark.
 type DomainBlockThreshold struct {
 	Device, Path      string
 	Threshold, Excess uint64
@@ -136,10 +136,10 @@ type DomainBlockThreshold struct {
 // DomainPMSuspend and its siblings tell of guest sleep: "memory" or "disk".
 type DomainPMSuspend struct{ To string }
 
-// DomainPMWakeup tells that a guest woke.
+// DomainPMWakeup: a guest woke.
 type DomainPMWakeup struct{}
 
-// DomainMemoryFailure tells of a hardware memory error that reached a guest.
+// DomainMemoryFailure: a hardware memory error that reached a guest.
 type DomainMemoryFailure struct {
 	Recipient, Action string
 	Recursive, Urgent bool
@@ -148,25 +148,25 @@ type DomainMemoryFailure struct {
 // NetworkChange is a step in a network's life: defined, undefined, started, stopped.
 type NetworkChange struct{ Change Change }
 
-// NetworkMetadata tells that a network's metadata changed.
+// NetworkMetadata: a network's metadata changed.
 type NetworkMetadata struct{ Kind, URI string }
 
 // PoolChange is a step in a pool's life: defined, undefined, started, stopped, created, deleted.
 type PoolChange struct{ Change Change }
 
-// PoolRefresh tells that a pool's volumes were read again.
+// PoolRefresh: a pool's volumes were read again.
 type PoolRefresh struct{}
 
-// NodeDeviceChange tells that a host device came or went: created, deleted.
+// NodeDeviceChange: a host device came or went: created, deleted.
 type NodeDeviceChange struct{ Change Change }
 
-// SecretChange tells that a secret was defined or undefined, and what it is for.
+// SecretChange: a secret was defined or undefined; Usage and For say what it is for.
 type SecretChange struct {
 	Change     Change
 	Usage, For string
 }
 
-// SecretValue tells that a secret was given a value, and never which.
+// SecretValue: a secret got a value. The event never contains it.
 type SecretValue struct{ Usage, For string }
 
 func (DomainChange) payload()              {}

@@ -22,7 +22,7 @@ type CPUSet struct {
 	words []uint64
 }
 
-// CPUs gives the set of these numbers, each within 0 and MaxCPU.
+// CPUs returns the set of these numbers, each within 0 and MaxCPU.
 func CPUs(numbers ...int) CPUSet {
 	var s CPUSet
 	for _, n := range numbers {
@@ -31,7 +31,7 @@ func CPUs(numbers ...int) CPUSet {
 	return s
 }
 
-// Range gives the set of first to last, both included.
+// Range returns the set of first to last, both included.
 func Range(first, last int) CPUSet {
 	var s CPUSet
 	for n := first; n <= last; n++ {
@@ -52,7 +52,7 @@ func (s *CPUSet) Add(n int) {
 	s.words[n/64] |= 1 << (n % 64)
 }
 
-// Contains says whether n is in the set.
+// Contains reports whether n is in the set.
 func (s CPUSet) Contains(n int) bool {
 	return n >= 0 && n/64 < len(s.words) && s.words[n/64]&(1<<(n%64)) != 0
 }
@@ -66,7 +66,7 @@ func (s CPUSet) Len() int {
 	return count
 }
 
-// IsEmpty says whether the set has no number.
+// IsEmpty reports whether the set has no number.
 func (s CPUSet) IsEmpty() bool { return len(s.words) == 0 }
 
 // Min is the lowest number in the set, or -1.
@@ -86,7 +86,7 @@ func (s CPUSet) Max() int {
 	return last*64 + 63 - bits.LeadingZeros64(s.words[last])
 }
 
-// All gives the numbers in ascending order.
+// All returns the numbers in ascending order.
 func (s CPUSet) All() iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i, w := range s.words {
@@ -99,23 +99,23 @@ func (s CPUSet) All() iter.Seq[int] {
 	}
 }
 
-// Equal says whether both sets have the same numbers.
+// Equal reports whether both sets have the same numbers.
 func (s CPUSet) Equal(t CPUSet) bool { return slices.Equal(s.words, t.words) }
 
-// IsSubset says whether t has every number of s.
+// IsSubset reports whether t has every number of s.
 func (s CPUSet) IsSubset(t CPUSet) bool { return s.Minus(t).IsEmpty() }
 
-// Union gives the numbers that are in either set.
+// Union returns the numbers that are in either set.
 func (s CPUSet) Union(t CPUSet) CPUSet {
 	return combine(s, t, func(a, b uint64) uint64 { return a | b })
 }
 
-// Intersect gives the numbers that are in both sets.
+// Intersect returns the numbers that are in both sets.
 func (s CPUSet) Intersect(t CPUSet) CPUSet {
 	return combine(s, t, func(a, b uint64) uint64 { return a & b })
 }
 
-// Minus gives the numbers of s that are not in t.
+// Minus returns the numbers of s that are not in t.
 func (s CPUSet) Minus(t CPUSet) CPUSet {
 	return combine(s, t, func(a, b uint64) uint64 { return a &^ b })
 }
@@ -143,7 +143,7 @@ func trim(words []uint64) []uint64 {
 }
 
 // ParseCPUSet reads the list syntax of the kernel and of libvirt: numbers and
-// ranges between commas, where ^N takes N out of what stands before it, as in
+// ranges between commas, where ^N removes N from the list before it, as in
 // "0-3,^2,8". Blanks around the parts do not matter. The empty text is the
 // empty set, as the kernel prints it.
 func ParseCPUSet(list string) (CPUSet, error) {
@@ -178,9 +178,9 @@ func ParseCPUSet(list string) (CPUSet, error) {
 	return CPUSet{trim(words)}, nil
 }
 
-// window gives the words that hold first to last, and which bits of the first and of
-// the last one do. Going by words and not by numbers keeps a hostile list, which may
-// name all of them every eight bytes, as cheap as any document of its length.
+// window returns the words that hold first to last, and which bits of the first and of
+// the last one do. Working by words and not by numbers keeps a hostile list cheap: it may
+// name all numbers every eight bytes.
 func window(words []uint64, first, last int) (touched []uint64, head, tail uint64) {
 	return words[first/64 : last/64+1], ^uint64(0) << (first % 64), ^uint64(0) >> (63 - last%64)
 }
@@ -257,8 +257,8 @@ func (s *CPUSet) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// Map gives the set as libvirt's map of bits: number n is bit n%8 of byte n/8.
-// The map is long enough for count numbers; those beyond are left out.
+// Map returns the set as libvirt's map of bits: number n is bit n%8 of byte n/8.
+// The map is long enough for count numbers; larger numbers are left out.
 func (s CPUSet) Map(count int) []byte {
 	m := make([]byte, (count+7)/8)
 	for n := range s.All() {

@@ -17,7 +17,7 @@ type Reservation struct {
 	CPUs CPUSet
 }
 
-// Plus is what two reservations take together.
+// Plus is the sum of two reservations.
 func (r Reservation) Plus(other Reservation) Reservation {
 	return Reservation{
 		Memory: r.Memory + other.Memory,
@@ -26,7 +26,7 @@ func (r Reservation) Plus(other Reservation) Reservation {
 	}
 }
 
-// Minus is what stays when a part is given back.
+// Minus is the rest after a part is released.
 func (r Reservation) Minus(part Reservation) Reservation {
 	left := Reservation{Memory: r.Memory - min(part.Memory, r.Memory), Pages: slices.Clone(r.Pages), CPUs: r.CPUs.Minus(part.CPUs)}
 	for _, gone := range part.Pages {

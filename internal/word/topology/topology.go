@@ -1,12 +1,12 @@
-// Package topology holds the words for what a host is made of: sets of
+// Package topology is the model of a host: sets of
 // processors, nodes (libvirt's cells), cores, caches, distances and pools of
 // pages, and the share of them that one guest reserves.
 //
-// The values are plain data: whoever reads them from a kernel, a document or
-// a record fills them in, and nobody here touches a file. What belongs here:
-// words that the host's inventory and the decisions about placement share, with
-// the questions they answer by themselves. What does not: reading /sys, choosing
-// a place, keeping the books.
+// The values are plain data, filled in by the packages that read them from a kernel, a document or
+// a record; this package opens no file. It holds the
+// types that the host's inventory and the decisions about placement share, with
+// pure functions on them. It does not read /sys, choose
+// a place, or keep the ledger of reservations.
 package topology
 
 import "slices"
@@ -53,7 +53,7 @@ type CPU struct {
 	Cache CPUSet
 }
 
-// CacheKind is what a cache holds.
+// CacheKind is the kind of content of a cache.
 type CacheKind string
 
 // The kinds of cache.
@@ -89,7 +89,7 @@ type PagePool struct {
 	Total, Free uint64
 }
 
-// Cell gives the cell with that number.
+// Cell returns the cell with that number.
 func (h *Host) Cell(id int) (*Cell, bool) {
 	i, found := slices.BinarySearchFunc(h.Cells, id, func(c Cell, id int) int { return c.ID - id })
 	if !found {
@@ -98,7 +98,7 @@ func (h *Host) Cell(id int) (*Cell, bool) {
 	return &h.Cells[i], true
 }
 
-// CellIDs gives the numbers of the cells as a set.
+// CellIDs returns the numbers of the cells as a set.
 func (h *Host) CellIDs() CPUSet {
 	var ids CPUSet
 	for _, c := range h.Cells {
@@ -116,7 +116,7 @@ func (h *Host) Memory() uint64 {
 	return sum
 }
 
-// CPUSet gives the cell's online processors as a set.
+// CPUSet returns the cell's online processors as a set.
 func (c *Cell) CPUSet() CPUSet {
 	var set CPUSet
 	for _, cpu := range c.CPUs {
@@ -125,7 +125,7 @@ func (c *Cell) CPUSet() CPUSet {
 	return set
 }
 
-// Pool gives the cell's pool of pages of that size in bytes.
+// Pool returns the cell's pool of pages of that size in bytes.
 func (c *Cell) Pool(size uint64) (PagePool, bool) {
 	i := slices.IndexFunc(c.Pages, func(p PagePool) bool { return p.Size == size })
 	if i < 0 {
@@ -134,9 +134,9 @@ func (c *Cell) Pool(size uint64) (PagePool, bool) {
 	return c.Pages[i], true
 }
 
-// Shape is how many of each level there are, in the way one line about a
-// machine says it: so many cells of so many packages of so many cores of so
-// many threads.
+// Shape is the number of parts at each level, as in libvirt's nodeinfo:
+// cells, packages in a cell, cores in a package, threads in a
+// core.
 type Shape struct {
 	Cells, Packages, Cores, Threads int
 }
@@ -145,10 +145,10 @@ type Shape struct {
 func (s Shape) CPUs() int { return s.Cells * s.Packages * s.Cores * s.Threads }
 
 // Shape counts the levels: all cells, the most packages in any cell, the most cores
-// in any package of a cell, the most threads in any core. A machine whose processors,
-// those switched off included, are not the product is told as one cell with one
-// package of so many single-thread cores. One with cells of memory alone is such a
-// machine. libvirt tells them so, and its clients size their maps of processors by the
+// in any package of a cell, the most threads in any core. If the product differs from the number
+// of processors, offline ones included, the result is one cell with one
+// package of so many single-thread cores. That includes machines with cells of memory alone.
+// libvirt reports them this way, and its clients size their maps of processors by the
 // product.
 func (h *Host) Shape() Shape {
 	type core struct{ pkg, die, core int }

@@ -19,7 +19,7 @@ func TestParseCPUSet(t *testing.T) {
 		"0":             "0",
 		"0-3":           "0-3",
 		"0-3,^2,8":      "0-1,3,8",
-		"^2,0-3":        "0-3", // the exclusion acts on what stands before it
+		"^2,0-3":        "0-3", // the exclusion applies to the list before it
 		" 1 , 3 - 4\n":  "1,3-4",
 		"5,4,3,3":       "3-5",
 		"0-1,1-2":       "0-2",
@@ -119,10 +119,10 @@ func TestSetInRecords(t *testing.T) {
 	}
 }
 
-// TestRangesCostWordsAndNotNumbers: a list of ranges over everything takes a word of
+// TestParseCPUSet_WideRangesAreCheap: a list of ranges over everything takes a word of
 // work for each 64 numbers, as often as it repeats them.
 // Promise: X3
-func TestRangesCostWordsAndNotNumbers(t *testing.T) {
+func TestParseCPUSet_WideRangesAreCheap(t *testing.T) {
 	words := make([]uint64, MaxCPU/64+1)
 	if touched, _, _ := window(words, 0, MaxCPU); len(touched) != 256 {
 		t.Errorf("%d words are touched", len(touched))
@@ -154,7 +154,7 @@ func FuzzParseCPUSet(f *testing.F) {
 		if back, err = FromMap(set.Map(set.Max() + 1)); err != nil || !back.Equal(set) || back.Len() != set.Len() {
 			t.Errorf("%q has a map that reads as %q, %v", list, back, err)
 		}
-		// What is taken out last is out, and nothing else is.
+		// Only the number that was removed last is missing.
 		if low := set.Min(); low >= 0 {
 			if less, err := ParseCPUSet(list + ",^" + strconv.Itoa(low)); err != nil || !less.Equal(set.Minus(CPUs(low))) {
 				t.Errorf("%q without %d is %q, %v", list, low, less, err)

@@ -26,9 +26,9 @@ func Unbuilt(submitted, known, understood *Element) []string {
 	return lost
 }
 
-// Unknown gives the paths of what a document says and its format does not
-// know: what is in submitted and not in known. White space, comments, empty
-// attributes and what is below <metadata> do not count.
+// Unknown returns the paths of the parts of a document that its format does not
+// know: those in submitted and not in known. White space, comments, empty
+// attributes and everything below <metadata> do not count.
 func Unknown(submitted, known *Element) []string {
 	if covers(known, submitted) {
 		return nil
@@ -47,7 +47,7 @@ func Unknown(submitted, known *Element) []string {
 type comparison struct {
 	report func(path string, known, understood bool)
 	built  func(*Element) bool // nil: no element
-	// names are those of elements whose siblings are not all there.
+	// names holds the names of elements with missing siblings.
 	names map[*Element]string
 }
 
@@ -103,8 +103,8 @@ func (w comparison) compare(submitted, known, understood *Element, path string) 
 // more, they are gathered by their names before.
 const mostCovered = 16
 
-// covers reports at little cost that nothing of a document is missing in another,
-// as in nearly all documents. No says nothing: compare tells what is missing.
+// covers is a cheap check that no part of a document is missing in another,
+// which holds for nearly all documents. False means nothing: compare finds the missing parts.
 func covers(known, submitted *Element) bool {
 	for _, a := range submitted.Attrs {
 		if !a.isDeclaration() && a.Value != "" && !known.has(a) {
@@ -187,7 +187,7 @@ func (e *Element) nth(nodes []Node, before int) *Element {
 	return nil
 }
 
-// isBare says that there is nothing in an element that could be missing by itself.
+// isBare reports whether an element has no content of its own that could be missing.
 func (e *Element) isBare() bool { return len(e.Attrs) == 0 && len(e.Elements()) == 0 }
 
 // sibling names the elements that are counted together.

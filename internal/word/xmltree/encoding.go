@@ -41,8 +41,8 @@ var windows1252 = map[byte]rune{
 	0x91: '‘', 0x92: '’', 0x93: '“', 0x94: '”', 0x95: '•', 0x96: '–', 0x97: '—', 0x98: '˜', 0x99: '™', 0x9a: 'š', 0x9b: '›', 0x9c: 'œ', 0x9e: 'ž', 0x9f: 'Ÿ',
 }
 
-// charset gives the rest of a document, of which the declaration has been read, as UTF-8. It
-// becomes three times as long at most.
+// charset converts the rest of a document, after its declaration, to UTF-8. The result
+// is at most three times as long.
 func charset(doc, name string, rest io.Reader) (io.Reader, error) {
 	switch {
 	case !named.MatchString(name):

@@ -14,7 +14,7 @@ func declared(encoding, text string) string {
 	return fmt.Sprintf("<?xml version='1.0' encoding='%s'?>\n<domain><title>%s</title></domain>", encoding, text)
 }
 
-// TestEncoding_IsTakenAsClientsMeanIt: what has been turned into UTF-8 on its way is that, whatever stands in front.
+// TestEncoding_IsTakenAsClientsMeanIt: a document that was converted to UTF-8 on its way is UTF-8, whatever it declares.
 func TestEncoding_IsTakenAsClientsMeanIt(t *testing.T) {
 	for _, name := range []string{
 		"us-ascii", "US-ASCII", "ASCII", "ANSI_X3.4-1968", "iso-646-us", "utf8", "UTF-8", "UTF_8", "utf-16", "UTF-16LE", "UCS-2", "UTF-32", "unicode",

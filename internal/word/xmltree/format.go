@@ -34,7 +34,7 @@ func Format(v any) (string, error) {
 		if err != nil {
 			return "", fault.Wrap(err, fault.Internal, fault.XML, "cannot marshal %T", v)
 		}
-		// Escapes make our own documents longer than what was submitted.
+		// Escapes make our own documents longer than the submitted ones.
 		if root, err = parse(string(raw), 8*MaxSize); err != nil {
 			return "", fault.Wrap(err, fault.Internal, fault.XML, "cannot read back marshalled %T", v)
 		}
@@ -46,8 +46,8 @@ func Format(v any) (string, error) {
 	return text, fault.Wrap(unread, fault.Invalid, fault.XML, "the document would be one that nobody can read")
 }
 
-// CheckText refuses what no document can hold: bytes that are no UTF-8, and the
-// characters for which XML has no form. A document with such a one is read by nobody.
+// CheckText refuses text that no document can hold: bytes that are not UTF-8, and
+// characters that XML cannot express. No parser accepts a document with such text.
 func CheckText(text string) error {
 	if !utf8.ValidString(text) {
 		return fault.New(fault.Invalid, fault.XML, "a document has to be UTF-8")
@@ -166,7 +166,7 @@ const inline = -1
 
 func (p *printer) indent(depth int) {
 	if p.open > 0 && depth != inline {
-		p.nodes++ // what it writes, with the line's end before it, is a text to a reader
+		p.nodes++ // a reader sees the text with the line end before it as one node
 	}
 	for range depth {
 		p.out.WriteString("  ")
@@ -296,8 +296,8 @@ func (p *printer) leave(declared int) {
 	p.scopes = p.scopes[:declared]
 }
 
-// declare adds the declaration of a prefix that an element outside of what is
-// printed has declared.
+// declare adds the declaration of a prefix that an element above the printed
+// part has declared.
 func (p *printer) declare(prefix, uri string) {
 	if uri == "" || prefix == "xml" {
 		return

@@ -146,7 +146,7 @@ func TestFormatValueOfLibvirtxml(t *testing.T) {
 	}
 }
 
-func TestInnerTextStandsForItself(t *testing.T) {
+func TestFormat_InnerTextIsEscaped(t *testing.T) {
 	root, err := Parse(`<domain xmlns:o="uri:o" xmlns="uri:d"><metadata><o:a o:b="1"><o:c/></o:a><d/></metadata></domain>`)
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestUnknownByEitherWay(t *testing.T) {
 	}
 }
 
-func TestUnbuiltNamesWhatWasNotUnderstood(t *testing.T) {
+func TestUnbuilt_NamesUnsupportedParts(t *testing.T) {
 	submitted := mustParse(t, `<domain type="kvm" odd="1">
 		<name>a</name> <strange/>
 		<devices>
@@ -227,9 +227,9 @@ func TestUnbuiltNamesWhatWasNotUnderstood(t *testing.T) {
 	}
 }
 
-// TestWhatNoDocumentHolds: what would be written is what can be read, or is refused.
+// TestCheckText_InvalidCharacters: what would be written is what can be read, or is refused.
 // Promise: X9
-func TestWhatNoDocumentHolds(t *testing.T) {
+func TestCheckText_InvalidCharacters(t *testing.T) {
 	for _, text := range []string{"\x00", "a\x01", "\x1f", "\xff", "\uFFFE", "\uFFFF"} {
 		for _, e := range []*Element{{Name: "a", Children: []Node{Text(text)}}, {Name: "a", Attrs: []Attr{{Name: "b", Value: text}}}} {
 			if doc, err := Format(e); err == nil {
@@ -244,7 +244,7 @@ func TestWhatNoDocumentHolds(t *testing.T) {
 
 // What a comment holds that no document can is read as the sign for that, so that the rest can be written again.
 // Promise: X9
-func TestACommentThatNoDocumentHolds(t *testing.T) {
+func TestParse_InvalidCharacterInComment(t *testing.T) {
 	root, err := Parse("<a><metadata><!--\x86\x01\uFFFE\u00e9--></metadata></a>")
 	if err != nil {
 		t.Fatal(err)
@@ -255,12 +255,12 @@ func TestACommentThatNoDocumentHolds(t *testing.T) {
 	}
 }
 
-// TestManyPrefixesAreFoundEach: as many declarations as a document may have, and as many
-// elements in the namespace of the first of them: each stands for what it was declared
-// as last by an element that is still open. Searched for, they take ten seconds of a
-// processor.
+// TestParse_ManyPrefixes: as many declarations as a document may have, and as many
+// elements in the namespace of the first one. Each prefix has the meaning of its last
+// declaration by an element that is still open. A linear search would take ten seconds of
+// processor time.
 // Promise: X3
-func TestManyPrefixesAreFoundEach(t *testing.T) {
+func TestParse_ManyPrefixes(t *testing.T) {
 	var doc strings.Builder
 	doc.WriteString("<domain><metadata><a")
 	for n := range 90_000 {
@@ -290,7 +290,7 @@ func TestManyPrefixesAreFoundEach(t *testing.T) {
 }
 
 // Up to its bounds a document that is written is read, and none is written beyond them.
-func TestWhatIsWrittenCanBeRead(t *testing.T) {
+func TestFormat_ReadsBack(t *testing.T) {
 	nested := func(depth int) *Element {
 		e := &Element{Name: "a"}
 		for range depth - 1 {

@@ -2,8 +2,8 @@ package xmltree
 
 import "testing"
 
-// FuzzMetadata sets an element of a user's own in a <metadata> of whatever text: what
-// is got is what was set, setting that again changes nothing, and the elements of
+// FuzzMetadata sets a user's element in a <metadata> with any text. Reading it returns
+// the same element, setting it again changes nothing, and the elements of
 // other namespaces stay.
 // Promise: X9
 func FuzzMetadata(f *testing.F) {

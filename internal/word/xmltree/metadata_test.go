@@ -2,7 +2,7 @@ package xmltree
 
 import "testing"
 
-func TestMetadataElementIsGotAsItWasSet(t *testing.T) {
+func TestMetadata_ReadsBack(t *testing.T) {
 	const a, b = "http://a.example/1", "http://b.example/1"
 	inner, err := SetMetadataElement("", a, "x", `<app><role kind="web"/></app>`)
 	if err != nil {
@@ -40,7 +40,7 @@ func TestMetadataElementIsGotAsItWasSet(t *testing.T) {
 }
 
 // Promise: X9
-func TestMetadataElementRefusesNonsense(t *testing.T) {
+func TestMetadata_Invalid(t *testing.T) {
 	for _, c := range [][3]string{{"", "x", "<a/>"}, {"u", "", "<a/>"}, {"u", "x", "<a>"}, {"u", "x", "<a xmlns='v'/>"}, {"u", "xml", "<a/>"}, {"u", "x><y", "<a/>"}, {"u", "x y", "<a/>"}, {"u", "1", "<a/>"}, {"\xff", "x", "<a/>"}, {"\x00", "x", "<a/>"}} {
 		if _, err := SetMetadataElement("", c[0], c[1], c[2]); err == nil {
 			t.Errorf("%q was accepted", c)

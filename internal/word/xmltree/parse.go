@@ -15,12 +15,12 @@ import (
 // and below what would hurt: size is the limit of a string on the wire.
 const (
 	MaxSize  = 4 << 20
-	MaxDepth = 256 // a chain of 200 images, each within the one above, and what is around them
+	MaxDepth = 256 // a chain of 200 images, each within the one above, and the elements around them
 	MaxNodes = 200_000
 	MaxAttrs = 200_000
 )
 
-// Element is one XML element with what it holds.
+// Element is one XML element with its attributes and children.
 type Element struct {
 	Space    string // the namespace's URI, empty for none
 	Prefix   string // as written, empty for none
@@ -237,8 +237,8 @@ func (r *reader) take(token xml.Token) error {
 	return nil
 }
 
-// held puts the sign for what is no character in the place of what no document can hold: Go's reader
-// lets that through in comments, and what has it could not be written again.
+// held replaces a character that no document can hold by U+FFFD. Go's parser
+// accepts such characters in comments, and the document could not be written again.
 func held(r rune) rune {
 	if isUnheld(r) {
 		return utf8.RuneError

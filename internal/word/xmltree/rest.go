@@ -10,8 +10,8 @@ type Rest struct {
 	count int
 }
 
-// Rests gives what is in submitted and may not be in understood, in parts of so many elements at most.
-// There is none when nothing is missing.
+// Rests returns the parts of submitted that may be missing in understood, each with at most so many elements.
+// The result is empty if nothing is missing.
 func Rests(submitted, understood *Element, most int) []*Rest {
 	if covers(understood, submitted) {
 		return nil
@@ -21,8 +21,8 @@ func Rests(submitted, understood *Element, most int) []*Rest {
 	return d.rests
 }
 
-// Unbuilt is Unbuilt of the rest, of which known is what a round trip through libvirtxml leaves. Some elements
-// are built as such, and were lost because nothing in them was understood: of those it gives the parts.
+// Unbuilt is Unbuilt for this part; known is what a round trip through libvirtxml leaves. Some elements
+// are supported as such, and were lost because nothing in them was understood: for those it returns the parts.
 func (r *Rest) Unbuilt(known *Element, built func(*Element) bool) []string {
 	var lost []string
 	c := comparison{names: r.names, built: built, report: func(path string, known, understood bool) {
@@ -34,7 +34,7 @@ func (r *Rest) Unbuilt(known *Element, built func(*Element) bool) []string {
 	return lost
 }
 
-// Unknown gives the paths of what is neither in known nor understood.
+// Unknown returns the paths that are neither in known nor understood.
 func (r *Rest) Unknown(known *Element) []string {
 	ours := map[string]bool{}
 	for _, path := range r.missing(r.understood) {
@@ -104,7 +104,7 @@ func (d *division) walk(submitted, understood *Element, name string) {
 	d.open = d.open[:len(d.open)-1]
 }
 
-// keep puts an element into a rest, and what was understood of it.
+// keep adds an element to a part, and its understood twin.
 func (d *division) keep(c, twin *Element, name string) {
 	in := d.around()
 	in.copied.Children = append(in.copied.Children, c)

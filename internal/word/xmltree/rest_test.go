@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What is lost of a long document is named as in the whole, in however many parts it is looked at.
+// The lost parts of a long document have the same names as in the whole, in however many parts it is compared.
 func TestRests_NameWhatTheWholeDocumentDoes(t *testing.T) {
 	var submitted, known, understood strings.Builder
 	for i := range 300 {
@@ -76,7 +76,7 @@ func TestRests_NameWhatTheWholeDocumentDoes(t *testing.T) {
 	}
 }
 
-// knownOf does to a part what was done to the whole: it takes out of each element what k lacks of it.
+// knownOf repeats the comparison for a part: it removes from each element everything that k lacks.
 func knownOf(part, s, k *Element) *Element {
 	c := *part
 	c.Attrs, c.Children = k.Attrs, nil

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// scalar is what a base type is in Go, and how it is written and read.
+// scalar is a base type's Go type, with its encoder and decoder.
 type scalar struct {
 	goType string
 	put    string // method of writer

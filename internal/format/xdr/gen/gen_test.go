@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestCheckedInCodeIsFresh(t *testing.T) {
+func TestGenerate_CheckedInCodeIsUpToDate(t *testing.T) {
 	files, err := generate("..")
 	if err != nil {
 		t.Fatal(err)

@@ -29,7 +29,7 @@ func write(dir string) error {
 	return nil
 }
 
-// generate reads the tables in dir and gives the text of each Go file by name.
+// generate reads the tables in dir and returns the text of each Go file by name.
 func generate(dir string) (map[string][]byte, error) {
 	t := newTable()
 	for _, name := range []string{"remote.table", "qemu.table"} {

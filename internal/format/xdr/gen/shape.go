@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// shapes says which Go type each payload has. Payloads of one layout share a
+// shapes maps each payload to its Go type. Payloads of one layout share a
 // type, the others being aliases of it, which keeps the generated code small.
 type shapes struct {
 	payloads []*message // in table order
@@ -52,7 +52,7 @@ func (t *table) share() *shapes {
 	return s
 }
 
-// sameFields finds the struct whose fields a payload takes by "= NAME".
+// sameFields finds the struct whose fields a payload shares by "= NAME".
 func (t *table) sameFields(m *message) *message {
 	i := slices.IndexFunc(t.structs, func(s *message) bool { return &s.fields[0] == &m.fields[0] })
 	if i < 0 {

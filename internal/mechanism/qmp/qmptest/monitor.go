@@ -21,8 +21,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp/schema"
 )
 
-// Monitor is a fake QEMU. What it was told to expect must be asked in that
-// order; standing answers may be asked any time and any number of times.
+// Monitor is a fake QEMU. Expected commands must be sent in the given
+// order; standing answers may be used at any time and any number of times.
 type Monitor struct {
 	t      testing.TB
 	schema *schema.Schema
@@ -47,7 +47,7 @@ type Call struct {
 // *qmp.Error is sent as QEMU's refusal.
 type Answer func(arguments json.RawMessage) (any, error)
 
-// Exchange is one expected command and what becomes of it.
+// Exchange is one expected command and its answer.
 type Exchange struct {
 	command string
 	args    any
@@ -114,7 +114,7 @@ func (m *Monitor) Answer(command string, answer Answer) {
 	m.standing[command] = answer
 }
 
-// With says what the arguments must be, compared as JSON.
+// With sets the expected arguments, compared as JSON.
 func (e *Exchange) With(args any) *Exchange { e.args, e.check = args, true; return e }
 
 // Return sets the answer.
@@ -129,7 +129,7 @@ func (e *Exchange) Refuse(class, desc string) *Exchange {
 	return e
 }
 
-// Silence gives no answer at all.
+// Silence sends no answer at all.
 func (e *Exchange) Silence() *Exchange { e.mute = true; return e }
 
 // Before sends an event ahead of the answer.
@@ -147,7 +147,7 @@ func (e *Exchange) Then(event string, data any) *Exchange {
 // Asked is closed once the command has come.
 func (e *Exchange) Asked() <-chan struct{} { return e.asked }
 
-// Calls lists what was asked so far, qmp_capabilities included.
+// Calls lists the commands so far, qmp_capabilities included.
 func (m *Monitor) Calls() []Call {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -165,7 +165,7 @@ func (m *Monitor) Emit(event string, data any) {
 	m.Raw(line)
 }
 
-// Raw sends bytes as they are, to test what no QEMU would send.
+// Raw sends bytes unchanged, to test messages that no QEMU would send.
 func (m *Monitor) Raw(line string) {
 	m.write.Lock()
 	defer m.write.Unlock()
@@ -173,8 +173,8 @@ func (m *Monitor) Raw(line string) {
 	_, _ = io.WriteString(m.conn, line)
 }
 
-// Hangup closes the connection, as a QEMU that ends does, behind what is
-// being said.
+// Hangup closes the connection, as a QEMU that ends does, after the pending
+// messages.
 func (m *Monitor) Hangup() {
 	m.mu.Lock()
 	m.hungUp = true
@@ -256,7 +256,7 @@ func (m *Monitor) events(list []emission) (string, error) {
 	return lines.String(), nil
 }
 
-// next finds what to do about a call: the script goes before standing answers.
+// next finds the answer to a call: the script goes before standing answers.
 func (m *Monitor) next(c Call) (*Exchange, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -29,9 +29,9 @@ func (j *judged) fail(text string) {
 	j.failures = append(j.failures, text)
 }
 
-// TestTheFakeFailsTestsThatItShould: each of these is a bug that a test of a
+// TestMonitor_FailsUnexpected: each of these is a bug that a test of a
 // caller has to find.
-func TestTheFakeFailsTestsThatItShould(t *testing.T) {
+func TestMonitor_FailsUnexpected(t *testing.T) {
 	type object = map[string]any
 	for name, c := range map[string]struct {
 		script func(*qmptest.Monitor)

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// CheckArguments says what is wrong with the arguments of a command, nil
-// arguments meaning none: an unknown name, a missing one, a wrong type or value.
+// CheckArguments checks the arguments of a command. Nil means no arguments. It reports
+// an unknown name, a missing one, a wrong type or value.
 func (s *Schema) CheckArguments(command string, args []byte) error {
 	e := s.entities[command]
 	if e == nil || e.Meta != "command" {
@@ -17,13 +17,13 @@ func (s *Schema) CheckArguments(command string, args []byte) error {
 	if len(args) == 0 {
 		args = []byte("{}")
 	}
-	// device_add takes any property of the device besides those it declares.
+	// device_add takes any property of the device beside those it declares.
 	c := checker{schema: s, mandatory: true, open: command == "device_add"}
 	return c.document(command, e.Arg, args)
 }
 
-// CheckReturn says what is wrong with an answer to a command. Members may be
-// missing, so that a test need not spell out what it is not about.
+// CheckReturn checks an answer to a command. Members may be
+// missing, so that a test need not list members that it does not use.
 func (s *Schema) CheckReturn(command string, answer []byte) error {
 	e := s.entities[command]
 	if e == nil || e.Meta != "command" {
@@ -32,7 +32,7 @@ func (s *Schema) CheckReturn(command string, answer []byte) error {
 	return (&checker{schema: s}).document(command, e.Ret, answer)
 }
 
-// CheckEvent says what is wrong with the data of an event, nil meaning none.
+// CheckEvent checks the data of an event. Nil means no data.
 func (s *Schema) CheckEvent(event string, data []byte) error {
 	e := s.entities[event]
 	if e == nil || e.Meta != "event" {

@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp/schema"
 )
 
-// FuzzParse asks a schema that a QEMU, of whatever make, says is its own. Questions
-// have an answer, also where types lead in circles.
+// FuzzParse queries the schema that any QEMU, also a hostile one, sends. Each query
+// ends, also if types form cycles.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`[{"name":"query-status","meta-type":"command","arg-type":"0","ret-type":"1"},{"name":"0","meta-type":"object","members":[{"name":"a","type":"2","default":null}]},
 		{"name":"1","meta-type":"array","element-type":"1"},{"name":"2","meta-type":"enum","values":["x"]}]`), "query-status/a/x")

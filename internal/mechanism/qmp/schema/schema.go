@@ -129,15 +129,15 @@ func (s *Schema) values(typ string, steps []string) []string {
 	return all
 }
 
-// reach gives the types that a path leads to.
+// reach returns the types at the end of a path.
 func (s *Schema) reach(typ string, steps []string) []*entity {
 	w := walk{schema: s, seen: map[place]bool{}}
 	w.on(typ, steps, 0)
 	return w.found
 }
 
-// walk goes along a path, in as many steps as there are places: a QEMU says what
-// leads where, and may lead in circles.
+// walk follows a path, visiting each place once: the schema comes from QEMU
+// and may have cycles.
 type walk struct {
 	schema *Schema
 	seen   map[place]bool

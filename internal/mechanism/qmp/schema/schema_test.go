@@ -99,14 +99,14 @@ func TestAnswersAndEvents(t *testing.T) {
 	}
 }
 
-func TestParseRefusesWhatIsNoSchema(t *testing.T) {
+func TestParse_Invalid(t *testing.T) {
 	if _, err := schema.Parse([]byte(`{"a": 1}`)); err == nil {
 		t.Error("no error")
 	}
 }
 
-// TestASchemaThatLeadsInCircles is one that no QEMU has: questions end.
-func TestASchemaThatLeadsInCircles(t *testing.T) {
+// TestHas_CyclicSchema is one that no QEMU has: questions end.
+func TestHas_CyclicSchema(t *testing.T) {
 	if _, err := schema.Parse([]byte("[null]")); err == nil {
 		t.Error("an entry that is none is taken")
 	}

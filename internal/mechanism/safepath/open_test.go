@@ -49,7 +49,7 @@ func (f *field) link(uid int, name, to string) {
 // A link of root may lead anywhere, any other link only to files of its owner: the owner of a folder on
 // the path cannot lead the daemon to files of others.
 // Promise: X11
-func TestALinkLeadsToWhatItsOwnerHas(t *testing.T) {
+func TestOpen_LinkStaysWithItsOwner(t *testing.T) {
 	f := newField(t)
 	f.link(0, "everybody", "bob")
 	f.link(0, "alice/roots", "../root/file")
@@ -70,7 +70,7 @@ func TestALinkLeadsToWhatItsOwnerHas(t *testing.T) {
 		"alice/farther": "alice", "alice/up/up/own": "alice", "alice/up/up/../bob/file": "", "alice/shadow": "", "alice/folder/file": "", "alice/bobs": "",
 		"alice/by-root": "", "bob/alices": "", "alice/by-bob": "",
 	} {
-		at, err := Follow(f.path(path))
+		at, err := Open(f.path(path))
 		if want == "" {
 			if !fault.Is(err, fault.Denied) {
 				t.Errorf("%s: %v", path, err)
@@ -84,13 +84,13 @@ func TestALinkLeadsToWhatItsOwnerHas(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]error{"alice/round": unix.ELOOP, "alice/none": fs.ErrNotExist, "alice/file/x": unix.ENOTDIR, "nobody/file": fs.ErrNotExist} {
-		if at, err := Follow(f.path(path)); !errors.Is(err, want) {
+		if at, err := Open(f.path(path)); !errors.Is(err, want) {
 			t.Errorf("%s: %v, %v", path, at, err)
 		}
 	}
 
 	made := func(path string) error {
-		return At(f.path(path), func(at string, nofollow int) error {
+		return OpenParent(f.path(path), func(at string, nofollow int) error {
 			file, err := os.OpenFile(at, os.O_CREATE|os.O_WRONLY|nofollow, 0o600)
 			return errors.Join(err, file.Close())
 		})
@@ -110,9 +110,9 @@ func TestALinkLeadsToWhatItsOwnerHas(t *testing.T) {
 // A link that replaces a file after the check is not followed; nor is a link
 // in a place where a file is made.
 // Promise: X11
-func TestALinkThatComesLaterIsNotFollowed(t *testing.T) {
+func TestOpenParent_LinkAppearsLater(t *testing.T) {
 	f := newField(t)
-	err := At(f.path("alice/file"), func(at string, nofollow int) error {
+	err := OpenParent(f.path("alice/file"), func(at string, nofollow int) error {
 		must(t, os.Remove(f.path("alice/file")))
 		f.link(alice, "alice/file", "../root/file")
 		file, err := os.OpenFile(at, os.O_RDONLY|nofollow, 0)
@@ -122,13 +122,13 @@ func TestALinkThatComesLaterIsNotFollowed(t *testing.T) {
 	if !errors.Is(err, unix.ELOOP) {
 		t.Errorf("opened: %v", err)
 	}
-	must(t, Beside(f.path("alice/file"), os.Remove))
+	must(t, OpenLink(f.path("alice/file"), os.Remove))
 	if _, err := os.Lstat(f.path("root/file")); err != nil {
 		t.Error(err)
 	}
 	must(t, os.Rename(f.path("alice"), f.path("away")))
 	f.link(alice, "alice", "root")
-	if err := Beside(f.path("alice/file"), os.Remove); !fault.Is(err, fault.Denied) {
+	if err := OpenLink(f.path("alice/file"), os.Remove); !fault.Is(err, fault.Denied) {
 		t.Errorf("removed behind a link: %v", err)
 	}
 }

@@ -17,8 +17,8 @@ import (
 // MaxLinks bounds the links of one path, as the kernel does.
 const MaxLinks = 40
 
-// Follow opens the target of a path with O_PATH.
-func Follow(path string) (*os.File, error) {
+// Open opens the target of a path with O_PATH.
+func Open(path string) (*os.File, error) {
 	w := &walker{}
 	name, err := w.walk(path)
 	defer w.leave()
@@ -28,10 +28,10 @@ func Follow(path string) (*os.File, error) {
 	return OpenAt(w.at, name, 0)
 }
 
-// At calls do with a path through which it can open or make the target of path, by way of an open
+// OpenParent calls do with a path through which it can open or make the target of path, by way of an open
 // descriptor of the target's folder. do must open it with nofollow, because a link may have
 // replaced it, and must not use at after it returns.
-func At(path string, do func(at string, nofollow int) error) error {
+func OpenParent(path string, do func(at string, nofollow int) error) error {
 	w := &walker{}
 	name, err := w.walk(path)
 	defer w.leave()
@@ -41,11 +41,11 @@ func At(path string, do func(at string, nofollow int) error) error {
 	return within(w.at, name, path, func(at string) error { return do(at, unix.O_NOFOLLOW) })
 }
 
-// Beside calls do with a path to the last element of path itself, by way of an open descriptor of its
+// OpenLink calls do with a path to the last element of path itself, by way of an open descriptor of its
 // folder. The element may be a link; it is not followed and can be removed. do must not use at
 // after it returns.
-func Beside(path string, do func(at string) error) error {
-	folder, err := Follow(filepath.Dir(path))
+func OpenLink(path string, do func(at string) error) error {
+	folder, err := Open(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
@@ -53,8 +53,8 @@ func Beside(path string, do func(at string) error) error {
 	return within(folder, filepath.Base(path), path, do)
 }
 
-// Straight is Beside without any links: a link on the path is an error, unix.ELOOP.
-func Straight(path string, do func(at string) error) error {
+// OpenNoSymlinks is OpenLink without any links: a link on the path is an error, unix.ELOOP.
+func OpenNoSymlinks(path string, do func(at string) error) error {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, filepath.Dir(path), how)
 	if err != nil {
@@ -94,12 +94,13 @@ func OpenAt(folder *os.File, name string, more int) (*os.File, error) {
 type walker struct {
 	at    *os.File // a folder, not a link
 	links int      // number of links followed
-	// link is a link that a user other than root made; by is that user's number.
-	link string
-	by   uint32
-	// apart is a link on a file system with unreliable owners (see Claims); on is the device of that file system.
-	apart string
-	on    uint64
+	// userLink is a link that a user other than root made; owner is that user's number.
+	userLink string
+	owner    uint32
+	// untrustedLink is a link on a file system with unreliable owners (see UntrustedFS), and
+	// untrustedDev the device of that file system.
+	untrustedLink string
+	untrustedDev  uint64
 }
 
 // walk follows a path to the folder of its target, and returns the target's name there.
@@ -169,21 +170,21 @@ func (w *walker) read(link *os.File) (to string, err error) {
 	if w.links++; w.links > MaxLinks {
 		return "", unix.ELOOP
 	}
-	claims, err := Claims(link)
+	untrusted, err := UntrustedFS(link)
 	if err != nil {
 		return "", err
 	}
-	if claims {
-		if w.apart != "" && w.on != st.Dev {
+	if untrusted {
+		if w.untrustedLink != "" && w.untrustedDev != st.Dev {
 			return "", w.refuse()
 		}
-		w.apart, w.on = link.Name(), st.Dev
+		w.untrustedLink, w.untrustedDev = link.Name(), st.Dev
 	}
-	if !Ours(st.Uid) {
-		if w.link != "" && w.by != st.Uid {
+	if !TrustedOwner(st.Uid) {
+		if w.userLink != "" && w.owner != st.Uid {
 			return "", w.refuse()
 		}
-		w.link, w.by = link.Name(), st.Uid
+		w.userLink, w.owner = link.Name(), st.Uid
 	}
 	text := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(int(link.Fd()), "", text)
@@ -194,7 +195,7 @@ func (w *walker) read(link *os.File) (to string, err error) {
 // counts as owned by the owner of its folder. A link on a FUSE file system may come from a user's program
 // that reports root as its owner, so its target must lie on the same file system.
 func (w *walker) check(name string) error {
-	if w.link == "" && w.apart == "" {
+	if w.userLink == "" && w.untrustedLink == "" {
 		return nil
 	}
 	var st unix.Stat_t
@@ -202,34 +203,34 @@ func (w *walker) check(name string) error {
 	if errors.Is(err, unix.ENOENT) {
 		err = unix.Fstat(int(w.at.Fd()), &st)
 	}
-	if err == nil && (w.link != "" && st.Uid != w.by || w.apart != "" && st.Dev != w.on) {
+	if err == nil && (w.userLink != "" && st.Uid != w.owner || w.untrustedLink != "" && st.Dev != w.untrustedDev) {
 		err = w.refuse()
 	}
 	return err
 }
 
 func (w *walker) refuse() error {
-	if w.apart != "" {
+	if w.untrustedLink != "" {
 		return fault.New(fault.Denied, fault.Host, "cannot follow the link %s: it leaves a FUSE or removable file system, and such a file system may report a false owner; "+
-			"name the place that it leads to", w.apart)
+			"name the place that it leads to", w.untrustedLink)
 	}
 	return fault.New(fault.Denied, fault.Host, "cannot follow the link %s: user %d made it, and its target belongs to another user; "+
-		"name the place that it leads to, or have root make the link", w.link, w.by)
+		"name the place that it leads to, or have root make the link", w.userLink, w.owner)
 }
 
-// brought are the folders where users mount file systems that they bring along: sticks or images.
-var brought = []string{"/media/", "/run/media/"}
+// removable are the folders where users mount file systems that they bring along: sticks or images.
+var removable = []string{"/media/", "/run/media/"}
 
-// Claims reports whether a file lies on a file system whose owners are not to be trusted: FUSE file
+// UntrustedFS reports whether a file lies on a file system whose owners are not to be trusted: FUSE file
 // systems are users' programs, and removable ones were made on other hosts.
-func Claims(f *os.File) (bool, error) {
+func UntrustedFS(f *os.File) (bool, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type == unix.FUSE_SUPER_MAGIC {
 		return true, err
 	}
 	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	return slices.ContainsFunc(brought, func(dir string) bool { return strings.HasPrefix(real, dir) }), err
+	return slices.ContainsFunc(removable, func(dir string) bool { return strings.HasPrefix(real, dir) }), err
 }
 
-// Ours reports whether a user is trusted to make links: root, or the daemon's own user.
-func Ours(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
+// TrustedOwner reports whether a user is trusted to make links: root, or the daemon's own user.
+func TrustedOwner(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
