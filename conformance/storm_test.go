@@ -643,7 +643,8 @@ func (s *storm) quiet(t *testing.T) {
 }
 
 // leftover matches a goroutine that serves one guest, client or network.
-var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/(guest\.\(\*(Guest|run|launching|job)\)|qmp\.|network\.\(\*Network\)|mount\.|agent\.)`)
+var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/internal/(guest(/\w+)?\.\(\*(Guest|Instance|run|launching|job)\)|` +
+	`host/network\.\(\*Network\)|mechanism/(qmp|agent|fsguard)\.)`)
 
 // idle looks for goroutines of guests in the goroutine dump of an ended daemon.
 func (s *storm) idle(t *testing.T) {
