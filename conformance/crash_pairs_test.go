@@ -71,7 +71,8 @@ func keepingDefinition(do func(c *crash) error) func(c *crash) error {
 	}
 }
 
-// restoreDefinition restores the definition and restarts the machine, because a paused guest does not release a device.
+// restoreDefinition restores the definition and restarts the machine, because a paused guest
+// does not release a device.
 func restoreDefinition(c *crash) error {
 	if _, err := c.l.DomainDefineXML(c.kept); err != nil {
 		return err
