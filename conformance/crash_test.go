@@ -32,7 +32,7 @@ type scenario struct {
 	name    string
 	needs   []string
 	prepare func(c *crash)
-	actions   []action
+	actions []action
 	// refused brings about the state after an action, by its name, that failed at one of its steps. For other
 	// actions this is the state before.
 	refused map[string]func(c *crash) error
