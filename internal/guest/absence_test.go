@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Only a missing object is absent. An object that exists, or may exist, is not left out of a guest.
@@ -23,7 +24,7 @@ func TestAbsent_IsWhatIsMissing(t *testing.T) {
 		}
 	}
 	open := func(path string, format image.Format) error {
-		chain, err := image.OpenChain(t.Context(), path, format)
+		chain, err := image.OpenChain(t.Context(), scope.Daemon("a test"), path, format)
 		chain.Close()
 		return err
 	}

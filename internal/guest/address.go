@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // AddressSource is the source that is asked for a guest's addresses.
@@ -34,7 +35,7 @@ type Address struct {
 }
 
 // Addresses returns the addresses of a running guest that the source knows.
-func (g *Guest) Addresses(ctx context.Context, source AddressSource) ([]Interface, error) {
+func (g *Guest) Addresses(ctx context.Context, sc scope.Scope, source AddressSource) ([]Interface, error) {
 	v := g.View()
 	if v.Active == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -43,7 +44,7 @@ func (g *Guest) Addresses(ctx context.Context, source AddressSource) ([]Interfac
 	case ByLease:
 		return g.reg.leasedAddresses(v.Active)
 	case ByAgent:
-		return g.agentAddresses(ctx)
+		return g.agentAddresses(ctx, sc)
 	case ByARP:
 		return seenAddresses(v.Active)
 	}
@@ -98,7 +99,7 @@ func seenAddresses(def *domain.Definition) ([]Interface, error) {
 // maxInterfaces bounds how many interfaces an agent may report.
 const maxInterfaces = 1024
 
-func (g *Guest) agentAddresses(ctx context.Context) ([]Interface, error) {
+func (g *Guest) agentAddresses(ctx context.Context, sc scope.Scope) ([]Interface, error) {
 	var answer []struct {
 		Name      string
 		MAC       string `json:"hardware-address"`
@@ -108,7 +109,7 @@ func (g *Guest) agentAddresses(ctx context.Context) ([]Interface, error) {
 			Prefix uint
 		} `json:"ip-addresses"`
 	}
-	if err := g.Agent(ctx, "guest-network-get-interfaces", nil, &answer, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-network-get-interfaces", nil, &answer, 0); err != nil {
 		return nil, err
 	}
 	if len(answer) > maxInterfaces {

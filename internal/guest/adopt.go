@@ -20,6 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Open makes the registry. It reads the stored definitions and adopts, all at once, the guests that an
@@ -75,8 +76,8 @@ func Open(c Config) (*Registry, error) {
 		r.run(g)
 	}
 	r.loops.Go(func() { r.sampler.run(r.life) })
-	r.loops.Go(func() { r.pool.run(r.life) })
-	r.loops.Go(func() { r.rooms.run(r.life) })
+	r.loops.Go(func() { r.pool.run(r.life, scope.Daemon("preparing QEMUs for starts")) })
+	r.loops.Go(func() { r.rooms.run(r.life, scope.Daemon("resuming a guest whose disk has room again")) })
 	r.loops.Go(func() { r.boundLogs(r.life) })
 	return r, nil
 }
@@ -426,11 +427,11 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	_ = run.releaseAll(ctx) // each failure has been logged
 	r.giveBackLater(run)
 	if !started {
-		fenced := ctx
+		sc := scope.Daemon("a start that was cut off")
 		if g != nil {
-			fenced = withFences(ctx, g.View().fences)
+			sc = sc.Noting(g.View().fences)
 		}
-		dropHalfNVRAM(fenced, run)
+		dropHalfNVRAM(ctx, sc, run)
 	}
 	switch {
 	case g != nil || !started:

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // AgentChannel is the name of the channel of QEMU's guest agent.
@@ -142,7 +143,10 @@ func (r *run) agentShutdown(ctx context.Context, def *domain.Definition, mode st
 }
 
 // Agent sends a command to the guest's agent and waits for the answer up to limit. 0 means agentLimit.
-func (g *Guest) Agent(ctx context.Context, command string, args, into any, limit time.Duration) error {
+func (g *Guest) Agent(ctx context.Context, sc scope.Scope, command string, args, into any, limit time.Duration) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	v, r := g.View(), g.live.Load()
 	if r == nil || v.Active == nil {
 		return fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -162,7 +166,10 @@ func (g *Guest) Agent(ctx context.Context, command string, args, into any, limit
 }
 
 // AgentCommand sends the agent a command of the user, as JSON, and returns its answer.
-func (g *Guest) AgentCommand(ctx context.Context, command string, limit time.Duration) (string, error) {
+func (g *Guest) AgentCommand(ctx context.Context, sc scope.Scope, command string, limit time.Duration) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	var c struct {
 		Execute   string          `json:"execute"`
 		Arguments json.RawMessage `json:"arguments"`
@@ -178,7 +185,7 @@ func (g *Guest) AgentCommand(ctx context.Context, command string, limit time.Dur
 		g.remark(ctx, r, agentCommanded)
 	}
 	var answer json.RawMessage
-	if err := g.Agent(ctx, c.Execute, args, &answer, limit); err != nil {
+	if err := g.Agent(ctx, sc, c.Execute, args, &answer, limit); err != nil {
 		return "", err
 	}
 	if len(answer) == 0 {

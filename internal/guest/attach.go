@@ -7,13 +7,13 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
-	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -81,7 +81,7 @@ func (a *attach) Rehold() {
 		a.defined = true
 		return
 	}
-	r.relayAgain(withFences(r.reg.life, r.Fences), a.dev)
+	r.relayAgain(r.reg.life, a.op.Scope().Noting(r.Fences), a.dev)
 	if m, is := a.dev.(*device.Memory); is {
 		demand := moduleDemand(r.def, m)
 		r.reg.Ledger.Add(r.UUID, demand)
@@ -106,7 +106,7 @@ func (a *attach) alias() string { return a.dev.Common().Alias }
 
 // attachDevice attaches a device, beside the loop. saved is the device for the stored definition. Nil:
 // none.
-func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, saved device.Device) (err error) {
+func (g *Guest) attachDevice(ctx context.Context, sc scope.Scope, r *run, p *qemu.Plan, dev, saved device.Device) (err error) {
 	if _, err := r.monitor(); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, sav
 	switch d := dev.(type) {
 	case *device.Disk:
 		objects = append(objects, "disk/"+d.Target)
-		found, present, err := g.reg.findDisk(ctx, r, d)
+		found, present, err := g.reg.findDisk(ctx, sc, r, d)
 		if err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, sav
 	if err := a.describe(); err != nil {
 		return err
 	}
-	return explainKey(dev, r.perform(ctx, attachKind.Name, a, objects...))
+	return explainKey(dev, r.perform(ctx, sc, attachKind.Name, a, objects...))
 }
 
 // describe formats the devices into the payload.
@@ -155,7 +155,7 @@ func (a *attach) hold(ctx context.Context) (err error) {
 	r := a.r
 	switch d := a.dev.(type) {
 	case *device.NIC:
-		err = a.connect(ctx, d)
+		err = a.connect(ctx, a.op.Scope(), d)
 	case *device.HostDevice:
 		if at := pciFunction(d); at != nil {
 			a.what = claimOf(*at)
@@ -173,7 +173,7 @@ func (a *attach) hold(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := r.reg.admit(ctx, r, a.plan, a.dev); err != nil {
+	if err := r.reg.admit(ctx, a.op.Scope(), r, a.plan, a.dev); err != nil {
 		return err
 	}
 	if a.steps, err = qemu.Plug(a.plan, a.dev); err != nil {
@@ -197,19 +197,19 @@ func (a *attach) hold(ctx context.Context) (err error) {
 
 // connect gives a NIC its interface on the host. If the interface would outlive a killed daemon, its name
 // is journalled before it is made.
-func (a *attach) connect(ctx context.Context, n *device.NIC) error {
+func (a *attach) connect(ctx context.Context, sc scope.Scope, n *device.NIC) error {
 	r := a.r
-	noting := network.WithNote(ctx, func(ifName string) error {
+	note := func(ifName string) error {
 		a.NIC = &heldNIC{Alias: n.Alias, IfName: ifName}
 		return a.op.Save()
-	})
-	made, release, err := r.reg.attachNIC(noting, a.plan.Definition, n)
+	}
+	made, release, err := r.reg.attachNIC(ctx, sc, a.plan.Definition, n, note)
 	if err != nil {
 		return err
 	}
 	if made == nil {
 		if r.reg.lacksNetwork(r) {
-			return r.reg.serveUserNetwork(ctx, a, n)
+			return r.reg.serveUserNetwork(ctx, sc, a, n)
 		}
 		return nil
 	}
@@ -308,7 +308,7 @@ func (a *attach) define(ctx context.Context) error {
 		if a.saved == nil {
 			return nil
 		}
-		return g.followOnce(ctx, a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
+		return g.followOnce(ctx, a.op.Scope(), a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Guests marked for autostart are started once in each boot of the host. The list is stored before the
@@ -118,32 +119,32 @@ func (r *Registry) Autostart(ctx context.Context) {
 		r.chooseDues()
 		if err := r.noteDues(); err != nil {
 			r.log.Error("cannot note this boot's autostart; nothing is started until that can be done", "error", err)
-			r.loops.Go(func() { r.autostartLate(ctx) })
+			r.loops.Go(func() { r.autostartLate(ctx, scope.Daemon("autostart")) })
 			return
 		}
 	}
-	r.startDues(ctx)
+	r.startDues(ctx, scope.Daemon("autostart"))
 }
 
 // autostartLate starts the guests of a boot as soon as the store accepts the list: its disk may have been
 // full. If they were started without it, the next daemon would start each of them again.
-func (r *Registry) autostartLate(ctx context.Context) {
+func (r *Registry) autostartLate(ctx context.Context, sc scope.Scope) {
 	if UntilDone(ctx, lastPause, r.noteDues) != nil {
 		return // the daemon stops
 	}
 	r.log.Info("this boot's autostart is noted now, and begins")
-	r.startDues(ctx)
+	r.startDues(ctx, sc)
 }
 
 // startDues starts the guests that are left.
-func (r *Registry) startDues(ctx context.Context) {
+func (r *Registry) startDues(ctx context.Context, sc scope.Scope) {
 	for _, uuid := range r.dues.all() {
 		g, err := r.ByUUID(uuid)
 		if err != nil || g.View().State.Active() {
 			r.hasRun(uuid) // or it is no longer defined
 			continue
 		}
-		r.loops.Go(func() { g.autostart(ctx) })
+		r.loops.Go(func() { g.autostart(ctx, sc) })
 	}
 }
 
@@ -184,12 +185,12 @@ func (r *Registry) noteDues() error {
 	return err
 }
 
-func (g *Guest) autostart(ctx context.Context) {
+func (g *Guest) autostart(ctx context.Context, sc scope.Scope) {
 	d, _ := g.reg.isDue(g.uuid)
 	v := g.View()
 	switch {
 	case d.Crashed:
-		_ = g.change(ctx, "", func() error { // otherwise it is gone, or the daemon stops
+		_ = g.change(ctx, sc, "", func() error { // otherwise it is gone, or the daemon stops
 			if g.run == nil { // otherwise it is started already
 				g.startAgain("QEMU ended by itself")
 			}
@@ -197,7 +198,7 @@ func (g *Guest) autostart(ctx context.Context) {
 		})
 		return
 	case d.Once && v.AutostartOnce:
-		if err := g.SetAutostartOnce(ctx, false); err != nil {
+		if err := g.SetAutostartOnce(ctx, sc, false); err != nil {
 			g.log.Error("cannot take back the mark for one autostart", "error", err)
 		}
 	case !d.Once && !v.Autostart: // the user has cleared the mark since
@@ -205,11 +206,11 @@ func (g *Guest) autostart(ctx context.Context) {
 		return
 	}
 	failpoint.Reach("autostart.start")
-	err := g.Start(ctx, StartOptions{})
+	err := g.Start(ctx, sc, StartOptions{})
 	if err == nil || ctx.Err() != nil {
 		return // the daemon stops: the next one continues
 	}
-	_ = g.change(ctx, "", func() error { // otherwise it is gone, or the daemon stops
+	_ = g.change(ctx, sc, "", func() error { // otherwise it is gone, or the daemon stops
 		if _, is := g.reg.isDue(g.uuid); is { // otherwise the user was faster
 			g.revival.boot = true
 			g.notRevived(err)

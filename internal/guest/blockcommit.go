@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // blockCommitKind commits images of a disk into their base image.
@@ -107,8 +108,8 @@ func (c *blockCommit) Ended() {
 
 // BlockCommit begins a commit of images of a running guest's disk into their base image. An active commit
 // runs until the client calls EndBlockJob.
-func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) BlockCommit(ctx context.Context, sc scope.Scope, disk string, o CommitOptions) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		r, err := g.runningDisks()
 		if err != nil {
 			return nil, err
@@ -128,11 +129,11 @@ func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) e
 			return nil, err
 		}
 		c := newBlockCommit(r, d, s, o)
-		return func(ctx context.Context) (settle, error) {
-			if err := g.admitCommit(ctx, c, o.Relative); err != nil {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			if err := g.admitCommit(ctx, sc, c, o.Relative); err != nil {
 				return nil, err
 			}
-			return nil, r.perform(ctx, blockCommitKind.Name, c, c.objects()...)
+			return nil, r.perform(ctx, sc, blockCommitKind.Name, c, c.objects()...)
 		}, nil
 	})
 }
@@ -171,8 +172,8 @@ func (c *blockCommit) objects() []string {
 
 // admitCommit refuses images with other users. It also computes the new backing file name of the image
 // above.
-func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) error {
-	chain, err := g.reg.openShown(ctx, c.r, g.View().fences, c.disk)
+func (g *Guest) admitCommit(ctx context.Context, sc scope.Scope, c *blockCommit, relative bool) error {
+	chain, err := g.reg.openShown(ctx, sc, c.r, g.View().fences, c.disk)
 	if err != nil {
 		return err
 	}
@@ -184,7 +185,7 @@ func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) 
 			return err
 		}
 	}
-	return g.checkSoleUser(ctx, c.disk, chain[c.span.top:c.span.base+1], above)
+	return g.checkSoleUser(ctx, sc, c.disk, chain[c.span.top:c.span.base+1], above)
 }
 
 // renamed returns the backing file reference of the image above, before and after the commit.
@@ -201,7 +202,7 @@ func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing,
 func (c *blockCommit) lend(ctx context.Context) error {
 	for _, w := range c.Lent {
 		place := slices.Index(c.disk.Nodes(), w.Number)
-		if err := c.r.guest.lendToWrite(ctx, c.r, c.disk, place); err != nil {
+		if err := c.r.guest.lendToWrite(ctx, c.op.Scope(), c.r, c.disk, place); err != nil {
 			return err
 		}
 	}
@@ -210,7 +211,7 @@ func (c *blockCommit) lend(ctx context.Context) error {
 
 // takeBack withdraws that write access.
 func (c *blockCommit) takeBack(ctx context.Context) error {
-	return c.r.takeBackImages(ctx, c.Lent)
+	return c.r.takeBackImages(ctx, c.op.Scope(), c.Lent)
 }
 
 func (c *blockCommit) start(ctx context.Context) error {
@@ -349,7 +350,7 @@ func (c *blockCommit) broken(job *qemu.Job) error {
 // store makes the stored definition name the base image, and syncs it to the disk.
 func (c *blockCommit) store(ctx context.Context) error {
 	return c.r.inLoop(ctx, func(g *Guest) error {
-		return g.followOnce(ctx, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(ctx, c.op.Scope(), c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			d := findDiskByName(config, c.Target)
 			if d == nil || d.Source == nil {
 				return config, nil
@@ -407,7 +408,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	case gone != operation.Nothing && c.Active:
 		return operation.Never, nil
 	case gone != operation.Nothing:
-		return c.inHeader(ctx)
+		return c.inHeader(ctx, c.op.Scope())
 	}
 	job, err := c.r.findJob(ctx, c.Job)
 	switch {
@@ -416,7 +417,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	case job == nil && c.Active:
 		return operation.Never, nil
 	case job == nil: // it has not begun, or its daemon dismissed it and could not record the new chain
-		return c.inHeader(ctx)
+		return c.inHeader(ctx, c.op.Scope())
 	case job.Status != qemu.JobConcluded:
 		return operation.NotYet, nil
 	case job.Error == "":
@@ -475,7 +476,7 @@ func (c *blockCommit) define(ctx context.Context) error {
 		return c.showMirror(ctx, noMirror)
 	}
 	if !c.r.isOver() && c.Active && c.r.labels != nil {
-		f, err := openNamed(ctx, c.Base.Path, unix.O_RDWR)
+		f, err := openNamed(ctx, c.op.Scope(), c.Base.Path, unix.O_RDWR)
 		if err != nil {
 			return err
 		}
@@ -496,12 +497,12 @@ func (c *blockCommit) define(ctx context.Context) error {
 		if c.Active { // the stored definition was changed by the step store
 			return nil
 		}
-		return c.shortenStored(ctx, g)
+		return c.shortenStored(ctx, c.op.Scope(), g)
 	})
 }
 
 // shortenStored removes the committed images from the chain in the stored definition, if that lists one.
-func (c *blockCommit) shortenStored(ctx context.Context, g *Guest) error {
+func (c *blockCommit) shortenStored(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if g.inactive == nil {
 		return nil
 	}
@@ -509,7 +510,7 @@ func (c *blockCommit) shortenStored(ctx context.Context, g *Guest) error {
 	if d == nil || d.Source == nil || !d.BackingSaid {
 		return nil
 	}
-	return g.followOnce(ctx, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(ctx, sc, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		d := findDiskByName(config, c.Target)
 		d.Backing = slices.DeleteFunc(slices.Clone(d.Backing), func(l device.BackingLayer) bool {
 			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w written) bool { return w.Path == l.Source.Path() })
@@ -540,7 +541,7 @@ func (c *blockCommit) forget(ctx context.Context) error {
 		return c.takeBack(ctx)
 	}
 	if c.Above != nil {
-		if err := c.renote(ctx); err != nil {
+		if err := c.renote(ctx, c.op.Scope()); err != nil {
 			return err
 		}
 	}
@@ -554,7 +555,7 @@ func (c *blockCommit) forget(ctx context.Context) error {
 	if err := c.r.dropImages(ctx, c.Gone); err != nil {
 		return err
 	}
-	return c.r.takeBackImages(ctx, lent)
+	return c.r.takeBackImages(ctx, c.op.Scope(), lent)
 }
 
 // dismiss removes the concluded job from QEMU: the job keeps the committed images open.
@@ -562,15 +563,15 @@ func (c *blockCommit) dismiss(ctx context.Context) error { return c.r.dismissJob
 
 // note makes Lodge accept either backing file name in the image above, because QEMU is about to change it.
 func (c *blockCommit) note(ctx context.Context) error {
-	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
+	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
 }
 
 func (c *blockCommit) unnote(ctx context.Context) error {
-	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
+	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
 }
 
-func (c *blockCommit) renote(ctx context.Context) error {
-	err := onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
+func (c *blockCommit) renote(ctx context.Context, sc scope.Scope) error {
+	err := onImage(ctx, sc, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
 	if fault.Is(err, fault.Denied) { // its header names another file by now; the note keeps that one from being used
 		return operation.Final(err)
 	}
@@ -578,8 +579,8 @@ func (c *blockCommit) renote(ctx context.Context) error {
 }
 
 // inHeader reads from the header of the image above whether the commit happened.
-func (c *blockCommit) inHeader(ctx context.Context) (verdict operation.Verdict, err error) {
-	err = onImage(ctx, *c.Above, func(f *os.File) error {
+func (c *blockCommit) inHeader(ctx context.Context, sc scope.Scope) (verdict operation.Verdict, err error) {
+	err = onImage(ctx, sc, *c.Above, func(f *os.File) error {
 		info, err := image.Inspect(f, image.Format(c.Above.Format))
 		if err == nil && info.Backing != nil && info.Backing.Name == c.Will.Name {
 			verdict = operation.Happened
@@ -591,8 +592,8 @@ func (c *blockCommit) inHeader(ctx context.Context) (verdict operation.Verdict, 
 
 // onImage opens an image for reading and calls do with it. An image that was removed is skipped without an
 // error.
-func onImage(ctx context.Context, w written, do func(*os.File) error) error {
-	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+func onImage(ctx context.Context, sc scope.Scope, w written, do func(*os.File) error) error {
+	f, err := openNamed(ctx, sc, w.Path, unix.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A guest's QEMU runs as a user of its own in a sandbox, where it sees only what it needs. The daemon opens
@@ -201,7 +202,7 @@ func isGuest(command []string, dir string) bool {
 }
 
 // chamberOf describes the sandbox of a guest's QEMU. The caller must close the shown files.
-func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Spec, error) {
+func (r *Registry) chamberOf(ctx context.Context, sc scope.Scope, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Spec, error) {
 	c := &sandbox.Spec{
 		User: u, WritableDirs: []sandbox.WritableDir{{HostPath: filepath.Join(dir, ownDir), Path: filepath.Join(r.guestDir(def.UUID), ownDir)}},
 		Terminals: hasTerminals(def), HostNetwork: needsNetwork(def), AllowIOUring: needsRings(def),
@@ -214,11 +215,11 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sand
 		}
 		c.Devices = append(c.Devices, node)
 	}
-	if err := r.placeDisplays(ctx, def, c); err != nil {
+	if err := r.placeDisplays(ctx, sc, def, c); err != nil {
 		return nil, err
 	}
 	for _, path := range shownFiles(def) {
-		f, err := openToShow(ctx, path)
+		f, err := openToShow(ctx, sc, path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // QEMU reports this with a message of its own
 		}
@@ -228,7 +229,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sand
 		}
 		c.ReadOnlyFiles = append(c.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: filepath.Clean(path), File: f})
 	}
-	read, err := openRead(ctx, def)
+	read, err := openRead(ctx, sc, def)
 	if err != nil {
 		closeShown(c)
 		return nil, err
@@ -301,7 +302,7 @@ func (g *Guest) shortenNodes() {
 	}
 	r.shorten = false
 	def := r.def
-	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context) (settle, error) {
+	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context, sc scope.Scope) (settle, error) {
 		failpoint.Reach("unplug.nodes")
 		if err := g.reg.allowDevices(ctx, r.UUID, def); err != nil {
 			g.log.Warn("the guest may still open the nodes of a device that it has let go", "error", err)
@@ -341,8 +342,8 @@ func maxThreads(def *domain.Definition) uint64 {
 }
 
 // openToShow opens a file for the sandbox, if its path is permitted to the client that named it.
-func openToShow(ctx context.Context, path string) (*os.File, error) {
-	held := heldTo(ctx, path)
+func openToShow(ctx context.Context, sc scope.Scope, path string) (*os.File, error) {
+	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.At(path, held, func(at string, nofollow int) error {
 			f, err = openShown(at, nofollow)
@@ -402,7 +403,7 @@ func removeSocket(ctx context.Context, path string, do func(at string) error) er
 }
 
 // admit gives a running guest's QEMU access to what dev needs: device nodes, memory, files and labels.
-func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device.Device) error {
+func (r *Registry) admit(ctx context.Context, sc scope.Scope, run *run, p *qemu.Plan, dev device.Device) error {
 	if run.User == nil {
 		return nil
 	}
@@ -428,10 +429,10 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 			return err
 		}
 	}
-	if err := r.openBackends(ctx, run, p, []device.Device{dev}); err != nil {
+	if err := r.openBackends(ctx, sc, run, p, []device.Device{dev}); err != nil {
 		return err
 	}
-	c, err := r.chamberOf(ctx, alone, *run.User, run.dir)
+	c, err := r.chamberOf(ctx, sc, alone, *run.User, run.dir)
 	if err != nil {
 		return err
 	}

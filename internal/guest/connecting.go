@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A character device in mode connect is the client of a socket that another program serves, often as root.
@@ -23,11 +24,11 @@ import (
 // daemon.
 
 // connectFor connects the character device of an alias to the socket in its definition.
-func (r *run) connectFor(ctx context.Context, p *qemu.Plan, alias string, b *device.Backend) error {
+func (r *run) connectFor(ctx context.Context, sc scope.Scope, p *qemu.Plan, alias string, b *device.Backend) error {
 	if p.Sockets[alias] != nil || p.Relays[alias] != "" {
 		return nil // the first console is the first serial port
 	}
-	held := heldTo(ctx, b.Path)
+	held := sc.FoldersOf(b.Path)
 	if b.Reconnects() {
 		path, err := r.relays.start(r, alias, b.Path, held)
 		if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // ConsoleOptions say how a console is shared among clients.
@@ -35,7 +36,10 @@ type ConsoleOptions struct {
 
 // OpenConsole opens a serial, parallel or paravirtual console: the first one, or the one with that alias.
 // Up to maxSessions clients may share it; each sees all output and may type.
-func (g *Guest) OpenConsole(ctx context.Context, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+func (g *Guest) OpenConsole(ctx context.Context, sc scope.Scope, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	return g.openChar(ctx, alias, o, func(s *device.Set) []*device.Char {
 		return append(append(append([]*device.Char{}, s.Serials...), s.Consoles...), s.Parallels...)
 	})
@@ -44,7 +48,10 @@ func (g *Guest) OpenConsole(ctx context.Context, alias string, o ConsoleOptions)
 // OpenChannel opens the host's end of a channel: the first one, or the one with that alias or name. The
 // channel of the guest agent is refused: its client could run anything in the guest as root, and would take
 // the connection from the daemon.
-func (g *Guest) OpenChannel(ctx context.Context, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+func (g *Guest) OpenChannel(ctx context.Context, sc scope.Scope, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A guest with on_crash coredump-* leaves its memory in the data directory when it panics. Guests decide
@@ -40,7 +41,7 @@ func (g *Guest) dumpCore() {
 	g.reg.loops.Go(func() {
 		err := g.reg.roomForCore(name, memory)
 		if err == nil {
-			err = g.Dump(g.reg.life, path, DumpOptions{Memory: "elf", in: r})
+			err = g.Dump(g.reg.life, scope.Daemon("the dump of a guest that has panicked"), path, DumpOptions{Memory: "elf", in: r})
 		}
 		if g.reg.life.Err() != nil {
 			return // the next daemon begins again
@@ -51,7 +52,7 @@ func (g *Guest) dumpCore() {
 			g.log.Warn("the guest has panicked; its memory was dumped", "path", path)
 		}
 		_ = UntilDone(g.reg.life, lastTry, func() error { // or the daemon stops
-			err := g.perform(g.reg.life, "", domain.JobModify, modifyLimit, func() (work, error) {
+			err := g.perform(g.reg.life, scope.Daemon("the dump of a guest that has panicked"), "", domain.JobModify, modifyLimit, func() (work, error) {
 				g.dumped(r)
 				return nil, nil
 			})

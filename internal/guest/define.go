@@ -13,27 +13,31 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
 // Define makes or replaces a persistent definition from libvirt's domain XML. The definition is on disk
 // when Define returns.
-func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Guest, error) {
+func (r *Registry) Define(ctx context.Context, sc scope.Scope, doc string, validate bool) (*Guest, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	u, err := r.understand(ctx, doc, validate)
 	if err != nil {
 		return nil, err
 	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
-		return g.change(ctx, "", func() error {
+		return g.change(ctx, sc, "", func() error {
 			if err := g.isCalled(u.plain.Name); err != nil {
 				return err
 			}
 			def := u.after(g.current())
-			if err := askBound(ctx, g.uuid, def, doc); err != nil {
+			if err := askBound(ctx, sc, g.uuid, def, doc); err != nil {
 				return err
 			}
 			before := g.record.Fences
-			g.fence(ctx, def)
+			g.fence(ctx, sc, def)
 			err := g.define(def, doc)
 			if err != nil {
 				g.record.Fences = before
@@ -177,26 +181,26 @@ func (g *Guest) forgetIfNothing() {
 type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVRAM, TPM, KeepTPM bool }
 
 // Undefine removes the persistent definition. A running guest becomes transient.
-func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
+func (g *Guest) Undefine(ctx context.Context, sc scope.Scope, o UndefineOptions) error {
 	leave, err := g.reg.removing.take(ctx, g.uuid)
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Domain, "cannot undefine domain %q yet", g.Name())
 	}
 	defer leave()
-	u, err := g.newUndefinition(ctx, o)
+	u, err := g.newUndefinition(ctx, sc, o)
 	if err != nil {
 		return err
 	}
-	return g.reg.undefine(ctx, u)
+	return g.reg.undefine(ctx, sc, u)
 }
 
 // nvramFile returns the path of the guest's UEFI variables. Empty: there are none.
-func (g *Guest) nvramFile(ctx context.Context) (string, error) {
+func (g *Guest) nvramFile(ctx context.Context, sc scope.Scope) (string, error) {
 	def := g.View().Inactive
 	if def == nil || def.OS.NVRAM.Path == "" || def.OS.NVRAM.Type == "block" { // a block device is not a file of the guest
 		return "", nil
 	}
-	there, err := fileExists(ctx, def.OS.NVRAM.Path)
+	there, err := fileExists(ctx, sc, def.OS.NVRAM.Path)
 	if !there && !fault.Is(err, fault.Denied) { // otherwise it is a link, which is removed as such
 		return "", err
 	}
@@ -301,17 +305,17 @@ func (g *Guest) admitUndefine(o UndefineOptions, nvram string) error {
 }
 
 // SetAutostart sets whether the guest starts with the host.
-func (g *Guest) SetAutostart(ctx context.Context, on bool) error {
-	return g.setAutostart(ctx, func(r *record) { r.Autostart = on })
+func (g *Guest) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error {
+	return g.setAutostart(ctx, sc, func(r *record) { r.Autostart = on })
 }
 
 // SetAutostartOnce sets whether the guest starts with the next start of the host only.
-func (g *Guest) SetAutostartOnce(ctx context.Context, on bool) error {
-	return g.setAutostart(ctx, func(r *record) { r.AutostartOnce = on })
+func (g *Guest) SetAutostartOnce(ctx context.Context, sc scope.Scope, on bool) error {
+	return g.setAutostart(ctx, sc, func(r *record) { r.AutostartOnce = on })
 }
 
-func (g *Guest) setAutostart(ctx context.Context, set func(*record)) error {
-	return g.change(ctx, lifecycle.Autostart, func() error {
+func (g *Guest) setAutostart(ctx context.Context, sc scope.Scope, set func(*record)) error {
+	return g.change(ctx, sc, lifecycle.Autostart, func() error {
 		before := g.record
 		set(&g.record)
 		if err := g.keep(); err != nil {
@@ -324,15 +328,15 @@ func (g *Guest) setAutostart(ctx context.Context, set func(*record)) error {
 }
 
 // Rename renames a guest that is shut off.
-func (g *Guest) Rename(ctx context.Context, name string) error {
+func (g *Guest) Rename(ctx context.Context, sc scope.Scope, name string) error {
 	if err := domain.CheckName(name); err != nil {
 		return err
 	}
 	// It runs as a job, so that no start is in progress.
-	return g.perform(ctx, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(ctx, name) })
+	return g.perform(ctx, sc, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(ctx, sc, name) })
 }
 
-func (g *Guest) rename(ctx context.Context, name string) error {
+func (g *Guest) rename(ctx context.Context, sc scope.Scope, name string) error {
 	if g.inactive == nil {
 		return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")
 	}
@@ -341,7 +345,7 @@ func (g *Guest) rename(ctx context.Context, name string) error {
 	}
 	def := g.inactive.Clone()
 	def.Name = name
-	if err := g.bounded(ctx, def); err != nil {
+	if err := g.bounded(ctx, sc, def); err != nil {
 		return err
 	}
 	from := g.record.Name

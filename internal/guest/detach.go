@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // detachKind asks a running guest to release a device. The guest decides and may take any time. It may
@@ -111,16 +112,16 @@ func (d *detach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict
 func (d *detach) define(ctx context.Context) error {
 	return d.r.inLoop(ctx, func(g *Guest) error {
 		g.deviceGone(d.Alias)
-		return d.follow(ctx, g)
+		return d.follow(ctx, d.op.Scope(), g)
 	})
 }
 
 // follow removes the device from the stored definition. It runs in the loop.
-func (d *detach) follow(ctx context.Context, g *Guest) error {
+func (d *detach) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if d.saved == nil {
 		return nil
 	}
-	return g.followOnce(ctx, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(ctx, sc, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		dev, err := findLike(&config.Devices, d.saved)
 		if fault.Is(err, fault.NotFound) {
 			return config, nil
@@ -134,17 +135,17 @@ func (d *detach) follow(ctx context.Context, g *Guest) error {
 
 // Detach detaches the device that the document describes. It returns when the guest has been asked, after a
 // wait of at most detachPatience. The device is gone when the guest releases it.
-func (g *Guest) Detach(ctx context.Context, doc string, a Affect) error {
+func (g *Guest) Detach(ctx context.Context, sc scope.Scope, doc string, a Affect) error {
 	like, err := domainxml.ParseDevice(doc, domainxml.Options{Active: true})
 	if err != nil {
 		return err
 	}
-	return g.detach(ctx, a, func(s *device.Set) (device.Device, error) { return findLike(s, like) }, false)
+	return g.detach(ctx, sc, a, func(s *device.Set) (device.Device, error) { return findLike(s, like) }, false)
 }
 
 // DetachAlias detaches the device of that alias, and does not wait for the guest.
-func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
-	return g.detach(ctx, a, func(s *device.Set) (device.Device, error) {
+func (g *Guest) DetachAlias(ctx context.Context, sc scope.Scope, alias string, a Affect) error {
+	return g.detach(ctx, sc, a, func(s *device.Set) (device.Device, error) {
 		if d := s.ByAlias(alias); d != nil {
 			return d, nil
 		}
@@ -152,9 +153,9 @@ func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
 	}, true)
 }
 
-func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
+func (g *Guest) detach(ctx context.Context, sc scope.Scope, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
 	var stored device.Device
-	return g.edit(ctx, a, func() (_ *domain.Definition, err error) {
+	return g.edit(ctx, sc, a, func() (_ *domain.Definition, err error) {
 		config := g.inactive.Clone()
 		if stored, err = find(&config.Devices); err != nil {
 			return nil, err
@@ -194,7 +195,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 			return nil, err
 		}
 	}
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		object := "alias/" + d.Alias
 		if earlier := r.ops.Find(detachKind.Name, object); earlier != nil { // ask the guest once more
 			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the device %s was asked for once more", d.Alias))
@@ -203,7 +204,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 		if disk, is := dev.(*device.Disk); is {
 			objects = append(objects, "disk/"+disk.Target)
 		}
-		err := r.perform(ctx, detachKind.Name, d, objects...)
+		err := r.perform(ctx, sc, detachKind.Name, d, objects...)
 		if err != nil || d.op.Status().State == operation.Unanswered {
 			return nil, err
 		}
@@ -213,7 +214,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 		if err != nil {
 			return nil, err
 		}
-		return func() error { return d.follow(ctx, g) }, nil
+		return func() error { return d.follow(ctx, sc, g) }, nil
 	}, nil
 }
 
@@ -255,7 +256,7 @@ func (g *Guest) deviceGone(alias string) {
 	r.Surplus = r.Surplus || g.reg.hasNodes(dev)
 	r.shorten = r.Surplus
 	g.returnMemory(r.def, dev)
-	follow, err := r.ops.Follow(cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
+	follow, err := r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
 	if err != nil {
 		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
 	}

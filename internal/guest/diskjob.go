@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A block job is a job in QEMU and an operation of the guest. QEMU's events name the job, and wake the
@@ -103,8 +104,8 @@ func (g *Guest) runningDisks() (*run, error) {
 }
 
 // jobOn returns the job on a disk, by target or path. op is nil if there is none.
-func (g *Guest) jobOn(ctx context.Context, disk string) (r *run, op *operation.Operation, j *diskJob, err error) {
-	err = g.change(ctx, "", func() (err error) {
+func (g *Guest) jobOn(ctx context.Context, sc scope.Scope, disk string) (r *run, op *operation.Operation, j *diskJob, err error) {
+	err = g.change(ctx, sc, "", func() (err error) {
 		if r, err = g.runningDisks(); err != nil {
 			return err
 		}
@@ -122,24 +123,24 @@ func noJob(disk string) error { return refusedCall("disk %s does not have an act
 
 // EndBlockJob ends the job on a disk: with pivot so that it takes effect, otherwise without effect. With
 // async it returns before the job has ended.
-func (g *Guest) EndBlockJob(ctx context.Context, disk string, pivot, async bool) error {
+func (g *Guest) EndBlockJob(ctx context.Context, sc scope.Scope, disk string, pivot, async bool) error {
 	if async {
-		if _, _, _, err := g.endable(ctx, disk, pivot); err != nil {
+		if _, _, _, err := g.endable(ctx, sc, disk, pivot); err != nil {
 			return err
 		}
 		g.reg.loops.Go(func() { // an event tells clients of the end
-			if err := g.endBlockJob(g.reg.life, disk, pivot); err != nil {
+			if err := g.endBlockJob(g.reg.life, sc.Begun(), disk, pivot); err != nil {
 				g.log.Warn("a block job is not ended as a client asked", "disk", disk, "error", err)
 			}
 		})
 		return nil
 	}
-	return g.endBlockJob(ctx, disk, pivot)
+	return g.endBlockJob(ctx, sc, disk, pivot)
 }
 
 // endable finds the job on a disk, and returns an error if it cannot be ended now.
-func (g *Guest) endable(ctx context.Context, disk string, pivot bool) (*run, *operation.Operation, *diskJob, error) {
-	r, op, j, err := g.jobOn(ctx, disk)
+func (g *Guest) endable(ctx context.Context, sc scope.Scope, disk string, pivot bool) (*run, *operation.Operation, *diskJob, error) {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	switch {
 	case err != nil:
 	case op == nil:
@@ -155,15 +156,15 @@ func (g *Guest) endable(ctx context.Context, disk string, pivot bool) (*run, *op
 	return r, op, j, err
 }
 
-func (g *Guest) endBlockJob(ctx context.Context, disk string, pivot bool) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) endBlockJob(ctx context.Context, sc scope.Scope, disk string, pivot bool) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if pivot && g.inactive != nil { // otherwise the guest would own the base, and no definition could say so
 			if err := g.keepAhead(); err != nil {
 				return nil, err
 			}
 		}
-		return func(ctx context.Context) (settle, error) {
-			r, op, j, err := g.endable(ctx, disk, pivot)
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			r, op, j, err := g.endable(ctx, sc, disk, pivot)
 			if err != nil {
 				return nil, err
 			}
@@ -198,8 +199,8 @@ type BlockJob struct {
 }
 
 // BlockJob returns the progress of the job on a running guest's disk. found is false if there is none.
-func (g *Guest) BlockJob(ctx context.Context, disk string) (b BlockJob, found bool, err error) {
-	r, op, j, err := g.jobOn(ctx, disk)
+func (g *Guest) BlockJob(ctx context.Context, sc scope.Scope, disk string) (b BlockJob, found bool, err error) {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	if err != nil || op == nil {
 		return b, false, err
 	}
@@ -229,8 +230,8 @@ func (g *Guest) BlockJob(ctx context.Context, disk string) (b BlockJob, found bo
 }
 
 // SetBlockJobSpeed limits the job on a disk to speed bytes a second. 0 removes the limit.
-func (g *Guest) SetBlockJobSpeed(ctx context.Context, disk string, speed uint64) error {
-	r, op, j, err := g.jobOn(ctx, disk)
+func (g *Guest) SetBlockJobSpeed(ctx context.Context, sc scope.Scope, disk string, speed uint64) error {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	if err != nil {
 		return err
 	}
@@ -329,7 +330,7 @@ func imageObject(number uint) string { return fmt.Sprintf("image/%d", number) }
 
 // takeBackImages withdraws QEMU's write access to images. An image that QEMU keeps open until its guest
 // runs is left to a cleanup.
-func (r *run) takeBackImages(ctx context.Context, all []written) error {
+func (r *run) takeBackImages(ctx context.Context, sc scope.Scope, all []written) error {
 	for _, w := range all {
 		if r.guest == nil || r.isOver() { // the labels are restored when the guest ends
 			if err := forgetNote(ctx, w); err != nil {
@@ -337,7 +338,7 @@ func (r *run) takeBackImages(ctx context.Context, all []written) error {
 			}
 			continue
 		}
-		kept, err := r.guest.takeBackToRead(ctx, r, w)
+		kept, err := r.guest.takeBackToRead(ctx, sc, r, w)
 		if err == nil && kept {
 			err = r.cleanUpLater(w)
 		}
@@ -371,7 +372,7 @@ func (r *run) follow(c *cleanup, object string) error {
 	if r.ops.Find(cleanupKind.Name, object) != nil {
 		return nil
 	}
-	op, err := r.ops.Follow(cleanupKind.Name, c, operation.Record{Objects: []string{object}})
+	op, err := r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, c, operation.Record{Objects: []string{object}})
 	if err == nil {
 		r.ops.Wake(op)
 	}

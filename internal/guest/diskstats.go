@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // blockStats is the part of QEMU's answer to query-blockstats that Lodge reads.
@@ -178,7 +179,7 @@ func belongsTo(qdev, alias string) bool {
 type BlockInfo struct{ Capacity, Allocation, Physical uint64 }
 
 // BlockInfo returns the sizes of the disk with that target or path.
-func (g *Guest) BlockInfo(ctx context.Context, disk string) (BlockInfo, error) {
+func (g *Guest) BlockInfo(ctx context.Context, sc scope.Scope, disk string) (BlockInfo, error) {
 	v := g.View()
 	d := findDiskByName(v.Current(), disk)
 	if d == nil {
@@ -187,7 +188,7 @@ func (g *Guest) BlockInfo(ctx context.Context, disk string) (BlockInfo, error) {
 	if d.Source == nil {
 		return BlockInfo{}, fault.New(fault.WrongState, fault.Device, "disk %s has no medium", d.Target)
 	}
-	info, err := g.reg.imageSizes(ctx, d)
+	info, err := g.reg.imageSizes(ctx, sc, d)
 	if err != nil || v.Active == nil {
 		return info, err
 	}
@@ -221,14 +222,14 @@ func findDiskByName(def *domain.Definition, name string) *device.Disk {
 }
 
 // imageSizes reads the sizes from the image itself.
-func (r *Registry) imageSizes(ctx context.Context, d *device.Disk) (BlockInfo, error) {
+func (r *Registry) imageSizes(ctx context.Context, sc scope.Scope, d *device.Disk) (BlockInfo, error) {
 	ctx, stop := context.WithTimeout(ctx, queryLimit)
 	defer stop()
 	path, format, err := r.source(d)
 	if err != nil {
 		return BlockInfo{}, err
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
 		return BlockInfo{}, err
 	}

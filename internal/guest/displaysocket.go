@@ -14,11 +14,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // placeDisplays lets displays make their sockets at the paths of the definition. QEMU gets a directory of
 // its own in place of the socket's directory, and a link at the socket's path leads into it.
-func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c *sandbox.Spec) error {
+func (r *Registry) placeDisplays(ctx context.Context, sc scope.Scope, def *domain.Definition, c *sandbox.Spec) error {
 	own := c.WritableDirs[0]
 	for _, path := range displaySockets(def, own.Path) {
 		dir := filepath.Join(own.HostPath, fmt.Sprintf("display%d", len(c.WritableDirs)))
@@ -27,7 +28,7 @@ func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c 
 			err = os.Lchown(dir, int(c.User.UID), int(c.User.GID))
 		}
 		if err == nil {
-			err = linkSocket(ctx, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
+			err = linkSocket(ctx, sc, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
 		}
 		if err != nil {
 			return fault.Wrap(err, failure(err), fault.Host, "cannot make a place for the display's socket %s", path)
@@ -50,8 +51,8 @@ func displaySockets(def *domain.Definition, own string) []string {
 
 // linkSocket makes a link at path, if the path is permitted to the client that named it. It replaces only
 // what an earlier run left.
-func linkSocket(ctx context.Context, to, path, runDir string) error {
-	held := heldTo(ctx, path)
+func linkSocket(ctx context.Context, sc scope.Scope, to, path, runDir string) error {
+	held := sc.FoldersOf(path)
 	return fsguard.Run(ctx, path, func() error {
 		return image.Beside(path, held, func(at string) error {
 			if err := qemuprocess.RemoveDeserted(at); err != nil {

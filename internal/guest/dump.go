@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // DumpOptions say what a dump contains, and what happens to the guest afterwards.
@@ -33,11 +34,11 @@ type DumpOptions struct {
 
 // Dump writes the guest's memory, or its whole state, to a file for debugging. Unless the options say
 // otherwise, the guest continues afterwards.
-func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
+func (g *Guest) Dump(ctx context.Context, sc scope.Scope, path string, o DumpOptions) error {
 	if err := checkPlace("dump", path); err != nil {
 		return err
 	}
-	return g.moveMemory(ctx, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
+	return g.moveMemory(ctx, sc, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
 		return g.planDump(path, o, p)
 	})
 }
@@ -51,7 +52,9 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) 
 		return nil, err
 	}
 	d := &dump{memoryImage: memoryImage{Path: path, WasRunning: g.state.Phase == domain.Running, r: r, progress: p}, options: o, def: def}
-	return func(ctx context.Context) (settle, error) { return nil, r.perform(ctx, dumpKind.Name, d, memoryObject) }, nil
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		return nil, r.perform(ctx, sc, dumpKind.Name, d, memoryObject)
+	}, nil
 }
 
 // dumpKind writes the guest's memory to a file. The guest then continues as before, also when the dump
@@ -80,7 +83,7 @@ func (d *dump) Steps() []operation.Step {
 }
 
 func (d *dump) makeFile(ctx context.Context) error {
-	if err := d.create(ctx); err != nil {
+	if err := d.create(ctx, d.op.Scope()); err != nil {
 		return err
 	}
 	d.r.guest.noteHalf(d.Path, d.file)
@@ -154,7 +157,7 @@ func (d *dump) write(ctx context.Context) error {
 		}
 		return nil
 	}
-	return fillImage(ctx, d.file, path, fill, func(f *os.File) error {
+	return fillImage(ctx, d.op.Scope(), d.file, path, fill, func(f *os.File) error {
 		if err := f.Sync(); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", f.Name())
 		}

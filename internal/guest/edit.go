@@ -5,6 +5,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Affect says which definitions a change is for. Neither means the live one of a running guest, or else the
@@ -29,8 +30,8 @@ func (g *Guest) resolve(a Affect) (Affect, error) {
 // edit changes the stored definition, the running guest, or both. stored returns the changed definition. If
 // the running guest is changed, live plans that change. config is the changed stored definition, which must
 // follow once the change is done. Nil: it is not to be changed.
-func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Definition, error), live func(config *domain.Definition) (work, error)) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) edit(ctx context.Context, sc scope.Scope, a Affect, stored func() (*domain.Definition, error), live func(config *domain.Definition) (work, error)) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		a, err := g.resolve(a)
 		if err != nil {
 			return nil, err
@@ -40,10 +41,10 @@ func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Defin
 			if config, err = stored(); err != nil {
 				return nil, err
 			}
-			if err := g.bounded(ctx, config); err != nil {
+			if err := g.bounded(ctx, sc, config); err != nil {
 				return nil, err
 			}
-			g.fence(ctx, config)
+			g.fence(ctx, sc, config)
 		}
 		if !a.Live {
 			return nil, g.redefine(config)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // The escape attempt: a program of ours that the daemon runs in QEMU's place tries
@@ -293,7 +294,7 @@ func testEscape(t *testing.T, isolated, withTPM bool) {
 	}
 	theirs, own := disk("theirs"), disk("own")
 	victim := d.define(small("victim", `<disk type='file'><driver type='raw'/><source file='`+theirs+`'/><target dev='vda' bus='virtio'/></disk>`))
-	ok(t, victim.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, victim.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00001"
 	run := filepath.Join(d.dir, "run/guest", uuid)
@@ -324,7 +325,7 @@ func testEscape(t *testing.T, isolated, withTPM bool) {
 		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+html.EscapeString(string(text))+"'/></qemu:commandline></domain>",
 		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
 		`<disk type='file'><driver type='raw'/><source file='`+own+`'/><target dev='vda' bus='virtio'/><readonly/></disk><graphics type='vnc' autoport='yes'/>`+device)))
-	ok(t, taken.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	log, err := os.ReadFile(filepath.Join(d.dir, "data/guest/log/taken.log"))
 	ok(t, err)
 	d.judge(at, string(log), isolated)

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // fence records the folders to which the paths of a definition are restricted: those of the client that
@@ -16,9 +17,8 @@ import (
 // an image could later make it lead elsewhere, and one that may write a folder could replace a file by a
 // link. It runs in the loop, before the definition is stored. Records of other paths stay until the
 // definition is stored, which may fail (see unfence).
-func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
-	noted, _ := ctx.Value(fencesKey{}).(map[string][]string)
-	if image.FenceOf(ctx) == nil && len(noted) == 0 && len(g.record.Fences) == 0 {
+func (g *Guest) fence(ctx context.Context, sc scope.Scope, def *domain.Definition) {
+	if sc.Folders() == nil && !sc.Notes() && len(g.record.Fences) == 0 {
 		return
 	}
 	there := map[reading]bool{}
@@ -34,14 +34,14 @@ func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
 	for _, d := range def.Devices.Disks {
 		switch source := sourceOf(d); {
 		case source == "" || there[readingOf(d)]: // unchanged
-		case heldTo(ctx, source) != nil:
-			fences[source] = heldTo(ctx, source)
+		case sc.FoldersOf(source) != nil:
+			fences[source] = sc.FoldersOf(source)
 		default:
 			delete(fences, source)
 		}
 	}
 	for _, path := range filesOf(def) {
-		if folders := heldTo(ctx, path); folders != nil && !there[reading{source: path}] && fences[path] == nil {
+		if folders := sc.FoldersOf(path); folders != nil && !there[reading{source: path}] && fences[path] == nil {
 			fences[path] = folders
 		}
 	}
@@ -59,27 +59,10 @@ func filesOf(def *domain.Definition) []string {
 	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
 }
 
-// fencesKey is the context key of the recorded folders of a guest's paths.
-type fencesKey struct{}
-
-// withFences applies a guest's recorded folders to the paths that are opened under ctx.
-func withFences(ctx context.Context, fences map[string][]string) context.Context {
-	return context.WithValue(ctx, fencesKey{}, fences)
-}
-
-// heldTo returns the folders to which a path is restricted: the recorded ones, or else those of the client
-// of ctx.
-func heldTo(ctx context.Context, path string) []string {
-	if fences, _ := ctx.Value(fencesKey{}).(map[string][]string); fences[path] != nil {
-		return fences[path]
-	}
-	return image.FenceOf(ctx)
-}
-
 // fenceLive records the folders for a device that the client attaches to the running guest only. The
 // managed save image will name the device, and another client may start it.
-func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
-	folders := image.FenceOf(ctx)
+func (g *Guest) fenceLive(ctx context.Context, sc scope.Scope, dev device.Device) error {
+	folders := sc.Folders()
 	if folders == nil {
 		return nil
 	}
@@ -107,12 +90,12 @@ func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
 
 // fenceRun records the folders for a definition that the guest runs with and that is not stored. It may be
 // restored later from a managed save image.
-func (g *Guest) fenceRun(ctx context.Context, def *domain.Definition) error {
-	if image.FenceOf(ctx) == nil {
+func (g *Guest) fenceRun(ctx context.Context, sc scope.Scope, def *domain.Definition) error {
+	if sc.Folders() == nil {
 		return nil
 	}
 	before := g.record.Fences
-	g.fence(ctx, def)
+	g.fence(ctx, sc, def)
 	return g.keepFences(before)
 }
 
@@ -138,7 +121,7 @@ type Fences map[string][]string
 func (g *Guest) Fences() Fences { return copied(g.View().fences) }
 
 // On applies the fences to the opening of one disk of the guest.
-func (f Fences) On(ctx context.Context, d *device.Disk) context.Context { return fenced(ctx, f, d) }
+func (f Fences) On(sc scope.Scope, d *device.Disk) scope.Scope { return fenced(sc, f, d) }
 
 // Like restricts the disk made as the disk of that it was cloned from, and also permits the folder it was
 // made in.
@@ -149,7 +132,7 @@ func (f Fences) Like(of, made *device.Disk, folder string) {
 }
 
 // In applies the fences to a definition that is stored under ctx.
-func (f Fences) In(ctx context.Context) context.Context { return withFences(ctx, f) }
+func (f Fences) In(sc scope.Scope) scope.Scope { return sc.Noting(f) }
 
 // unfence removes the records of paths that the guest no longer has: neither in the definition that is
 // about to be stored, nor in the live one. It removes none while there is a managed save image, or while a
@@ -177,11 +160,11 @@ func copied(fences map[string][]string) map[string][]string {
 }
 
 // fenced applies the recorded folders of a disk to its opening.
-func fenced(ctx context.Context, fences map[string][]string, d *device.Disk) context.Context {
+func fenced(sc scope.Scope, fences map[string][]string, d *device.Disk) scope.Scope {
 	if folders, held := fences[sourceOf(d)]; held {
-		return image.WithFence(ctx, folders)
+		return sc.Within(folders)
 	}
-	return ctx
+	return sc
 }
 
 // reading is how a disk uses its source. With another format, or with write access instead of read access,

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // removeFile removes a file that is no longer needed. A failure is logged, and the file stays.
@@ -32,8 +33,8 @@ func removeNamed(path string, held []string) error {
 // fileExists reports whether a file exists at a path that a user named. It follows no link out of the
 // permitted folders, so that a user cannot test for files elsewhere. An error says that the path is not
 // permitted, or that its file system does not answer.
-func fileExists(ctx context.Context, path string) (bool, error) {
-	held := heldTo(ctx, path)
+func fileExists(ctx context.Context, sc scope.Scope, path string) (bool, error) {
+	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (bool, error) {
 		err := image.At(path, held, func(at string, _ int) error { _, err := os.Lstat(at); return err })
 		if fault.Is(err, fault.Denied) || fault.Is(err, fault.Invalid) {

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const machine = `<domain type='qemu'><name>a</name><uuid>11111111-2222-3333-4444-555555555555</uuid><memory>65536</memory><vcpu>1</vcpu>
@@ -128,7 +129,7 @@ func FuzzJournals(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		add(1, operation.Record{ID: "a", Kind: kind, Version: 1, Owner: "u", Folders: []string{"/a"}, Payload: text})
+		add(1, operation.Record{ID: "a", Kind: kind, Version: 1, Owner: "u", Scope: scope.Record{Granted: true, Folders: []string{"/a"}}, Payload: text})
 	}
 	add(2, map[string]any{"Label": "s", "Files": []any{map[string]any{"Path": "/a", "Was": "system_u:object_r:x_t:s0"}}})
 	for which := range uint8(3) {

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // chooseFirmware chooses the firmware image for a definition that asks for UEFI in general, and the path of
@@ -231,14 +232,14 @@ func (l *launching) makeNVRAM(ctx context.Context) error {
 	if o.NVRAM.Path == "" || !keepsVariables(&o) {
 		return nil
 	}
-	there, err := fileExists(ctx, o.NVRAM.Path)
+	there, err := fileExists(ctx, l.sc, o.NVRAM.Path)
 	if err != nil || there && !l.opts.ResetNVRAM {
 		return err
 	}
 	if err := checkTemplate(&o); err != nil {
 		return err
 	}
-	err = copyTemplate(ctx, &o.NVRAM)
+	err = copyTemplate(ctx, l.sc, &o.NVRAM)
 	l.run.MadeNVRAM = err == nil && !there
 	return fault.Wrap(err, failure(err), fault.Host, "cannot make the guest's UEFI variables")
 }
@@ -257,12 +258,12 @@ func checkTemplate(o *domain.OS) error {
 }
 
 // dropHalfNVRAM removes the incomplete variable store of an interrupted start.
-func dropHalfNVRAM(ctx context.Context, r *run) {
+func dropHalfNVRAM(ctx context.Context, sc scope.Scope, r *run) {
 	path := r.def.OS.NVRAM.Path
 	if path == "" || r.def.OS.NVRAM.Template == "" {
 		return
 	}
-	held := heldTo(ctx, path)
+	held := sc.FoldersOf(path)
 	if err := fsguard.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
 		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
 	}
@@ -280,28 +281,28 @@ func failure(err error) fault.Kind {
 const maxTemplate = 64 << 20
 
 // copyTemplate makes variables from their template, which must have the same format.
-func copyTemplate(ctx context.Context, n *domain.NVRAM) error {
-	text, err := readTemplate(ctx, n.Template)
+func copyTemplate(ctx context.Context, sc scope.Scope, n *domain.NVRAM) error {
+	text, err := readTemplate(ctx, sc, n.Template)
 	if err != nil {
 		return err
 	}
 	if n.Format == "qcow2" && !bytes.HasPrefix(text, []byte("QFI\xfb")) {
 		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a template that is", n.Template)
 	}
-	return writeVariables(ctx, n.Path, text)
+	return writeVariables(ctx, sc, n.Path, text)
 }
 
 // copyFile copies a small file atomically.
-func copyFile(ctx context.Context, from, to string) error {
-	text, err := readTemplate(ctx, from)
+func copyFile(ctx context.Context, sc scope.Scope, from, to string) error {
+	text, err := readTemplate(ctx, sc, from)
 	if err != nil {
 		return err
 	}
-	return writeVariables(ctx, to, text)
+	return writeVariables(ctx, sc, to, text)
 }
 
-func readTemplate(ctx context.Context, from string) ([]byte, error) {
-	held := heldTo(ctx, from)
+func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, error) {
+	held := sc.FoldersOf(from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {
 		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
 		if err != nil {
@@ -317,7 +318,7 @@ func readTemplate(ctx context.Context, from string) ([]byte, error) {
 }
 
 // writeVariables writes a small file atomically. On a busy disk this may take long.
-func writeVariables(ctx context.Context, to string, text []byte) error {
+func writeVariables(ctx context.Context, sc scope.Scope, to string, text []byte) error {
 	fill := func(f *os.File) error {
 		return fsguard.Outlast(ctx, to, func() error {
 			if err := image.Distrust(f); err != nil { // path to may be a disk of another guest, which must not read it as an image
@@ -327,5 +328,5 @@ func writeVariables(ctx context.Context, to string, text []byte) error {
 			return err
 		})
 	}
-	return writeImage(ctx, to, fill, (*os.File).Sync)
+	return writeImage(ctx, sc, to, fill, (*os.File).Sync)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // displayClient is QEMU's name for the socket of a new client, until the display has taken it.
@@ -14,8 +15,8 @@ const displayClient = "lodge-display"
 
 // OpenGraphics passes a connected socket to one of the displays of a running guest, counted from 0. The
 // peer of the socket becomes a client of the display. The caller must close the socket.
-func (g *Guest) OpenGraphics(ctx context.Context, index uint, skipAuth bool, client *os.File) error {
-	return g.perform(ctx, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) OpenGraphics(ctx context.Context, sc scope.Scope, index uint, skipAuth bool, client *os.File) error {
+	return g.perform(ctx, sc, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
 		displays := r.def.Devices.Graphics
 		if index >= uint(len(displays)) {
@@ -25,7 +26,7 @@ func (g *Guest) OpenGraphics(ctx context.Context, index uint, skipAuth bool, cli
 		if protocol != "vnc" && protocol != "spice" {
 			return nil, fault.New(fault.Unsupported, fault.Config, "graphics of type %s take no clients by socket", protocol)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err

@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -135,13 +136,13 @@ func (l *launching) joinGroup(context.Context) error {
 }
 
 // launch launches a guest's QEMU, in a sandbox if it has a user of its own.
-func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Spec) error) (*qemuprocess.Process, error) {
+func (r *Registry) launch(ctx context.Context, sc scope.Scope, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Spec) error) (*qemuprocess.Process, error) {
 	spec := qemuprocess.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
 	if u == nil {
 		spec.Env, spec.Dir = overruled(os.Environ(), c.Env), dir
 		return qemuprocess.Launch(ctx, spec)
 	}
-	place, err := r.chamberOf(ctx, def, *u, dir)
+	place, err := r.chamberOf(ctx, sc, def, *u, dir)
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // openLayers opens the images of a disk for QEMU: the top one for writing unless readOnly, the others for
@@ -46,10 +47,10 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 // openFiles opens what QEMU is passed besides disks: its firmware, and the files and sockets of character
 // devices. It also checks that QEMU can read what it opens itself.
 func (l *launching) openFiles(ctx context.Context) error {
-	if err := checkHostFiles(ctx, l.run.def); err != nil {
+	if err := checkHostFiles(ctx, l.sc, l.run.def); err != nil {
 		return err
 	}
-	read, err := openRead(ctx, l.run.def) // fail before the start waits for admission
+	read, err := openRead(ctx, l.sc, l.run.def) // fail before the start waits for admission
 	if err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func (l *launching) openFiles(ctx context.Context) error {
 	}
 	if l.run.User == nil {
 		for _, file := range [][2]string{{o.Loader.Path, o.Loader.Format}, {o.NVRAM.Path, o.NVRAM.Format}} {
-			if err := openInto(ctx, read, file[0], file[1], unix.O_RDONLY); err != nil && !errors.Is(err, os.ErrNotExist) { // QEMU reports a missing file
+			if err := openInto(ctx, l.sc, read, file[0], file[1], unix.O_RDONLY); err != nil && !errors.Is(err, os.ErrNotExist) { // QEMU reports a missing file
 				return err
 			}
 		}
@@ -73,33 +74,33 @@ func (l *launching) openFiles(ctx context.Context) error {
 		if o.Loader.ReadOnly == device.Off {
 			code = unix.O_RDWR
 		}
-		if err := openInto(ctx, l.plan.Files, o.Loader.Path, o.Loader.Format, code); err != nil {
+		if err := openInto(ctx, l.sc, l.plan.Files, o.Loader.Path, o.Loader.Format, code); err != nil {
 			return err
 		}
 		if o.NVRAM.Path != "" && o.Loader.Stateless != device.On {
-			if err := openInto(ctx, l.plan.Files, o.NVRAM.Path, o.NVRAM.Format, unix.O_RDWR); err != nil {
+			if err := openInto(ctx, l.sc, l.plan.Files, o.NVRAM.Path, o.NVRAM.Format, unix.O_RDWR); err != nil {
 				return err
 			}
 		}
 	}
-	return l.g.reg.openBackends(ctx, l.run, &l.plan, l.run.def.Devices.All())
+	return l.g.reg.openBackends(ctx, l.sc, l.run, &l.plan, l.run.def.Devices.All())
 }
 
 // openNamed opens a file or a disk that a definition names, if the path is permitted to the client that
 // named it.
-func openNamed(ctx context.Context, path string, mode int) (*os.File, error) {
-	held := heldTo(ctx, path)
+func openNamed(ctx context.Context, sc scope.Scope, path string, mode int) (*os.File, error) {
+	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 }
 
 // checkHostFiles refuses a guest that boots from a missing file of the host's programs. These files are not
 // opened for QEMU.
-func checkHostFiles(ctx context.Context, def *domain.Definition) error {
+func checkHostFiles(ctx context.Context, sc scope.Scope, def *domain.Definition) error {
 	for _, path := range bootFiles(def) {
 		if !ofTheHost(path) {
 			continue
 		}
-		f, err := openNamed(ctx, path, unix.O_RDONLY)
+		f, err := openNamed(ctx, sc, path, unix.O_RDONLY)
 		if errors.Is(err, os.ErrNotExist) {
 			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read what the guest is started with")
 		}
@@ -113,7 +114,7 @@ func checkHostFiles(ctx context.Context, def *domain.Definition) error {
 // openRead opens, by path, the files that QEMU reads while it makes the machine. It refuses pipes: QEMU
 // would wait for the other end and hold its place in the admission queue. It also bounds the total size,
 // because QEMU keeps the contents in memory that the ledger does not count.
-func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os.File, err error) {
+func openRead(ctx context.Context, sc scope.Scope, def *domain.Definition) (files map[string]*os.File, err error) {
 	files = map[string]*os.File{}
 	defer func() {
 		if err != nil {
@@ -123,7 +124,7 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 	most := max(def.Memory, leastRead)
 	var all uint64
 	for _, path := range readFiles(def) {
-		f, err := openNamed(ctx, path, unix.O_RDONLY)
+		f, err := openNamed(ctx, sc, path, unix.O_RDONLY)
 		if err != nil {
 			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read what the guest is started with")
 		}
@@ -148,12 +149,12 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 const leastRead = 64 << 20
 
 // openInto opens a file of the firmware.
-func openInto(ctx context.Context, files map[string]*os.File, path, format string, mode int) error {
+func openInto(ctx context.Context, sc scope.Scope, files map[string]*os.File, path, format string, mode int) error {
 	if path == "" {
 		return nil
 	}
 	if files[path] == nil {
-		f, err := openNamed(ctx, path, mode)
+		f, err := openNamed(ctx, sc, path, mode)
 		if err != nil {
 			return err
 		}
@@ -188,19 +189,19 @@ func standsAlone(f *os.File, format string) error {
 
 // openBackends opens the files and listening sockets of character devices. Sockets without a path are
 // placed in the run directory, beside the directory that QEMU may write to.
-func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all []device.Device) error {
+func (r *Registry) openBackends(ctx context.Context, sc scope.Scope, run *run, p *qemu.Plan, all []device.Device) error {
 	for _, dev := range all {
 		b := backendOf(dev)
 		if b == nil {
 			continue
 		}
 		if b.Type == "file" {
-			if err := openOutput(ctx, p, b.Path, b.Append.Or(false)); err != nil {
+			if err := openOutput(ctx, sc, p, b.Path, b.Append.Or(false)); err != nil {
 				return err
 			}
 		}
 		if b.LogFile != "" {
-			if err := openOutput(ctx, p, b.LogFile, b.LogAppend.Or(false)); err != nil {
+			if err := openOutput(ctx, sc, p, b.LogFile, b.LogAppend.Or(false)); err != nil {
 				return err
 			}
 		}
@@ -211,12 +212,12 @@ func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all
 			}
 		}
 		if b.Listens() && filepath.Dir(b.Path) != run.ownPath() {
-			if err := listenFor(ctx, run.labels, p, alias, b.Path); err != nil {
+			if err := listenFor(ctx, sc, run.labels, p, alias, b.Path); err != nil {
 				return err
 			}
 		}
 		if b.Connects() {
-			if err := run.connectFor(ctx, p, alias, b); err != nil {
+			if err := run.connectFor(ctx, sc, p, alias, b); err != nil {
 				return err
 			}
 		}
@@ -225,7 +226,7 @@ func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all
 }
 
 // openOutput opens a file that a character device writes to.
-func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) error {
+func openOutput(ctx context.Context, sc scope.Scope, p *qemu.Plan, path string, extend bool) error {
 	if p.Files[path] != nil {
 		return nil
 	}
@@ -233,7 +234,7 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 	if extend {
 		how = os.O_WRONLY | os.O_CREATE | os.O_APPEND
 	}
-	held := heldTo(ctx, path)
+	held := sc.FoldersOf(path)
 	f, err := fsguard.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.At(path, held, func(at string, nofollow int) error {
 			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
@@ -255,11 +256,11 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 }
 
 // listenFor makes the listening socket of a character device. It is removed when the run ends.
-func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path string) error {
+func listenFor(ctx context.Context, sc scope.Scope, labels *labels, p *qemu.Plan, alias, path string) error {
 	if p.Sockets[alias] != nil {
 		return nil // the first console is the first serial port
 	}
-	held := heldTo(ctx, path)
+	held := sc.FoldersOf(path)
 	listen := func() (f *os.File, err error) {
 		err = image.Beside(path, held, func(at string) error {
 			return labels.sockets(func() (err error) { f, err = qemuprocess.ListenMonitor(at); return err })

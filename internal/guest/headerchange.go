@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // headerChanges is the kind of record that holds a change of a saved image's header while it is in
@@ -163,7 +164,7 @@ func (r *Registry) settleMoved(f *os.File, path string) error {
 		}
 		ctx, stop := context.WithTimeout(r.life, closeTime)
 		defer stop()
-		if there, err := fileExists(ctx, from); err == nil && !there { // it was moved and not copied
+		if there, err := fileExists(ctx, scope.Daemon("a change of a header that was cut off"), from); err == nil && !there { // it was moved and not copied
 			r.forgetHeader(from)
 		}
 		return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // imageShelf is a daemon that has nothing but saved images.
@@ -159,7 +160,7 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 		if !strings.Contains(err.Error(), elsewhere) || !strings.Contains(err.Error(), "was cut off") || !strings.Contains(err.Error(), "take another copy") {
 			t.Errorf("the refusal is %v", err)
 		}
-		if err := s.RedefineSaved(t.Context(), elsewhere, SaveOptions{XML: alike}); err == nil {
+		if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), elsewhere, SaveOptions{XML: alike}); err == nil {
 			t.Error("half a header is changed once more")
 		}
 		if after, err := os.ReadFile(elsewhere); err != nil || !bytes.Equal(after, torn) {
@@ -242,7 +243,7 @@ func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 			}
 		}
 	}
-	s.must(s.RedefineSaved(t.Context(), s.path, SaveOptions{XML: title("third")}))
+	s.must(s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title("third")}))
 	if is := s.says(); is != "third" || s.noted() {
 		t.Errorf("changed once more it is %q; noted: %v", is, s.noted())
 	}
@@ -266,8 +267,8 @@ func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
 	s.must(err)
 	newer := store.Kind{Name: headerChanges.Name, Version: headerChanges.Version + 1}
 	s.must(s.store.Put(newer, s.path, "a later daemon's")) // which the store keeps from being replaced
-	if err := s.RedefineSaved(t.Context(), s.path, SaveOptions{XML: title("second")}); err == nil {
-		t.Error("a header is changed although it could not be recorded")
+	if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title("second")}); err == nil {
+		t.Error("a header is changed of which nothing could be noted")
 	}
 	if after, err := os.ReadFile(s.path); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("the image was changed without a note (%v)", err)
@@ -328,7 +329,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 	for n, name := range names[1:] {
 		all.Go(func() {
 			at := []string{s.path, link}[n%2]
-			if err := s.RedefineSaved(t.Context(), at, SaveOptions{XML: title(name)}); err != nil {
+			if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), at, SaveOptions{XML: title(name)}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -352,7 +353,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 
 func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 	s := newImageShelf(t)
-	err := s.RedefineSaved(t.Context(), s.path, SaveOptions{XML: title(strings.Repeat("x", saveAlign))})
+	err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title(strings.Repeat("x", saveAlign))})
 	if !fault.Is(err, fault.Invalid) && (err == nil || !strings.Contains(err.Error(), "too long")) {
 		t.Errorf("a definition that has no room is taken: %v", err)
 	}

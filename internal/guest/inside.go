@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // freezeLimit is how long freezing and trimming may take. Both wait for the guest's disks.
@@ -35,54 +36,54 @@ func told(text string) string {
 
 // Freeze makes the guest hold back writes to the file systems at these mount points, or to all of them. It
 // returns how many it froze.
-func (g *Guest) Freeze(ctx context.Context, mountPoints []string) (frozen int, err error) {
+func (g *Guest) Freeze(ctx context.Context, sc scope.Scope, mountPoints []string) (frozen int, err error) {
 	if len(mountPoints) == 0 {
-		err = g.Agent(ctx, "guest-fsfreeze-freeze", nil, &frozen, freezeLimit)
+		err = g.Agent(ctx, sc, "guest-fsfreeze-freeze", nil, &frozen, freezeLimit)
 		return frozen, err
 	}
-	err = g.Agent(ctx, "guest-fsfreeze-freeze-list", map[string]any{"mountpoints": mountPoints}, &frozen, freezeLimit)
+	err = g.Agent(ctx, sc, "guest-fsfreeze-freeze-list", map[string]any{"mountpoints": mountPoints}, &frozen, freezeLimit)
 	return frozen, err
 }
 
 // Thaw lets the guest write again. It returns how many file systems it thawed.
-func (g *Guest) Thaw(ctx context.Context) (thawed int, err error) {
-	err = g.Agent(ctx, "guest-fsfreeze-thaw", nil, &thawed, freezeLimit)
+func (g *Guest) Thaw(ctx context.Context, sc scope.Scope) (thawed int, err error) {
+	err = g.Agent(ctx, sc, "guest-fsfreeze-thaw", nil, &thawed, freezeLimit)
 	return thawed, err
 }
 
 // Trim makes the guest discard the unused extents of its file systems, of at least minimum bytes each.
-func (g *Guest) Trim(ctx context.Context, minimum uint64) error {
-	return g.Agent(ctx, "guest-fstrim", map[string]any{"minimum": minimum}, nil, freezeLimit)
+func (g *Guest) Trim(ctx context.Context, sc scope.Scope, minimum uint64) error {
+	return g.Agent(ctx, sc, "guest-fstrim", map[string]any{"minimum": minimum}, nil, freezeLimit)
 }
 
 // Time returns the guest's time.
-func (g *Guest) Time(ctx context.Context) (time.Time, error) {
+func (g *Guest) Time(ctx context.Context, sc scope.Scope) (time.Time, error) {
 	var nanoseconds int64
-	err := g.Agent(ctx, "guest-get-time", nil, &nanoseconds, 0)
+	err := g.Agent(ctx, sc, "guest-get-time", nil, &nanoseconds, 0)
 	return time.Unix(0, nanoseconds), err
 }
 
 // SetTime sets the guest's time. Nil sets it from the guest's hardware clock.
-func (g *Guest) SetTime(ctx context.Context, to *time.Time) error {
+func (g *Guest) SetTime(ctx context.Context, sc scope.Scope, to *time.Time) error {
 	if to == nil {
-		return g.Agent(ctx, "guest-set-time", nil, nil, 0)
+		return g.Agent(ctx, sc, "guest-set-time", nil, nil, 0)
 	}
-	return g.Agent(ctx, "guest-set-time", map[string]any{"time": to.UnixNano()}, nil, 0)
+	return g.Agent(ctx, sc, "guest-set-time", map[string]any{"time": to.UnixNano()}, nil, 0)
 }
 
 // SetPassword sets the password of a user in the guest. crypted says that password is a hash already.
-func (g *Guest) SetPassword(ctx context.Context, user, password string, crypted bool) error {
-	return g.Agent(ctx, "guest-set-user-password", map[string]any{
+func (g *Guest) SetPassword(ctx context.Context, sc scope.Scope, user, password string, crypted bool) error {
+	return g.Agent(ctx, sc, "guest-set-user-password", map[string]any{
 		"username": user, "password": base64.StdEncoding.EncodeToString([]byte(password)), "crypted": crypted,
 	}, nil, 0)
 }
 
 // AgentHostname asks the agent for the guest's host name.
-func (g *Guest) AgentHostname(ctx context.Context) (string, error) {
+func (g *Guest) AgentHostname(ctx context.Context, sc scope.Scope) (string, error) {
 	var answer struct {
 		Name string `json:"host-name"`
 	}
-	err := g.Agent(ctx, "guest-get-host-name", nil, &answer, 0)
+	err := g.Agent(ctx, sc, "guest-get-host-name", nil, &answer, 0)
 	return told(answer.Name), err
 }
 
@@ -121,9 +122,9 @@ type AgentVCPU struct {
 }
 
 // AgentVCPUs asks the agent for the vCPUs that the guest sees.
-func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
+func (g *Guest) AgentVCPUs(ctx context.Context, sc scope.Scope) ([]AgentVCPU, error) {
 	var all []AgentVCPU
-	if err := g.Agent(ctx, "guest-get-vcpus", nil, &all, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-get-vcpus", nil, &all, 0); err != nil {
 		return nil, err
 	}
 	if len(all) > maxVCPUs {
@@ -138,8 +139,8 @@ func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
 }
 
 // SetAgentVCPUs makes the guest use n of the vCPUs that it sees.
-func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
-	all, err := g.AgentVCPUs(ctx)
+func (g *Guest) SetAgentVCPUs(ctx context.Context, sc scope.Scope, n uint) error {
+	all, err := g.AgentVCPUs(ctx, sc)
 	if err != nil {
 		return err
 	}
@@ -173,7 +174,7 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 		set[i] = map[string]any{"logical-id": c.ID, "online": c.Online}
 	}
 	var done uint
-	if err := g.Agent(ctx, "guest-set-vcpus", map[string]any{"vcpus": set}, &done, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-set-vcpus", map[string]any{"vcpus": set}, &done, 0); err != nil {
 		return err
 	}
 	if done < uint(len(change)) {
@@ -208,14 +209,14 @@ type agentDisk struct {
 }
 
 // FileSystems asks the agent for the file systems that are mounted in the guest.
-func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
+func (g *Guest) FileSystems(ctx context.Context, sc scope.Scope) ([]FileSystem, error) {
 	var answer []struct {
 		Name, MountPoint, Type string
 		Total                  *uint64 `json:"total-bytes"`
 		Used                   *uint64 `json:"used-bytes"`
 		Disk                   []agentDisk
 	}
-	if err := g.Agent(ctx, "guest-get-fsinfo", nil, &answer, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-get-fsinfo", nil, &answer, 0); err != nil {
 		return nil, err
 	}
 	if len(answer) > maxInside {
@@ -262,9 +263,9 @@ type User struct {
 }
 
 // Users asks the agent for the users who are logged in.
-func (g *Guest) Users(ctx context.Context) ([]User, error) {
+func (g *Guest) Users(ctx context.Context, sc scope.Scope) ([]User, error) {
 	var all []User
-	err := g.Agent(ctx, "guest-get-users", nil, &all, 0)
+	err := g.Agent(ctx, sc, "guest-get-users", nil, &all, 0)
 	all = all[:min(len(all), maxInside)]
 	for i := range all {
 		all[i].Name, all[i].Domain = told(all[i].Name), told(all[i].Domain)
@@ -273,9 +274,9 @@ func (g *Guest) Users(ctx context.Context) ([]User, error) {
 }
 
 // OSInfo asks the agent for the guest's operating system. The keys are the agent's.
-func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
+func (g *Guest) OSInfo(ctx context.Context, sc scope.Scope) (map[string]string, error) {
 	var info map[string]string
-	if err := g.Agent(ctx, "guest-get-osinfo", nil, &info, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-get-osinfo", nil, &info, 0); err != nil {
 		return nil, err
 	}
 	if len(info) > maxInside {
@@ -289,12 +290,12 @@ func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
 }
 
 // Timezone returns the name of the guest's time zone, which may be empty, and its offset from UTC.
-func (g *Guest) Timezone(ctx context.Context) (name string, ahead time.Duration, err error) {
+func (g *Guest) Timezone(ctx context.Context, sc scope.Scope) (name string, ahead time.Duration, err error) {
 	var answer struct {
 		Zone   string
 		Offset int64
 	}
-	if err = g.Agent(ctx, "guest-get-timezone", nil, &answer, 0); err != nil {
+	if err = g.Agent(ctx, sc, "guest-get-timezone", nil, &answer, 0); err != nil {
 		return "", 0, err
 	}
 	if day := int64(24 * 60 * 60); answer.Offset > day || answer.Offset < -day {

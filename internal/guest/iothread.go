@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -104,7 +105,7 @@ func (g *Guest) IOThreads(ctx context.Context) ([]IOThread, error) {
 }
 
 // PinIOThread binds an iothread of the guest to CPUs of the host. An empty set removes the binding.
-func (g *Guest) PinIOThread(ctx context.Context, id uint, to topology.CPUSet, a Affect) error {
+func (g *Guest) PinIOThread(ctx context.Context, sc scope.Scope, id uint, to topology.CPUSet, a Affect) error {
 	def, err := g.definition(a)
 	if err != nil {
 		return err
@@ -112,7 +113,7 @@ func (g *Guest) PinIOThread(ctx context.Context, id uint, to topology.CPUSet, a 
 	if id == 0 || id > def.IOThreads {
 		return fault.New(fault.Invalid, fault.Call, "the domain has no iothread %d", id)
 	}
-	return g.Tune(ctx, a, func(d *domain.Definition) error {
+	return g.Tune(ctx, sc, a, func(d *domain.Definition) error {
 		setPin(&d.Tune.IOThreadPins, id, to)
 		return nil
 	})

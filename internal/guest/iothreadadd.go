@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // iothreadKind adds an iothread to a running guest. The record decides: the addition counts once the new
@@ -49,8 +50,8 @@ func (a *iothreadAddition) Opened(op *operation.Operation) error {
 }
 
 // AddIOThread adds an iothread. Its ID must be the one after the domain's last.
-func (g *Guest) AddIOThread(ctx context.Context, id uint, a Affect) error {
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+func (g *Guest) AddIOThread(ctx context.Context, sc scope.Scope, id uint, a Affect) error {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return withIOThread(g.inactive, id)
 	}, func(config *domain.Definition) (work, error) {
 		r := g.run
@@ -58,15 +59,15 @@ func (g *Guest) AddIOThread(ctx context.Context, id uint, a Affect) error {
 		if err != nil {
 			return nil, err
 		}
-		if err := g.bounded(ctx, after); err != nil {
+		if err := g.bounded(ctx, sc, after); err != nil {
 			return nil, err
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			if _, err := r.monitor(); err != nil {
 				return nil, err
 			}
 			w := &iothreadAddition{ID: id, Config: config != nil, r: r}
-			return nil, r.perform(ctx, iothreadKind.Name, w, w.name())
+			return nil, r.perform(ctx, sc, iothreadKind.Name, w, w.name())
 		}, nil
 	})
 }
@@ -191,7 +192,7 @@ func (a *iothreadAddition) define(ctx context.Context) error {
 		if !a.Config {
 			return nil
 		}
-		return g.followOnce(ctx, a.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(ctx, a.op.Scope(), a.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			config.IOThreads = max(config.IOThreads, a.ID) // another client may have stored it since
 			return config, nil
 		})

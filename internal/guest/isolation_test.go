@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -61,7 +62,7 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 		t.Skip("device nodes on this file system cannot be opened by any process: ", said)
 	}
 	g := d.define(small("bounded", "<controller type='usb' model='qemu-xhci'/>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	group := d.groups.Guest(g.UUID())
 	if said := d.opensIn(group, "/dev/urandom"); said != "" {
 		t.Errorf("it may not open a device of every chamber: %s", said)
@@ -76,16 +77,16 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	port := "<serial type='dev'><source path='" + passed + "'/><target type='usb-serial' port='1'/></serial>"
 	refuses := func() bool { return d.opensIn(group, passed) != "" }
 	live := guest.Affect{Live: true}
-	ok(t, g.Attach(d.ctx(), port, live))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), port, live))
 	if refuses() {
 		t.Error("it may not open the plugged device")
 	}
-	ok(t, g.Detach(d.ctx(), port, live))
-	eventually(t, "it may not open the released device", refuses)
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), port, live))
+	eventually(t, "it may not open what it has let go", refuses)
 	nothing := filepath.Join(d.dir, "nothing")
 	ok(t, unix.Mknod(nothing, unix.S_IFCHR|0o666, int(unix.Mkdev(240, 77)))) // of no driver
-	if err := g.Attach(d.ctx(), strings.Replace(port, passed, nothing, 1), live); err == nil {
-		t.Error("QEMU opens a missing file")
+	if err := g.Attach(d.ctx(), scope.Daemon("a test"), strings.Replace(port, passed, nothing, 1), live); err == nil {
+		t.Error("QEMU opens what is not there")
 	}
 	eventually(t, "it may not open what QEMU has refused", func() bool { return strings.Contains(d.opensIn(group, nothing), "not permitted") })
 }
@@ -132,13 +133,13 @@ func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 		t.Skip("this host has no huge pages to spare: ", said)
 	}
 	g := d.define(growing("pages"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	group := d.groups.Guest(g.UUID())
 	if takes(group) == "" {
 		t.Error("a guest without huge pages takes those of others")
 	}
 	module := `<memory model='dimm'><source><pagesize unit='MiB'>2</pagesize></source><target><size unit='MiB'>2</size><node>0</node></target></memory>`
-	ok(t, g.Attach(d.ctx(), module, guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Live: true}))
 	if takes(group) == "" {
 		t.Error("a guest with a huge page takes those of others")
 	}
@@ -158,7 +159,7 @@ func labelsOf(d *daemon, v *guest.View) string {
 func TestIsolationIsTold(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("told", ""))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	v := g.View()
 	var of unix.Stat_t
 	ok(t, unix.Stat(fmt.Sprintf("/proc/%d", v.PID), &of))
@@ -199,7 +200,7 @@ func TestGuestsShareNoCore(t *testing.T) {
 	cookies := map[uint64]string{}
 	for _, name := range []string{"one", "two"} {
 		g := d.define(small(name, ""))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		var cookie uint64
 		ok(t, unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, uintptr(d.pid(name)), unix.PR_SCHED_CORE_SCOPE_THREAD, uintptr(unsafe.Pointer(&cookie))))
 		if cookie == 0 || cookies[cookie] != "" {
@@ -226,11 +227,11 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 	}
 	live := guest.Affect{Live: true}
 	with, without := d.define(small("with", disk("a", "vda"))), d.define(small("without", ""))
-	ok(t, with.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, without.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, with.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, without.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() {}) // what a guest began with is known to the next daemon
-	ok(t, d.again(with).Attach(d.ctx(), disk("b", "vdb"), live))
-	refused(t, d.again(without).Attach(d.ctx(), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
+	ok(t, d.again(with).Attach(d.ctx(), scope.Daemon("a test"), disk("b", "vdb"), live))
+	refused(t, d.again(without).Attach(d.ctx(), scope.Daemon("a test"), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
 }
 
 // TestNoCoreOfAGuest: a QEMU that crashes leaves its memory in no file, and to no program
@@ -239,7 +240,7 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 func TestNoCoreOfAGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("crashes"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	var own unix.Rlimit
 	ok(t, unix.Getrlimit(unix.RLIMIT_CORE, &own))
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", g.View().PID))

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // progress is the progress of a job that moves memory. The job writes it, and any goroutine may read it.
@@ -27,9 +28,9 @@ func (p *progress) read() domain.Progress {
 }
 
 // moveMemory runs a job with progress and without a time limit. It ends early only by AbortJob or Destroy.
-func (g *Guest) moveMemory(ctx context.Context, verb lifecycle.Verb, kind domain.JobKind, plan func(*progress) (work, error)) error {
+func (g *Guest) moveMemory(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, kind domain.JobKind, plan func(*progress) (work, error)) error {
 	p := &progress{}
-	return g.ask(ctx, &task{verb: verb, kind: kind, progress: p, plan: func() (work, error) { return plan(p) }})
+	return g.ask(ctx, sc, &task{verb: verb, kind: kind, progress: p, plan: func() (work, error) { return plan(p) }})
 }
 
 // Job returns the guest's current job. Its Kind is JobNone if there is none.
@@ -58,8 +59,8 @@ func (g *Guest) noteEnd(j *job, failure error) {
 }
 
 // AbortJob aborts the job that moves the guest's memory. The guest then continues as before the job.
-func (g *Guest) AbortJob(ctx context.Context) error {
-	return g.change(ctx, "", func() error {
+func (g *Guest) AbortJob(ctx context.Context, sc scope.Scope) error {
+	return g.change(ctx, sc, "", func() error {
 		if g.job == nil || g.job.task.progress == nil {
 			return fault.New(fault.WrongState, fault.Domain, "no job is active on the domain")
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Key is a key of a guest's keyboard, by QEMU's numbering.
@@ -72,10 +73,10 @@ func namedFrom(rows map[uint32]string) map[uint32]string {
 
 // SendKeys presses keys together and releases them after the hold time (0: QEMU's default). It returns when
 // they are pressed.
-func (g *Guest) SendKeys(ctx context.Context, keys []Key, hold time.Duration) error {
-	return g.perform(ctx, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) SendKeys(ctx context.Context, sc scope.Scope, keys []Key, hold time.Duration) error {
+	return g.perform(ctx, sc, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err

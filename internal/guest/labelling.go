@@ -228,7 +228,7 @@ func (l *launching) labelFiles(ctx context.Context) error {
 		all = append(all, loan{l.from.file, labels.Content, ""})
 	}
 	for _, path := range readFiles(l.run.def) {
-		f, err := openNamed(ctx, path, os.O_RDONLY)
+		f, err := openNamed(ctx, l.sc, path, os.O_RDONLY)
 		if err != nil {
 			continue // the code that shows the file reports the error
 		}

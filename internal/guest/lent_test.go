@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // overwritten writes the first cluster of one image, with its header, over that of another, as any process with
@@ -46,26 +47,26 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	tool(t, "create", "-q", "-f", "qcow2", image, "1M")
 	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
 	g := d.define(small("taken", diskOf("qcow2", image, "")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	overwritten(t, image, forged)
 	d.crash(g)
 	const says = "was changed while a guest, or a client that rules hold, had it to write"
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, says)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, says)
 	d.reopen(func() {})
 	g = d.again(g)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, says)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, says)
 	other := d.define(small("other"))
-	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
-	refused(t, other.Attach(d.ctx(), diskOf("qcow2", image, ""), guest.Affect{Live: true}), fault.Denied, says)
+	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	refused(t, other.Attach(d.ctx(), scope.Daemon("a test"), diskOf("qcow2", image, ""), guest.Affect{Live: true}), fault.Denied, says)
 
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", "", image)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() {}) // which sees the end
 	g = d.again(g)
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", image)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 
 	pid := d.pid("taken")
 	d.reopen(func() { ok(t, unix.Kill(pid, unix.SIGKILL)) }) // no daemon sees the end
@@ -91,12 +92,12 @@ func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
 	g := d.define(small("writer", diskOf("raw", disk, "")+"<serial type='file'><source path='"+said+"'/></serial>"))
 	for _, path := range []string{disk, said} {
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		overwritten(t, path, forged)
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 		reader := d.define(small("reader-"+filepath.Base(path), diskOf("qcow2", path, "")))
-		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+		refused(t, reader.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "was changed while a guest")
 	}
 }
 
@@ -123,10 +124,10 @@ func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 		"<loader readonly='yes' type='pflash'>"+code+"</loader><nvram template='"+template+"'>"+vars+"</nvram></os>", 1))
 	reader := d.define(small("reader", diskOf("qcow2", vars, "")))
 	for _, again := range []bool{false, true} {
-		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true, ResetNVRAM: again}))
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true, ResetNVRAM: again}))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
-		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+		refused(t, reader.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "was changed while a guest")
 	}
 }
 
@@ -140,17 +141,17 @@ func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	writer := d.define(small("writer", diskOf("raw", path, "")))
-	ok(t, writer.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, writer.Destroy(d.ctx(), false))
+	ok(t, writer.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, writer.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	d.want(writer, domain.ShutOff, domain.ReasonDestroyed)
-	_, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	refused(t, err, fault.Denied, "has written to "+path)
 	ok(t, unix.Removexattr(path, "trusted.lodge.backing"))
-	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
@@ -165,12 +166,12 @@ func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 	kept, err := os.OpenFile(path, os.O_RDWR, 0)
 	ok(t, err)
 	g := d.define(small("next", diskOf("raw", path, "")))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Busy, "has "+path+" open to write")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "has "+path+" open to write")
 	sharer := d.define(small("sharer", diskOf("raw", path, "<shareable/>")))
-	ok(t, sharer.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, sharer.Destroy(d.ctx(), false))
+	ok(t, sharer.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, sharer.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	ok(t, kept.Close())
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 }
 
 // TestADiskOfAPausedGuestIsLetGoWhenItRuns: QEMU closes nothing that it was told to forget while its guest is paused.
@@ -183,13 +184,15 @@ func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	stick := strings.NewReplacer("'vda'", "'sda'", "'virtio'", "'usb'").Replace(diskOf("raw", path, ""))
 	const hub = "<controller type='usb' model='qemu-xhci'/>"
 	first, other := d.define(small("first", hub)), d.define(small("other", diskOf("raw", path, "")))
-	ok(t, first.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, first.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	for range 2 {
-		ok(t, first.Attach(d.ctx(), stick, guest.Affect{Live: true}))
-		ok(t, first.Detach(d.ctx(), stick, guest.Affect{Live: true}))
+		ok(t, first.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+		ok(t, first.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
 	}
-	ok(t, first.Resume(d.ctx()))
-	eventually(t, "the other guest has the disk", func() bool { return other.Start(d.ctx(), guest.StartOptions{Paused: true}) == nil })
+	ok(t, first.Resume(d.ctx(), scope.Daemon("a test")))
+	eventually(t, "the other guest has the disk", func() bool {
+		return other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}) == nil
+	})
 }
 
 // The same for the medium of a drive that a paused guest no longer has. It is free once the guest has run.
@@ -202,14 +205,14 @@ func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 		return "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>" + source + "<target dev='sda' bus='sata'/><readonly/></disk>"
 	}
 	g := d.define(small("reader", drive("<source file='"+path+"'/>")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, g.Update(d.ctx(), drive(""), guest.Affect{Live: true}, false))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive(""), guest.Affect{Live: true}, false))
 	open := func() bool { return kernel.Root{}.HasOpen(g.View().PID, path) }
 	if !open() {
 		t.Skip("this QEMU closes it at once")
 	}
 	d.reopen(func() {})
 	g = d.again(g)
-	ok(t, g.Resume(d.ctx()))
+	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
 	eventually(t, "it is closed", func() bool { return !open() })
 }

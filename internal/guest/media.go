@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // mediaKind changes the medium of a drive. QEMU decides whether it happened: its drive reads the new node,
@@ -92,13 +93,13 @@ func (g *Guest) planMedia(before, after *device.Disk, config *domain.Definition,
 	if _, err := r.text(with); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) (settle, error) {
-		return nil, g.changeMedia(ctx, m, def, before, force)
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		return nil, g.changeMedia(ctx, sc, m, def, before, force)
 	}, nil
 }
 
 // changeMedia changes the medium of a drive. With force it also opens a tray that the guest has locked.
-func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Definition, before *device.Disk, force bool) error {
+func (g *Guest) changeMedia(ctx context.Context, sc scope.Scope, m *mediaChange, def *domain.Definition, before *device.Disk, force bool) error {
 	if _, err := m.r.monitor(); err != nil {
 		return err
 	}
@@ -108,7 +109,7 @@ func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Def
 	}
 	m.plan = &qemu.Plan{Definition: def, Capabilities: caps, Dir: m.r.ownPath(), Disks: map[string]device.DiskAttachment{}}
 	defer closePlan(m.plan)
-	a, present, err := g.reg.findDisk(ctx, m.r, m.live)
+	a, present, err := g.reg.findDisk(ctx, sc, m.r, m.live)
 	if err != nil {
 		return err
 	}
@@ -122,7 +123,7 @@ func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Def
 	if err := m.note(before); err != nil {
 		return err
 	}
-	return m.r.perform(ctx, mediaKind.Name, m, "disk/"+m.live.Target)
+	return m.r.perform(ctx, sc, mediaKind.Name, m, "disk/"+m.live.Target)
 }
 
 // note completes the payload with the commands that undo and finish the change.
@@ -238,7 +239,7 @@ func (m *mediaChange) define(ctx context.Context) error {
 		if m.saved == nil {
 			return nil
 		}
-		return g.followOnce(ctx, m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(ctx, m.op.Scope(), m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			return config, updateIn(&config.Devices, m.saved)
 		})
 	})
@@ -261,7 +262,7 @@ func (m *mediaChange) forget(ctx context.Context) error {
 		}
 		return nil
 	}
-	rest, err := m.r.ops.Follow(cleanupKind.Name, &cleanup{r: m.r, Images: m.Old, For: imageOwner(m.Old...)}, operation.Record{})
+	rest, err := m.r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, &cleanup{r: m.r, Images: m.Old, For: imageOwner(m.Old...)}, operation.Record{})
 	if err == nil {
 		m.r.ops.Wake(rest)
 	}

@@ -6,12 +6,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // SetMemory sets the guest's memory in bytes, up to its maximum. For a running guest it sets the balloon,
 // which the guest follows in its own time.
-func (g *Guest) SetMemory(ctx context.Context, bytes uint64, a Affect) error {
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+func (g *Guest) SetMemory(ctx context.Context, sc scope.Scope, bytes uint64, a Affect) error {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		if bytes > g.inactive.Memory {
 			return nil, tooMuch(bytes, g.inactive.Memory)
 		}
@@ -36,7 +37,7 @@ func (g *Guest) planMemory(bytes uint64, config *domain.Definition) (work, error
 	if config != nil {
 		return g.update(&update{Balloon: &bytes}, r.def, config)
 	}
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
 			err = s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
@@ -50,8 +51,8 @@ func tooMuch(want, most uint64) error {
 }
 
 // SetMaxMemory sets the memory of the next start, in bytes. That of a running guest is fixed.
-func (g *Guest) SetMaxMemory(ctx context.Context, bytes uint64, a Affect) error {
-	return g.change(ctx, "", func() error {
+func (g *Guest) SetMaxMemory(ctx context.Context, sc scope.Scope, bytes uint64, a Affect) error {
+	return g.change(ctx, sc, "", func() error {
 		a, err := g.resolve(a)
 		if err != nil {
 			return err
@@ -65,7 +66,7 @@ func (g *Guest) SetMaxMemory(ctx context.Context, bytes uint64, a Affect) error 
 		def := g.inactive.Clone()
 		def.Memory = bytes
 		def.CurrentMemory = min(def.CurrentMemory, bytes)
-		if err := g.bounded(ctx, def); err != nil {
+		if err := g.bounded(ctx, sc, def); err != nil {
 			return err
 		}
 		return g.redefine(def)
@@ -73,8 +74,8 @@ func (g *Guest) SetMaxMemory(ctx context.Context, bytes uint64, a Affect) error 
 }
 
 // SetStatsPeriod sets how often, in seconds, the guest reports on its memory. 0 stops the reports.
-func (g *Guest) SetStatsPeriod(ctx context.Context, seconds uint, a Affect) error {
-	return g.Tune(ctx, a, func(d *domain.Definition) error {
+func (g *Guest) SetStatsPeriod(ctx context.Context, sc scope.Scope, seconds uint, a Affect) error {
+	return g.Tune(ctx, sc, a, func(d *domain.Definition) error {
 		if b := d.Devices.Balloon; b == nil || b.Model == "none" {
 			return errNoBalloon()
 		}

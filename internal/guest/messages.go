@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // The prefixes of messages, so that readers can tell their kinds apart. A guest is tainted by something
@@ -52,7 +53,7 @@ func (g *Guest) remark(ctx context.Context, r *run, message string) {
 	if slices.Contains(g.View().Messages, message) {
 		return
 	}
-	err := g.change(context.WithoutCancel(ctx), "", func() error {
+	err := g.change(context.WithoutCancel(ctx), scope.Daemon("a message about a guest"), "", func() error {
 		if g.run != r || slices.Contains(r.Messages, message) {
 			return nil
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -23,13 +24,13 @@ const (
 
 // SetMetadata sets or, with a nil value, removes a piece of metadata. key is the prefix of an element's
 // namespace.
-func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *string, key, uri string, a Affect) error {
-	return g.ChangeMetadata(ctx, kind, func(*domain.Definition) (*string, error) { return value, nil }, key, uri, a)
+func (g *Guest) SetMetadata(ctx context.Context, sc scope.Scope, kind MetadataKind, value *string, key, uri string, a Affect) error {
+	return g.ChangeMetadata(ctx, sc, kind, func(*domain.Definition) (*string, error) { return value, nil }, key, uri, a)
 }
 
 // ChangeMetadata is SetMetadata with a value computed from the guest's present definition: the stored one,
 // if there is one. to is called in the guest's loop and must not block.
-func (g *Guest) ChangeMetadata(ctx context.Context, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a Affect) error {
+func (g *Guest) ChangeMetadata(ctx context.Context, sc scope.Scope, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a Affect) error {
 	set := func() (work, error) {
 		a, err := g.resolve(a)
 		if err != nil {
@@ -43,16 +44,16 @@ func (g *Guest) ChangeMetadata(ctx context.Context, kind MetadataKind, to func(*
 			d = d.Clone()
 			return d, setMetadata(d, kind, value, key, uri)
 		}
-		return g.setWords(ctx, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
+		return g.setWords(ctx, sc, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
 	}
 	if a.Live || !a.Config { // as a job: no other change is half done, and no save has the old text
-		return g.perform(ctx, "", domain.JobModify, modifyLimit, set)
+		return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, set)
 	}
-	return g.change(ctx, "", func() error { _, err := set(); return err })
+	return g.change(ctx, sc, "", func() error { _, err := set(); return err })
 }
 
 // setWords changes metadata and announces it. It runs in the loop.
-func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
+func (g *Guest) setWords(ctx context.Context, sc scope.Scope, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
 	var config, after *domain.Definition
 	if a.Config {
 		if config, err = changed(g.inactive); err != nil {
@@ -67,7 +68,7 @@ func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Def
 			return nil, err
 		}
 	}
-	if err := g.bounded(ctx, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
+	if err := g.bounded(ctx, sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
 		return nil, err
 	}
 	switch {

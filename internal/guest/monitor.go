@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // monitorLimit bounds the time of a command that a user gives to QEMU directly.
@@ -15,7 +16,10 @@ const monitorLimit = 60 * time.Second
 
 // MonitorCommand sends QEMU a command of the user and returns the answer: QMP as JSON, or with human a line
 // for the human monitor. It taints the guest, because Lodge cannot know what the command changed.
-func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) (string, error) {
+func (g *Guest) MonitorCommand(ctx context.Context, sc scope.Scope, command string, human bool) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	r := g.live.Load()
 	s, err := r.monitor()
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // nvramPath is the default path of a guest's UEFI variables.
@@ -15,13 +16,16 @@ func (r *Registry) nvramPath(uuid string) string { return filepath.Join(r.nvramD
 
 // CopyNVRAM copies another guest's UEFI variables for a guest that is about to be defined, and returns the
 // path. If there are none yet, the guest makes its own.
-func (r *Registry) CopyNVRAM(ctx context.Context, from, uuid string) (path string, err error) {
+func (r *Registry) CopyNVRAM(ctx context.Context, sc scope.Scope, from, uuid string) (path string, err error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	path = r.nvramPath(uuid)
-	there, err := fileExists(ctx, from)
+	there, err := fileExists(ctx, sc, from)
 	if err != nil || !there {
 		return path, err
 	}
-	err = copyFile(ctx, from, path)
+	err = copyFile(ctx, sc, from, path)
 	return path, fault.Wrap(err, failure(err), fault.Host, "cannot copy the UEFI variables")
 }
 
@@ -34,7 +38,10 @@ func (r *Registry) dropMadeNVRAM(rec *runRecord, def *domain.Definition, log *sl
 }
 
 // DropNVRAM removes what CopyNVRAM made, also if that is incomplete.
-func (r *Registry) DropNVRAM(ctx context.Context, uuid string) error {
+func (r *Registry) DropNVRAM(ctx context.Context, sc scope.Scope, uuid string) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	path := r.nvramPath(uuid)
 	return fsguard.Run(ctx, path, func() error {
 		removeFile(r.log, path)

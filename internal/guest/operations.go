@@ -6,10 +6,10 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A change of a running guest in several steps is an operation: see package operation. Each kind has a file
@@ -34,7 +34,7 @@ func (r *Registry) giveOperations(to *run, records []operation.Record) (err erro
 		Owner: to, Name: to.UUID, Kinds: r.kinds,
 		Files: operation.Files{Dir: to.dir}, Stored: operation.Stored{Store: r.store},
 		Boot: r.Boot, Log: to.log, Life: r.life,
-		Unanswered: noAnswer, Behind: to.unwrittenCause, Scope: scopeOf, Turn: to.unlessEnded,
+		Unanswered: noAnswer, Behind: to.unwrittenCause, Turn: to.unlessEnded,
 	}, records)
 	return err
 }
@@ -55,27 +55,19 @@ func (r *Registry) Operations() (all []operation.Listed) {
 	return all
 }
 
-// scopeOf restricts the steps of an operation to the folders of the client that began it.
-func scopeOf(ctx context.Context, r operation.Record) context.Context {
-	if r.Folders == nil {
-		return ctx
-	}
-	return image.WithFence(ctx, r.Folders)
-}
-
 // perform begins an operation and runs its steps, beside the loop. It closes a session on which QEMU does
 // not answer, so that the next session can ask.
-func (r *run) perform(ctx context.Context, kind string, w operation.Work, objects ...string) error {
-	op, err := r.beginOperation(ctx, kind, w, objects...)
+func (r *run) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work, objects ...string) error {
+	op, err := r.beginOperation(ctx, sc, kind, w, objects...)
 	if err != nil {
 		return err
 	}
 	return r.advance(ctx, op)
 }
 
-func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
+func (r *run) beginOperation(ctx context.Context, sc scope.Scope, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
 	for {
-		op, err := r.ops.Begin(kind, w, operation.Record{Folders: image.FenceOf(ctx), Objects: objects})
+		op, err := r.ops.Begin(sc, kind, w, operation.Record{Objects: objects})
 		var conflict *operation.Conflict
 		if !errors.As(err, &conflict) {
 			return op, err
@@ -125,7 +117,7 @@ func (r *run) inLoop(ctx context.Context, do func(*Guest) error) error {
 	if r.guest == nil || r.alone {
 		return do(r.guest)
 	}
-	return r.guest.change(ctx, "", func() error { return do(r.guest) })
+	return r.guest.change(ctx, scope.Daemon("a step of an operation"), "", func() error { return do(r.guest) })
 }
 
 // unlessEnded runs do for an operation of a running guest. After the guest has ended, the rest of a save or
@@ -150,7 +142,7 @@ func (r *run) endOperations(ctx context.Context) error {
 // followOnce changes the stored definition as an operation did the running one. It keeps what others have
 // stored since, and does nothing if it has been done before. It runs in the loop. A change that no longer
 // fits the definition is a final error. A store that takes no changes is not.
-func (g *Guest) followOnce(ctx context.Context, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
+func (g *Guest) followOnce(ctx context.Context, sc scope.Scope, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
 	if g == nil || g.inactive == nil || slices.Contains(g.record.Followed, id) {
 		return nil
 	}
@@ -158,7 +150,7 @@ func (g *Guest) followOnce(ctx context.Context, id string, change func(config *d
 	if err != nil {
 		return operation.Final(err)
 	}
-	g.fence(ctx, config)
+	g.fence(ctx, sc, config)
 	before := g.record.Followed
 	g.record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.run != nil && !g.run.ops.Remembers(id) }), id)
 	if err := g.redefine(config); err != nil {

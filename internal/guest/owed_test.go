@@ -20,6 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // No other update runs while the state of an interrupted one is unknown. Otherwise two records would describe how
@@ -35,7 +36,7 @@ func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 	if err := bareRegistry(t).giveOperations(r, []operation.Record{cutOff}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.perform(t.Context(), updateKind.Name, &update{r: r, active: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
+	if err := r.perform(t.Context(), scope.Daemon("a test"), updateKind.Name, &update{r: r, active: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
 		t.Errorf("the next one is begun: %v", err)
 	}
 }
@@ -121,7 +122,7 @@ func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
 		g.now(func() { g.record.ManagedSave = true })
 		end := g.busy(domain.JobStart)
 		removed := make(chan error, 1)
-		go func() { removed <- g.RemoveManagedSave(context.Background()) }()
+		go func() { removed <- g.RemoveManagedSave(context.Background(), scope.Daemon("a test")) }()
 		synctest.Wait()
 		g.now(func() {
 			if !g.record.ManagedSave {
@@ -151,7 +152,7 @@ func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := takeOver(t, root, reg)
-			_ = g.change(t.Context(), "", func() error {
+			_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error {
 				owe(g.Guest)
 				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonUser})
 				return nil

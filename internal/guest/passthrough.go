@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // checkHostDevices refuses, before anything is made, host devices that QEMU could not use or that another
@@ -191,7 +192,10 @@ const driverPatience = 30 * time.Second
 
 // DetachFromHost takes a PCI device from its driver, for use by guests. It stays detached until
 // ReattachToHost or a reboot of the host.
-func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) error {
+func (r *Registry) DetachFromHost(ctx context.Context, sc scope.Scope, at kernel.PCIAddress) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error {
 		found, err := passableFunction(r.Kernel, at)
 		if err != nil || found.Driver == kernel.VFIODriver {
@@ -202,7 +206,10 @@ func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) err
 }
 
 // ReattachToHost returns a PCI device to the host's driver.
-func (r *Registry) ReattachToHost(ctx context.Context, at kernel.PCIAddress) error {
+func (r *Registry) ReattachToHost(ctx context.Context, sc scope.Scope, at kernel.PCIAddress) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error { return r.Kernel.ReturnPCI(ctx, at) })
 }
 

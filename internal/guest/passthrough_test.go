@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
@@ -157,8 +158,8 @@ func TestHostDevice_TwoGuestsThatStartAtOnce(t *testing.T) {
 	}
 	for who, do := range map[string]func() error{
 		"a second guest": func() error { return second.checkHostDevices(ctx) },
-		"detach":         func() error { return r.DetachFromHost(ctx, at) },
-		"reattach":       func() error { return r.ReattachToHost(ctx, at) },
+		"detach":         func() error { return r.DetachFromHost(ctx, scope.Daemon("a test"), at) },
+		"reattach":       func() error { return r.ReattachToHost(ctx, scope.Daemon("a test"), at) },
 	} {
 		if err := do(); !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), "domain 'first'") {
 			t.Errorf("%s: %v", who, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -60,7 +61,7 @@ func ofPages(def *domain.Definition, memory, size uint64) topology.Reservation {
 
 // findDisk finds the images behind a disk, with their real paths and declared formats. present is false for
 // an empty drive. The caller must close the attachment.
-func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a device.DiskAttachment, present bool, err error) {
+func (r *Registry) findDisk(ctx context.Context, sc scope.Scope, run *run, d *device.Disk) (a device.DiskAttachment, present bool, err error) {
 	if d.Source == nil {
 		return a, false, nil
 	}
@@ -71,7 +72,7 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	if err != nil {
 		return a, false, absent(err)
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
 		return a, false, absent(fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err))
 	}
@@ -174,7 +175,7 @@ func (r *Registry) source(d *device.Disk) (path string, format image.Format, err
 }
 
 // attachNIC gives a NIC its interface on the host. It returns nil for a NIC that QEMU serves alone.
-func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *device.NIC) (*device.NICAttachment, func(context.Context) error, error) {
+func (r *Registry) attachNIC(ctx context.Context, sc scope.Scope, def *domain.Definition, n *device.NIC, note func(ifName string) error) (*device.NICAttachment, func(context.Context) error, error) {
 	if n.Type == "user" {
 		return nil, nil, nil
 	}
@@ -184,7 +185,7 @@ func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *dev
 		plain.Backend = "qemu"
 		n = &plain
 	}
-	a, release, err := r.Networks.AttachNIC(ctx, n, def.Name)
+	a, release, err := r.Networks.AttachNIC(ctx, sc, n, def.Name, note)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot connect interface %s: %w", n.MAC, err)
 	}

@@ -12,18 +12,19 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Attach adds a device, given as libvirt's device XML.
-func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
+func (g *Guest) Attach(ctx context.Context, sc scope.Scope, doc string, a Affect) error {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return err
 	}
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return g.withDevice(dev)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planPlug(ctx, doc, config, dev)
+		return g.planPlug(ctx, sc, doc, config, dev)
 	})
 }
 
@@ -67,12 +68,12 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemucaps.Ca
 
 // planPlug plans to attach a device to the running guest. It parses the document again, so that the running
 // and the stored device share only the MAC address that was generated for a NIC.
-func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definition, stored device.Device) (work, error) {
+func (g *Guest) planPlug(ctx context.Context, sc scope.Scope, doc string, config *domain.Definition, stored device.Device) (work, error) {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return nil, err
 	}
-	if err := g.fenceLive(ctx, dev); err != nil {
+	if err := g.fenceLive(ctx, sc, dev); err != nil {
 		return nil, err
 	}
 	if n, ok := dev.(*device.NIC); ok {
@@ -98,7 +99,7 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 		return nil, err
 	}
 	r.numberNode(def, dev)
-	if err := g.admitPlug(ctx, def, dev); err != nil {
+	if err := g.admitPlug(ctx, sc, def, dev); err != nil {
 		return nil, err
 	}
 	if err := checkTakesPCI(def, dev); err != nil {
@@ -112,14 +113,14 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 		g.keepRun()
 	}
 	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath()}
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		// A controller stays if the device that needs it is refused, as with libvirt.
 		for _, c := range first {
-			if err := g.attachDevice(ctx, r, p, c, nil); err != nil {
+			if err := g.attachDevice(ctx, sc, r, p, c, nil); err != nil {
 				return nil, err
 			}
 		}
-		err := g.attachDevice(ctx, r, p, dev, stored)
+		err := g.attachDevice(ctx, sc, r, p, dev, stored)
 		return func() error { r.shorten = r.Surplus; return nil }, err
 	}, nil
 }
@@ -160,11 +161,11 @@ func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps 
 
 // admitPlug refuses a device that exceeds the client's quota, or with which no later daemon could read the
 // definition.
-func (g *Guest) admitPlug(ctx context.Context, def *domain.Definition, dev device.Device) error {
+func (g *Guest) admitPlug(ctx context.Context, sc scope.Scope, def *domain.Definition, dev device.Device) error {
 	with := def.Clone()
 	err := with.Add(dev)
 	if err == nil {
-		err = g.bounded(ctx, with)
+		err = g.bounded(ctx, sc, with)
 	}
 	if err == nil {
 		_, err = g.run.text(with)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Happening is an event in a guest for which its definition has a policy.
@@ -27,7 +28,7 @@ var (
 
 // SetPolicy sets what happens when the guest powers off, reboots or crashes: destroy or restart, and for a
 // crash also preserve, coredump-destroy or coredump-restart.
-func (g *Guest) SetPolicy(ctx context.Context, on Happening, action string, a Affect) error {
+func (g *Guest) SetPolicy(ctx context.Context, sc scope.Scope, on Happening, action string, a Affect) error {
 	if !slices.Contains(actions, action) && (on != Crashed || !slices.Contains(crashActions, action)) {
 		return fault.New(fault.Unsupported, fault.Call, "a guest's %s cannot be followed by %s", on, action)
 	}
@@ -42,5 +43,5 @@ func (g *Guest) SetPolicy(ctx context.Context, on Happening, action string, a Af
 		}
 		return nil
 	}
-	return g.Tune(ctx, a, set)
+	return g.Tune(ctx, sc, a, set)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // These decide when a QEMU is prepared for a guest, and how long it is kept.
@@ -131,7 +132,7 @@ func (p *pool) free(uuid string) {
 }
 
 // run maintains the pool until ctx ends, and then ends all prepared QEMUs.
-func (p *pool) run(ctx context.Context) {
+func (p *pool) run(ctx context.Context, sc scope.Scope) {
 	if p.limit == 0 {
 		return
 	}
@@ -149,7 +150,7 @@ func (p *pool) run(ctx context.Context) {
 			again.Reset(lookAgain)
 		}
 		p.discard(ctx, p.unwanted())
-		p.fill(ctx)
+		p.fill(ctx, sc)
 	}
 }
 
@@ -209,7 +210,7 @@ func (p *pool) calm() bool {
 }
 
 // fill prepares one QEMU: for the guest that was started last among those that are started often.
-func (p *pool) fill(ctx context.Context) {
+func (p *pool) fill(ctx context.Context, sc scope.Scope) {
 	if !p.calm() {
 		return
 	}
@@ -219,14 +220,14 @@ func (p *pool) fill(ctx context.Context) {
 	}
 	ctx, stop := context.WithTimeout(ctx, prepareLimit)
 	defer stop()
-	if err := p.add(ctx, def, quiet); err != nil {
+	if err := p.add(ctx, sc, def, quiet); err != nil {
 		p.log.Info("cannot prepare a guest", "domain", def.Name, "uuid", def.UUID, "cause", err)
 	}
 }
 
 // add prepares a QEMU for a guest and keeps it, unless a start came within settled. The guest's view may
 // not show such a start yet.
-func (p *pool) add(ctx context.Context, def *domain.Definition, settled time.Duration) error {
+func (p *pool) add(ctx context.Context, sc scope.Scope, def *domain.Definition, settled time.Duration) error {
 	p.mu.Lock()
 	if starts := p.asked[def.UUID]; len(starts) > 0 && time.Since(starts[len(starts)-1]) < settled {
 		p.mu.Unlock()
@@ -234,7 +235,7 @@ func (p *pool) add(ctx context.Context, def *domain.Definition, settled time.Dur
 	}
 	p.busy[def.UUID] = make(chan struct{})
 	p.mu.Unlock()
-	one, err := p.reg.prepare(ctx, def)
+	one, err := p.reg.prepare(ctx, sc, def)
 	p.mu.Lock()
 	p.free(def.UUID)
 	if err == nil {

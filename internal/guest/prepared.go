@@ -20,6 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // prepared is a QEMU that was started for a guest ahead of time, with exactly the arguments that a start
@@ -51,14 +52,14 @@ type fileIdentity struct {
 func (r *Registry) preparedDir() string { return filepath.Join(r.RunDir, ".prepared") }
 
 // prepare starts a QEMU for a guest and waits until its machine is made. If it fails, nothing is left.
-func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prepared, err error) {
+func (r *Registry) prepare(ctx context.Context, sc scope.Scope, def *domain.Definition) (_ *prepared, err error) {
 	p := &prepared{
 		uuid: def.UUID, name: def.Name, def: def, made: time.Now(),
 		dir: filepath.Join(r.preparedDir(), def.UUID), group: r.Cgroups.Guest(def.UUID),
 	}
 	p.reg = r
 	if g, err := r.ByUUID(def.UUID); err == nil {
-		ctx = withFences(ctx, g.View().fences)
+		sc = sc.Noting(g.View().fences)
 	}
 	defer func() {
 		if err != nil {
@@ -82,7 +83,7 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 		return nil, err
 	}
 	failpoint.Reach("prepare.directory")
-	if err := p.launch(ctx, r); err != nil {
+	if err := p.launch(ctx, sc, r); err != nil {
 		return nil, err
 	}
 	failpoint.Reach("prepare.launched")
@@ -102,7 +103,7 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 func (p *prepared) monitorPath() string { return filepath.Join(p.dir, monitorSocket) }
 
 // launch launches QEMU as a start would.
-func (p *prepared) launch(ctx context.Context, r *Registry) error {
+func (p *prepared) launch(ctx context.Context, sc scope.Scope, r *Registry) error {
 	capabilities, err := r.Emulators.Get(ctx, p.def.Devices.Emulator)
 	if err != nil {
 		return err
@@ -126,7 +127,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 		return err
 	}
 	defer logFile.Close()
-	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*sandbox.Spec) error { return nil })
+	p.process, err = r.launch(ctx, sc, def, p.command, logFile, p.dir, p.user, func(*sandbox.Spec) error { return nil })
 	if err != nil {
 		return err
 	}

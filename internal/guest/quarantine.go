@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // setAside quarantines a guest that cannot be adopted: its QEMU is not ended, and the guest cannot be
@@ -56,11 +57,11 @@ func (r *Registry) endQuarantine(g *Guest, dir string) {
 	}
 	_ = UntilDone(r.life, lastTry, func() error { // fails when the daemon stops
 		over := false
-		err := g.perform(r.life, "", domain.JobDestroy, releaseLimit, func() (work, error) {
+		err := g.perform(r.life, scope.Daemon("the end of a guest in quarantine"), "", domain.JobDestroy, releaseLimit, func() (work, error) {
 			if over = g.quarantine == ""; over {
 				return nil, nil // its start has removed everything
 			}
-			return func(ctx context.Context) (settle, error) {
+			return func(ctx context.Context, sc scope.Scope) (settle, error) {
 				if r.clear(ctx, dir) != nil {
 					return nil, nil
 				}

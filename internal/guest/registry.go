@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Config is what a registry works with. All fields are required unless they say otherwise.
@@ -262,7 +263,7 @@ func (r *Registry) unclaim(g *Guest, failure error) error {
 	if failure == nil {
 		return nil
 	}
-	_ = g.change(r.life, "", func() error { g.forgetIfNothing(); return nil }) // it is gone already, or the daemon stops
+	_ = g.change(r.life, scope.Daemon("forgetting a guest that has ended"), "", func() error { g.forgetIfNothing(); return nil }) // it is gone already, or the daemon stops
 	return failure
 }
 

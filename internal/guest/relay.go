@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // relays connect a guest's QEMU to sockets of the host. QEMU may connect to a relay any number of times,
@@ -147,17 +148,17 @@ func (r *Registry) relayAgain(run *run) {
 	}
 	run.holdRelays()
 	for _, dev := range run.def.Devices.All() {
-		run.relayAgain(withFences(r.life, run.Fences), dev)
+		run.relayAgain(r.life, scope.Daemon("the relays of a guest that was adopted").Noting(run.Fences), dev)
 	}
 }
 
 // relayAgain makes the relay of one device, if it has one.
-func (r *run) relayAgain(ctx context.Context, dev device.Device) {
+func (r *run) relayAgain(ctx context.Context, sc scope.Scope, dev device.Device) {
 	b, alias := backendOf(dev), dev.Common().Alias
 	if r.User == nil || b == nil || !b.Connects() || !b.Reconnects() {
 		return
 	}
-	if err := r.connectFor(ctx, &qemu.Plan{}, alias, b); err != nil {
+	if err := r.connectFor(ctx, sc, &qemu.Plan{}, alias, b); err != nil {
 		r.log.Error("a character device does not connect again", "alias", alias, "error", err)
 	}
 }

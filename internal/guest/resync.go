@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // contact is a monitor that answered, with QEMU's answers.
@@ -348,8 +349,8 @@ func (g *Guest) startResync() {
 	}
 	r.behind = false
 	rejoin := g.planRejoin(r, s)
-	g.startInternal(domain.JobQuery, modifyLimit, func(ctx context.Context) (settle, error) {
-		settled, err := rejoin(ctx)
+	g.startInternal(domain.JobQuery, modifyLimit, func(ctx context.Context, sc scope.Scope) (settle, error) {
+		settled, err := rejoin(ctx, sc)
 		if err != nil {
 			g.log.Warn("cannot ask QEMU what was missed", "error", err)
 			s.Close()
@@ -374,7 +375,7 @@ func goOnOnce(ctx context.Context, s *qmp.Session) error {
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 	def := r.def
 	resuming, was := r.Resuming, g.state.Phase
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		if resuming { // the earlier daemon did not resume it, or did not record that it had
 			if err := goOnOnce(ctx, s); err != nil {
 				return nil, err
@@ -383,7 +384,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 		if err := r.ops.Recover(ctx); err != nil {
 			return nil, err
 		}
-		if err := g.change(ctx, "", func() error { def = r.def; return nil }); err != nil {
+		if err := g.change(ctx, sc, "", func() error { def = r.def; return nil }); err != nil {
 			return nil, err
 		}
 		found, err := inquire(ctx, s, def)

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A guest whose QEMU ends unexpectedly, or is killed by another program, is started again if its on_crash
@@ -88,12 +89,12 @@ func (g *Guest) startAfter(pause time.Duration) {
 	ctx, cancel := context.WithCancelCause(g.reg.life)
 	v.cancel = func() { cancel(errors.New("it is started or given up")) }
 	g.publish()
-	go g.reviveAfter(ctx, pause)
+	go g.reviveAfter(ctx, scope.Daemon("the restart of a guest that crashed"), pause)
 }
 
 // reviveAfter starts the guest after a pause, unless ctx ends: the guest was started otherwise, or the
 // start was given up.
-func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
+func (g *Guest) reviveAfter(ctx context.Context, sc scope.Scope, pause time.Duration) {
 	wait := time.NewTimer(pause)
 	defer wait.Stop()
 	select {
@@ -104,7 +105,7 @@ func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
 		return
 	}
 	failpoint.Reach("revive.start")
-	err := g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+	err := g.perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 		if ctx.Err() != nil || !g.toRevive() {
 			return nil, fault.New(fault.Aborted, fault.Domain, "it is not to be started again any more")
 		}
@@ -113,7 +114,7 @@ func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
 	if err == nil || ctx.Err() != nil {
 		return
 	}
-	_ = g.change(ctx, "", func() error { // otherwise it is gone
+	_ = g.change(ctx, sc, "", func() error { // otherwise it is gone
 		if ctx.Err() == nil {
 			g.notRevived(err)
 		}

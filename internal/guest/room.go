@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // QEMU pauses a guest that writes to a full file system of the host, and keeps the write. For all such
@@ -70,7 +71,7 @@ func (w *rooms) leave(g *Guest) {
 }
 
 // run checks for space while any guest waits for it.
-func (w *rooms) run(ctx context.Context) {
+func (w *rooms) run(ctx context.Context, sc scope.Scope) {
 	for {
 		select {
 		case <-w.came:
@@ -78,7 +79,7 @@ func (w *rooms) run(ctx context.Context) {
 			return
 		}
 		tick := time.NewTicker(roomTick)
-		for w.look(ctx) {
+		for w.look(ctx, sc) {
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
@@ -91,7 +92,7 @@ func (w *rooms) run(ctx context.Context) {
 }
 
 // look resumes the guests that have space again. It reports whether any guest still waits.
-func (w *rooms) look(ctx context.Context) bool {
+func (w *rooms) look(ctx context.Context, sc scope.Scope) bool {
 	w.mu.Lock()
 	wanted := map[string]bool{}
 	for _, folders := range w.waiting {
@@ -117,7 +118,7 @@ func (w *rooms) look(ctx context.Context) bool {
 	left := len(w.waiting) > 0
 	w.mu.Unlock()
 	for _, g := range ready {
-		w.loops.Go(func() { g.goOnWithRoom(ctx) })
+		w.loops.Go(func() { g.goOnWithRoom(ctx, sc) })
 	}
 	return left
 }
@@ -176,15 +177,15 @@ func (g *Guest) hasRoomAgain() {
 }
 
 // goOnWithRoom resumes a guest that still waits for disk space and for nothing else.
-func (g *Guest) goOnWithRoom(ctx context.Context) {
+func (g *Guest) goOnWithRoom(ctx context.Context, sc scope.Scope) {
 	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest does not wait for room any more")
-	err := g.perform(ctx, lifecycle.Resume, domain.JobModify, modifyLimit, func() (work, error) {
+	err := g.perform(ctx, sc, lifecycle.Resume, domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
 		if r == nil || len(r.NoRoom) == 0 || g.state.Phase != domain.Paused || g.state.Reason != domain.ReasonIOError {
 			return nil, errNotNow
 		}
 		g.advance(lifecycle.Resuming{Reason: domain.ReasonUnpaused})
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err
@@ -199,7 +200,7 @@ func (g *Guest) goOnWithRoom(ctx context.Context) {
 	default:
 		g.log.Warn("there is room again for the guest's disks, and it cannot be resumed yet", "error", err)
 		if v := g.View(); v.State == domain.Paused {
-			_ = g.change(ctx, "", func() error { // or it has ended
+			_ = g.change(ctx, sc, "", func() error { // or it has ended
 				if g.run != nil && len(g.run.NoRoom) > 0 {
 					g.reg.rooms.wait(g, g.run.NoRoom)
 				}

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // SaveOptions say how a guest is saved to a file, or restored from one.
@@ -28,19 +29,19 @@ type SaveOptions struct {
 
 // Save writes the guest's memory and devices to a file and ends the guest. The file has libvirt's layout.
 // If it fails, the guest continues as before.
-func (g *Guest) Save(ctx context.Context, path string, o SaveOptions) error {
+func (g *Guest) Save(ctx context.Context, sc scope.Scope, path string, o SaveOptions) error {
 	if err := checkPlace("save", path); err != nil {
 		return err
 	}
-	return g.moveMemory(ctx, lifecycle.Save, domain.JobSave, func(p *progress) (work, error) {
+	return g.moveMemory(ctx, sc, lifecycle.Save, domain.JobSave, func(p *progress) (work, error) {
 		return g.planSave(path, o, false, p)
 	})
 }
 
 // ManagedSave saves the guest to the image from which its next start restores it.
-func (g *Guest) ManagedSave(ctx context.Context, o SaveOptions) error {
-	return g.moveMemory(ctx, lifecycle.Managed, domain.JobSave, func(p *progress) (work, error) {
-		if err := g.fenceSaved(ctx, o.XML); err != nil {
+func (g *Guest) ManagedSave(ctx context.Context, sc scope.Scope, o SaveOptions) error {
+	return g.moveMemory(ctx, sc, lifecycle.Managed, domain.JobSave, func(p *progress) (work, error) {
+		if err := g.fenceSaved(ctx, sc, o.XML); err != nil {
 			return nil, err
 		}
 		return g.planSave(g.managedSavePath(), o, true, p)
@@ -64,13 +65,15 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 		return nil, err
 	}
 	s := &save{memoryImage: memoryImage{Path: path, WasRunning: was == domain.Running, r: r, progress: p}, Managed: managed, options: o, was: was}
-	return func(ctx context.Context) (settle, error) { return nil, r.perform(ctx, saveKind.Name, s, memoryObject) }, nil
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		return nil, r.perform(ctx, sc, saveKind.Name, s, memoryObject)
+	}, nil
 }
 
 // RemoveManagedSave deletes the image that the next start would restore.
-func (g *Guest) RemoveManagedSave(ctx context.Context) error {
+func (g *Guest) RemoveManagedSave(ctx context.Context, sc scope.Scope) error {
 	// It runs as a job, after a save that ends its guest, or a start that restores the image and may fail.
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.ManagedSave {
 			return nil, nil
 		}
@@ -141,14 +144,17 @@ func (g *Guest) removeManagedSave() {
 }
 
 // Restore makes a guest from a saved image.
-func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Guest, error) {
+func (r *Registry) Restore(ctx context.Context, sc scope.Scope, path string, o SaveOptions) (*Guest, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	image, err := r.openSaved(ctx, path, o)
 	if err != nil {
 		return nil, err
 	}
 	image.close() // the job opens it again
 	return r.claimed(ctx, image.def.Name, image.def.UUID, func(g *Guest) error {
-		return g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
+		return g.perform(ctx, sc, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
 			return g.planRestoreFrom(path, o), g.admitBesideSave()
 		})
 	})
@@ -165,7 +171,7 @@ func (g *Guest) admitBesideSave() error {
 
 // planRestoreFrom plans a restore from a file, which must still be an image of this guest.
 func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		image, err := g.reg.openSaved(ctx, path, o)
 		if err != nil {
 			return nil, err
@@ -174,7 +180,7 @@ func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
 			image.close()
 			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was exchanged meanwhile", path)
 		}
-		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM})(ctx)
+		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM})(ctx, sc)
 	}
 }
 
@@ -183,7 +189,7 @@ func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
 // --force-boot.
 func (g *Guest) planManagedRestore(o StartOptions) work {
 	path, inactive := g.managedSavePath(), g.inactive
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		image, err := g.reg.openSaved(ctx, path, SaveOptions{BypassCache: o.BypassCache})
 		if err != nil {
 			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
@@ -197,15 +203,15 @@ func (g *Guest) planManagedRestore(o StartOptions) work {
 		}
 		image.def.Name, image.managed = inactive.Name, true // it may have been renamed since
 		o.Paused = o.Paused || image.paused(domain.NoState)
-		return g.planRestore(image, o)(ctx)
+		return g.planRestore(image, o)(ctx, sc)
 	}
 }
 
 // planRestore plans a start from an image.
 func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		defer image.close()
-		r, err := g.launch(ctx, image.def, image.xml, o, image)
+		r, err := g.launch(ctx, sc, image.def, image.xml, o, image)
 		if r != nil && r.ran && image.managed { // the guest ran, and its start failed
 			err = fmt.Errorf("%w; it had begun to run by then, and its managed save image, which fits its disks no more, is removed", err)
 		}
@@ -228,7 +234,10 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 }
 
 // SavedXML returns the definition in a saved image.
-func (r *Registry) SavedXML(ctx context.Context, path string, secure bool) (string, error) {
+func (r *Registry) SavedXML(ctx context.Context, sc scope.Scope, path string, secure bool) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	image, err := r.openSaved(ctx, path, SaveOptions{})
 	if err != nil {
 		return "", err

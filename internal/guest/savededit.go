@@ -18,11 +18,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // RedefineSaved replaces the definition in a saved image and, unless Then is NoState, the state after the
 // restore. The machine must stay the same.
-func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
+func (r *Registry) RedefineSaved(ctx context.Context, sc scope.Scope, path string, o SaveOptions) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "%v is the limit", modifyLimit))
 	defer stop()
 	f, err := fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenAs(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
@@ -94,31 +98,33 @@ func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 }
 
 // ManagedSavedXML returns the definition in the guest's managed save image.
-func (g *Guest) ManagedSavedXML(ctx context.Context, secure bool) (string, error) {
+func (g *Guest) ManagedSavedXML(ctx context.Context, sc scope.Scope, secure bool) (string, error) {
 	if !g.View().ManagedSave {
 		return "", errNoManagedSave()
 	}
-	return g.reg.SavedXML(ctx, g.managedSavePath(), secure)
+	return g.reg.SavedXML(ctx, sc, g.managedSavePath(), secure)
 }
 
 // RedefineManagedSave is RedefineSaved for the guest's managed save image.
-func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
-	return g.perform(ctx, lifecycle.Start, domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) RedefineManagedSave(ctx context.Context, sc scope.Scope, o SaveOptions) error {
+	return g.perform(ctx, sc, lifecycle.Start, domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.ManagedSave {
 			return nil, errNoManagedSave()
 		}
-		if err := g.fenceSaved(ctx, o.XML); err != nil {
+		if err := g.fenceSaved(ctx, sc, o.XML); err != nil {
 			return nil, err
 		}
 		path := g.managedSavePath()
-		return func(ctx context.Context) (settle, error) { return nil, g.reg.RedefineSaved(ctx, path, o) }, nil
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			return nil, g.reg.RedefineSaved(ctx, sc, path, o)
+		}, nil
 	})
 }
 
 // fenceSaved records the folders for the disks of a definition for the image, and applies the Bound of ctx
 // as for Define. Another client may start the guest from the image.
-func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
-	if doc == "" || image.FenceOf(ctx) == nil && ctx.Value(boundKey{}) == nil {
+func (g *Guest) fenceSaved(ctx context.Context, sc scope.Scope, doc string) error {
+	if doc == "" || sc.Folders() == nil && sc.Limits() == nil {
 		return nil
 	}
 	def, err := domainxml.Parse(doc, domainxml.Options{})
@@ -127,12 +133,12 @@ func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
 	}
 	whole, err := completed(def)
 	if err == nil {
-		err = askBound(ctx, g.uuid, whole, doc)
+		err = askBound(ctx, sc, g.uuid, whole, doc)
 	}
 	if err != nil {
 		return err
 	}
-	return g.fenceRun(ctx, def)
+	return g.fenceRun(ctx, sc, def)
 }
 
 func errNoManagedSave() error {

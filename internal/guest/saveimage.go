@@ -21,6 +21,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A saved image is a header, the definition as XML, and QEMU's migration stream.
@@ -194,17 +195,17 @@ func ours(path string) bool {
 // writeImage writes an image beside its final path, with fill and then complete. It renames the image when
 // it is complete, so that an incomplete one is never taken for a complete one. It does not wait for a file
 // system that hangs once ctx ends.
-func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
-	f, err := createImage(ctx, partial(path), heldTo(ctx, path))
+func writeImage(ctx context.Context, sc scope.Scope, path string, fill, complete func(*os.File) error) error {
+	f, err := createImage(ctx, partial(path), sc.FoldersOf(path))
 	if err != nil {
 		return err
 	}
-	return fillImage(ctx, f, path, fill, complete)
+	return fillImage(ctx, sc, f, path, fill, complete)
 }
 
 // fillImage is writeImage for a file that exists already beside the image's path. It closes the file.
-func fillImage(ctx context.Context, f *os.File, path string, fill, complete func(*os.File) error) error {
-	beside, held := partial(path), heldTo(ctx, path)
+func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fill, complete func(*os.File) error) error {
+	beside, held := partial(path), sc.FoldersOf(path)
 	failpoint.Reach("image.created")
 	err := fill(f)
 	if err == nil {

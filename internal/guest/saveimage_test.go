@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Of two saves to the same path one is refused, and changes nothing of the other. A partial image of a killed
@@ -17,7 +18,7 @@ import (
 func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	write := func(text string, meanwhile func() error) error {
-		return writeImage(t.Context(), path, func(f *os.File) error {
+		return writeImage(t.Context(), scope.Daemon("a test"), path, func(f *os.File) error {
 			_, err := f.WriteString(text)
 			return errors.Join(err, meanwhile())
 		}, (*os.File).Sync)
@@ -66,10 +67,10 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 // Promise: F29
 func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 	for _, path := range []string{"relative", "/srv/a\xff", "/srv/\xc3/a"} {
-		if err := new(Guest).Save(t.Context(), path, SaveOptions{}); !fault.Is(err, fault.Invalid) {
+		if err := new(Guest).Save(t.Context(), scope.Daemon("a test"), path, SaveOptions{}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a save to %q: %v", path, err)
 		}
-		if err := new(Guest).Dump(t.Context(), path, DumpOptions{}); !fault.Is(err, fault.Invalid) {
+		if err := new(Guest).Dump(t.Context(), scope.Daemon("a test"), path, DumpOptions{}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a dump to %q: %v", path, err)
 		}
 	}
@@ -79,13 +80,13 @@ func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 	g := guestOf(t, bareRegistry(t), claimedUUID, "")
 	for _, path := range []string{"/dev/null", "//dev/vg/lv", "/tmp/../dev/vda", "/dev/./nothing"} {
-		for verb, err := range map[string]error{"save": g.Save(t.Context(), path, SaveOptions{}), "dump": g.Dump(t.Context(), path, DumpOptions{})} {
+		for verb, err := range map[string]error{"save": g.Save(t.Context(), scope.Daemon("a test"), path, SaveOptions{}), "dump": g.Dump(t.Context(), scope.Daemon("a test"), path, DumpOptions{})} {
 			if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "cannot "+verb+" to") {
 				t.Errorf("%s to %s: %v", verb, path, err)
 			}
 		}
 	}
-	if err := g.Save(t.Context(), "/dev/shm/image", SaveOptions{}); !fault.Is(err, fault.WrongState) {
+	if err := g.Save(t.Context(), scope.Daemon("a test"), "/dev/shm/image", SaveOptions{}); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a file in memory that is meant so: %v", err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // saveKind writes the guest's memory to a file and ends the guest. If a step fails before the image is
@@ -77,7 +78,7 @@ func (m *memoryImage) Ended() {
 		return
 	}
 	m.r.reg.loops.Go(func() { // an error means that the guest is gone or the daemon stops
-		_ = g.change(m.r.reg.life, "", func() error { g.publish(); return nil })
+		_ = g.change(m.r.reg.life, scope.Daemon("telling that a save or a dump has ended"), "", func() error { g.publish(); return nil })
 	})
 }
 
@@ -102,7 +103,7 @@ func partial(path string) string { return path + ".partial" }
 
 // makeFile creates the file and records it, so that a later daemon finds it.
 func (s *save) makeFile(ctx context.Context) error {
-	if err := s.create(ctx); err != nil {
+	if err := s.create(ctx, s.op.Scope()); err != nil {
 		return err
 	}
 	if !s.Managed { // sweepSaved finds managed images
@@ -111,8 +112,8 @@ func (s *save) makeFile(ctx context.Context) error {
 	return nil
 }
 
-func (m *memoryImage) create(ctx context.Context) (err error) {
-	if m.file, err = createImage(ctx, partial(m.Path), heldTo(ctx, m.Path)); err != nil {
+func (m *memoryImage) create(ctx context.Context, sc scope.Scope) (err error) {
+	if m.file, err = createImage(ctx, partial(m.Path), sc.FoldersOf(m.Path)); err != nil {
 		return err
 	}
 	var st unix.Stat_t
@@ -187,7 +188,7 @@ func (s *save) write(ctx context.Context) error {
 		}
 		return nil
 	}
-	return fillImage(ctx, s.file, s.Path, fill, func(f *os.File) error {
+	return fillImage(ctx, s.op.Scope(), s.file, s.Path, fill, func(f *os.File) error {
 		if err := h.complete(f); err != nil {
 			return fault.Wrap(withoutName(err), fault.Failed, fault.Host, "cannot save to %s", s.Path)
 		}

@@ -14,15 +14,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Screenshot takes a picture of a running guest's screen. mime names its format. The caller must close the
 // reader; after that nothing is left of the picture.
-func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, picture io.ReadCloser, err error) {
+func (g *Guest) Screenshot(ctx context.Context, sc scope.Scope, screen uint) (mime string, picture io.ReadCloser, err error) {
 	// A caller that leaves early would keep the picture counted. So the wait does not end with its context;
 	// modifyLimit bounds it.
 	asked := ctx
-	err = g.perform(context.WithoutCancel(ctx), lifecycle.Change, domain.JobQuery, modifyLimit, func() (work, error) {
+	err = g.perform(context.WithoutCancel(ctx), sc, lifecycle.Change, domain.JobQuery, modifyLimit, func() (work, error) {
 		if asked.Err() != nil {
 			return nil, context.Cause(asked)
 		}
@@ -34,7 +35,7 @@ func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, pictu
 		if screen != 0 {
 			return nil, fault.New(fault.Unsupported, fault.Call, "only screen 0 can be shown, not %d", screen)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			var err error
 			picture, err = takePicture(ctx, r)
 			return nil, err

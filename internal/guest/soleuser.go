@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A job that writes into an image, or takes one out of a chain, changes the data of every user of the
@@ -15,7 +16,7 @@ import (
 
 // checkSoleUser refuses to change images that any other disk uses. changed are neighbours in the chain of
 // d, from the top down. above is the path of the image on top of them in that chain; empty: there is none.
-func (g *Guest) checkSoleUser(ctx context.Context, d *device.Disk, changed image.Chain, above string) error {
+func (g *Guest) checkSoleUser(ctx context.Context, sc scope.Scope, d *device.Disk, changed image.Chain, above string) error {
 	for _, l := range changed {
 		for _, v := range g.reg.Pools.Above(ctx, l.Path) {
 			if v.Path != above {
@@ -34,7 +35,7 @@ func (g *Guest) checkSoleUser(ctx context.Context, d *device.Disk, changed image
 				continue
 			}
 			looked[what] = true
-			used, err := g.reg.usesAny(ctx, disk, changed)
+			used, err := g.reg.usesAny(ctx, sc, disk, changed)
 			if err != nil {
 				return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot tell whether disk %s of domain %q lies on the images of disk %s", disk.Target, other.Name(), d.Target)
 			}
@@ -61,7 +62,7 @@ func disksOfAll(v *View) (all []*device.Disk) {
 
 // usesAny returns the path of an image that disk d uses, too. Empty: it uses none. A disk whose chain is
 // unusable uses none.
-func (r *Registry) usesAny(ctx context.Context, d *device.Disk, images image.Chain) (string, error) {
+func (r *Registry) usesAny(ctx context.Context, sc scope.Scope, d *device.Disk, images image.Chain) (string, error) {
 	if d.Source == nil {
 		return "", nil
 	}
@@ -69,7 +70,7 @@ func (r *Registry) usesAny(ctx context.Context, d *device.Disk, images image.Cha
 	if err != nil {
 		return "", nil // its pool or volume does not exist
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
 		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) || fault.Is(err, fault.Unsupported) || fault.Is(err, fault.Denied) {
 			return "", nil

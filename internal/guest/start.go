@@ -16,13 +16,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
-	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // StartOptions are the options of one start. The zero value boots the guest and sets its vCPUs going.
@@ -34,7 +34,7 @@ type StartOptions struct {
 	Owner       <-chan struct{}
 	// OwnerMay reports whether that client may still destroy the guest when it disconnects: the guest may
 	// have been given to another client by then. Nil permits it.
-	OwnerMay Judge
+	OwnerMay func(uuid string) error
 	// ForceBoot deletes a managed save image instead of restoring the guest from it.
 	ForceBoot   bool
 	BypassCache bool
@@ -45,8 +45,8 @@ type StartOptions struct {
 }
 
 // Start starts a guest that is shut off. A guest with a managed save image is restored from that image.
-func (g *Guest) Start(ctx context.Context, o StartOptions) error {
-	return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) { return g.planAnyStart(o) })
+func (g *Guest) Start(ctx context.Context, sc scope.Scope, o StartOptions) error {
+	return g.perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (work, error) { return g.planAnyStart(o) })
 }
 
 // planAnyStart plans a start of the stored definition: a restore if there is a managed save image, else a
@@ -69,26 +69,29 @@ func (g *Guest) planAnyStart(o StartOptions) (work, error) {
 
 // Create starts a guest from a document. The guest is transient unless a persistent guest has the same name
 // and UUID.
-func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Guest, error) {
+func (r *Registry) Create(ctx context.Context, sc scope.Scope, doc string, o StartOptions) (*Guest, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	u, err := r.understand(ctx, doc, o.Validate)
 	if err != nil {
 		return nil, err
 	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
-		return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+		return g.perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 			if err := errors.Join(g.isCalled(u.plain.Name), g.admitBesideSave()); err != nil {
 				return nil, err
 			}
 			def := u.after(g.current())
-			return g.planStart(def, doc, o), g.fenceRun(ctx, def)
+			return g.planStart(def, doc, o), g.fenceRun(ctx, sc, def)
 		})
 	})
 }
 
 // planStart plans a cold start of def.
 func (g *Guest) planStart(def *domain.Definition, submitted string, o StartOptions) work {
-	return func(ctx context.Context) (settle, error) {
-		r, err := g.launch(ctx, def, submitted, o, nil)
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		r, err := g.launch(ctx, sc, def, submitted, o, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -133,9 +136,9 @@ func (g *Guest) destroyWith(o StartOptions, r *run) {
 	case <-g.ended:
 		return
 	}
-	err := g.destroy(WithJudge(g.reg.life, o.OwnerMay), false, r)
+	err := g.destroy(g.reg.life, scope.Daemon("the end of a guest whose client has gone").Authorizing(o.OwnerMay), false, r)
 	if fault.Is(err, fault.Denied) {
-		err = errors.Join(err, g.change(g.reg.life, "", func() error { return g.outlive(r) }))
+		err = errors.Join(err, g.change(g.reg.life, scope.Daemon("the end of a guest whose client has gone"), "", func() error { return g.outlive(r) }))
 	}
 	if err != nil && !errors.Is(err, errLeft) {
 		g.log.Warn("the guest of a client that has gone is not destroyed", "error", err)
@@ -162,6 +165,7 @@ type launching struct {
 	// prepared is the prepared QEMU for this start. Nil: there is none, or the run already owns its
 	// process.
 	prepared *prepared
+	sc       scope.Scope // with the folders that were recorded for the guest's files
 	// goesOn says that QEMU was told to resume the vCPUs of a restored guest.
 	goesOn bool
 }
@@ -169,8 +173,8 @@ type launching struct {
 // launch starts QEMU for a definition and resumes the vCPUs, unless the options or the saved image say
 // otherwise. If it fails, it releases everything it took. A failed restore still returns its run, which
 // says whether the guest ran from the image.
-func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (r *run, err error) {
-	if err := g.boundStart(ctx, def, submitted, from); err != nil {
+func (g *Guest) launch(ctx context.Context, sc scope.Scope, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (r *run, err error) {
+	if err := g.boundStart(ctx, sc, def, submitted, from); err != nil {
 		return nil, err
 	}
 	_ = g.reg.furnish() // a missing directory is reported by the step that writes there
@@ -179,9 +183,9 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		def.GenID = uuid.NewString() // the guest may have run on from this image before, and must be told
 	}
 	fences := g.View().fences
-	ctx = withFences(ctx, fences)
+	sc = sc.Noting(fences)
 	qemu.AssignAliases(def)
-	l := &launching{g: g, opts: o, from: from, run: newRun(runRecord{
+	l := &launching{g: g, sc: sc, opts: o, from: from, run: newRun(runRecord{
 		Name: def.Name, UUID: def.UUID, ID: g.reg.newID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, Fences: fences,
 		AutoDestroy: o.AutoDestroy && o.Owner != nil, FromManaged: from != nil && from.managed,
 	}, g.reg.guestDir(def.UUID), g.reg.Kernel, g.log)}
@@ -193,7 +197,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	defer func() {
 		l.closeFiles()
 		if err != nil {
-			l.unwind(ctx)
+			l.unwind(ctx, sc)
 			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
 			if from != nil {
 				r = l.run
@@ -214,7 +218,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 }
 
 // unwind ends the processes of a failed start and releases its resources. It has a time limit of its own.
-func (l *launching) unwind(ctx context.Context) {
+func (l *launching) unwind(ctx context.Context, sc scope.Scope) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 	defer stop()
 	l.closeFiles()
@@ -240,7 +244,7 @@ func (l *launching) unwind(ctx context.Context) {
 		s.Close()
 	}
 	if l.from != nil { // this may take long; a daemon that ends here would leave an image without an owner
-		_ = l.g.change(ctx, "", func() error { l.g.settleImage(l.run); return nil })
+		_ = l.g.change(ctx, sc, "", func() error { l.g.settleImage(l.run); return nil })
 	}
 	_ = l.run.releaseAll(ctx) // each failure has been logged
 	l.g.reg.giveBackLater(l.run)
@@ -324,7 +328,7 @@ func (l *launching) findDisks(ctx context.Context) error {
 	fences, run := l.g.View().fences, l.run
 	run.hold("disks", func(ctx context.Context) error { return l.g.reg.takeBackDisks(ctx, run) })
 	for _, d := range slices.Clone(l.run.def.Devices.Disks) {
-		a, present, err := l.g.reg.findDisk(fenced(ctx, fences, d), l.run, d)
+		a, present, err := l.g.reg.findDisk(ctx, fenced(l.sc, fences, d), l.run, d)
 		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, isDrive(d)) {
 			l.dropDisk(d, err)
 			continue
@@ -350,10 +354,10 @@ func (l *launching) attachNICs(ctx context.Context) error {
 	l.plan.NICs = map[string]*device.NICAttachment{}
 	for _, n := range l.run.def.Devices.NICs {
 		before := slices.Clip(l.run.NICs)
-		a, release, err := l.g.reg.attachNIC(network.WithNote(ctx, func(ifName string) error {
+		a, release, err := l.g.reg.attachNIC(ctx, l.sc, l.run.def, n, func(ifName string) error {
 			l.run.NICs = append(before, heldNIC{Alias: n.Alias, IfName: ifName})
 			return l.journal(ctx)
-		}), l.run.def, n)
+		})
 		if err != nil {
 			return err
 		}
@@ -392,7 +396,7 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 		l.adopt(p)
 		return nil
 	}
-	if p, err = l.execute(ctx); err != nil {
+	if p, err = l.execute(ctx, l.sc); err != nil {
 		return err
 	}
 	l.adopt(p)
@@ -409,7 +413,7 @@ func (l *launching) adopt(p *qemuprocess.Process) {
 
 // execute launches QEMU. The daemon listens on the monitor's socket before QEMU starts, so that connecting
 // needs no polling.
-func (l *launching) execute(ctx context.Context) (*qemuprocess.Process, error) {
+func (l *launching) execute(ctx context.Context, sc scope.Scope) (*qemuprocess.Process, error) {
 	var monitor *os.File
 	err := l.run.labels.sockets(func() (err error) { monitor, err = qemuprocess.ListenMonitor(l.run.monitorPath()); return err })
 	if err != nil {
@@ -436,7 +440,7 @@ func (l *launching) execute(ctx context.Context) (*qemuprocess.Process, error) {
 	if l.from != nil {
 		handed = append(handed, l.from.file)
 	}
-	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *sandbox.Spec) error {
+	return l.g.reg.launch(ctx, sc, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *sandbox.Spec) error {
 		place.Label = l.run.labels.of()
 		return l.run.labels.confine(ctx, place, &l.plan, handed)
 	})
@@ -589,7 +593,7 @@ func (l *launching) goOn(ctx context.Context) error {
 		if err := failpoint.Err("launch.cont"); err != nil {
 			return err
 		}
-		if err := l.spend(ctx); err != nil {
+		if err := l.spend(ctx, l.sc); err != nil {
 			return err
 		}
 		l.goesOn = l.from != nil
@@ -610,11 +614,11 @@ func (l *launching) goOn(ctx context.Context) error {
 // spend records in the store that the managed save image is used, before the guest resumes from it. After a
 // crash of the host the store alone knows this: the run record is lost with the run directory. If the store
 // takes no changes, the run record tells the next daemon.
-func (l *launching) spend(ctx context.Context) error {
+func (l *launching) spend(ctx context.Context, sc scope.Scope) error {
 	if l.from == nil || !l.from.managed {
 		return nil
 	}
-	err := l.g.change(ctx, "", func() error {
+	err := l.g.change(ctx, sc, "", func() error {
 		l.g.record.ManagedSave = false
 		l.run.spent = l.g.keep() == nil
 		l.g.record.ManagedSave = !l.run.spent

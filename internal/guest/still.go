@@ -6,15 +6,16 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // KeepStill keeps a shut-off guest from being started until release is called, so that its disks can be
 // copied. It returns the guest's definition.
-func (g *Guest) KeepStill(ctx context.Context) (def *domain.Definition, release func(), err error) {
+func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Definition, release func(), err error) {
 	// It runs as a job, so that no start is in progress. A caller that left early could never release the
 	// guest. So the wait does not end with its context; it is bounded in any case.
 	asked := ctx
-	err = g.perform(context.WithoutCancel(ctx), "", domain.JobModify, modifyLimit, func() (work, error) {
+	err = g.perform(context.WithoutCancel(ctx), sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if asked.Err() != nil {
 			return nil, context.Cause(asked)
 		}
@@ -29,7 +30,7 @@ func (g *Guest) KeepStill(ctx context.Context) (def *domain.Definition, release 
 		return nil, nil, err
 	}
 	return def, sync.OnceFunc(func() {
-		_ = g.change(g.reg.life, "", func() error { g.still--; return nil }) // it is gone, or the daemon stops
+		_ = g.change(g.reg.life, scope.Daemon("the end of keeping a guest still"), "", func() error { g.still--; return nil }) // it is gone, or the daemon stops
 	}), nil
 }
 
@@ -50,21 +51,21 @@ func (g *Guest) admitStill() error {
 
 // MakeTemplate marks a guest as a template, which is only cloned. It cannot be started: if it wrote to its
 // disks, it would destroy the clones on top of them.
-func (g *Guest) MakeTemplate(ctx context.Context) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.setTemplate(true) })
+func (g *Guest) MakeTemplate(ctx context.Context, sc scope.Scope) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.setTemplate(true) })
 }
 
 // EndTemplate lets a template be started again, if look finds no clones on top of its disks. look runs
 // within the guest's job, so that no clone is begun at the same time.
-func (g *Guest) EndTemplate(ctx context.Context, look func(context.Context) error) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) EndTemplate(ctx context.Context, sc scope.Scope, look func(context.Context) error) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.Template {
 			return nil, nil
 		}
 		if g.still > 0 {
 			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and clones may come to lie above its disks; say it when that is done", g.record.Name)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			if err := look(ctx); err != nil {
 				return nil, err
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // destroyPatience is how long a destroy waits for a killed process to end, and for its resources to be
@@ -17,12 +18,12 @@ const destroyPatience = nowPatience + releaseLimit
 
 // Destroy ends the guest's process at once, like a power cut. It does not wait for a job of the guest. With
 // graceful it only asks QEMU, and fails if QEMU does not end.
-func (g *Guest) Destroy(ctx context.Context, graceful bool) error {
-	return g.destroy(ctx, graceful, nil)
+func (g *Guest) Destroy(ctx context.Context, sc scope.Scope, graceful bool) error {
+	return g.destroy(ctx, sc, graceful, nil)
 }
 
 // destroy ends the guest, but only in run in if that is not nil.
-func (g *Guest) destroy(ctx context.Context, graceful bool, in *run) error {
+func (g *Guest) destroy(ctx context.Context, sc scope.Scope, graceful bool, in *run) error {
 	t := &task{later: true}
 	t.plan = func() (work, error) {
 		if in != nil && g.run != in {
@@ -39,7 +40,7 @@ func (g *Guest) destroy(ctx context.Context, graceful bool, in *run) error {
 	}
 	ctx, stop := context.WithTimeoutCause(ctx, patience, late)
 	defer stop()
-	return g.ask(ctx, t)
+	return g.ask(ctx, sc, t)
 }
 
 // beginDestroy begins the end of the process. It runs in the loop. t is answered when the guest has ended
@@ -104,7 +105,7 @@ func (g *Guest) beginRelease() {
 	r.noticed, r.ended = true, r.def
 	g.live.Store(nil)
 	crashed := g.inactive != nil && r.revives(g.state)
-	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
+	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context, sc scope.Scope) (settle, error) {
 		// A daemon that stops must still release the host's resources.
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 		defer stop()
@@ -167,7 +168,7 @@ func (g *Guest) finish(r *run) {
 // startInternal begins a job that no client asked for. No other job may be running.
 func (g *Guest) startInternal(kind domain.JobKind, limit time.Duration, w work) {
 	g.begin(&task{
-		ctx: g.reg.life, kind: kind, limit: limit, reply: make(chan error, 1),
+		ctx: g.reg.life, sc: scope.Daemon("work that the guest needs"), kind: kind, limit: limit, reply: make(chan error, 1),
 		plan: func() (work, error) { return w, nil },
 	})
 }
@@ -183,26 +184,26 @@ const (
 )
 
 // Shutdown asks the guest to shut down. It returns when the guest has been asked.
-func (g *Guest) Shutdown(ctx context.Context, mode ShutdownMode) error {
-	return g.askGuest(ctx, lifecycle.Shut, mode, "powerdown", lifecycle.ShutdownAsked{})
+func (g *Guest) Shutdown(ctx context.Context, sc scope.Scope, mode ShutdownMode) error {
+	return g.askGuest(ctx, sc, lifecycle.Shut, mode, "powerdown", lifecycle.ShutdownAsked{})
 }
 
 // Reboot asks the guest to reboot. With ACPI this is a power-off, which Lodge answers with a reset.
-func (g *Guest) Reboot(ctx context.Context, mode ShutdownMode) error {
-	return g.askGuest(ctx, lifecycle.Reboot, mode, "reboot", lifecycle.RebootAsked{})
+func (g *Guest) Reboot(ctx context.Context, sc scope.Scope, mode ShutdownMode) error {
+	return g.askGuest(ctx, sc, lifecycle.Reboot, mode, "reboot", lifecycle.RebootAsked{})
 }
 
 // askGuest asks by the agent or by the power button. noted is the event that the state must have before the
 // guest reacts to the button.
-func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode ShutdownMode, agentMode string, noted lifecycle.Fact) error {
-	return g.perform(ctx, verb, domain.JobShutdown, modifyLimit, func() (work, error) {
+func (g *Guest) askGuest(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, mode ShutdownMode, agentMode string, noted lifecycle.Fact) error {
+	return g.perform(ctx, sc, verb, domain.JobShutdown, modifyLimit, func() (work, error) {
 		r := g.run
 		byAgent := mode == ShutdownAgent || (mode == ShutdownDefault && r.agentConnected())
 		if !byAgent {
 			g.advance(noted)
 		}
 		def := r.def
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			if byAgent {
 				err := r.agentShutdown(ctx, def, agentMode)
 				if err == nil || mode == ShutdownAgent {
@@ -223,8 +224,8 @@ func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode Shutdown
 }
 
 // Reset resets the machine without asking the guest. A guest that is kept after its end boots again.
-func (g *Guest) Reset(ctx context.Context) error {
-	return g.commands(ctx, lifecycle.Reset, nil, func() []qemu.Step {
+func (g *Guest) Reset(ctx context.Context, sc scope.Scope) error {
+	return g.commands(ctx, sc, lifecycle.Reset, nil, func() []qemu.Step {
 		steps := g.resetSteps()
 		if g.state.Kept() {
 			steps = append(steps, qemu.Step{Command: "cont"})
@@ -246,19 +247,19 @@ func (g *Guest) resetSteps() []qemu.Step {
 
 // command runs one monitor command without arguments as a job. noted, if not nil, tells the lifecycle
 // beforehand what the command is for.
-func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
-	return g.commands(ctx, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} }, nil)
+func (g *Guest) command(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
+	return g.commands(ctx, sc, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} }, nil)
 }
 
 // commands runs several commands, which choose selects in the loop. done, if not nil, runs in the loop
 // before other work.
-func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done settle) error {
-	return g.perform(ctx, verb, domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) commands(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done settle) error {
+	return g.perform(ctx, sc, verb, domain.JobModify, modifyLimit, func() (work, error) {
 		r, steps := g.run, choose()
 		if noted != nil {
 			g.advance(noted)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err
@@ -285,12 +286,12 @@ func (v *View) IsPaused() bool {
 }
 
 // Suspend stops the vCPUs. A guest that waits for disk space is not resumed automatically any more.
-func (g *Guest) Suspend(ctx context.Context) error {
+func (g *Guest) Suspend(ctx context.Context, sc scope.Scope) error {
 	if g.View().IsPaused() {
 		return nil
 	}
 	stop := func() []qemu.Step { return []qemu.Step{{Command: "stop"}} }
-	return g.commands(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, g.isSuspended)
+	return g.commands(ctx, sc, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, g.isSuspended)
 }
 
 // isSuspended settles a suspend. It fails for a guest that is restarted at this moment, or after its panic
@@ -304,8 +305,8 @@ func (g *Guest) isSuspended() error {
 }
 
 // Resume resumes the vCPUs.
-func (g *Guest) Resume(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont")
+func (g *Guest) Resume(ctx context.Context, sc scope.Scope) error {
+	return g.command(ctx, sc, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont")
 }
 
 // restartMachine resets the machine and resumes it, which turns a power-off into a reboot. It runs in the
@@ -331,11 +332,11 @@ func (g *Guest) restartMachine() {
 }
 
 // Wake wakes a guest that has suspended itself to memory.
-func (g *Guest) Wake(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Wake, nil, "system_wakeup")
+func (g *Guest) Wake(ctx context.Context, sc scope.Scope) error {
+	return g.command(ctx, sc, lifecycle.Wake, nil, "system_wakeup")
 }
 
 // InjectNMI sends every vCPU a non-maskable interrupt.
-func (g *Guest) InjectNMI(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Change, nil, "inject-nmi")
+func (g *Guest) InjectNMI(ctx context.Context, sc scope.Scope) error {
+	return g.command(ctx, sc, lifecycle.Change, nil, "inject-nmi")
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
@@ -109,61 +110,85 @@ var well = map[string]string{
 
 // requests are what clients may want of the guest meanwhile.
 var requests = map[string]func(context.Context, *taken) error{
-	"suspend":  func(ctx context.Context, g *taken) error { return g.Suspend(ctx) },
-	"resume":   func(ctx context.Context, g *taken) error { return g.Resume(ctx) },
-	"reset":    func(ctx context.Context, g *taken) error { return g.Reset(ctx) },
-	"shutdown": func(ctx context.Context, g *taken) error { return g.Shutdown(ctx, ShutdownACPI) },
-	"reboot":   func(ctx context.Context, g *taken) error { return g.Reboot(ctx, ShutdownDefault) },
-	"wake":     func(ctx context.Context, g *taken) error { return g.Wake(ctx) },
-	"destroy":  func(ctx context.Context, g *taken) error { return g.Destroy(ctx, false) },
+	"suspend": func(ctx context.Context, g *taken) error { return g.Suspend(ctx, scope.Daemon("a test")) },
+	"resume":  func(ctx context.Context, g *taken) error { return g.Resume(ctx, scope.Daemon("a test")) },
+	"reset":   func(ctx context.Context, g *taken) error { return g.Reset(ctx, scope.Daemon("a test")) },
+	"shutdown": func(ctx context.Context, g *taken) error {
+		return g.Shutdown(ctx, scope.Daemon("a test"), ShutdownACPI)
+	},
+	"reboot": func(ctx context.Context, g *taken) error {
+		return g.Reboot(ctx, scope.Daemon("a test"), ShutdownDefault)
+	},
+	"wake":    func(ctx context.Context, g *taken) error { return g.Wake(ctx, scope.Daemon("a test")) },
+	"destroy": func(ctx context.Context, g *taken) error { return g.Destroy(ctx, scope.Daemon("a test"), false) },
 	"detach": func(ctx context.Context, g *taken) error {
-		return g.Detach(ctx, "<disk><target dev='vda'/></disk>", Affect{Live: true})
+		return g.Detach(ctx, scope.Daemon("a test"), "<disk><target dev='vda'/></disk>", Affect{Live: true})
 	},
 	"plug-net": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, "<interface type='user'><mac address='52:54:00:00:00:02'/><model type='virtio'/></interface>", Affect{Live: true})
+		return g.Attach(ctx, scope.Daemon("a test"), "<interface type='user'><mac address='52:54:00:00:00:02'/><model type='virtio'/></interface>", Affect{Live: true})
 	},
 	"plug-rng": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, "<rng model='virtio'><backend model='builtin'/></rng>", Affect{Live: true})
+		return g.Attach(ctx, scope.Daemon("a test"), "<rng model='virtio'><backend model='builtin'/></rng>", Affect{Live: true})
 	},
 	"plug-dimm": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>", Affect{Live: true})
+		return g.Attach(ctx, scope.Daemon("a test"), "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>", Affect{Live: true})
 	},
 	"plug-disk": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, "<disk type='file'><driver name='qemu' type='raw'/><source file='"+filepath.Join(g.dir, "disk")+"'/><target dev='vdb' bus='virtio'/></disk>", Affect{Live: true})
+		return g.Attach(ctx, scope.Daemon("a test"), "<disk type='file'><driver name='qemu' type='raw'/><source file='"+filepath.Join(g.dir, "disk")+"'/><target dev='vdb' bus='virtio'/></disk>", Affect{Live: true})
 	},
-	"let-net0":  func(ctx context.Context, g *taken) error { return g.DetachAlias(ctx, "net0", Affect{Live: true}) },
-	"let-dimm0": func(ctx context.Context, g *taken) error { return g.DetachAlias(ctx, "dimm0", Affect{Live: true}) },
-	"eject":     func(ctx context.Context, g *taken) error { return g.Update(ctx, drive(""), Affect{Live: true}, false) },
+	"let-net0": func(ctx context.Context, g *taken) error {
+		return g.DetachAlias(ctx, scope.Daemon("a test"), "net0", Affect{Live: true})
+	},
+	"let-dimm0": func(ctx context.Context, g *taken) error {
+		return g.DetachAlias(ctx, scope.Daemon("a test"), "dimm0", Affect{Live: true})
+	},
+	"eject": func(ctx context.Context, g *taken) error {
+		return g.Update(ctx, scope.Daemon("a test"), drive(""), Affect{Live: true}, false)
+	},
 	"insert": func(ctx context.Context, g *taken) error {
-		return g.Update(ctx, drive(g.medium()), Affect{Live: true}, true)
+		return g.Update(ctx, scope.Daemon("a test"), drive(g.medium()), Affect{Live: true}, true)
 	},
-	"memory": func(ctx context.Context, g *taken) error { return g.SetMemory(ctx, 256<<20, Affect{Live: true}) },
+	"memory": func(ctx context.Context, g *taken) error {
+		return g.SetMemory(ctx, scope.Daemon("a test"), 256<<20, Affect{Live: true})
+	},
 	"vcpus": func(ctx context.Context, g *taken) error {
-		return g.SetVCPUs(ctx, 3, VCPUOptions{Affect: Affect{Live: true}})
+		return g.SetVCPUs(ctx, scope.Daemon("a test"), 3, VCPUOptions{Affect: Affect{Live: true}})
 	},
-	"tune":   func(ctx context.Context, g *taken) error { return g.Tune(ctx, Affect{Live: true}, slower) },
-	"stats":  func(ctx context.Context, g *taken) error { _, err := g.Stats(ctx, 0); return err },
-	"block":  func(ctx context.Context, g *taken) error { _, err := g.BlockInfo(ctx, "vda"); return err },
+	"tune": func(ctx context.Context, g *taken) error {
+		return g.Tune(ctx, scope.Daemon("a test"), Affect{Live: true}, slower)
+	},
+	"stats": func(ctx context.Context, g *taken) error { _, err := g.Stats(ctx, 0); return err },
+	"block": func(ctx context.Context, g *taken) error {
+		_, err := g.BlockInfo(ctx, scope.Daemon("a test"), "vda")
+		return err
+	},
 	"errors": func(ctx context.Context, g *taken) error { _, err := g.DiskErrors(ctx); return err },
-	"resize": func(ctx context.Context, g *taken) error { return g.ResizeDisk(ctx, "vda", 8) },
+	"resize": func(ctx context.Context, g *taken) error { return g.ResizeDisk(ctx, scope.Daemon("a test"), "vda", 8) },
 	"command": func(ctx context.Context, g *taken) error {
-		_, err := g.MonitorCommand(ctx, `{"execute":"query-status"}`, false)
+		_, err := g.MonitorCommand(ctx, scope.Daemon("a test"), `{"execute":"query-status"}`, false)
 		return err
 	},
 	"dump": func(ctx context.Context, g *taken) error {
-		return g.Dump(ctx, filepath.Join(g.dir, "dump"), DumpOptions{})
+		return g.Dump(ctx, scope.Daemon("a test"), filepath.Join(g.dir, "dump"), DumpOptions{})
 	},
-	"abort":      func(ctx context.Context, g *taken) error { return g.AbortJob(ctx) },
-	"users":      func(ctx context.Context, g *taken) error { return g.heard(g.Users(ctx)) },
-	"filesystem": func(ctx context.Context, g *taken) error { return g.heard(g.FileSystems(ctx)) },
-	"osinfo":     func(ctx context.Context, g *taken) error { return g.heard(g.OSInfo(ctx)) },
+	"abort":      func(ctx context.Context, g *taken) error { return g.AbortJob(ctx, scope.Daemon("a test")) },
+	"users":      func(ctx context.Context, g *taken) error { return g.heard(g.Users(ctx, scope.Daemon("a test"))) },
+	"filesystem": func(ctx context.Context, g *taken) error { return g.heard(g.FileSystems(ctx, scope.Daemon("a test"))) },
+	"osinfo":     func(ctx context.Context, g *taken) error { return g.heard(g.OSInfo(ctx, scope.Daemon("a test"))) },
 	"timezone":   func(ctx context.Context, g *taken) error { return g.zone(ctx) },
-	"hostname":   func(ctx context.Context, g *taken) error { return g.heard(g.AgentHostname(ctx)) },
-	"online":     func(ctx context.Context, g *taken) error { return g.SetAgentVCPUs(ctx, 1) },
-	"addresses":  func(ctx context.Context, g *taken) error { return g.heard(g.Addresses(ctx, ByAgent)) },
-	"freeze":     func(ctx context.Context, g *taken) error { _, err := g.Freeze(ctx, nil); return err },
+	"hostname": func(ctx context.Context, g *taken) error {
+		return g.heard(g.AgentHostname(ctx, scope.Daemon("a test")))
+	},
+	"online": func(ctx context.Context, g *taken) error { return g.SetAgentVCPUs(ctx, scope.Daemon("a test"), 1) },
+	"addresses": func(ctx context.Context, g *taken) error {
+		return g.heard(g.Addresses(ctx, scope.Daemon("a test"), ByAgent))
+	},
+	"freeze": func(ctx context.Context, g *taken) error {
+		_, err := g.Freeze(ctx, scope.Daemon("a test"), nil)
+		return err
+	},
 	"say": func(ctx context.Context, g *taken) error {
-		_, err := g.AgentCommand(ctx, `{"execute":"guest-get-time"}`, 0)
+		_, err := g.AgentCommand(ctx, scope.Daemon("a test"), `{"execute":"guest-get-time"}`, 0)
 		return err
 	},
 }
@@ -214,7 +239,7 @@ func (g *taken) words(v reflect.Value) {
 }
 
 func (g *taken) zone(ctx context.Context) error {
-	name, ahead, err := g.Timezone(ctx)
+	name, ahead, err := g.Timezone(ctx, scope.Daemon("a test"))
 	if ahead.Abs() > 24*time.Hour {
 		g.t.Errorf("it is %v ahead", ahead)
 	}
@@ -640,7 +665,7 @@ func (g *taken) play(line string) {
 			go g.handOver(g.run, g.connect())
 		}
 	case word == "save": // an earlier daemon began one
-		_ = g.change(context.Background(), "", func() error {
+		_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 			if !g.run.ops.HasClass(operation.Move) {
 				cutOffSave(g.Guest)
 			}
@@ -650,7 +675,7 @@ func (g *taken) play(line string) {
 		pass(time.Minute)
 	case word == "policy":
 		if w := strings.Fields(rest); len(w) == 3 {
-			_ = g.change(context.Background(), "", func() error {
+			_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 				g.state.Policy = lifecycle.Policy{OnPoweroff: w[0], OnReboot: w[1], OnCrash: w[2]}
 				return nil
 			})
@@ -720,7 +745,7 @@ func (g *taken) look() {
 // demands are what the guest takes of the host, with a module that was being plugged in when its QEMU told
 // nonsense: that may have it.
 func (g *taken) demands() (all topology.Reservation) {
-	_ = g.change(context.Background(), "", func() error {
+	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 		all = demand(g.run.def)
 		for _, op := range g.run.ops.Operations() {
 			if a, is := op.Work().(*attach); is && a.reserved != nil && !a.defined {
@@ -743,7 +768,7 @@ func (g *taken) end() {
 	}
 	_ = g.conn.Close()
 	pass(patience) // work of its own goes on until the next monitor is given up
-	_ = g.change(context.Background(), "", func() error {
+	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 		if g.job != nil {
 			g.t.Errorf("its %s job continues without a monitor", g.job.kind)
 		}

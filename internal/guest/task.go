@@ -10,15 +10,17 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // task is one request, in up to three parts. plan runs in the loop and inspects the guest. The work that
 // plan returns runs beside the loop and may be slow. The settle function that the work returns runs in the
 // loop again and changes the loop's data. A plan without work is answered at once.
 type task struct {
-	ctx   context.Context // the client's; a task that still waits is dropped when it ends
-	verb  lifecycle.Verb  // what must be admitted; empty: nothing
-	kind  domain.JobKind  // the kind of work; empty: no work
+	ctx   context.Context // the caller's; its end abandons a task that still waits
+	sc    scope.Scope     // the caller's; asked when the task's turn comes
+	verb  lifecycle.Verb  // what is admitted; empty: always
+	kind  domain.JobKind  // what the work is; empty: there is none
 	plan  func() (work, error)
 	limit time.Duration // bounds the work; 0: no bound (jobs with progress that can be aborted)
 	// until bounds the wait for other work on the same guest.
@@ -31,7 +33,7 @@ type task struct {
 }
 
 type (
-	work   func(ctx context.Context) (settle, error)
+	work   func(ctx context.Context, sc scope.Scope) (settle, error)
 	settle func() error
 )
 
@@ -48,8 +50,8 @@ func (t *task) answer(err error) { t.reply <- err }
 
 // ask hands a task to the loop and waits for its answer, or until ctx or the loop ends. Work that has begun
 // continues without its caller.
-func (g *Guest) ask(ctx context.Context, t *task) error {
-	t.ctx, t.reply, t.until = ctx, make(chan error, 1), time.Now().Add(waitForTurn)
+func (g *Guest) ask(ctx context.Context, sc scope.Scope, t *task) error {
+	t.ctx, t.sc, t.reply, t.until = ctx, sc, make(chan error, 1), time.Now().Add(waitForTurn)
 	select {
 	case g.mailbox <- t:
 	case <-g.ended:
@@ -75,13 +77,13 @@ func (g *Guest) ask(ctx context.Context, t *task) error {
 }
 
 // change runs do in the loop, without waiting for other work.
-func (g *Guest) change(ctx context.Context, verb lifecycle.Verb, do func() error) error {
-	return g.ask(ctx, &task{verb: verb, plan: func() (work, error) { return nil, do() }})
+func (g *Guest) change(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, do func() error) error {
+	return g.ask(ctx, sc, &task{verb: verb, plan: func() (work, error) { return nil, do() }})
 }
 
 // perform runs work beside the loop, after the guest's other work.
-func (g *Guest) perform(ctx context.Context, verb lifecycle.Verb, kind domain.JobKind, limit time.Duration, plan func() (work, error)) error {
-	return g.ask(ctx, &task{verb: verb, kind: kind, plan: plan, limit: limit})
+func (g *Guest) perform(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, kind domain.JobKind, limit time.Duration, plan func() (work, error)) error {
+	return g.ask(ctx, sc, &task{verb: verb, kind: kind, plan: plan, limit: limit})
 }
 
 // errLeft is in the answer of a guest that was forgotten before it was asked. Nothing of the request was
@@ -136,7 +138,7 @@ func (g *Guest) begin(t *task) {
 		t.answer(context.Cause(t.ctx))
 		return
 	}
-	err := g.contain("the judging of a request", func() error { return g.judged(t.ctx) })
+	err := g.contain("the judging of a request", func() error { return t.sc.Authorize(g.uuid) })
 	if err == nil {
 		err = lifecycle.Admit(g.state, t.verb)
 	}
@@ -152,7 +154,7 @@ func (g *Guest) begin(t *task) {
 		}
 		return
 	}
-	ctx, cancel := context.WithCancelCause(WithJudge(context.WithoutCancel(t.ctx), nil)) // work may ask the loop without another check
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.ctx)) // work may ask the loop without another check
 	g.job = &job{task: t, kind: t.kind, started: time.Now(), cancel: cancel, done: make(chan outcome, 1)}
 	go g.job.runWork(ctx, w, g.record.Name)
 	g.publish()
@@ -186,7 +188,7 @@ func (j *job) runWork(ctx context.Context, w work, name string) {
 		}
 		j.done <- o
 	}()
-	o.settle, o.err = w(ctx)
+	o.settle, o.err = w(ctx, j.task.sc.Begun()) // what work asks of the loop is part of it
 	if o.err != nil && errors.Is(o.err, ctx.Err()) {
 		o.err = context.Cause(ctx) // the cause says who ended it, and why
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Two things at once, of one guest.
@@ -35,7 +36,7 @@ func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) er
 func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("busy", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
@@ -46,11 +47,11 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 		made   func(*domain.Definition) bool
 	}{
 		"plugged": {
-			func() error { return g.Attach(d.ctx(), stick, both) },
+			func() error { return g.Attach(d.ctx(), scope.Daemon("a test"), stick, both) },
 			func(def *domain.Definition) bool { return len(def.Devices.Disks) == 1 },
 		},
 		"balloon": {
-			func() error { return g.SetMemory(d.ctx(), memory, both) },
+			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), memory, both) },
 			func(def *domain.Definition) bool { return def.CurrentMemory == memory },
 		},
 	} {
@@ -70,7 +71,7 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("again"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	read, saved := d.saving(g, filepath.Join(d.dir, "image"))
 	pid := d.pid("again")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
@@ -79,11 +80,11 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds without a monitor")
 	}
-	refused(t, g.Save(d.ctx(), filepath.Join(d.dir, "other"), guest.SaveOptions{}), fault.Busy, "was cut off")
-	refused(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}), fault.Busy, "was cut off")
+	refused(t, g.Save(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "other"), guest.SaveOptions{}), fault.Busy, "was cut off")
+	refused(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "dump"), guest.DumpOptions{}), fault.Busy, "was cut off")
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	d.settle(g, domain.Running)
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 }
 
 // A start that was asked for by a document waits while its guest is renamed: it is not of that guest any more.
@@ -91,17 +92,17 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("from"))
-	ok(t, g.MakeTemplate(d.ctx()))
+	ok(t, g.MakeTemplate(d.ctx(), scope.Daemon("a test")))
 	held, hold, over := make(chan struct{}), make(chan struct{}), make(chan error, 2)
 	go func() {
-		over <- g.EndTemplate(d.ctx(), func(context.Context) error { close(held); <-hold; return nil }) // and others wait
+		over <- g.EndTemplate(d.ctx(), scope.Daemon("a test"), func(context.Context) error { close(held); <-hold; return nil }) // and others wait
 	}()
 	<-held
-	go func() { over <- g.Rename(d.ctx(), "to") }()
+	go func() { over <- g.Rename(d.ctx(), scope.Daemon("a test"), "to") }()
 	eventually(t, "the rename waits", func() bool { return g.Waiting() == 1 })
 	created := make(chan error, 1)
 	go func() {
-		_, err := d.Create(d.ctx(), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), guest.StartOptions{})
+		_, err := d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), guest.StartOptions{})
 		created <- err
 	}()
 	eventually(t, "the start waits", func() bool { return g.Waiting() == 2 })
@@ -117,12 +118,12 @@ func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("dumped"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "dump")
 	read, dumped, suspended := slowImage(t, path), make(chan error, 1), make(chan error, 1)
-	go func() { dumped <- g.Dump(d.ctx(), path, guest.DumpOptions{}) }()
+	go func() { dumped <- g.Dump(d.ctx(), scope.Daemon("a test"), path, guest.DumpOptions{}) }()
 	d.settle(g, domain.Paused)
-	go func() { suspended <- g.Suspend(d.ctx()) }()
+	go func() { suspended <- g.Suspend(d.ctx(), scope.Daemon("a test")) }()
 	eventually(t, "it waits for the end of the dump", func() bool { return g.Waiting() == 1 })
 	read()
 	refused(t, <-dumped, fault.Failed, "") // a pipe is on no disk
@@ -135,11 +136,11 @@ func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("pictured", `<video><model type='vga'/></video>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	ctx, leave := context.WithCancelCause(d.ctx())
 	defer leave(nil)
 	take := func() error {
-		_, picture, err := g.Screenshot(ctx, 0)
+		_, picture, err := g.Screenshot(ctx, scope.Daemon("a test"), 0)
 		if err != nil {
 			return err
 		}
@@ -158,17 +159,17 @@ func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("unreached"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid := d.pid("unreached")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 	g.LoseMonitor()
 	eventually(t, "the monitor is lost", func() bool { return !g.View().StuckSince.IsZero() })
-	refused(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}), fault.Unresponsive, "was lost")
+	refused(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}), fault.Unresponsive, "was lost")
 	if job := g.View().LastJob; job.Kind != domain.JobNone {
 		t.Errorf("a %s was begun: %s", job.Kind, job.Err)
 	}
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
-	eventually(t, "it is saved when the monitor is back", func() bool { return g.ManagedSave(d.ctx(), guest.SaveOptions{}) == nil })
+	eventually(t, "it is saved when the monitor is back", func() bool { return g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) == nil })
 }
 
 // A description that is set during a save is not confirmed and then lost with the image.
@@ -176,18 +177,18 @@ func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 func TestWordsAreNotLostByASave(t *testing.T) {
 	d := newDaemon(t)
 	g, title := d.define(small("named")), "told"
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	said, answered := make(chan error, 1), atomic.Bool{}
-	ok(t, d.whileStopped(g, func() error { return g.ManagedSave(d.ctx(), guest.SaveOptions{}) }, func() {
+	ok(t, d.whileStopped(g, func() error { return g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) }, func() {
 		go func() {
-			err := g.SetMetadata(d.ctx(), guest.Title, &title, "", "", guest.Affect{Live: true})
+			err := g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Title, &title, "", "", guest.Affect{Live: true})
 			answered.Store(true)
 			said <- err
 		}()
 		eventually(t, "it waits, or is done", func() bool { return answered.Load() || g.Waiting() == 1 })
 	}))
 	err := <-said
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if now := g.View().Active.Title; err == nil && now != title {
 		t.Errorf("the guest's title is %q, and was said to be %q", now, title)
 	}

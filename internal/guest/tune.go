@@ -13,17 +13,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Tune changes how a guest shares the host: the weights and limits of its control group and its threads,
 // the placement of its memory, and the rates of its disks and interfaces. change is applied to a copy of
 // each affected definition, more than once and in the guest's loop, so it must not block. Differences are
 // then applied to the running guest.
-func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+func (g *Guest) Tune(ctx context.Context, sc scope.Scope, a Affect, change func(*domain.Definition) error) error {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return tuned(g.inactive, change)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planTune(ctx, change, config)
+		return g.planTune(ctx, sc, change, config)
 	})
 }
 
@@ -47,13 +48,13 @@ func sameRates(a, b *device.NIC) bool {
 	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
 }
 
-func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+func (g *Guest) planTune(ctx context.Context, sc scope.Scope, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
 	before := g.run.def
 	after, err := tuned(before, change)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.bounded(ctx, after); err != nil {
+	if err := g.bounded(ctx, sc, after); err != nil {
 		return nil, err
 	}
 	if err := g.reg.checkPins(before, after); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // undefineKind removes a definition, and then the files that belong to it. The store decides: while it
@@ -34,7 +35,8 @@ type undefinition struct {
 	TPM bool `json:",omitempty"`
 
 	reg *Registry
-	op  *operation.Operation
+	op  *operation.Operation // nil: there is nothing to remove beside the definition
+	sc  scope.Scope          // where there is no operation
 
 	// The following fields are set only in the daemon that began it.
 	guest   *Guest
@@ -64,16 +66,16 @@ func (u *undefinition) Steps() []operation.Step {
 func uuidObject(uuid string) string { return "uuid/" + uuid }
 
 // newUndefinition makes the operation, and finds the files to remove.
-func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefinition, error) {
-	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o}
+func (g *Guest) newUndefinition(ctx context.Context, sc scope.Scope, o UndefineOptions) (*undefinition, error) {
+	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o, sc: sc}
 	// A user chose the path of the variables, and its file system may hang. So the caller waits for it
 	// here, and not the loop.
 	var err error
-	if u.found, err = g.nvramFile(ctx); err != nil {
+	if u.found, err = g.nvramFile(ctx, sc); err != nil {
 		return nil, err
 	}
 	if o.NVRAM && u.found != "" {
-		u.NVRAM, u.Held = u.found, heldTo(withFences(ctx, g.View().fences), u.found)
+		u.NVRAM, u.Held = u.found, sc.Noting(g.View().fences).FoldersOf(u.found)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !keepsTPM(def)) {
 		_, err := os.Stat(g.reg.tpmState(g.uuid))
@@ -82,15 +84,23 @@ func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefi
 	return u, nil
 }
 
+// scope is the scope that the operation recorded, or the client's before it begins.
+func (u *undefinition) scope() scope.Scope {
+	if u.op == nil {
+		return u.sc
+	}
+	return u.op.Scope()
+}
+
 // forget removes the definition. It runs as a job, because a start or a save in progress needs the
 // definition.
 func (u *undefinition) forget(ctx context.Context) error {
 	g := u.guest
-	err := g.perform(ctx, lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
+	err := g.perform(ctx, u.scope(), lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
 		return nil, g.dropDefinition(u.options, u.found)
 	})
 	if err != nil && ctx.Err() != nil { // the loop may still do it
-		_ = g.change(context.WithoutCancel(ctx), "", func() error { return nil })
+		_ = g.change(context.WithoutCancel(ctx), u.scope(), "", func() error { return nil })
 		if found, _ := u.forgotten(ctx, operation.Nothing); found == operation.Happened {
 			return nil
 		}
@@ -154,7 +164,7 @@ func (u *undefinition) removeTPM(context.Context) error {
 
 // undefine runs an undefinition. The caller must hold the lock of the UUID. If there are no files to
 // remove, no record is written.
-func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
+func (r *Registry) undefine(ctx context.Context, sc scope.Scope, u *undefinition) error {
 	r.mu.RLock()
 	set := r.undefinitions[u.UUID]
 	r.mu.RUnlock()
@@ -167,7 +177,7 @@ func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
 			return err
 		}
 	}
-	op, err := set.Begin(undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
+	op, err := set.Begin(sc, undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
 	if err != nil {
 		r.dropUndefinitions(u.UUID)
 		return err

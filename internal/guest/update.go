@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // updateKind changes a running guest in place, and its stored definition: limits and bindings, a NIC's
@@ -88,13 +89,13 @@ func (g *Guest) update(u *update, after, config *domain.Definition) (_ work, err
 			return nil, err
 		}
 	}
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		if u.Words == nil {
 			if _, err := r.monitor(); err != nil {
 				return nil, err
 			}
 		}
-		return nil, r.perform(ctx, updateKind.Name, u, "settings")
+		return nil, r.perform(ctx, sc, updateKind.Name, u, "settings")
 	}, nil
 }
 
@@ -182,7 +183,7 @@ func (u *update) define(ctx context.Context) error {
 		return nil
 	}
 	return u.r.inLoop(ctx, func(g *Guest) error {
-		err := u.follow(ctx, g)
+		err := u.follow(ctx, u.op.Scope(), g)
 		if err == nil || u.Words == nil {
 			u.note(g)
 		}
@@ -191,11 +192,11 @@ func (u *update) define(ctx context.Context) error {
 }
 
 // follow applies the change to the stored definition. It runs in the loop.
-func (u *update) follow(ctx context.Context, g *Guest) error {
+func (u *update) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if u.config == nil {
 		return nil
 	}
-	return g.followOnce(ctx, u.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(ctx, sc, u.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		takeSettings(config, u.ofConfig, u.config)
 		return config, nil
 	})
@@ -219,7 +220,7 @@ func (u *update) note(g *Guest) {
 }
 
 // Update changes a device in place: the medium of a drive, the link of a NIC, the password of a display.
-func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) error {
+func (g *Guest) Update(ctx context.Context, sc scope.Scope, doc string, a Affect, force bool) error {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Active: true})
 	if err != nil {
 		return err
@@ -229,11 +230,11 @@ func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) er
 			return err
 		}
 	}
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		config := g.inactive.Clone()
 		return config, updateIn(&config.Devices, dev)
 	}, func(config *domain.Definition) (work, error) {
-		if err := g.fenceLive(ctx, dev); err != nil {
+		if err := g.fenceLive(ctx, sc, dev); err != nil {
 			return nil, err
 		}
 		return g.planUpdate(dev, config, force)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 var both = guest.Affect{Live: true, Config: true}
@@ -23,7 +24,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		"next": func(pid int) { d.reopen(func() { ok(t, syscall.Kill(pid, syscall.SIGCONT)) }) },
 	} {
 		g := d.define(small(name))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		pid := d.pid(name)
 		underWay := func() bool {
 			records, err := filepath.Glob(filepath.Join(g.RunDir(), "operation-*.json"))
@@ -31,7 +32,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		}
 		ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 		done := make(chan error, 1)
-		go func() { done <- g.SetMemory(d.ctx(), memory, both) }()
+		go func() { done <- g.SetMemory(d.ctx(), scope.Daemon("a test"), memory, both) }()
 		eventually(t, "it is under way", underWay)
 		g.LoseMonitor()
 		if err := <-done; err == nil {
@@ -39,7 +40,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		}
 		d.define(strings.Replace(small(name), "<name>", "<uuid>"+g.UUID()+"</uuid><title>stored</title><on_crash>restart</on_crash><name>", 1))
 		title := "running"
-		ok(t, g.SetMetadata(d.ctx(), guest.Title, &title, "", "", guest.Affect{Live: true}))
+		ok(t, g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Title, &title, "", "", guest.Affect{Live: true}))
 		goOn(pid)
 		eventually(t, "it has ended", func() bool { return !underWay() })
 		v := d.again(g).View()
@@ -67,24 +68,26 @@ func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 		return `<disk type='file' device='cdrom'>` + source + `<target dev='sda' bus='sata'/><readonly/></disk>`
 	}
 	g := d.define(small("left", `<controller type='usb' model='qemu-xhci'/>`, drive("")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	for kind, c := range map[string]struct {
 		change, back func() error
 		made         func(*domain.Definition) bool
 	}{
 		"update": {
-			func() error { return g.SetMemory(d.ctx(), 32<<20, both) },
-			func() error { return g.SetMemory(d.ctx(), 64<<20, config) },
+			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), 32<<20, both) },
+			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), 64<<20, config) },
 			func(def *domain.Definition) bool { return def.CurrentMemory == 32<<20 },
 		},
 		"attach": {
-			func() error { return g.Attach(d.ctx(), stick, both) },
-			func() error { return g.Detach(d.ctx(), stick, config) },
+			func() error { return g.Attach(d.ctx(), scope.Daemon("a test"), stick, both) },
+			func() error { return g.Detach(d.ctx(), scope.Daemon("a test"), stick, config) },
 			func(def *domain.Definition) bool { return len(def.Devices.Disks) == 2 },
 		},
 		"media": {
-			func() error { return g.Update(d.ctx(), drive(source("medium.iso")), both, false) },
-			func() error { return g.Update(d.ctx(), drive(""), config, false) },
+			func() error {
+				return g.Update(d.ctx(), scope.Daemon("a test"), drive(source("medium.iso")), both, false)
+			},
+			func() error { return g.Update(d.ctx(), scope.Daemon("a test"), drive(""), config, false) },
 			func(def *domain.Definition) bool { return def.Devices.Disks[0].Source.Path() != "" },
 		},
 	} {

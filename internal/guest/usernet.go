@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // QEMU serves an interface of type user through the host's network. A guest's QEMU runs in that network
@@ -28,7 +29,7 @@ func (r *Registry) lacksNetwork(run *run) bool {
 
 // serveUserNetwork starts the program that serves a NIC which is being attached. It journals this first,
 // because the next daemon may have to end the program.
-func (r *Registry) serveUserNetwork(ctx context.Context, a *attach, n *device.NIC) error {
+func (r *Registry) serveUserNetwork(ctx context.Context, sc scope.Scope, a *attach, n *device.NIC) error {
 	run, p := a.r, a.plan
 	user, err := r.Quarters.Users.Take(run.UUID)
 	if err != nil {
@@ -50,7 +51,7 @@ func (r *Registry) serveUserNetwork(ctx context.Context, a *attach, n *device.NI
 	near, far := os.NewFile(uintptr(ends[0]), "wire"), os.NewFile(uintptr(ends[1]), "wire")
 	defer far.Close()
 	p.NICs[n.Alias] = &device.NICAttachment{Wire: near}
-	process, err := r.launchUserNetwork(ctx, run, p.Definition.Devices.Emulator, user, far)
+	process, err := r.launchUserNetwork(ctx, sc, run, p.Definition.Devices.Emulator, user, far)
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot serve interface %s of type user", n.MAC)
 	}
@@ -67,7 +68,7 @@ func (r *Registry) serveUserNetwork(ctx context.Context, a *attach, n *device.NI
 const userNetworkThreads, userNetworkFiles = 16, 4096
 
 // launchUserNetwork launches the program.
-func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator string, user sandbox.User, wire *os.File) (*qemuprocess.Process, error) {
+func (r *Registry) launchUserNetwork(ctx context.Context, sc scope.Scope, run *run, emulator string, user sandbox.User, wire *os.File) (*qemuprocess.Process, error) {
 	args := qemu.UserNetwork()
 	log, err := r.openLog(run.Name, "serving a user network", emulator, &qemu.Command{Args: args})
 	if err != nil {
@@ -80,7 +81,7 @@ func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator str
 	}
 	defer closeShown(place)
 	for _, path := range namesOfHosts {
-		f, err := openToShow(ctx, path)
+		f, err := openToShow(ctx, sc, path)
 		if err == nil {
 			place.ReadOnlyFiles = append(place.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: path, File: f})
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -24,11 +25,11 @@ const maxVCPUs = 4096
 
 // SetVCPUs changes the number of vCPUs. A running guest gets more at once, but decides itself whether it
 // releases any.
-func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
+func (g *Guest) SetVCPUs(ctx context.Context, sc scope.Scope, n uint, o VCPUOptions) error {
 	if n == 0 || n > maxVCPUs {
 		return fault.New(fault.Invalid, fault.Call, "a domain has from 1 to %d vCPUs, not %d", maxVCPUs, n)
 	}
-	return g.edit(ctx, o.Affect, func() (*domain.Definition, error) {
+	return g.edit(ctx, sc, o.Affect, func() (*domain.Definition, error) {
 		return withVCPUs(g.inactive, n, o.Maximum)
 	}, func(config *domain.Definition) (work, error) {
 		if o.Maximum {
@@ -139,7 +140,7 @@ func (g *Guest) VCPUs(ctx context.Context) ([]VCPUInfo, error) {
 }
 
 // PinVCPU binds a vCPU of the guest to CPUs of the host. An empty set removes the binding.
-func (g *Guest) PinVCPU(ctx context.Context, index uint, to topology.CPUSet, a Affect) error {
+func (g *Guest) PinVCPU(ctx context.Context, sc scope.Scope, index uint, to topology.CPUSet, a Affect) error {
 	def, err := g.definition(a)
 	if err != nil {
 		return err
@@ -147,15 +148,15 @@ func (g *Guest) PinVCPU(ctx context.Context, index uint, to topology.CPUSet, a A
 	if index >= def.VCPUs.Max {
 		return fault.New(fault.Invalid, fault.Call, "vcpu %d is out of range of the domain's %d", index, def.VCPUs.Max)
 	}
-	return g.Tune(ctx, a, func(d *domain.Definition) error {
+	return g.Tune(ctx, sc, a, func(d *domain.Definition) error {
 		setPin(&d.Tune.VCPUPins, index, to)
 		return nil
 	})
 }
 
 // PinEmulator binds QEMU's own threads. An empty set removes the binding.
-func (g *Guest) PinEmulator(ctx context.Context, to topology.CPUSet, a Affect) error {
-	return g.Tune(ctx, a, func(d *domain.Definition) error {
+func (g *Guest) PinEmulator(ctx context.Context, sc scope.Scope, to topology.CPUSet, a Affect) error {
+	return g.Tune(ctx, sc, a, func(d *domain.Definition) error {
 		d.Tune.EmulatorPin = to
 		return nil
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Some resources of an ended guest cannot be released at once: a run directory on a read-only file system,
@@ -108,11 +109,11 @@ func (r *Registry) giveBackNow(uuid string, all []release, log *slog.Logger) []r
 		_ = try(r.life) // it never fails
 		return left
 	}
-	err = g.perform(r.life, "", domain.JobDestroy, releaseLimit, func() (work, error) {
+	err = g.perform(r.life, scope.Daemon("giving back what a guest held"), "", domain.JobDestroy, releaseLimit, func() (work, error) {
 		if g.run != nil || g.quarantine != "" {
 			return nil, nil // its start has removed it
 		}
-		return func(ctx context.Context) (settle, error) { return nil, try(ctx) }, nil
+		return func(ctx context.Context, sc scope.Scope) (settle, error) { return nil, try(ctx) }, nil
 	})
 	if err != nil { // another job takes long, or the guest has just gone
 		return all

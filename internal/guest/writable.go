@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A block job may write to an image below the top one, which QEMU has open for reading. QEMU is then lent
@@ -22,12 +23,12 @@ import (
 
 // openShown opens the chain of a running guest's disk. It refuses a chain that differs from the guest's
 // definition, or whose files are not those that QEMU has open.
-func (r *Registry) openShown(ctx context.Context, run *run, fences map[string][]string, d *device.Disk) (image.Chain, error) {
+func (r *Registry) openShown(ctx context.Context, sc scope.Scope, run *run, fences map[string][]string, d *device.Disk) (image.Chain, error) {
 	path, format, err := r.source(d)
 	if err != nil {
 		return nil, err
 	}
-	chain, err := image.OpenChain(fenced(ctx, fences, d), path, format)
+	chain, err := image.OpenChain(ctx, fenced(sc, fences, d), path, format)
 	if err == nil {
 		if err = r.isShown(chain, run, d); err != nil {
 			chain.Close()
@@ -61,8 +62,8 @@ func (r *Registry) isShown(chain image.Chain, run *run, d *device.Disk) error {
 
 // lendToWrite lets a running QEMU write to one image of a disk. place is its position in the chain: 1 is
 // the image below the top. If QEMU did not answer, the outcome is unknown.
-func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place int) error {
-	chain, err := g.reg.openShown(ctx, r, g.View().fences, d)
+func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *device.Disk, place int) error {
+	chain, err := g.reg.openShown(ctx, sc, r, g.View().fences, d)
 	if err != nil {
 		return err
 	}
@@ -123,7 +124,7 @@ type written struct {
 
 // takeBackToRead takes back what lendToWrite gave, once the job has ended. If QEMU has ended, it is not
 // asked. kept means that QEMU closes the image only when its guest runs; the rest must be done after that.
-func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept bool, err error) {
+func (g *Guest) takeBackToRead(ctx context.Context, sc scope.Scope, r *run, w written) (kept bool, err error) {
 	if r != nil && !r.gone() && r.User != nil {
 		s, err := r.monitor()
 		if err != nil {
@@ -136,7 +137,7 @@ func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept boo
 			return false, err
 		}
 	}
-	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+	f, err := openNamed(ctx, sc, w.Path, unix.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return kept, nil
 	}

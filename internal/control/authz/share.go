@@ -2,7 +2,6 @@ package authz
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -13,10 +12,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
-	"github.com/lodge-kvm/lodge/internal/guest"
-	"github.com/lodge-kvm/lodge/internal/host/network"
-	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // atMost is the word for what the objects of a rule may take, all together.
@@ -224,44 +221,37 @@ type taking struct {
 	over  bool   // guarded by the lock of the shares
 }
 
-// Bound holds what a call makes of guests to what the rules give its client at most. It
-// counts until done, when the guests themselves are there to be counted.
-// The call is by the verb, and by what else it takes.
-func (g *Gate) Bound(ctx context.Context, w Who, v Verb, also ...Verb) (_ context.Context, done func()) {
+// Scope is what a call of a client may do. The rules hold what it makes to what they give the client at
+// most: the call's reservations count until done, when the objects themselves are there to be counted.
+// The call is by the verb, and by what else it takes. The places of files are held by Fence.
+func (g *Gate) Scope(w Who, v Verb, also ...Verb) (_ scope.Scope, done func()) {
 	if !g.Held(w) {
-		return ctx, func() {}
+		return scope.Daemon("a client that no rules hold"), func() {}
 	}
 	t := &taking{gate: g, who: w, verb: v, asked: append(slices.Clip(also), v)}
 	if v != Change { // a start, too, makes no more of a guest than whoever may define it could
 		t.verb = Define
 	}
-	ctx = guest.WithJudge(ctx, t.judge)
-	ctx = volume.WithBound(guest.WithBound(ctx, t.guest), t.volume)
-	ctx = network.WithBound(ctx, t.network)
-	ctx = volume.WithOpening(ctx, func(pool, secret string) error { return g.opening(w, pool, secret) })
-	return context.WithValue(ctx, takingKey{}, t), t.end
+	return scope.Client(w.String(), scope.Anywhere, t), t.end
 }
 
-// takingKey is where a context keeps the taking of its call.
-type takingKey struct{}
-
-// Make holds the call of ctx to what the rules leave room for, of a network or a pool that a
+// Make holds a call to what the rules leave room for, of a network or a pool that a
 // document is to make. One that is there already takes no more.
-func (g *Gate) Make(ctx context.Context, v Verb, o Object) error {
-	t, _ := ctx.Value(takingKey{}).(*taking)
+func (g *Gate) Make(sc scope.Scope, v Verb, o Object) error {
+	t, _ := sc.Limits().(*taking)
 	if t == nil || (v != Networks || o.Kind != Network) && (v != Pools || o.Kind != Pool) {
-		return nil
+		return sc.Check()
 	}
 	return t.take(v, claimOf(o))
 }
 
-// volume takes a volume that is to be made.
-func (t *taking) volume(pool, name string) error {
+// ReserveVolume implements scope.Limits: it takes a volume that is to be made.
+func (t *taking) ReserveVolume(pool, name string) error {
 	return t.take(Volumes, claimOf(Object{Kind: Pool, Name: pool, Part: name}))
 }
 
-// network takes what a changed network will be.
-func (t *taking) network(name string, written uint64) error {
+// ReserveNetwork implements scope.Limits: it takes what a changed network will be.
+func (t *taking) ReserveNetwork(name string, written uint64) error {
 	return t.take(Networks, claimOf(Object{Kind: Network, Name: name, written: written}))
 }
 
@@ -273,9 +263,12 @@ func (t *taking) end() {
 	delete(s.claims, t)
 }
 
-// judge judges the call anew when a guest's turn for it has come, which may be much later: others may
+// OpenSecret implements scope.Limits.
+func (t *taking) OpenSecret(pool, secret string) error { return t.gate.opening(t.who, pool, secret) }
+
+// Authorize implements scope.Limits: it judges the call again when a guest's turn for it has come, which may be much later: others may
 // have given the guest another name or labels meanwhile. What is only being made is nobody else's.
-func (t *taking) judge(uuid string) error {
+func (t *taking) Authorize(uuid string) error {
 	o := t.gate.GuestByUUID(uuid)
 	if o.Kind != Guest || o.member.View.Current() == nil {
 		return nil
@@ -292,16 +285,16 @@ func (t *taking) judge(uuid string) error {
 	return nil
 }
 
-// Again has the call of ctx judged by what it says, too, when a guest's turn for it has come: others may
+// Again has a call judged by what it says, too, when a guest's turn for it has come: others may
 // have taken from the guest meanwhile what it names, or have given it the other half of a name and
 // labels that are nobody's to give. On is the guest that its document would make, if it has one.
-func (g *Gate) Again(ctx context.Context, on Object, judge func(uuid string) error) context.Context {
-	t, _ := ctx.Value(takingKey{}).(*taking)
+func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) scope.Scope {
+	t, _ := sc.Limits().(*taking)
 	if t == nil {
-		return ctx
+		return sc
 	}
-	return guest.WithJudge(ctx, func(uuid string) error {
-		if err := t.judge(uuid); err != nil {
+	return sc.Authorizing(func(uuid string) error {
+		if err := t.Authorize(uuid); err != nil {
 			return err
 		}
 		if now := g.GuestByUUID(uuid); now.Kind != Guest || now.member.View.Current() == nil {
@@ -314,8 +307,8 @@ func (g *Gate) Again(ctx context.Context, on Object, judge func(uuid string) err
 	})
 }
 
-// guest takes what a guest will be.
-func (t *taking) guest(uuid string, def *domain.Definition, written uint64) error {
+// ReserveGuest implements scope.Limits: it takes what a guest will be.
+func (t *taking) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
 	if err := t.gate.weigh(t.who, def, t.gate.GuestByUUID(uuid)); err != nil {
 		return err
 	}

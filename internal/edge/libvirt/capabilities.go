@@ -29,7 +29,7 @@ func capabilityCalls(g group) {
 }
 
 // connectGetVersion tells QEMU's version, counted as libvirt counts its own.
-func (h *handlers) connectGetVersion(ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetVersionRet, error) {
+func (h *handlers) connectGetVersion(ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetVersionRet, error) {
 	caps, err := h.Emulators.Get(ctx, "")
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func accelerator(caps *qemucaps.Capabilities, domainType string) (string, qemuca
 	return "", qemucaps.Accelerator{}, fault.New(fault.Invalid, fault.Call, "unknown type '%s'", domainType)
 }
 
-func (h *handlers) connectGetMaxVCPUs(ctx context.Context, _ *session, args *xdr.ConnectGetMaxVCPUsArgs) (*xdr.ConnectGetMaxVCPUsRet, error) {
+func (h *handlers) connectGetMaxVCPUs(ctx context.Context, _ *request, args *xdr.ConnectGetMaxVCPUsArgs) (*xdr.ConnectGetMaxVCPUsRet, error) {
 	caps, err := h.Emulators.Get(ctx, "")
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func text(s *string) string {
 	return *s
 }
 
-func (h *handlers) connectGetCPUModelNames(ctx context.Context, _ *session, args *xdr.ConnectGetCPUModelNamesArgs) (*xdr.ConnectGetCPUModelNamesRet, error) {
+func (h *handlers) connectGetCPUModelNames(ctx context.Context, _ *request, args *xdr.ConnectGetCPUModelNamesArgs) (*xdr.ConnectGetCPUModelNamesRet, error) {
 	if err := checkFlags("CONNECT_GET_CPU_MODEL_NAMES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func cpuFeatures(qemuNames []string) []string {
 	return names
 }
 
-func (h *handlers) connectGetCapabilities(ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+func (h *handlers) connectGetCapabilities(ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 	caps, err := h.Emulators.Get(ctx, "")
 	if err != nil {
 		return nil, err

@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // withGuests gives the server all the rooms, as lodged has them. Guests end
@@ -47,7 +48,7 @@ func withGuests(t *testing.T) *house {
 	t.Cleanup(func() {
 		for _, g := range d.Guests.All() {
 			if g.View().Active != nil {
-				if err := g.Destroy(context.WithoutCancel(t.Context()), false); err != nil {
+				if err := g.Destroy(context.WithoutCancel(t.Context()), scope.Daemon("a test"), false); err != nil {
 					t.Logf("ending %s: %v", g.Name(), err)
 				}
 			}

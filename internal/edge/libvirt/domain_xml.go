@@ -24,7 +24,7 @@ const (
 	xmlMigratable = 8
 )
 
-func (h *handlers) domainGetXMLDesc(ctx context.Context, s *session, args *xdr.DomainGetXMLDescArgs) (*xdr.DomainGetXMLDescRet, error) {
+func (h *handlers) domainGetXMLDesc(ctx context.Context, s *request, args *xdr.DomainGetXMLDescArgs) (*xdr.DomainGetXMLDescRet, error) {
 	const call = "DOMAIN_GET_XML_DESC"
 	if args.Flags&(xmlSecure|xmlMigratable) != 0 {
 		if err := s.denyReadOnly(call, "secure flag"); err != nil {

@@ -29,7 +29,7 @@ type offer struct {
 	vfio, swtpm bool
 }
 
-func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *session, args *xdr.ConnectGetDomainCapabilitiesArgs) (*xdr.ConnectGetDomainCapabilitiesRet, error) {
+func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *request, args *xdr.ConnectGetDomainCapabilitiesArgs) (*xdr.ConnectGetDomainCapabilitiesRet, error) {
 	if err := checkFlags("CONNECT_GET_DOMAIN_CAPABILITIES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *session,
 
 // offer finds what a client names of a binary, an architecture, a domain type and
 // a machine type; what it does not name is this host's usual one.
-func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainType, machine *string) (*offer, error) {
+func (h *handlers) offer(ctx context.Context, s *request, binary, arch, domainType, machine *string) (*offer, error) {
 	caps, err := h.emulator(ctx, s, cmp.Or(text(binary), h.Emulators.Serving(text(arch))))
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainTy
 // emulator finds the binary that a client names. One that nobody has used yet
 // would be run to be probed, which is not for readers to ask, nor, of any program
 // of the host, for who is held by rules.
-func (h *handlers) emulator(ctx context.Context, s *session, binary string) (*qemucaps.Capabilities, error) {
+func (h *handlers) emulator(ctx context.Context, s *request, binary string) (*qemucaps.Capabilities, error) {
 	if binary != "" && binary != h.Emulators.Usual() && binary != h.Emulators.Serving("i686") {
 		if _, err := h.Emulators.Known(binary); err != nil {
 			if err := s.denyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {

@@ -21,7 +21,7 @@ type heavy struct{ inside, most, done atomic.Int32 }
 
 func (h *heavy) install(s *Server) {
 	delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
-	on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(_ *handlers, ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+	on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(_ *handlers, ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 		doc, err := inTurn(ctx, func() (string, error) {
 			if n := h.inside.Add(1); n > h.most.Load() {
 				h.most.Store(n) // a lower bound of the truth
@@ -103,7 +103,7 @@ func TestManyWhoDoNotRead(t *testing.T) {
 	h := serve(t, func(s *Server) {
 		s.memory.limit, s.limits.running = limit, running
 		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
-		on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(*handlers, context.Context, *session, *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+		on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(*handlers, context.Context, *request, *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 			most.Store(max(most.Load(), int64(s.memory.now())))
 			return &xdr.ConnectGetCapabilitiesRet{Capabilities: strings.Repeat("x", size)}, nil
 		})

@@ -284,7 +284,7 @@ func TestKeepaliveFlood(t *testing.T) {
 // hold makes an ordinary call wait for a channel, or for the daemon's end.
 func hold(s *Server, number int32, until <-chan struct{}) {
 	delete(s.table, procedureKey{xdr.ProgramRemote, number})
-	on(group{s.table, xdr.ProgramRemote}, number, func(_ *handlers, ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+	on(group{s.table, xdr.ProgramRemote}, number, func(_ *handlers, ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 		select {
 		case <-until:
 			return &xdr.ConnectGetCapabilitiesRet{Capabilities: "<capabilities/>"}, nil

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // withPools gives the house storage pools, on a store of their own.
@@ -241,11 +242,11 @@ func TestUploadOfAGoneClient(t *testing.T) {
 	h := serve(t, withPools(t))
 	pools := h.server.handlers.Pools
 	dir := t.TempDir()
-	p, err := pools.Create(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
+	p, err := pools.Create(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
+	v, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +268,7 @@ func TestUploadOfAGoneClient(t *testing.T) {
 			t.Fatal("the upload continues after its client has gone")
 		}
 	}
-	if err := p.DeleteVolume(t.Context(), "disk"); err != nil {
+	if err := p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"); err != nil {
 		t.Error(err)
 	}
 }
@@ -309,11 +310,11 @@ func TestVirtInstallStorageCalls(t *testing.T) {
 func TestHolesThatAreRefused(t *testing.T) {
 	h := serve(t, withPools(t))
 	dir := t.TempDir()
-	p, err := h.server.handlers.Pools.Create(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
+	p, err := h.server.handlers.Pools.Create(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
+	v, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,11 +7,15 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // CloneVolume makes a volume as a document describes it, with the data of a
 // volume of this or of another pool.
-func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
+func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	w, err := parseVolume(doc, o.Validate)
 	if err != nil {
 		return nil, err
@@ -23,20 +27,20 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 	if origin.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "volume %q is a directory and cannot be cloned", source)
 	}
-	if _, err := from.begin(ctx, source, "copying", false); err != nil {
+	if _, err := from.begin(ctx, sc, source, "copying", false); err != nil {
 		return nil, err
 	}
-	return p.make(ctx, w, func() { from.end(source, clientOf(ctx)) }, func(ctx context.Context, j *job) (*draft, error) {
+	return p.make(ctx, sc, w, func() { from.end(source, sc.Client()) }, func(ctx context.Context, j *job) (*draft, error) {
 		if w.capacity == nil || *w.capacity < origin.Virtual {
 			w.capacity = &origin.Virtual
 		}
 		if p.carver() != nil {
-			return p.drawCarvedCopy(w, from, origin, o, j)
+			return p.drawCarvedCopy(sc, w, from, origin, o, j)
 		}
 		if w.isLike(origin) {
-			return p.drawCopy(w, from, origin, o, j), nil
+			return p.drawCopy(sc, w, from, origin, o, j), nil
 		}
-		return p.drawConversion(ctx, w, from, origin, o, j)
+		return p.drawConversion(ctx, sc, w, from, origin, o, j)
 	})
 }
 
@@ -64,7 +68,7 @@ func (w *wish) isLike(origin *Volume) bool {
 // drawCopy drafts a copy of bytes, which keeps format, options and backing
 // store. The copy is root's: it leads where whoever has the origin may go, and to nothing that was
 // not there when it was asked for.
-func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
+func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
 	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated, copies: true}
 	isRaw := w.format == image.Raw || w.format == image.ISO
 	if isRaw {
@@ -74,12 +78,12 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 		d.space = 0
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
-		chain, err := p.pools.below(ctx, origin)
+		chain, err := p.pools.below(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
 		defer chain.Close()
-		source, err := from.openUnwritten(ctx, origin)
+		source, err := from.openUnwritten(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
@@ -110,7 +114,7 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 
 // drawConversion drafts a copy of what a guest would read, with all layers of
 // the origin in one.
-func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "a copy in another format or without its backing store cannot share blocks; copy without reflink")
@@ -120,18 +124,18 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 	if origin.locked() && w.encryption == nil {
 		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; say in <encryption> with which secret the copy is encrypted", origin.Name)
 	}
-	d, err := p.draw(ctx, w, o)
+	d, err := p.draw(ctx, sc, w, o)
 	if err != nil {
 		return nil, err
 	}
 	d.copies = true
 	d.fill = func(ctx context.Context, f *os.File) error {
-		source, err := from.openUnwritten(ctx, origin)
+		source, err := from.openUnwritten(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
 		_ = source.Close() // opened to read
-		chain, err := image.OpenChain(ctx, origin.Path, origin.Format)
+		chain, err := image.OpenChain(ctx, sc, origin.Path, origin.Format)
 		if err != nil {
 			return err
 		}
@@ -140,7 +144,7 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 			return err
 		}
 		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
-		if c.FromKey, err = from.passphrase(ctx, origin); err != nil {
+		if c.FromKey, err = from.passphrase(ctx, sc, origin); err != nil {
 			return err
 		}
 		defer clear(c.FromKey)
@@ -173,9 +177,9 @@ func (ps *Pools) believe(v *Volume, chain image.Chain) error {
 
 // openUnwritten opens a volume to read, unless a guest writes to it: a copy of
 // that would be one of no moment.
-func (p *Pool) openUnwritten(ctx context.Context, v *Volume) (*os.File, error) {
+func (p *Pool) openUnwritten(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
 	return ask(ctx, p.lane, answerTime, func() (*os.File, error) {
-		f, err := p.openToRead(ctx, v)
+		f, err := p.openToRead(ctx, sc, v)
 		if err != nil {
 			return nil, err
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -136,7 +137,7 @@ func (p *Pool) makeLocked(ctx context.Context, f *os.File, plan image.Plan, e *e
 // passphrase gives what opens a volume, which the caller clears; nil of one that
 // is not encrypted. A volume that was not made here is looked for among the uses
 // of secrets.
-func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
+func (p *Pool) passphrase(ctx context.Context, sc scope.Scope, v *Volume) ([]byte, error) {
 	if !v.locked() {
 		return nil, nil
 	}
@@ -149,7 +150,7 @@ func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
 		e = &encryption{Secret: d.UUID}
 	}
 	if e != nil {
-		if err := mayOpen(ctx, p.name, e.Secret); err != nil {
+		if err := sc.OpenSecret(p.name, e.Secret); err != nil {
 			return nil, err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What changes a pool's files goes through here: by names below the open
@@ -98,7 +99,7 @@ func openFile(target, name string, mode int) (*os.File, error) {
 
 // openToRead opens a volume of the pool to read. A link of root's in a directory may lead anywhere,
 // and is followed for whoever may read anything: not for a client that is held to folders.
-func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
+func (p *Pool) openToRead(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
 	if p.carver() != nil {
 		return image.Open(v.Path)
 	}
@@ -111,7 +112,7 @@ func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
 	f, err := safepath.OpenAt(dir, v.Name, 0)
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened to be named
-		if image.FenceOf(ctx) != nil {
+		if sc.Folders() != nil {
 			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
 		}
 		f, err = safepath.Follow(v.Path)

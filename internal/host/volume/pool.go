@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -159,7 +160,10 @@ func (p *Pool) XML(inactive bool) (string, error) {
 }
 
 // Start starts an inactive pool, making its storage first when told to.
-func (p *Pool) Start(ctx context.Context, build Build) error {
+func (p *Pool) Start(ctx context.Context, sc scope.Scope, build Build) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -253,7 +257,10 @@ func (p *Pool) install(r reading) {
 }
 
 // Refresh reads the pool's volumes again.
-func (p *Pool) Refresh(ctx context.Context) error {
+func (p *Pool) Refresh(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	d, err := p.active()
 	if err != nil {
 		return err
@@ -300,7 +307,10 @@ func (p *Pool) Fresh(ctx context.Context) View {
 }
 
 // Stop ends the use of an active pool; a transient one is gone with that. Data stay.
-func (p *Pool) Stop(ctx context.Context) error {
+func (p *Pool) Stop(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -343,7 +353,10 @@ func (p *Pool) Stop(ctx context.Context) error {
 }
 
 // Undefine forgets an inactive pool. Data stay.
-func (p *Pool) Undefine(ctx context.Context) error {
+func (p *Pool) Undefine(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -359,7 +372,10 @@ func (p *Pool) Undefine(ctx context.Context) error {
 }
 
 // SetAutostart says whether the pool is started when the host has booted.
-func (p *Pool) SetAutostart(ctx context.Context, on bool) error {
+func (p *Pool) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Options say where pools keep their records and tell of their changes.
@@ -278,7 +279,10 @@ func (v *Volume) as(declared image.Format, say string) (image.Format, error) {
 
 // Define keeps a definition. That of an active pool comes into force when the
 // pool is started the next time.
-func (ps *Pools) Define(ctx context.Context, doc string, validate bool) (*Pool, error) {
+func (ps *Pools) Define(ctx context.Context, sc scope.Scope, doc string, validate bool) (*Pool, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := parsePool(doc, "", validate)
 	if err != nil {
 		return nil, err
@@ -307,7 +311,10 @@ func (ps *Pools) Define(ctx context.Context, doc string, validate bool) (*Pool, 
 
 // Create starts a pool that is forgotten once it is stopped, unless it is
 // defined too.
-func (ps *Pools) Create(ctx context.Context, doc string, validate bool, build Build) (*Pool, error) {
+func (ps *Pools) Create(ctx context.Context, sc scope.Scope, doc string, validate bool, build Build) (*Pool, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := parsePool(doc, "", validate)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Records: a pool under its UUID, and what was declared of a volume that was
@@ -127,7 +128,7 @@ func (p *Pool) undeclare(name string) {
 // being taken for a header. The pool's turn is taken.
 func (p *Pool) forgetMissing() {
 	for _, name := range p.missing() {
-		if _, err := p.begin(context.Background(), name, "forgetting", true); err != nil {
+		if _, err := p.begin(context.Background(), scope.Daemon("forgetting an unfinished volume"), name, "forgetting", true); err != nil {
 			continue // somebody works on it, or the pool was stopped
 		}
 		if slices.Contains(p.missing(), name) { // nobody has made it meanwhile

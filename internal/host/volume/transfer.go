@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Upload takes the bytes of a volume. It belongs to one goroutine, which has
@@ -22,7 +23,7 @@ type Upload struct {
 	// client is whom it counts for.
 	client string
 	f      *os.File
-	fence  []string // the folders that the client is held to; nil: none
+	sc     scope.Scope // of the client
 	at     int64
 	end    int64 // where it has to stop; -1 for nowhere
 	once   sync.Once
@@ -33,7 +34,10 @@ const noEnd = -1
 
 // Upload begins to overwrite a volume from an offset on. With a length other
 // than 0, more bytes than that are refused.
-func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (*Upload, error) {
+func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, length uint64) (*Upload, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	at, end, err := transferRange(offset, length)
 	if err != nil {
 		return nil, err
@@ -45,7 +49,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot upload to volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(ctx, name, uploading, true); err != nil {
+	if _, err := p.begin(ctx, sc, name, uploading, true); err != nil {
 		return nil, err
 	}
 	f, _, err := p.open(ctx, name, unix.O_RDWR)
@@ -53,7 +57,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		if err = p.holdNow(ctx, f); err == nil {
 			err = p.keepData(name)
 		}
-		if err == nil && image.FenceOf(ctx) != nil { // the volume may be the disk of a guest that nobody holds
+		if err == nil && sc.Folders() != nil { // the volume may be the disk of a guest that nobody holds
 			err = tell(ctx, p.lane, func() error { return image.Distrust(f) })
 		}
 		if err != nil {
@@ -61,10 +65,10 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		}
 	}
 	if err != nil {
-		p.end(name, clientOf(ctx))
+		p.end(name, sc.Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
 	}
-	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, fence: image.FenceOf(ctx), at: at, end: end}, nil
+	return &Upload{pool: p, name: name, client: sc.Client(), f: f, sc: sc, at: at, end: end}, nil
 }
 
 // holdNow keeps guests from a file until it is closed. Some file systems ask their server.
@@ -149,8 +153,8 @@ func (u *Upload) Hole(n int64) error {
 // Close ends the upload. Nil means that all bytes are on disk.
 func (u *Upload) Close() error {
 	err := fault.Wrap(u.f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", u.name)
-	if err == nil && u.fence != nil {
-		err = believed(image.WithFence(u.pool.pools.life, u.fence), u.f)
+	if err == nil && u.sc.Folders() != nil {
+		err = believed(u.pool.pools.life, u.sc, u.f)
 	}
 	failpoint.Reach("volume.uploaded")
 	u.finish()
@@ -185,7 +189,10 @@ type Download struct {
 
 // Download begins to read a volume from an offset on, up to its end or for
 // length bytes where that is not 0.
-func (p *Pool) Download(ctx context.Context, name string, offset, length uint64) (*Download, error) {
+func (p *Pool) Download(ctx context.Context, sc scope.Scope, name string, offset, length uint64) (*Download, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	at, end, err := transferRange(offset, length)
 	if err != nil {
 		return nil, err
@@ -197,7 +204,7 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot download volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(ctx, name, downloading, false); err != nil {
+	if _, err := p.begin(ctx, sc, name, downloading, false); err != nil {
 		return nil, err
 	}
 	type opened struct {
@@ -205,7 +212,7 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		size int64
 	}
 	o, err := ask(ctx, p.lane, answerTime, func() (opened, error) {
-		f, err := p.openToRead(ctx, v)
+		f, err := p.openToRead(ctx, sc, v)
 		if err != nil {
 			return opened{}, err
 		}
@@ -213,13 +220,13 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		return opened{f, size}, err
 	}, func(o opened) { _ = o.f.Close() })
 	if err != nil {
-		p.end(name, clientOf(ctx))
+		p.end(name, sc.Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot download volume %q of pool %q", name, p.name)
 	}
 	if end == noEnd || end > o.size {
 		end = o.size
 	}
-	return &Download{pool: p, name: name, client: clientOf(ctx), f: o.f, at: at, end: max(at, end)}, nil
+	return &Download{pool: p, name: name, client: sc.Client(), f: o.f, at: at, end: max(at, end)}, nil
 }
 
 // Read reads the next bytes, holes as zeros, and io.EOF at the end.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // State says what an open operation is doing.
@@ -37,6 +38,7 @@ func (s State) String() string { return stateNames[s] }
 // others read are guarded by mu.
 type Operation struct {
 	set     settings
+	scope   scope.Scope // of the client that asked, or what its record has of it
 	class   Class
 	work    Work
 	steps   []Step
@@ -64,8 +66,8 @@ type Operation struct {
 	unwritten bool // its record could not be written; guarded by advancing
 }
 
-func newOperation(set settings, r Record, class Class, w Work) (*Operation, error) {
-	op := &Operation{set: set, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
+func newOperation(set settings, r Record, class Class, w Work, sc scope.Scope) (*Operation, error) {
+	op := &Operation{set: set, scope: sc, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
 	if o, is := w.(Opener); is {
 		if err := o.Opened(op); err != nil {
 			return nil, err
@@ -84,6 +86,10 @@ func newOperation(set settings, r Record, class Class, w Work) (*Operation, erro
 
 // ID names the operation, also in the records that it has changed.
 func (op *Operation) ID() string { return op.rec.ID }
+
+// Scope is that of the client that asked, for steps: they work within it. While the client's call lasts it has the
+// client's limits, too. When a step is tried again later, or by the next daemon, it has what the record says.
+func (op *Operation) Scope() scope.Scope { return op.scope }
 
 // Kind is the name of its kind.
 func (op *Operation) Kind() string { return op.rec.Kind }
@@ -307,7 +313,7 @@ func (op *Operation) do(ctx context.Context, s *Step) error {
 	if err := failpoint.Err(op.rec.Kind + "." + s.Name); err != nil {
 		return err
 	}
-	err := s.Do(op.set.scope(ctx, op.rec))
+	err := s.Do(ctx)
 	if err == nil {
 		failpoint.Reach(op.rec.Kind + "." + s.Name + ".done")
 	}
@@ -366,7 +372,7 @@ func (op *Operation) undo(ctx context.Context, s *Step) error {
 	}
 	op.become(Running, s.Name, nil)
 	failpoint.Reach(op.rec.Kind + "." + s.Name + ".undo")
-	err := s.Undo(op.set.scope(ctx, op.rec))
+	err := s.Undo(ctx)
 	if err == nil || isFinal(err) {
 		failpoint.Reach(op.rec.Kind + "." + s.Name + ".undone")
 		return nil
@@ -467,7 +473,7 @@ func (op *Operation) side(ctx context.Context) (Verdict, error) {
 	if s.Probe == nil || !s.Effect.outlives(op.alive) {
 		return Never, nil
 	}
-	return s.Probe(op.set.scope(ctx, op.rec), op.alive)
+	return s.Probe(ctx, op.alive)
 }
 
 // waitOn undoes the steps after the first one that waits, and continues there.
