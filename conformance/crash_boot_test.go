@@ -95,7 +95,7 @@ func (c *crash) running() (n int) {
 
 // restarted is the definition of a guest that restarts when its QEMU crashes.
 func restarted(c *crash) error {
-	_, err := c.l.DomainDefineXML(mortalDoc("<on_crash>restart</on_crash>"))
+	_, err := c.l.DomainDefineXML(crashDoc("<on_crash>restart</on_crash>"))
 	return err
 }
 
@@ -107,8 +107,8 @@ func (c *crash) crashes() {
 	runsAgain := func(what string, pid int) {
 		c.t.Helper()
 		eventually(c.t, what+": the guest runs again", func() bool {
-			state, _, err := c.l.DomainGetState(mortalGuest, 0)
-			now := c.pids()[mortalGuest.Name]
+			state, _, err := c.l.DomainGetState(crashGuest, 0)
+			now := c.pids()[crashGuest.Name]
 			return err == nil && libvirt.DomainState(state) == libvirt.DomainRunning && now != 0 && now != pid
 		})
 		c.settled()
@@ -121,7 +121,7 @@ func (c *crash) crashes() {
 			continue
 		}
 		what := fmt.Sprintf("a crash whose daemon is killed at %q", point)
-		pid := c.pids()[mortalGuest.Name]
+		pid := c.pids()[crashGuest.Name]
 		if point == "" {
 			what = "a crash while there is no daemon"
 			c.signal(c.t, "KILL")

@@ -42,7 +42,7 @@ func (c *crash) lay() error {
 		}
 		disks += fmt.Sprintf("<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='%s'/><target dev='%s' bus='virtio'/></disk>", below, target)
 	}
-	doc := strings.Replace(mortalDoc(""), "<graphics", disks+"<graphics", 1)
+	doc := strings.Replace(crashDoc(""), "<graphics", disks+"<graphics", 1)
 	if _, err := c.l.DomainDefineXML(doc); err != nil {
 		return err
 	}
@@ -59,11 +59,11 @@ func laid(c *crash) error {
 
 // commitAll commits the active image of vdb into the base, and waits until the job is ready.
 func commitAll(c *crash) error {
-	if err := c.l.DomainBlockCommit(mortalGuest, "vdb", nil, nil, 0, libvirt.DomainBlockCommitActive); err != nil {
+	if err := c.l.DomainBlockCommit(crashGuest, "vdb", nil, nil, 0, libvirt.DomainBlockCommitActive); err != nil {
 		return err
 	}
 	for ctx := c.t.Context(); ctx.Err() == nil; pauseFor(c.t, lookAgain) {
-		xml, err := c.l.DomainGetXMLDesc(mortalGuest, 0)
+		xml, err := c.l.DomainGetXMLDesc(crashGuest, 0)
 		if err != nil {
 			return err
 		}
@@ -77,11 +77,11 @@ func commitAll(c *crash) error {
 // commitBelow commits images below the active one of vdc, and waits for the end.
 func commitBelow(c *crash) error {
 	at := func(name string) libvirt.OptString { return libvirt.OptString{filepath.Join(c.dir, name)} }
-	if err := c.l.DomainBlockCommit(mortalGuest, "vdc", at("c4"), at("c3"), 0, 0); err != nil {
+	if err := c.l.DomainBlockCommit(crashGuest, "vdc", at("c4"), at("c3"), 0, 0); err != nil {
 		return err
 	}
 	for ctx := c.t.Context(); ctx.Err() == nil; pauseFor(c.t, lookAgain) {
-		found, _, _, _, _, err := c.l.DomainGetBlockJobInfo(mortalGuest, "vdc", 0)
+		found, _, _, _, _, err := c.l.DomainGetBlockJobInfo(crashGuest, "vdc", 0)
 		if err != nil || found == 0 {
 			return err
 		}
@@ -90,10 +90,10 @@ func commitBelow(c *crash) error {
 }
 
 func endCommit(flags libvirt.DomainBlockJobAbortFlags) func(c *crash) error {
-	return func(c *crash) error { return c.l.DomainBlockJobAbort(mortalGuest, "vdb", flags) }
+	return func(c *crash) error { return c.l.DomainBlockJobAbort(crashGuest, "vdb", flags) }
 }
 
-func commitDeeds() []deed {
+func commitActions() []action {
 	again := func(more ...func(*crash) error) func(*crash) error {
 		return func(c *crash) error {
 			for _, do := range append([]func(*crash) error{laid}, more...) {
@@ -104,7 +104,7 @@ func commitDeeds() []deed {
 			return nil
 		}
 	}
-	return []deed{
+	return []action{
 		{"commit below the top", commitBelow, laid},
 		{"commit the top", commitAll, endCommit(0)},
 		{"abort that", endCommit(0), commitAll},

@@ -53,13 +53,13 @@ func (d crashDraw) takes(death string) bool {
 }
 
 // drawn reports whether this run kills the daemon at a fail point of an action.
-func (c *crash) drawn(deed string, a failpoint.Armed) bool {
-	return c.tally.draw.takes(fmt.Sprintf("%s/%s/%s/%d", c.scenario, deed, a.Point, a.Nth))
+func (c *crash) drawn(action string, a failpoint.Armed) bool {
+	return c.tally.draw.takes(fmt.Sprintf("%s/%s/%s/%d", c.scenario, action, a.Point, a.Nth))
 }
 
 func TestCrashDraw_TenSeedsInARowTakeEachDeathOnce(t *testing.T) {
 	for n := range 1000 {
-		death, taken := fmt.Sprintf("scenario/deed/point%d/1", n), 0
+		death, taken := fmt.Sprintf("scenario/action/point%d/1", n), 0
 		for seed := uint64(95); seed < 95+crashShares; seed++ {
 			if (crashDraw{seed: seed}).takes(death) {
 				taken++

@@ -84,7 +84,7 @@ func (c *crash) sayGuests(say func(string, ...any)) error {
 
 // sayImage describes the guest's save image in the user's file.
 func (c *crash) sayImage(say func(string, ...any)) error {
-	path := filepath.Join(c.dir, mortalImage)
+	path := filepath.Join(c.dir, crashImage)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

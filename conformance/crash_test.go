@@ -18,9 +18,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint/failpointtest"
 )
 
-// deed is an action of a client, and the way to take it back. The test learns the states before and after it once,
+// action is an action of a client, and the way to take it back. The test learns the states before and after it once,
 // from a run without a death. A daemon that is killed anywhere in the action must leave one of the two states.
-type deed struct {
+type action struct {
 	name string
 	do   func(c *crash) error
 	// back restores the state before the action; nil: both states are the same.
@@ -32,7 +32,7 @@ type scenario struct {
 	name    string
 	needs   []string
 	prepare func(c *crash)
-	deeds   []deed
+	actions []action
 	// refused brings about the state after an action, by its name, that failed at one of its steps. For other
 	// actions this is the state before.
 	refused map[string]func(c *crash) error
@@ -108,7 +108,7 @@ func TestCrashMatrix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mortal(t, false)
+	failpointDaemon(t, false)
 	total := &tally{draw: drawDeaths(t), points: names, kinds: kindsOf(names), deaths: map[string]int{}}
 	all := scenarios()
 	t.Run("scenarios", func(t *testing.T) {
@@ -169,7 +169,7 @@ func (s *scenario) run(t *testing.T, total *tally) {
 	if s.prepare != nil {
 		s.prepare(c)
 	}
-	for _, d := range s.deeds {
+	for _, d := range s.actions {
 		c.through(d, s)
 	}
 	if s.act != nil {
@@ -202,7 +202,7 @@ func (c *crash) reached() []string {
 }
 
 // through kills the daemon at every fail point of an action, and then executes the action without a death.
-func (c *crash) through(d deed, s *scenario) {
+func (c *crash) through(d action, s *scenario) {
 	t := c.t
 	before := c.settled()
 	c.reached()
@@ -263,7 +263,7 @@ func undone(path, points []string) (all []failpoint.Armed) {
 	return all
 }
 
-func (c *crash) goBack(d deed, before, after string) {
+func (c *crash) goBack(d action, before, after string) {
 	if d.back == nil {
 		if before != after {
 			c.t.Fatalf("%s changes something: %s", d.name, difference(before, after))
@@ -285,7 +285,7 @@ const recoveryTime = 200 * time.Millisecond
 const lateDeath = 2 * time.Second
 
 // die kills the daemon at one fail point of an action, starts another daemon, and checks the state.
-func (c *crash) die(d deed, a failpoint.Armed, before, after, left string) {
+func (c *crash) die(d action, a failpoint.Armed, before, after, left string) {
 	t, what := c.t, fmt.Sprintf("%s, killed at %s (time %d)", d.name, a.Point, a.Nth)
 	pids := c.pids()
 	c.ask(a)
@@ -354,7 +354,7 @@ func (c *crash) dieInRecovery(a failpoint.Armed) {
 }
 
 // attempt executes an action during which the daemon may die. Not every client notices the death.
-func (c *crash) attempt(d deed) error {
+func (c *crash) attempt(d action) error {
 	answer := make(chan error, 1)
 	go func() { answer <- d.do(c) }()
 	select {

@@ -72,7 +72,7 @@ func (d *daemon) tryLaunch(t *testing.T, flags ...string) (ready bool) {
 	pidFile := filepath.Join(d.dir, "pid")
 	lodged, env := program(t, "lodged"), os.Environ()
 	if d.commands != "" {
-		lodged, env = mortal(t, d.racing), append(env, failpoint.Variable+"="+d.commands)
+		lodged, env = failpointDaemon(t, d.racing), append(env, failpoint.Variable+"="+d.commands)
 	}
 	args := append([]string{"-c", `echo $$ >"$1"; shift; exec "$@"`, "sh", pidFile, lodged, "--data", d.data, "--run", d.run}, flags...)
 	d.process = d.command(context.WithoutCancel(t.Context()), "sh", args...)

@@ -49,14 +49,14 @@ func program(t *testing.T, name string) string {
 	return built(t, name, name, buildFlags...)
 }
 
-// mortal builds a lodged with fail points. It does not detect data races unless racing is set, so that it starts
+// failpointDaemon builds a lodged with fail points. It does not detect data races unless racing is set, so that it starts
 // and dies fast.
-func mortal(t *testing.T, racing bool) string {
+func failpointDaemon(t *testing.T, racing bool) string {
 	t.Helper()
 	if racing {
 		return built(t, "lodged-racing", "lodged", append([]string{"-tags", "failpoints"}, buildFlags...)...)
 	}
-	return built(t, "lodged-mortal", "lodged", "-tags", "failpoints")
+	return built(t, "lodged-failpoints", "lodged", "-tags", "failpoints")
 }
 
 // built builds a command under a name of its own, once, and gives its path.

@@ -183,7 +183,7 @@ func TestStorm(t *testing.T) {
 	draw := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // to be repeated, not to be secret
 	s := &storm{daemon: start(t)}
 	if os.Getenv(stormVariable) != "" {
-		s.makeMortal(t)
+		s.useFailpoints(t)
 	}
 	s.lan(t, "lan", 9)
 	s.makeGuests(t)
@@ -270,7 +270,7 @@ func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 	}
 	length := time.After(time.Duration(200+draw.IntN(2000)) * time.Millisecond)
 	if draw.IntN(3) == 0 {
-		s.slay(draw)
+		s.killQEMU(draw)
 	}
 	select {
 	case <-length:
@@ -285,15 +285,15 @@ func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 	s.answered(t, &looking.all)
 	if ends {
 		if draw.IntN(3) == 0 {
-			s.slay(draw)
+			s.killQEMU(draw)
 		}
 		s.launch(t)
 	}
 	s.inspect(t, before)
 }
 
-// makeMortal replaces the daemon by one with fail points.
-func (s *storm) makeMortal(t *testing.T) {
+// useFailpoints replaces the daemon by one with fail points.
+func (s *storm) useFailpoints(t *testing.T) {
 	t.Helper()
 	var err error
 	if s.points, err = failpointtest.Names(".."); err != nil {
@@ -355,8 +355,8 @@ func (s *storm) answered(t *testing.T, clients *sync.WaitGroup) {
 	}
 }
 
-// slay kills a random guest's QEMU.
-func (s *storm) slay(draw *rand.Rand) {
+// killQEMU kills a random guest's QEMU.
+func (s *storm) killQEMU(draw *rand.Rand) {
 	g := s.guests[draw.IntN(len(s.guests))]
 	g.mu.Lock()
 	g.loose, g.begun = true, true
@@ -643,7 +643,8 @@ func (s *storm) quiet(t *testing.T) {
 }
 
 // leftover matches a goroutine that serves one guest, client or network.
-var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/(guest\.\(\*(Guest|run|launching|job)\)|qmp\.|network\.\(\*Network\)|mount\.|agent\.)`)
+var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/internal/(guest(/\w+)?\.\(\*(Guest|Instance|run|launching|job)\)|` +
+	`host/network\.\(\*Network\)|mechanism/(qmp|agent|fsguard)\.)`)
 
 // idle looks for goroutines of guests in the goroutine dump of an ended daemon.
 func (s *storm) idle(t *testing.T) {

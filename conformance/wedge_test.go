@@ -62,7 +62,7 @@ func TestWedge(t *testing.T) {
 	needs(t, "dnsmasq", "nft", "qemu-img")
 	w := &wedge{stop: stoppableTool(t)}
 	w.daemon = start(t)
-	w.furnish(t)
+	w.createObjects(t)
 	w.work(t) // all is well
 	threads := w.count(t, "Threads:")
 
@@ -138,8 +138,8 @@ func stoppableTool(t *testing.T) (stop func(bool)) {
 	return stop
 }
 
-// furnish creates guests, networks and pools.
-func (w *wedge) furnish(t *testing.T) {
+// createObjects creates guests, networks and pools.
+func (w *wedge) createObjects(t *testing.T) {
 	t.Helper()
 	w.lan(t, "lan", 1)
 	w.lan(t, "sick", 2)

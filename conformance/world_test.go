@@ -123,8 +123,8 @@ func (w *world) processes() map[int]string {
 // keep is the main function of a world's first process. It makes the mounts for the new name spaces, reaps
 // orphans, and ends when its standard input does.
 func keep() {
-	if err := furnish(); err != nil {
-		fmt.Fprintln(os.Stderr, "cannot furnish the world:", err)
+	if err := mountWorld(); err != nil {
+		fmt.Fprintln(os.Stderr, "cannot mount the world:", err)
 		os.Exit(1)
 	}
 	fmt.Fprintln(os.Stdout, "ready")
@@ -141,9 +141,9 @@ func keep() {
 	os.Exit(0)
 }
 
-// furnish mounts the world's own view of processes and links. It keeps the host's control groups, and mounts empty
+// mountWorld mounts the world's own view of processes and links. It keeps the host's control groups, and mounts empty
 // folders where stock clients look for daemons.
-func furnish() error {
+func mountWorld() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
 	}

@@ -362,7 +362,7 @@ func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 	}
 }
 
-// An image with a definition that could not be defined is refused, whoever its writer is.
+// An image with a definition that could not be defined is refused, no matter which user wrote it.
 // Promise: A3
 func TestAnImageWithoutBoundsIsNotRead(t *testing.T) {
 	s := newImageShelf(t)

@@ -63,7 +63,7 @@ func Build(ctx context.Context, cache, agent string, say func(string)) (Image, e
 	return image, image.make(ctx, init, kernel, busybox)
 }
 
-// key names an image after all that it is made from.
+// key derives an image's name from all its inputs.
 func key(init []byte, debs ...string) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s %s %x", recipe, strings.Join(drivers, ","), sha256.Sum256(dhcpScript))
@@ -119,7 +119,7 @@ var applets = strings.Fields(`
 	insmod rmmod lsmod modprobe poweroff reboot halt stty tty setsid timeout time watch vi less more tar gzip gunzip
 	fsfreeze fstrim hwclock taskset nproc lsscsi swapon swapoff mkswap sysctl`)
 
-// fill writes the first file system.
+// fill writes the initramfs.
 func fill(a *Archive, init, busybox []byte, modules []Module) error {
 	for _, dir := range []string{"bin", "dev", "etc", "lib", "lib/modules", "mnt", "proc", "run", "sbin", "sys", "tmp", "usr", "usr/bin", "usr/sbin", "var"} {
 		a.Dir(dir)
@@ -144,7 +144,7 @@ func fill(a *Archive, init, busybox []byte, modules []Module) error {
 	return a.Close()
 }
 
-// writeWhole leaves either the whole file or none.
+// writeWhole writes the whole file, or none after an error.
 func writeWhole(path string, content []byte) error {
 	part, err := os.CreateTemp(filepath.Dir(path), ".part-*")
 	if err != nil {

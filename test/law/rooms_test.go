@@ -30,7 +30,7 @@ type room struct {
 	level      int
 	folder     string   // of its level
 	neighbours []string // of its own level, that it may import all the same
-	inTests    []string // likewise, in its tests only
+	inTests    []string // the same for its tests only
 }
 
 // may says whether the room may import another one, and why not.

@@ -24,8 +24,8 @@ type program struct {
 	done           chan struct{}
 }
 
-// run starts a program in a session of its own. It is killed with all its
-// children when it is still there after limit.
+// run starts a program in a session of its own. After limit it is killed with all
+// its children.
 func (f *family) run(argv []string, stdin []byte, limit time.Duration) (*program, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("no program named")

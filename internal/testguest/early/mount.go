@@ -24,7 +24,7 @@ func Arguments() map[string]string {
 	return args
 }
 
-// Trimmed reads a short file of the kernel's; what cannot be read is empty.
+// Trimmed reads a short file of the kernel; an unreadable one is empty.
 func Trimmed(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -22,7 +22,7 @@ func PortName(device string) string {
 // Write waits for a host that reads.
 func (p *Port) Write(b []byte) (int, error) { return p.file.Write(b) }
 
-// Close lets another open the port.
+// Close lets another program open the port.
 func (p *Port) Close() error { return p.file.Close() }
 
 // OpenPort opens a virtio-serial port by the name of its device.

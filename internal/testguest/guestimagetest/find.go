@@ -1,5 +1,5 @@
-// Package guestimagetest gives tests the guest image that `make guest` has made, and
-// finds what else make has left in the checkout.
+// Package guestimagetest gives tests the guest image of `make guest`, and finds other
+// files that make has built in the checkout.
 package guestimagetest
 
 import (

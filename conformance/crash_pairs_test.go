@@ -14,69 +14,70 @@ import (
 
 const both = uint32(libvirt.DomainAffectLive | libvirt.DomainAffectConfig)
 
-// halves starts the guest, paused, with an image as a disk and a pinned processor.
-func (c *crash) halves() {
+// pairs starts the guest, paused, with an image as a disk and a pinned processor.
+func (c *crash) pairs() {
 	c.machine()
 	c.must(bind(0b10)(c))
 }
 
 func bind(to byte) func(c *crash) error {
-	return func(c *crash) error { return c.l.DomainPinVcpuFlags(mortalGuest, 0, []byte{to}, both) }
+	return func(c *crash) error { return c.l.DomainPinVcpuFlags(crashGuest, 0, []byte{to}, both) }
 }
 
 func weigh(shares uint64) func(c *crash) error {
 	return func(c *crash) error {
-		return c.l.DomainSetSchedulerParametersFlags(mortalGuest, []libvirt.TypedParam{{Field: "cpu_shares", Value: *libvirt.NewTypedParamValueUllong(shares)}}, both)
+		return c.l.DomainSetSchedulerParametersFlags(crashGuest, []libvirt.TypedParam{{Field: "cpu_shares", Value: *libvirt.NewTypedParamValueUllong(shares)}}, both)
 	}
 }
 
 func onCrash(action uint32) func(c *crash) error {
 	return func(c *crash) error {
 		const crash = 2
-		return c.l.DomainSetLifecycleAction(mortalGuest, crash, action, libvirt.DomainModificationImpact(both))
+		return c.l.DomainSetLifecycleAction(crashGuest, crash, action, libvirt.DomainModificationImpact(both))
 	}
 }
 
 func title(words libvirt.OptString) func(c *crash) error {
 	return func(c *crash) error {
-		return c.l.DomainSetMetadata(mortalGuest, 1, words, nil, nil, libvirt.DomainModificationImpact(both))
+		return c.l.DomainSetMetadata(crashGuest, 1, words, nil, nil, libvirt.DomainModificationImpact(both))
 	}
 }
 
 func throttle(rate uint64) func(c *crash) error {
 	return func(c *crash) error {
-		return c.l.DomainSetBlockIOTune(mortalGuest, "sdb", []libvirt.TypedParam{{Field: "total_iops_sec", Value: *libvirt.NewTypedParamValueUllong(rate)}}, both)
+		return c.l.DomainSetBlockIOTune(crashGuest, "sdb", []libvirt.TypedParam{{Field: "total_iops_sec", Value: *libvirt.NewTypedParamValueUllong(rate)}}, both)
 	}
 }
 
 func balloon(mib uint64) func(c *crash) error {
-	return func(c *crash) error { return c.l.DomainSetMemoryFlags(mortalGuest, mib<<10, both) }
+	return func(c *crash) error { return c.l.DomainSetMemoryFlags(crashGuest, mib<<10, both) }
 }
 
 func attach(doc func(c *crash) string, where uint32) func(c *crash) error {
-	return func(c *crash) error { return c.l.DomainAttachDeviceFlags(mortalGuest, doc(c), where) }
+	return func(c *crash) error { return c.l.DomainAttachDeviceFlags(crashGuest, doc(c), where) }
 }
 
 func detach(doc func(c *crash) string, where uint32) func(c *crash) error {
-	return func(c *crash) error { return c.l.DomainDetachDeviceFlags(mortalGuest, doc(c), where) }
+	return func(c *crash) error { return c.l.DomainDetachDeviceFlags(crashGuest, doc(c), where) }
 }
 
-// forGood saves the definition before an action, so that startedFrom can restore it.
-func forGood(do func(c *crash) error) func(c *crash) error {
+// keepingDefinition saves the definition before an action, so that restoreDefinition can restore it.
+func keepingDefinition(do func(c *crash) error) func(c *crash) error {
 	return func(c *crash) (err error) {
-		if c.kept, err = c.l.DomainGetXMLDesc(mortalGuest, libvirt.DomainXMLInactive|libvirt.DomainXMLSecure); err != nil {
+		if c.kept, err = c.l.DomainGetXMLDesc(crashGuest, libvirt.DomainXMLInactive|libvirt.DomainXMLSecure); err != nil {
 			return err
 		}
 		return do(c)
 	}
 }
 
-// startedFrom restores the definition and restarts the machine, because a paused guest does not release a device.
-func startedFrom(c *crash) error {
+// restoreDefinition restores the definition and restarts the machine, because a paused guest
+// does not release a device.
+func restoreDefinition(c *crash) error {
 	if _, err := c.l.DomainDefineXML(c.kept); err != nil {
 		return err
 	}
-	return anew(c)
+	return restartGuest(c)
 }
 
 func always(doc string) func(*crash) string { return func(*crash) string { return doc } }
@@ -88,7 +89,7 @@ func stick(c *crash) string {
 
 func cable(state string, where uint32) func(c *crash) error {
 	return func(c *crash) error {
-		return c.l.DomainUpdateDeviceFlags(mortalGuest, fmt.Sprintf(`<interface type='network'><mac address='52:54:00:00:c4:01'/>
+		return c.l.DomainUpdateDeviceFlags(crashGuest, fmt.Sprintf(`<interface type='network'><mac address='52:54:00:00:c4:01'/>
 			<source network='lan'/><model type='virtio'/><link state='%s'/></interface>`, state), libvirt.DomainDeviceModifyFlags(where))
 	}
 }
@@ -102,22 +103,22 @@ func module(*crash) string {
 }
 
 func processors(n, where uint32) func(c *crash) error {
-	return func(c *crash) error { return c.l.DomainSetVcpusFlags(mortalGuest, n, where) }
+	return func(c *crash) error { return c.l.DomainSetVcpusFlags(crashGuest, n, where) }
 }
 
 func addIOThread(id, where uint32) func(c *crash) error {
 	return func(c *crash) error {
-		return c.l.DomainAddIothread(mortalGuest, id, libvirt.DomainModificationImpact(where))
+		return c.l.DomainAddIothread(crashGuest, id, libvirt.DomainModificationImpact(where))
 	}
 }
 
-func halvesDeeds() []deed {
+func pairActions() []action {
 	display := func(password string) func(c *crash) error {
 		return func(c *crash) error {
-			return c.l.DomainUpdateDeviceFlags(mortalGuest, fmt.Sprintf(`<graphics type='vnc' autoport='yes' passwd='%s'/>`, password), libvirt.DomainDeviceModifyFlags(both))
+			return c.l.DomainUpdateDeviceFlags(crashGuest, fmt.Sprintf(`<graphics type='vnc' autoport='yes' passwd='%s'/>`, password), libvirt.DomainDeviceModifyFlags(both))
 		}
 	}
-	return []deed{
+	return []action{
 		{"pull the NIC's cable for good", cable("down", both), cable("up", both)},
 		{"bind a processor", bind(0b01), bind(0b10)},
 		{"weigh", weigh(700), weigh(512)},
@@ -132,17 +133,17 @@ func halvesDeeds() []deed {
 			}
 			return throttle(500)(c)
 		}},
-		{"plug in a NIC for good", forGood(attach(secondNIC, both)), startedFrom},
+		{"plug in a NIC for good", keepingDefinition(attach(secondNIC, both)), restoreDefinition},
 	}
 }
 
-// growthDeeds add iothreads, processors and memory to a guest. The processor comes last, after everything that a
+// growthActions add iothreads, processors and memory to a guest. The processor comes last, after everything that a
 // restart takes back: a restart makes it a processor that is present from the start.
-func growthDeeds() []deed {
-	return []deed{
-		{"add an iothread for good", forGood(addIOThread(1, both)), startedFrom},
-		{"plug in memory for good", forGood(attach(module, both)), startedFrom},
-		{"add a processor for good", forGood(processors(2, both)), startedFrom},
+func growthActions() []action {
+	return []action{
+		{"add an iothread for good", keepingDefinition(addIOThread(1, both)), restoreDefinition},
+		{"plug in memory for good", keepingDefinition(attach(module, both)), restoreDefinition},
+		{"add a processor for good", keepingDefinition(processors(2, both)), restoreDefinition},
 		{"shrink the guest", balloon(100), balloon(176)},
 	}
 }
