@@ -53,5 +53,5 @@ func (l *launching) dropDisk(d *device.Disk, why error) {
 		l.run.def.Devices.Remove(d)
 	}
 	l.run.dropped = append(l.run.dropped, change)
-	l.run.log.Warn("a guest starts without the source of a disk", "disk", d.Target, "cause", why)
+	l.run.log.Warn("disk source missing; guest starts without it", "disk", d.Target, "cause", why)
 }

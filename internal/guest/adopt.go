@@ -65,7 +65,7 @@ func Open(c Config) (*Registry, error) {
 		return nil, err
 	}
 	if err := r.store.Settle(); err != nil {
-		r.log.Error("the next daemon, too, looks for guests that the store may have lost", "error", err)
+		r.log.Error("cannot mark the store as settled; the next daemon searches for lost guests again", "error", err)
 	}
 	r.sweepLabels()
 	r.sweepDropped()
@@ -98,12 +98,12 @@ func (r *Registry) load() error {
 	return r.store.Each(domains, func(uuid string, decode func(any) error) error {
 		var rec record
 		if err := decode(&rec); err != nil {
-			r.log.Error("cannot read a stored domain; it is left as it is", "uuid", uuid, "error", err)
+			r.log.Error("cannot read a stored domain; record kept", "uuid", uuid, "error", err)
 			return nil
 		}
 		def, err := domainxml.Parse(rec.XML, domainxml.Options{})
 		if err != nil {
-			r.log.Error("cannot understand a stored domain; it is left as it is", "domain", rec.Name, "uuid", uuid, "error", err)
+			r.log.Error("cannot parse a stored domain; record kept", "domain", rec.Name, "uuid", uuid, "error", err)
 			return nil
 		}
 		g := newGuest(r, rec.Name, uuid)
@@ -217,7 +217,7 @@ func (r *Registry) findOrphans() {
 			continue
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
-			r.log.Error("a guest runs whose run directory has gone, and cannot be kept from being started twice", "uuid", name, "error", err)
+			r.log.Error("run directory of a running guest is missing; the guest may be started twice", "uuid", name, "error", err)
 		}
 	}
 }
@@ -235,7 +235,7 @@ func (r *adopting) adopt(dir string) error {
 			return err
 		}
 		if pid != 0 {
-			return errors.New("its run record has gone") // the record is written before QEMU is launched
+			return errors.New("its run record is missing") // the record is written before QEMU is launched
 		}
 		return removeTree(dir) // the start had not written anything yet
 	}
@@ -244,7 +244,7 @@ func (r *adopting) adopt(dir string) error {
 	}
 	run := newRun(*rec, dir, r.Kernel, r.log.With("domain", rec.Name, "uuid", rec.UUID))
 	if run.def, err = domainxml.Parse(rec.XML, domainxml.Options{Active: true}); err != nil {
-		return fmt.Errorf("cannot understand its run record: %w", err)
+		return fmt.Errorf("cannot parse its run record: %w", err)
 	}
 	process, err := r.findProcess(run)
 	started := rec.State.Phase.Active()
@@ -252,7 +252,7 @@ func (r *adopting) adopt(dir string) error {
 		r.hasRun(rec.UUID)
 	}
 	if err == nil && process != nil && !started {
-		run.log.Warn("taking back a start that its daemon did not live to complete", "pid", process.PID)
+		run.log.Warn("start interrupted by the end of its daemon; undoing it", "pid", process.PID)
 		process, err = nil, killAndWait(process)
 	}
 	if err != nil {
@@ -288,7 +288,7 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	run.process = process
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
 	if err := run.seal(); err != nil { // an older daemon may not have sealed it
-		run.log.Error("a QEMU may go on to write into its run directory", "error", err)
+		run.log.Error("cannot seal the run directory; QEMU may still write to it", "error", err)
 	}
 	g := r.adopted(rec)
 	run.guest = g
@@ -323,7 +323,7 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 		if other := r.byName[rec.Name]; other == nil {
 			r.byName[rec.Name] = g
 		} else { // after the store was restored from a backup, for example
-			g.log.Error("a guest runs that has another's name; it is found by its UUID", "other", other.uuid)
+			g.log.Error("running guest has the name of another guest; find it by UUID", "other", other.uuid)
 		}
 	}
 	return g
@@ -348,7 +348,7 @@ func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
 	}
 	process, err := qemu.Adopt(pid, start)
 	if fault.Is(err, fault.NotFound) {
-		run.log.Info("a guest ended while no daemon looked", "cause", err)
+		run.log.Info("guest ended while no daemon ran", "cause", err)
 		return nil, nil
 	}
 	return process, err
@@ -454,10 +454,10 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 	}
 	pid, err := r.emulatorIn(dir)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run lives on in %s", dir)
+		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run still works in %s", dir)
 	}
 	if pid != 0 {
-		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
+		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run still works in %s; end that process first", pid, dir)
 	}
 	// The TPM emulator runs in the control group. Ended with the group, it would have no time to save its
 	// state, so it is stopped first.
@@ -478,7 +478,7 @@ func (r *Registry) rehold(run *run) {
 	for _, n := range run.NICs {
 		release, err := r.readoptNIC(run, n)
 		if err != nil {
-			run.log.Info("an interface of an adopted guest is not there", "interface", n.IfName, "cause", err)
+			run.log.Info("interface of an adopted guest is missing", "interface", n.IfName, "cause", err)
 			continue
 		}
 		run.hold(n.what(), release)

@@ -46,7 +46,7 @@ func (r *Registry) loadDues() error {
 	err := r.store.Each(dueKind, func(uuid string, decode func(any) error) error {
 		var d due
 		if err := decode(&d); err != nil {
-			r.log.Error("cannot learn whether a guest is still to be started", "uuid", uuid, "error", err)
+			r.log.Error("cannot read whether a guest must still be started", "uuid", uuid, "error", err)
 		}
 		if r.Boot == "" || d.Boot != r.Boot {
 			old = append(old, uuid)
@@ -68,7 +68,7 @@ func (r *Registry) forgetDue(uuid string) {
 	if err == nil {
 		return
 	}
-	r.log.Error("cannot forget yet that a guest was to be started with the host", "uuid", uuid, "error", err)
+	r.log.Error("cannot delete an autostart record; trying again", "uuid", uuid, "error", err)
 	r.loops.Go(func() {
 		_ = UntilDone(r.life, lastTry, func() error { // fails when the daemon stops
 			if _, again := r.isDue(uuid); again { // it has crashed since
@@ -108,16 +108,16 @@ func (r *Registry) Autostart(ctx context.Context) {
 	}
 	var noted string
 	if err := r.store.Get(bootKind, lastBoot, &noted); err != nil && !fault.Is(err, fault.NotFound) {
-		r.log.Error("cannot learn whether this boot's autostart is done; no more is started than is noted", "error", err)
+		r.log.Error("cannot read whether this boot's autostart is done; only recorded guests are started", "error", err)
 		noted = r.Boot
 		if err := r.store.Put(bootKind, lastBoot, noted); err != nil { // otherwise no later boot would start any guest
-			r.log.Error("nor can that be noted", "error", err)
+			r.log.Error("cannot record that this boot's autostart is done", "error", err)
 		}
 	}
 	if noted != r.Boot {
 		r.chooseDues()
 		if err := r.noteDues(); err != nil {
-			r.log.Error("cannot note this boot's autostart; nothing is started until that can be done", "error", err)
+			r.log.Error("cannot record this boot's autostart; no guest is started until that succeeds", "error", err)
 			r.loops.Go(func() { r.autostartLate(ctx) })
 			return
 		}
@@ -131,7 +131,7 @@ func (r *Registry) autostartLate(ctx context.Context) {
 	if UntilDone(ctx, lastPause, r.noteDues) != nil {
 		return // the daemon stops
 	}
-	r.log.Info("this boot's autostart is noted now, and begins")
+	r.log.Info("this boot's autostart is recorded; starting guests")
 	r.startDues(ctx)
 }
 
@@ -198,7 +198,7 @@ func (g *Guest) autostart(ctx context.Context) {
 		return
 	case d.Once && v.AutostartOnce:
 		if err := g.SetAutostartOnce(ctx, false); err != nil {
-			g.log.Error("cannot take back the mark for one autostart", "error", err)
+			g.log.Error("cannot clear the mark for a single autostart", "error", err)
 		}
 	case !d.Once && !v.Autostart: // the user has cleared the mark since
 		g.reg.hasRun(g.uuid)

@@ -91,7 +91,7 @@ func (c *blockCommit) Steps() []operation.Step {
 func (c *blockCommit) Opened(op *operation.Operation) error {
 	c.op = op
 	if len(c.Gone) == 0 || c.Active == (c.Above != nil) {
-		return errors.New("it names no images that go, or not the one above them")
+		return errors.New("it lacks the committed images, or the image above them")
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) e
 			return nil, fault.New(fault.Busy, fault.Device, "disk '%s' already in active block job", d.Target)
 		}
 		if d.CopyOnRead == device.On {
-			return nil, fault.New(fault.Unsupported, fault.Call, "a commit of a disk that copies on read is not built (disk %s)", d.Target)
+			return nil, fault.New(fault.Unsupported, fault.Call, "a commit of a disk with copy_on_read is not supported (disk %s)", d.Target)
 		}
 		s, err := findCommit(d, o)
 		if err != nil {
@@ -190,7 +190,7 @@ func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) 
 // renamed returns the backing file reference of the image above, before and after the commit.
 func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing, err error) {
 	if chain[s.top-1].Backing == nil {
-		return was, will, fault.New(fault.WrongState, fault.Volume, "%s lies on nothing", chain[s.top-1].Path)
+		return was, will, fault.New(fault.WrongState, fault.Volume, "%s has no backing file", chain[s.top-1].Path)
 	}
 	was, will.Format = *chain[s.top-1].Backing, chain[s.base].Format
 	will.Name, err = chain.NameBelow(s.top-1, s.base, relative)
@@ -269,7 +269,7 @@ func (c *blockCommit) copied(ctx context.Context) error {
 	case err != nil:
 		return err
 	case job == nil:
-		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' has gone: QEMU does not know it any more", c.Target)
+		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' is gone: QEMU no longer knows it", c.Target)
 	case job.Status == qemu.JobConcluded:
 		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' failed: %s", c.Target, told(job.Error))
 	case job.Status == qemu.JobPending: // an earlier daemon told it to complete
@@ -339,7 +339,7 @@ func (c *blockCommit) complete(ctx context.Context) error {
 }
 
 func (c *blockCommit) broken(job *qemu.Job) error {
-	why := "QEMU does not know it any more"
+	why := "QEMU no longer knows it"
 	if job != nil {
 		why = told(job.Error)
 	}
@@ -597,7 +597,7 @@ func onImage(ctx context.Context, w written, do func(*os.File) error) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("cannot look at %s: %w", w.Path, err)
+		return fmt.Errorf("cannot open %s: %w", w.Path, err)
 	}
 	defer f.Close()
 	return fsguard.Run(ctx, w.Path, func() error { return do(f) })

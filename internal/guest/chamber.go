@@ -69,7 +69,7 @@ func (r *Registry) userOf(def *domain.Definition) (sandbox.User, error) {
 			u, err := parseUser(label.Label)
 			for _, id := range []uint32{u.UID, u.GID} {
 				if err == nil && r.Quarters.Users.Has(id) {
-					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is one of those that guests are given one by one", label.Label, id)
+					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is in the range that Lodge assigns to guests; choose another one", label.Label, id)
 				}
 			}
 			return u, err
@@ -90,7 +90,7 @@ func parseUser(label string) (u sandbox.User, err error) {
 		*id.to, err = uint32(n), errors.Join(err, e)
 	}
 	if err != nil || both && gid == "" {
-		return u, fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: say numbers, as in +107:+107", label)
+		return u, fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: use numbers, as in +107:+107", label)
 	}
 	return u, nil
 }
@@ -253,7 +253,7 @@ func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
 		}
 		kind := st.Mode & unix.S_IFMT
 		if kind != unix.S_IFCHR && kind != unix.S_IFBLK {
-			return node, fault.New(fault.Invalid, fault.Host, "%s is no device", path)
+			return node, fault.New(fault.Invalid, fault.Host, "%s is not a device", path)
 		}
 		return sandbox.Device{Path: path, Mode: kind, Dev: st.Rdev}, nil
 	}, nil)
@@ -303,7 +303,7 @@ func (g *Guest) shortenNodes() {
 	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context) (settle, error) {
 		failpoint.Reach("unplug.nodes")
 		if err := g.reg.allowDevices(ctx, r.UUID, def); err != nil {
-			g.log.Warn("the guest may still open the nodes of a device that it has let go", "error", err)
+			g.log.Warn("cannot revoke device nodes; the guest may still open those of a detached device", "error", err)
 			return nil, err
 		}
 		return func() error {
@@ -413,11 +413,11 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 	served := isNIC && p.NICs[nic.Alias] != nil && p.NICs[nic.Alias].Wire != nil
 	if needsNetwork(alone) && !served && r.lacksNetwork(run) {
 		return fault.New(fault.Unsupported, fault.Config,
-			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest again", dev.Kind())
 	}
 	if needsRings(alone) && slices.Contains(run.Isolation, ringBarrier) {
 		return fault.New(fault.Unsupported, fault.Config,
-			"this guest was started without io_uring, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+			"this guest was started without io_uring, which its %s needs: add it to the configuration (--config), and start the guest again", dev.Kind())
 	}
 	if err := r.allowDevices(ctx, run.UUID, p.Definition, alone); err != nil {
 		return err

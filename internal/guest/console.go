@@ -58,7 +58,7 @@ func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of 
 		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
 	}
 	if IsAgents(c.Name) {
-		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s is that of the guest's agent, to whom the daemon speaks for all: send the agent commands (virsh qemu-agent-command), or name another channel", c.Alias)
+		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s belongs to the guest agent, which only the daemon may use: send it commands (virsh qemu-agent-command), or name another channel", c.Alias)
 	}
 	return r.consoles.open(ctx, c, o, r.openBackend)
 }
@@ -121,7 +121,7 @@ func (cs *consoles) open(
 	defer cs.mu.Unlock()
 	con := cs.byAlias[c.Alias]
 	if con != nil && !o.Force && con.isFull() {
-		return nil, fault.New(fault.NoCapacity, fault.Domain, "%d have %s %s open; end one, or force them out", maxSessions, c.Role, c.Alias)
+		return nil, fault.New(fault.NoCapacity, fault.Domain, "%d clients have %s %s open; end one session, or force them out", maxSessions, c.Role, c.Alias)
 	}
 	if con != nil && !con.admit(o) {
 		return nil, fault.New(fault.WrongState, fault.Domain, "Active console session exists for this domain")
@@ -345,7 +345,7 @@ func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
 	}
 	if peer := listener.PeerOf(conn); peer.Unknown != nil || peer.UID != r.User.UID {
 		_ = conn.Close()
-		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has put something else in its place", path)
+		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has replaced it", path)
 	}
 	return conn, nil
 }
@@ -381,7 +381,7 @@ func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
 	major := unix.Major(st.Rdev)
 	isPTY := st.Mode&unix.S_IFMT == unix.S_IFCHR && major >= firstPTYMajor && major < endPTYMajor
 	if !isPTY || r.User != nil && st.Uid != r.User.UID {
-		return nil, fault.New(fault.Denied, fault.Device, "%s is no pseudo-terminal of this guest's, as its QEMU says", path)
+		return nil, fault.New(fault.Denied, fault.Device, "%s is not a pseudo-terminal of this guest, although its QEMU says so", path)
 	}
 	return openTTY(fmt.Sprintf("/proc/self/fd/%d", fd))
 }

@@ -126,7 +126,7 @@ func (g *Guest) define(def *domain.Definition, doc string) error {
 		g.tellDecisions()
 	}
 	for _, clash := range g.reg.Clashes(g.View(), nil) {
-		g.log.Warn("a guest was defined that is not unique", "message", clash)
+		g.log.Warn("guest defined with a property of another guest", "message", clash)
 	}
 	return nil
 }
@@ -256,7 +256,7 @@ func (g *Guest) loosen(o UndefineOptions) (tighten func(), err error) {
 	}
 	if err != nil {
 		back()
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that domain %q is to be undefined", r.Name)
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot record that domain %q is being undefined", r.Name)
 	}
 	return func() { back(); g.keepActive() }, nil
 }
@@ -291,10 +291,10 @@ func (g *Guest) admitUndefine(o UndefineOptions, nvram string) error {
 	switch {
 	case nvram == "":
 	case nvram != g.inactive.OS.NVRAM.Path:
-		return fault.New(fault.WrongState, fault.Domain, "domain %q has been given other UEFI variables just now; try again", g.record.Name)
+		return fault.New(fault.WrongState, fault.Domain, "the UEFI variables of domain %q were changed just now; try again", g.record.Name)
 	case !o.NVRAM && !o.KeepNVRAM:
 		return fault.New(fault.WrongState, fault.Domain,
-			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", nvram)
+			"cannot undefine domain with nvram %s; use --nvram to remove it or --keep-nvram to keep it", nvram)
 	}
 	return nil
 }

@@ -84,7 +84,7 @@ func (d *detach) gone(ctx context.Context) error {
 	}
 	select {
 	case <-d.refused:
-		return fault.New(fault.Failed, fault.Device, "the guest refuses to let device %s go", d.Alias)
+		return fault.New(fault.Failed, fault.Device, "the guest refuses to release device %s", d.Alias)
 	default:
 	}
 	return d.r.inLoop(ctx, func(*Guest) error {
@@ -197,7 +197,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 	return func(ctx context.Context) (settle, error) {
 		object := "alias/" + d.Alias
 		if earlier := r.ops.Find(detachKind.Name, object); earlier != nil { // ask the guest once more
-			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the device %s was asked for once more", d.Alias))
+			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the detachment of device %s was requested again", d.Alias))
 		}
 		objects := []string{object}
 		if disk, is := dev.(*device.Disk); is {

@@ -129,7 +129,7 @@ func (g *Guest) EndBlockJob(ctx context.Context, disk string, pivot, async bool)
 		}
 		g.reg.loops.Go(func() { // an event tells clients of the end
 			if err := g.endBlockJob(g.reg.life, disk, pivot); err != nil {
-				g.log.Warn("a block job is not ended as a client asked", "disk", disk, "error", err)
+				g.log.Warn("cannot end a block job", "disk", disk, "error", err)
 			}
 		})
 		return nil
@@ -388,7 +388,7 @@ func (r *run) dropImages(ctx context.Context, all []written) error {
 	}
 	for _, w := range all {
 		if err := forgetNote(ctx, w); err != nil {
-			r.log.Warn("what is noted of an image stays", "path", w.Path, "error", err)
+			r.log.Warn("cannot remove the note about an image", "path", w.Path, "error", err)
 		}
 	}
 	return nil
@@ -418,7 +418,7 @@ func (r *run) closeDropped(ctx context.Context, all []written) (kept bool, err e
 		return false, err
 	}
 	if err := r.labels.giveBack(ctx, by); err != nil {
-		r.log.Warn("an image that a job took out of a chain may keep the guest's label", "error", err)
+		r.log.Warn("cannot restore the label of a committed image", "error", err)
 	}
 	return false, nil
 }

@@ -90,7 +90,7 @@ func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
 		fault.Unsupported, "VNC password is 9 characters long, only 8 permitted")
 
 	second := d.define(small("second", `<graphics type='vnc' port='`+port+`'/>`))
-	refused(t, second.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "port "+port+" of 127.0.0.1, on which the vnc display is to listen, is in use; give the display another one")
+	refused(t, second.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "port "+port+" of 127.0.0.1, requested for the vnc display, is in use; choose another port")
 
 	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
 	if ways := security(t, thisHost, port); ways != nil {

@@ -30,7 +30,7 @@ func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c 
 			err = linkSocket(ctx, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
 		}
 		if err != nil {
-			return fault.Wrap(err, failure(err), fault.Host, "cannot make a place for the display's socket %s", path)
+			return fault.Wrap(err, failure(err), fault.Host, "cannot prepare the directory of the display's socket %s", path)
 		}
 		c.Own = append(c.Own, sandbox.Own{Dir: dir, At: filepath.Dir(path)})
 	}

@@ -45,7 +45,7 @@ func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
 func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) {
 	r, def := g.run, g.run.def
 	if o.in != nil && o.in != r { // that run has ended, and the guest was started again
-		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended meanwhile", g.record.Name)
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended since", g.record.Name)
 	}
 	if err := r.admitMove(); err != nil {
 		return nil, err

@@ -216,10 +216,10 @@ func checkNamed(def *domain.Definition, f *resources.Firmware) error {
 	case o.Loader.Format != "" && o.Loader.Format != f.Format:
 		return fault.New(fault.Unsupported, fault.Config, "os/loader/@format: the firmware %s is %s, not %s; leave the format out", f.Code, f.Format, o.Loader.Format)
 	case o.NVRAM.Format != "" && o.NVRAM.Format != f.TemplateFormat && o.NVRAM.Path == "":
-		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is %s, not %s; leave the format out, or name a file that has it",
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is %s, not %s; leave the format out, or name a file of that format",
 			f.Template, f.TemplateFormat, o.NVRAM.Format)
 	case f.Has("requires-smm") && def.Features.SMM == device.Off && o.NVRAM.Path == "":
-		return fault.New(fault.Unsupported, fault.Config, "features/smm: the firmware %s needs SMM; take <smm state='off'/> out, or name other firmware", f.Code)
+		return fault.New(fault.Unsupported, fault.Config, "features/smm: the firmware %s needs SMM; remove <smm state='off'/>, or name other firmware", f.Code)
 	}
 	return nil
 }
@@ -250,7 +250,7 @@ func checkTemplate(o *domain.OS) error {
 		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@type: UEFI variables are not written to a disk; copy the template to %s yourself", o.NVRAM.Path)
 	case o.NVRAM.Template == "":
 		return fault.New(fault.Failed, fault.Config,
-			"no template in format %s for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or put the guest's own into %s",
+			"no template in format %s for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or copy the guest's variables to %s",
 			cmp.Or(o.NVRAM.Format, "raw"), o.Loader.Path, o.NVRAM.Path)
 	}
 	return nil
@@ -264,7 +264,7 @@ func dropHalfNVRAM(ctx context.Context, r *run) {
 	}
 	held := heldTo(ctx, path)
 	if err := fsguard.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
-		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
+		r.log.Warn("cannot remove an incomplete file of UEFI variables", "path", partial(path), "error", err)
 	}
 }
 
@@ -286,7 +286,7 @@ func copyTemplate(ctx context.Context, n *domain.NVRAM) error {
 		return err
 	}
 	if n.Format == "qcow2" && !bytes.HasPrefix(text, []byte("QFI\xfb")) {
-		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a template that is", n.Template)
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a qcow2 template", n.Template)
 	}
 	return writeVariables(ctx, n.Path, text)
 }
@@ -310,7 +310,7 @@ func readTemplate(ctx context.Context, from string) ([]byte, error) {
 		defer in.Close()
 		text, err := io.ReadAll(io.LimitReader(in, maxTemplate+1))
 		if len(text) > maxTemplate {
-			return nil, fault.New(fault.Invalid, fault.Config, "%s has more than the %d MiB that UEFI variables may have; name a smaller one", from, maxTemplate>>20)
+			return nil, fault.New(fault.Invalid, fault.Config, "%s is larger than the %d MiB that UEFI variables may have; name a smaller template", from, maxTemplate>>20)
 		}
 		return text, err
 	}, nil)

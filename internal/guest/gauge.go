@@ -157,7 +157,7 @@ func (g *gauge) begin(life context.Context, thorough bool) *sampling {
 func (g *gauge) contain(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (st *Stats, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
-			st, err = nil, fault.New(fault.Internal, fault.Domain, "the sample broke: %v", bug)
+			st, err = nil, fault.New(fault.Internal, fault.Domain, "taking the sample failed: %v", bug)
 		}
 	}()
 	return g.take(ctx, last, thorough, early)

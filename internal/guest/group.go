@@ -94,7 +94,7 @@ func mostHugePages(def *domain.Definition, plugged []*device.Memory, size uint64
 // warnAbsent adds a message for each limit that this host cannot enforce.
 func (r *run) warnAbsent(limits []string) {
 	for _, limit := range limits {
-		message := fmt.Sprintf("this host cannot hold the limit %s", limit)
+		message := fmt.Sprintf("this host cannot enforce the limit %s", limit)
 		if !slices.Contains(r.Messages, message) {
 			r.Messages = append(r.Messages, message)
 		}
@@ -262,7 +262,7 @@ func setAffinity(tid int, to topology.CPUSet) error {
 		return nil
 	}
 	if err := kernel.SetAffinity(tid, to); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot bind thread %d to processors %s", tid, to)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot bind thread %d to CPUs %s", tid, to)
 	}
 	return nil
 }

@@ -182,7 +182,7 @@ func (g *Guest) awaitWork(reason error) {
 				g.begin(t)
 			}
 		case <-late.C:
-			g.log.Warn("work on a guest does not end with the daemon", "work", g.job.describe())
+			g.log.Warn("job still running at the end of the daemon", "work", g.job.describe())
 			return
 		}
 	}

@@ -100,7 +100,7 @@ func checkHostFiles(ctx context.Context, def *domain.Definition) error {
 		}
 		f, err := openNamed(ctx, path, unix.O_RDONLY)
 		if errors.Is(err, os.ErrNotExist) {
-			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read what the guest is started with")
+			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read a boot file of the guest")
 		}
 		if err == nil {
 			_ = f.Close()
@@ -124,7 +124,7 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 	for _, path := range readFiles(def) {
 		f, err := openNamed(ctx, path, unix.O_RDONLY)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read what the guest is started with")
+			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read a boot file of the guest")
 		}
 		if files[path] == nil {
 			files[path] = f
@@ -136,7 +136,7 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot find the size of %s", path)
 		}
 		if all += uint64(size); all > most || all < uint64(size) {
-			return nil, fault.New(fault.Invalid, fault.Config, "cannot have QEMU read %s: what the guest boots from and is told by files may have %d MiB together, as its memory has; "+
+			return nil, fault.New(fault.Invalid, fault.Config, "cannot let QEMU read %s: the boot files of a guest may have %d MiB together, the size of its memory; "+
 				"make the files smaller, or give the guest more memory", path, most>>20)
 		}
 	}
@@ -180,7 +180,7 @@ func standsAlone(f *os.File, format string) error {
 		info, err = image.Inspect(f, image.Qcow2)
 	}
 	if err == nil && (info.Backing != nil || info.External) {
-		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")
+		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not allowed for firmware; merge both into one image (qemu-img convert)")
 	}
 	return fault.Wrap(err, fault.Of(err), fault.Config, "cannot use the firmware %s", f.Name())
 }

@@ -98,7 +98,7 @@ func (r *Registry) changeHeader(f *os.File, path string, c headerChange) error {
 	failpoint.Reach("header.noted")
 	if err := writeHeader(f, c.After); err != nil {
 		if e := writeHeader(f, c.Before); e != nil {
-			return errors.Join(err, fmt.Errorf("the old one cannot be put back yet: %w", e))
+			return errors.Join(err, fmt.Errorf("cannot restore the old one yet: %w", e))
 		}
 		r.forgetHeader(path)
 		return err
@@ -189,9 +189,9 @@ func (r *Registry) undoHeader(f *os.File, path string, c headerChange) error {
 	}
 	defer w.Close()
 	if err := writeHeader(w, c.Before); err != nil {
-		return fmt.Errorf("its header was being changed, and the old one cannot be put back: %w", err)
+		return fmt.Errorf("a change of its header was interrupted, and the old header cannot be restored: %w", err)
 	}
-	r.log.Info("the change of a saved image's header was cut off, and is undone", "image", path)
+	r.log.Info("interrupted change of a saved image's header undone", "image", path)
 	return nil
 }
 
@@ -212,7 +212,7 @@ func (r *Registry) settleHeaders() error {
 			case errors.Is(err, os.ErrNotExist) && filepath.Dir(path) == own:
 				r.forgetHeader(path)
 			default:
-				r.log.Warn("the header of a saved image was being changed, and cannot be looked at yet", "image", path, "error", err)
+				r.log.Warn("cannot read a saved image whose header change was interrupted", "image", path, "error", err)
 			}
 		})
 	}
@@ -226,7 +226,7 @@ func (r *Registry) forgetHeader(path string) {
 		return
 	}
 	if err := r.store.Delete(headerChanges, path); err != nil {
-		r.log.Error("cannot forget the change of a saved image's header", "image", path, "error", err)
+		r.log.Error("cannot delete the record of a saved image's header change", "image", path, "error", err)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 	d := newDaemonOf(t, true)
 	for name, c := range map[string]struct{ xml, says string }{
-		"vcpu":     {"<vcpu>2</vcpu><cputune><vcpupin vcpu='1' cpuset='7777'/></cputune>", "vCPU 1 is bound to processors 7777"},
-		"emulator": {"<vcpu>1</vcpu><cputune><emulatorpin cpuset='7777'/></cputune>", "the emulator is bound to processors 7777"},
+		"vcpu":     {"<vcpu>2</vcpu><cputune><vcpupin vcpu='1' cpuset='7777'/></cputune>", "vCPU 1 is bound to CPUs 7777"},
+		"emulator": {"<vcpu>1</vcpu><cputune><emulatorpin cpuset='7777'/></cputune>", "the emulator is bound to CPUs 7777"},
 		"iothread": {"<vcpu>1</vcpu><iothreads>1</iothreads><cputune><iothreadpin iothread='1' cpuset='7777'/></cputune>", "iothread 1 is bound"},
 		"whole":    {"<vcpu cpuset='7777'>1</vcpu>", "<vcpu cpuset>"},
 		"memory":   {"<vcpu>1</vcpu><numatune><memory mode='strict' nodeset='77'/></numatune>", "bound to NUMA nodes 77"},
@@ -40,7 +40,7 @@ func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 	}
 	g := d.define(small("runs"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	refused(t, g.PinVCPU(d.ctx(), 0, topology.Range(7777, 7777), guest.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to processors 7777")
+	refused(t, g.PinVCPU(d.ctx(), 0, topology.Range(7777, 7777), guest.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to CPUs 7777")
 	ok(t, g.PinVCPU(d.ctx(), 0, topology.Range(0, 0), guest.Affect{Live: true}))
 	d.want(g, domain.Running, domain.ReasonBooted)
 }
@@ -108,5 +108,5 @@ func TestPlug_RefusalsSayWhatHelps(t *testing.T) {
 	path := filepath.Join(d.dir, "sda.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	disk := "<disk type='file'><source file='" + path + "'/><target dev='sda' bus='scsi'/></disk>" // which brings a controller
-	refused(t, pc.Attach(d.ctx(), disk, live), fault.Unsupported, "cannot plug in controller scsi0: a guest of machine type pc takes PCI devices only with <acpi/>")
+	refused(t, pc.Attach(d.ctx(), disk, live), fault.Unsupported, "cannot attach controller scsi0: a guest of machine type pc accepts PCI devices only with <acpi/>")
 }

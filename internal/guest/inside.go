@@ -110,7 +110,7 @@ func (g *Guest) LeaseHostname() (string, error) {
 			}
 		}
 	}
-	return "", fault.New(fault.NotFound, fault.Call, "no hostname found for domain %s: no lease of it has one", v.Name)
+	return "", fault.New(fault.NotFound, fault.Call, "no hostname found for domain %s: none of its leases has one", v.Name)
 }
 
 // AgentVCPU is a vCPU as the guest sees it.
@@ -127,11 +127,11 @@ func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
 		return nil, err
 	}
 	if len(all) > maxVCPUs {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d processors, which is not believed", len(all))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d vCPUs, more than a guest can have", len(all))
 	}
 	for _, c := range all {
 		if c.ID >= maxVCPUs {
-			return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of processor %d, which is not believed", c.ID)
+			return nil, fault.New(fault.Failed, fault.Agent, "the agent reports vCPU %d, which no guest can have", c.ID)
 		}
 	}
 	return all, nil
@@ -163,7 +163,7 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 		}
 	}
 	if online != n {
-		return fault.New(fault.Invalid, fault.Call, "the guest cannot use %d processors: it sees %d, of which it must keep %d", n, len(all), online)
+		return fault.New(fault.Invalid, fault.Call, "the guest cannot use %d vCPUs: it sees %d and must keep %d", n, len(all), online)
 	}
 	if len(change) == 0 {
 		return nil
@@ -177,7 +177,7 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 		return err
 	}
 	if done < uint(len(change)) {
-		return fault.New(fault.Failed, fault.Agent, "the guest changed %d of %d processors", done, len(change))
+		return fault.New(fault.Failed, fault.Agent, "the guest changed only %d of %d vCPUs", done, len(change))
 	}
 	return nil
 }
@@ -219,7 +219,7 @@ func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
 		return nil, err
 	}
 	if len(answer) > maxInside {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d file systems, which is not believed", len(answer))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d file systems, more than Lodge accepts", len(answer))
 	}
 	def := g.View().Current()
 	all := make([]FileSystem, 0, len(answer))
@@ -279,7 +279,7 @@ func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	if len(info) > maxInside {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells %d things of its system, which is not believed", len(info))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d values about its system, more than Lodge accepts", len(info))
 	}
 	words := map[string]string{}
 	for name, text := range info {
@@ -298,7 +298,7 @@ func (g *Guest) Timezone(ctx context.Context) (name string, ahead time.Duration,
 		return "", 0, err
 	}
 	if day := int64(24 * 60 * 60); answer.Offset > day || answer.Offset < -day {
-		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent tells of a clock %d seconds ahead, which is not believed", answer.Offset)
+		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent reports a time zone %d seconds ahead of UTC, which does not exist", answer.Offset)
 	}
 	return told(answer.Zone), time.Duration(answer.Offset) * time.Second, nil
 }

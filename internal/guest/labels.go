@@ -123,7 +123,7 @@ func (l *labels) sockets(do func() error) error {
 func (l *labels) keep() error {
 	text, err := json.Marshal(&l.labelled)
 	if err == nil && len(text) > maxJournal {
-		err = fault.New(fault.NoCapacity, fault.Host, "what is labelled for the guest has too many files of too long names: %d bytes of them, and at most %d", len(text), maxJournal)
+		err = fault.New(fault.NoCapacity, fault.Host, "the label journal of the guest is too large: %d bytes, at most %d; use fewer files or shorter paths", len(text), maxJournal)
 	}
 	if err != nil {
 		return err
@@ -132,7 +132,7 @@ func (l *labels) keep() error {
 	if err == nil {
 		err = writeThrough(l.path, text)
 	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot keep what is labelled for the guest")
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write the label journal of the guest")
 }
 
 func writeThrough(path string, text []byte) error {
@@ -203,7 +203,7 @@ func (l *labels) lend(ctx context.Context, all []loan) (remarks []string, err er
 		return nil
 	})
 	for _, r := range remarks {
-		l.log.Warn("a file of the guest's cannot be labelled", "cause", r)
+		l.log.Warn("cannot label a file of the guest", "cause", r)
 	}
 	return remarks, err
 }
@@ -346,7 +346,7 @@ func (l *labels) putBack(ctx context.Context, which func(lent) bool) error {
 			return fsguard.Run(ctx, f.Path, func() error { return f.putBack() })
 		})
 		if err != nil {
-			failed = append(failed, fmt.Errorf("cannot give %s its label back: %w", f.Path, err))
+			failed = append(failed, fmt.Errorf("cannot restore the label of %s: %w", f.Path, err))
 		}
 		return err == nil
 	})
@@ -405,7 +405,7 @@ func (r *Registry) loadLabels() {
 		uuid := strings.TrimSuffix(filepath.Base(path), labelSuffix)
 		l, err := r.readLabels(uuid, path)
 		if err != nil {
-			r.log.Error("files of a guest may keep a label that is not theirs", "journal", path, "error", err)
+			r.log.Error("cannot read a label journal; files may keep a guest's label", "journal", path, "error", err)
 			continue
 		}
 		for _, f := range l.Files {
@@ -457,7 +457,7 @@ func (r *Registry) sweepLabels() {
 			continue
 		}
 		if err := l.end(ctx); err != nil {
-			l.log.Error("files of a guest that has ended may keep its label", "error", err)
+			l.log.Error("cannot restore the labels of an ended guest's files", "error", err)
 		}
 	}
 	r.leftLabels = nil

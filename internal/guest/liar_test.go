@@ -360,7 +360,7 @@ func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 		g := d.liar(program, name)
 		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
-		if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil || strings.Contains(err.Error(), "had begun to run") != ran {
+		if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil || strings.Contains(err.Error(), "had run before that") != ran {
 			t.Errorf("%s: its client is told: %v", name, err)
 		}
 		d.settle(g, domain.ShutOff)

@@ -33,7 +33,7 @@ func findLike(s *device.Set, like device.Device) (device.Device, error) {
 	case 1:
 		return found[0], nil
 	}
-	return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; say its alias or address", like.Kind())
+	return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; name its alias or address", like.Kind())
 }
 
 // named reports whether a device is identified by a name, such as a target or MAC address. The name is the
@@ -185,7 +185,7 @@ func updateDisk(old, d *device.Disk) error {
 	}
 	// Access rules depend on both, because they judge how the medium is used.
 	if d.Device != "" && d.Device != old.Device || d.ReadOnly && !old.ReadOnly && old.Device != "cdrom" {
-		return fault.New(fault.Unsupported, fault.Config, "cannot make drive %s another one in place, nor a read-only one; detach it and attach the new one", old.Target)
+		return fault.New(fault.Unsupported, fault.Config, "cannot change the type of drive %s or make it read-only in place; detach it and attach the new one", old.Target)
 	}
 	old.Source, old.Format = d.Source, d.Format
 	old.Backing, old.BackingSaid = d.Backing, d.BackingSaid

@@ -46,7 +46,7 @@ func (g *Guest) measure(ctx context.Context, last *Stats, thorough bool, early f
 		early(st.copy())
 	}
 	if stopped {
-		return nil, fault.New(fault.Timeout, fault.Domain, "QEMU (process %d) is stopped by a signal, and goes on with SIGCONT", r.PID)
+		return nil, fault.New(fault.Timeout, fault.Domain, "QEMU (process %d) is stopped by a signal; continue it with SIGCONT", r.PID)
 	}
 	s, err := r.monitor()
 	if err != nil {

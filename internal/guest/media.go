@@ -169,7 +169,7 @@ func parseDrive(doc string) (*device.Disk, error) {
 	}
 	disk, is := dev.(*device.Disk)
 	if !is {
-		return nil, fmt.Errorf("a %s is no drive", dev.Kind())
+		return nil, fmt.Errorf("a %s is not a drive", dev.Kind())
 	}
 	return disk, nil
 }
@@ -215,7 +215,7 @@ func (m *mediaChange) close(ctx context.Context) error {
 		if err := insist(ctx, s, u); noAnswer(err) {
 			return err
 		} else if err != nil {
-			m.r.log.Debug("nothing is left to do of a change of medium", "command", u.Command, "cause", err)
+			m.r.log.Debug("step of a medium change is done already", "command", u.Command, "cause", err)
 		}
 	}
 	return nil
@@ -257,7 +257,7 @@ func (m *mediaChange) forget(ctx context.Context) error {
 	}
 	if err == nil && !kept {
 		if err := m.r.labels.giveBack(ctx, imageOwner(m.Old...)); err != nil {
-			m.r.log.Warn("the image of a medium may keep the guest's label", "disk", m.live.Target, "error", err)
+			m.r.log.Warn("cannot restore the label of a medium's image", "disk", m.live.Target, "error", err)
 		}
 		return nil
 	}

@@ -112,11 +112,11 @@ func (r *run) admits(class operation.Class, objects ...string) error {
 func (r *run) explainConflict(c *operation.Conflict) error {
 	switch {
 	case c.With.State == operation.Unanswered:
-		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
+		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was interrupted, and is finished when its QEMU answers; try again then", r.Name)
 	case c.Admission == operation.Wait:
-		return fault.New(fault.Busy, fault.Domain, "a part of an earlier operation (%s) on domain %q is still to be done; try again when it is: %v", c.With.Kind, r.Name, c.With.Cause)
+		return fault.New(fault.Busy, fault.Domain, "an earlier operation (%s) on domain %q is not finished; try again later: %v", c.With.Kind, r.Name, c.With.Cause)
 	}
-	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s under way; end it or wait for it first", r.Name, c.With.Kind)
+	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s in progress; end it or wait for it first", r.Name, c.With.Kind)
 }
 
 // inLoop runs do in the guest's loop, for an operation. If the loop does not run yet, or no longer, only

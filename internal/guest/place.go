@@ -147,10 +147,10 @@ func (r *Registry) takeBackDisks(ctx context.Context, run *run) error {
 		}
 		changed, err := fsguard.Do(ctx, path, func() (bool, error) { return image.TakeBack(path, format) }, nil)
 		if changed && run.PID != 0 {
-			run.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", path)
+			run.log.Error("backing file name in an image was changed while QEMU ran; the new name is not followed", "path", path)
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			run.log.Warn("cannot look at an image after its guest", "path", path, "error", err)
+			run.log.Warn("cannot check an image after its guest has ended", "path", path, "error", err)
 		}
 	}
 	return nil
@@ -245,7 +245,7 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 		_, err = f.WriteString(b.String())
 	}
 	if err != nil {
-		r.log.Warn("a guest starts without its log", "domain", name, "error", err)
+		r.log.Warn("cannot write the guest's log; guest starts without it", "domain", name, "error", err)
 	}
 	if f == nil {
 		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)

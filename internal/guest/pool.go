@@ -180,7 +180,7 @@ func (p *pool) unwanted() []*prepared {
 		}
 	}
 	if scarce && len(gone) > 0 {
-		p.log.Warn("the host is short of memory: what was prepared is given up", "guests", len(gone))
+		p.log.Warn("host is short of memory; prepared QEMUs ended", "guests", len(gone))
 	}
 	return gone
 }
@@ -272,7 +272,7 @@ func (p *pool) next() *domain.Definition {
 			continue
 		}
 		if err := qemu.Preparable(v.Inactive); err != nil {
-			p.log.Debug("a guest that is started often cannot be prepared", "domain", v.Name, "cause", err)
+			p.log.Debug("guest is started often but cannot be prepared", "domain", v.Name, "cause", err)
 			p.refused[uuid] = v.Inactive
 			continue
 		}

@@ -231,7 +231,7 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 	}
 	if err != nil {
 		l.run.User = nil
-		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
+		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over the prepared QEMU"), p.end(ctx))
 	}
 	failpoint.Reach("prepare.entered")
 	p.dir, l.prepared = l.run.dir, p
@@ -264,7 +264,7 @@ func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
 	if s := l.run.session.Swap(nil); s != nil {
 		s.Close()
 	}
-	l.g.log.Info("what was prepared cannot be used: the guest starts cold", "cause", cause)
+	l.g.log.Info("prepared QEMU cannot be used; guest starts cold", "cause", cause)
 	return nil, p.kill()
 }
 

@@ -179,7 +179,7 @@ func (r *Registry) claimed(ctx context.Context, name, uuid string, do func(*Gues
 	for {
 		leave, err := r.removing.take(ctx, uuid)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the last one with UUID %s are still being removed", name, uuid)
+			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the previous domain with UUID %s are still being removed", name, uuid)
 		}
 		g, err := r.claimAsHeir(name, uuid)
 		leave()

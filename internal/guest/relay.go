@@ -157,6 +157,6 @@ func (r *run) relayAgain(ctx context.Context, dev device.Device) {
 		return
 	}
 	if err := r.connectFor(ctx, &qemu.Plan{}, alias, b); err != nil {
-		r.log.Error("a character device does not connect again", "alias", alias, "error", err)
+		r.log.Error("cannot make the relay of a character device again", "alias", alias, "error", err)
 	}
 }

@@ -217,7 +217,7 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 			if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
 				t.Errorf("nobody is told of it: %q", m)
 			}
-			refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+			refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "still works in")
 			ok(t, syscall.Kill(pid, 0)) // and left alone
 
 			ok(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -253,7 +253,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 			}
 			same := strings.Replace(small(called), "<memory", "<uuid>"+id+"</uuid><memory", 1)
 			_, err = d.Create(d.ctx(), same, guest.StartOptions{})
-			refused(t, err, fault.Busy, "lives on")
+			refused(t, err, fault.Busy, "still works in")
 			_, err = d.Define(d.ctx(), small(called), false)
 			refused(t, err, fault.Exists, "already exists")
 			if len(d.All()) != 1 {
@@ -325,7 +325,7 @@ func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 		if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
 			t.Errorf("nobody is told of it: %q", m)
 		}
-		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "still works in")
 		ok(t, syscall.Kill(pid, 0)) // and left alone
 		d.reopen(func() {})
 	}
@@ -503,7 +503,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 	leave(mine, nil)
 	d.settle(mine, domain.ShutOff)
 	leave(theirs, fault.New(fault.Denied, fault.Call, "no"))
-	d.logged("the guest of a client that has gone is not destroyed")
+	d.logged("cannot destroy the guest of a disconnected client")
 	d.reopen(func() {})
 	d.want(d.again(theirs), domain.Running, domain.ReasonBooted)
 }

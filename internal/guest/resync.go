@@ -37,7 +37,7 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		run.behind = run.Resuming || len(run.ops.Operations()) > 0 // the loop finishes these later
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
-		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
+		g.log.Warn("monitor not responding; guest adopted without it", "pid", run.PID)
 		run.lose()
 		g.publish()
 		go g.reattachLate(run, reached)
@@ -54,7 +54,7 @@ func (r *run) reach(ctx context.Context, def *domain.Definition) *contact {
 	defer stop()
 	found, err := inquire(ctx, s, def)
 	if err != nil {
-		r.log.Debug("QEMU does not say what was missed", "error", err)
+		r.log.Debug("QEMU does not answer queries about missed events", "error", err)
 		s.Close()
 		return nil
 	}
@@ -316,7 +316,7 @@ func (r *run) tryDial(ctx context.Context) *qmp.Session {
 	defer stop()
 	s, err := qmp.Dial(ctx, r.monitorPath(), r.log)
 	if err != nil {
-		r.log.Debug("the monitor cannot be reached yet", "error", err)
+		r.log.Debug("cannot reach the monitor yet", "error", err)
 		return nil
 	}
 	return s
@@ -326,7 +326,7 @@ func (r *run) tryDial(ctx context.Context) *qmp.Session {
 func (g *Guest) handleReconnect(s *qmp.Session) {
 	g.run.connect(s)
 	g.publish()
-	g.log.Info("the monitor is back")
+	g.log.Info("monitor reconnected")
 	g.resync()
 }
 
@@ -351,7 +351,7 @@ func (g *Guest) startResync() {
 	g.startInternal(domain.JobQuery, modifyLimit, func(ctx context.Context) (settle, error) {
 		settled, err := rejoin(ctx)
 		if err != nil {
-			g.log.Warn("cannot ask QEMU what was missed", "error", err)
+			g.log.Warn("cannot query QEMU about missed events", "error", err)
 			s.Close()
 		}
 		return settled, err

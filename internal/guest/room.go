@@ -160,7 +160,7 @@ func (g *Guest) lacksRoom(path string) {
 	if !slices.Contains(g.run.NoRoom, path) {
 		g.run.NoRoom = append(slices.Clip(g.run.NoRoom), path)
 		if g.run.full.passes() {
-			g.log.Warn("a disk of the guest is full where it lies on the host; the guest is paused, and goes on by itself when there is room", "path", path)
+			g.log.Warn("host file system of a disk is full; guest paused until there is space", "path", path)
 		}
 	}
 	g.reg.rooms.wait(g, g.run.NoRoom)
@@ -177,7 +177,7 @@ func (g *Guest) hasRoomAgain() {
 
 // goOnWithRoom resumes a guest that still waits for disk space and for nothing else.
 func (g *Guest) goOnWithRoom(ctx context.Context) {
-	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest does not wait for room any more")
+	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest no longer waits for disk space")
 	err := g.perform(ctx, lifecycle.Resume, domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
 		if r == nil || len(r.NoRoom) == 0 || g.state.Phase != domain.Paused || g.state.Reason != domain.ReasonIOError {
@@ -194,10 +194,10 @@ func (g *Guest) goOnWithRoom(ctx context.Context) {
 	})
 	switch {
 	case err == nil:
-		g.log.Info("there is room again for the guest's disks; it goes on")
+		g.log.Info("host has disk space again; guest resumed")
 	case fault.Is(err, fault.WrongState):
 	default:
-		g.log.Warn("there is room again for the guest's disks, and it cannot be resumed yet", "error", err)
+		g.log.Warn("host has disk space again; cannot resume the guest yet", "error", err)
 		if v := g.View(); v.State == domain.Paused {
 			_ = g.change(ctx, "", func() error { // or it has ended
 				if g.run != nil && len(g.run.NoRoom) > 0 {

@@ -160,7 +160,7 @@ func (r *run) last() *domain.Definition {
 func (r *run) releaseAll(ctx context.Context) error {
 	var failed []error
 	if err := r.endOperations(ctx); err != nil {
-		r.log.Error("an operation of a guest that has ended is not settled", "error", err)
+		r.log.Error("cannot settle an operation of an ended guest", "error", err)
 		failed = append(failed, err)
 		r.withheld = append(r.withheld, release{"operations", r.endOperations})
 	}
@@ -169,7 +169,7 @@ func (r *run) releaseAll(ctx context.Context) error {
 		r.releases = r.releases[:len(r.releases)-1]
 		failpoint.Reach("release.step")
 		if err := last.do(ctx); err != nil {
-			r.log.Error("cannot release what the guest held", "what", last.what, "error", err)
+			r.log.Error("cannot release a resource of the guest", "what", last.what, "error", err)
 			failed = append(failed, err)
 			r.withheld = append(r.withheld, last)
 		}
@@ -217,7 +217,7 @@ func (r *run) monitor() (*qmp.Session, error) {
 	}
 	if since, _ := r.stuck(); !since.IsZero() {
 		return nil, fault.New(fault.Unresponsive, fault.Monitor,
-			"the monitor of domain %q was lost %v ago while QEMU (process %d) lives on; Lodge keeps trying to reach it",
+			"the monitor of domain %q was lost %v ago while QEMU (process %d) still runs; Lodge keeps trying to reconnect",
 			r.Name, time.Since(since).Round(time.Second), r.PID)
 	}
 	s := r.session.Load()

@@ -23,7 +23,7 @@ import (
 // RedefineSaved replaces the definition in a saved image and, unless Then is NoState, the state after the
 // restore. The machine must stay the same.
 func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
-	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "%v is the limit", modifyLimit))
+	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "it did not complete within %v", modifyLimit))
 	defer stop()
 	f, err := fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenAs(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
 	if err != nil {
@@ -65,7 +65,7 @@ func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 	word := func(i int) []byte { return head[16+4*i : 20+4*i] }
 	length := binary.NativeEndian.Uint32(word(1))
 	if length > maxSaveXML {
-		return c, errors.New("somebody has changed it meanwhile")
+		return c, errors.New("it was changed just now")
 	}
 	before := make([]byte, saveHeaderLen+length)
 	if _, err := f.ReadAt(before, 0); err != nil {
@@ -189,7 +189,7 @@ func redefined(saved *domain.Definition, doc string) (*domain.Definition, error)
 	before, after := machineDevices(saved), machineDevices(def)
 	if lost := without(before, after); len(lost) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config,
-			"the saved machine cannot be changed: it has %s, and the new definition has not; begin from the image's own definition", strings.Join(lost, ", "))
+			"the saved machine cannot be changed: it has %s, and the new definition does not; start from the image's own definition", strings.Join(lost, ", "))
 	}
 	if added := without(after, before); len(added) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config, "the saved machine cannot be changed: it has no %s", strings.Join(added, ", "))

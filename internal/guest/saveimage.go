@@ -49,9 +49,9 @@ const (
 func checkPlace(verb, path string) error {
 	switch {
 	case !filepath.IsAbs(path) || !utf8.ValidString(path):
-		return fault.New(fault.Invalid, fault.Call, "cannot %s to %q: the path must be absolute, and UTF-8", verb, path)
+		return fault.New(fault.Invalid, fault.Call, "cannot %s to %q: the path must be absolute and valid UTF-8", verb, path)
 	case image.InDev(filepath.Clean(path)): // it would replace a device node, and lie in the host's memory
-		return fault.New(fault.Unsupported, fault.Call, "cannot %s to %q: images are files, and /dev is for devices and lies in memory; choose another place", verb, path)
+		return fault.New(fault.Unsupported, fault.Call, "cannot %s to %q: images are files, and /dev holds devices and lies in memory; choose another path", verb, path)
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func empty(f *os.File, at string) error {
 		return err
 	}
 	if err := unix.Lstat(at, &there); busy || err != nil || there.Dev != s.Dev || there.Ino != s.Ino {
-		return fault.New(fault.Busy, fault.Host, "another image is written to the same place just now; wait for that, or choose another place")
+		return fault.New(fault.Busy, fault.Host, "another image is being written to the same path; wait for its end, or choose another path")
 	}
 	if s.Mode&unix.S_IFMT != unix.S_IFREG { // a pipe
 		return nil
@@ -341,10 +341,10 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	switch magic := string(head[:16]); magic {
 	case saveMagic:
 	case savePartial:
-		return nil, errors.New("it was not completed: its writer failed or was killed")
+		return nil, errors.New("it is incomplete: its writer failed or was killed")
 	case saveChanging:
-		return nil, errors.New("a change of its definition was cut off, and nothing is noted here of what it was before; " +
-			"have the daemon read it that was changing it, which mends it, or take another copy of the image")
+		return nil, errors.New("a change of its definition was interrupted, and this daemon has no record of the old one; " +
+			"open it with the daemon that was changing it, which repairs it, or use another copy of the image")
 	default:
 		return nil, errors.New("it is not a saved domain")
 	}
@@ -352,7 +352,7 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	version, length, running, compressed := word(0), word(1), word(2), word(3)
 	switch {
 	case version != saveVersion:
-		return nil, fault.New(fault.Unsupported, fault.Config, "its layout is version %d, and %d is known", version, saveVersion)
+		return nil, fault.New(fault.Unsupported, fault.Config, "its layout is version %d, and only %d is supported", version, saveVersion)
 	case compressed != 0:
 		return nil, fault.New(fault.Unsupported, fault.Config, "it is compressed, which is not supported")
 	case length == 0 || length > maxSaveXML:

@@ -52,7 +52,7 @@ func (g *Guest) endTerminals(r *run) {
 		return
 	}
 	if err := sandbox.EndTerminals(r.PID); err != nil {
-		g.log.Warn("a guest may take more of the host's terminals", "error", err)
+		g.log.Warn("cannot close the host's terminals to the guest", "error", err)
 	}
 }
 
@@ -81,7 +81,7 @@ func sealTree(dir *os.File, group int, left *int) error {
 		return err
 	}
 	if *left -= len(entries); *left < 0 {
-		return fault.New(fault.Failed, fault.Host, "more lies there than the %d files that a QEMU may have made", maxOwn)
+		return fault.New(fault.Failed, fault.Host, "it holds more than the %d files that a QEMU may make", maxOwn)
 	}
 	for _, e := range entries {
 		switch at := int(dir.Fd()); {

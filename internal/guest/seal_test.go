@@ -137,7 +137,7 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 		}
 	})
 	for _, g := range guests {
-		refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+		refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Busy, "still works in")
 	}
 	other := d.define(small("other"))
 	ok(t, other.Start(d.ctx(), guest.StartOptions{}))

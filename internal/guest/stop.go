@@ -89,7 +89,7 @@ func (g *Guest) dismissDestroyers(err error) {
 func (g *Guest) handleExit() {
 	g.run.noticed = true
 	if g.job != nil {
-		g.job.cancel(fault.New(fault.WrongState, fault.Domain, "domain %q ended meanwhile", g.record.Name))
+		g.job.cancel(fault.New(fault.WrongState, fault.Domain, "domain %q has ended", g.record.Name))
 		return // the release begins when the job has ended
 	}
 	g.beginRelease()
@@ -298,7 +298,7 @@ func (g *Guest) Suspend(ctx context.Context) error {
 func (g *Guest) isSuspended() error {
 	g.hasRoomAgain()
 	if g.state.Restarting || g.state.Dumping && lifecycle.Revives(g.state.Policy.OnCrash) {
-		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted just now, and runs then; suspend it again after that", g.record.Name)
+		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted, which resumes it; suspend it again afterwards", g.record.Name)
 	}
 	return nil
 }
@@ -322,7 +322,7 @@ func (g *Guest) restartMachine() {
 			}
 		}
 		if err != nil && r.unrestarted.passes() {
-			g.log.Error("cannot restart the machine; it stays stopped", "error", err)
+			g.log.Error("cannot restart the machine; guest stays stopped", "error", err)
 		}
 		if s != nil && unanswered(err) {
 			s.Close() // the next session repeats it

@@ -89,7 +89,7 @@ func (g *Guest) perform(ctx context.Context, verb lifecycle.Verb, kind domain.Jo
 var errLeft = errors.New("it has ended or was undefined")
 
 func errGone(name string) error {
-	return fault.Wrap(errLeft, fault.NotFound, fault.Domain, "domain %q is no longer there", name)
+	return fault.Wrap(errLeft, fault.NotFound, fault.Domain, "domain %q no longer exists", name)
 }
 
 // job is the work that runs beside the loop. A guest has at most one.
@@ -136,7 +136,7 @@ func (g *Guest) begin(t *task) {
 		t.answer(context.Cause(t.ctx))
 		return
 	}
-	err := g.contain("the judging of a request", func() error { return g.judged(t.ctx) })
+	err := g.contain("the permission check of a request", func() error { return g.judged(t.ctx) })
 	if err == nil {
 		err = lifecycle.Admit(g.state, t.verb)
 	}
@@ -164,7 +164,7 @@ func (g *Guest) contain(what string, do func() error) (err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
 			g.log.Error("bug in a guest's loop", "in", what, "panic", bug, "stack", string(debug.Stack()))
-			err = fault.New(fault.Internal, fault.Domain, "%s for domain %q broke: %v; the daemon's log has more", what, g.record.Name, bug)
+			err = fault.New(fault.Internal, fault.Domain, "%s for domain %q failed with a bug: %v; see the daemon's log", what, g.record.Name, bug)
 		}
 	}()
 	return do()
@@ -182,7 +182,7 @@ func (j *job) runWork(ctx context.Context, w work, name string) {
 	var o outcome
 	defer func() {
 		if r := recover(); r != nil {
-			o = outcome{err: fault.New(fault.Internal, fault.Domain, "%s of domain %q broke: %v", j.kind, name, r)}
+			o = outcome{err: fault.New(fault.Internal, fault.Domain, "%s of domain %q failed with a bug: %v", j.kind, name, r)}
 		}
 		j.done <- o
 	}()
@@ -200,7 +200,7 @@ func (g *Guest) settle(o outcome) {
 	j.cancel(nil)
 	err := o.err
 	if o.settle != nil {
-		if e := g.contain("the settling of a request", o.settle); err == nil {
+		if e := g.contain("the completion of a request", o.settle); err == nil {
 			err = e
 		}
 	}

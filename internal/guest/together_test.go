@@ -79,8 +79,8 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds without a monitor")
 	}
-	refused(t, g.Save(d.ctx(), filepath.Join(d.dir, "other"), guest.SaveOptions{}), fault.Busy, "was cut off")
-	refused(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}), fault.Busy, "was cut off")
+	refused(t, g.Save(d.ctx(), filepath.Join(d.dir, "other"), guest.SaveOptions{}), fault.Busy, "was interrupted")
+	refused(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}), fault.Busy, "was interrupted")
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	d.settle(g, domain.Running)
 	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))

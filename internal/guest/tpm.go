@@ -321,8 +321,8 @@ func (g *Guest) watchTPM(r *run) {
 		if !r.missesTPM(g.reg.life) || r.ending() {
 			return
 		}
-		g.log.Warn("the TPM emulator of a guest has ended by itself")
-		g.remark(g.reg.life, r, "the TPM emulator (swtpm) has ended: the guest's TPM answers no more, and a reset of the guest ends it; shut it down and start it again")
+		g.log.Warn("TPM emulator has ended unexpectedly")
+		g.remark(g.reg.life, r, "the TPM emulator (swtpm) has ended: the guest's TPM no longer answers, and a reset would end the guest; shut it down and start it again")
 	})
 }
 

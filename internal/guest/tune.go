@@ -69,7 +69,7 @@ func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) er
 func (r *run) retuneBack(ctx context.Context, before, after *domain.Definition) {
 	err := r.reg.retune(ctx, r, after, before)
 	if err != nil && !fault.Is(err, fault.WrongState) { // WrongState: the host lacks what was to be limited
-		r.log.Warn("a part of a change that was refused stays in force until the guest ends", "error", err)
+		r.log.Warn("cannot revert a part of a refused change; it stays in force until the guest ends", "error", err)
 	}
 }
 
@@ -80,7 +80,7 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 		return err
 	}
 	if len(absent) > 0 {
-		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+		return fault.New(fault.WrongState, fault.Host, "this host cannot enforce the limit %s: it has no control group controller for it", absent[0])
 	}
 	s, err := run.monitor()
 	if err != nil {
@@ -91,7 +91,7 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 		return err
 	}
 	if len(absent) > 0 {
-		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+		return fault.New(fault.WrongState, fault.Host, "this host cannot enforce the limit %s: it has no control group controller for it", absent[0])
 	}
 	for i, d := range after.Devices.Disks {
 		if !reflect.DeepEqual(before.Devices.Disks[i].Tune, d.Tune) {

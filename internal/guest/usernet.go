@@ -44,7 +44,7 @@ func (r *Registry) serveUserNetwork(ctx context.Context, a *attach, n *device.NI
 	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make a wire for interface %s", n.MAC)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make a socket pair for interface %s", n.MAC)
 	}
 	near, far := os.NewFile(uintptr(ends[0]), "wire"), os.NewFile(uintptr(ends[1]), "wire")
 	defer far.Close()
@@ -95,7 +95,7 @@ func (r *Registry) watchUserNetwork(serving context.Context, process *qemu.Proce
 	select {
 	case <-process.Exited():
 		if serving.Err() == nil {
-			log.Error("the program that serves an interface of type user has ended; unplug the interface and plug it in again", "exit", process.Exit().String())
+			log.Error("program of an interface of type user has ended; detach the interface and attach it again", "exit", process.Exit().String())
 		}
 	case <-r.life.Done():
 		process.Release()
@@ -109,7 +109,7 @@ func (r *Registry) endUserNetwork(user sandbox.User, guest string, log *slog.Log
 		return func(context.Context) error { return nil }
 	}
 	if !r.Quarters.Users.Hold(user, guest) {
-		log.Error("the user of an interface of type user is now another guest's; it is not freed", "user", user.UID)
+		log.Error("user of an interface of type user now belongs to another guest; not freed", "user", user.UID)
 		return func(context.Context) error { return nil }
 	}
 	return func(context.Context) error { return r.Quarters.Users.Free(user) }

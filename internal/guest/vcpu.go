@@ -61,7 +61,7 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 	}
 	if n < def.VCPUs.Current && def.Virt != "kvm" {
 		return nil, fault.New(fault.Unsupported, fault.Domain,
-			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG damages its own memory on that and ends soon after; change the config")
+			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG would corrupt its own memory and crash; change the config")
 	}
 	after := def.Clone()
 	after.VCPUs.Current = n

@@ -118,7 +118,7 @@ func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 		select {
 		case <-again.C:
 		case <-patience.Done():
-			return have, fault.New(fault.Timeout, fault.Domain, "the guest was asked to let go of vCPUs and still has %d instead of %d", have, n)
+			return have, fault.New(fault.Timeout, fault.Domain, "the guest was asked to release vCPUs and still has %d instead of %d", have, n)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func TestLendToWrite_SELinux(t *testing.T) {
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
 	wantContext(t, "read by two", base, content)
-	refused(t, g.LendToWrite(d.ctx(), "vda", 1), fault.Busy, "another guest that runs uses it")
+	refused(t, g.LendToWrite(d.ctx(), "vda", 1), fault.Busy, "another running guest uses it")
 	wantContext(t, "refused", base, content)
 	ok(t, other.Destroy(d.ctx(), false))
 	settled(t, d, other)
