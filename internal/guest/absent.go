@@ -35,6 +35,7 @@ func (l *launching) mayLack(policy string, removable bool) bool {
 	return policy == "optional" && (booted || removable) || policy == "requisite" && !booted && removable
 }
 
+// isDrive reports whether a disk is a drive with a removable medium.
 func isDrive(d *device.Disk) bool { return d.Device == "cdrom" || d.Device == "floppy" }
 
 // These are the reasons for a changed disk source, as events name them.

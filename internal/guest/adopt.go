@@ -23,7 +23,7 @@ import (
 )
 
 // Open makes the registry. It reads the stored definitions and adopts, all at once, the guests that an
-// earlier daemon left running. A guest whose monitor does not answer delays no other guest: it is adopted
+// earlier daemon left running. A guest without an answering monitor delays no other guest: it is adopted
 // and shown as stuck.
 func Open(c Config) (*Registry, error) {
 	r := newRegistry(c)
@@ -203,7 +203,7 @@ func (r *Registry) adoptAll() error {
 	}
 }
 
-// findOrphans makes a new run directory for a guest whose directory was removed while its QEMU still runs
+// findOrphans makes a new run directory for a guest if its directory was removed while its QEMU still runs
 // in its control group. The guest is then quarantined and cannot be started twice: no monitor can reach
 // that QEMU any more. A prepared QEMU that still waits is ended instead.
 func (r *Registry) findOrphans() {

@@ -261,8 +261,10 @@ func (a *attach) plug(ctx context.Context) error {
 	return a.tune(ctx)
 }
 
+// takeBack undoes the QMP steps of the attachment.
 func (a *attach) takeBack(ctx context.Context) error { return a.r.takeBack(ctx, a.Undo) }
 
+// probe asks QEMU whether it has the device.
 func (a *attach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
 	there, err := a.r.hasDevice(ctx, a.alias())
 	if err != nil || !there {
@@ -288,6 +290,7 @@ func (a *attach) settle(ctx context.Context) error {
 	return nil
 }
 
+// tune sends QEMU the settings that cannot be part of device_add.
 func (a *attach) tune(ctx context.Context) error {
 	s, err := a.r.monitor()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // first start. A guest is removed from it when it has run, or when its start is given up. So a daemon that
 // is killed halfway leaves the rest to the next daemon, and no guest that ran is started again.
 
-// bootKind is the record of the last boot whose autostart was stored.
+// bootKind is the record of the last boot with a stored autostart list.
 var bootKind = store.Kind{Name: "boot", Version: 1}
 
 const lastBoot = "autostarted"
@@ -25,7 +25,7 @@ const lastBoot = "autostarted"
 // dueKind is the record of one guest that this boot has still to start, by UUID.
 var dueKind = store.Kind{Name: "autostart", Version: 1}
 
-// due says in which boot a guest is to be started, and why.
+// due names the boot for a guest's start, and the reason.
 type due struct {
 	Boot string
 	Once bool // by AutostartOnce, which is then cleared
@@ -184,6 +184,8 @@ func (r *Registry) noteDues() error {
 	return err
 }
 
+// autostart starts one guest of the list: after a crash at once, otherwise if its mark is still set. A
+// failed start is repeated after a pause.
 func (g *Guest) autostart(ctx context.Context) {
 	d, _ := g.reg.isDue(g.uuid)
 	v := g.View()

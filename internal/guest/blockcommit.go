@@ -137,6 +137,7 @@ func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) e
 	})
 }
 
+// newBlockCommit makes the payload of a commit of the images in s.
 func newBlockCommit(r *run, d *device.Disk, s span, o CommitOptions) *blockCommit {
 	images := d.Images()
 	at := func(place int) written {
@@ -161,6 +162,7 @@ func newBlockCommit(r *run, d *device.Disk, s span, o CommitOptions) *blockCommi
 	return c
 }
 
+// objects returns the disk and the lent images, which no other operation may use at the same time.
 func (c *blockCommit) objects() []string {
 	all := []string{"disk/" + c.Target}
 	for _, w := range c.Lent {
@@ -213,6 +215,7 @@ func (c *blockCommit) takeBack(ctx context.Context) error {
 	return c.r.takeBackImages(ctx, c.Lent)
 }
 
+// start begins the job in QEMU.
 func (c *blockCommit) start(ctx context.Context) error {
 	job := qemu.Commit{
 		Job: c.Job, Device: qemu.TopNode(c.disk), Top: c.Gone[0].Number, Base: c.Base.Number, Backing: c.Will.Name, Speed: c.Speed,
@@ -338,6 +341,7 @@ func (c *blockCommit) complete(ctx context.Context) error {
 	return err
 }
 
+// broken returns the error of a job that failed during the pivot. job is nil if QEMU no longer knows it.
 func (c *blockCommit) broken(job *qemu.Job) error {
 	why := "QEMU no longer knows it"
 	if job != nil {
@@ -454,6 +458,7 @@ func (c *blockCommit) pivot(ctx context.Context) error {
 	return operation.Final(c.broken(job))
 }
 
+// unstore restores the disk of the stored definition, unless it was changed since.
 func (c *blockCommit) unstore(ctx context.Context) error {
 	return c.r.inLoop(ctx, func(g *Guest) error {
 		if g == nil || g.inactive == nil || c.Stored == nil {
@@ -565,10 +570,12 @@ func (c *blockCommit) note(ctx context.Context) error {
 	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
 }
 
+// unnote removes the note: only the old backing file name is accepted again.
 func (c *blockCommit) unnote(ctx context.Context) error {
 	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
 }
 
+// renote ends the note after the commit: only the new backing file name is accepted.
 func (c *blockCommit) renote(ctx context.Context) error {
 	err := onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
 	if fault.Is(err, fault.Denied) { // its header names another file by now; the note keeps that one from being used

@@ -21,8 +21,8 @@ func WithBound(ctx context.Context, b Bound) context.Context {
 	return context.WithValue(ctx, boundKey{}, b)
 }
 
-// Judge decides whether a client may still do what it asked for, when its request is about to begin: the
-// guest may have been renamed since. It is called in the guest's loop and must not block.
+// Judge decides whether a client may still make its request, when that request is about to begin: the guest
+// may have been renamed since. It is called in the guest's loop and must not block.
 type Judge func(uuid string) error
 
 // judgeKey is the context key of the Judge of the client's requests.

@@ -25,9 +25,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// A guest's QEMU runs as a user of its own in a sandbox, where it sees only what it needs. The daemon opens
-// its disks, its firmware and the output files of its serial ports, and passes the descriptors on. So no
-// file changes its owner: nothing must be restored, and nothing is lost if the daemon dies.
+// A guest's QEMU runs as a user of its own in a sandbox, where it sees only the files that it needs. The
+// daemon opens its disks, its firmware and the output files of its serial ports, and passes the descriptors
+// on. So no file changes its owner: nothing must be restored, and nothing is lost if the daemon dies.
 
 // ownDir is the one directory, inside the run directory, that a guest's QEMU may write to, and only until
 // it is sealed. The daemon keeps its own files of the guest outside of it.
@@ -95,6 +95,7 @@ func parseUser(label string) (u sandbox.User, err error) {
 	return u, nil
 }
 
+// makeOwn makes the directory in dir that user u owns.
 func makeOwn(dir string, u sandbox.User) error {
 	own := filepath.Join(dir, ownDir)
 	err := os.Mkdir(own, 0o700)
@@ -314,6 +315,7 @@ func (g *Guest) shortenNodes() {
 	})
 }
 
+// closeShown closes the files that a sandbox shows.
 func closeShown(c *sandbox.Chamber) {
 	for _, s := range c.Shown {
 		_ = s.File.Close() // opened for reading only

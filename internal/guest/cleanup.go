@@ -59,7 +59,7 @@ func (c *cleanup) Opened(op *operation.Operation) error {
 	return nil
 }
 
-// newCleanup moves what is left of a device from the run to a cleanup. It runs in the loop.
+// newCleanup moves the remaining resources of a device from the run to a cleanup. It runs in the loop.
 func (r *run) newCleanup(dev device.Device) *cleanup {
 	c := &cleanup{r: r, Alias: dev.Common().Alias}
 	c.NIC, c.release = r.takeNIC(c.Alias)
@@ -176,7 +176,7 @@ func (c *cleanup) closeImages(ctx context.Context) error {
 	return err
 }
 
-// giveBack releases what was held for the device.
+// giveBack releases the host's resources for the device.
 func (c *cleanup) giveBack(ctx context.Context) (err error) {
 	c.r.relays.stop(c.Alias)
 	for _, w := range c.Lent {

@@ -52,6 +52,7 @@ func findCommit(d *device.Disk, o CommitOptions) (s span, err error) {
 	return s, checkCommit(d, s)
 }
 
+// refusedCall returns an error for an invalid call, with libvirt's text.
 func refusedCall(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Call, format, args...)
 }

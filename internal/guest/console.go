@@ -48,6 +48,7 @@ func (g *Guest) OpenChannel(ctx context.Context, name string, o ConsoleOptions) 
 	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
 }
 
+// openChar opens a character device of those that of returns, except for the agent's channel.
 func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of func(*device.Set) []*device.Char) (io.ReadWriteCloser, error) {
 	r, v := g.live.Load(), g.View()
 	if r == nil || v.Active == nil {
@@ -114,6 +115,7 @@ type typed struct {
 // sessionQueue bounds how many pieces of output are queued for a slow client, each of at most 16 KiB.
 const sessionQueue = 256
 
+// open adds a session to the console of a character device. It opens the back end if no session is open.
 func (cs *consoles) open(
 	ctx context.Context, c *device.Char, o ConsoleOptions, openBackend func(context.Context, *device.Char) (io.ReadWriteCloser, error),
 ) (io.ReadWriteCloser, error) {
@@ -179,6 +181,7 @@ func (c *console) admit(o ConsoleOptions) bool {
 	return !o.Safe && !alone
 }
 
+// join adds a session.
 func (c *console) join(o ConsoleOptions) *session {
 	s := &session{of: c, queue: make(chan []byte, sessionQueue), left: make(chan struct{})}
 	s.out, s.in = io.Pipe()
@@ -232,6 +235,7 @@ func (c *console) typeOn() {
 	}
 }
 
+// give queues a piece of output for every session. A full queue drops its oldest piece.
 func (c *console) give(piece []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,6 +249,7 @@ func (c *console) give(piece []byte) {
 	}
 }
 
+// offer queues a piece of output, and reports false if the queue is full.
 func (s *session) offer(piece []byte) bool {
 	select {
 	case s.queue <- piece:
@@ -386,8 +391,8 @@ func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
 	return openTTY(fmt.Sprintf("/proc/self/fd/%d", fd))
 }
 
-// openTerminal opens the terminal at a path of the definition. safepath refuses a link by which a user who
-// may write to the folder could redirect it.
+// openTerminal opens the terminal at a path of the definition. safepath refuses a link that a user who may
+// write to the folder could put there.
 func openTerminal(path string) (io.ReadWriteCloser, error) {
 	at, err := safepath.Follow(path)
 	if err != nil {

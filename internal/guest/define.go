@@ -164,8 +164,8 @@ func policy(d *domain.Definition) lifecycle.Policy {
 	return lifecycle.Policy{OnPoweroff: d.OnPoweroff, OnReboot: d.OnReboot, OnCrash: d.OnCrash}
 }
 
-// forgetIfNothing removes a guest whose claim was followed by a failure: it is neither defined nor running
-// nor starting, as far as is known.
+// forgetIfNothing removes a guest after a failure that followed its claim: it is neither defined nor
+// running nor starting, as far as is known.
 func (g *Guest) forgetIfNothing() {
 	if g.inactive == nil && g.run == nil && g.job == nil && g.quarantine == "" {
 		g.forget()
@@ -331,6 +331,8 @@ func (g *Guest) Rename(ctx context.Context, name string) error {
 	return g.perform(ctx, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(ctx, name) })
 }
 
+// rename stores the new name and announces it. During the change the guest has both names. It runs in the
+// loop.
 func (g *Guest) rename(ctx context.Context, name string) error {
 	if g.inactive == nil {
 		return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")

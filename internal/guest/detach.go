@@ -152,6 +152,7 @@ func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
 	}, true)
 }
 
+// detach plans the removal of the device that find returns. async means not to wait for the guest.
 func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
 	var stored device.Device
 	return g.edit(ctx, a, func() (_ *domain.Definition, err error) {

@@ -33,6 +33,7 @@ func (c *deviceClaims) take(at kernel.PCIAddress, by *run) error {
 	return nil
 }
 
+// has reports whether the run has claimed the device.
 func (c *deviceClaims) has(at kernel.PCIAddress, by *run) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -40,6 +40,7 @@ type diskJobber interface{ job() *diskJob }
 
 func (j *diskJob) job() *diskJob { return j }
 
+// tell sends clients an event about the job.
 func (j *diskJob) tell(r *run, path, status string) {
 	r.reg.events.Append(event.Source{Name: r.Name, UUID: r.UUID, ID: r.ID},
 		event.DomainBlockJob{Path: path, Target: j.Target, Kind: j.Kind, Status: status})
@@ -72,7 +73,7 @@ func (j *diskJob) tellEnd(r *run, path string) {
 // isOver reports whether QEMU has ended, or was never found.
 func (r *run) isOver() bool { return r.process == nil || r.gone() }
 
-// diskJobs returns the first open block job that which accepts. Nil: there is none.
+// diskJobs returns the first open block job for which the function which returns true. Nil: there is none.
 func (r *run) diskJobs(which func(*diskJob) bool) (*operation.Operation, *diskJob) {
 	for _, op := range r.ops.Operations() {
 		if w, is := op.Work().(diskJobber); is && which(w.job()) {
@@ -82,7 +83,7 @@ func (r *run) diskJobs(which func(*diskJob) bool) (*operation.Operation, *diskJo
 	return nil, nil
 }
 
-// onJobStatus wakes the operation of a job whose status has changed. It runs in the loop.
+// onJobStatus wakes the operation of a job after a change of its status. It runs in the loop.
 func (g *Guest) onJobStatus(data json.RawMessage) {
 	var e qemu.JobEvent
 	if !g.decode("JOB_STATUS_CHANGE", data, &e) {
@@ -93,7 +94,7 @@ func (g *Guest) onJobStatus(data json.RawMessage) {
 	}
 }
 
-// runningDisks returns the run of a guest whose monitor answers. It runs in the loop.
+// runningDisks returns the run of a guest with an answering monitor. It runs in the loop.
 func (g *Guest) runningDisks() (*run, error) {
 	if g.run == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -155,6 +156,8 @@ func (g *Guest) endable(ctx context.Context, disk string, pivot bool) (*run, *op
 	return r, op, j, err
 }
 
+// endBlockJob ends the job on a disk and waits for its end. A pivot first checks that the store takes
+// changes.
 func (g *Guest) endBlockJob(ctx context.Context, disk string, pivot bool) error {
 	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if pivot && g.inactive != nil { // otherwise the guest would own the base, and no definition could say so

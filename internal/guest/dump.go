@@ -79,6 +79,7 @@ func (d *dump) Steps() []operation.Step {
 	}
 }
 
+// makeFile creates the file and records it, so that a later daemon finds it.
 func (d *dump) makeFile(ctx context.Context) error {
 	if err := d.create(ctx); err != nil {
 		return err
@@ -108,6 +109,7 @@ func (d *dump) leave(ctx context.Context) error {
 	return d.restore(ctx, s)
 }
 
+// crash ends the guest as crashed.
 func (d *dump) crash(ctx context.Context) error {
 	return d.r.inLoop(ctx, func(g *Guest) error {
 		g.advance(lifecycle.Ending{Reason: domain.ReasonCrashed})
@@ -128,7 +130,7 @@ func (d *dump) write(ctx context.Context) error {
 		return err
 	}
 	fill := func(f *os.File) (err error) {
-		if err := fsguard.Outlast(ctx, path, func() error { return image.Distrust(f) }); err != nil { // QEMU decides what it contains
+		if err := fsguard.Outlast(ctx, path, func() error { return image.Distrust(f) }); err != nil { // QEMU decides about its content
 			return err
 		}
 		back, err := labels.lendImage(ctx, f)
@@ -166,7 +168,7 @@ func (d *dump) write(ctx context.Context) error {
 }
 
 // dumpMemory lets QEMU dump the guest's memory, in at most most bytes, and waits until it has ended. QEMU
-// gets the file itself only for formats in which it seeks; otherwise it writes to a pipe.
+// gets the file itself only for formats that make it seek; otherwise it writes to a pipe.
 func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, format string, p *progress, labels *labels) error {
 	if strings.HasPrefix(format, "kdump-raw-") {
 		if err := beginDump(ctx, s, f, format); err != nil {
@@ -186,6 +188,7 @@ func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, for
 	return t.end(ctx, err)
 }
 
+// beginDump passes QEMU the file and begins the dump in the background.
 func beginDump(ctx context.Context, s *qmp.Session, to *os.File, format string) error {
 	if err := s.ExecuteFD(ctx, to, "getfd", map[string]any{"fdname": "lodge-dump"}, nil); err != nil {
 		return err

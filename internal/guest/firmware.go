@@ -88,6 +88,7 @@ func askedOfFirmware(def *domain.Definition) *askedFirmware {
 	}
 }
 
+// fits reports whether the firmware has everything that is asked for.
 func (a *askedFirmware) fits(f *resources.Firmware) bool {
 	for _, feature := range a.features {
 		if f.Has(feature.Name) != (feature.Enabled == device.On) {
@@ -108,7 +109,7 @@ func (a *askedFirmware) fits(f *resources.Firmware) bool {
 	return a.kind != "rom" && f.Format == code && f.Stateless == a.stateless && (f.Stateless || f.TemplateFormat == vars)
 }
 
-// String lists what was asked for, by its place in the definition.
+// String lists the requested properties, by their place in the definition.
 func (a *askedFirmware) String() string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -147,6 +148,7 @@ func (a *askedFirmware) String() string {
 
 var yesNo = map[device.Switch]string{device.On: "yes", device.Off: "no"}
 
+// takeFirmware enters the firmware, its template and its needs in the definition.
 func takeFirmware(def *domain.Definition, f *resources.Firmware) {
 	o := &def.OS
 	o.Loader.Path, o.Loader.Type = f.Code, "rom"
@@ -300,6 +302,7 @@ func copyFile(ctx context.Context, from, to string) error {
 	return writeVariables(ctx, to, text)
 }
 
+// readTemplate reads a template of at most maxTemplate bytes.
 func readTemplate(ctx context.Context, from string) ([]byte, error) {
 	held := heldTo(ctx, from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {

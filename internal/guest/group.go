@@ -208,7 +208,7 @@ func (r *Registry) pinThreads(ctx context.Context, run *run) error {
 	return nil
 }
 
-// repin binds the threads whose binding differs between two definitions.
+// repin binds the threads with a different binding in two definitions.
 func (r *Registry) repin(ctx context.Context, s *qmp.Session, run *run, before, after *domain.CPUTune) error {
 	moved := map[string]topology.CPUSet{}
 	for index, to := range rebound(before.VCPUPins, after.VCPUPins) {
@@ -240,7 +240,7 @@ func (r *Registry) repin(ctx context.Context, s *qmp.Session, run *run, before, 
 	return nil
 }
 
-// rebound returns the new CPUs of each thread whose binding changes. The empty set means any CPU.
+// rebound returns the new CPUs of each thread with a changed binding. The empty set means any CPU.
 func rebound(before, after map[uint]topology.CPUSet) map[uint]topology.CPUSet {
 	moved := map[uint]topology.CPUSet{}
 	for n, was := range before {

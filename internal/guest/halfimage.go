@@ -19,6 +19,7 @@ import (
 // the run directory, which also names it, is lost.
 var halfImages = store.Kind{Name: "image", Version: 1}
 
+// halfImage is the content of such a record.
 type halfImage struct {
 	madeFile // Path is that of the complete image
 
@@ -39,6 +40,7 @@ func (g *Guest) noteHalf(path string, f *os.File) {
 	}
 }
 
+// forgetHalf deletes the record of a guest's image, if there is one.
 func (r *Registry) forgetHalf(uuid string) {
 	var noted halfImage
 	if fault.Is(r.store.Get(halfImages, uuid, &noted), fault.NotFound) {

@@ -42,8 +42,8 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 	return a, nil
 }
 
-// openFiles opens what QEMU is passed besides disks: its firmware, and the files and sockets of character
-// devices. It also checks that QEMU can read what it opens itself.
+// openFiles opens the files for QEMU other than disks: its firmware, and the files and sockets of character
+// devices. It also checks that QEMU can read the files that it opens itself.
 func (l *launching) openFiles(ctx context.Context) error {
 	if err := checkHostFiles(ctx, l.run.def); err != nil {
 		return err

@@ -30,7 +30,7 @@ type headerChange struct{ Before, After []byte }
 // headerBlock is how many bytes a disk writes atomically.
 const headerBlock = 512
 
-// saveChanging is the magic of an image whose header is partly changed. It keeps Lodge and libvirt from
+// saveChanging is the magic of an image with a partly changed header. It keeps Lodge and libvirt from
 // reading such a header, even if the image was moved or copied and the record is not found.
 const saveChanging = "LodgeSaveChanges"
 
@@ -76,6 +76,7 @@ func writeHeader(f *os.File, header []byte) error {
 	return writeSynced(f, 0, blocks[:min(1, len(blocks))]...)
 }
 
+// writeSynced writes blocks from an offset on and syncs them.
 func writeSynced(f *os.File, at int64, blocks ...[]byte) error {
 	for _, block := range blocks {
 		if err := failpoint.Err("header.block"); err != nil {
@@ -182,6 +183,7 @@ func (c headerChange) cutOff(f *os.File) (bool, error) {
 	return c.amid(now), nil
 }
 
+// undoHeader writes the old header again.
 func (r *Registry) undoHeader(f *os.File, path string, c headerChange) error {
 	w, err := image.Reopen(int(f.Fd()), path, unix.O_RDWR)
 	if err != nil {

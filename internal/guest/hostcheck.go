@@ -97,7 +97,7 @@ func maxLocked(def *domain.Definition) uint64 {
 	return max(need(def).Locked, freelyLocked)
 }
 
-// checkLocked refuses a guest whose memory cannot be locked because the daemon's own limit is too low.
+// checkLocked refuses a guest if its memory cannot be locked because the daemon's own limit is too low.
 func (l *launching) checkLocked() error {
 	def := l.run.def
 	if !def.Backing.Locked || l.g.reg.Quarters == nil {

@@ -254,7 +254,7 @@ func (a agentDisk) target(def *domain.Definition) string {
 	return ""
 }
 
-// User is a user who is logged in to the guest.
+// User is a user with a session in the guest.
 type User struct {
 	Name   string  `json:"user"`
 	Domain string  `json:"domain"`

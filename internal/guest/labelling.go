@@ -25,7 +25,7 @@ func (r *Registry) labelOf(def *domain.Definition) *domain.SecLabel {
 	return nil
 }
 
-// checkLabels refuses a definition whose labels this host cannot provide.
+// checkLabels refuses a definition with labels that this host cannot provide.
 func (r *Registry) checkLabels(def *domain.Definition) error {
 	for _, l := range def.SecLabels {
 		mandatory := l.Model == seclabel.SELinux || l.Model == seclabel.AppArmor
@@ -47,7 +47,7 @@ func (r *Registry) checkLabels(def *domain.Definition) error {
 	return nil
 }
 
-// checkSourceLabel refuses a disk whose source has a label that this host cannot provide.
+// checkSourceLabel refuses a disk with a source label that this host cannot provide.
 func (r *Registry) checkSourceLabel(d *device.Disk) error {
 	if d.Source == nil {
 		return nil

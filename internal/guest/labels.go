@@ -43,13 +43,13 @@ type labels struct {
 // labelled is the content of the journal.
 type labelled struct {
 	seclabel.Guest
-	// Files are the files whose label was changed, or is about to be.
+	// Files are the files with a changed label, or with one that is about to change.
 	Files []lent `json:",omitempty"`
 	// Profile is what the AppArmor profile allows the guest.
 	Profile *seclabel.Profile `json:",omitempty"`
 }
 
-// lent is a file, or a directory with its files, whose label was changed for the guest.
+// lent is a file, or a directory with its files, with a label that was changed for the guest.
 type lent struct {
 	fileID
 	Path          string
@@ -135,6 +135,7 @@ func (l *labels) keep() error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write the label journal of the guest")
 }
 
+// writeThrough replaces a file atomically and syncs it and its folder.
 func writeThrough(path string, text []byte) error {
 	f, err := os.OpenFile(path+atomicfile.Half, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -421,6 +422,7 @@ func (r *Registry) loadLabels() {
 // maxJournal bounds the size of a journal, in bytes.
 const maxJournal = 16 << 20
 
+// readLabels reads the journal of a guest's labels, of at most maxJournal bytes.
 func (r *Registry) readLabels(uuid, path string) (*labels, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > maxJournal {

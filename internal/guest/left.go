@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// leftKind is the kind of record that holds, by UUID, the name of a forgotten guest whose secrets were
+// leftKind is the kind of record that holds, by UUID, the name of a forgotten guest if its secrets were
 // kept: its TPM state or its UEFI variables.
 var leftKind = store.Kind{Name: "left", Version: 1}
 
@@ -22,7 +22,7 @@ func (r *Registry) left(uuid string) bool {
 	return false
 }
 
-// noteLeft records the name of a forgotten guest whose secrets are kept.
+// noteLeft records the name of a forgotten guest if its secrets are kept.
 func (r *Registry) noteLeft(uuid, name string, log *slog.Logger) {
 	if !r.left(uuid) {
 		return

@@ -21,6 +21,7 @@ type lendings struct {
 	files map[fileID]*lending
 }
 
+// lending is one file: its label before, its label now, and its users.
 type lending struct {
 	before, after string
 	users         map[string]bool

@@ -126,7 +126,7 @@ func identity(d device.Device) string {
 	return "what was given"
 }
 
-// checkClash refuses a device whose target, MAC address or address the guest has already.
+// checkClash refuses a device if the guest has its target, MAC address or address already.
 func checkClash(s *device.Set, dev device.Device) error {
 	switch d := dev.(type) {
 	case *device.Disk:

@@ -13,8 +13,8 @@ import (
 )
 
 // How often QEMU is asked for what changes slowly: sizes of images (QEMU asks the file system, which may
-// hang), threads, and the memory figures that a guest reports unasked. A paused guest, in which almost
-// nothing changes, is asked for anything only after pausedSlowly.
+// hang), threads, and the memory figures that a guest reports unasked. A paused guest, where almost nothing
+// changes, is asked for anything only after pausedSlowly.
 const (
 	slowly       = time.Minute
 	pausedSlowly = 5 * time.Minute
@@ -65,7 +65,7 @@ func (s *Stats) copy() *Stats {
 	return &other
 }
 
-// keep copies from the last sample what is not queried again.
+// keep copies the figures that are not queried again from the last sample.
 func (s *Stats) keep(last *Stats) {
 	s.threads, s.thorough = last.threads, last.thorough
 	s.VCPUs, s.Disks, s.IOThreads = last.VCPUs, last.Disks, last.IOThreads

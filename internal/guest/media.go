@@ -185,6 +185,7 @@ func (m *mediaChange) unlabel(ctx context.Context) error {
 // open makes the new medium's node in QEMU and removes the old medium.
 func (m *mediaChange) open(ctx context.Context) error { return m.r.tell(ctx, m.steps[:m.insert]) }
 
+// exchange sends QEMU the decisive step.
 func (m *mediaChange) exchange(ctx context.Context) error {
 	return m.r.tell(ctx, m.steps[m.insert:m.insert+1])
 }

@@ -21,7 +21,7 @@ var guestOperations = operation.Kinds[*run]{
 	attachKind, blockCommitKind, cleanupKind, detachKind, dumpKind, iothreadKind, mediaKind, saveKind, updateKind,
 }
 
-// noAnswer reports whether QEMU may still carry out a command whose answer is missing.
+// noAnswer reports whether QEMU may still carry out an unanswered command.
 func noAnswer(err error) bool {
 	var silent *qmp.NoAnswer
 	return errors.As(err, &silent) || fault.Is(err, fault.Unresponsive)
@@ -73,6 +73,8 @@ func (r *run) perform(ctx context.Context, kind string, w operation.Work, object
 	return r.advance(ctx, op)
 }
 
+// beginOperation begins an operation. It waits for conflicting operations that are running, and fails if
+// one waits for QEMU.
 func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
 	for {
 		op, err := r.ops.Begin(kind, w, operation.Record{Folders: image.FenceOf(ctx), Objects: objects})
@@ -109,6 +111,7 @@ func (r *run) admits(class operation.Class, objects ...string) error {
 	return nil
 }
 
+// explainConflict returns the error for an operation that an open one conflicts with.
 func (r *run) explainConflict(c *operation.Conflict) error {
 	switch {
 	case c.With.State == operation.Unanswered:

@@ -46,6 +46,7 @@ func hugePageSize(def *domain.Definition) uint64 {
 	return 2 << 20
 }
 
+// ofPages returns the reservation of memory in pages of a size; 0: base pages.
 func ofPages(def *domain.Definition, memory, size uint64) topology.Reservation {
 	if size == 0 {
 		return topology.Reservation{Memory: memory}
@@ -269,6 +270,7 @@ func logTime(at time.Time) string { return at.UTC().Format("2006-01-02 15:04:05.
 // log, and the guest can make it write. It must not fill the host's disk.
 const maxLog = 4 << 20
 
+// rotate renames a log that has reached maxLog.
 func rotate(path string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.Size() < maxLog {
@@ -301,7 +303,7 @@ func withoutNotices(text string) string {
 	return rest.String()
 }
 
-// afterCommand skips the logged command line, whose lines end in a backslash.
+// afterCommand skips the logged command line: its lines end in a backslash.
 func afterCommand(text string) string {
 	_, rest, _ := strings.Cut(text, "\n")
 	for {
@@ -319,6 +321,7 @@ func afterCommand(text string) string {
 // tailSize bounds, in bytes, how much of a log is read for an error.
 const tailSize = 64 << 10
 
+// readTail returns the end of a log, at most tailSize bytes. It is empty if the log cannot be read.
 func readTail(path string) string {
 	f, err := os.Open(path)
 	if err != nil {

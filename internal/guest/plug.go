@@ -123,7 +123,7 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 	}, nil
 }
 
-// checkTakesPCI refuses a PCI device of which a running guest would not be notified.
+// checkTakesPCI refuses a PCI device if the running guest would not be notified of it.
 func checkTakesPCI(def *domain.Definition, dev device.Device) error {
 	if _, isPCI := dev.Common().Address.(device.PCI); !isPCI || qemu.TakesPCI(def) {
 		return nil

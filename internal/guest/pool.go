@@ -48,7 +48,7 @@ type Prepared struct {
 	Name, UUID string
 	PID        int
 	Since      time.Time
-	// Memory is what it costs: the bytes that only this process holds.
+	// Memory is its cost: the bytes that only this process holds.
 	Memory uint64
 }
 
@@ -164,8 +164,8 @@ func (p *pool) inUse() bool {
 	return len(p.asked)+len(p.ready) > 0
 }
 
-// unwanted removes from the pool what is no longer useful, or everything if the host needs the memory. It
-// returns the removed QEMUs.
+// unwanted removes the QEMUs from the pool that are no longer useful, or everything if the host needs the
+// memory. It returns the removed QEMUs.
 func (p *pool) unwanted() []*prepared {
 	scarce := !p.memoryAbove(keepMemory)
 	p.mu.Lock()

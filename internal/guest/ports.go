@@ -98,6 +98,7 @@ func (l *launching) choosePorts(ctx context.Context) error {
 	return nil
 }
 
+// choosePort chooses the port of one display, or checks the one in its definition.
 func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address string) error {
 	fixed, handed := g.Port > 0 && g.AutoPort != device.On, qemu.DisplayIsHanded(g)
 	if fixed && !handed {
@@ -136,7 +137,7 @@ func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address 
 }
 
 // listenAt makes the sockets of a display on those of the addresses that the host has. A name may stand for
-// several addresses, of which one suffices.
+// several addresses, and one of them suffices.
 func listenAt(ctx context.Context, addresses []netip.Addr, port int) (files []*os.File, err error) {
 	var failed []error
 	for _, address := range addresses {

@@ -47,7 +47,7 @@ type Config struct {
 	Prepared int
 	// Quarters runs each guest's QEMU in a sandbox as a user of its own. Nil: QEMU runs as the daemon does.
 	Quarters *sandbox.Quarters
-	// GiveRNG adds a virtio-rng to new machines whose document mentions none.
+	// GiveRNG adds a virtio-rng to new machines if their document mentions none.
 	GiveRNG bool
 	// Labels is the host's mandatory access control. Nil: guests get no labels, NoLabels says why, and with
 	// LabelsRequired they do not start.
@@ -165,7 +165,7 @@ func (r *Registry) All() []*Guest {
 	all := make([]*Guest, 0, len(r.byUUID))
 	for _, g := range r.byUUID {
 		if v := g.View(); v.Persistent || v.Active != nil || v.Quarantined {
-			all = append(all, g) // without guests whose first definition is in progress
+			all = append(all, g) // without guests that are being defined for the first time
 		}
 	}
 	r.mu.RUnlock()
@@ -249,7 +249,7 @@ func (r *Registry) claim(name, uuid string, mayBeNew bool) (g *Guest, err error)
 	}
 }
 
-// unclaim forgets a guest whose request failed, unless it is defined or runs, and returns the failure.
+// unclaim forgets a guest after its request failed, unless it is defined or runs, and returns the failure.
 func (r *Registry) unclaim(g *Guest, failure error) error {
 	if failure == nil {
 		return nil
@@ -303,6 +303,7 @@ func (r *Registry) newID() int {
 	return r.lastID
 }
 
+// setID enters a running guest under its ID.
 func (r *Registry) setID(g *Guest, id int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

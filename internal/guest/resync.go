@@ -248,6 +248,7 @@ func missing(r *run, present map[string]bool) (aliases []string) {
 
 func hasUnpluggable(s *device.Set) bool { return slices.ContainsFunc(s.All(), unpluggable) }
 
+// unpluggable reports whether a guest can release a device of that kind while it runs.
 func unpluggable(dev device.Device) bool {
 	switch dev.(type) {
 	case *device.Disk, *device.NIC, *device.HostDevice, *device.Memory:
@@ -371,6 +372,8 @@ func goOnOnce(ctx context.Context, s *qmp.Session) error {
 	return s.Execute(ctx, "cont", nil, nil)
 }
 
+// planRejoin plans the work after missed events: resume a restored guest, recover the operations, and
+// correct the state by QEMU's answers.
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 	def := r.def
 	resuming, was := r.Resuming, g.state.Phase

@@ -130,7 +130,7 @@ func (g *Guest) toRevive() bool {
 	return g.inactive != nil && lifecycle.Revives(g.inactive.OnCrash)
 }
 
-// notRevived decides what follows a failed start. It runs in the loop.
+// notRevived decides how to go on after a failed start. It runs in the loop.
 func (g *Guest) notRevived(err error) {
 	if fault.Is(err, fault.Aborted) || g.run != nil {
 		g.giveUpRevival()
@@ -163,7 +163,7 @@ func (g *Guest) autostartAgain(err error) {
 	g.startAfter(pause)
 }
 
-// giveUpRevival leaves a guest shut off whose start was pending. It runs in the loop.
+// giveUpRevival cancels a pending start and leaves the guest shut off. It runs in the loop.
 func (g *Guest) giveUpRevival() {
 	g.revival.stop()
 	g.revival = revival{}

@@ -34,7 +34,7 @@ type rooms struct {
 
 	mu      sync.Mutex
 	waiting map[*Guest][]string // the full folders of each guest
-	rests   map[string]*rest    // of folders whose guests were resumed
+	rests   map[string]*rest    // of folders with resumed guests
 }
 
 // rest is how long a folder is not checked.

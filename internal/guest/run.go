@@ -98,6 +98,7 @@ type run struct {
 // rate.
 type seldom struct{ last atomic.Pointer[time.Time] }
 
+// passes reports whether a line may be logged now.
 func (s *seldom) passes() bool {
 	now, last := time.Now(), s.last.Load()
 	return (last == nil || now.Sub(*last) >= time.Minute) && s.last.CompareAndSwap(last, &now)
@@ -148,7 +149,7 @@ func (r *run) takeRelease(what string) func(context.Context) error {
 	return nil
 }
 
-// last returns the definition by which the guest's resources are released.
+// last returns the definition that names the guest's resources for their release.
 func (r *run) last() *domain.Definition {
 	if r.ended == nil { // the loop never owned it
 		return r.def
@@ -235,6 +236,7 @@ func (r *run) lose() {
 	r.lost.Store(&now)
 }
 
+// stuck returns since when the monitor is lost, and the missing part. Zero: it is connected.
 func (r *run) stuck() (since time.Time, on string) {
 	if at := r.lost.Load(); at != nil {
 		return *at, "a connection to its monitor"
@@ -378,6 +380,7 @@ func (r *run) killAfter(patience time.Duration) {
 	}
 }
 
+// killNow kills the process with SIGKILL, once.
 func (r *run) killNow() {
 	r.killOnce.Do(func() {
 		close(r.kill)

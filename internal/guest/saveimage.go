@@ -80,6 +80,7 @@ func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain
 	return h, h.format()
 }
 
+// format formats the definition, and checks that it can be parsed again.
 func (h *saveHeader) format() (err error) {
 	if h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true}); err == nil {
 		_, err = parseSaved(h.xml)
@@ -333,6 +334,7 @@ func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions)
 	return readSaved(f, o)
 }
 
+// readSaved reads the header and the definition of an image. The file is then at the start of the stream.
 func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	head := make([]byte, saveHeaderLen)
 	if _, err := io.ReadFull(f, head); err != nil {

@@ -98,6 +98,7 @@ func (r *run) admitMove() error {
 	return err
 }
 
+// partial returns the path of an image while it is being written.
 func partial(path string) string { return path + ".partial" }
 
 // makeFile creates the file and records it, so that a later daemon finds it.
@@ -111,6 +112,7 @@ func (s *save) makeFile(ctx context.Context) error {
 	return nil
 }
 
+// create makes the file beside its final path and journals its identity.
 func (m *memoryImage) create(ctx context.Context) (err error) {
 	if m.file, err = createImage(ctx, partial(m.Path), heldTo(ctx, m.Path)); err != nil {
 		return err

@@ -270,6 +270,7 @@ func (r *run) hasResumed() bool {
 // socket paths must stay below 108 bytes.
 func (r *Registry) guestDir(uuid string) string { return filepath.Join(r.RunDir, uuid) }
 
+// makeDirectory makes the run directory, or takes over that of a prepared QEMU.
 func (l *launching) makeDirectory(ctx context.Context) error {
 	if err := l.g.reg.clear(ctx, l.run.dir); err != nil {
 		return err
@@ -318,6 +319,7 @@ func (l *launching) reserve(context.Context) error {
 	return nil
 }
 
+// findDisks opens the images of the disks. A missing disk is dropped if its startup policy allows that.
 func (l *launching) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
 	fences, run := l.g.View().fences, l.run
@@ -345,6 +347,8 @@ func (l *launching) findDisks(ctx context.Context) error {
 	return nil
 }
 
+// attachNICs makes the host's interfaces of the NICs. The name of each is journalled before the interface
+// is made.
 func (l *launching) attachNICs(ctx context.Context) error {
 	l.plan.NICs = map[string]*device.NICAttachment{}
 	for _, n := range l.run.def.Devices.NICs {

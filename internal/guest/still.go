@@ -90,8 +90,9 @@ func (g *Guest) setTemplate(on bool) error {
 	return nil
 }
 
-// admitRun refuses to run a guest whose disks must not change. It also stores first what only an old run
-// directory tells of the managed save image, because the start removes that directory. It runs in the loop.
+// admitRun refuses to run a guest while its disks must not change. It also stores first what only an old
+// run directory tells of the managed save image, because the start removes that directory. It runs in the
+// loop.
 func (g *Guest) admitRun() error {
 	switch {
 	case g.record.Template:

@@ -35,7 +35,7 @@ type (
 	settle func() error
 )
 
-// Bounds of waiting. waitForTurn is libvirt's own, so that clients see what they know. The others are far
+// Bounds of waiting. waitForTurn is libvirt's own, so that clients see the usual delay. The others are far
 // above what a healthy host needs.
 const (
 	waitForTurn  = 30 * time.Second
@@ -101,6 +101,7 @@ type job struct {
 	done    chan outcome // buffered: holds one outcome
 }
 
+// outcome is the result of work.
 type outcome struct {
 	settle settle
 	err    error
@@ -129,7 +130,7 @@ func (g *Guest) accept(t *task) {
 	}
 }
 
-// begin admits and plans a task, and starts its work. It drops a task whose client has given up: the
+// begin admits and plans a task, and starts its work. It drops a task if its client has given up: the
 // client's next request would otherwise come after it.
 func (g *Guest) begin(t *task) {
 	if t.ctx.Err() != nil {
@@ -254,7 +255,7 @@ func (g *Guest) armTurn() {
 	}
 }
 
-// expire answers the tasks that have waited too long, and drops those whose clients have given up.
+// expire answers the tasks that have waited too long, and drops those of clients that have given up.
 func (g *Guest) expire() {
 	now := time.Now()
 	var still []*task

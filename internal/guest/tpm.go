@@ -289,7 +289,7 @@ func tpmOf(run *run) (pid, process int, err error) {
 	return pid, process, nil
 }
 
-// stopTPMs ends the TPM emulator of a guest whose QEMU never connected, or has ended. It waits at most
+// stopTPMs ends the TPM emulator of a guest after its QEMU never connected, or has ended. It waits at most
 // tpmPatience.
 func stopTPMs(_ context.Context, run *run) error {
 	_, process, err := tpmOf(run)

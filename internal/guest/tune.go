@@ -47,6 +47,8 @@ func sameRates(a, b *device.NIC) bool {
 	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
 }
 
+// planTune plans a change of the running guest's settings. config is the changed stored definition. Nil: it
+// is unchanged.
 func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
 	before := g.run.def
 	after, err := tuned(before, change)
@@ -68,7 +70,7 @@ func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) er
 // retuneBack reverts the parts of a change that were applied before another part was refused.
 func (r *run) retuneBack(ctx context.Context, before, after *domain.Definition) {
 	err := r.reg.retune(ctx, r, after, before)
-	if err != nil && !fault.Is(err, fault.WrongState) { // WrongState: the host lacks what was to be limited
+	if err != nil && !fault.Is(err, fault.WrongState) { // WrongState: the host lacks the limited resource
 		r.log.Warn("cannot revert a part of a refused change; it stays in force until the guest ends", "error", err)
 	}
 }

@@ -38,6 +38,7 @@ func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
 	})
 }
 
+// withVCPUs returns a copy of a definition with n vCPUs, or with a maximum of n.
 func withVCPUs(d *domain.Definition, n uint, maximum bool) (*domain.Definition, error) {
 	d = d.Clone()
 	if !maximum {

@@ -19,8 +19,8 @@ import (
 // them.
 
 // outdate corrects the record in a run directory that is left of an ended run, or of a quarantined guest.
-// The next daemon settles the guest by that record, and would bring back what was forgotten since. It runs
-// in the loop.
+// The next daemon settles the guest by that record, and would bring back records that were deleted since.
+// It runs in the loop.
 func (g *Guest) outdate(persistent bool) error {
 	if g.run != nil || g.job != nil {
 		return nil // the record belongs to a run that continues or begins
@@ -32,7 +32,7 @@ func (g *Guest) outdate(persistent bool) error {
 		return nil // the next daemon cannot read it either
 	case rec != nil && g.quarantine == "":
 		rec.FromManaged = false
-		rec.KeepTPM, rec.MadeNVRAM = true, false // what was to be removed has been removed
+		rec.KeepTPM, rec.MadeNVRAM = true, false // these files have been removed, or stay
 	}
 	if rec != nil {
 		rec.State.Persistent = persistent

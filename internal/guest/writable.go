@@ -39,6 +39,8 @@ func (r *Registry) openShown(ctx context.Context, run *run, fences map[string][]
 	return chain, nil
 }
 
+// isShown refuses a chain that differs from the images in the definition, or from the files that QEMU has
+// open.
 func (r *Registry) isShown(chain image.Chain, run *run, d *device.Disk) error {
 	images := d.Images()
 	if len(chain) != len(images) {
@@ -100,6 +102,7 @@ func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place i
 	return executeAll(ctx, s, qemu.Lend(held, number, write, read))
 }
 
+// handOut opens an image for QEMU.
 func handOut(ctx context.Context, l *image.Layer, mode int) (*os.File, error) {
 	return fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) }, func(f *os.File) { _ = f.Close() })
 }
