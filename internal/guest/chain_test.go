@@ -316,7 +316,7 @@ func TestCheckSoleUser(t *testing.T) {
 	ok(t, pool.Start(d.ctx(), volume.MakeTarget))
 	_, err = pool.CreateVolume(d.ctx(), "<volume><name>thin</name><target><format type='qcow2'/></target><backingStore><path>"+at("base")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
-	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" lies on it`)
+	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" is backed by it`)
 	ok(t, pool.DeleteVolume(d.ctx(), "thin"))
 	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
 }

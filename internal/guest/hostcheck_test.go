@@ -22,7 +22,7 @@ func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 		"whole":    {"<vcpu cpuset='7777'>1</vcpu>", "<vcpu cpuset>"},
 		"memory":   {"<vcpu>1</vcpu><numatune><memory mode='strict' nodeset='77'/></numatune>", "bound to NUMA nodes 77"},
 		"limit": {
-			"<vcpu>1</vcpu><memtune><hard_limit unit='MiB'>32</hard_limit></memtune><memoryBacking><locked/></memoryBacking>", "memory of 64 MiB is to be locked",
+			"<vcpu>1</vcpu><memtune><hard_limit unit='MiB'>32</hard_limit></memtune><memoryBacking><locked/></memoryBacking>", "memory of 64 MiB must be locked",
 		},
 		"kernel": {"<vcpu>1</vcpu>", "/nosuch: no such file"},
 	} {

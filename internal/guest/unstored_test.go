@@ -134,7 +134,7 @@ func TestAStartThatIsStruckOffLate(t *testing.T) {
 		var noted any
 		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID(), &noted) == nil
 	}
-	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "could not be started") })
+	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "autostart failed") })
 	ok(t, pool.Start(d.ctx(), volume.NoBuild))
 	find := d.misplace()
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
