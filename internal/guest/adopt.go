@@ -18,7 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
@@ -284,7 +284,7 @@ func (r *Registry) dropHalfWritten(dir string) {
 }
 
 // takeUp makes a running guest this daemon's own.
-func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
+func (r *adopting) takeUp(run *run, rec *runRecord, process *qemuprocess.Process) {
 	run.process = process
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
 	if err := run.seal(); err != nil { // an older daemon may not have sealed it
@@ -330,7 +330,7 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 }
 
 // findProcess finds the process of a run record. It returns nil if the process has ended.
-func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
+func (r *Registry) findProcess(run *run) (*qemuprocess.Process, error) {
 	pid, start := run.PID, run.StartTime
 	if pid == 0 { // QEMU may have been launched before its PID was recorded
 		var err error
@@ -346,7 +346,7 @@ func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
 		}
 		start = p.Start
 	}
-	process, err := qemu.Adopt(pid, start)
+	process, err := qemuprocess.Adopt(pid, start)
 	if fault.Is(err, fault.NotFound) {
 		run.log.Info("guest ended while no daemon ran", "cause", err)
 		return nil, nil
@@ -389,7 +389,7 @@ func (r *Registry) guestAmong(pids []int, dir string) (int, error) {
 
 // killAndWait kills a process and waits, at most nowPatience, until it has ended. A process that hangs in
 // the kernel is reported as an error.
-func killAndWait(p *qemu.Process) error {
+func killAndWait(p *qemuprocess.Process) error {
 	if err := p.Kill(); err != nil {
 		return err
 	}

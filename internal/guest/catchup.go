@@ -19,7 +19,7 @@ func (g *Guest) catchUp() {
 	for sent := s.Sent(); r.events != nil && r.seen < sent; {
 		select {
 		case e, ok := <-r.events:
-			g.handleEvent(e, ok)
+			g.reg.handleEvent(g, e, ok)
 		case <-late.C:
 			r.seen = sent // they were lost: do not wait for them again
 			return

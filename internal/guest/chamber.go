@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -116,7 +117,7 @@ func (r *Registry) surveyUsers() error {
 	}
 	left, err := filepath.Glob(filepath.Join(r.RunDir, "*", ownDir))
 	if err == nil {
-		err = r.Quarters.Users.Survey(left)
+		err = r.Quarters.Users.ReserveInUse(left)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
 }
@@ -137,13 +138,13 @@ func (r *Registry) holdRecordedUsers() error {
 			continue
 		}
 		if rec.User != nil {
-			r.Quarters.Users.Hold(*rec.User, rec.UUID)
+			r.Quarters.Users.Reserve(*rec.User, rec.UUID)
 		}
 		networks[rec.UUID] = append(networks[rec.UUID], userNetworks(rec, dir)...)
 	}
 	for guest, users := range networks {
 		for _, user := range users {
-			r.Quarters.Users.Hold(user, guest)
+			r.Quarters.Users.Reserve(user, guest)
 		}
 	}
 	return nil
@@ -201,10 +202,10 @@ func isGuest(command []string, dir string) bool {
 }
 
 // chamberOf describes the sandbox of a guest's QEMU. The caller must close the shown files.
-func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Chamber, error) {
-	c := &sandbox.Chamber{
-		User: u, Own: []sandbox.Own{{Dir: filepath.Join(dir, ownDir), At: filepath.Join(r.guestDir(def.UUID), ownDir)}},
-		Terminals: hasTerminals(def), Network: needsNetwork(def), Rings: needsRings(def),
+func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Spec, error) {
+	c := &sandbox.Spec{
+		User: u, WritableDirs: []sandbox.WritableDir{{HostPath: filepath.Join(dir, ownDir), Path: filepath.Join(r.guestDir(def.UUID), ownDir)}},
+		Terminals: hasTerminals(def), HostNetwork: needsNetwork(def), AllowIOUring: needsRings(def),
 		Limits: sandbox.Limits{Threads: maxThreads(def), Locked: maxLocked(def), Open: max(2*need(def).Files, freelyOpen)},
 	}
 	for _, path := range hostNodes(r, def) {
@@ -226,7 +227,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sand
 			closeShown(c)
 			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot open %s", path)
 		}
-		c.Shown = append(c.Shown, sandbox.Shown{Path: filepath.Clean(path), File: f})
+		c.ReadOnlyFiles = append(c.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: filepath.Clean(path), File: f})
 	}
 	read, err := openRead(ctx, def)
 	if err != nil {
@@ -234,7 +235,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sand
 		return nil, err
 	}
 	for path, f := range read {
-		c.Shown = append(c.Shown, sandbox.Shown{Path: filepath.Clean(path), File: f})
+		c.ReadOnlyFiles = append(c.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: filepath.Clean(path), File: f})
 	}
 	return c, nil
 }
@@ -264,7 +265,7 @@ func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
 // The same nodes are in its sandbox. The kernel then refuses every other node, even if a compromised QEMU
 // gets at one in an unforeseen way.
 func (r *Registry) allowDevices(ctx context.Context, uuid string, defs ...*domain.Definition) error {
-	paths := sandbox.Nodes()
+	paths := sandbox.DeviceNodes()
 	var nodes []kernel.DeviceNode
 	for _, def := range defs {
 		paths = append(paths, hostNodes(r, def)...)
@@ -316,11 +317,11 @@ func (g *Guest) shortenNodes() {
 }
 
 // closeShown closes the files that a sandbox shows.
-func closeShown(c *sandbox.Chamber) {
-	for _, s := range c.Shown {
+func closeShown(c *sandbox.Spec) {
+	for _, s := range c.ReadOnlyFiles {
 		_ = s.File.Close() // opened for reading only
 	}
-	c.Shown = nil
+	c.ReadOnlyFiles = nil
 }
 
 // freelyLocked is how many bytes any guest may lock: 64 MiB, for io_uring's rings.
@@ -383,7 +384,7 @@ func removeSockets(ctx context.Context, run *run) error {
 	var failed []error
 	for _, b := range backends(def) {
 		if b.Listens() && !strings.HasPrefix(b.Path, run.dir+"/") { // those are removed with the run directory
-			failed = append(failed, removeSocket(ctx, b.Path, qemu.RemoveDeserted))
+			failed = append(failed, removeSocket(ctx, b.Path, qemuprocess.RemoveDeserted))
 		}
 	}
 	for _, path := range displaySockets(def, run.ownPath()) {
@@ -441,7 +442,7 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 	if err := run.labels.admit(ctx, p, dev, c); err != nil {
 		return err
 	}
-	return c.Admit(run.PID)
+	return c.AddTo(run.PID)
 }
 
 // environment returns the environment of a QEMU in a sandbox. It holds no variable that could be a secret

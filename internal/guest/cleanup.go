@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
@@ -183,7 +184,7 @@ func (c *cleanup) giveBack(ctx context.Context) (err error) {
 		err = errors.Join(err, forgetNote(ctx, w))
 	}
 	if c.Socket != "" {
-		err = errors.Join(err, removeSocket(ctx, c.Socket, qemu.RemoveDeserted))
+		err = errors.Join(err, removeSocket(ctx, c.Socket, qemuprocess.RemoveDeserted))
 	}
 	if c.For != "" {
 		err = errors.Join(err, c.r.labels.giveBack(ctx, c.For))

@@ -18,16 +18,16 @@ import (
 
 // confine makes the AppArmor profile of a QEMU that starts, from its sandbox and the files that it is
 // passed. It does nothing under SELinux.
-func (l *labels) confine(ctx context.Context, place *sandbox.Chamber, p *qemu.Plan, handed []*os.File) error {
+func (l *labels) confine(ctx context.Context, place *sandbox.Spec, p *qemu.Plan, handed []*os.File) error {
 	if l == nil || l.host == nil || !l.host.Made(l.Guest, l.uuid) {
 		return nil
 	}
 	return l.inTurn(ctx, func() error {
-		l.Profile = &seclabel.Profile{Name: l.Process, Peer: l.host.Own, Network: place.Network || len(p.Listeners) > 0}
+		l.Profile = &seclabel.Profile{Name: l.Process, Peer: l.host.Own, Network: place.HostNetwork || len(p.Listeners) > 0}
 		for alias, a := range p.Disks {
 			l.allowImages(p.Definition.Devices.ByAlias(alias), a)
 		}
-		l.allow("", place.Reach(), handed)
+		l.allow("", place.AccessList(), handed)
 		return l.load(ctx)
 	})
 }
@@ -42,7 +42,7 @@ func (l *labels) load(ctx context.Context) error {
 
 // admit permits the guest what a device needs: labels on its images, and rules for its files. place is nil
 // if the sandbox has everything already.
-func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, place *sandbox.Chamber) error {
+func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, place *sandbox.Spec) error {
 	if l == nil || l.host == nil {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, pla
 	return l.inTurn(ctx, func() error {
 		var reach []sandbox.Access
 		if place != nil {
-			reach = place.Reach()
+			reach = place.AccessList()
 		}
 		if d, is := dev.(*device.Disk); is {
 			l.allowImages(d, p.Disks[d.Alias])

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
@@ -82,7 +83,7 @@ func (r *Registry) understand(ctx context.Context, doc string, validate bool) (u
 }
 
 // completion returns what the defaults of a definition depend on in QEMU.
-func completion(c *qemu.Capabilities) *domainxml.Host {
+func completion(c *qemucaps.Capabilities) *domainxml.Host {
 	canonical := func(machine string) string {
 		if m, known := c.Machine(machine); known {
 			return m.Name

@@ -11,17 +11,17 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
 // placeDisplays lets displays make their sockets at the paths of the definition. QEMU gets a directory of
 // its own in place of the socket's directory, and a link at the socket's path leads into it.
-func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c *sandbox.Chamber) error {
-	own := c.Own[0]
-	for _, path := range displaySockets(def, own.At) {
-		dir := filepath.Join(own.Dir, fmt.Sprintf("display%d", len(c.Own)))
+func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c *sandbox.Spec) error {
+	own := c.WritableDirs[0]
+	for _, path := range displaySockets(def, own.Path) {
+		dir := filepath.Join(own.HostPath, fmt.Sprintf("display%d", len(c.WritableDirs)))
 		err := os.Mkdir(dir, 0o700)
 		if err == nil {
 			err = os.Lchown(dir, int(c.User.UID), int(c.User.GID))
@@ -32,7 +32,7 @@ func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c 
 		if err != nil {
 			return fault.Wrap(err, failure(err), fault.Host, "cannot prepare the directory of the display's socket %s", path)
 		}
-		c.Own = append(c.Own, sandbox.Own{Dir: dir, At: filepath.Dir(path)})
+		c.WritableDirs = append(c.WritableDirs, sandbox.WritableDir{HostPath: dir, Path: filepath.Dir(path)})
 	}
 	return nil
 }
@@ -54,7 +54,7 @@ func linkSocket(ctx context.Context, to, path, runDir string) error {
 	held := heldTo(ctx, path)
 	return fsguard.Run(ctx, path, func() error {
 		return image.Beside(path, held, func(at string) error {
-			if err := qemu.RemoveDeserted(at); err != nil {
+			if err := qemuprocess.RemoveDeserted(at); err != nil {
 				return err
 			}
 			if err := unlinkSocket(at, runDir); err != nil {

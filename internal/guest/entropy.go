@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
@@ -64,7 +65,7 @@ func declinesRNG(metadata string) bool {
 // withRNG returns a copy of a complete definition with a random number source in a free slot, so that no
 // other device moves. It returns nil if there is no such slot: the machine has no PCI, or QEMU lacks the
 // device.
-func withRNG(d *domain.Definition, caps *qemu.Capabilities) *domain.Definition {
+func withRNG(d *domain.Definition, caps *qemucaps.Capabilities) *domain.Definition {
 	if !caps.HasDevice("virtio-rng-pci") || !caps.HasObject("rng-random") || d.Devices.ByAlias(givenRNG) != nil {
 		return nil
 	}

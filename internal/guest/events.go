@@ -71,7 +71,7 @@ func (g *Guest) decode(name string, data json.RawMessage, into any) bool {
 }
 
 // onReset records that the guest has no channel open any more.
-func (g *Guest) onReset(json.RawMessage) {
+func (g *Guest) onReset(_ json.RawMessage) {
 	g.setActive(func(d *domain.Definition) {
 		for _, c := range d.Devices.Channels {
 			if c.State != "" {

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -134,11 +135,11 @@ func (l *launching) joinGroup(context.Context) error {
 }
 
 // launch launches a guest's QEMU, in a sandbox if it has a user of its own.
-func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Chamber) error) (*qemu.Process, error) {
-	spec := qemu.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
+func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Spec) error) (*qemuprocess.Process, error) {
+	spec := qemuprocess.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
 	if u == nil {
 		spec.Env, spec.Dir = overruled(os.Environ(), c.Env), dir
-		return qemu.Launch(ctx, spec)
+		return qemuprocess.Launch(ctx, spec)
 	}
 	place, err := r.chamberOf(ctx, def, *u, dir)
 	if err != nil {
@@ -149,10 +150,10 @@ func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.C
 	if err := finish(place); err != nil {
 		return nil, err
 	}
-	own := place.Own[0].At
-	spec.House, spec.Chamber, spec.Dir = r.Quarters.House, place, own
+	own := place.WritableDirs[0].Path
+	spec.Builder, spec.Sandbox, spec.Dir = r.Quarters.Builder, place, own
 	spec.Env = overruled(environment(own), c.Env)
-	return qemu.Launch(ctx, spec)
+	return qemuprocess.Launch(ctx, spec)
 }
 
 // vcpuThread is one vCPU of a running guest and its thread on the host.

@@ -202,7 +202,7 @@ func (g *Guest) advance(f lifecycle.Fact) {
 	}
 	g.publish()
 	for _, e := range effects {
-		g.carryOut(e)
+		g.reg.carryOut(g, e)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -261,7 +262,7 @@ func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path st
 	held := heldTo(ctx, path)
 	listen := func() (f *os.File, err error) {
 		err = image.Beside(path, held, func(at string) error {
-			return labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(at); return err })
+			return labels.sockets(func() (err error) { f, err = qemuprocess.ListenMonitor(at); return err })
 		})
 		return f, err
 	}

@@ -28,7 +28,7 @@ func (r *Registry) Isolation() Isolation {
 	} else if r.NoLabels != nil {
 		i.Lacking = append(i.Lacking, fmt.Sprintf("labels (%v)", r.NoLabels))
 	}
-	i.Lacking = append(i.Lacking, r.Quarters.House.Absent()...)
+	i.Lacking = append(i.Lacking, r.Quarters.Builder.Missing()...)
 	absent := r.Cgroups.Absent()
 	for _, c := range []kernel.Controller{kernel.DeviceController, kernel.PIDsController, kernel.HugePages} {
 		if why, is := absent[c]; is {
@@ -44,7 +44,7 @@ const callBarrier, ringBarrier = "calls", "io_uring"
 // barriers names the barriers around the QEMU of a guest that starts now.
 func (r *Registry) barriers(def *domain.Definition) []string {
 	all := []string{"user", "root", "capabilities"}
-	if !needsNetwork(def) && r.Quarters.House.ParsNetwork() {
+	if !needsNetwork(def) && r.Quarters.Builder.HasNetNS() {
 		all = append(all, "network")
 	}
 	if r.Cgroups.Has(kernel.DeviceController) {
@@ -53,13 +53,13 @@ func (r *Registry) barriers(def *domain.Definition) []string {
 	if r.Cgroups.Has(kernel.PIDsController) {
 		all = append(all, "threads")
 	}
-	if r.Quarters.House.HasSeccomp() {
+	if r.Quarters.Builder.HasSeccomp() {
 		all = append(all, callBarrier)
 		if !needsRings(def) {
 			all = append(all, ringBarrier)
 		}
 	}
-	if r.Quarters.House.SharesNoCore() {
+	if r.Quarters.Builder.HasCoreScheduling() {
 		all = append(all, "cores")
 	}
 	return all

@@ -194,7 +194,7 @@ func TestIsolationIsTold(t *testing.T) {
 // Promise: I7
 func TestGuestsShareNoCore(t *testing.T) {
 	d := newDaemonOf(t, true)
-	if err := d.Quarters.House.ShareNoCore(); err != nil {
+	if err := d.Quarters.Builder.EnableCoreScheduling(); err != nil {
 		t.Skip(err)
 	}
 	cookies := map[uint64]string{}

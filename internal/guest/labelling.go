@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
@@ -247,6 +248,9 @@ func (l *launching) labelFiles(ctx context.Context) error {
 // and they are not relabelled.
 func ofTheHost(path string) bool { return strings.HasPrefix(filepath.Clean(path), "/usr/") }
 
+// giveBackLimit bounds the wait for a file's own label.
+const giveBackLimit = 30 * time.Second
+
 // lendImage labels a file that QEMU writes or reads while it moves the guest's memory. The returned
 // function restores the label.
 func (l *labels) lendImage(ctx context.Context, f *os.File) (func(), error) {
@@ -255,7 +259,7 @@ func (l *labels) lendImage(ctx context.Context, f *os.File) (func(), error) {
 	}
 	const by = "memory"
 	back := func() {
-		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), giveBackLimit)
 		defer stop()
 		if err := l.giveBack(ctx, by); err != nil {
 			l.log.Error("cannot restore the label of a file", "path", f.Name(), "error", err)

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
@@ -27,7 +27,7 @@ const (
 func Deprecates(message string) bool { return strings.HasPrefix(message, deprecated) }
 
 // remarks returns what an administrator should know about a definition that starts.
-func remarks(def *domain.Definition, c *qemu.Capabilities) []string {
+func remarks(def *domain.Definition, c *qemucaps.Capabilities) []string {
 	var texts []string
 	if len(def.QEMUArgs)+len(def.QEMUEnv) > 0 {
 		texts = append(texts, tainted+"custom configuration parameters specified")

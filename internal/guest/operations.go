@@ -31,7 +31,7 @@ func noAnswer(err error) bool {
 func (r *Registry) giveOperations(to *run, records []operation.Record) (err error) {
 	to.reg = r
 	to.ops, err = operation.Open(operation.Config[*run]{
-		Owner: to, Name: to.UUID, Kinds: guestOperations,
+		Owner: to, Name: to.UUID, Kinds: r.kinds,
 		Files: operation.Files{Dir: to.dir}, Stored: operation.Stored{Store: r.store},
 		Boot: r.Boot, Log: to.log, Life: r.life,
 		Unanswered: noAnswer, Behind: to.unwrittenCause, Scope: scopeOf, Turn: to.unlessEnded,

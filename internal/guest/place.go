@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
@@ -280,7 +281,7 @@ func rotate(path string) error {
 }
 
 // lastWords returns the end of QEMU's output, for an error that says why QEMU ended.
-func (r *Registry) lastWords(name string, p *qemu.Process) string {
+func (r *Registry) lastWords(name string, p *qemuprocess.Process) string {
 	words := readTail(filepath.Join(r.logDir(), fileStem(name)+".log"))
 	if i := strings.LastIndex(words, ": starting\n"); i >= 0 {
 		words = afterCommand(words[i:])

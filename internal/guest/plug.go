@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -44,7 +45,7 @@ func (g *Guest) withDevice(dev device.Device) (*domain.Definition, error) {
 
 // completeDevice completes a device that is added to a definition: its defaults, and its address among the
 // others.
-func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabilities, live bool) error {
+func completeDevice(def *domain.Definition, dev device.Device, caps *qemucaps.Capabilities, live bool) error {
 	if err := domainxml.CompleteDevice(dev, def.OS.Machine, completion(caps)); err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func checkTakesPCI(def *domain.Definition, dev device.Device) error {
 
 // planControllers returns the controllers that a device needs and a running guest lacks, completed, and
 // adds them to def. They are attached before the device.
-func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps *qemu.Capabilities) ([]*device.Controller, error) {
+func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps *qemucaps.Capabilities) ([]*device.Controller, error) {
 	d, is := dev.(*device.Disk)
 	if !is || d.Bus != "scsi" && d.Bus != "" {
 		return nil, nil

@@ -15,6 +15,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -29,9 +31,9 @@ type prepared struct {
 	uuid, name string
 	def        *domain.Definition // as read, to notice a change
 	command    *qemu.Command
-	binary     qemu.Identity
+	binary     qemucaps.Identity
 	read       map[string]fileIdentity // the files that QEMU read while it made the machine
-	process    *qemu.Process
+	process    *qemuprocess.Process
 	group      *kernel.Group
 	dir        string
 	user       *sandbox.User // nil: it runs as the daemon
@@ -108,7 +110,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 	p.binary = capabilities.Binary
 	def := p.def.Clone()
 	qemu.AssignAliases(def)
-	monitor, err := qemu.ListenMonitor(p.monitorPath())
+	monitor, err := qemuprocess.ListenMonitor(p.monitorPath())
 	if err != nil {
 		return err
 	}
@@ -124,7 +126,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 		return err
 	}
 	defer logFile.Close()
-	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*sandbox.Chamber) error { return nil })
+	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*sandbox.Spec) error { return nil })
 	if err != nil {
 		return err
 	}
@@ -168,7 +170,7 @@ func (p *prepared) end(ctx context.Context) error {
 
 // differs returns why a start with command would make another machine than the prepared one. Nil: it would
 // make the same.
-func (p *prepared) differs(ctx context.Context, def *domain.Definition, command *qemu.Command, binary qemu.Identity) error {
+func (p *prepared) differs(ctx context.Context, def *domain.Definition, command *qemu.Command, binary qemucaps.Identity) error {
 	switch {
 	case !p.alive():
 		return errors.New("it has ended")
@@ -241,7 +243,7 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 
 // resume makes the prepared process the run's, if it equals what this start would make. It is in the
 // guest's control group already. Nil: QEMU must be launched.
-func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
+func (l *launching) resume(ctx context.Context) (*qemuprocess.Process, error) {
 	p := l.prepared
 	if p == nil {
 		return nil, nil
@@ -331,7 +333,7 @@ func (r *Registry) endPrepared(pid int) error {
 	if err != nil {
 		return err
 	}
-	process, err := qemu.Adopt(pid, at.Start)
+	process, err := qemuprocess.Adopt(pid, at.Start)
 	if err == nil {
 		err = killAndWait(process)
 	}

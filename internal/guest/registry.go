@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
@@ -17,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
@@ -46,7 +48,7 @@ type Config struct {
 	// Prepared is how many QEMUs the pool of prepared QEMUs may hold. 0: none.
 	Prepared int
 	// Quarters runs each guest's QEMU in a sandbox as a user of its own. Nil: QEMU runs as the daemon does.
-	Quarters *sandbox.Quarters
+	Quarters *sandbox.Isolation
 	// GiveRNG adds a virtio-rng to new machines if their document mentions none.
 	GiveRNG bool
 	// Labels is the host's mandatory access control. Nil: guests get no labels, NoLabels says why, and with
@@ -89,6 +91,11 @@ type Registry struct {
 	// leftLabels are the labels that an earlier daemon left, by guest, until all guests are adopted.
 	leftLabels map[string]*labels
 
+	// What a guest's loop does is the room's above; newRegistry sets it.
+	kinds       operation.Kinds[*run]          // of operations on running guests
+	carryOut    func(*Guest, lifecycle.Effect) // in the guest's loop
+	handleEvent func(*Guest, qmp.Event, bool)  // in the guest's loop
+
 	mu     sync.RWMutex
 	byName map[string]*Guest
 	byUUID map[string]*Guest
@@ -101,6 +108,7 @@ func newRegistry(c Config) *Registry {
 		Config: c, log: c.Log, store: c.Store, events: c.Events,
 		byName: map[string]*Guest{}, byUUID: map[string]*Guest{}, byID: map[int]*Guest{},
 		undefinitions: map[string]*operation.Set[*Registry]{},
+		kinds:         guestOperations, carryOut: (*Guest).carryOut, handleEvent: (*Guest).handleEvent,
 	}
 	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.sampler = newSampler(r.gauges)

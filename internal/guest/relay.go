@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
@@ -34,7 +35,7 @@ func (all *relays) start(r *run, alias, to string, held []string) (path string, 
 	all.stop(alias)
 	path = filepath.Join(r.ownPath(), alias+".relay")
 	var f *os.File
-	if err := r.labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(path); return err }); err != nil {
+	if err := r.labels.sockets(func() (err error) { f, err = qemuprocess.ListenMonitor(path); return err }); err != nil {
 		return "", err
 	}
 	defer f.Close()

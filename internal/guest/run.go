@@ -17,7 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
@@ -38,7 +38,7 @@ type run struct {
 	kernel  kernel.Root
 	dir     string
 	def     *domain.Definition
-	process *qemu.Process
+	process *qemuprocess.Process
 	session atomic.Pointer[qmp.Session]
 	// events is the session's event queue, kept until the loop has read it to the end.
 	events <-chan qmp.Event

@@ -42,7 +42,7 @@ func (r *run) seal() error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot take the guest's own directory from its QEMU")
 	}
-	return sandbox.EndTerminals(r.PID)
+	return sandbox.RevokeTerminals(r.PID)
 }
 
 // endTerminals is the part of seal that follows the attachment of a device, for which QEMU may have opened
@@ -51,7 +51,7 @@ func (g *Guest) endTerminals(r *run) {
 	if r.User == nil {
 		return
 	}
-	if err := sandbox.EndTerminals(r.PID); err != nil {
+	if err := sandbox.RevokeTerminals(r.PID); err != nil {
 		g.log.Warn("cannot close the host's terminals to the guest", "error", err)
 	}
 }

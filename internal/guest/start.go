@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -404,7 +405,7 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 }
 
 // adopt makes p the process of the run.
-func (l *launching) adopt(p *qemu.Process) {
+func (l *launching) adopt(p *qemuprocess.Process) {
 	l.run.process, l.run.PID, l.run.StartTime = p, p.PID, p.StartTime
 	l.g.reg.makeVictim(l.run.Name, p.PID, victim(l.opts.Priority))
 	l.run.hold("process watch", func(context.Context) error { p.Release(); return nil })
@@ -412,9 +413,9 @@ func (l *launching) adopt(p *qemu.Process) {
 
 // execute launches QEMU. The daemon listens on the monitor's socket before QEMU starts, so that connecting
 // needs no polling.
-func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
+func (l *launching) execute(ctx context.Context) (*qemuprocess.Process, error) {
 	var monitor *os.File
-	err := l.run.labels.sockets(func() (err error) { monitor, err = qemu.ListenMonitor(l.run.monitorPath()); return err })
+	err := l.run.labels.sockets(func() (err error) { monitor, err = qemuprocess.ListenMonitor(l.run.monitorPath()); return err })
 	if err != nil {
 		return nil, err
 	}
@@ -439,7 +440,7 @@ func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
 	if l.from != nil {
 		handed = append(handed, l.from.file)
 	}
-	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *sandbox.Chamber) error {
+	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *sandbox.Spec) error {
 		place.Label = l.run.labels.of()
 		return l.run.labels.confine(ctx, place, &l.plan, handed)
 	})

@@ -27,7 +27,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/agent"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -543,12 +543,12 @@ func takeOver(t *testing.T, root string, c Config) *taken {
 }
 
 // released is a process that is watched no more: it cannot be seen to end, nor be signalled.
-func released(t *testing.T) *qemu.Process {
+func released(t *testing.T) *qemuprocess.Process {
 	own, err := kernel.Root{}.Process(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := qemu.Adopt(os.Getpid(), own.Start)
+	p, err := qemuprocess.Adopt(os.Getpid(), own.Start)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -151,9 +151,9 @@ const tpmSeen = "/tpm"
 // when the emulator runs in the background.
 func (r *Registry) runTPM(c *exec.Cmd, run *run, state string) error {
 	own := run.ownPath()
-	place := &sandbox.Chamber{
+	place := &sandbox.Spec{
 		User: *run.User, Program: c.Path,
-		Own: []sandbox.Own{{Dir: own, At: own}, {Dir: state, At: tpmSeen}},
+		WritableDirs: []sandbox.WritableDir{{HostPath: own, Path: own}, {HostPath: state, Path: tpmSeen}},
 		// The limit of threads is shared with QEMU, which runs as the same user. The emulator writes only
 		// its log and a state of some hundred KiB.
 		Limits: sandbox.Limits{Threads: maxThreads(run.def), File: maxLog, Open: tpmFiles},
@@ -161,7 +161,7 @@ func (r *Registry) runTPM(c *exec.Cmd, run *run, state string) error {
 	}
 	c.Env, c.Dir = environment(own), "/"
 	c.SysProcAttr.Credential = &syscall.Credential{Uid: run.User.UID, Gid: run.User.GID}
-	err := r.Quarters.House.Run(place, func() (int, <-chan struct{}, error) {
+	err := r.Quarters.Builder.Run(place, func() (int, <-chan struct{}, error) {
 		if err := c.Start(); err != nil {
 			return 0, nil, err
 		}
@@ -178,7 +178,7 @@ func (r *Registry) runTPM(c *exec.Cmd, run *run, state string) error {
 	if err != nil || process < 0 {
 		return err
 	}
-	return errors.Join(place.Limits.Bound(pid, place.User), unix.Close(process))
+	return errors.Join(place.Limits.ApplyTo(pid, place.User), unix.Close(process))
 }
 
 // giveTPM gives the TPM's state to the user that serves it: the guest's user, which may differ from start
@@ -357,7 +357,7 @@ func (r *run) missesTPM(ctx context.Context) bool {
 }
 
 // holdTPM adopts the process of the guest's TPM emulator. Nil: there is none. The caller must release it.
-func holdTPM(r *run) *qemu.Process {
+func holdTPM(r *run) *qemuprocess.Process {
 	pid, process, err := tpmOf(r)
 	if err != nil || process < 0 {
 		return nil
@@ -367,7 +367,7 @@ func holdTPM(r *run) *qemu.Process {
 	if err != nil {
 		return nil
 	}
-	emulator, err := qemu.Adopt(pid, at.Start)
+	emulator, err := qemuprocess.Adopt(pid, at.Start)
 	if err != nil {
 		return nil
 	}

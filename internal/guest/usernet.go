@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
@@ -66,32 +67,32 @@ func (r *Registry) serveUserNetwork(ctx context.Context, a *attach, n *device.NI
 const userNetworkThreads, userNetworkFiles = 16, 4096
 
 // launchUserNetwork launches the program.
-func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator string, user sandbox.User, wire *os.File) (*qemu.Process, error) {
+func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator string, user sandbox.User, wire *os.File) (*qemuprocess.Process, error) {
 	args := qemu.UserNetwork()
 	log, err := r.openLog(run.Name, "serving a user network", emulator, &qemu.Command{Args: args})
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	place := &sandbox.Chamber{
-		User: user, Program: emulator, Network: true, Label: run.labels.helper(),
+	place := &sandbox.Spec{
+		User: user, Program: emulator, HostNetwork: true, Label: run.labels.helper(),
 		Limits: sandbox.Limits{Threads: userNetworkThreads, Open: userNetworkFiles},
 	}
 	defer closeShown(place)
 	for _, path := range namesOfHosts {
 		f, err := openToShow(ctx, path)
 		if err == nil {
-			place.Shown = append(place.Shown, sandbox.Shown{Path: path, File: f})
+			place.ReadOnlyFiles = append(place.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: path, File: f})
 		}
 	}
-	return qemu.Launch(ctx, qemu.Spec{
-		Binary: emulator, Args: args, Env: environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, House: r.Quarters.House, Chamber: place,
+	return qemuprocess.Launch(ctx, qemuprocess.Spec{
+		Binary: emulator, Args: args, Env: environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, Builder: r.Quarters.Builder, Sandbox: place,
 	})
 }
 
 // watchUserNetwork waits until the program or the daemon ends. It reports a program that ends while it is
 // still needed: nothing else shows that the interface is dead.
-func (r *Registry) watchUserNetwork(serving context.Context, process *qemu.Process, log *slog.Logger) {
+func (r *Registry) watchUserNetwork(serving context.Context, process *qemuprocess.Process, log *slog.Logger) {
 	select {
 	case <-process.Exited():
 		if serving.Err() == nil {
@@ -108,7 +109,7 @@ func (r *Registry) endUserNetwork(user sandbox.User, guest string, log *slog.Log
 	if r.Quarters == nil { // the guest's control group ends it
 		return func(context.Context) error { return nil }
 	}
-	if !r.Quarters.Users.Hold(user, guest) {
+	if !r.Quarters.Users.Reserve(user, guest) {
 		log.Error("user of an interface of type user now belongs to another guest; not freed", "user", user.UID)
 		return func(context.Context) error { return nil }
 	}

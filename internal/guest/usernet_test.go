@@ -32,7 +32,7 @@ func (d *daemon) userNetworks() (n int) {
 // started apart from it. It stays so when it gets an interface of type user, which works.
 func TestUserNetwork_PluggedIntoAGuestWithoutOne(t *testing.T) {
 	d := newDaemonOf(t, true)
-	if !d.Quarters.House.ParsNetwork() {
+	if !d.Quarters.Builder.HasNetNS() {
 		t.Skip("guests have the host's network here")
 	}
 	if _, err := os.Stat("/usr/lib/ipxe/qemu/efi-virtio.rom"); err != nil {

@@ -88,7 +88,7 @@ func (r *rule) covers(o Object) bool {
 		return false
 	case Guest:
 		return slices.ContainsFunc(r.guests, func(s fleet.Selector) bool {
-			return s.Matches(o.member) && (!o.unmarked || !s.AsksLabels())
+			return s.Matches(o.member) && (!o.unmarked || !s.NeedsLabels())
 		})
 	case Pool:
 		return slices.ContainsFunc(r.pools, func(glob string) bool { return fleet.Matches(glob, o.Name) })

@@ -305,7 +305,7 @@ func (r *rule) takeGuests(node *yaml.Node) error {
 	if err != nil {
 		return wrong(node, "%v", err)
 	}
-	if s.Fleeting() {
+	if s.NeedsState() {
 		return wrong(node, "guests are known here by name, uuid, label and tile, which they have before they are made; %q asks for more", node.Value)
 	}
 	r.some, r.guests = true, append(r.guests, s)

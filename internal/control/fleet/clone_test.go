@@ -23,8 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// golden is a guest with everything that no second one may have, and DIR for the
-// folder of its disks.
+// golden is a guest with everything that two guests cannot share. DIR stands for the folder of its disks.
 const golden = `<domain type='qemu'><name>golden</name><genid>7f3c1a5e-6f0d-4a57-9a8e-3c1b5d9e0a11</genid>
   <metadata><own xmlns='urn:own'>kept</own><l:guest xmlns:l='https://lodge-kvm.github.io/xmlns/guest/1.0' priority='3'>
     <l:label name='app' value='web'/><l:label name='tile' value='lab/1'/><l:volume pool='default' name='golden.qcow2'/></l:guest></metadata>
@@ -43,7 +42,7 @@ const golden = `<domain type='qemu'><name>golden</name><genid>7f3c1a5e-6f0d-4a57
     <vsock><cid auto='no' address='77'/></vsock>
   </devices></domain>`
 
-// goldenGuest defines that guest, with its disks.
+// goldenGuest defines that guest and its disks.
 func (h *herd) goldenGuest() (dir string) {
 	h.t.Helper()
 	dir = h.withPool()
@@ -59,7 +58,7 @@ func (h *herd) goldenGuest() (dir string) {
 	return dir
 }
 
-// clone makes clones and gives "name outcome" of each, sorted, and what failed.
+// clone makes clones and returns "name outcome" for each, sorted, and the errors.
 func (h *herd) clone(q CloneRequest) ([]string, error) {
 	h.t.Helper()
 	var told []string
@@ -80,7 +79,7 @@ func (h *herd) document(name string) string {
 }
 
 // Promise: H1
-func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
+func TestClone_IdentitiesDiffer(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	before, there := h.document("golden"), files(t, dir)
@@ -137,7 +136,7 @@ func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
 	h.wants("labelled", h.chosen("label=app:web"), "golden", "one", "two")
 	h.wants("in the tile", h.chosen("tile=lab/1"), "golden")
 
-	// A clone of a clone, whose address in the guest is kept.
+	// A clone of a clone; its address in the guest is kept.
 	got, err = h.clone(CloneRequest{Source: "one", Names: []string{"three"}, NoRNG: true})
 	ok(t, err)
 	h.wants("clone again", got, "three done")
@@ -147,7 +146,7 @@ func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
 }
 
 // Promise: H3
-func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
+func TestSeed_NewCloudInitInstance(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.define(small("golden"))
@@ -184,7 +183,7 @@ func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
 	h.wants("start", h.run(Request{Verb: Start, Options: Options{Paused: true}}, "web-2"), "web-2 done 1")
 	h.run(Request{Verb: Destroy}, "web-2")
 
-	// A clone of a clone has its own seed in the place of that.
+	// The seed of a clone's clone replaces the clone's seed.
 	_, err = h.clone(CloneRequest{Source: "web-2", Names: []string{"web-3"}, Seed: &Seed{}})
 	ok(t, err)
 	if disks := h.view("web-3").Inactive.Devices.Disks; len(disks) != 1 || disks[0].Source.Volume.Volume != "web-3-seed.iso" {
@@ -213,7 +212,7 @@ func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
 	refused(t, err, fault.Invalid, "more than the 64 MiB")
 }
 
-func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
+func TestClone_CopiesUEFIVariables(t *testing.T) {
 	h := newHerd(t)
 	for name, text := range map[string]string{"code.fd": "code", "vars.fd": "fresh", "golden_VARS.fd": "of golden"} {
 		ok(t, os.WriteFile(filepath.Join(h.dir, name), []byte(text), 0o600))
@@ -235,7 +234,7 @@ func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 		t.Errorf("the variables of a clone that has gone: %v", err)
 	}
 
-	// Variables that were copied for a guest that then could not be go as well.
+	// The copied variables of a clone that fails are removed too.
 	before := files(t, filepath.Dir(path))
 	def, release, err := toClone(t, h).KeepStill(t.Context())
 	ok(t, err)
@@ -251,7 +250,7 @@ func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 }
 
 // Promise: H5
-func TestThinClonesMakeATemplate(t *testing.T) {
+func TestClone_ThinMakesTemplate(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
@@ -272,7 +271,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true})
 	ok(t, err)
 
-	// It stays one for as long as anything lies above it, which is told by name to who may see it.
+	// It stays a template while clones use its disks; clients who can see a clone are told its name.
 	free := Request{Verb: Set, Options: Options{Settings: map[string]string{"template": "no"}}}
 	for sees, want := range map[bool]string{true: `"one", "two"`, false: ": 4 more;"} {
 		held := free
@@ -301,7 +300,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	if got := h.run(free, "golden"); !slices.Equal(got, []string{"golden done 1"}) || h.view("golden").Template {
 		t.Errorf("set: %v", got)
 	}
-	// Where no clone came about, nothing has changed.
+	// If no clone was made, the source is unchanged.
 	h.define(small("plain"))
 	_, err = h.clone(CloneRequest{Source: "plain", Names: []string{"golden"}, Thin: true})
 	if refused(t, err, fault.Exists, "golden"); h.view("plain").Template {
@@ -310,7 +309,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 }
 
 // Promise: H2
-func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
+func TestClone_FailureLeavesNothing(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	there := files(t, dir)
@@ -319,7 +318,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 	ok(t, err)
 	ok(t, p.Refresh(t.Context()))
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one", "two", "golden"}})
-	if err == nil || !strings.Contains(err.Error(), `has a volume "two-vdb.data" already`) || !strings.Contains(err.Error(), `"golden" is there already`) {
+	if err == nil || !strings.Contains(err.Error(), `already has a volume "two-vdb.data"`) || !strings.Contains(err.Error(), `"golden" already exists`) {
 		t.Errorf("got %v", err)
 	}
 	h.wants("clone", got, "golden failed", "one done", "two failed")
@@ -336,7 +335,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 		t.Errorf("for a client that has gone: %+v, %v", sum, err)
 	}
 
-	// The second disk cannot be copied when the first one has been.
+	// The copy of the second disk fails after the first was copied.
 	ok(t, os.Remove(filepath.Join(dir, "golden.data")))
 	got, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
 	if err == nil {
@@ -348,12 +347,12 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 }
 
 // Promise: H2
-func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
+func TestRecover_RemovesUnfinishedClone(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.define(small("golden"))
 	before := files(t, dir)
-	// The daemon is killed when all is made, and nothing is acknowledged yet.
+	// The daemon is killed when everything is made and nothing is acknowledged.
 	def, release, err := toClone(t, h).KeepStill(t.Context())
 	ok(t, err)
 	defer release()
@@ -369,17 +368,17 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	h.tidied()
 }
 
-// cutOff makes a clone but for the end of it.
+// cutOff makes a clone except for the last step of the operation.
 func (c *cloning) cutOff(h *herd, name string) {
 	h.t.Helper()
 	id, d := uuid.NewString(), c.source.Clone()
-	ok(h.t, renew(d, name, id, h.newMAC))
+	ok(h.t, newIdentity(d, name, id, h.newMAC))
 	w := newCloneCreation(c, name, d)
 	h.cutOff(cloneKind.Name, w, &w.parts)
 }
 
-// With the only thin clone of a guest, which was cut off, goes what keeps that guest from being started.
-func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
+// Undoing the only thin clone of a guest also removes the mark that keeps the guest from starting.
+func TestRecover_ReleasesTemplateOfUnfinishedClone(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
@@ -391,7 +390,7 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context()))
 	c.cutOff(h, "one")
-	release() // with its daemon
+	release() // as the end of its daemon does
 	h.Recover(t.Context())
 	h.wants("guests", h.chosen("all"), "golden")
 	if g.View().Template {
@@ -399,9 +398,11 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	}
 }
 
-// It stays one where a pool is away in which another may be: started it would destroy that.
+// The source stays a template while a pool that may hold another clone is inactive: starting it would destroy
+// that clone.
+//
 // Promise: H5
-func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
+func TestRecover_KeepsTemplateWhilePoolInactive(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
@@ -434,7 +435,7 @@ func toClone(t *testing.T, h *herd) *guest.Guest {
 }
 
 // Promise: H4
-func TestWhatCannotBeClonedIsNamed(t *testing.T) {
+func TestClone_NamesWhatCannotBeCloned(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	ok(t, os.WriteFile(filepath.Join(h.dir, "stray.raw"), make([]byte, 512), 0o600))
@@ -474,7 +475,7 @@ func TestWhatCannotBeClonedIsNamed(t *testing.T) {
 }
 
 // Promise: H5
-func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
+func TestClone_SourceCannotStart(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
@@ -484,7 +485,7 @@ func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 	release()
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(errors.New("the client has gone"))
-	if _, _, err := g.KeepStill(gone); err == nil { // and nobody holds on to it
+	if _, _, err := g.KeepStill(gone); err == nil { // and the guest is released
 		t.Error("it was kept still for a client that has gone")
 	}
 	ok(t, g.Start(t.Context(), guest.StartOptions{Paused: true}))
@@ -492,7 +493,7 @@ func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 	refused(t, err, fault.WrongState, "shut it down first")
 }
 
-func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
+func TestClone_WaitsForReleaseOfTemplate(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
@@ -500,7 +501,7 @@ func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
 	ok(t, g.EndTemplate(t.Context(), func(ctx context.Context) error {
 		soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer stop()
-		if err := g.MakeTemplate(soon); !errors.Is(err, context.DeadlineExceeded) { // as a thin clone begins
+		if err := g.MakeTemplate(soon); !errors.Is(err, context.DeadlineExceeded) { // begins as a thin clone does
 			t.Errorf("amid the look: %v", err)
 		}
 		return nil
@@ -510,7 +511,7 @@ func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
 	}
 }
 
-func TestHostNames(t *testing.T) {
+func TestSeed_HostNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"web-1": "web-1", "Web_1.example": "web-1-example", "--": "guest", "größe": "gr--e", strings.Repeat("a", 70): strings.Repeat("a", 63),
 	} {
@@ -523,9 +524,10 @@ func TestHostNames(t *testing.T) {
 	}
 }
 
-// What a guest boots from it has a driver for, and its cloud-init looks at all that it sees.
+// A seed is on a bus for which the guest has a driver, so that cloud-init finds it.
+//
 // Promise: H3
-func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
+func TestSeed_BusWithDriver(t *testing.T) {
 	for _, c := range []struct{ machine, bus, target, device, at string }{
 		{"pc-q35-7.2", "virtio", "vda", "disk", "virtio vdb"},
 		{"pc-q35-7.2", "scsi", "sda", "cdrom", "scsi sdb"},
@@ -537,7 +539,7 @@ func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 	} {
 		d := &domain.Definition{OS: domain.OS{Machine: c.machine}}
 		d.Devices.Disks = []*device.Disk{
-			{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Target: "sdc"}, // of the clone that this is a clone of
+			{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Target: "sdc"}, // from the source, which is a clone itself
 			{Device: "disk", Bus: c.bus, Target: c.target},
 		}
 		if drive := seedDrive(d); drive.Device != c.device || drive.Bus+" "+drive.Target != c.at || !drive.ReadOnly || len(d.Devices.Disks) != 2 {
@@ -546,11 +548,11 @@ func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 	}
 }
 
-// A clone's disks are held as those of the guest that it is of, whoever makes it: whoever may
-// write to their folder leads neither elsewhere. Nor does what such a disk leads to come into
-// a copy.
+// A clone's disks have the path limits of the source, whoever makes the clone: a client that may write to the
+// disks' folder can neither redirect them nor have another file copied through them.
+//
 // Promise: A3
-func TestACloneKeepsTheFence(t *testing.T) {
+func TestClone_KeepsPathLimits(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	secret, disk := filepath.Join(h.dir, "secret"), filepath.Join(dir, "golden.qcow2")

@@ -19,8 +19,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// cloneKind makes a clone. It is made when its record has gone: until then a daemon
-// that finds the record takes it back.
+// cloneKind makes a clone. A clone is complete when its record is removed; a daemon that finds the record
+// undoes the clone.
 var cloneKind = operation.Kind[*Fleet]{
 	Name: "clone", Version: 1,
 	Steps: []string{"volumes", "variables", "guest"}, Undo: []string{"volumes", "variables", "guest"},
@@ -31,10 +31,10 @@ var cloneKind = operation.Kind[*Fleet]{
 type cloneCreation struct {
 	parts
 
-	// What follows is of the daemon that began it.
+	// The following fields are set only in the daemon that began the operation.
 	cloning *cloning
-	d       *domain.Definition // of the clone
-	fences  guest.Fences       // of its files
+	d       *domain.Definition // the clone's definition
+	fences  guest.Fences       // the path limits of its files
 }
 
 func newCloneCreation(c *cloning, name string, d *domain.Definition) *cloneCreation {
@@ -72,8 +72,7 @@ func (w *cloneCreation) makeVolumes(ctx context.Context) error {
 	return nil
 }
 
-// copyVariables gives the clone UEFI variables of its own: a file of the daemon's,
-// whatever the source has.
+// copyVariables gives the clone its own UEFI variables, as a file of the daemon's, whatever the source uses.
 func (w *cloneCreation) copyVariables(ctx context.Context) (err error) {
 	v := &w.d.OS.NVRAM
 	if v.Path == "" {
@@ -91,7 +90,7 @@ func (w *cloneCreation) dropVariables(ctx context.Context) error {
 	return w.fleet.guests.DropNVRAM(ctx, w.Guests[0])
 }
 
-// define makes the guest, which nobody can start before.
+// define defines the guest and keeps it from being started until the operation ends.
 func (w *cloneCreation) define(ctx context.Context) error {
 	if w.cloning.addsRNG() {
 		w.d.Devices.RNGs = []*device.RNG{guest.NewRNG()}
@@ -109,7 +108,7 @@ func (w *cloneCreation) define(ctx context.Context) error {
 	return nil
 }
 
-// copyDisk makes a clone's own volume of a disk, and puts it in the disk's place.
+// copyDisk copies a disk to a volume of the clone and puts that in the disk's place.
 func (c *cloning) copyDisk(ctx context.Context, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
 	name := o.copyName(clone, disk.Target)
 	doc, err := c.copyDocument(o, name.Name)
@@ -126,12 +125,12 @@ func (c *cloning) copyDisk(ctx context.Context, o original, clone string, disk *
 	}
 	failpoint.Reach("clone.volume")
 	disk.Format, disk.Backing, disk.BackingSaid = format(made), nil, false
-	point(disk, made, disk.Source.Volume != nil)
+	setSource(disk, made, disk.Source.Volume != nil)
 	return made, nil
 }
 
-// point has a disk lead to a volume, by its pool or by its path.
-func point(disk *device.Disk, v *volume.Volume, byPool bool) {
+// setSource sets a disk's source to a volume, by its pool or by its path.
+func setSource(disk *device.Disk, v *volume.Volume, byPool bool) {
 	switch {
 	case byPool:
 		disk.Source = &device.DiskSource{Volume: &device.VolumeRef{Pool: v.Pool, Volume: v.Name}}
@@ -142,8 +141,8 @@ func point(disk *device.Disk, v *volume.Volume, byPool bool) {
 	}
 }
 
-// copyDocument is what a clone's volume is asked for by. A copy takes no more space
-// than its data do; a thin one takes next to none.
+// copyDocument is the XML for a clone's volume. A copy allocates only the source's data; a thin one allocates
+// almost nothing.
 func (c *cloning) copyDocument(o original, name string) (string, error) {
 	text := func(name, value string) *xmltree.Element {
 		return &xmltree.Element{Name: name, Children: []xmltree.Node{xmltree.Text(value)}}
@@ -165,7 +164,7 @@ func (c *cloning) copyDocument(o original, name string) (string, error) {
 	return xmltree.Format(doc)
 }
 
-// makeSeed makes a clone's seed and gives it a drive for that.
+// makeSeed makes a clone's seed and adds a CD drive for it.
 func (c *cloning) makeSeed(ctx context.Context, d *domain.Definition) error {
 	disc, err := c.q.Seed.disc(d.Name, d.UUID, time.Now())
 	if err != nil {
@@ -177,6 +176,6 @@ func (c *cloning) makeSeed(ctx context.Context, d *domain.Definition) error {
 		return fmt.Errorf("cannot make the seed: %w", err)
 	}
 	failpoint.Reach("clone.seed")
-	point(seedDrive(d), made, true)
+	setSource(seedDrive(d), made, true)
 	return nil
 }

@@ -21,7 +21,7 @@ var templateKind = operation.Kind[*Fleet]{
 
 // makingTemplate is the payload.
 type makingTemplate struct {
-	Source string // its UUID
+	Source string // the source's UUID
 
 	fleet *Fleet
 	// The following fields are set in the daemon that began it only.
@@ -43,7 +43,7 @@ func (m *makingTemplate) Steps() []operation.Step {
 func (m *makingTemplate) undo(ctx context.Context) error {
 	g, err := m.fleet.guests.ByUUID(m.Source)
 	if err != nil {
-		return nil //nolint:nilerr // it has gone
+		return nil //nolint:nilerr // the source was removed
 	}
 	away := func(p *volume.Pool) bool {
 		v := p.View()
@@ -52,15 +52,15 @@ func (m *makingTemplate) undo(ctx context.Context) error {
 	if m.source == nil && slices.ContainsFunc(m.fleet.pools.List(), away) {
 		return nil
 	}
-	return unless(m.fleet.release(ctx, g, nil), fault.Busy)
+	return ignoreKind(m.fleet.release(ctx, g, nil), fault.Busy)
 }
 
 // errNoClone undoes the template.
 var errNoClone = errors.New("no clone was made")
 
-// thinly makes thin clones of a guest that is not a template yet. The callback releases the guest,
-// which the caller had kept from starting.
-func (f *Fleet) thinly(ctx context.Context, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
+// cloneThin makes thin clones of a guest that is not a template yet. The callback releases the guest, which the
+// caller had kept from starting.
+func (f *Fleet) cloneThin(ctx context.Context, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
 	m := &makingTemplate{Source: g.UUID(), fleet: f, source: g, clone: func(ctx context.Context) error {
 		if sum = all(ctx); sum.Done == 0 {
 			return errNoClone
@@ -72,7 +72,7 @@ func (f *Fleet) thinly(ctx context.Context, g *guest.Guest, all func(context.Con
 		return sum, err
 	}
 	err = op.Run(ctx)
-	if errors.Is(err, errNoClone) && op.Status().State == operation.Ended { // each was told why
+	if errors.Is(err, errNoClone) && op.Status().State == operation.Ended { // each clone's result says why
 		err = nil
 	}
 	return sum, err

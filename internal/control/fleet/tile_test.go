@@ -34,7 +34,7 @@ func template(t *testing.T, doc string) *TileTemplate {
 	return tt
 }
 
-// withPool gives the herd the pool "default" and its directory.
+// withPool makes the pool "default" and returns its directory.
 func (h *herd) withPool() string {
 	h.t.Helper()
 	dir := filepath.Join(h.dir, "pool")
@@ -45,8 +45,8 @@ func (h *herd) withPool() string {
 	return dir
 }
 
-// TestTiles_FreshDaemonMakesTheDefaultPool: no pool is there, and the template names
-// "default". Another name is told with the command that makes the pool.
+// TestTiles_FreshDaemonMakesTheDefaultPool: there is no pool, and the template names "default". For another
+// name, the error has the command that makes the pool.
 func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 	h := newHerd(t)
 	tt := template(t, twoGuests)
@@ -92,7 +92,7 @@ func files(t *testing.T, dir string) []string {
 	return names
 }
 
-// create makes tiles and gives "name outcome" by name, and what failed.
+// create makes tiles and returns "name outcome" by name, and the errors.
 func (h *herd) create(t *TileTemplate, first, count int) ([]string, error) {
 	h.t.Helper()
 	var told []string
@@ -119,7 +119,7 @@ func (h *herd) remove(tiles string) ([]string, error) {
 	return told, errors.Join(failures...)
 }
 
-func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
+func TestTiles_CreateStartRemove(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	ok(t, os.WriteFile(filepath.Join(dir, "mine.raw"), nil, 0o600))
@@ -147,7 +147,7 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 		t.Errorf("tiles: %+v", tiles)
 	}
 
-	// A volume that another guest has come to use is not deleted, nor is its tile.
+	// A volume that another guest uses is not deleted, nor is its tile.
 	stranger := func(kind, source string) {
 		h.define(strings.Replace(small("stranger"), "<serial type='pty'/>",
 			"<disk type='"+kind+"' device='disk'><driver name='qemu' type='qcow2'/><source "+source+"/><target dev='vda' bus='virtio'/></disk>", 1))
@@ -170,14 +170,14 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	inUse("lab/2")
 	h.run(Request{Verb: Destroy}, "stranger")
 
-	// Nor one that is the layer below another's.
+	// Nor is one that is another volume's backing file.
 	p, err := h.pools.ByName("default")
 	ok(t, err)
 	_, err = p.CreateVolume(t.Context(), "<volume><name>above.qcow2</name><target><format type='qcow2'/></target><backingStore><path>"+
 		filepath.Join(dir, "lab-1.qcow2")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
 	_, err = h.remove("lab/1")
-	refused(t, err, fault.WrongState, "default/above.qcow2, which is not of tile lab/1, lies above its volume default/lab-1.qcow2")
+	refused(t, err, fault.WrongState, "default/above.qcow2, which does not belong to tile lab/1, uses volume default/lab-1.qcow2 as its backing file")
 	ok(t, p.DeleteVolume(t.Context(), "above.qcow2"))
 	got, err = h.remove("lab/*")
 	ok(t, err)
@@ -190,10 +190,10 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	}
 }
 
-func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
+func TestCreateTiles_FailureLeavesNothing(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	// The second guest cannot be: its machine is unknown to QEMU, not to the format.
+	// The second guest fails: QEMU does not know its machine type, although the format accepts it.
 	broken := template(t, strings.Replace(twoGuests, "<memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>",
 		"<memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='no-such-machine'>", 1))
 	got, err := h.create(broken, 1, 1)
@@ -204,10 +204,10 @@ func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
 
-	// What is there already is found before anything is made, and is left alone.
+	// An existing guest is found before anything is made, and is left alone.
 	h.define(small("lab-2-b"))
 	got, err = h.create(template(t, twoGuests), 2, 1)
-	if err == nil || !strings.Contains(err.Error(), `"lab-2-b" is there already`) {
+	if err == nil || !strings.Contains(err.Error(), `"lab-2-b" already exists`) {
 		t.Errorf("got %v", err)
 	}
 	h.wants("create", got, "lab/2 failed")
@@ -223,7 +223,7 @@ func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
-func TestTheExampleTileWorks(t *testing.T) {
+func TestParseTile_Example(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	doc, err := os.ReadFile("../../../packaging/tile.xml")
@@ -244,7 +244,7 @@ func TestTheExampleTileWorks(t *testing.T) {
 	h.wants("files left", files(t, dir))
 }
 
-func TestTemplatesAreStrict(t *testing.T) {
+func TestParseTile_Invalid(t *testing.T) {
 	domain := "<domain type='qemu'><name>{name}-{tile}</name></domain>"
 	for doc, says := range map[string]string{
 		"<tile>\n  <domain type='qemu'><name>{nmae}-{tile}</name></domain></tile>":     "line 2 of the template of a tile: no placeholder {nmae}",
@@ -272,7 +272,7 @@ func TestTemplatesAreStrict(t *testing.T) {
 	}
 }
 
-func TestPlaceholdersNeverBecomeMarkup(t *testing.T) {
+func TestTemplate_PlaceholdersNeverBecomeMarkup(t *testing.T) {
 	tt := template(t, `<tile><domain type='qemu'><name>{name}-{tile}</name><description a='{name}'>{name} {"json": 1} {{tile}}</description></domain></tile>`)
 	docs, err := tt.expand("a.b", 7)
 	ok(t, err)
@@ -286,9 +286,8 @@ func TestPlaceholdersNeverBecomeMarkup(t *testing.T) {
 	}
 }
 
-// FuzzParseTile: what is taken as a template gives documents that can be read, with the
-// names that they are told to have, marked as of their tile, and other names for another
-// tile.
+// FuzzParseTile: the documents of an accepted template can be parsed, have the reported names, carry the mark
+// of their tile, and have other names for another tile.
 func FuzzParseTile(f *testing.F) {
 	for _, doc := range []string{
 		"<tile><volume pool='p'><name>{tile}</name></volume><domain a='{name}'><name>{name}{tile}</name></domain></tile>",
@@ -332,7 +331,7 @@ func FuzzParseTile(f *testing.F) {
 	})
 }
 
-// named gives the name in a document.
+// named returns the name in a document.
 func named(t *testing.T, doc string) string {
 	t.Helper()
 	root, err := xmltree.Parse(doc)

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// tuning is one guest being set.
+// tuning applies settings to one guest.
 type tuning struct {
 	ctx   context.Context
 	fleet *Fleet
@@ -19,7 +19,7 @@ type tuning struct {
 	sees  func(Member) bool // nil: every guest
 }
 
-// set makes a guest what the settings say, as far as it is not that already.
+// set applies the settings that differ from the guest's state.
 func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(Member) bool) Result {
 	m := f.Of(g)
 	if m.Problem != "" {
@@ -50,13 +50,13 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(
 	return Result{Note: strings.Join(notes, "; ")}
 }
 
-// everywhere is what runs and what the next start makes, whichever there is.
-func everywhere(v *guest.View) guest.Affect {
+// allDefinitions is the active and the stored definition, as far as they exist.
+func allDefinitions(v *guest.View) guest.Affect {
 	return guest.Affect{Live: v.Active != nil, Config: v.Inactive != nil}
 }
 
-// describeWith changes one of a guest's descriptions, wherever there is one. A
-// guest that starts or ends meanwhile is asked once more.
+// describeWith changes one of a guest's metadata texts in all its definitions. If the guest starts or ends
+// meanwhile, it tries once more.
 func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definition) (string, error), uri string) error {
 	to := func(d *domain.Definition) (*string, error) {
 		value, err := text(d)
@@ -65,34 +65,35 @@ func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definit
 		}
 		return &value, err
 	}
-	err := t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
+	err := t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	if fault.Is(err, fault.WrongState) {
-		err = t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
+		err = t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	}
 	return err
 }
 
-// always is a text whatever the definition is.
-func always(text string) func(*domain.Definition) (string, error) {
+// constantText returns text for any definition.
+func constantText(text string) func(*domain.Definition) (string, error) {
 	return func(*domain.Definition) (string, error) { return text, nil }
 }
 
 func (t *tuning) title() (string, error) {
-	return "", t.describeWith(guest.Title, always(*t.want.title), "")
+	return "", t.describeWith(guest.Title, constantText(*t.want.title), "")
 }
 
 func (t *tuning) description() (string, error) {
-	return "", t.describeWith(guest.Description, always(*t.want.description), "")
+	return "", t.describeWith(guest.Description, constantText(*t.want.description), "")
 }
 
-// marks changes those that the guest has by then: others may have changed them, or defined it anew.
+// marks changes the marks that the guest has at that moment: other clients may have changed them, or defined
+// the guest again.
 func (t *tuning) marks() (string, error) {
 	return "", t.describeWith(guest.Element, func(d *domain.Definition) (string, error) {
 		now, err := ReadMarks(d.Metadata)
 		if err != nil {
 			return "", unreadable(Member{View: &guest.View{Name: d.Name}, Problem: err.Error()})
 		}
-		marks, _, err := t.want.on(d.Name, now)
+		marks, _, err := t.want.apply(d.Name, now)
 		if err != nil {
 			return "", err
 		}
@@ -111,8 +112,8 @@ func (t *tuning) template() (string, error) {
 	return "", t.g.MakeTemplate(t.ctx)
 }
 
-// memory sets the memory and its maximum in the definition, and what a running
-// guest has of it as far as its own maximum goes.
+// memory sets the memory and its maximum in the stored definition. It also sets the memory of a running guest,
+// up to that guest's maximum.
 func (t *tuning) memory() (string, error) {
 	want, v := *t.want.memory, t.g.View()
 	if d := v.Inactive; d != nil {
@@ -138,7 +139,7 @@ func (t *tuning) memory() (string, error) {
 	return "", t.g.SetMemory(t.ctx, want, guest.Affect{Live: true})
 }
 
-// vcpus sets the count and, where it is higher than that, the maximum.
+// vcpus sets the number of vCPUs, and raises the maximum if needed.
 func (t *tuning) vcpus() (string, error) {
 	want, v := *t.want.vcpus, t.g.View()
 	if d := v.Inactive; d != nil {
@@ -164,8 +165,8 @@ func (t *tuning) vcpus() (string, error) {
 	return "", t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: guest.Affect{Live: true}})
 }
 
-// atNextStart says that a running guest cannot follow yet; one that will never
-// start again cannot at all.
+// atNextStart says that a setting takes effect at the next start. A transient guest has no next start, so it
+// is refused.
 func (t *tuning) atNextStart(v *guest.View, what string) (string, error) {
 	if v.Inactive == nil {
 		return "", fault.New(fault.WrongState, fault.Domain, "domain %q is transient and cannot take it while it runs", v.Name)

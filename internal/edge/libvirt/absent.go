@@ -38,11 +38,11 @@ func absentCalls(g group) {
 // listInterfaceAll are the filters of listing interfaces: inactive and active.
 const listInterfaceAll = 3
 
-func (h *handlers) countNone(context.Context, *session, *void) (*xdr.WithCount, error) {
+func (h *handlers) countNone(_ context.Context, _ *session, _ *void) (*xdr.WithCount, error) {
 	return &xdr.WithCount{}, nil
 }
 
-func (h *handlers) namesNone(context.Context, *session, *xdr.WithMaxNames) (*xdr.WithNames, error) {
+func (h *handlers) namesNone(_ context.Context, _ *session, _ *xdr.WithMaxNames) (*xdr.WithNames, error) {
 	return &xdr.WithNames{}, nil
 }
 

@@ -16,8 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-// admitted gives the context of a call of the client that rules hold, which is let in now, and whose turn
-// comes later.
+// admitted returns the context of a call by the restricted client. The call is admitted now, and runs later.
 func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) context.Context {
 	t.Helper()
 	near, far := net.Pipe()
@@ -32,8 +31,8 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) conte
 	return ctx
 }
 
-// TestWhatACallNamesIsJudgedWhenItsTurnComes has others take from a guest what they had given it, after
-// calls that name it were let in.
+// Calls that name a guest are admitted. Before they run, other users take from the guest the objects that they had
+// given it. The calls must be judged again.
 // Promise: A1
 func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 	h := newHeldHouse(t)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -21,7 +21,7 @@ const (
 var stayingFeatures = []string{"invtsc", "xsaves"}
 
 // hostsFeatures are features that no guest is given by name.
-var hostsFeatures = setOf(qemu.HostFeatures)
+var hostsFeatures = setOf(qemucaps.HostFeatures)
 
 // baselineCalls are the calls that find a processor that several hosts have.
 func baselineCalls(g group) {

@@ -4,11 +4,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
 // haswellEP is a number under which Haswell is sold, and not QEMU's.
-var haswellEP = qemu.Signature{Family: 6, Model: 63, Stepping: 2}
+var haswellEP = qemucaps.Signature{Family: 6, Model: 63, Stepping: 2}
 
 // aHost is one that has all that Haswell has, and vmx.
 var aHost = known{vendor: "Intel", features: setOf([]string{"avx", "avx2", "hle", "pclmulqdq", "sse", "vmx"})}

@@ -76,15 +76,15 @@ func (h *handlers) connectSupportsFeature(_ context.Context, s *session, args *x
 	return &xdr.ConnectSupportsFeatureRet{Supported: true}, nil
 }
 
-func (h *handlers) connectGetType(context.Context, *session, *void) (*xdr.ConnectGetTypeRet, error) {
+func (h *handlers) connectGetType(_ context.Context, _ *session, _ *void) (*xdr.ConnectGetTypeRet, error) {
 	return &xdr.ConnectGetTypeRet{Type: "QEMU"}, nil
 }
 
-func (h *handlers) connectGetLibVersion(context.Context, *session, *void) (*xdr.ConnectGetLibVersionRet, error) {
+func (h *handlers) connectGetLibVersion(_ context.Context, _ *session, _ *void) (*xdr.ConnectGetLibVersionRet, error) {
 	return &xdr.ConnectGetLibVersionRet{Version: libraryVersion}, nil
 }
 
-func (h *handlers) connectGetHostname(context.Context, *session, *void) (*xdr.ConnectGetHostnameRet, error) {
+func (h *handlers) connectGetHostname(_ context.Context, _ *session, _ *void) (*xdr.ConnectGetHostnameRet, error) {
 	name, err := os.Hostname()
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot tell the host's name")
@@ -97,6 +97,6 @@ func (h *handlers) connectGetURI(_ context.Context, s *session, _ *void) (*xdr.C
 }
 
 // connectIsSecure: what goes over a unix socket stays on the host.
-func (h *handlers) connectIsSecure(context.Context, *session, *void) (*xdr.ConnectIsSecureRet, error) {
+func (h *handlers) connectIsSecure(_ context.Context, _ *session, _ *void) (*xdr.ConnectIsSecureRet, error) {
 	return &xdr.ConnectIsSecureRet{Secure: true}, nil
 }

@@ -234,7 +234,7 @@ func TestGuestConsole(t *testing.T) {
 	w.expect(st, xdr.StatusOK)
 }
 
-// TestFilters holds the flags of lists to what they say.
+// TestFilters checks the filter flags of lists.
 func TestFilters(t *testing.T) {
 	running := &guest.View{ID: 1, State: domain.Running, Active: new(domain.Definition)}
 	off := &guest.View{ID: -1, State: domain.ShutOff, Persistent: true, Autostart: true, ManagedSave: true, Inactive: new(domain.Definition)}
@@ -287,7 +287,7 @@ func TestJobTypes(t *testing.T) {
 func TestJoin(t *testing.T) {
 	far := make(chan io.ReadWriteCloser, 1)
 	h := serve(t, func(s *Server) {
-		console(func(ctx context.Context, st *stream) error {
+		serveConsole(func(ctx context.Context, st *stream) error {
 			near, other := net.Pipe()
 			far <- other
 			return join(near)(ctx, st)
@@ -325,7 +325,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// One that cannot be adopted and of which no definition is known is in lists, and clients ask for what these have.
+// A guest that cannot be adopted and has no known definition is still listed, and clients query every listed
+// guest.
 // Promise: G5
 func TestAGuestWithoutADefinitionHasAState(t *testing.T) {
 	v := &guest.View{State: domain.ShutOff, Quarantined: true, Messages: []string{"why"}}

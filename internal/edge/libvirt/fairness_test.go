@@ -84,7 +84,7 @@ func (m *memory) holders() int {
 	return len(m.held) + len(m.of)
 }
 
-// eventually waits for what the server does by itself.
+// eventually waits for a change that the server makes on its own.
 func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !so(); runtime.Gosched() {
@@ -178,13 +178,13 @@ func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	bystander.expect(st, xdr.StatusOK)
 }
 
-// TestLongPacketHasToGoOn: whoever begins one and stops is given up.
+// A client that starts a packet and stops in the middle is disconnected.
 func TestLongPacketHasToGoOn(t *testing.T) {
 	h := serve(t, func(s *Server) { s.limits.patience = 100 * time.Millisecond })
 	bystander, slow := h.open(""), h.open("")
 	slow.write(raw(xdr.MaxPacket, call(xdr.ProcConnectGetType), make([]byte, 100<<10)))
 	slow.closed()
-	bystander.works() // whose idle connection has no deadline
+	bystander.works() // an idle connection has no deadline
 	eventually(t, "its part is given back", func() bool { return h.server.memory.now() == 0 })
 }
 
@@ -268,8 +268,7 @@ func TestOtherHostsAnswerForThemselves(t *testing.T) {
 	h.server.remove(other)
 }
 
-// TestConnectStorm: thousands come and go, in the middle of anything, and nobody is
-// refused who stays.
+// Thousands of clients connect and leave at any point of a call. No client that stays is refused.
 // Promise: W4
 func TestConnectStorm(t *testing.T) {
 	h := serve(t)
@@ -306,8 +305,8 @@ func TestConnectStorm(t *testing.T) {
 	})
 }
 
-// TestOfManyTheOwnerOfMostIsGivenUp: who spreads over many connections what it holds takes none
-// from others by it, of whose each may hold more.
+// When memory runs out, the server closes a connection of the user with the most memory in total. A larger single
+// connection of another user stays open.
 func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
 	connected := func(uid uint32) *client {
 		c := &client{owner: authz.Owner{UID: uid}}
@@ -337,7 +336,7 @@ func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
 	}
 }
 
-// TestCallbacksAreCounted: they are memory of the daemon's, of which each connection may have some.
+// Callbacks use memory of the daemon, so each connection may register a limited number.
 func TestCallbacksAreCounted(t *testing.T) {
 	h := serve(t)
 	w := h.open("")

@@ -13,10 +13,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// FuzzConnection feeds a session that is open, or a stranger's, with the calls of the
-// connection and an echoing stream, whatever a client may send. The connection may end;
-// it must do so by itself, and leave nothing behind. What is sent back is packets, and
-// nobody opens anything who was not let in.
+// FuzzConnection sends any bytes to a session, authenticated or not, that serves connection calls and an echoing
+// stream. The connection may end, but without help and without leftovers. All output consists of well-formed
+// packets. No unauthenticated client opens anything.
 func FuzzConnection(f *testing.F) {
 	add := func(headers ...xdr.Header) {
 		var b []byte
@@ -76,7 +75,7 @@ func converse(input []byte, stranger bool) (*bytes.Buffer, *session) {
 	authCalls(g)
 	connectCalls(g)
 	eventCalls(g)
-	console(func(_ context.Context, st *stream) error {
+	serveConsole(func(_ context.Context, st *stream) error {
 		_, err := io.Copy(st, st)
 		return err
 	})(s)

@@ -88,11 +88,10 @@ func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// FuzzHeld has a client whose rules hold it to guests and pools named mine* make calls of every kind,
-// whose arguments are drawn from words like those below, beside a guest, a pool and a
-// secret of others, which change meanwhile. Each call is answered, and none breaks a
-// handler. Nothing that the client is sent, in answers, errors or events, tells of what
-// others have but in the client's own words, and at the end others have what they had.
+// FuzzHeld runs calls of every kind for a client whose rules restrict it to guests and pools named mine*. The
+// arguments are drawn from words like those below. A guest, a pool and a secret of others exist beside, and change
+// during the calls. Each call is answered, and none breaks a handler. Answers, errors and events must not reveal
+// objects of others, except in the client's own words. At the end these objects are unchanged.
 // Promise: A1
 func FuzzHeld(f *testing.F) {
 	h := newHeldHouse(f)
@@ -159,7 +158,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 	return h
 }
 
-// change has others change their guest, of which events tell.
+// change changes a guest of others, which causes events.
 func (h *heldHouse) change(t testing.TB) {
 	h.changes++
 	if _, err := h.rooms.Guests.Define(context.Background(), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
@@ -213,7 +212,7 @@ func (h *heldHouse) format(t testing.TB, def *domain.Definition) string {
 	return text
 }
 
-// files tells of all below a folder, with what is in small ones.
+// files lists all paths below a folder, with the content of small files.
 func files(t testing.TB, folder string) (all []string) {
 	err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
@@ -248,7 +247,7 @@ func (h *heldHouse) startPool(t testing.TB, doc string) {
 	}
 }
 
-// restore gives the client what it began with.
+// restore recreates the client's initial objects.
 func (h *heldHouse) restore(t testing.TB) {
 	if now := h.look(t, true); now != "" && now == h.mine {
 		return

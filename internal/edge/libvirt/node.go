@@ -29,7 +29,7 @@ func nodeCalls(g group) {
 	on(g, xdr.ProcConnectGetSysinfo, (*handlers).connectGetSysinfo)
 }
 
-func (h *handlers) nodeGetInfo(context.Context, *session, *void) (*xdr.NodeGetInfoRet, error) {
+func (h *handlers) nodeGetInfo(_ context.Context, _ *session, _ *void) (*xdr.NodeGetInfoRet, error) {
 	facts := h.Host.Facts()
 	shape := facts.Topology.Shape()
 	info := &xdr.NodeGetInfoRet{
@@ -40,7 +40,7 @@ func (h *handlers) nodeGetInfo(context.Context, *session, *void) (*xdr.NodeGetIn
 	return info, nil
 }
 
-func (h *handlers) nodeGetFreeMemory(context.Context, *session, *void) (*xdr.NodeGetFreeMemoryRet, error) {
+func (h *handlers) nodeGetFreeMemory(_ context.Context, _ *session, _ *void) (*xdr.NodeGetFreeMemoryRet, error) {
 	memory, err := h.Host.Memory()
 	return &xdr.NodeGetFreeMemoryRet{FreeMemory: memory.Free}, err
 }
@@ -193,7 +193,7 @@ func (h *handlers) nodeGetCPUMap(_ context.Context, _ *session, args *xdr.NodeGe
 }
 
 // nodeGetSecurityModel tells the first of the models by which guests are told apart.
-func (h *handlers) nodeGetSecurityModel(context.Context, *session, *void) (*xdr.NodeGetSecurityModelRet, error) {
+func (h *handlers) nodeGetSecurityModel(_ context.Context, _ *session, _ *void) (*xdr.NodeGetSecurityModelRet, error) {
 	if all := h.Guests.SecurityModels(); len(all) > 0 {
 		return &xdr.NodeGetSecurityModelRet{Model: zeroEnded(all[0].Name), DOI: zeroEnded(all[0].DOI)}, nil
 	}

@@ -51,7 +51,7 @@ func withSecret(d secret.Definition, err error) (*xdr.WithSecret, error) {
 	return &xdr.WithSecret{Secret: w}, err
 }
 
-func (h *handlers) connectNumOfSecrets(context.Context, *session, *void) (*xdr.WithCount, error) {
+func (h *handlers) connectNumOfSecrets(_ context.Context, _ *session, _ *void) (*xdr.WithCount, error) {
 	return &xdr.WithCount{Count: int32(len(h.Secrets.List()))}, nil
 }
 

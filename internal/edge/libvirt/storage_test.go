@@ -206,7 +206,7 @@ func TestVirshTransfers(t *testing.T) {
 	s.does("vol-delete disk --pool a")
 }
 
-// sparseTransfer sends a file with holes up and down, in which the holes survive.
+// sparseTransfer uploads and downloads a file with holes. The holes must survive.
 func sparseTransfer(t *testing.T, s *shell) {
 	t.Helper()
 	const size = 64 << 20
@@ -272,8 +272,7 @@ func TestUploadOfAGoneClient(t *testing.T) {
 	}
 }
 
-// TestVirtInstallFindsImages: virt-install makes a pool of an image's
-// directory, and goes on with what it finds in there.
+// virt-install creates a pool for the directory of an image, and uses the volumes that it finds there.
 func TestVirtInstallStorageCalls(t *testing.T) {
 	h := serve(t, withPools(t))
 	dir := t.TempDir()

@@ -34,7 +34,7 @@ func download(body streamBody) func(*Server) {
 	return streamer[xdr.StorageVolDownloadArgs](xdr.ProcStorageVolDownload, body)
 }
 
-func console(body streamBody) func(*Server) {
+func serveConsole(body streamBody) func(*Server) {
 	return streamer[xdr.DomainOpenConsoleArgs](xdr.ProcDomainOpenConsole, body)
 }
 
@@ -217,7 +217,7 @@ func TestAbort(t *testing.T) {
 }
 
 func TestConsole(t *testing.T) {
-	h := serve(t, console(func(_ context.Context, st *stream) error {
+	h := serve(t, serveConsole(func(_ context.Context, st *stream) error {
 		_, err := io.Copy(st, st) // an echo
 		return err
 	}))
@@ -290,7 +290,7 @@ func TestDescriptors(t *testing.T) {
 		})
 	})
 	w := h.open("")
-	for range 3 { // what follows a packet with files must be found
+	for range 3 { // the packet after one with files must be found
 		w.sendFiles(t, "one", "two")
 		w.works()
 		w.receiveFile(t)
@@ -375,7 +375,7 @@ func TestNoDescriptorLeaks(t *testing.T) {
 	if err := r.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // ends when nobody holds the other side
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // ends when no process holds the other side
 		t.Fatalf("the other side is still held: %v", err)
 	}
 }

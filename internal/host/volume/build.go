@@ -2,15 +2,14 @@ package volume
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
@@ -165,10 +164,10 @@ func makeFileSystem(ctx context.Context, d *definition, how Build) error {
 		return fault.New(fault.Invalid, fault.Config, "name a source format to make a file system on %s", d.device)
 	}
 	tool := "mkfs." + d.format
-	if err := needTool(tool, ""); err != nil {
+	if err := blockdev.NeedTool(tool, ""); err != nil {
 		return err
 	}
-	held, err := blank(ctx, d.device, how)
+	held, err := blockdev.Claim(ctx, d.device, how == Overwrite)
 	if err != nil {
 		return err
 	}
@@ -180,18 +179,8 @@ func makeFileSystem(ctx context.Context, d *definition, how Build) error {
 	case "xfs":
 		force = []string{"-f"}
 	}
-	_, err = run(ctx, mkfsTime, tool, append(force, d.device)...)
+	_, err = blockdev.Run(ctx, mkfsTime, tool, append(force, d.device)...)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot make a file system on %s", d.device)
-}
-
-// contentOf says what a device holds, or "".
-func contentOf(ctx context.Context, device string) (string, error) {
-	out, err := run(ctx, mountTime, "blkid", "-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE", device)
-	var exit *exitError
-	if errors.As(err, &exit) && exit.code == 2 { // nothing that it knows
-		return "", nil
-	}
-	return strings.Join(strings.Fields(out), ", "), err
 }
 
 // Delete removes the storage of an inactive pool: its directory or its volume

@@ -3,17 +3,14 @@ package volume
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 )
 
@@ -52,12 +49,6 @@ func (p *Pool) carver() carver {
 		return nil
 	}
 	return d.carver()
-}
-
-// extent is a part of a block device, from start up to end, in bytes.
-type extent struct {
-	device     string
-	start, end uint64
 }
 
 // steady is the context of tools that change storage in the lane.
@@ -210,7 +201,7 @@ func (p *Pool) takeAway(d *definition, c carver, v *Volume) error {
 	p.mu.Lock()
 	among := p.volumes
 	p.mu.Unlock()
-	if err := unopened(v.Path); err != nil {
+	if err := blockdev.CheckClosed(v.Path); err != nil {
 		return err
 	}
 	if err := c.remove(p.steady(), v, among); err != nil {
@@ -218,23 +209,6 @@ func (p *Pool) takeAway(d *definition, c carver, v *Volume) error {
 	}
 	if err := p.surveyOne(c, d, v.Name); !fault.Is(err, fault.NotFound) {
 		return err
-	}
-	return nil
-}
-
-// unopened refuses a volume that a guest has open. One whose node is gone has
-// nobody.
-func unopened(path string) error {
-	f, err := image.Open(path)
-	if fault.Is(err, fault.NotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if image.InUse(f) != image.Unused {
-		return fault.New(fault.Busy, fault.Volume, "a guest has %s open; stop the guest first", path)
 	}
 	return nil
 }
@@ -255,119 +229,4 @@ func (v *Volume) readNode() (bool, error) {
 	v.perms = permissions{int(st.Mode & 0o777), int(st.Uid), int(st.Gid)}
 	v.atime, v.mtime, v.ctime, v.btime, v.inode = st.Atime, st.Mtime, st.Ctime, st.Btime, st.Ino
 	return true, nil
-}
-
-// blank refuses a device that must not be taken: one that something on the
-// host or a guest has open and, unless told to overwrite, one that holds
-// anything at all. Until held is closed no guest begins with it.
-func blank(ctx context.Context, device string, how Build) (held io.Closer, err error) {
-	if how != Overwrite {
-		found, err := contentOf(ctx, device)
-		if err != nil {
-			return nil, err
-		}
-		if found != "" {
-			return nil, fault.New(fault.Exists, fault.Pool, "%s holds %s already; build with overwrite to lose it", device, found)
-		}
-	}
-	return fsguard.Do(ctx, device, func() (io.Closer, error) {
-		f, err := image.Open(device)
-		if err == nil {
-			if err = unheld(device); err == nil {
-				_, err = image.HoldToWrite(f)
-			}
-			if err != nil {
-				_ = f.Close() // nothing was written
-			}
-		}
-		return f, err
-	}, func(f io.Closer) { _ = f.Close() })
-}
-
-// unheld refuses a device that something has open, or a part of it, or the disk that it is a part of.
-func unheld(device string) error {
-	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.EBUSY) {
-		return fault.New(fault.Busy, fault.Pool, "%s is in use: it or a part of it is mounted, swapped to, or a member of something", device)
-	}
-	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot open %s", device)
-	}
-	f := os.NewFile(uintptr(fd), device)
-	defer f.Close()
-	info, err := f.Stat()
-	switch {
-	case err != nil:
-		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot stat %s", device)
-	case info.Mode()&os.ModeType != os.ModeDevice:
-		return fault.New(fault.Invalid, fault.Pool, "%s is no block device", device)
-	}
-	return unlent(f)
-}
-
-// unlent refuses a device that a guest has open, or a part of it, or the disk that it is a part of. The kernel says
-// of none of them: a QEMU opens its disk as everybody may.
-func unlent(device *os.File) error {
-	if image.InUse(device) != image.Unused {
-		return fault.New(fault.Busy, fault.Pool, "a guest has %s open; stop the guest first", device.Name())
-	}
-	for _, node := range kin(device) {
-		if err := unopened(node); err != nil {
-			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot take %s", device.Name())
-		}
-	}
-	return nil
-}
-
-// kin are the nodes of a disk's partitions, or of the disk that a partition is of.
-func kin(device *os.File) (nodes []string) {
-	var st unix.Stat_t
-	if unix.Fstat(int(device.Fd()), &st) != nil {
-		return nil
-	}
-	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
-	if err != nil {
-		return nil // the kernel lists no such device
-	}
-	dirs, _ := filepath.Glob(filepath.Join(dir, "*", "partition")) // fails for a pattern that is wrong only
-	if unix.Access(filepath.Join(dir, "partition"), unix.F_OK) == nil {
-		dirs = append(dirs, dir) // which the disk is above
-	}
-	for _, part := range dirs {
-		node := filepath.Base(filepath.Dir(part))
-		nodes = append(nodes, filepath.Join("/dev", strings.ReplaceAll(node, "!", "/")))
-	}
-	return nodes
-}
-
-// toolTime bounds one run of a tool that looks at or changes devices.
-const toolTime = answerTime
-
-// realDevice follows links such as those below /dev/disk to the device's node.
-func realDevice(ctx context.Context, path string) (string, error) {
-	node, err := fsguard.Do(ctx, path, func() (string, error) { return filepath.EvalSymlinks(path) }, nil)
-	if fault.Is(err, fault.Timeout) {
-		return "", err
-	}
-	if errors.Is(err, fs.ErrNotExist) { // not found would say that the pool is missing
-		return "", fault.New(fault.Invalid, fault.Pool, "source/device/@path: device path %s does not exist on this host; attach the device, or correct the path", path)
-	}
-	return node, fault.Wrap(err, fault.Failed, fault.Pool, "cannot find the device %s", path)
-}
-
-// noRoom tells the want of room, which LVM tells in words only, from other failures.
-func noRoom(err error) error {
-	if err != nil && strings.Contains(err.Error(), "insufficient free space") {
-		return fault.Wrap(err, fault.NoCapacity, fault.Pool, "no room is left")
-	}
-	return err
-}
-
-// noGroup tells a volume group that the host does not have, which LVM tells in words only,
-// from other failures.
-func noGroup(err error, name string) error {
-	if err != nil && strings.Contains(err.Error(), fmt.Sprintf("Volume group %q not found", name)) {
-		return fault.New(fault.Invalid, fault.Config, "source/name: this host has no volume group %s; build the pool to make it, or correct the name", name)
-	}
-	return err
 }

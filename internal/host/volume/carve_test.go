@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
@@ -25,7 +26,7 @@ import (
 func needTools(t *testing.T, tools ...string) {
 	t.Helper()
 	for _, tool := range tools {
-		if err := needTool(tool, ""); err != nil {
+		if err := blockdev.NeedTool(tool, ""); err != nil {
 			t.Skip(err)
 		}
 	}
@@ -87,10 +88,10 @@ func lifeOfADisk(t *testing.T, format string) {
 	wantKind(t, err, fault.NoCapacity)
 
 	v := d.volume(p, partXML(name, 4*mib-1))
-	if v.Virtual != 4*mib || v.Format != image.Raw || v.Kind != Block || v.Path != "/dev/"+name || v.extents[0] != (extent{device, mib, 5 * mib}) {
+	if v.Virtual != 4*mib || v.Format != image.Raw || v.Kind != Block || v.Path != "/dev/"+name || v.extents[0] != (blockdev.Extent{Device: device, Start: mib, End: 5 * mib}) {
 		t.Errorf("volume %+v", v)
 	}
-	if size, err := deviceSize(v.Path); err != nil || size != 4*mib {
+	if size, err := blockdev.Size(v.Path); err != nil || size != 4*mib {
 		t.Errorf("the kernel's size %d, %v", size, err)
 	}
 	doc, err := p.XML(false)
@@ -201,7 +202,7 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 	must(t, p.Start(t.Context(), MakeTarget))
 	v := d.volume(p, partXML(filepath.Base(device)+"p1", 8*mib))
 
-	_, err := run(t.Context(), mkfsTime, "mkfs.ext4", "-q", v.Path)
+	_, err := blockdev.Run(t.Context(), mkfsTime, "mkfs.ext4", "-q", v.Path)
 	must(t, err)
 	dir := t.TempDir()
 	must(t, unix.Mount(v.Path, dir, "ext4", 0, ""))
@@ -234,7 +235,7 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 	// A new one in the same place is not taken for the old file system.
 	must(t, p.DeleteVolume(t.Context(), v.Name))
 	d.volume(p, partXML(v.Name, 8*mib))
-	if held, err := contentOf(t.Context(), v.Path); held != "" || err != nil {
+	if held, err := blockdev.Content(t.Context(), v.Path); held != "" || err != nil {
 		t.Errorf("the new partition holds %s, %v", held, err)
 	}
 	must(t, p.Stop(t.Context()))
@@ -243,7 +244,7 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 // takes takes a device for a pool and lets it go.
 func takes(t *testing.T, device string) error {
 	t.Helper()
-	f, err := blank(t.Context(), device, Overwrite)
+	f, err := blockdev.Claim(t.Context(), device, true)
 	if err == nil {
 		must(t, f.Close())
 	}
@@ -325,48 +326,6 @@ func TestDocumentsOfCarvedPoolsThatAreRefused(t *testing.T) {
 	d.pool(strings.Replace(disk("<source><device path='/dev/y'/></source>"), ">d<", ">e<", 1))
 }
 
-func TestRoomOfATable(t *testing.T) {
-	part := func(n, start, size int) string {
-		return fmt.Sprintf(`{"node":"/dev/sdx%d","start":%d,"size":%d,"type":"83"}`, n, start, size)
-	}
-	for _, test := range []struct {
-		name, head string
-		parts      []string
-		size       uint64
-		want       extent
-		next       int
-		kind       fault.Kind
-	}{
-		{"empty dos", `"label":"dos"`, nil, mib, extent{"", mib, 2 * mib}, 1, 0},
-		{"empty gpt", `"label":"gpt","firstlba":34,"lastlba":131038`, nil, 62 * mib, extent{"", mib, 63 * mib}, 1, 0},
-		{"gpt keeps its copy at the end", `"label":"gpt","firstlba":34,"lastlba":131038`, nil, 63 * mib, extent{}, 1, fault.NoCapacity},
-		{"a hole is taken before the end", `"label":"dos"`, []string{part(1, 2048, 2048), part(3, 6144, 2048)}, mib, extent{"", 2 * mib, 3 * mib}, 2, 0},
-		{"a hole that is too small is not", `"label":"dos"`, []string{part(1, 2048, 2048), part(2, 6144, 2048)}, 2 * mib, extent{"", 4 * mib, 6 * mib}, 3, 0},
-		{"an old table that is not aligned", `"label":"dos"`, []string{part(1, 63, 4000)}, 1, extent{"", 2 * mib, 3 * mib}, 2, 0},
-		{"one that lies within another", `"label":"dos"`, []string{part(2, 2048, 20480), part(5, 4096, 2048)}, mib, extent{"", 11 * mib, 12 * mib}, 1, 0},
-		{"large sectors", `"label":"dos","sectorsize":4096`, []string{part(1, 256, 256)}, mib, extent{"", 2 * mib, 3 * mib}, 2, 0},
-		{"more than all", `"label":"dos"`, nil, 1 << 63, extent{}, 1, fault.NoCapacity},
-	} {
-		text := fmt.Sprintf(`{"partitiontable":{%s,"partitions":[%s]}}`, test.head, strings.Join(test.parts, ","))
-		table, err := parseTable(text, 64*mib)
-		if err != nil {
-			t.Errorf("%s: %v", test.name, err)
-			continue
-		}
-		got, err := table.place(test.size)
-		if got != test.want || test.kind != 0 && !fault.Is(err, test.kind) || test.kind == 0 && err != nil {
-			t.Errorf("%s: %v, %v", test.name, got, err)
-		}
-		if n, err := table.next(); n != test.next {
-			t.Errorf("%s: next is %d, %v", test.name, n, err)
-		}
-	}
-	full, err := parseTable(`{"partitiontable":{"label":"dos","partitions":[`+strings.Join([]string{part(1, 2048, 1), part(2, 2049, 1), part(3, 2050, 1), part(4, 2051, 1)}, ",")+`]}}`, 64*mib)
-	must(t, err)
-	_, err = full.next()
-	wantKind(t, err, fault.NoCapacity)
-}
-
 // fakeTools puts scripts in front of the host's tools. The variable LOG names
 // a file in which each writes its arguments, one line a call.
 func fakeTools(t *testing.T, scripts map[string]string) (calls func() []string) {
@@ -377,9 +336,9 @@ func fakeTools(t *testing.T, scripts map[string]string) (calls func() []string) 
 		text := "#!/bin/sh\necho " + name + " \"$@\" >> " + log + "\n" + script + "\n"
 		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o700)) //nolint:gosec // it is a program
 	}
-	before := toolPath
-	toolPath = dir + ":" + before
-	t.Cleanup(func() { toolPath = before })
+	before := blockdev.ToolPath
+	blockdev.ToolPath = dir + ":" + before
+	t.Cleanup(func() { blockdev.ToolPath = before })
 	return func() []string {
 		text, err := os.ReadFile(log)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -412,7 +371,7 @@ func logicalXML(devices ...string) string {
 func TestReportsOfLVM(t *testing.T) {
 	text, err := os.ReadFile("testdata/lvs.json")
 	must(t, err)
-	report, err := rows(string(text))
+	report, err := blockdev.ParseReport(string(text))
 	must(t, err)
 	d, err := parsePool(logicalXML(), "", true)
 	must(t, err)
@@ -431,10 +390,10 @@ func TestReportsOfLVM(t *testing.T) {
 			t.Errorf("%s is %+v", name, v)
 		}
 	}
-	if at := got["big"].extents; !slices.Equal(at, []extent{{"/dev/loop1", 0, 60 * mib}, {"/dev/loop0", 20 * mib, 40 * mib}}) {
+	if at := got["big"].extents; !slices.Equal(at, []blockdev.Extent{{Device: "/dev/loop1", Start: 0, End: 60 * mib}, {Device: "/dev/loop0", Start: 20 * mib, End: 40 * mib}}) {
 		t.Errorf("big lies at %v", at)
 	}
-	if at := got["striped"].extents; !slices.Equal(at, []extent{{"/dev/loop0", 80 * mib, 88 * mib}, {"/dev/loop1", 60 * mib, 68 * mib}}) {
+	if at := got["striped"].extents; !slices.Equal(at, []blockdev.Extent{{Device: "/dev/loop0", Start: 80 * mib, End: 88 * mib}, {Device: "/dev/loop1", Start: 60 * mib, End: 68 * mib}}) {
 		t.Errorf("striped lies at %v", at)
 	}
 	if b := got["snap"].Backing; b == nil || b.Name != "/dev/lvtest/one" {
@@ -544,12 +503,12 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	scripts["vgchange"] = ""
 	fakeTools(t, scripts)
 	t.Cleanup(func() { // when the test fails half way
-		_, _ = run(context.Background(), toolTime, "wipefs", "--all", "--force", one, two)
+		_, _ = blockdev.Run(context.Background(), blockdev.ToolTime, "wipefs", "--all", "--force", one, two)
 	})
 	d := newDaemon(t)
 	events := d.log.Reader()
 	must(t, dirty(one, 0, mib))
-	_, err := run(t.Context(), mkfsTime, "mkfs.ext4", "-q", "-F", two)
+	_, err := blockdev.Run(t.Context(), mkfsTime, "mkfs.ext4", "-q", "-F", two)
 	must(t, err)
 	p := d.pool(logicalXML(one, two))
 	wantKind(t, p.Build(t.Context(), MakeTarget), fault.Exists) // the second one holds a file system
@@ -578,7 +537,7 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	must(t, g.remove(t.Context(), &Volume{Name: "big"}, nil))
 	must(t, p.Delete(t.Context()))
 	for _, device := range []string{one, two} {
-		if held, err := contentOf(t.Context(), device); held != "" || err != nil {
+		if held, err := blockdev.Content(t.Context(), device); held != "" || err != nil {
 			t.Errorf("%s holds %s, %v", device, held, err)
 		}
 	}
@@ -719,9 +678,9 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 }
 
 func TestMissingToolsAreNamedWithTheirPackage(t *testing.T) {
-	before := toolPath
-	toolPath = t.TempDir()
-	defer func() { toolPath = before }()
+	before := blockdev.ToolPath
+	blockdev.ToolPath = t.TempDir()
+	defer func() { blockdev.ToolPath = before }()
 	d := newDaemon(t)
 	for doc, pack := range map[string]string{logicalXML("/dev/x"): "package lvm2", diskXML("d", "/dev/null", "gpt"): "package fdisk"} {
 		p := d.pool(doc)
@@ -751,7 +710,7 @@ func FuzzCarvedReports(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if report, err := rows(string(text)); err == nil {
+		if report, err := blockdev.ParseReport(string(text)); err == nil {
 			for _, v := range (group{d}).volumes(report) {
 				doc, err := v.XML()
 				if err == nil {
@@ -762,12 +721,12 @@ func FuzzCarvedReports(f *testing.F) {
 				}
 			}
 		}
-		table, err := parseTable(string(text), 64*mib)
+		table, err := blockdev.ParseTable(string(text), 64*mib)
 		if err != nil {
 			return
 		}
-		for _, e := range table.free() {
-			if e.start >= e.end || e.end > 64*mib || e.start%align != 0 || e.end%align != 0 {
+		for _, e := range table.Free() {
+			if e.Start >= e.End || e.End > 64*mib || e.Start%blockdev.Align != 0 || e.End%blockdev.Align != 0 {
 				t.Fatalf("%+v in %s", e, text)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
@@ -73,7 +74,7 @@ func (p permissions) understood() *xmltree.Element {
 // space is how much a pool holds, in bytes.
 type space struct {
 	capacity, allocation, available uint64
-	free                            []extent // disk: where there is room for partitions
+	free                            []blockdev.Extent // disk: where there is room for partitions
 }
 
 // document gives the definition in libvirt's order.
@@ -97,7 +98,7 @@ func (d *definition) featuresElement() *xmltree.Element {
 	return element("features", field{"state", d.copyOnWrite}.on(element("cow")))
 }
 
-func (d *definition) sourceElement(free []extent) *xmltree.Element {
+func (d *definition) sourceElement(free []blockdev.Extent) *xmltree.Element {
 	source := element("source")
 	switch d.kind {
 	case FS:
@@ -115,7 +116,7 @@ func (d *definition) sourceElement(free []extent) *xmltree.Element {
 	case Disk:
 		device := field{"path", d.device}.on(element("device"))
 		for _, e := range free {
-			device.Children = append(device.Children, e.element("freeExtent"))
+			device.Children = append(device.Children, extentElement("freeExtent", e))
 		}
 		source = element("source", device, typed("format", d.format))
 	case Dir:
@@ -125,8 +126,8 @@ func (d *definition) sourceElement(free []extent) *xmltree.Element {
 	return source
 }
 
-func (e extent) element(name string) *xmltree.Element {
-	return field{"end", strconv.FormatUint(e.end, 10)}.on(field{"start", strconv.FormatUint(e.start, 10)}.on(element(name)))
+func extentElement(name string, e blockdev.Extent) *xmltree.Element {
+	return field{"end", strconv.FormatUint(e.End, 10)}.on(field{"start", strconv.FormatUint(e.Start, 10)}.on(element(name)))
 }
 
 // source tells where a volume lies that is cut out of block devices; nil of a file.
@@ -137,11 +138,11 @@ func (v *Volume) source() *xmltree.Element {
 	source := element("source")
 	var device *xmltree.Element
 	for _, e := range v.extents {
-		if device == nil || device.Attr("path") != e.device {
-			device = field{"path", e.device}.on(element("device"))
+		if device == nil || device.Attr("path") != e.Device {
+			device = field{"path", e.Device}.on(element("device"))
 			source.Children = append(source.Children, device)
 		}
-		device.Children = append(device.Children, e.element("extent"))
+		device.Children = append(device.Children, extentElement("extent", e))
 	}
 	return source
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
@@ -313,7 +314,7 @@ func TestAFileSystemBehindLinks(t *testing.T) {
 		os.Symlink("data", filepath.Join(dir, "var")), os.Symlink("var/images", filepath.Join(dir, "images")),
 		os.Chown(own, 4242, 4242), os.Symlink(theirs, filepath.Join(own, "images")), os.Lchown(filepath.Join(own, "images"), 4242, 4242)))
 	t.Cleanup(func() { _ = errors.Join(unix.Unmount(images, unix.MNT_DETACH), unix.Unmount(theirs, unix.MNT_DETACH)) }) // when the test fails half way
-	_, err := run(t.Context(), mkfsTime, "mkfs.ext4", "-q", device)
+	_, err := blockdev.Run(t.Context(), mkfsTime, "mkfs.ext4", "-q", device)
 	must(t, err)
 	for _, target := range []string{filepath.Join(dir, "var", "images"), filepath.Join(dir, "images"), filepath.Join(own, "images")} {
 		p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='"+device+"'/></source><target><path>"+target+"</path></target></pool>", true)
@@ -353,7 +354,7 @@ func TestMountsOfOthersAreLeftAlone(t *testing.T) {
 }
 
 func TestNetworkPoolWithoutItsToolIsRefusedByName(t *testing.T) {
-	if needTool("mount.nfs", "") == nil {
+	if blockdev.NeedTool("mount.nfs", "") == nil {
 		t.Skip("mount.nfs is installed")
 	}
 	d := newDaemon(t)

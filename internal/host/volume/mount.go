@@ -1,19 +1,14 @@
 package volume
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
@@ -64,7 +59,7 @@ func unlentAt(path string) error {
 		return nil //nolint:nilerr // as said
 	}
 	defer f.Close()
-	return unlent(f)
+	return blockdev.CheckGuests(f)
 }
 
 // detach unmounts what is at a pool's target, whoever has mounted it.
@@ -79,7 +74,7 @@ func (p *Pool) detach(ctx context.Context, d *definition) error {
 	if err != nil || there.Source == "" {
 		return err
 	}
-	_, err = run(context.WithoutCancel(ctx), mountTime, "umount", there.Point)
+	_, err = blockdev.Run(context.WithoutCancel(ctx), mountTime, "umount", there.Point)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot unmount pool %q", p.name)
 }
 
@@ -100,11 +95,11 @@ func (d *definition) isSource(ctx context.Context, mounted string) bool {
 	if d.kind != FS {
 		return strings.TrimSuffix(mounted, "/") == strings.TrimSuffix(d.source(), "/")
 	}
-	ours, err := realDevice(ctx, d.device)
+	ours, err := blockdev.RealPath(ctx, d.device)
 	if err != nil {
 		return false
 	}
-	theirs, err := realDevice(ctx, mounted)
+	theirs, err := blockdev.RealPath(ctx, mounted)
 	return err == nil && ours == theirs
 }
 
@@ -125,11 +120,11 @@ func mountOn(ctx context.Context, d *definition, at string) error {
 		args = append(args, "-t", format)
 	}
 	if d.kind == NetFS {
-		if err := needTool("mount."+format, helperPackages[format]); err != nil {
+		if err := blockdev.NeedTool("mount."+format, helperPackages[format]); err != nil {
 			return fault.Wrap(err, fault.Unsupported, fault.Config, "cannot mount %s", d.source())
 		}
 	}
-	_, err := run(ctx, mountTime, "mount", append(args, d.source(), at)...)
+	_, err := blockdev.Run(ctx, mountTime, "mount", append(args, d.source(), at)...)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot mount %s at %s", d.source(), d.target)
 }
 
@@ -184,83 +179,4 @@ func (d *definition) mounted() error {
 		return fault.New(fault.WrongState, fault.Pool, "%s is not mounted at %s any more; stop the pool and start it", d.source(), d.target)
 	}
 	return err
-}
-
-// toolPath is where the host's tools are, whatever the daemon's own PATH.
-// Tests put tools of their own in front.
-var toolPath = "/usr/sbin:/usr/bin:/sbin:/bin"
-
-// needTool refuses by name what a missing program would have to do.
-func needTool(name, pack string) error {
-	for dir := range strings.SplitSeq(toolPath, ":") {
-		if unix.Access(filepath.Join(dir, name), unix.X_OK) == nil {
-			return nil
-		}
-	}
-	if pack == "" {
-		return fault.New(fault.Unsupported, fault.Config, "%s is not installed", name)
-	}
-	return fault.New(fault.Unsupported, fault.Config, "%s is not installed; install the package %s", name, pack)
-}
-
-// run runs a tool to its end and gives what it printed.
-func run(ctx context.Context, limit time.Duration, name string, args ...string) (string, error) {
-	return runOn(ctx, limit, "", name, args...)
-}
-
-// runOn is run of a tool that reads.
-func runOn(ctx context.Context, limit time.Duration, input, name string, args ...string) (string, error) {
-	if err := needTool(name, ""); err != nil {
-		return "", err
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Pool, "%s did not end within %v", name, limit))
-	defer cancel()
-	var out, complaint bytes.Buffer
-	cmd := exec.CommandContext(ctx, "/usr/bin/env", append([]string{"PATH=" + toolPath, name}, args...)...)
-	cmd.Env = []string{"LC_ALL=C"}
-	cmd.Dir = "/"
-	if input != "" {
-		cmd.Stdin = strings.NewReader(input)
-	}
-	cmd.Stdout, cmd.Stderr = &bounded{to: &out, most: maxTold}, &bounded{to: &complaint, most: maxSaid}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second
-	// A process that waits for a file system may outlast even its killing.
-	lasting, letGo := context.WithTimeout(context.WithoutCancel(ctx), limit+closeTime)
-	defer letGo()
-	err := fsguard.Outlast(lasting, name, cmd.Run)
-	switch {
-	case err == nil:
-		return out.String(), nil
-	case ctx.Err() != nil:
-		return "", context.Cause(ctx)
-	}
-	text := strings.Join(strings.Fields(complaint.String()), " ")
-	if text == "" {
-		text = err.Error()
-	}
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		err = &exitError{code: exit.ExitCode(), text: text}
-	}
-	return out.String(), fault.Wrap(err, fault.Failed, fault.Pool, "%s failed", name)
-}
-
-// exitError is how a tool failed: its exit code and what it complained.
-type exitError struct {
-	code int
-	text string
-}
-
-func (e *exitError) Error() string { return e.text }
-
-// bounded keeps the first bytes of what a tool says.
-type bounded struct {
-	to   *bytes.Buffer
-	most int
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	b.to.Write(p[:min(len(p), b.most-b.to.Len())])
-	return len(p), nil
 }

@@ -31,7 +31,7 @@ type Options struct {
 	// with autostart are started.
 	Boot string
 	// Quarters are where qemu-img runs; nil: as the daemon does.
-	Quarters *sandbox.Quarters
+	Quarters *sandbox.Isolation
 }
 
 // Pools are all pools of a daemon.

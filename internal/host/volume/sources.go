@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
@@ -32,10 +33,10 @@ func FindSources(ctx context.Context, t Type, spec string) (string, error) {
 	if !hostName.MatchString(host) {
 		return "", fault.New(fault.Invalid, fault.XML, "the source has no usable host: %q", host)
 	}
-	if err := needTool("showmount", "nfs-common"); err != nil {
+	if err := blockdev.NeedTool("showmount", "nfs-common"); err != nil {
 		return "", err
 	}
-	out, err := run(ctx, answerTime, "showmount", "--no-headers", "--exports", host)
+	out, err := blockdev.Run(ctx, answerTime, "showmount", "--no-headers", "--exports", host)
 	if err != nil {
 		return "", fault.Wrap(err, fault.Of(err), fault.Pool, "cannot list the exports of %s", host)
 	}
@@ -81,20 +82,20 @@ func Capabilities() (string, error) {
 
 // carvedSupport tells of a type whose tool is on this host or not.
 func carvedSupport(t Type, tool string, formats []string) *xmltree.Element {
-	if needTool(tool, "") != nil {
+	if blockdev.NeedTool(tool, "") != nil {
 		return poolSupport(t, "no")
 	}
 	pool := poolSupport(t, "yes")
 	pool.Children = append(pool.Children, element("poolOptions", typed("defaultFormat", formats[0]), values("sourceFormatType", formats)))
 	if t == Disk {
-		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", "none"), values("targetFormatType", usageNames())))
+		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", "none"), values("targetFormatType", blockdev.Usages())))
 	}
 	return pool
 }
 
 // findGroups gives the volume groups of the host.
 func findGroups(ctx context.Context) (string, error) {
-	groups, err := groupMembers(ctx)
+	groups, err := blockdev.GroupDevices(ctx)
 	if err != nil {
 		return "", fault.Wrap(err, fault.Of(err), fault.Pool, "cannot list the volume groups")
 	}

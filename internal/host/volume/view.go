@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
@@ -77,9 +78,9 @@ type Volume struct {
 	inode                      uint64
 	atime, mtime, ctime, btime unix.StatxTimestamp
 	backingPath                string
-	encryption                 *encryption // as declared; nil of what was encrypted elsewhere
-	extents                    []extent    // where it lies; nil of what is not cut out of block devices
-	usage                      string      // what a partition is marked to be for
+	encryption                 *encryption       // as declared; nil of what was encrypted elsewhere
+	extents                    []blockdev.Extent // where it lies; nil of what is not cut out of block devices
+	usage                      string            // what a partition is marked to be for
 }
 
 // Key gives what identifies the volume on this host: its path.

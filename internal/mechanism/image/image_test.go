@@ -27,8 +27,8 @@ const mib = 1 << 20
 
 // quarters are where the tool runs in these tests: in a chamber, as in a daemon,
 // where that can be made.
-var quarters = sync.OnceValue(func() *sandbox.Quarters {
-	house, err := sandbox.Open("")
+var quarters = sync.OnceValue(func() *sandbox.Isolation {
+	house, err := sandbox.NewBuilder("")
 	if err != nil {
 		return nil
 	}
@@ -36,7 +36,7 @@ var quarters = sync.OnceValue(func() *sandbox.Quarters {
 	if err != nil {
 		return nil
 	}
-	return &sandbox.Quarters{House: house, Users: users}
+	return &sandbox.Isolation{Builder: house, Users: users}
 })
 
 func tool(t *testing.T) *Tool {

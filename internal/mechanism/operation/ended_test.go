@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// As guest.run.unlessEnded: from some moment on the owner has no turn any more.
+// The owner stops giving turns at some moment, as guest.run.unlessEnded does.
 func TestOwed_IsNotTriedForEverBehindItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
