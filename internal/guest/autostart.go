@@ -193,7 +193,7 @@ func (g *Guest) autostart(ctx context.Context) {
 	case d.Crashed:
 		_ = g.change(ctx, "", func() error { // otherwise it is gone, or the daemon stops
 			if g.run == nil { // otherwise it is started already
-				g.startAgain("QEMU ended by itself")
+				g.startAgain("QEMU ended unexpectedly")
 			}
 			return nil
 		})

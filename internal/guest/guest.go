@@ -220,7 +220,7 @@ func (g *Guest) carryOut(e lifecycle.Effect) {
 	case lifecycle.Restart:
 		g.restartMachine()
 	case lifecycle.StartAgain:
-		g.startAgain("QEMU ended by itself: " + g.revival.cause)
+		g.startAgain("QEMU ended unexpectedly: " + g.revival.cause)
 	case lifecycle.Forget:
 		g.forget()
 	}

@@ -53,7 +53,7 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		d.crash(g)
 		waits := waiting(t, g, "crash 3 in a row")
 		ok(t, g.Destroy(d.ctx(), false))
-		for _, piece := range []string{"QEMU ended by itself: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
+		for _, piece := range []string{"QEMU ended unexpectedly: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
 			if !strings.Contains(waits, piece) {
 				t.Errorf("what waits to be started again does not say %q: %s", piece, waits)
 			}

@@ -141,7 +141,7 @@ func (g *Guest) finish(r *run) {
 	}
 	if g.state.EndFor == "" {
 		g.revival.cause = r.process.Exit().String()
-		g.log.Warn("QEMU ended by itself", "pid", r.PID, "exit", r.process.Exit().String(), "log", g.reg.lastWords(r.Name, r.process))
+		g.log.Warn("QEMU ended unexpectedly", "pid", r.PID, "exit", r.process.Exit().String(), "log", g.reg.lastWords(r.Name, r.process))
 	}
 	g.reg.dropID(r.ID)
 	g.reg.rooms.leave(g)
