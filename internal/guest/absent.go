@@ -35,6 +35,7 @@ func (l *launching) mayLack(policy string, removable bool) bool {
 	return policy == "optional" && (booted || removable) || policy == "requisite" && !booted && removable
 }
 
+// isDrive reports whether a disk is a drive with a removable medium.
 func isDrive(d *device.Disk) bool { return d.Device == "cdrom" || d.Device == "floppy" }
 
 // These are the reasons for a changed disk source, as events name them.
@@ -53,5 +54,5 @@ func (l *launching) dropDisk(d *device.Disk, why error) {
 		l.run.def.Devices.Remove(d)
 	}
 	l.run.dropped = append(l.run.dropped, change)
-	l.run.log.Warn("a guest starts without the source of a disk", "disk", d.Target, "cause", why)
+	l.run.log.Warn("disk source missing; guest starts without it", "disk", d.Target, "cause", why)
 }

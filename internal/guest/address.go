@@ -113,7 +113,7 @@ func (g *Guest) agentAddresses(ctx context.Context, sc scope.Scope) ([]Interface
 		return nil, err
 	}
 	if len(answer) > maxInterfaces {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d interfaces, which is not believed", len(answer))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d interfaces, more than a guest can have", len(answer))
 	}
 	all := make([]Interface, 0, len(answer))
 	for _, a := range answer {

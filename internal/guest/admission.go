@@ -15,7 +15,7 @@ import (
 func within(ctx context.Context, limit time.Duration, steps ...func(context.Context) error) error {
 	if limit > 0 {
 		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Domain, "it did not get there within %v", limit))
+		ctx, stop = context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Domain, "it did not complete within %v", limit))
 		defer stop()
 	}
 	for _, step := range steps {

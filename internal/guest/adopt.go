@@ -24,7 +24,7 @@ import (
 )
 
 // Open makes the registry. It reads the stored definitions and adopts, all at once, the guests that an
-// earlier daemon left running. A guest whose monitor does not answer delays no other guest: it is adopted
+// earlier daemon left running. A guest without an answering monitor delays no other guest: it is adopted
 // and shown as stuck.
 func Open(c Config) (*Registry, error) {
 	r := newRegistry(c)
@@ -66,7 +66,7 @@ func Open(c Config) (*Registry, error) {
 		return nil, err
 	}
 	if err := r.store.Settle(); err != nil {
-		r.log.Error("the next daemon, too, looks for guests that the store may have lost", "error", err)
+		r.log.Error("cannot mark the store as settled; the next daemon searches for lost guests again", "error", err)
 	}
 	r.sweepLabels()
 	r.sweepDropped()
@@ -99,12 +99,12 @@ func (r *Registry) load() error {
 	return r.store.Each(domains, func(uuid string, decode func(any) error) error {
 		var rec record
 		if err := decode(&rec); err != nil {
-			r.log.Error("cannot read a stored domain; it is left as it is", "uuid", uuid, "error", err)
+			r.log.Error("cannot read a stored domain; record kept", "uuid", uuid, "error", err)
 			return nil
 		}
 		def, err := domainxml.Parse(rec.XML, domainxml.Options{})
 		if err != nil {
-			r.log.Error("cannot understand a stored domain; it is left as it is", "domain", rec.Name, "uuid", uuid, "error", err)
+			r.log.Error("cannot parse a stored domain; record kept", "domain", rec.Name, "uuid", uuid, "error", err)
 			return nil
 		}
 		g := newGuest(r, rec.Name, uuid)
@@ -204,7 +204,7 @@ func (r *Registry) adoptAll() error {
 	}
 }
 
-// findOrphans makes a new run directory for a guest whose directory was removed while its QEMU still runs
+// findOrphans makes a new run directory for a guest if its directory was removed while its QEMU still runs
 // in its control group. The guest is then quarantined and cannot be started twice: no monitor can reach
 // that QEMU any more. A prepared QEMU that still waits is ended instead.
 func (r *Registry) findOrphans() {
@@ -218,7 +218,7 @@ func (r *Registry) findOrphans() {
 			continue
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
-			r.log.Error("a guest runs whose run directory has gone, and cannot be kept from being started twice", "uuid", name, "error", err)
+			r.log.Error("run directory of a running guest is missing; the guest may be started twice", "uuid", name, "error", err)
 		}
 	}
 }
@@ -236,7 +236,7 @@ func (r *adopting) adopt(dir string) error {
 			return err
 		}
 		if pid != 0 {
-			return errors.New("its run record has gone") // the record is written before QEMU is launched
+			return errors.New("its run record is missing") // the record is written before QEMU is launched
 		}
 		return removeTree(dir) // the start had not written anything yet
 	}
@@ -245,7 +245,7 @@ func (r *adopting) adopt(dir string) error {
 	}
 	run := newRun(*rec, dir, r.Kernel, r.log.With("domain", rec.Name, "uuid", rec.UUID))
 	if run.def, err = domainxml.Parse(rec.XML, domainxml.Options{Active: true}); err != nil {
-		return fmt.Errorf("cannot understand its run record: %w", err)
+		return fmt.Errorf("cannot parse its run record: %w", err)
 	}
 	process, err := r.findProcess(run)
 	started := rec.State.Phase.Active()
@@ -253,7 +253,7 @@ func (r *adopting) adopt(dir string) error {
 		r.hasRun(rec.UUID)
 	}
 	if err == nil && process != nil && !started {
-		run.log.Warn("taking back a start that its daemon did not live to complete", "pid", process.PID)
+		run.log.Warn("start interrupted by the end of its daemon; undoing it", "pid", process.PID)
 		process, err = nil, killAndWait(process)
 	}
 	if err != nil {
@@ -289,7 +289,7 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemuprocess.Process
 	run.process = process
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
 	if err := run.seal(); err != nil { // an older daemon may not have sealed it
-		run.log.Error("a QEMU may go on to write into its run directory", "error", err)
+		run.log.Error("cannot seal the run directory; QEMU may still write to it", "error", err)
 	}
 	g := r.adopted(rec)
 	run.guest = g
@@ -324,7 +324,7 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 		if other := r.byName[rec.Name]; other == nil {
 			r.byName[rec.Name] = g
 		} else { // after the store was restored from a backup, for example
-			g.log.Error("a guest runs that has another's name; it is found by its UUID", "other", other.uuid)
+			g.log.Error("running guest has the name of another guest; find it by UUID", "other", other.uuid)
 		}
 	}
 	return g
@@ -349,7 +349,7 @@ func (r *Registry) findProcess(run *run) (*qemuprocess.Process, error) {
 	}
 	process, err := qemuprocess.Adopt(pid, start)
 	if fault.Is(err, fault.NotFound) {
-		run.log.Info("a guest ended while no daemon looked", "cause", err)
+		run.log.Info("guest ended while no daemon ran", "cause", err)
 		return nil, nil
 	}
 	return process, err
@@ -455,10 +455,10 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 	}
 	pid, err := r.emulatorIn(dir)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run lives on in %s", dir)
+		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run still works in %s", dir)
 	}
 	if pid != 0 {
-		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
+		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run still works in %s; end that process first", pid, dir)
 	}
 	// The TPM emulator runs in the control group. Ended with the group, it would have no time to save its
 	// state, so it is stopped first.
@@ -479,7 +479,7 @@ func (r *Registry) rehold(run *run) {
 	for _, n := range run.NICs {
 		release, err := r.readoptNIC(run, n)
 		if err != nil {
-			run.log.Info("an interface of an adopted guest is not there", "interface", n.IfName, "cause", err)
+			run.log.Info("interface of an adopted guest is missing", "interface", n.IfName, "cause", err)
 			continue
 		}
 		run.hold(n.what(), release)

@@ -23,7 +23,7 @@ import (
 const AgentChannel = "org.qemu.guest_agent.0"
 
 // IsAgents reports whether the guest agent may take a channel of that name for its own. udev makes the
-// agent's link also for a name in which the agent's is one of several words, or which ends in spaces.
+// agent's link also for a name that contains the agent's as one of several words, or ends in spaces.
 func IsAgents(channel string) bool { return strings.Contains(channel, AgentChannel) }
 
 // agentLimit is how long to wait for an agent's answer, as libvirt does.
@@ -67,7 +67,7 @@ func (l *agentLine) keep(s *agent.Session) *agent.Session {
 	return l.session
 }
 
-// drop closes a session whose connection is in an unknown state.
+// drop closes a session after its connection came into an unknown state.
 func (l *agentLine) drop(s *agent.Session) {
 	s.Close()
 	l.mu.Lock()
@@ -111,6 +111,8 @@ func (r *run) askAgent(ctx context.Context, def *domain.Definition, command stri
 	return r.withAgent(ctx, def, func(s *agent.Session) error { return s.Execute(ctx, command, args, into) })
 }
 
+// withAgent calls do with the agent's session. It drops the session after an error, unless the agent
+// refused the command or is busy.
 func (r *run) withAgent(ctx context.Context, def *domain.Definition, do func(*agent.Session) error) error {
 	c, err := agentChar(def)
 	if err != nil {

@@ -90,7 +90,7 @@ func (a *attach) Rehold() {
 	if at := pciFunction(a.dev); at != nil {
 		release, err := r.reg.claimDevice(*at, r)
 		if err != nil {
-			r.log.Error("a device that was being plugged in is not the guest's", "error", err)
+			r.log.Error("cannot claim the device of an interrupted attachment", "error", err)
 		} else {
 			a.what, a.release = claimOf(*at), release
 		}
@@ -261,8 +261,10 @@ func (a *attach) plug(ctx context.Context) error {
 	return a.tune(ctx)
 }
 
+// takeBack undoes the QMP steps of the attachment.
 func (a *attach) takeBack(ctx context.Context) error { return a.r.takeBack(ctx, a.Undo) }
 
+// probe asks QEMU whether it has the device.
 func (a *attach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
 	there, err := a.r.hasDevice(ctx, a.alias())
 	if err != nil || !there {
@@ -281,13 +283,14 @@ func (a *attach) settle(ctx context.Context) error {
 	if err == nil || noAnswer(err) {
 		return err
 	}
-	a.r.log.Warn("a device that was being plugged in is the guest's without its limits, which QEMU refuses", "alias", a.alias(), "error", err)
+	a.r.log.Warn("QEMU refuses the limits of a device; device attached without them", "alias", a.alias(), "error", err)
 	if d, is := a.dev.(*device.Disk); is {
 		d.Tune = nil
 	}
 	return nil
 }
 
+// tune sends QEMU the settings that cannot be part of device_add.
 func (a *attach) tune(ctx context.Context) error {
 	s, err := a.r.monitor()
 	if err != nil {
@@ -349,7 +352,7 @@ func (r *run) takeBack(ctx context.Context, steps []undoing) error {
 		if err := s.Execute(ctx, u.Command, u.Args, nil); noAnswer(err) {
 			return err
 		} else if err != nil {
-			r.log.Debug("nothing to take back of a device", "command", u.Command, "error", err)
+			r.log.Debug("no part of the device to undo", "command", u.Command, "error", err)
 		}
 	}
 	return nil

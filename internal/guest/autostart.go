@@ -18,7 +18,7 @@ import (
 // first start. A guest is removed from it when it has run, or when its start is given up. So a daemon that
 // is killed halfway leaves the rest to the next daemon, and no guest that ran is started again.
 
-// bootKind is the record of the last boot whose autostart was stored.
+// bootKind is the record of the last boot with a stored autostart list.
 var bootKind = store.Kind{Name: "boot", Version: 1}
 
 const lastBoot = "autostarted"
@@ -26,7 +26,7 @@ const lastBoot = "autostarted"
 // dueKind is the record of one guest that this boot has still to start, by UUID.
 var dueKind = store.Kind{Name: "autostart", Version: 1}
 
-// due says in which boot a guest is to be started, and why.
+// due names the boot for a guest's start, and the reason.
 type due struct {
 	Boot string
 	Once bool // by AutostartOnce, which is then cleared
@@ -47,7 +47,7 @@ func (r *Registry) loadDues() error {
 	err := r.store.Each(dueKind, func(uuid string, decode func(any) error) error {
 		var d due
 		if err := decode(&d); err != nil {
-			r.log.Error("cannot learn whether a guest is still to be started", "uuid", uuid, "error", err)
+			r.log.Error("cannot read whether a guest must still be started", "uuid", uuid, "error", err)
 		}
 		if r.Boot == "" || d.Boot != r.Boot {
 			old = append(old, uuid)
@@ -69,7 +69,7 @@ func (r *Registry) forgetDue(uuid string) {
 	if err == nil {
 		return
 	}
-	r.log.Error("cannot forget yet that a guest was to be started with the host", "uuid", uuid, "error", err)
+	r.log.Error("cannot delete an autostart record; trying again", "uuid", uuid, "error", err)
 	r.loops.Go(func() {
 		_ = UntilDone(r.life, lastTry, func() error { // fails when the daemon stops
 			if _, again := r.isDue(uuid); again { // it has crashed since
@@ -109,10 +109,10 @@ func (r *Registry) Autostart(ctx context.Context) {
 	}
 	var noted string
 	if err := r.store.Get(bootKind, lastBoot, &noted); err != nil && !fault.Is(err, fault.NotFound) {
-		r.log.Error("cannot learn whether this boot's autostart is done; no more is started than is noted", "error", err)
+		r.log.Error("cannot read whether this boot's autostart is done; only recorded guests are started", "error", err)
 		noted = r.Boot
 		if err := r.store.Put(bootKind, lastBoot, noted); err != nil { // otherwise no later boot would start any guest
-			r.log.Error("nor can that be noted", "error", err)
+			r.log.Error("cannot record that this boot's autostart is done", "error", err)
 		}
 	}
 	if noted != r.Boot {
@@ -185,6 +185,8 @@ func (r *Registry) noteDues() error {
 	return err
 }
 
+// autostart starts one guest of the list: after a crash at once, otherwise if its mark is still set. A
+// failed start is repeated after a pause.
 func (g *Guest) autostart(ctx context.Context, sc scope.Scope) {
 	d, _ := g.reg.isDue(g.uuid)
 	v := g.View()
@@ -192,7 +194,7 @@ func (g *Guest) autostart(ctx context.Context, sc scope.Scope) {
 	case d.Crashed:
 		_ = g.change(ctx, sc, "", func() error { // otherwise it is gone, or the daemon stops
 			if g.run == nil { // otherwise it is started already
-				g.startAgain("QEMU ended by itself")
+				g.startAgain("QEMU ended unexpectedly")
 			}
 			return nil
 		})

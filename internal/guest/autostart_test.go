@@ -101,7 +101,7 @@ func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
 	d.boot = "first"
 	d.reopen(func() {})
 	pool, disk := d.shelf()
-	const waits = "could not be started"
+	const waits = "autostart failed"
 	byName := map[string]*guest.Guest{}
 	for _, name := range []string{"patient", "destroyed", "undefined", "unmarked"} {
 		byName[name] = d.define(small(name, disk))

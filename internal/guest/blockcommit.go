@@ -92,7 +92,7 @@ func (c *blockCommit) Steps() []operation.Step {
 func (c *blockCommit) Opened(op *operation.Operation) error {
 	c.op = op
 	if len(c.Gone) == 0 || c.Active == (c.Above != nil) {
-		return errors.New("it names no images that go, or not the one above them")
+		return errors.New("it lacks the committed images, or the image above them")
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func (g *Guest) BlockCommit(ctx context.Context, sc scope.Scope, disk string, o 
 			return nil, fault.New(fault.Busy, fault.Device, "disk '%s' already in active block job", d.Target)
 		}
 		if d.CopyOnRead == device.On {
-			return nil, fault.New(fault.Unsupported, fault.Call, "a commit of a disk that copies on read is not built (disk %s)", d.Target)
+			return nil, fault.New(fault.Unsupported, fault.Call, "a commit of a disk with copy_on_read is not supported (disk %s)", d.Target)
 		}
 		s, err := findCommit(d, o)
 		if err != nil {
@@ -138,6 +138,7 @@ func (g *Guest) BlockCommit(ctx context.Context, sc scope.Scope, disk string, o 
 	})
 }
 
+// newBlockCommit makes the payload of a commit of the images in s.
 func newBlockCommit(r *run, d *device.Disk, s span, o CommitOptions) *blockCommit {
 	images := d.Images()
 	at := func(place int) written {
@@ -162,6 +163,7 @@ func newBlockCommit(r *run, d *device.Disk, s span, o CommitOptions) *blockCommi
 	return c
 }
 
+// objects returns the disk and the lent images, which no other operation may use at the same time.
 func (c *blockCommit) objects() []string {
 	all := []string{"disk/" + c.Target}
 	for _, w := range c.Lent {
@@ -191,7 +193,7 @@ func (g *Guest) admitCommit(ctx context.Context, sc scope.Scope, c *blockCommit,
 // renamed returns the backing file reference of the image above, before and after the commit.
 func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing, err error) {
 	if chain[s.top-1].Backing == nil {
-		return was, will, fault.New(fault.WrongState, fault.Volume, "%s lies on nothing", chain[s.top-1].Path)
+		return was, will, fault.New(fault.WrongState, fault.Volume, "%s has no backing file", chain[s.top-1].Path)
 	}
 	was, will.Format = *chain[s.top-1].Backing, chain[s.base].Format
 	will.Name, err = chain.NameBelow(s.top-1, s.base, relative)
@@ -214,6 +216,7 @@ func (c *blockCommit) takeBack(ctx context.Context) error {
 	return c.r.takeBackImages(ctx, c.op.Scope(), c.Lent)
 }
 
+// start begins the job in QEMU.
 func (c *blockCommit) start(ctx context.Context) error {
 	job := qemu.Commit{
 		Job: c.Job, Device: qemu.TopNode(c.disk), Top: c.Gone[0].Number, Base: c.Base.Number, Backing: c.Will.Name, Speed: c.Speed,
@@ -270,7 +273,7 @@ func (c *blockCommit) copied(ctx context.Context) error {
 	case err != nil:
 		return err
 	case job == nil:
-		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' has gone: QEMU does not know it any more", c.Target)
+		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' is gone: QEMU no longer knows it", c.Target)
 	case job.Status == qemu.JobConcluded:
 		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' failed: %s", c.Target, told(job.Error))
 	case job.Status == qemu.JobPending: // an earlier daemon told it to complete
@@ -339,8 +342,9 @@ func (c *blockCommit) complete(ctx context.Context) error {
 	return err
 }
 
+// broken returns the error of a job that failed during the pivot. job is nil if QEMU no longer knows it.
 func (c *blockCommit) broken(job *qemu.Job) error {
-	why := "QEMU does not know it any more"
+	why := "QEMU no longer knows it"
 	if job != nil {
 		why = told(job.Error)
 	}
@@ -455,6 +459,7 @@ func (c *blockCommit) pivot(ctx context.Context) error {
 	return operation.Final(c.broken(job))
 }
 
+// unstore restores the disk of the stored definition, unless it was changed since.
 func (c *blockCommit) unstore(ctx context.Context) error {
 	return c.r.inLoop(ctx, func(g *Guest) error {
 		if g == nil || g.inactive == nil || c.Stored == nil {
@@ -566,10 +571,12 @@ func (c *blockCommit) note(ctx context.Context) error {
 	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.RecordRebase(f, c.Was, c.Will) })
 }
 
+// unnote removes the note: only the old backing file name is accepted again.
 func (c *blockCommit) unnote(ctx context.Context) error {
 	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Was) })
 }
 
+// renote ends the note after the commit: only the new backing file name is accepted.
 func (c *blockCommit) renote(ctx context.Context, sc scope.Scope) error {
 	err := onImage(ctx, sc, *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Will) })
 	if fault.Is(err, fault.Denied) { // its header names another file by now; the note keeps that one from being used
@@ -598,7 +605,7 @@ func onImage(ctx context.Context, sc scope.Scope, w written, do func(*os.File) e
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("cannot look at %s: %w", w.Path, err)
+		return fmt.Errorf("cannot open %s: %w", w.Path, err)
 	}
 	defer f.Close()
 	return fsguard.Run(ctx, w.Path, func() error { return do(f) })

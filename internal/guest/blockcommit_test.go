@@ -259,7 +259,7 @@ func TestBlockCommit_ImageRemoved(t *testing.T) {
 	ok(t, os.Remove(filepath.Join(d.dir, "a")))
 	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	for len(d.heard) > 0 {
-		if line := <-d.heard; strings.Contains(line, "is not settled") {
+		if line := <-d.heard; strings.Contains(line, "cannot settle an operation") {
 			t.Error(line)
 		}
 	}

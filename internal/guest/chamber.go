@@ -27,9 +27,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A guest's QEMU runs as a user of its own in a sandbox, where it sees only what it needs. The daemon opens
-// its disks, its firmware and the output files of its serial ports, and passes the descriptors on. So no
-// file changes its owner: nothing must be restored, and nothing is lost if the daemon dies.
+// A guest's QEMU runs as a user of its own in a sandbox, where it sees only the files that it needs. The
+// daemon opens its disks, its firmware and the output files of its serial ports, and passes the descriptors
+// on. So no file changes its owner: nothing must be restored, and nothing is lost if the daemon dies.
 
 // ownDir is the one directory, inside the run directory, that a guest's QEMU may write to, and only until
 // it is sealed. The daemon keeps its own files of the guest outside of it.
@@ -71,7 +71,7 @@ func (r *Registry) userOf(def *domain.Definition) (sandbox.User, error) {
 			u, err := parseUser(label.Label)
 			for _, id := range []uint32{u.UID, u.GID} {
 				if err == nil && r.Quarters.Users.Has(id) {
-					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is one of those that guests are given one by one", label.Label, id)
+					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is in the range that Lodge assigns to guests; choose another one", label.Label, id)
 				}
 			}
 			return u, err
@@ -92,11 +92,12 @@ func parseUser(label string) (u sandbox.User, err error) {
 		*id.to, err = uint32(n), errors.Join(err, e)
 	}
 	if err != nil || both && gid == "" {
-		return u, fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: say numbers, as in +107:+107", label)
+		return u, fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: use numbers, as in +107:+107", label)
 	}
 	return u, nil
 }
 
+// makeOwn makes the directory in dir that user u owns.
 func makeOwn(dir string, u sandbox.User) error {
 	own := filepath.Join(dir, ownDir)
 	err := os.Mkdir(own, 0o700)
@@ -255,7 +256,7 @@ func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
 		}
 		kind := st.Mode & unix.S_IFMT
 		if kind != unix.S_IFCHR && kind != unix.S_IFBLK {
-			return node, fault.New(fault.Invalid, fault.Host, "%s is no device", path)
+			return node, fault.New(fault.Invalid, fault.Host, "%s is not a device", path)
 		}
 		return sandbox.Device{Path: path, Mode: kind, Dev: st.Rdev}, nil
 	}, nil)
@@ -305,7 +306,7 @@ func (g *Guest) shortenNodes() {
 	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context, sc scope.Scope) (settle, error) {
 		failpoint.Reach("unplug.nodes")
 		if err := g.reg.allowDevices(ctx, r.UUID, def); err != nil {
-			g.log.Warn("the guest may still open the nodes of a device that it has let go", "error", err)
+			g.log.Warn("cannot revoke device nodes; the guest may still open those of a detached device", "error", err)
 			return nil, err
 		}
 		return func() error {
@@ -316,6 +317,7 @@ func (g *Guest) shortenNodes() {
 	})
 }
 
+// closeShown closes the files that a sandbox shows.
 func closeShown(c *sandbox.Spec) {
 	for _, s := range c.ReadOnlyFiles {
 		_ = s.File.Close() // opened for reading only
@@ -415,11 +417,11 @@ func (r *Registry) admit(ctx context.Context, sc scope.Scope, run *run, p *qemu.
 	served := isNIC && p.NICs[nic.Alias] != nil && p.NICs[nic.Alias].Wire != nil
 	if needsNetwork(alone) && !served && r.lacksNetwork(run) {
 		return fault.New(fault.Unsupported, fault.Config,
-			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest again", dev.Kind())
 	}
 	if needsRings(alone) && slices.Contains(run.Isolation, ringBarrier) {
 		return fault.New(fault.Unsupported, fault.Config,
-			"this guest was started without io_uring, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+			"this guest was started without io_uring, which its %s needs: add it to the configuration (--config), and start the guest again", dev.Kind())
 	}
 	if err := r.allowDevices(ctx, run.UUID, p.Definition, alone); err != nil {
 		return err

@@ -78,7 +78,7 @@ func TestADirectoryThatIsFullIsNotSealed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(sealTree(dir, os.Getgid(), &most), dir.Close()); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "more lies there") {
+		if err := errors.Join(sealTree(dir, os.Getgid(), &most), dir.Close()); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "it holds more") {
 			t.Errorf("with %d left: %v", most, err)
 		}
 	}

@@ -60,7 +60,7 @@ func (c *cleanup) Opened(op *operation.Operation) error {
 	return nil
 }
 
-// newCleanup moves what is left of a device from the run to a cleanup. It runs in the loop.
+// newCleanup moves the remaining resources of a device from the run to a cleanup. It runs in the loop.
 func (r *run) newCleanup(dev device.Device) *cleanup {
 	c := &cleanup{r: r, Alias: dev.Common().Alias}
 	c.NIC, c.release = r.takeNIC(c.Alias)
@@ -87,7 +87,7 @@ func (r *run) newCleanup(dev device.Device) *cleanup {
 		}
 	}
 	if err != nil {
-		r.log.Error("cannot clean up all behind a removed device", "alias", c.Alias, "error", err)
+		r.log.Error("cannot clean up after a removed device", "alias", c.Alias, "error", err)
 	}
 	return c
 }
@@ -114,7 +114,7 @@ func (c *cleanup) Rehold() {
 		return
 	}
 	if err := r.reg.holdClaim(r, *c.Device); err != nil {
-		r.log.Info("a device that was unplugged has been plugged in since", "cause", err)
+		r.log.Info("detached device was attached again since", "cause", err)
 	} else if c.Taken {
 		c.release = r.reg.returning(r, *c.Device)
 	}
@@ -143,7 +143,7 @@ func (r *run) removeAll(ctx context.Context, s *qmp.Session, all []undoing) erro
 		case inUse(err) || noAnswer(err):
 			return err
 		case err != nil: // it was removed before
-			r.log.Debug("nothing is left to remove", "command", u.Command, "cause", err)
+			r.log.Debug("object is gone already", "command", u.Command, "cause", err)
 		}
 	}
 	return nil
@@ -171,13 +171,13 @@ func (c *cleanup) closeImages(ctx context.Context) error {
 		return errors.New("QEMU closes the images of a paused guest when it runs")
 	}
 	if err != nil && !noAnswer(err) { // a later attempt would fail, too
-		c.r.log.Warn("QEMU does not let go of the images of a disk", "alias", c.Alias, "error", err)
+		c.r.log.Warn("QEMU does not close the images of a disk", "alias", c.Alias, "error", err)
 		return nil
 	}
 	return err
 }
 
-// giveBack releases what was held for the device.
+// giveBack releases the host's resources for the device.
 func (c *cleanup) giveBack(ctx context.Context) (err error) {
 	c.r.relays.stop(c.Alias)
 	for _, w := range c.Lent {
@@ -217,7 +217,7 @@ type undoing struct {
 
 func newUndoing(step *qemu.Step) (undoing, error) {
 	args, err := json.Marshal(step.Args)
-	return undoing{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot note how a device is undone")
+	return undoing{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot record how to undo a device")
 }
 
 // forgetImages closes images in QEMU that it was given and no longer uses. kept says that QEMU still has

@@ -52,6 +52,7 @@ func findCommit(d *device.Disk, o CommitOptions) (s span, err error) {
 	return s, checkCommit(d, s)
 }
 
+// refusedCall returns an error for an invalid call, with libvirt's text.
 func refusedCall(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Call, format, args...)
 }
@@ -121,11 +122,11 @@ func checkCommit(d *device.Disk, s span) error {
 	case d.Transient:
 		return fault.New(fault.Unsupported, fault.Call, "block jobs are not supported on transient disk '%s'", d.Target)
 	case d.ReadOnly:
-		return fault.New(fault.Unsupported, fault.Call, "disk %s is read-only, and what lies below it is not written for it; shut the guest off and use qemu-img commit", d.Target)
+		return fault.New(fault.Unsupported, fault.Call, "disk %s is read-only, so nothing is committed to its backing files; shut the guest off and use qemu-img commit", d.Target)
 	case d.Encryption != nil:
-		return fault.New(fault.Unsupported, fault.Call, "disk %s is encrypted, and what lies below it is not: a commit would write its data there in the clear", d.Target)
+		return fault.New(fault.Unsupported, fault.Call, "disk %s is encrypted and its backing file is not: a commit would write the data unencrypted", d.Target)
 	case format != "raw" && format != "qcow2":
-		return fault.New(fault.Unsupported, fault.Call, "a commit into an image of format %s is not built; raw and qcow2 are", format)
+		return fault.New(fault.Unsupported, fault.Call, "a commit into an image of format %s is not supported; only raw and qcow2 are", format)
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ func TestFindCommit_Refuses(t *testing.T) {
 		{func(d *device.Disk) { d.Source, d.Backing = nil, nil }, CommitOptions{Active: true}, fault.Invalid, "could not find base image"},
 		{func(d *device.Disk) { d.Backing = d.Backing[3:] }, CommitOptions{Active: true}, fault.Invalid, "could not find base image"},
 		{func(d *device.Disk) { d.ReadOnly = true }, CommitOptions{Active: true}, fault.Unsupported, "qemu-img commit"},
-		{func(d *device.Disk) { d.Encryption = &device.Encryption{} }, CommitOptions{Active: true}, fault.Unsupported, "in the clear"},
+		{func(d *device.Disk) { d.Encryption = &device.Encryption{} }, CommitOptions{Active: true}, fault.Unsupported, "unencrypted"},
 		{func(d *device.Disk) { d.Backing[2].Format = "vmdk" }, CommitOptions{Active: true}, fault.Unsupported, "format vmdk"},
 	} {
 		_, err := findCommit(disk(c.change), c.o)

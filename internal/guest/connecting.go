@@ -47,7 +47,7 @@ func (r *run) connectFor(ctx context.Context, sc scope.Scope, p *qemu.Plan, alia
 	defer conn.Close()
 	f, err := copyOf(conn, b.Path)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot hand over the socket %s", b.Path)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot pass the socket %s to QEMU", b.Path)
 	}
 	if p.Sockets == nil {
 		p.Sockets = map[string]*os.File{}
@@ -100,7 +100,7 @@ func openSocket(at string, nofollow int) (*os.File, error) {
 	case info.Mode().Type() == os.ModeSymlink:
 		err = unix.ELOOP
 	case info.Mode().Type() != os.ModeSocket:
-		err = errors.New("it is no socket")
+		err = errors.New("it is not a socket")
 	default:
 		return f, nil
 	}
@@ -121,7 +121,7 @@ func connectTo(ctx context.Context, socket *os.File) (*net.UnixConn, error) {
 		err = number // Go's text would name the descriptor
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		err = errors.New("nobody listens there; start the program that serves it first")
+		err = errors.New("no program listens on it; start the program that serves it first")
 	}
 	return nil, err
 }

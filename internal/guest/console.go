@@ -55,6 +55,7 @@ func (g *Guest) OpenChannel(ctx context.Context, sc scope.Scope, name string, o 
 	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
 }
 
+// openChar opens a character device of those that of returns, except for the agent's channel.
 func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of func(*device.Set) []*device.Char) (io.ReadWriteCloser, error) {
 	r, v := g.live.Load(), g.View()
 	if r == nil || v.Active == nil {
@@ -65,7 +66,7 @@ func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of 
 		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
 	}
 	if IsAgents(c.Name) {
-		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s is that of the guest's agent, to whom the daemon speaks for all: send the agent commands (virsh qemu-agent-command), or name another channel", c.Alias)
+		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s belongs to the guest agent, which only the daemon may use: send it commands (virsh qemu-agent-command), or name another channel", c.Alias)
 	}
 	return r.consoles.open(ctx, c, o, r.openBackend)
 }
@@ -121,6 +122,7 @@ type typed struct {
 // sessionQueue bounds how many pieces of output are queued for a slow client, each of at most 16 KiB.
 const sessionQueue = 256
 
+// open adds a session to the console of a character device. It opens the back end if no session is open.
 func (cs *consoles) open(
 	ctx context.Context, c *device.Char, o ConsoleOptions, openBackend func(context.Context, *device.Char) (io.ReadWriteCloser, error),
 ) (io.ReadWriteCloser, error) {
@@ -128,7 +130,7 @@ func (cs *consoles) open(
 	defer cs.mu.Unlock()
 	con := cs.byAlias[c.Alias]
 	if con != nil && !o.Force && con.isFull() {
-		return nil, fault.New(fault.NoCapacity, fault.Domain, "%d have %s %s open; end one, or force them out", maxSessions, c.Role, c.Alias)
+		return nil, fault.New(fault.NoCapacity, fault.Domain, "%d clients have %s %s open; end one session, or force them out", maxSessions, c.Role, c.Alias)
 	}
 	if con != nil && !con.admit(o) {
 		return nil, fault.New(fault.WrongState, fault.Domain, "Active console session exists for this domain")
@@ -186,6 +188,7 @@ func (c *console) admit(o ConsoleOptions) bool {
 	return !o.Safe && !alone
 }
 
+// join adds a session.
 func (c *console) join(o ConsoleOptions) *session {
 	s := &session{of: c, queue: make(chan []byte, sessionQueue), left: make(chan struct{})}
 	s.out, s.in = io.Pipe()
@@ -239,6 +242,7 @@ func (c *console) typeOn() {
 	}
 }
 
+// give queues a piece of output for every session. A full queue drops its oldest piece.
 func (c *console) give(piece []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,6 +256,7 @@ func (c *console) give(piece []byte) {
 	}
 }
 
+// offer queues a piece of output, and reports false if the queue is full.
 func (s *session) offer(piece []byte) bool {
 	select {
 	case s.queue <- piece:
@@ -352,7 +357,7 @@ func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
 	}
 	if peer := listener.PeerOf(conn); peer.Unknown != nil || peer.UID != r.User.UID {
 		_ = conn.Close()
-		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has put something else in its place", path)
+		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has replaced it", path)
 	}
 	return conn, nil
 }
@@ -388,13 +393,13 @@ func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
 	major := unix.Major(st.Rdev)
 	isPTY := st.Mode&unix.S_IFMT == unix.S_IFCHR && major >= firstPTYMajor && major < endPTYMajor
 	if !isPTY || r.User != nil && st.Uid != r.User.UID {
-		return nil, fault.New(fault.Denied, fault.Device, "%s is no pseudo-terminal of this guest's, as its QEMU says", path)
+		return nil, fault.New(fault.Denied, fault.Device, "%s is not a pseudo-terminal of this guest, although its QEMU says so", path)
 	}
 	return openTTY(fmt.Sprintf("/proc/self/fd/%d", fd))
 }
 
-// openTerminal opens the terminal at a path of the definition. safepath refuses a link by which a user who
-// may write to the folder could redirect it.
+// openTerminal opens the terminal at a path of the definition. safepath refuses a link that a user who may
+// write to the folder could put there.
 func openTerminal(path string) (io.ReadWriteCloser, error) {
 	at, err := safepath.Open(path)
 	if err != nil {

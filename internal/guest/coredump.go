@@ -102,7 +102,7 @@ func (r *Registry) roomForCore(name string, memory uint64) error {
 		return err
 	}
 	if free < 2*memory {
-		return fault.New(fault.NoCapacity, fault.Host, "%s has %d MiB left, too few for a dump of %d MiB", r.coreDir(), free>>20, memory>>20)
+		return fault.New(fault.NoCapacity, fault.Host, "%s has %d MiB of free space, too little for a dump of %d MiB; free some space", r.coreDir(), free>>20, memory>>20)
 	}
 	return nil
 }

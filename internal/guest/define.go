@@ -131,7 +131,7 @@ func (g *Guest) define(def *domain.Definition, doc string) error {
 		g.tellDecisions()
 	}
 	for _, clash := range g.reg.Clashes(g.View(), nil) {
-		g.log.Warn("a guest was defined that is not unique", "message", clash)
+		g.log.Warn("guest defined with a property of another guest", "message", clash)
 	}
 	return nil
 }
@@ -169,8 +169,8 @@ func policy(d *domain.Definition) lifecycle.Policy {
 	return lifecycle.Policy{OnPoweroff: d.OnPoweroff, OnReboot: d.OnReboot, OnCrash: d.OnCrash}
 }
 
-// forgetIfNothing removes a guest whose claim was followed by a failure: it is neither defined nor running
-// nor starting, as far as is known.
+// forgetIfNothing removes a guest after a failure that followed its claim: it is neither defined nor
+// running nor starting, as far as is known.
 func (g *Guest) forgetIfNothing() {
 	if g.inactive == nil && g.run == nil && g.job == nil && g.quarantine == "" {
 		g.forget()
@@ -261,7 +261,7 @@ func (g *Guest) loosen(o UndefineOptions) (tighten func(), err error) {
 	}
 	if err != nil {
 		back()
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that domain %q is to be undefined", r.Name)
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot record that domain %q is being undefined", r.Name)
 	}
 	return func() { back(); g.keepActive() }, nil
 }
@@ -296,10 +296,10 @@ func (g *Guest) admitUndefine(o UndefineOptions, nvram string) error {
 	switch {
 	case nvram == "":
 	case nvram != g.inactive.OS.NVRAM.Path:
-		return fault.New(fault.WrongState, fault.Domain, "domain %q has been given other UEFI variables just now; try again", g.record.Name)
+		return fault.New(fault.WrongState, fault.Domain, "the UEFI variables of domain %q were changed just now; try again", g.record.Name)
 	case !o.NVRAM && !o.KeepNVRAM:
 		return fault.New(fault.WrongState, fault.Domain,
-			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", nvram)
+			"cannot undefine domain with nvram %s; use --nvram to remove it or --keep-nvram to keep it", nvram)
 	}
 	return nil
 }
@@ -336,6 +336,8 @@ func (g *Guest) Rename(ctx context.Context, sc scope.Scope, name string) error {
 	return g.perform(ctx, sc, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(ctx, sc, name) })
 }
 
+// rename stores the new name and announces it. During the change the guest has both names. It runs in the
+// loop.
 func (g *Guest) rename(ctx context.Context, sc scope.Scope, name string) error {
 	if g.inactive == nil {
 		return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")

@@ -85,7 +85,7 @@ func (d *detach) gone(ctx context.Context) error {
 	}
 	select {
 	case <-d.refused:
-		return fault.New(fault.Failed, fault.Device, "the guest refuses to let device %s go", d.Alias)
+		return fault.New(fault.Failed, fault.Device, "the guest refuses to release device %s", d.Alias)
 	default:
 	}
 	return d.r.inLoop(ctx, func(*Guest) error {
@@ -153,6 +153,7 @@ func (g *Guest) DetachAlias(ctx context.Context, sc scope.Scope, alias string, a
 	}, true)
 }
 
+// detach plans the removal of the device that find returns. async means not to wait for the guest.
 func (g *Guest) detach(ctx context.Context, sc scope.Scope, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
 	var stored device.Device
 	return g.edit(ctx, sc, a, func() (_ *domain.Definition, err error) {
@@ -198,7 +199,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		object := "alias/" + d.Alias
 		if earlier := r.ops.Find(detachKind.Name, object); earlier != nil { // ask the guest once more
-			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the device %s was asked for once more", d.Alias))
+			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the detachment of device %s was requested again", d.Alias))
 		}
 		objects := []string{object}
 		if disk, is := dev.(*device.Disk); is {

@@ -25,7 +25,7 @@ func (c *deviceClaims) take(at kernel.PCIAddress, by *run) error {
 	case other != nil && other.Name == "":
 		return fault.New(fault.Busy, fault.NodeDevice, "the driver of PCI device %s is just being changed; try again when that is over", at)
 	case other != nil:
-		return fault.New(fault.Busy, fault.NodeDevice, "PCI device %s is in use by domain '%s': detach it there, or end that first", at, other.Name)
+		return fault.New(fault.Busy, fault.NodeDevice, "PCI device %s is in use by domain '%s': detach it there, or shut that domain off first", at, other.Name)
 	case c.held == nil:
 		c.held = map[kernel.PCIAddress]*run{}
 	}
@@ -33,6 +33,7 @@ func (c *deviceClaims) take(at kernel.PCIAddress, by *run) error {
 	return nil
 }
 
+// has reports whether the run has claimed the device.
 func (c *deviceClaims) has(at kernel.PCIAddress, by *run) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +105,7 @@ func (r *Registry) reholdClaims(run *run) {
 			continue
 		}
 		if err := r.holdClaim(run, hostAddress(d)); err != nil {
-			run.log.Error("an adopted guest has a device that is not its own", "error", err)
+			run.log.Error("cannot claim a device of an adopted guest", "error", err)
 		}
 	}
 }

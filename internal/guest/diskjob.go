@@ -41,6 +41,7 @@ type diskJobber interface{ job() *diskJob }
 
 func (j *diskJob) job() *diskJob { return j }
 
+// tell sends clients an event about the job.
 func (j *diskJob) tell(r *run, path, status string) {
 	r.reg.events.Append(event.Source{Name: r.Name, UUID: r.UUID, ID: r.ID},
 		event.DomainBlockJob{Path: path, Target: j.Target, Kind: j.Kind, Status: status})
@@ -73,7 +74,7 @@ func (j *diskJob) tellEnd(r *run, path string) {
 // isOver reports whether QEMU has ended, or was never found.
 func (r *run) isOver() bool { return r.process == nil || r.gone() }
 
-// diskJobs returns the first open block job that which accepts. Nil: there is none.
+// diskJobs returns the first open block job for which the function which returns true. Nil: there is none.
 func (r *run) diskJobs(which func(*diskJob) bool) (*operation.Operation, *diskJob) {
 	for _, op := range r.ops.Operations() {
 		if w, is := op.Work().(diskJobber); is && which(w.job()) {
@@ -83,7 +84,7 @@ func (r *run) diskJobs(which func(*diskJob) bool) (*operation.Operation, *diskJo
 	return nil, nil
 }
 
-// onJobStatus wakes the operation of a job whose status has changed. It runs in the loop.
+// onJobStatus wakes the operation of a job after a change of its status. It runs in the loop.
 func (g *Guest) onJobStatus(data json.RawMessage) {
 	var e qemu.JobEvent
 	if !g.decode("JOB_STATUS_CHANGE", data, &e) {
@@ -94,7 +95,7 @@ func (g *Guest) onJobStatus(data json.RawMessage) {
 	}
 }
 
-// runningDisks returns the run of a guest whose monitor answers. It runs in the loop.
+// runningDisks returns the run of a guest with an answering monitor. It runs in the loop.
 func (g *Guest) runningDisks() (*run, error) {
 	if g.run == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -156,6 +157,8 @@ func (g *Guest) endable(ctx context.Context, sc scope.Scope, disk string, pivot 
 	return r, op, j, err
 }
 
+// endBlockJob ends the job on a disk and waits for its end. A pivot first checks that the store takes
+// changes.
 func (g *Guest) endBlockJob(ctx context.Context, sc scope.Scope, disk string, pivot bool) error {
 	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if pivot && g.inactive != nil { // otherwise the guest would own the base, and no definition could say so
@@ -389,7 +392,7 @@ func (r *run) dropImages(ctx context.Context, all []written) error {
 	}
 	for _, w := range all {
 		if err := forgetNote(ctx, w); err != nil {
-			r.log.Warn("what is noted of an image stays", "path", w.Path, "error", err)
+			r.log.Warn("cannot remove the note about an image", "path", w.Path, "error", err)
 		}
 	}
 	return nil
@@ -419,7 +422,7 @@ func (r *run) closeDropped(ctx context.Context, all []written) (kept bool, err e
 		return false, err
 	}
 	if err := r.labels.giveBack(ctx, by); err != nil {
-		r.log.Warn("an image that a job took out of a chain may keep the guest's label", "error", err)
+		r.log.Warn("cannot restore the label of a committed image", "error", err)
 	}
 	return false, nil
 }

@@ -128,6 +128,8 @@ func (d *DiskStats) name(images []*device.DiskSource) {
 	}
 }
 
+// into copies the counters to st. It keeps the sizes of the layers, and follows at most image.MaxDepth
+// layers.
 func (c *blockStats) into(st *DiskStats) {
 	s := c.Stats
 	st.ReadOps, st.ReadBytes, st.ReadTime = s.RdOps, s.RdBytes, time.Duration(s.RdTime)

@@ -31,7 +31,7 @@ func (r *Registry) placeDisplays(ctx context.Context, sc scope.Scope, def *domai
 			err = linkSocket(ctx, sc, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
 		}
 		if err != nil {
-			return fault.Wrap(err, failure(err), fault.Host, "cannot make a place for the display's socket %s", path)
+			return fault.Wrap(err, failure(err), fault.Host, "cannot prepare the directory of the display's socket %s", path)
 		}
 		c.WritableDirs = append(c.WritableDirs, sandbox.WritableDir{HostPath: dir, Path: filepath.Dir(path)})
 	}

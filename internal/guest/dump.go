@@ -46,7 +46,7 @@ func (g *Guest) Dump(ctx context.Context, sc scope.Scope, path string, o DumpOpt
 func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) {
 	r, def := g.run, g.run.def
 	if o.in != nil && o.in != r { // that run has ended, and the guest was started again
-		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended meanwhile", g.record.Name)
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended since", g.record.Name)
 	}
 	if err := r.admitMove(); err != nil {
 		return nil, err
@@ -82,6 +82,7 @@ func (d *dump) Steps() []operation.Step {
 	}
 }
 
+// makeFile creates the file and records it, so that a later daemon finds it.
 func (d *dump) makeFile(ctx context.Context) error {
 	if err := d.create(ctx, d.op.Scope()); err != nil {
 		return err
@@ -111,6 +112,7 @@ func (d *dump) leave(ctx context.Context) error {
 	return d.restore(ctx, s)
 }
 
+// crash ends the guest as crashed.
 func (d *dump) crash(ctx context.Context) error {
 	return d.r.inLoop(ctx, func(g *Guest) error {
 		g.advance(lifecycle.Ending{Reason: domain.ReasonCrashed})
@@ -131,7 +133,7 @@ func (d *dump) write(ctx context.Context) error {
 		return err
 	}
 	fill := func(f *os.File) (err error) {
-		if err := fsguard.Outlast(ctx, path, func() error { return image.RecordBeforeWrite(f) }); err != nil { // QEMU decides what it contains
+		if err := fsguard.Outlast(ctx, path, func() error { return image.RecordBeforeWrite(f) }); err != nil { // QEMU decides about its content
 			return err
 		}
 		back, err := labels.lendImage(ctx, f)
@@ -169,7 +171,7 @@ func (d *dump) write(ctx context.Context) error {
 }
 
 // dumpMemory lets QEMU dump the guest's memory, in at most most bytes, and waits until it has ended. QEMU
-// gets the file itself only for formats in which it seeks; otherwise it writes to a pipe.
+// gets the file itself only for formats that make it seek; otherwise it writes to a pipe.
 func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, format string, p *progress, labels *labels) error {
 	if strings.HasPrefix(format, "kdump-raw-") {
 		if err := beginDump(ctx, s, f, format); err != nil {
@@ -189,6 +191,7 @@ func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, for
 	return t.end(ctx, err)
 }
 
+// beginDump passes QEMU the file and begins the dump in the background.
 func beginDump(ctx context.Context, s *qmp.Session, to *os.File, format string) error {
 	if err := s.ExecuteFD(ctx, to, "getfd", map[string]any{"fdname": "lodge-dump"}, nil); err != nil {
 		return err

@@ -15,9 +15,9 @@ import (
 func checkEncrypted(d *device.Disk, is bool) error {
 	switch {
 	case is && d.Encryption == nil:
-		return fault.New(fault.Invalid, fault.Config, "the source of disk %s is encrypted; say in <encryption> with which secret it is opened", d.Target)
+		return fault.New(fault.Invalid, fault.Config, "the source of disk %s is encrypted; name its secret in <encryption>", d.Target)
 	case !is && d.Encryption != nil:
-		return fault.New(fault.Invalid, fault.Config, "the source of disk %s is not encrypted, and the definition says that it is", d.Target)
+		return fault.New(fault.Invalid, fault.Config, "the source of disk %s is not encrypted, but the definition says that it is", d.Target)
 	}
 	return nil
 }
@@ -26,7 +26,7 @@ func checkEncrypted(d *device.Disk, is bool) error {
 func (r *Registry) passphrase(d *device.Disk) ([]byte, error) {
 	e := d.Encryption
 	if r.Secrets == nil {
-		return nil, fault.New(fault.NotFound, fault.Secret, "disk %s is encrypted and there are no secrets", d.Target)
+		return nil, fault.New(fault.NotFound, fault.Secret, "disk %s is encrypted, and this daemon has no secrets", d.Target)
 	}
 	id := e.SecretUUID
 	if id == "" {

@@ -192,5 +192,5 @@ func TestDisksThatCannotBeOpened(t *testing.T) {
 	refused(t, start("clear", lockedDisk(clear, "raw", "vda", "virtio", wrongKey)), fault.Invalid, "it is no LUKS container")
 	undeclared := strings.NewReplacer("<encryption format='luks'>", "", "</encryption>", "", "<secret type='passphrase' uuid='"+wrongKey+"'/>", "")
 	qcow := d.locked("qcow", "qcow2")
-	refused(t, start("undeclared", undeclared.Replace(lockedDisk(qcow, "qcow2", "vda", "virtio", wrongKey))), fault.Invalid, "say in <encryption> with which secret")
+	refused(t, start("undeclared", undeclared.Replace(lockedDisk(qcow, "qcow2", "vda", "virtio", wrongKey))), fault.Invalid, "name its secret in <encryption>")
 }

@@ -108,7 +108,7 @@ func (d Decision) String() string { return fmt.Sprintf("%s: %s; undo: %s", d.Wha
 // tellDecisions logs what Lodge chose for a new guest.
 func (g *Guest) tellDecisions() {
 	for _, d := range g.View().Decisions() {
-		g.log.Info("a guest was given what its definition does not say", "what", d.What, "why", d.Why, "undo", d.Undo)
+		g.log.Info("device added to a guest whose definition has none", "what", d.What, "why", d.Why, "undo", d.Undo)
 	}
 }
 

@@ -19,7 +19,7 @@ func exposed(def *domain.Definition) []string {
 			continue // an empty password admits no client
 		}
 		if l := g.Listens[0]; (l.Type == "address" || l.Type == "network") && !isLoopback(l.Address) {
-			texts = append(texts, fmt.Sprintf("%sthe %s display listens on %s without a password: let it listen on 127.0.0.1 or a socket, or give it a password",
+			texts = append(texts, fmt.Sprintf("%sthe %s display listens on %s without a password: make it listen on 127.0.0.1 or a socket, or set a password",
 				insecure, g.Type, l.Address))
 		}
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// shownFiles returns the paths that QEMU opens later, on its own, besides those that it reads at its start.
+// shownFiles returns the paths that QEMU opens later, on its own, in addition to those that it reads at its
+// start.
 func shownFiles(def *domain.Definition) []string {
 	var paths []string
 	for _, b := range backends(def) {
@@ -82,6 +83,7 @@ func backends(def *domain.Definition) []*device.Backend {
 	return all
 }
 
+// backendOf returns the host's end of a character device. Nil: the device has none.
 func backendOf(dev device.Device) *device.Backend {
 	switch d := dev.(type) {
 	case *device.Char:

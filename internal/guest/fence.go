@@ -48,7 +48,7 @@ func (g *Guest) fence(ctx context.Context, sc scope.Scope, def *domain.Definitio
 	g.record.Fences = fences
 }
 
-// filesOf returns the paths, besides disks, that a definition names and that the daemon opens or creates
+// filesOf returns the paths, other than disks, that a definition names and that the daemon opens or creates
 // for the guest.
 func filesOf(def *domain.Definition) []string {
 	paths := slices.Concat(shownFiles(def), readFiles(def), displaySockets(def, ""))
@@ -114,7 +114,8 @@ func (g *Guest) keepFences(before map[string][]string) error {
 }
 
 // Fences are the folders to which a guest's paths are restricted, for guests that are cloned from it.
-// Otherwise a client that may write there could do to the clone what it cannot do to the original.
+// Otherwise a client that may write there could change the clone's files although it cannot change the
+// original's.
 type Fences map[string][]string
 
 // Fences returns a copy of the guest's.

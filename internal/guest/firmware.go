@@ -89,6 +89,7 @@ func askedOfFirmware(def *domain.Definition) *askedFirmware {
 	}
 }
 
+// fits reports whether the firmware has everything that is asked for.
 func (a *askedFirmware) fits(f *resources.Firmware) bool {
 	for _, feature := range a.features {
 		if f.Has(feature.Name) != (feature.Enabled == device.On) {
@@ -109,7 +110,7 @@ func (a *askedFirmware) fits(f *resources.Firmware) bool {
 	return a.kind != "rom" && f.Format == code && f.Stateless == a.stateless && (f.Stateless || f.TemplateFormat == vars)
 }
 
-// String lists what was asked for, by its place in the definition.
+// String lists the requested properties, by their place in the definition.
 func (a *askedFirmware) String() string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -148,6 +149,7 @@ func (a *askedFirmware) String() string {
 
 var yesNo = map[device.Switch]string{device.On: "yes", device.Off: "no"}
 
+// takeFirmware enters the firmware, its template and its needs in the definition.
 func takeFirmware(def *domain.Definition, f *resources.Firmware) {
 	o := &def.OS
 	o.Loader.Path, o.Loader.Type = f.Code, "rom"
@@ -217,10 +219,10 @@ func checkNamed(def *domain.Definition, f *resources.Firmware) error {
 	case o.Loader.Format != "" && o.Loader.Format != f.Format:
 		return fault.New(fault.Unsupported, fault.Config, "os/loader/@format: the firmware %s is %s, not %s; leave the format out", f.Code, f.Format, o.Loader.Format)
 	case o.NVRAM.Format != "" && o.NVRAM.Format != f.TemplateFormat && o.NVRAM.Path == "":
-		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is %s, not %s; leave the format out, or name a file that has it",
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is %s, not %s; leave the format out, or name a file of that format",
 			f.Template, f.TemplateFormat, o.NVRAM.Format)
 	case f.Has("requires-smm") && def.Features.SMM == device.Off && o.NVRAM.Path == "":
-		return fault.New(fault.Unsupported, fault.Config, "features/smm: the firmware %s needs SMM; take <smm state='off'/> out, or name other firmware", f.Code)
+		return fault.New(fault.Unsupported, fault.Config, "features/smm: the firmware %s needs SMM; remove <smm state='off'/>, or name other firmware", f.Code)
 	}
 	return nil
 }
@@ -251,7 +253,7 @@ func checkTemplate(o *domain.OS) error {
 		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@type: UEFI variables are not written to a disk; copy the template to %s yourself", o.NVRAM.Path)
 	case o.NVRAM.Template == "":
 		return fault.New(fault.Failed, fault.Config,
-			"no template in format %s for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or put the guest's own into %s",
+			"no template in format %s for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or copy the guest's variables to %s",
 			cmp.Or(o.NVRAM.Format, "raw"), o.Loader.Path, o.NVRAM.Path)
 	}
 	return nil
@@ -265,7 +267,7 @@ func dropHalfNVRAM(ctx context.Context, sc scope.Scope, r *run) {
 	}
 	held := sc.FoldersOf(path)
 	if err := fsguard.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
-		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
+		r.log.Warn("cannot remove an incomplete file of UEFI variables", "path", partial(path), "error", err)
 	}
 }
 
@@ -287,7 +289,7 @@ func copyTemplate(ctx context.Context, sc scope.Scope, n *domain.NVRAM) error {
 		return err
 	}
 	if n.Format == "qcow2" && !bytes.HasPrefix(text, []byte("QFI\xfb")) {
-		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a template that is", n.Template)
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a qcow2 template", n.Template)
 	}
 	return writeVariables(ctx, sc, n.Path, text)
 }
@@ -301,6 +303,7 @@ func copyFile(ctx context.Context, sc scope.Scope, from, to string) error {
 	return writeVariables(ctx, sc, to, text)
 }
 
+// readTemplate reads a template of at most maxTemplate bytes.
 func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, error) {
 	held := sc.FoldersOf(from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {
@@ -311,7 +314,7 @@ func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, err
 		defer in.Close()
 		text, err := io.ReadAll(io.LimitReader(in, maxTemplate+1))
 		if len(text) > maxTemplate {
-			return nil, fault.New(fault.Invalid, fault.Config, "%s has more than the %d MiB that UEFI variables may have; name a smaller one", from, maxTemplate>>20)
+			return nil, fault.New(fault.Invalid, fault.Config, "%s is larger than the %d MiB that UEFI variables may have; name a smaller template", from, maxTemplate>>20)
 		}
 		return text, err
 	}, nil)

@@ -26,7 +26,7 @@ type gauge struct {
 	// mu guards the fields below. It is held for a few assignments only.
 	mu   sync.Mutex
 	last *Stats
-	// early holds the kernel's figures for a guest of which QEMU has reported none yet.
+	// early holds the kernel's figures for a guest until QEMU has reported its own.
 	early   *Stats
 	trouble *trouble // how the newest sampling failed; nil: it did not
 	next    *sampling
@@ -37,7 +37,7 @@ type gauge struct {
 }
 
 // taker takes a sample. last is the previous sample, if there is one. thorough asks for all figures, also
-// those that change slowly. early receives what is known before QEMU is asked.
+// those that change slowly. early receives the figures that are known before QEMU is asked.
 type taker func(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (*Stats, error)
 
 // sampling is a sample in progress. done is closed when it has ended.
@@ -157,7 +157,7 @@ func (g *gauge) begin(life context.Context, thorough bool) *sampling {
 func (g *gauge) contain(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (st *Stats, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
-			st, err = nil, fault.New(fault.Internal, fault.Domain, "the sample broke: %v", bug)
+			st, err = nil, fault.New(fault.Internal, fault.Domain, "taking the sample failed: %v", bug)
 		}
 	}()
 	return g.take(ctx, last, thorough, early)

@@ -24,7 +24,7 @@ func (g *Guest) OpenGraphics(ctx context.Context, sc scope.Scope, index uint, sk
 		}
 		protocol := displays[index].Type
 		if protocol != "vnc" && protocol != "spice" {
-			return nil, fault.New(fault.Unsupported, fault.Config, "graphics of type %s take no clients by socket", protocol)
+			return nil, fault.New(fault.Unsupported, fault.Config, "graphics of type %s accept no client sockets", protocol)
 		}
 		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()

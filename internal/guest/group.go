@@ -96,7 +96,7 @@ func mostHugePages(def *domain.Definition, plugged []*device.Memory, size uint64
 // warnAbsent adds a message for each limit that this host cannot enforce.
 func (r *run) warnAbsent(limits []string) {
 	for _, limit := range limits {
-		message := fmt.Sprintf("this host cannot hold the limit %s", limit)
+		message := fmt.Sprintf("this host cannot enforce the limit %s", limit)
 		if !slices.Contains(r.Messages, message) {
 			r.Messages = append(r.Messages, message)
 		}
@@ -210,7 +210,7 @@ func (r *Registry) pinThreads(ctx context.Context, run *run) error {
 	return nil
 }
 
-// repin binds the threads whose binding differs between two definitions.
+// repin binds the threads with a different binding in two definitions.
 func (r *Registry) repin(ctx context.Context, s *qmp.Session, run *run, before, after *domain.CPUTune) error {
 	moved := map[string]topology.CPUSet{}
 	for index, to := range rebound(before.VCPUPins, after.VCPUPins) {
@@ -242,7 +242,7 @@ func (r *Registry) repin(ctx context.Context, s *qmp.Session, run *run, before, 
 	return nil
 }
 
-// rebound returns the new CPUs of each thread whose binding changes. The empty set means any CPU.
+// rebound returns the new CPUs of each thread with a changed binding. The empty set means any CPU.
 func rebound(before, after map[uint]topology.CPUSet) map[uint]topology.CPUSet {
 	moved := map[uint]topology.CPUSet{}
 	for n, was := range before {
@@ -264,7 +264,7 @@ func setAffinity(tid int, to topology.CPUSet) error {
 		return nil
 	}
 	if err := kernel.SetAffinity(tid, to); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot bind thread %d to processors %s", tid, to)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot bind thread %d to CPUs %s", tid, to)
 	}
 	return nil
 }

@@ -1,16 +1,16 @@
 // Package guest keeps the guests of this host: one loop per guest, and the registry that finds the guests.
 //
 // A guest's loop is the only writer of the daemon's state of that guest. It receives requests as tasks,
-// QEMU's events in the order in which QEMU sent them, and the end of the process from the kernel. The loop
-// itself never blocks. Everything that may be slow (QEMU, disks, links) runs beside the loop as a job, one
-// at a time per guest, and reports back. So no guest can delay another, and destroying a guest never waits
-// for the operation that blocks it.
+// QEMU's events in their order, and the end of the process from the kernel. The loop itself never blocks.
+// Everything that may be slow (QEMU, disks, links) runs beside the loop as a job, one at a time per guest,
+// and reports back. So no guest can delay another, and destroying a guest never waits for the operation
+// that blocks it.
 //
 // All other code reads the View that the loop publishes. Reading it never blocks.
 //
-// This package decides the order in which things are done to a guest, and undone. Other packages know
-// QEMU's protocol (qmp), its arguments (qemu), the guest's XML (domainxml), and the rules by which states
-// follow each other (lifecycle).
+// This package decides the order of the steps that change a guest, and of undoing them. Other packages know
+// QEMU's protocol (qmp), its arguments (qemu), the guest's XML (domainxml), and the rules how states follow
+// each other (lifecycle).
 package guest
 
 import (
@@ -52,12 +52,12 @@ type Guest struct {
 	turn *time.Timer
 	// late fires when a failed write of a record is to be repeated.
 	late *time.Timer
-	// unstored is the run whose directory holds for the next daemon what the store did not accept. Nil: the
-	// store has everything.
+	// unstored is the run that keeps its directory, because the store has not accepted all changes yet.
+	// Nil: the store has everything.
 	unstored *run
 	// destroyers are the tasks that wait for the end of the process.
 	destroyers []*task
-	// quarantine says why a guest whose QEMU runs on cannot be adopted.
+	// quarantine says why a guest with a running QEMU cannot be adopted.
 	quarantine string
 	lastJob    domain.Progress
 	revival    revival
@@ -182,7 +182,7 @@ func (g *Guest) awaitWork(reason error) {
 				g.begin(t)
 			}
 		case <-late.C:
-			g.log.Warn("work on a guest does not end with the daemon", "work", g.job.describe())
+			g.log.Warn("job still running at the end of the daemon", "work", g.job.describe())
 			return
 		}
 	}
@@ -206,6 +206,7 @@ func (g *Guest) advance(f lifecycle.Fact) {
 	}
 }
 
+// carryOut carries out one effect of a lifecycle step. It runs in the loop.
 func (g *Guest) carryOut(e lifecycle.Effect) {
 	switch e := e.(type) {
 	case lifecycle.Announce:
@@ -219,7 +220,7 @@ func (g *Guest) carryOut(e lifecycle.Effect) {
 	case lifecycle.Restart:
 		g.restartMachine()
 	case lifecycle.StartAgain:
-		g.startAgain("QEMU ended by itself: " + g.revival.cause)
+		g.startAgain("QEMU ended unexpectedly: " + g.revival.cause)
 	case lifecycle.Forget:
 		g.forget()
 	}
@@ -229,6 +230,7 @@ func (g *Guest) announce(p event.Payload) {
 	g.reg.events.Append(event.Source{Name: g.record.Name, UUID: g.uuid, ID: g.id()}, p)
 }
 
+// id returns the ID of the running guest, or -1.
 func (g *Guest) id() int {
 	if g.run == nil {
 		return -1

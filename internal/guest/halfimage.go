@@ -19,6 +19,7 @@ import (
 // the run directory, which also names it, is lost.
 var halfImages = store.Kind{Name: "image", Version: 1}
 
+// halfImage is the content of such a record.
 type halfImage struct {
 	madeFile // Path is that of the complete image
 
@@ -35,17 +36,18 @@ func (g *Guest) noteHalf(path string, f *os.File) {
 		err = g.reg.store.Put(halfImages, g.uuid, halfImage{madeFile{path, st.Dev, st.Ino}, st.Uid, g.reg.Boot})
 	}
 	if err != nil {
-		g.log.Warn("what is left of an image when the host goes down now will stay", "path", partial(path), "error", err)
+		g.log.Warn("cannot record an image in progress; a crash of the host would leave an incomplete file", "path", partial(path), "error", err)
 	}
 }
 
+// forgetHalf deletes the record of a guest's image, if there is one.
 func (r *Registry) forgetHalf(uuid string) {
 	var noted halfImage
 	if fault.Is(r.store.Get(halfImages, uuid, &noted), fault.NotFound) {
 		return
 	}
 	if err := r.store.Delete(halfImages, uuid); err != nil {
-		r.log.Error("cannot forget the image that was written of a guest", "uuid", uuid, "error", err)
+		r.log.Error("cannot delete the record of an image in progress", "uuid", uuid, "error", err)
 	}
 }
 
@@ -56,7 +58,7 @@ func (r *Registry) sweepHalf() error {
 	err := r.store.Each(halfImages, func(uuid string, decode func(any) error) error {
 		var h halfImage
 		if err := decode(&h); err != nil {
-			r.log.Error("cannot read which image of a guest was left half written", "uuid", uuid, "error", err)
+			r.log.Error("cannot read the record of an incomplete image", "uuid", uuid, "error", err)
 			return nil
 		}
 		if r.Boot != "" && h.Boot != r.Boot {
@@ -69,7 +71,7 @@ func (r *Registry) sweepHalf() error {
 			ctx, stop := context.WithTimeout(r.life, modifyLimit)
 			defer stop()
 			if err := fsguard.Run(ctx, h.Path, h.remove); err != nil {
-				r.log.Warn("what an earlier boot of the host left of an image stays for now", "path", partial(h.Path), "error", err)
+				r.log.Warn("cannot remove the incomplete image of an earlier boot yet", "path", partial(h.Path), "error", err)
 				return
 			}
 			var now halfImage

@@ -44,8 +44,8 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 	return a, nil
 }
 
-// openFiles opens what QEMU is passed besides disks: its firmware, and the files and sockets of character
-// devices. It also checks that QEMU can read what it opens itself.
+// openFiles opens the files for QEMU other than disks: its firmware, and the files and sockets of character
+// devices. It also checks that QEMU can read the files that it opens itself.
 func (l *launching) openFiles(ctx context.Context) error {
 	if err := checkHostFiles(ctx, l.sc, l.run.def); err != nil {
 		return err
@@ -102,7 +102,7 @@ func checkHostFiles(ctx context.Context, sc scope.Scope, def *domain.Definition)
 		}
 		f, err := openNamed(ctx, sc, path, unix.O_RDONLY)
 		if errors.Is(err, os.ErrNotExist) {
-			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read what the guest is started with")
+			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read a boot file of the guest")
 		}
 		if err == nil {
 			_ = f.Close()
@@ -126,7 +126,7 @@ func openRead(ctx context.Context, sc scope.Scope, def *domain.Definition) (file
 	for _, path := range readFiles(def) {
 		f, err := openNamed(ctx, sc, path, unix.O_RDONLY)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read what the guest is started with")
+			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read a boot file of the guest")
 		}
 		if files[path] == nil {
 			files[path] = f
@@ -138,7 +138,7 @@ func openRead(ctx context.Context, sc scope.Scope, def *domain.Definition) (file
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot find the size of %s", path)
 		}
 		if all += uint64(size); all > most || all < uint64(size) {
-			return nil, fault.New(fault.Invalid, fault.Config, "cannot have QEMU read %s: what the guest boots from and is told by files may have %d MiB together, as its memory has; "+
+			return nil, fault.New(fault.Invalid, fault.Config, "cannot let QEMU read %s: the boot files of a guest may have %d MiB together, the size of its memory; "+
 				"make the files smaller, or give the guest more memory", path, most>>20)
 		}
 	}

@@ -31,7 +31,7 @@ type headerChange struct{ Before, After []byte }
 // headerBlock is how many bytes a disk writes atomically.
 const headerBlock = 512
 
-// saveChanging is the magic of an image whose header is partly changed. It keeps Lodge and libvirt from
+// saveChanging is the magic of an image with a partly changed header. It keeps Lodge and libvirt from
 // reading such a header, even if the image was moved or copied and the record is not found.
 const saveChanging = "LodgeSaveChanges"
 
@@ -77,6 +77,7 @@ func writeHeader(f *os.File, header []byte) error {
 	return writeSynced(f, 0, blocks[:min(1, len(blocks))]...)
 }
 
+// writeSynced writes blocks from an offset on and syncs them.
 func writeSynced(f *os.File, at int64, blocks ...[]byte) error {
 	for _, block := range blocks {
 		if err := failpoint.Err("header.block"); err != nil {
@@ -99,7 +100,7 @@ func (r *Registry) changeHeader(f *os.File, path string, c headerChange) error {
 	failpoint.Reach("header.noted")
 	if err := writeHeader(f, c.After); err != nil {
 		if e := writeHeader(f, c.Before); e != nil {
-			return errors.Join(err, fmt.Errorf("the old one cannot be put back yet: %w", e))
+			return errors.Join(err, fmt.Errorf("cannot restore the old one yet: %w", e))
 		}
 		r.forgetHeader(path)
 		return err
@@ -183,6 +184,7 @@ func (c headerChange) cutOff(f *os.File) (bool, error) {
 	return c.amid(now), nil
 }
 
+// undoHeader writes the old header again.
 func (r *Registry) undoHeader(f *os.File, path string, c headerChange) error {
 	w, err := image.Reopen(int(f.Fd()), path, unix.O_RDWR)
 	if err != nil {
@@ -190,9 +192,9 @@ func (r *Registry) undoHeader(f *os.File, path string, c headerChange) error {
 	}
 	defer w.Close()
 	if err := writeHeader(w, c.Before); err != nil {
-		return fmt.Errorf("its header was being changed, and the old one cannot be put back: %w", err)
+		return fmt.Errorf("a change of its header was interrupted, and the old header cannot be restored: %w", err)
 	}
-	r.log.Info("the change of a saved image's header was cut off, and is undone", "image", path)
+	r.log.Info("interrupted change of a saved image's header undone", "image", path)
 	return nil
 }
 
@@ -213,7 +215,7 @@ func (r *Registry) settleHeaders() error {
 			case errors.Is(err, os.ErrNotExist) && filepath.Dir(path) == own:
 				r.forgetHeader(path)
 			default:
-				r.log.Warn("the header of a saved image was being changed, and cannot be looked at yet", "image", path, "error", err)
+				r.log.Warn("cannot read a saved image whose header change was interrupted", "image", path, "error", err)
 			}
 		})
 	}
@@ -227,7 +229,7 @@ func (r *Registry) forgetHeader(path string) {
 		return
 	}
 	if err := r.store.Delete(headerChanges, path); err != nil {
-		r.log.Error("cannot forget the change of a saved image's header", "image", path, "error", err)
+		r.log.Error("cannot delete the record of a saved image's header change", "image", path, "error", err)
 	}
 }
 

@@ -157,7 +157,7 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 			i.close()
 			t.Fatalf("%d of %d blocks: half a header is taken, that of %q", n, len(blocks), i.def.Title)
 		}
-		if !strings.Contains(err.Error(), elsewhere) || !strings.Contains(err.Error(), "was cut off") || !strings.Contains(err.Error(), "take another copy") {
+		if !strings.Contains(err.Error(), elsewhere) || !strings.Contains(err.Error(), "was interrupted") || !strings.Contains(err.Error(), "use another copy") {
 			t.Errorf("the refusal is %v", err)
 		}
 		if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), elsewhere, SaveOptions{XML: alike}); err == nil {

@@ -70,7 +70,7 @@ func (r *Registry) checkPins(before, def *domain.Definition) error {
 	}
 	for _, b := range processors {
 		if b.to.Intersect(host.Online).IsEmpty() {
-			return fault.New(fault.Invalid, fault.Config, "%s is bound to processors %s; this host has only processors %s", b.what, b.to, host.Online)
+			return fault.New(fault.Invalid, fault.Config, "%s is bound to CPUs %s; this host has only CPUs %s", b.what, b.to, host.Online)
 		}
 	}
 	var there topology.CPUSet
@@ -97,7 +97,7 @@ func maxLocked(def *domain.Definition) uint64 {
 	return max(need(def).Locked, freelyLocked)
 }
 
-// checkLocked refuses a guest whose memory cannot be locked because the daemon's own limit is too low.
+// checkLocked refuses a guest if its memory cannot be locked because the daemon's own limit is too low.
 func (l *launching) checkLocked() error {
 	def := l.run.def
 	if !def.Backing.Locked || l.g.reg.Quarters == nil {
@@ -119,14 +119,14 @@ func (l *launching) tooLittleLocked() error {
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &own); err == nil && own.Max < min(maxLocked(def), 2*def.Memory+lockedBeside) {
 		return fault.New(fault.NoCapacity, fault.Host,
-			"the domain's memory of %d MiB is to be locked (<memoryBacking><locked/>), and the daemon may let guests lock %d MiB: "+
-				"raise its limit (LimitMEMLOCK=infinity in its unit), or leave <locked/> out", def.Memory>>20, own.Max>>20)
+			"the domain's memory of %d MiB must be locked (<memoryBacking><locked/>), and the daemon may let guests lock only %d MiB: "+
+				"raise its limit (LimitMEMLOCK=infinity in its unit), or remove <locked/>", def.Memory>>20, own.Max>>20)
 	}
 	if limit := def.MemTune.HardLimit; limit != 0 {
 		return fault.New(fault.NoCapacity, fault.Config,
-			"the domain's memory of %d MiB is to be locked (<memoryBacking><locked/>), and its hard_limit of %d MiB is too small for that and for what QEMU takes: "+
-				"raise <memtune><hard_limit>, or leave <locked/> out", def.Memory>>20, limit>>20)
+			"the domain's memory of %d MiB must be locked (<memoryBacking><locked/>), and its hard_limit of %d MiB is too small for that memory and QEMU's own: "+
+				"raise <memtune><hard_limit>, or remove <locked/>", def.Memory>>20, limit>>20)
 	}
 	return fault.New(fault.NoCapacity, fault.Host,
-		"the domain's memory of %d MiB is to be locked (<memoryBacking><locked/>), and the host does not have it: free memory of the host, or leave <locked/> out", def.Memory>>20)
+		"the domain's memory of %d MiB must be locked (<memoryBacking><locked/>), and the host lacks free memory: free some, or remove <locked/>", def.Memory>>20)
 }

@@ -17,13 +17,13 @@ import (
 func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 	d := newDaemonOf(t, true)
 	for name, c := range map[string]struct{ xml, says string }{
-		"vcpu":     {"<vcpu>2</vcpu><cputune><vcpupin vcpu='1' cpuset='7777'/></cputune>", "vCPU 1 is bound to processors 7777"},
-		"emulator": {"<vcpu>1</vcpu><cputune><emulatorpin cpuset='7777'/></cputune>", "the emulator is bound to processors 7777"},
+		"vcpu":     {"<vcpu>2</vcpu><cputune><vcpupin vcpu='1' cpuset='7777'/></cputune>", "vCPU 1 is bound to CPUs 7777"},
+		"emulator": {"<vcpu>1</vcpu><cputune><emulatorpin cpuset='7777'/></cputune>", "the emulator is bound to CPUs 7777"},
 		"iothread": {"<vcpu>1</vcpu><iothreads>1</iothreads><cputune><iothreadpin iothread='1' cpuset='7777'/></cputune>", "iothread 1 is bound"},
 		"whole":    {"<vcpu cpuset='7777'>1</vcpu>", "<vcpu cpuset>"},
 		"memory":   {"<vcpu>1</vcpu><numatune><memory mode='strict' nodeset='77'/></numatune>", "bound to NUMA nodes 77"},
 		"limit": {
-			"<vcpu>1</vcpu><memtune><hard_limit unit='MiB'>32</hard_limit></memtune><memoryBacking><locked/></memoryBacking>", "memory of 64 MiB is to be locked",
+			"<vcpu>1</vcpu><memtune><hard_limit unit='MiB'>32</hard_limit></memtune><memoryBacking><locked/></memoryBacking>", "memory of 64 MiB must be locked",
 		},
 		"kernel": {"<vcpu>1</vcpu>", "/nosuch: no such file"},
 	} {

@@ -111,7 +111,7 @@ func (g *Guest) LeaseHostname() (string, error) {
 			}
 		}
 	}
-	return "", fault.New(fault.NotFound, fault.Call, "no hostname found for domain %s: no lease of it has one", v.Name)
+	return "", fault.New(fault.NotFound, fault.Call, "no hostname found for domain %s: none of its leases has one", v.Name)
 }
 
 // AgentVCPU is a vCPU as the guest sees it.
@@ -128,11 +128,11 @@ func (g *Guest) AgentVCPUs(ctx context.Context, sc scope.Scope) ([]AgentVCPU, er
 		return nil, err
 	}
 	if len(all) > maxVCPUs {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d processors, which is not believed", len(all))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d vCPUs, more than a guest can have", len(all))
 	}
 	for _, c := range all {
 		if c.ID >= maxVCPUs {
-			return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of processor %d, which is not believed", c.ID)
+			return nil, fault.New(fault.Failed, fault.Agent, "the agent reports vCPU %d, which no guest can have", c.ID)
 		}
 	}
 	return all, nil
@@ -164,7 +164,7 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, sc scope.Scope, n uint) error
 		}
 	}
 	if online != n {
-		return fault.New(fault.Invalid, fault.Call, "the guest cannot use %d processors: it sees %d, of which it must keep %d", n, len(all), online)
+		return fault.New(fault.Invalid, fault.Call, "the guest cannot use %d vCPUs: it sees %d and must keep %d", n, len(all), online)
 	}
 	if len(change) == 0 {
 		return nil
@@ -178,7 +178,7 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, sc scope.Scope, n uint) error
 		return err
 	}
 	if done < uint(len(change)) {
-		return fault.New(fault.Failed, fault.Agent, "the guest changed %d of %d processors", done, len(change))
+		return fault.New(fault.Failed, fault.Agent, "the guest changed only %d of %d vCPUs", done, len(change))
 	}
 	return nil
 }
@@ -220,7 +220,7 @@ func (g *Guest) FileSystems(ctx context.Context, sc scope.Scope) ([]FileSystem, 
 		return nil, err
 	}
 	if len(answer) > maxInside {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d file systems, which is not believed", len(answer))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d file systems, more than Lodge accepts", len(answer))
 	}
 	def := g.View().Current()
 	all := make([]FileSystem, 0, len(answer))
@@ -255,7 +255,7 @@ func (a agentDisk) target(def *domain.Definition) string {
 	return ""
 }
 
-// User is a user who is logged in to the guest.
+// User is a user with a session in the guest.
 type User struct {
 	Name   string  `json:"user"`
 	Domain string  `json:"domain"`
@@ -280,7 +280,7 @@ func (g *Guest) OSInfo(ctx context.Context, sc scope.Scope) (map[string]string, 
 		return nil, err
 	}
 	if len(info) > maxInside {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells %d things of its system, which is not believed", len(info))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d values about its system, more than Lodge accepts", len(info))
 	}
 	words := map[string]string{}
 	for name, text := range info {
@@ -299,7 +299,7 @@ func (g *Guest) Timezone(ctx context.Context, sc scope.Scope) (name string, ahea
 		return "", 0, err
 	}
 	if day := int64(24 * 60 * 60); answer.Offset > day || answer.Offset < -day {
-		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent tells of a clock %d seconds ahead, which is not believed", answer.Offset)
+		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent reports a time zone %d seconds ahead of UTC, which does not exist", answer.Offset)
 	}
 	return told(answer.Zone), time.Duration(answer.Offset) * time.Second, nil
 }

@@ -136,7 +136,7 @@ func (a *iothreadAddition) allowThreads(ctx context.Context) error {
 		return err
 	}
 	if least := need(after).Threads + workers*uint64(1+after.IOThreads); allowed < least {
-		return fault.New(fault.NoCapacity, fault.Host, "the guest's QEMU may have %d threads and might need %d with iothread %d, and this daemon may not raise that; "+
+		return fault.New(fault.NoCapacity, fault.Host, "the guest's QEMU may have %d threads and might need %d with iothread %d, and this daemon cannot raise the limit; "+
 			"add it to the config and start the guest again", allowed, least, a.ID)
 	}
 	return nil
@@ -179,7 +179,7 @@ func (a *iothreadAddition) settle(ctx context.Context) error {
 	}
 	thread, is := threads[a.ID]
 	if !is {
-		return fault.New(fault.Failed, fault.Domain, "QEMU has no %s after it has added it", a.name())
+		return fault.New(fault.Failed, fault.Domain, "QEMU added %s but does not list it", a.name())
 	}
 	return setAffinity(thread, orAnywhere(def.VCPUs.CPUs))
 }

@@ -80,7 +80,7 @@ func (r *run) label() {
 // dac is the name of the security model that separates guests by user.
 const dac = "dac"
 
-// SecurityModel is one way in which guests are separated.
+// SecurityModel is one way to separate guests.
 type SecurityModel struct {
 	Name, DOI string
 	// Base maps types of guests to the labels that theirs are made from. It may be empty.

@@ -160,9 +160,9 @@ func followMigration(ctx context.Context, s *qmp.Session, p *progress) error {
 		case "completed":
 			return nil
 		case "cancelled":
-			return cmp.Or(context.Cause(ctx), fault.New(fault.Aborted, fault.Domain, "somebody else cancelled it on QEMU's monitor"))
+			return cmp.Or(context.Cause(ctx), fault.New(fault.Aborted, fault.Domain, "another client of QEMU's monitor cancelled it"))
 		case "failed":
-			return cmp.Or(context.Cause(ctx), fault.New(fault.Failed, fault.Domain, "QEMU could not move the guest's state: %s", m.ErrorDesc))
+			return cmp.Or(context.Cause(ctx), fault.New(fault.Failed, fault.Domain, "QEMU could not migrate the guest's state: %s", m.ErrorDesc))
 		}
 		pause := time.NewTimer(wait)
 		select {

@@ -34,7 +34,7 @@ func LinuxKey(code uint32) (Key, error) {
 	if name := linuxKeys[code]; name != "" {
 		return Key{Type: "qcode", Data: name}, nil
 	}
-	return Key{}, fault.New(fault.Invalid, fault.Call, "Linux's key code %d is none that QEMU's keyboards have", code)
+	return Key{}, fault.New(fault.Invalid, fault.Call, "QEMU's keyboards have no key for Linux key code %d", code)
 }
 
 // linuxKeys maps Linux's key codes to QEMU's names.

@@ -26,7 +26,7 @@ func (r *Registry) labelOf(def *domain.Definition) *domain.SecLabel {
 	return nil
 }
 
-// checkLabels refuses a definition whose labels this host cannot provide.
+// checkLabels refuses a definition with labels that this host cannot provide.
 func (r *Registry) checkLabels(def *domain.Definition) error {
 	for _, l := range def.SecLabels {
 		mandatory := l.Model == seclabel.SELinux || l.Model == seclabel.AppArmor
@@ -35,9 +35,9 @@ func (r *Registry) checkLabels(def *domain.Definition) error {
 		case l.Type == "static" && (r.Labels == nil || r.Labels.Model != l.Model):
 			return fault.New(fault.Unsupported, fault.Config, "seclabel/label of model %s is not supported: this host does not label guests by %s", l.Model, l.Model)
 		case l.Type == "static" && l.Label == "":
-			return fault.New(fault.Invalid, fault.Config, "a seclabel of type static has a <label>")
+			return fault.New(fault.Invalid, fault.Config, "a seclabel of type static needs a <label>")
 		case l.Type != "static" && l.Relabel == device.Off:
-			return fault.New(fault.Unsupported, fault.Config, "seclabel/@relabel \"no\" of type dynamic is not supported: files need the label that is made for a run")
+			return fault.New(fault.Unsupported, fault.Config, "seclabel/@relabel \"no\" of type dynamic is not supported: files need the label that is generated at each start")
 		}
 	}
 	for _, d := range def.Devices.Disks {
@@ -48,7 +48,7 @@ func (r *Registry) checkLabels(def *domain.Definition) error {
 	return nil
 }
 
-// checkSourceLabel refuses a disk whose source has a label that this host cannot provide.
+// checkSourceLabel refuses a disk with a source label that this host cannot provide.
 func (r *Registry) checkSourceLabel(d *device.Disk) error {
 	if d.Source == nil {
 		return nil
@@ -70,7 +70,7 @@ func (r *Registry) checkSourceLabel(d *device.Disk) error {
 // wishOf returns the label that a starting guest is to get. on is false if it gets none.
 func (r *Registry) wishOf(def *domain.Definition) (w seclabel.Wish, on bool, err error) {
 	if r.LabelsRequired && r.NoLabels != nil {
-		return w, false, fault.New(fault.Unsupported, fault.Host, "guests need labels here (--security-labels=require), and this host has none for them: %v", r.NoLabels)
+		return w, false, fault.New(fault.Unsupported, fault.Host, "guests need labels here (--security-labels=require), and this host cannot provide them: %v", r.NoLabels)
 	}
 	if err := r.checkLabels(def); err != nil || r.Labels == nil {
 		return w, false, err
@@ -82,7 +82,7 @@ func (r *Registry) wishOf(def *domain.Definition) (w seclabel.Wish, on bool, err
 	}
 	if said.Type == "none" {
 		if r.LabelsRequired {
-			return w, false, fault.New(fault.Denied, fault.Config, "guests need labels here (--security-labels=require), and the definition says <seclabel type='none'>")
+			return w, false, fault.New(fault.Denied, fault.Config, "guests need labels here (--security-labels=require), but the definition has <seclabel type='none'>")
 		}
 		return w, false, nil
 	}
@@ -262,7 +262,7 @@ func (l *labels) lendImage(ctx context.Context, f *os.File) (func(), error) {
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), giveBackLimit)
 		defer stop()
 		if err := l.giveBack(ctx, by); err != nil {
-			l.log.Error("a file may keep the guest's label", "path", f.Name(), "error", err)
+			l.log.Error("cannot restore the label of a file", "path", f.Name(), "error", err)
 		}
 	}
 	if _, err := l.lend(ctx, []loan{{f, l.Image, by}}); err != nil {
@@ -290,7 +290,7 @@ func (l *labels) lendDir(ctx context.Context, dir, by string) error {
 	}
 	f, err := os.Open(dir)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label a directory of the guest's")
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label a directory of the guest")
 	}
 	defer f.Close()
 	_, err = l.lend(ctx, []loan{{f, l.Own, by}})

@@ -43,13 +43,13 @@ type labels struct {
 // labelled is the content of the journal.
 type labelled struct {
 	seclabel.Guest
-	// Files are the files whose label was changed, or is about to be.
+	// Files are the files with a changed label, or with one that is about to change.
 	Files []lent `json:",omitempty"`
 	// Profile is what the AppArmor profile allows the guest.
 	Profile *seclabel.Profile `json:",omitempty"`
 }
 
-// lent is a file, or a directory with its files, whose label was changed for the guest.
+// lent is a file, or a directory with its files, with a label that was changed for the guest.
 type lent struct {
 	fileID
 	Path          string
@@ -123,7 +123,7 @@ func (l *labels) sockets(do func() error) error {
 func (l *labels) keep() error {
 	text, err := json.Marshal(&l.labelled)
 	if err == nil && len(text) > maxJournal {
-		err = fault.New(fault.NoCapacity, fault.Host, "what is labelled for the guest has too many files of too long names: %d bytes of them, and at most %d", len(text), maxJournal)
+		err = fault.New(fault.NoCapacity, fault.Host, "the label journal of the guest is too large: %d bytes, at most %d; use fewer files or shorter paths", len(text), maxJournal)
 	}
 	if err != nil {
 		return err
@@ -132,9 +132,10 @@ func (l *labels) keep() error {
 	if err == nil {
 		err = writeThrough(l.path, text)
 	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot keep what is labelled for the guest")
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write the label journal of the guest")
 }
 
+// writeThrough replaces a file atomically and syncs it and its folder.
 func writeThrough(path string, text []byte) error {
 	f, err := os.OpenFile(path+atomicfile.Half, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -203,7 +204,7 @@ func (l *labels) lend(ctx context.Context, all []loan) (remarks []string, err er
 		return nil
 	})
 	for _, r := range remarks {
-		l.log.Warn("a file of the guest's cannot be labelled", "cause", r)
+		l.log.Warn("cannot label a file of the guest", "cause", r)
 	}
 	return remarks, err
 }
@@ -346,7 +347,7 @@ func (l *labels) putBack(ctx context.Context, which func(lent) bool) error {
 			return fsguard.Run(ctx, f.Path, func() error { return f.putBack() })
 		})
 		if err != nil {
-			failed = append(failed, fmt.Errorf("cannot give %s its label back: %w", f.Path, err))
+			failed = append(failed, fmt.Errorf("cannot restore the label of %s: %w", f.Path, err))
 		}
 		return err == nil
 	})
@@ -405,7 +406,7 @@ func (r *Registry) loadLabels() {
 		uuid := strings.TrimSuffix(filepath.Base(path), labelSuffix)
 		l, err := r.readLabels(uuid, path)
 		if err != nil {
-			r.log.Error("files of a guest may keep a label that is not theirs", "journal", path, "error", err)
+			r.log.Error("cannot read a label journal; files may keep a guest's label", "journal", path, "error", err)
 			continue
 		}
 		for _, f := range l.Files {
@@ -421,6 +422,7 @@ func (r *Registry) loadLabels() {
 // maxJournal bounds the size of a journal, in bytes.
 const maxJournal = 16 << 20
 
+// readLabels reads the journal of a guest's labels, of at most maxJournal bytes.
 func (r *Registry) readLabels(uuid, path string) (*labels, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > maxJournal {
@@ -457,7 +459,7 @@ func (r *Registry) sweepLabels() {
 			continue
 		}
 		if err := l.end(ctx); err != nil {
-			l.log.Error("files of a guest that has ended may keep its label", "error", err)
+			l.log.Error("cannot restore the labels of an ended guest's files", "error", err)
 		}
 	}
 	r.leftLabels = nil

@@ -22,7 +22,7 @@ func (l *launching) explain(words string) error {
 		return l.tooLittleLocked()
 	case strings.Contains(words, "CMD_INIT"):
 		return fault.New(fault.Failed, fault.Host,
-			"the TPM's state in %s cannot be read (%s): put a copy of it back, or begin with a new TPM: undefine the domain with --tpm and define it again",
+			"the TPM's state in %s cannot be read (%s): restore a copy of it, or begin with a new TPM: undefine the domain with --tpm and define it again",
 			l.g.reg.tpmState(l.run.UUID), plainWords(def, words))
 	}
 	if m := absentFeature.FindStringSubmatch(words); m != nil {

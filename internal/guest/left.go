@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// leftKind is the kind of record that holds, by UUID, the name of a forgotten guest whose secrets were
+// leftKind is the kind of record that holds, by UUID, the name of a forgotten guest if its secrets were
 // kept: its TPM state or its UEFI variables.
 var leftKind = store.Kind{Name: "left", Version: 1}
 
@@ -22,13 +22,13 @@ func (r *Registry) left(uuid string) bool {
 	return false
 }
 
-// noteLeft records the name of a forgotten guest whose secrets are kept.
+// noteLeft records the name of a forgotten guest if its secrets are kept.
 func (r *Registry) noteLeft(uuid, name string, log *slog.Logger) {
 	if !r.left(uuid) {
 		return
 	}
 	if err := r.store.Put(leftKind, uuid, name); err != nil {
-		log.Error("cannot note whose TPM's state or UEFI variables stay", "error", err)
+		log.Error("cannot record the owner of kept TPM state or UEFI variables", "error", err)
 	}
 }
 
@@ -40,7 +40,7 @@ func (r *Registry) forgetLeft(uuid string) {
 		return
 	}
 	if err := r.store.Delete(leftKind, uuid); err != nil {
-		r.log.Error("cannot forget whose TPM's state or UEFI variables stayed", "uuid", uuid, "error", err)
+		r.log.Error("cannot delete the record of kept TPM state or UEFI variables", "uuid", uuid, "error", err)
 	}
 }
 
@@ -56,6 +56,6 @@ func (r *Registry) checkHeir(name, uuid string) error {
 	} else if err != nil {
 		return err
 	}
-	return fault.New(fault.Exists, fault.Domain, "cannot give domain %q the UUID %s: the TPM's state or the UEFI variables of an earlier guest of that UUID are kept, which had another name; "+
-		"give it that name, or another UUID", name, uuid)
+	return fault.New(fault.Exists, fault.Domain, "cannot give domain %q the UUID %s: the TPM's state or the UEFI variables of an earlier guest of that UUID and another name are kept; "+
+		"use that name, or another UUID", name, uuid)
 }

@@ -21,6 +21,7 @@ type lendings struct {
 	files map[fileID]*lending
 }
 
+// lending is one file: its label before, its label now, and its users.
 type lending struct {
 	before, after string
 	users         map[string]bool
@@ -74,7 +75,7 @@ func (b *lendings) lend(ctx context.Context, id fileID, user, label string, now 
 		f.after = label
 	}
 	if f.after != label {
-		return "", fault.New(fault.Busy, fault.Domain, "a guest that runs uses it as %s, and it would have to be %s; disks that guests share say <shareable/> or <readonly/> in each", f.after, label)
+		return "", fault.New(fault.Busy, fault.Domain, "a running guest uses it with label %s, and this one needs label %s; shared disks need <shareable/> or <readonly/> in each guest", f.after, label)
 	}
 	f.users[user] = true
 	return f.before, nil
@@ -90,7 +91,7 @@ func (b *lendings) relabel(ctx context.Context, id fileID, ours, label string, d
 	defer leave()
 	for user := range f.users {
 		if !strings.HasPrefix(user, ours) {
-			return fault.New(fault.Busy, fault.Domain, "another guest that runs uses it as %s, and it would have to be %s", f.after, label)
+			return fault.New(fault.Busy, fault.Domain, "another running guest uses it with label %s, and this one needs label %s", f.after, label)
 		}
 	}
 	if err := do(); err != nil {

@@ -34,6 +34,7 @@ func (r *Registry) boundLogs(ctx context.Context) {
 	}
 }
 
+// cutLogs cuts the logs that exceed maxLog, and removes old logs of guests that no longer exist.
 func (r *Registry) cutLogs() {
 	logs, err := filepath.Glob(filepath.Join(r.logDir(), "*.log"))
 	if err != nil {
@@ -64,8 +65,8 @@ type leftLog struct {
 	at   time.Time // the time of its last write
 }
 
-// maxLeft is how many logs of guests that no longer exist are kept. A user who may define guests can make
-// any number of them.
+// maxLeft is how many logs of guests that no longer exist are kept. A user with permission to define guests
+// can make any number of them.
 const maxLeft = 1024
 
 // logged reports whether there is a guest with that log, its own or its TPM's.

@@ -31,12 +31,12 @@ func (r *Registry) findSaved() {
 		}
 		image, err := r.openSavedNow(r.life, path, SaveOptions{})
 		if err != nil {
-			r.log.Error("an image of a managed save has no guest any more and cannot be read; it is kept", "image", path, "error", err)
+			r.log.Error("managed save image without a guest cannot be read; image kept", "image", path, "error", err)
 			continue
 		}
 		image.close()
 		if image.def.UUID != uuid || r.byName[image.def.Name] != nil {
-			r.log.Error("an image of a managed save has no guest any more and is kept", "image", path, "domain", image.def.Name)
+			r.log.Error("managed save image fits no guest; image kept", "image", path, "domain", image.def.Name)
 			continue
 		}
 		g := newGuest(r, image.def.Name, uuid)
@@ -67,7 +67,7 @@ func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
 		return // it is there, even if this daemon cannot read it
 	}
 	if other, err := g.reg.ByName(rec.Name); err == nil && other != g {
-		g.log.Error("the store has lost a guest's definition and has another guest of its name; it is transient now")
+		g.log.Error("store has lost the definition, and another guest has the name; guest is transient now")
 		return
 	}
 	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
@@ -75,7 +75,7 @@ func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
 		def, err = domainxml.Parse(text, domainxml.Options{})
 	}
 	if err != nil {
-		g.log.Error("the definition of a running guest is lost, and cannot be made of what runs; it is transient now", "error", err)
+		g.log.Error("store has lost the definition, and it cannot be made from the running guest; guest is transient now", "error", err)
 		return
 	}
 	g.found(def, text, false)
@@ -83,11 +83,11 @@ func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
 
 // found stores a definition that the store has lost.
 func (g *Guest) found(def *domain.Definition, text string, saved bool) {
-	g.log.Error("the store has lost this guest's definition; it is defined again as it ran. Look it over: later changes and autostart are lost")
+	g.log.Error("store has lost the definition; defined again as it ran. Check it: later changes and autostart are lost")
 	g.inactive = def
 	g.record = record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved, Fences: g.record.Fences}
 	g.state.Persistent, g.state.Policy = true, policy(def)
 	if err := g.keep(); err != nil {
-		g.log.Error("it cannot be stored", "error", err)
+		g.log.Error("cannot store the recovered definition", "error", err)
 	}
 }

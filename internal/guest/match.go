@@ -33,7 +33,7 @@ func findLike(s *device.Set, like device.Device) (device.Device, error) {
 	case 1:
 		return found[0], nil
 	}
-	return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; say its alias or address", like.Kind())
+	return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; name its alias or address", like.Kind())
 }
 
 // named reports whether a device is identified by a name, such as a target or MAC address. The name is the
@@ -126,7 +126,7 @@ func identity(d device.Device) string {
 	return "what was given"
 }
 
-// checkClash refuses a device whose target, MAC address or address the guest has already.
+// checkClash refuses a device if the guest has its target, MAC address or address already.
 func checkClash(s *device.Set, dev device.Device) error {
 	switch d := dev.(type) {
 	case *device.Disk:
@@ -185,7 +185,7 @@ func updateDisk(old, d *device.Disk) error {
 	}
 	// Access rules depend on both, because they judge how the medium is used.
 	if d.Device != "" && d.Device != old.Device || d.ReadOnly && !old.ReadOnly && old.Device != "cdrom" {
-		return fault.New(fault.Unsupported, fault.Config, "cannot make drive %s another one in place, nor a read-only one; detach it and attach the new one", old.Target)
+		return fault.New(fault.Unsupported, fault.Config, "cannot change the type of drive %s or make it read-only in place; detach it and attach the new one", old.Target)
 	}
 	old.Source, old.Format = d.Source, d.Format
 	old.Backing, old.BackingSaid = d.Backing, d.BackingSaid

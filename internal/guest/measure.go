@@ -13,8 +13,8 @@ import (
 )
 
 // How often QEMU is asked for what changes slowly: sizes of images (QEMU asks the file system, which may
-// hang), threads, and the memory figures that a guest reports unasked. A paused guest, in which almost
-// nothing changes, is asked for anything only after pausedSlowly.
+// hang), threads, and the memory figures that a guest reports unasked. A paused guest, where almost nothing
+// changes, is asked for anything only after pausedSlowly.
 const (
 	slowly       = time.Minute
 	pausedSlowly = 5 * time.Minute
@@ -46,7 +46,7 @@ func (g *Guest) measure(ctx context.Context, last *Stats, thorough bool, early f
 		early(st.copy())
 	}
 	if stopped {
-		return nil, fault.New(fault.Timeout, fault.Domain, "QEMU (process %d) is stopped by a signal, and goes on with SIGCONT", r.PID)
+		return nil, fault.New(fault.Timeout, fault.Domain, "QEMU (process %d) is stopped by a signal; continue it with SIGCONT", r.PID)
 	}
 	s, err := r.monitor()
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *Stats) copy() *Stats {
 	return &other
 }
 
-// keep copies from the last sample what is not queried again.
+// keep copies the figures that are not queried again from the last sample.
 func (s *Stats) keep(last *Stats) {
 	s.threads, s.thorough = last.threads, last.thorough
 	s.VCPUs, s.Disks, s.IOThreads = last.VCPUs, last.Disks, last.IOThreads

@@ -170,7 +170,7 @@ func parseDrive(doc string) (*device.Disk, error) {
 	}
 	disk, is := dev.(*device.Disk)
 	if !is {
-		return nil, fmt.Errorf("a %s is no drive", dev.Kind())
+		return nil, fmt.Errorf("a %s is not a drive", dev.Kind())
 	}
 	return disk, nil
 }
@@ -186,6 +186,7 @@ func (m *mediaChange) unlabel(ctx context.Context) error {
 // open makes the new medium's node in QEMU and removes the old medium.
 func (m *mediaChange) open(ctx context.Context) error { return m.r.tell(ctx, m.steps[:m.insert]) }
 
+// exchange sends QEMU the decisive step.
 func (m *mediaChange) exchange(ctx context.Context) error {
 	return m.r.tell(ctx, m.steps[m.insert:m.insert+1])
 }
@@ -216,7 +217,7 @@ func (m *mediaChange) close(ctx context.Context) error {
 		if err := insist(ctx, s, u); noAnswer(err) {
 			return err
 		} else if err != nil {
-			m.r.log.Debug("nothing is left to do of a change of medium", "command", u.Command, "cause", err)
+			m.r.log.Debug("step of a medium change is done already", "command", u.Command, "cause", err)
 		}
 	}
 	return nil
@@ -258,7 +259,7 @@ func (m *mediaChange) forget(ctx context.Context) error {
 	}
 	if err == nil && !kept {
 		if err := m.r.labels.giveBack(ctx, imageOwner(m.Old...)); err != nil {
-			m.r.log.Warn("the image of a medium may keep the guest's label", "disk", m.live.Target, "error", err)
+			m.r.log.Warn("cannot restore the label of a medium's image", "disk", m.live.Target, "error", err)
 		}
 		return nil
 	}

@@ -61,7 +61,7 @@ func (g *Guest) SetMaxMemory(ctx context.Context, sc scope.Scope, bytes uint64, 
 			return fault.New(fault.WrongState, fault.Domain, "cannot resize the maximum memory on an active domain")
 		}
 		if len(g.inactive.CPU.Cells) > 0 {
-			return fault.New(fault.Unsupported, fault.Config, "the memory of a domain with NUMA cells is theirs; change the cells")
+			return fault.New(fault.Unsupported, fault.Config, "the memory of a domain with NUMA cells is the sum of the cells; change the cells")
 		}
 		def := g.inactive.Clone()
 		def.Memory = bytes

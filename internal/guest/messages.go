@@ -63,6 +63,6 @@ func (g *Guest) remark(ctx context.Context, r *run, message string) {
 		return nil
 	})
 	if err != nil {
-		g.log.Info("a guest has ended before a message about it was kept", "message", message, "error", err)
+		g.log.Info("guest ended before a message about it was recorded", "message", message, "error", err)
 	}
 }

@@ -21,7 +21,7 @@ var guestOperations = operation.Kinds[*run]{
 	attachKind, blockCommitKind, cleanupKind, detachKind, dumpKind, iothreadKind, mediaKind, saveKind, updateKind,
 }
 
-// noAnswer reports whether QEMU may still carry out a command whose answer is missing.
+// noAnswer reports whether QEMU may still carry out an unanswered command.
 func noAnswer(err error) bool {
 	var silent *qmp.NoAnswer
 	return errors.As(err, &silent) || fault.Is(err, fault.Unresponsive)
@@ -65,6 +65,8 @@ func (r *run) perform(ctx context.Context, sc scope.Scope, kind string, w operat
 	return r.advance(ctx, op)
 }
 
+// beginOperation begins an operation. It waits for conflicting operations that are running, and fails if
+// one waits for QEMU.
 func (r *run) beginOperation(ctx context.Context, sc scope.Scope, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
 	for {
 		op, err := r.ops.Begin(sc, kind, w, operation.Record{Objects: objects})
@@ -101,14 +103,15 @@ func (r *run) admits(class operation.Class, objects ...string) error {
 	return nil
 }
 
+// explainConflict returns the error for an operation that an open one conflicts with.
 func (r *run) explainConflict(c *operation.Conflict) error {
 	switch {
 	case c.With.State == operation.Unanswered:
-		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
+		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was interrupted, and is finished when its QEMU answers; try again then", r.Name)
 	case c.Admission == operation.Wait:
-		return fault.New(fault.Busy, fault.Domain, "a part of an earlier operation (%s) on domain %q is still to be done; try again when it is: %v", c.With.Kind, r.Name, c.With.Cause)
+		return fault.New(fault.Busy, fault.Domain, "an earlier operation (%s) on domain %q is not finished; try again later: %v", c.With.Kind, r.Name, c.With.Cause)
 	}
-	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s under way; end it or wait for it first", r.Name, c.With.Kind)
+	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s in progress; end it or wait for it first", r.Name, c.With.Kind)
 }
 
 // inLoop runs do in the guest's loop, for an operation. If the loop does not run yet, or no longer, only

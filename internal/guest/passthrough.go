@@ -28,7 +28,7 @@ func (l *launching) checkHostDevices(context.Context) error {
 		taken, err := l.g.reg.findHostDevice(l.run.UUID, d, devices)
 		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, true) {
 			l.run.def.Devices.Remove(d)
-			l.run.log.Warn("a guest starts without a USB device of the host", "cause", err)
+			l.run.log.Warn("USB device missing; guest starts without it", "cause", err)
 			continue
 		}
 		if err != nil {
@@ -85,7 +85,7 @@ func findUSB(root kernel.Root, d *device.HostDevice) error {
 		return absent(fault.New(fault.NotFound, fault.NodeDevice, "this host has no USB device %s", usbName(d)))
 	case 1:
 	default:
-		return fault.New(fault.Failed, fault.NodeDevice, "this host has %d USB devices %s; say which one by <address bus='%d' device='%d'/> in its source",
+		return fault.New(fault.Failed, fault.NodeDevice, "this host has %d USB devices %s; select one by <address bus='%d' device='%d'/> in its source",
 			len(found), usbName(d), found[0].Bus, found[0].Device)
 	}
 	bus, number := uint(found[0].Bus), uint(found[0].Device)
@@ -134,7 +134,7 @@ func passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevic
 	}
 	if found.Driver != kernel.VFIODriver && d.Managed != device.On {
 		return false, fault.New(fault.Unsupported, fault.Config,
-			"host device %s belongs to the driver %q, and the hostdev has no managed='yes', which takes it away: say so, or run virsh nodedev-detach %s first",
+			"host device %s belongs to the driver %q, and the hostdev has no managed='yes' to detach it: add that, or run virsh nodedev-detach %s first",
 			at, found.Driver, nodeName(at))
 	}
 	for _, peer := range found.IOMMUPeers {
@@ -143,7 +143,7 @@ func passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevic
 			continue
 		}
 		return false, fault.New(fault.Unsupported, fault.Config,
-			"host device %s cannot be passed through: the host uses %s (driver %q) of the same IOMMU group %d; pass that through as well, or run virsh nodedev-detach %s first",
+			"host device %s cannot be passed through: the host uses %s (driver %q) of the same IOMMU group %d; pass that through, too, or run virsh nodedev-detach %s first",
 			at, peer, other.Driver, found.IOMMUGroup, nodeName(peer))
 	}
 	return found.Driver != kernel.VFIODriver, nil
@@ -170,7 +170,7 @@ func passableFunction(root kernel.Root, at kernel.PCIAddress) (kernel.PCIDevice,
 		return found, fault.New(fault.Unsupported, fault.Config, "host device %s is a bridge, which cannot be passed through", at)
 	case found.IOMMUGroup < 0:
 		return found, fault.New(fault.Unsupported, fault.Config,
-			"host device %s cannot be passed through: the host has no IOMMU for it; switch it on in the firmware and with intel_iommu=on or amd_iommu=on", at)
+			"host device %s cannot be passed through: the host has no IOMMU for it; enable the IOMMU in the firmware and with intel_iommu=on or amd_iommu=on", at)
 	}
 	return found, nil
 }

@@ -67,7 +67,7 @@ func TestUSB_FoundByWhatIsSaidOfIt(t *testing.T) {
 		"no such ids":             {device.HostDevice{USBVendor: 0x1234, USBProduct: 0xbeef}, 0, 0, "no USB device 1234:beef"},
 		"no such address":         {device.HostDevice{USBBus: 2, USBDevice: 4}, 0, 0, "no USB device at bus 2, device 4"},
 		"another at that address": {device.HostDevice{USBVendor: 0x1234, USBProduct: 1, USBBus: 1, USBDevice: 5}, 0, 0, "no USB device 1234:0001 at bus 1, device 5"},
-		"two of these ids":        {device.HostDevice{USBVendor: 0x1234, USBProduct: 2}, 0, 0, "2 USB devices 1234:0002; say which one by <address bus='1' device='5'/>"},
+		"two of these ids":        {device.HostDevice{USBVendor: 0x1234, USBProduct: 2}, 0, 0, "2 USB devices 1234:0002; select one by <address bus='1' device='5'/>"},
 	} {
 		err := findUSB(root, &c.d)
 		switch {

@@ -48,6 +48,7 @@ func hugePageSize(def *domain.Definition) uint64 {
 	return 2 << 20
 }
 
+// ofPages returns the reservation of memory in pages of a size; 0: base pages.
 func ofPages(def *domain.Definition, memory, size uint64) topology.Reservation {
 	if size == 0 {
 		return topology.Reservation{Memory: memory}
@@ -149,10 +150,10 @@ func (r *Registry) takeBackDisks(ctx context.Context, run *run) error {
 		}
 		changed, err := fsguard.Do(ctx, path, func() (bool, error) { return image.RemoveRecord(path, format) }, nil)
 		if changed && run.PID != 0 {
-			run.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", path)
+			run.log.Error("backing file name in an image was changed while QEMU ran; the new name is not followed", "path", path)
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			run.log.Warn("cannot look at an image after its guest", "path", path, "error", err)
+			run.log.Warn("cannot check an image after its guest has ended", "path", path, "error", err)
 		}
 	}
 	return nil
@@ -247,7 +248,7 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 		_, err = f.WriteString(b.String())
 	}
 	if err != nil {
-		r.log.Warn("a guest starts without its log", "domain", name, "error", err)
+		r.log.Warn("cannot write the guest's log; guest starts without it", "domain", name, "error", err)
 	}
 	if f == nil {
 		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
@@ -271,6 +272,7 @@ func logTime(at time.Time) string { return at.UTC().Format("2006-01-02 15:04:05.
 // log, and the guest can make it write. It must not fill the host's disk.
 const maxLog = 4 << 20
 
+// rotate renames a log that has reached maxLog.
 func rotate(path string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.Size() < maxLog {
@@ -303,7 +305,7 @@ func withoutNotices(text string) string {
 	return rest.String()
 }
 
-// afterCommand skips the logged command line, whose lines end in a backslash.
+// afterCommand skips the logged command line: its lines end in a backslash.
 func afterCommand(text string) string {
 	_, rest, _ := strings.Cut(text, "\n")
 	for {
@@ -321,6 +323,7 @@ func afterCommand(text string) string {
 // tailSize bounds, in bytes, how much of a log is read for an error.
 const tailSize = 64 << 10
 
+// readTail returns the end of a log, at most tailSize bytes. It is empty if the log cannot be read.
 func readTail(path string) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -125,13 +125,13 @@ func (g *Guest) planPlug(ctx context.Context, sc scope.Scope, doc string, config
 	}, nil
 }
 
-// checkTakesPCI refuses a PCI device of which a running guest would not be notified.
+// checkTakesPCI refuses a PCI device if the running guest would not be notified of it.
 func checkTakesPCI(def *domain.Definition, dev device.Device) error {
 	if _, isPCI := dev.Common().Address.(device.PCI); !isPCI || qemu.TakesPCI(def) {
 		return nil
 	}
 	return fault.New(fault.Unsupported, fault.Config,
-		"cannot plug in %s: a guest of machine type pc takes PCI devices only with <acpi/> among its features; add that to the config, and start it again", deviceName(dev))
+		"cannot attach %s: a guest of machine type pc accepts PCI devices only with <acpi/> among its features; add that to the config, and start it again", deviceName(dev))
 }
 
 // planControllers returns the controllers that a device needs and a running guest lacks, completed, and
@@ -147,7 +147,7 @@ func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps 
 	missing, err := def.Devices.MissingControllers(d, true)
 	for _, c := range missing {
 		if err := completeDevice(def, c, caps, true); err != nil {
-			return nil, fmt.Errorf("the disk needs a SCSI controller %d, which cannot be plugged in: %w", c.Index, err)
+			return nil, fmt.Errorf("the disk needs a SCSI controller %d, which cannot be attached: %w", c.Index, err)
 		}
 		if err := checkTakesPCI(def, c); err != nil {
 			return nil, err

@@ -30,7 +30,7 @@ var (
 // crash also preserve, coredump-destroy or coredump-restart.
 func (g *Guest) SetPolicy(ctx context.Context, sc scope.Scope, on Happening, action string, a Affect) error {
 	if !slices.Contains(actions, action) && (on != Crashed || !slices.Contains(crashActions, action)) {
-		return fault.New(fault.Unsupported, fault.Call, "a guest's %s cannot be followed by %s", on, action)
+		return fault.New(fault.Unsupported, fault.Call, "on_%s of a guest cannot be %s", on, action)
 	}
 	set := func(d *domain.Definition) error {
 		switch on {

@@ -49,7 +49,7 @@ type Prepared struct {
 	Name, UUID string
 	PID        int
 	Since      time.Time
-	// Memory is what it costs: the bytes that only this process holds.
+	// Memory is its cost: the bytes that only this process holds.
 	Memory uint64
 }
 
@@ -165,8 +165,8 @@ func (p *pool) inUse() bool {
 	return len(p.asked)+len(p.ready) > 0
 }
 
-// unwanted removes from the pool what is no longer useful, or everything if the host needs the memory. It
-// returns the removed QEMUs.
+// unwanted removes the QEMUs from the pool that are no longer useful, or everything if the host needs the
+// memory. It returns the removed QEMUs.
 func (p *pool) unwanted() []*prepared {
 	scarce := !p.memoryAbove(keepMemory)
 	p.mu.Lock()
@@ -181,7 +181,7 @@ func (p *pool) unwanted() []*prepared {
 		}
 	}
 	if scarce && len(gone) > 0 {
-		p.log.Warn("the host is short of memory: what was prepared is given up", "guests", len(gone))
+		p.log.Warn("host is short of memory; prepared QEMUs ended", "guests", len(gone))
 	}
 	return gone
 }
@@ -273,7 +273,7 @@ func (p *pool) next() *domain.Definition {
 			continue
 		}
 		if err := qemu.Preparable(v.Inactive); err != nil {
-			p.log.Debug("a guest that is started often cannot be prepared", "domain", v.Name, "cause", err)
+			p.log.Debug("guest is started often but cannot be prepared", "domain", v.Name, "cause", err)
 			p.refused[uuid] = v.Inactive
 			continue
 		}

@@ -47,7 +47,7 @@ func (p *ports) take(listen func(port int) ([]*os.File, error)) (int, []*os.File
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return 0, nil, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display (guests hold %d of them); let displays listen on sockets, or end a guest",
+	return 0, nil, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display (guests hold %d of them); make displays listen on sockets, or shut a guest off",
 		firstPort, lastPort, len(p.held))
 }
 
@@ -98,6 +98,7 @@ func (l *launching) choosePorts(ctx context.Context) error {
 	return nil
 }
 
+// choosePort chooses the port of one display, or checks the one in its definition.
 func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address string) error {
 	fixed, handed := g.Port > 0 && g.AutoPort != device.On, qemu.DisplayIsHanded(g)
 	if fixed && !handed {
@@ -114,7 +115,7 @@ func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address 
 	var files []*os.File
 	if fixed {
 		if files, err = listen(g.Port); errors.Is(err, unix.EADDRINUSE) {
-			return fault.New(fault.Busy, fault.Host, "port %d of %s, on which the %s display is to listen, is in use; give the display another one, or let it have any that is free (autoport='yes')",
+			return fault.New(fault.Busy, fault.Host, "port %d of %s, requested for the %s display, is in use; choose another port, or any free one (autoport='yes')",
 				g.Port, address, g.Type)
 		}
 	} else if g.Port, files, err = l.g.reg.ports.take(listen); err == nil {
@@ -136,7 +137,7 @@ func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address 
 }
 
 // listenAt makes the sockets of a display on those of the addresses that the host has. A name may stand for
-// several addresses, of which one suffices.
+// several addresses, and one of them suffices.
 func listenAt(ctx context.Context, addresses []netip.Addr, port int) (files []*os.File, err error) {
 	var failed []error
 	for _, address := range addresses {

@@ -156,7 +156,7 @@ func (p *prepared) kill() error {
 	return nil
 }
 
-// end kills the process and releases what it holds.
+// end kills the process and releases its resources.
 func (p *prepared) end(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 	defer stop()
@@ -234,7 +234,7 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 	}
 	if err != nil {
 		l.run.User = nil
-		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
+		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over the prepared QEMU"), p.end(ctx))
 	}
 	failpoint.Reach("prepare.entered")
 	p.dir, l.prepared = l.run.dir, p
@@ -267,7 +267,7 @@ func (l *launching) resume(ctx context.Context) (*qemuprocess.Process, error) {
 	if s := l.run.session.Swap(nil); s != nil {
 		s.Close()
 	}
-	l.g.log.Info("what was prepared cannot be used: the guest starts cold", "cause", cause)
+	l.g.log.Info("prepared QEMU cannot be used; guest starts cold", "cause", cause)
 	return nil, p.kill()
 }
 
@@ -314,6 +314,7 @@ func (r *Registry) sweepPrepared() {
 	}
 }
 
+// sweepOne ends one prepared QEMU and removes its directory and control group.
 func (r *Registry) sweepOne(ctx context.Context, dir string) error {
 	pid, err := r.emulatorIn(dir)
 	if err != nil {
@@ -327,6 +328,7 @@ func (r *Registry) sweepOne(ctx context.Context, dir string) error {
 	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), removeTree(dir))
 }
 
+// endPrepared kills a process and waits for its end. A process that has ended already is no error.
 func (r *Registry) endPrepared(pid int) error {
 	at, err := r.Kernel.Process(pid)
 	if err != nil {
@@ -342,8 +344,8 @@ func (r *Registry) endPrepared(pid int) error {
 	return err
 }
 
-// endedWaiting ends a prepared QEMU whose directories were removed. It reports false for a QEMU in use: its
-// directory is the guest's, because a start that takes it renames the directory.
+// endedWaiting ends a prepared QEMU after its directories were removed. It reports false for a QEMU in use:
+// its directory is the guest's, because a start that takes it renames the directory.
 func (r *Registry) endedWaiting(pid int, uuid string) bool {
 	dir := filepath.Join(string(filepath.Separator), filepath.Base(r.RunDir), filepath.Base(r.preparedDir()), uuid)
 	if !r.Kernel.Uses(pid, dir) && !r.Kernel.Uses(pid, filepath.Join(dir, ownDir)) {

@@ -21,10 +21,10 @@ func (r *Registry) setAside(dir string, cause error) {
 	defer stop()
 	err := r.clear(ctx, dir)
 	if err == nil {
-		log.Error("the run record of a guest that has ended cannot be used; what it held in the host may be left", "error", cause)
+		log.Error("run record of an ended guest cannot be used; resources of the guest may be left", "error", cause)
 		return
 	}
-	log.Error("a guest cannot be adopted and is left alone", "error", cause, "until", err)
+	log.Error("guest cannot be adopted; quarantined", "error", cause, "until", err)
 	if g := r.asideAs(id, dir); g != nil {
 		g.quarantine = fmt.Sprintf("quarantined: this guest could not be adopted (%v); %v", cause, err)
 		g.publish()
@@ -67,7 +67,7 @@ func (r *Registry) endQuarantine(g *Guest, dir string) {
 				}
 				return func() error {
 					over = true
-					g.log.Info("the QEMU of a guest that could not be adopted has ended")
+					g.log.Info("QEMU of a quarantined guest has ended")
 					g.quarantine = ""
 					g.forgetIfNothing()
 					return nil

@@ -13,7 +13,7 @@ import (
 // start. If vCPUs were added later, a restored machine would be made with more queues than it was saved
 // with, and QEMU would refuse its state. So the image names the numbers.
 
-// queued is a device whose definition does not name the number of queues.
+// queued is a device without a number of queues in its definition.
 type queued struct {
 	alias, property string
 	queues          *uint

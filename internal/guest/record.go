@@ -17,7 +17,7 @@ import (
 // domains is the kind of record that holds a persistent guest, by UUID.
 var domains = store.Kind{Name: "domain", Version: 1}
 
-// record is what is stored of a guest permanently.
+// record is the permanently stored part of a guest.
 type record struct {
 	Name string
 	// Submitted is the document as the client sent it. XML is the completed definition that was parsed from
@@ -33,8 +33,8 @@ type record struct {
 	Followed []string `json:",omitempty"`
 	// Template says that the guest is only cloned, and never started.
 	Template bool `json:",omitempty"`
-	// Fences are, by disk source or path, the folders out of which an image and its backing files must not
-	// lead: those of the client that brought them.
+	// Fences are, by disk source or path, the folders that an image and its backing files must not lead:
+	// those of the client that brought them.
 	Fences map[string][]string `json:",omitempty"`
 }
 

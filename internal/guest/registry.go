@@ -50,7 +50,7 @@ type Config struct {
 	Prepared int
 	// Quarters runs each guest's QEMU in a sandbox as a user of its own. Nil: QEMU runs as the daemon does.
 	Quarters *sandbox.Isolation
-	// GiveRNG adds a virtio-rng to new machines whose document mentions none.
+	// GiveRNG adds a virtio-rng to new machines if their document mentions none.
 	GiveRNG bool
 	// Labels is the host's mandatory access control. Nil: guests get no labels, NoLabels says why, and with
 	// LabelsRequired they do not start.
@@ -174,7 +174,7 @@ func (r *Registry) All() []*Guest {
 	all := make([]*Guest, 0, len(r.byUUID))
 	for _, g := range r.byUUID {
 		if v := g.View(); v.Persistent || v.Active != nil || v.Quarantined {
-			all = append(all, g) // without guests whose first definition is in progress
+			all = append(all, g) // without guests that are being defined for the first time
 		}
 	}
 	r.mu.RUnlock()
@@ -188,7 +188,7 @@ func (r *Registry) claimed(ctx context.Context, name, uuid string, do func(*Gues
 	for {
 		leave, err := r.removing.take(ctx, uuid)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the last one with UUID %s are still being removed", name, uuid)
+			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the previous domain with UUID %s are still being removed", name, uuid)
 		}
 		g, err := r.claimAsHeir(name, uuid)
 		leave()
@@ -258,7 +258,7 @@ func (r *Registry) claim(name, uuid string, mayBeNew bool) (g *Guest, err error)
 	}
 }
 
-// unclaim forgets a guest whose request failed, unless it is defined or runs, and returns the failure.
+// unclaim forgets a guest after its request failed, unless it is defined or runs, and returns the failure.
 func (r *Registry) unclaim(g *Guest, failure error) error {
 	if failure == nil {
 		return nil
@@ -312,6 +312,7 @@ func (r *Registry) newID() int {
 	return r.lastID
 }
 
+// setID enters a running guest under its ID.
 func (r *Registry) setID(g *Guest, id int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

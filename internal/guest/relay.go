@@ -23,6 +23,7 @@ type relays struct {
 	by map[string]*relay // by alias of the device
 }
 
+// relay is the relay of one device.
 type relay struct {
 	listener net.Listener
 	path     string

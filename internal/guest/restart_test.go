@@ -504,7 +504,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 	leave(mine, nil)
 	d.settle(mine, domain.ShutOff)
 	leave(theirs, fault.New(fault.Denied, fault.Call, "no"))
-	d.logged("the guest of a client that has gone is not destroyed")
+	d.logged("cannot destroy the guest of a disconnected client")
 	d.reopen(func() {})
 	d.want(d.again(theirs), domain.Running, domain.ReasonBooted)
 }

@@ -38,7 +38,7 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		run.behind = run.Resuming || len(run.ops.Operations()) > 0 // the loop finishes these later
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
-		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
+		g.log.Warn("monitor not responding; guest adopted without it", "pid", run.PID)
 		run.lose()
 		g.publish()
 		go g.reattachLate(run, reached)
@@ -55,7 +55,7 @@ func (r *run) reach(ctx context.Context, def *domain.Definition) *contact {
 	defer stop()
 	found, err := inquire(ctx, s, def)
 	if err != nil {
-		r.log.Debug("QEMU does not say what was missed", "error", err)
+		r.log.Debug("QEMU does not answer queries about missed events", "error", err)
 		s.Close()
 		return nil
 	}
@@ -249,6 +249,7 @@ func missing(r *run, present map[string]bool) (aliases []string) {
 
 func hasUnpluggable(s *device.Set) bool { return slices.ContainsFunc(s.All(), unpluggable) }
 
+// unpluggable reports whether a guest can release a device of that kind while it runs.
 func unpluggable(dev device.Device) bool {
 	switch dev.(type) {
 	case *device.Disk, *device.NIC, *device.HostDevice, *device.Memory:
@@ -317,7 +318,7 @@ func (r *run) tryDial(ctx context.Context) *qmp.Session {
 	defer stop()
 	s, err := qmp.Dial(ctx, r.monitorPath(), r.log)
 	if err != nil {
-		r.log.Debug("the monitor cannot be reached yet", "error", err)
+		r.log.Debug("cannot reach the monitor yet", "error", err)
 		return nil
 	}
 	return s
@@ -327,7 +328,7 @@ func (r *run) tryDial(ctx context.Context) *qmp.Session {
 func (g *Guest) handleReconnect(s *qmp.Session) {
 	g.run.connect(s)
 	g.publish()
-	g.log.Info("the monitor is back")
+	g.log.Info("monitor reconnected")
 	g.resync()
 }
 
@@ -352,7 +353,7 @@ func (g *Guest) startResync() {
 	g.startInternal(domain.JobQuery, modifyLimit, func(ctx context.Context, sc scope.Scope) (settle, error) {
 		settled, err := rejoin(ctx, sc)
 		if err != nil {
-			g.log.Warn("cannot ask QEMU what was missed", "error", err)
+			g.log.Warn("cannot query QEMU about missed events", "error", err)
 			s.Close()
 		}
 		return settled, err
@@ -372,6 +373,8 @@ func goOnOnce(ctx context.Context, s *qmp.Session) error {
 	return s.Execute(ctx, "cont", nil, nil)
 }
 
+// planRejoin plans the work after missed events: resume a restored guest, recover the operations, and
+// correct the state by QEMU's answers.
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 	def := r.def
 	resuming, was := r.Resuming, g.state.Phase

@@ -62,7 +62,7 @@ func (r *Registry) noteCrash(uuid string) {
 	r.dues.left[uuid] = d
 	r.dues.mu.Unlock()
 	if err := r.store.Put(dueKind, uuid, d); err != nil {
-		r.log.Error("cannot note that a crashed guest is to be started again", "uuid", uuid, "error", err)
+		r.log.Error("cannot record that a crashed guest must be started again", "uuid", uuid, "error", err)
 	}
 	failpoint.Reach("revive.noted")
 }
@@ -77,9 +77,9 @@ func (g *Guest) startAgain(why string) {
 	v.crashes++
 	v.last = time.Now()
 	pause := pauseBefore(v.crashes)
-	v.words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash asks for a restart, which is tried after %v; virsh destroy %s gives that up",
+	v.words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash requests a restart, which is tried after %v; cancel it with virsh destroy %s",
 		why, v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.record.Name))
-	g.log.Warn("a guest that crashed is to be started again", "cause", why, "crashes", v.crashes, "pause", pause)
+	g.log.Warn("guest crashed; starting it again after a pause", "cause", why, "crashes", v.crashes, "pause", pause)
 	g.startAfter(pause)
 }
 
@@ -107,7 +107,7 @@ func (g *Guest) reviveAfter(ctx context.Context, sc scope.Scope, pause time.Dura
 	failpoint.Reach("revive.start")
 	err := g.perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 		if ctx.Err() != nil || !g.toRevive() {
-			return nil, fault.New(fault.Aborted, fault.Domain, "it is not to be started again any more")
+			return nil, fault.New(fault.Aborted, fault.Domain, "the pending start was cancelled")
 		}
 		return g.planAnyStart(StartOptions{})
 	})
@@ -131,7 +131,7 @@ func (g *Guest) toRevive() bool {
 	return g.inactive != nil && lifecycle.Revives(g.inactive.OnCrash)
 }
 
-// notRevived decides what follows a failed start. It runs in the loop.
+// notRevived decides how to go on after a failed start. It runs in the loop.
 func (g *Guest) notRevived(err error) {
 	if fault.Is(err, fault.Aborted) || g.run != nil {
 		g.giveUpRevival()
@@ -152,19 +152,19 @@ func (g *Guest) autostartAgain(err error) {
 	const said = "cannot start a guest that is marked for autostart"
 	if v.crashes >= mostAutostarts {
 		g.reg.hasRun(g.uuid)
-		v.words = fmt.Sprintf("it was to start with the host and could not be started (%v); that was tried %d times and is given up; start it yourself", err, v.crashes)
-		g.log.Error(said+"; that is given up", "error", err, "tries", v.crashes)
+		v.words = fmt.Sprintf("autostart failed (%v) after %d tries and was given up; start the domain manually", err, v.crashes)
+		g.log.Error(said+"; giving up", "error", err, "tries", v.crashes)
 		g.publish()
 		return
 	}
 	pause := pauseBefore(v.crashes + 1)
-	v.words = fmt.Sprintf("it is to start with the host and could not be started (%v; try %d, at %s); that is tried again after %v; virsh destroy %s gives that up",
+	v.words = fmt.Sprintf("autostart failed (%v; try %d, at %s) and is tried again after %v; cancel it with virsh destroy %s",
 		err, v.crashes, time.Now().UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.record.Name))
 	g.log.Error(said, "error", err, "tries", v.crashes, "pause", pause)
 	g.startAfter(pause)
 }
 
-// giveUpRevival leaves a guest shut off whose start was pending. It runs in the loop.
+// giveUpRevival cancels a pending start and leaves the guest shut off. It runs in the loop.
 func (g *Guest) giveUpRevival() {
 	g.revival.stop()
 	g.revival = revival{}
@@ -183,5 +183,5 @@ func (g *Guest) revived() {
 		return
 	}
 	v.stop()
-	v.words = fmt.Sprintf("started again after its QEMU had ended by itself (crash %d in a row, at %s)", v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"))
+	v.words = fmt.Sprintf("started again after its QEMU had ended unexpectedly (crash %d in a row, at %s)", v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"))
 }

@@ -35,7 +35,7 @@ type rooms struct {
 
 	mu      sync.Mutex
 	waiting map[*Guest][]string // the full folders of each guest
-	rests   map[string]*rest    // of folders whose guests were resumed
+	rests   map[string]*rest    // of folders with resumed guests
 }
 
 // rest is how long a folder is not checked.
@@ -161,7 +161,7 @@ func (g *Guest) lacksRoom(path string) {
 	if !slices.Contains(g.run.NoRoom, path) {
 		g.run.NoRoom = append(slices.Clip(g.run.NoRoom), path)
 		if g.run.full.passes() {
-			g.log.Warn("a disk of the guest is full where it lies on the host; the guest is paused, and goes on by itself when there is room", "path", path)
+			g.log.Warn("host file system of a disk is full; guest paused until there is space", "path", path)
 		}
 	}
 	g.reg.rooms.wait(g, g.run.NoRoom)
@@ -195,10 +195,10 @@ func (g *Guest) goOnWithRoom(ctx context.Context, sc scope.Scope) {
 	})
 	switch {
 	case err == nil:
-		g.log.Info("there is room again for the guest's disks; it goes on")
+		g.log.Info("host has disk space again; guest resumed")
 	case fault.Is(err, fault.WrongState):
 	default:
-		g.log.Warn("there is room again for the guest's disks, and it cannot be resumed yet", "error", err)
+		g.log.Warn("host has disk space again; cannot resume the guest yet", "error", err)
 		if v := g.View(); v.State == domain.Paused {
 			_ = g.change(ctx, sc, "", func() error { // or it has ended
 				if g.run != nil && len(g.run.NoRoom) > 0 {

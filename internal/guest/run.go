@@ -98,6 +98,7 @@ type run struct {
 // rate.
 type seldom struct{ last atomic.Pointer[time.Time] }
 
+// passes reports whether a line may be logged now.
 func (s *seldom) passes() bool {
 	now, last := time.Now(), s.last.Load()
 	return (last == nil || now.Sub(*last) >= time.Minute) && s.last.CompareAndSwap(last, &now)
@@ -148,7 +149,7 @@ func (r *run) takeRelease(what string) func(context.Context) error {
 	return nil
 }
 
-// last returns the definition by which the guest's resources are released.
+// last returns the definition that names the guest's resources for their release.
 func (r *run) last() *domain.Definition {
 	if r.ended == nil { // the loop never owned it
 		return r.def
@@ -160,7 +161,7 @@ func (r *run) last() *domain.Definition {
 func (r *run) releaseAll(ctx context.Context) error {
 	var failed []error
 	if err := r.endOperations(ctx); err != nil {
-		r.log.Error("an operation of a guest that has ended is not settled", "error", err)
+		r.log.Error("cannot settle an operation of an ended guest", "error", err)
 		failed = append(failed, err)
 		r.withheld = append(r.withheld, release{"operations", r.endOperations})
 	}
@@ -169,7 +170,7 @@ func (r *run) releaseAll(ctx context.Context) error {
 		r.releases = r.releases[:len(r.releases)-1]
 		failpoint.Reach("release.step")
 		if err := last.do(ctx); err != nil {
-			r.log.Error("cannot release what the guest held", "what", last.what, "error", err)
+			r.log.Error("cannot release a resource of the guest", "what", last.what, "error", err)
 			failed = append(failed, err)
 			r.withheld = append(r.withheld, last)
 		}
@@ -217,7 +218,7 @@ func (r *run) monitor() (*qmp.Session, error) {
 	}
 	if since, _ := r.stuck(); !since.IsZero() {
 		return nil, fault.New(fault.Unresponsive, fault.Monitor,
-			"the monitor of domain %q was lost %v ago while QEMU (process %d) lives on; Lodge keeps trying to reach it",
+			"the monitor of domain %q was lost %v ago while QEMU (process %d) still runs; Lodge keeps trying to reconnect",
 			r.Name, time.Since(since).Round(time.Second), r.PID)
 	}
 	s := r.session.Load()
@@ -235,6 +236,7 @@ func (r *run) lose() {
 	r.lost.Store(&now)
 }
 
+// stuck returns since when the monitor is lost, and the missing part. Zero: it is connected.
 func (r *run) stuck() (since time.Time, on string) {
 	if at := r.lost.Load(); at != nil {
 		return *at, "a connection to its monitor"
@@ -378,6 +380,7 @@ func (r *run) killAfter(patience time.Duration) {
 	}
 }
 
+// killNow kills the process with SIGKILL, once.
 func (r *run) killNow() {
 	r.killOnce.Do(func() {
 		close(r.kill)

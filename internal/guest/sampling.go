@@ -224,7 +224,7 @@ func (c *cost) learn(spent time.Duration, samples int) {
 	*c = min(max(*c, cheapest), dearest)
 }
 
-// period returns the time in which each of n guests is sampled once.
+// period returns the time for sampling each of n guests once.
 func (c *cost) period(n int, attended bool) time.Duration {
 	wanted, share := idle, idleShare
 	if attended {

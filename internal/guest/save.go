@@ -164,7 +164,7 @@ func (r *Registry) Restore(ctx context.Context, sc scope.Scope, path string, o S
 // restoring the image later would damage them.
 func (g *Guest) admitBesideSave() error {
 	if g.record.ManagedSave {
-		return fault.New(fault.WrongState, fault.Domain, "domain %q has a managed save image, which would not fit its disks any more; start it, which continues from there, or remove the image first", g.record.Name)
+		return fault.New(fault.WrongState, fault.Domain, "domain %q has a managed save image, which would no longer fit its disks; start it from that image, or remove the image first", g.record.Name)
 	}
 	return g.admitRun()
 }
@@ -178,7 +178,7 @@ func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
 		}
 		if image.def.UUID != g.uuid || image.def.Name != g.Name() {
 			image.close()
-			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was exchanged meanwhile", path)
+			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was replaced by another one just now", path)
 		}
 		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM})(ctx, sc)
 	}
@@ -192,14 +192,14 @@ func (g *Guest) planManagedRestore(o StartOptions) work {
 	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		image, err := g.reg.openSaved(ctx, path, SaveOptions{BypassCache: o.BypassCache})
 		if err != nil {
-			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
+			return nil, fmt.Errorf("cannot restore the managed save image (remove it, or start with --force-boot): %w", err)
 		}
 		// An image that cannot be removed afterwards would be restored again, on changed disks. A file
 		// system that a disk error has made read-only shows this only when it is changed, so the file's
 		// times are changed first.
 		if err := image.touch(); err != nil {
 			image.close()
-			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot continue from the managed save image, which could not be removed then: make %s writable, or start with --force-boot", filepath.Dir(path))
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot restore the managed save image, because it could not be removed afterwards: make %s writable, or start with --force-boot", filepath.Dir(path))
 		}
 		image.def.Name, image.managed = inactive.Name, true // it may have been renamed since
 		o.Paused = o.Paused || image.paused(domain.NoState)
@@ -213,7 +213,7 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 		defer image.close()
 		r, err := g.launch(ctx, sc, image.def, image.xml, o, image)
 		if r != nil && r.ran && image.managed { // the guest ran, and its start failed
-			err = fmt.Errorf("%w; it had begun to run by then, and its managed save image, which fits its disks no more, is removed", err)
+			err = fmt.Errorf("%w; it had run before that, so its managed save image no longer fits its disks and was removed", err)
 		}
 		if err != nil {
 			return func() error { g.settleImage(r); return nil }, err // again: unwinding may have had no time for it
@@ -221,7 +221,7 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 		return func() error {
 			g.takeOver(r, begun(r, true, o), o)
 			if r.kept {
-				g.log.Warn("the guest had turned itself off or reset when it was saved; it is kept as it was then, until it is reset or destroyed")
+				g.log.Warn("guest was saved after it had shut down or reset; kept in that state until it is reset or destroyed")
 				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonShuttingDown})
 			}
 			if image.managed {

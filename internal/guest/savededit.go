@@ -69,7 +69,7 @@ func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 	word := func(i int) []byte { return head[16+4*i : 20+4*i] }
 	length := binary.NativeEndian.Uint32(word(1))
 	if length > maxSaveXML {
-		return c, errors.New("somebody has changed it meanwhile")
+		return c, errors.New("it was changed just now")
 	}
 	before := make([]byte, saveHeaderLen+length)
 	if _, err := f.ReadAt(before, 0); err != nil {
@@ -195,7 +195,7 @@ func redefined(saved *domain.Definition, doc string) (*domain.Definition, error)
 	before, after := machineDevices(saved), machineDevices(def)
 	if lost := without(before, after); len(lost) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config,
-			"the saved machine cannot be changed: it has %s, and the new definition has not; begin from the image's own definition", strings.Join(lost, ", "))
+			"the saved machine cannot be changed: it has %s, and the new definition does not; start from the image's own definition", strings.Join(lost, ", "))
 	}
 	if added := without(after, before); len(added) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config, "the saved machine cannot be changed: it has no %s", strings.Join(added, ", "))

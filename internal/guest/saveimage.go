@@ -50,9 +50,9 @@ const (
 func checkPlace(verb, path string) error {
 	switch {
 	case !filepath.IsAbs(path) || !utf8.ValidString(path):
-		return fault.New(fault.Invalid, fault.Call, "cannot %s to %q: the path must be absolute, and UTF-8", verb, path)
+		return fault.New(fault.Invalid, fault.Call, "cannot %s to %q: the path must be absolute and valid UTF-8", verb, path)
 	case image.InDev(filepath.Clean(path)): // it would replace a device node, and lie in the host's memory
-		return fault.New(fault.Unsupported, fault.Call, "cannot %s to %q: images are files, and /dev is for devices and lies in memory; choose another place", verb, path)
+		return fault.New(fault.Unsupported, fault.Call, "cannot %s to %q: images are files, and /dev holds devices and lies in memory; choose another path", verb, path)
 	}
 	return nil
 }
@@ -81,6 +81,7 @@ func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain
 	return h, h.format()
 }
 
+// format formats the definition, and checks that it can be parsed again.
 func (h *saveHeader) format() (err error) {
 	if h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true}); err == nil {
 		_, err = parseSaved(h.xml)
@@ -172,7 +173,7 @@ func empty(f *os.File, at string) error {
 		return err
 	}
 	if err := unix.Lstat(at, &there); busy || err != nil || there.Dev != s.Dev || there.Ino != s.Ino {
-		return fault.New(fault.Busy, fault.Host, "another image is written to the same place just now; wait for that, or choose another place")
+		return fault.New(fault.Busy, fault.Host, "another image is being written to the same path; wait for its end, or choose another path")
 	}
 	if s.Mode&unix.S_IFMT != unix.S_IFREG { // a pipe
 		return nil
@@ -334,6 +335,7 @@ func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions)
 	return readSaved(f, o)
 }
 
+// readSaved reads the header and the definition of an image. The file is then at the start of the stream.
 func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	head := make([]byte, saveHeaderLen)
 	if _, err := io.ReadFull(f, head); err != nil {
@@ -342,10 +344,10 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	switch magic := string(head[:16]); magic {
 	case saveMagic:
 	case savePartial:
-		return nil, errors.New("it was not completed: its writer failed or was killed")
+		return nil, errors.New("it is incomplete: its writer failed or was killed")
 	case saveChanging:
-		return nil, errors.New("a change of its definition was cut off, and nothing is noted here of what it was before; " +
-			"have the daemon read it that was changing it, which mends it, or take another copy of the image")
+		return nil, errors.New("a change of its definition was interrupted, and this daemon has no record of the old one; " +
+			"open it with the daemon that was changing it, which repairs it, or use another copy of the image")
 	default:
 		return nil, errors.New("it is not a saved domain")
 	}
@@ -353,7 +355,7 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	version, length, running, compressed := word(0), word(1), word(2), word(3)
 	switch {
 	case version != saveVersion:
-		return nil, fault.New(fault.Unsupported, fault.Config, "its layout is version %d, and %d is known", version, saveVersion)
+		return nil, fault.New(fault.Unsupported, fault.Config, "its layout is version %d, and only %d is supported", version, saveVersion)
 	case compressed != 0:
 		return nil, fault.New(fault.Unsupported, fault.Config, "it is compressed, which is not supported")
 	case length == 0 || length > maxSaveXML:

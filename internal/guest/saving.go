@@ -93,12 +93,13 @@ func (s *save) Rehold() {
 // admitMove refuses a save or dump while another one is open.
 func (r *run) admitMove() error {
 	if r.ops.HasClass(operation.Move) {
-		return fault.New(fault.Busy, fault.Domain, "a save or a dump of domain %q was cut off, and is ended when its QEMU answers; try again then", r.Name)
+		return fault.New(fault.Busy, fault.Domain, "a save or dump of domain %q was interrupted, and is settled when its QEMU answers; try again then", r.Name)
 	}
 	_, err := r.monitor()
 	return err
 }
 
+// partial returns the path of an image while it is being written.
 func partial(path string) string { return path + ".partial" }
 
 // makeFile creates the file and records it, so that a later daemon finds it.
@@ -112,6 +113,7 @@ func (s *save) makeFile(ctx context.Context) error {
 	return nil
 }
 
+// create makes the file beside its final path and journals its identity.
 func (m *memoryImage) create(ctx context.Context, sc scope.Scope) (err error) {
 	if m.file, err = createImage(ctx, partial(m.Path), sc.FoldersOf(m.Path)); err != nil {
 		return err
@@ -150,7 +152,7 @@ func (m *memoryImage) discard(ctx context.Context, whole bool) error {
 		})
 	})
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("cannot remove the image %s, which is of no more use: %w", m.Path, err)
+		return fmt.Errorf("cannot remove the useless image %s: %w", m.Path, err)
 	}
 	m.r.reg.forgetHalf(m.r.UUID)
 	return nil
@@ -248,7 +250,7 @@ func (m *memoryImage) restore(ctx context.Context, s *qmp.Session) error {
 	}
 	err := s.Execute(ctx, command, nil, nil)
 	if err != nil && !unanswered(err) {
-		m.r.log.Error("the guest cannot run again after its save or dump", "error", err)
+		m.r.log.Error("cannot resume the guest after its save or dump", "error", err)
 		return nil
 	}
 	return err

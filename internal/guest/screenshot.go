@@ -82,7 +82,7 @@ func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	}
 	fd, err := unix.MemfdCreate("screen", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make room for the screenshot")
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make memory for the screenshot")
 	}
 	memory := os.NewFile(uintptr(fd), "screen")
 	defer func() {
@@ -105,10 +105,10 @@ func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	}
 	info, err := memory.Stat()
 	if err == nil && info.Size() > maxPicture {
-		err = fault.New(fault.Failed, fault.Domain, "QEMU wrote a picture of %d bytes, and at most %d are taken", info.Size(), maxPicture)
+		err = fault.New(fault.Failed, fault.Domain, "QEMU wrote a picture of %d bytes, more than the limit of %d", info.Size(), maxPicture)
 	}
 	if err == nil && !r.pictures.take(info.Size()) {
-		err = fault.New(fault.NoCapacity, fault.Domain, "pictures of domain %q of more than %d MiB are not read yet; read those, or end them", r.Name, maxPicture>>20)
+		err = fault.New(fault.NoCapacity, fault.Domain, "open screenshots of domain %q exceed %d MiB; read or close them first", r.Name, maxPicture>>20)
 	}
 	if err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 func dumpScreen(ctx context.Context, s *qmp.Session, memory int) error {
 	write, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", memory), os.O_WRONLY, 0) // QEMU looks for exactly this mode
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot hand over room for the screenshot")
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot pass memory for the screenshot to QEMU")
 	}
 	defer write.Close()
 	var set qemu.FileSet

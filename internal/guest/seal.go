@@ -14,13 +14,13 @@ import (
 )
 
 // When QEMU has made its machine, and before the guest's first instruction, the guest's own directory is
-// taken from its user. A QEMU that is compromised later can still use what lies there. It cannot create,
-// rename or remove anything, which could fill the host's /run. What is needed there afterwards, the daemon
-// makes and passes on. QEMU cannot open terminals of the host any more either, because there are few of
-// them.
+// taken from its user. A QEMU that is compromised later can still use the files there. It cannot create,
+// rename or remove anything, which could fill the host's /run. Files that are needed there afterwards the
+// daemon makes and passes on. QEMU cannot open terminals of the host any more either, because there are few
+// of them.
 
 const (
-	// The group is the user's own: it can use files whose names it knows.
+	// The group is the user's own: it can use files by name, but not list them.
 	sealedDirectory = 0o710
 	sealedFile      = 0o640
 	// maxOwn bounds the number of entries in a guest's own directory when it is sealed: a few sockets, and
@@ -28,7 +28,7 @@ const (
 	maxOwn = 1024
 )
 
-// seal takes the guest's own directory, and what lies in it, from the guest's user. Repeating it changes
+// seal takes the guest's own directory, and the files in it, from the guest's user. Repeating it changes
 // nothing.
 func (r *run) seal() error {
 	if r.User == nil {
@@ -52,7 +52,7 @@ func (g *Guest) endTerminals(r *run) {
 		return
 	}
 	if err := sandbox.RevokeTerminals(r.PID); err != nil {
-		g.log.Warn("a guest may take more of the host's terminals", "error", err)
+		g.log.Warn("cannot close the host's terminals to the guest", "error", err)
 	}
 }
 
@@ -81,7 +81,7 @@ func sealTree(dir *os.File, group int, left *int) error {
 		return err
 	}
 	if *left -= len(entries); *left < 0 {
-		return fault.New(fault.Failed, fault.Host, "more lies there than the %d files that a QEMU may have made", maxOwn)
+		return fault.New(fault.Failed, fault.Host, "it holds more than the %d files that a QEMU may make", maxOwn)
 	}
 	for _, e := range entries {
 		switch at := int(dir.Fd()); {
@@ -100,6 +100,7 @@ func sealTree(dir *os.File, group int, left *int) error {
 	return nil
 }
 
+// sealBelow seals a directory in an open directory.
 func sealBelow(at int, name string, group int, left *int) error {
 	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

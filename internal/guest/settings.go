@@ -32,6 +32,7 @@ func takeSettings(d, of, from *domain.Definition) {
 	}
 }
 
+// take changes to into from, if it still has the value of.
 func take[T any](to *T, of, from T) {
 	if reflect.DeepEqual(*to, of) {
 		*to = from

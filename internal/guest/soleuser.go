@@ -21,7 +21,7 @@ func (g *Guest) checkSoleUser(ctx context.Context, sc scope.Scope, d *device.Dis
 		for _, v := range g.reg.Pools.Above(ctx, l.Path) {
 			if v.Path != above {
 				return fault.New(fault.WrongState, fault.Volume,
-					"cannot change %s: volume %q of pool %q lies on it and would have other data then; remove that volume, or have it lie on nothing (qemu-img rebase -b '' %s)",
+					"cannot change %s: volume %q of pool %q is backed by it, and its data would change; remove that volume, or make it independent (qemu-img rebase -b '' %s)",
 					l.Path, v.Name, v.Pool, fault.Word(v.Path))
 			}
 		}
@@ -37,11 +37,11 @@ func (g *Guest) checkSoleUser(ctx context.Context, sc scope.Scope, d *device.Dis
 			looked[what] = true
 			used, err := g.reg.usesAny(ctx, sc, disk, changed)
 			if err != nil {
-				return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot tell whether disk %s of domain %q lies on the images of disk %s", disk.Target, other.Name(), d.Target)
+				return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot tell whether disk %s of domain %q uses the images of disk %s", disk.Target, other.Name(), d.Target)
 			}
 			if used != "" {
 				return fault.New(fault.WrongState, fault.Volume,
-					"cannot change %s: disk %s of domain %q uses it and would have other data then; give that domain a copy of its own (virsh vol-clone), or take the disk from it",
+					"cannot change %s: disk %s of domain %q uses it, and its data would change; give that domain its own copy (virsh vol-clone), or detach the disk from it",
 					used, disk.Target, other.Name())
 			}
 		}

@@ -141,7 +141,7 @@ func (g *Guest) destroyWith(o StartOptions, r *run) {
 		err = errors.Join(err, g.change(g.reg.life, scope.Daemon("the end of a guest whose client has gone"), "", func() error { return g.outlive(r) }))
 	}
 	if err != nil && !errors.Is(err, errLeft) {
-		g.log.Warn("the guest of a client that has gone is not destroyed", "error", err)
+		g.log.Warn("cannot destroy the guest of a disconnected client", "error", err)
 	}
 }
 
@@ -228,7 +228,7 @@ func (l *launching) unwind(ctx context.Context, sc scope.Scope) {
 	}
 	if l.prepared != nil {
 		if err := l.prepared.kill(); err != nil {
-			l.run.log.Error("a prepared process does not end", "pid", l.prepared.process.PID, "error", err)
+			l.run.log.Error("prepared process does not end", "pid", l.prepared.process.PID, "error", err)
 		}
 	}
 	if l.run.process != nil {
@@ -236,7 +236,7 @@ func (l *launching) unwind(ctx context.Context, sc scope.Scope) {
 		select {
 		case <-l.run.process.Exited():
 		case <-ctx.Done():
-			l.run.log.Error("a process of a failed start does not end", "pid", l.run.PID)
+			l.run.log.Error("process of a failed start does not end", "pid", l.run.PID)
 		}
 	}
 	if l.goesOn {
@@ -275,6 +275,7 @@ func (r *run) hasResumed() bool {
 // socket paths must stay below 108 bytes.
 func (r *Registry) guestDir(uuid string) string { return filepath.Join(r.RunDir, uuid) }
 
+// makeDirectory makes the run directory, or takes over that of a prepared QEMU.
 func (l *launching) makeDirectory(ctx context.Context) error {
 	if err := l.g.reg.clear(ctx, l.run.dir); err != nil {
 		return err
@@ -323,6 +324,7 @@ func (l *launching) reserve(context.Context) error {
 	return nil
 }
 
+// findDisks opens the images of the disks. A missing disk is dropped if its startup policy allows that.
 func (l *launching) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
 	fences, run := l.g.View().fences, l.run
@@ -350,6 +352,8 @@ func (l *launching) findDisks(ctx context.Context) error {
 	return nil
 }
 
+// attachNICs makes the host's interfaces of the NICs. The name of each is journalled before the interface
+// is made.
 func (l *launching) attachNICs(ctx context.Context) error {
 	l.plan.NICs = map[string]*device.NICAttachment{}
 	for _, n := range l.run.def.Devices.NICs {
@@ -384,7 +388,7 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 	}
 	l.run.Messages = append(l.run.Messages, remarks(l.run.def, l.plan.Capabilities)...)
 	for _, text := range exposed(l.run.def) {
-		l.g.log.Warn("a display is open to the network", "message", text)
+		l.g.log.Warn("display is open to the network", "message", text)
 	}
 	l.plan.Definition, l.plan.Dir = l.run.def, l.run.ownPath()
 	l.plan.Incoming = l.from != nil
@@ -568,7 +572,7 @@ func (l *launching) load(ctx context.Context) error {
 func (l *launching) pledge(context.Context) error {
 	l.run.Resuming = l.from != nil && !l.opts.Paused && !l.run.kept
 	l.run.State, _ = lifecycle.Step(lifecycle.State{Policy: policy(l.run.def)}, begun(l.run, l.from != nil, l.opts))
-	return fault.Wrap(atomicfile.WriteHalf(filepath.Join(l.run.dir, runRecordFile), &l.run.runRecord), fault.Failed, fault.Host, "cannot write down that it runs")
+	return fault.Wrap(atomicfile.WriteHalf(filepath.Join(l.run.dir, runRecordFile), &l.run.runRecord), fault.Failed, fault.Host, "cannot record that it runs")
 }
 
 // begun returns the lifecycle event of a completed start.
@@ -586,7 +590,7 @@ func (l *launching) goOn(ctx context.Context) error {
 	record := filepath.Join(l.run.dir, runRecordFile)
 	if l.from != nil {
 		if err := atomicfile.Replace(record); err != nil {
-			return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that it runs")
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot record that it runs")
 		}
 	}
 	if !l.opts.Paused && !l.run.kept {
@@ -606,7 +610,7 @@ func (l *launching) goOn(ctx context.Context) error {
 		return nil
 	}
 	if err := atomicfile.Replace(record); err != nil { // the loop tries again
-		l.g.log.Error("a guest runs, and that cannot be written down", "error", err)
+		l.g.log.Error("cannot record that the guest runs", "error", err)
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ var qemuFigures = [balloonFigures]string{
 	"stat-available-memory", "stat-disk-caches", "stat-htlb-pgalloc", "stat-htlb-pgfail",
 }
 
-// Balloon holds what is known of the guest's memory. The guest's own figures are of the time Updated. A
+// Balloon holds the known figures of the guest's memory. The guest's own figures are of the time Updated. A
 // guest may report false ones.
 type Balloon struct {
 	Current uint64 // bytes

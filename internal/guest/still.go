@@ -39,12 +39,12 @@ func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Defi
 func (g *Guest) admitStill() error {
 	switch {
 	case g.run != nil || g.quarantine != "":
-		return fault.New(fault.WrongState, fault.Domain, "domain %q is running: what its disks hold is of no one moment; shut it down first", g.record.Name)
+		return fault.New(fault.WrongState, fault.Domain, "domain %q is running, so its disks keep changing; shut it down first", g.record.Name)
 	case g.inactive == nil:
 		return fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition", g.record.Name)
 	case g.record.ManagedSave:
 		return fault.New(fault.WrongState, fault.Domain,
-			"domain %q has a saved image, and its disks are as amid its run; start it and shut it down, or remove the image (virsh managedsave-remove %s)", g.record.Name, fault.Word(g.record.Name))
+			"domain %q has a managed save image, so its disks are not in a shut-down state; start it and shut it down, or remove the image (virsh managedsave-remove %s)", g.record.Name, fault.Word(g.record.Name))
 	}
 	return nil
 }
@@ -63,7 +63,7 @@ func (g *Guest) EndTemplate(ctx context.Context, sc scope.Scope, look func(conte
 			return nil, nil
 		}
 		if g.still > 0 {
-			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and clones may come to lie above its disks; say it when that is done", g.record.Name)
+			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and a clone may depend on its disks; try again when that is done", g.record.Name)
 		}
 		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			if err := look(ctx); err != nil {
@@ -91,13 +91,14 @@ func (g *Guest) setTemplate(on bool) error {
 	return nil
 }
 
-// admitRun refuses to run a guest whose disks must not change. It also stores first what only an old run
-// directory tells of the managed save image, because the start removes that directory. It runs in the loop.
+// admitRun refuses to run a guest while its disks must not change. It also stores first what only an old
+// run directory tells of the managed save image, because the start removes that directory. It runs in the
+// loop.
 func (g *Guest) admitRun() error {
 	switch {
 	case g.record.Template:
 		return fault.New(fault.WrongState, fault.Domain,
-			"domain %q is a template: thin clones lie above its disks, and would be destroyed if it wrote to them; clone it, or, when no thin clone is left, say: lodge set %s template=no",
+			"domain %q is a template: thin clones depend on its disks, and a write would destroy them; clone it, or, when no thin clone is left, run: lodge set %s template=no",
 			g.record.Name, fault.Word(g.record.Name))
 	case g.still > 0:
 		return fault.New(fault.Busy, fault.Domain, "domain %q is being cloned; start it when that is done", g.record.Name)

@@ -90,7 +90,7 @@ func (g *Guest) dismissDestroyers(err error) {
 func (g *Guest) handleExit() {
 	g.run.noticed = true
 	if g.job != nil {
-		g.job.cancel(fault.New(fault.WrongState, fault.Domain, "domain %q ended meanwhile", g.record.Name))
+		g.job.cancel(fault.New(fault.WrongState, fault.Domain, "domain %q has ended", g.record.Name))
 		return // the release begins when the job has ended
 	}
 	g.beginRelease()
@@ -142,7 +142,7 @@ func (g *Guest) finish(r *run) {
 	}
 	if g.state.EndFor == "" {
 		g.revival.cause = r.process.Exit().String()
-		g.log.Warn("QEMU ended by itself", "pid", r.PID, "exit", r.process.Exit().String(), "log", g.reg.lastWords(r.Name, r.process))
+		g.log.Warn("QEMU ended unexpectedly", "pid", r.PID, "exit", r.process.Exit().String(), "log", g.reg.lastWords(r.Name, r.process))
 	}
 	g.reg.dropID(r.ID)
 	g.reg.rooms.leave(g)
@@ -299,7 +299,7 @@ func (g *Guest) Suspend(ctx context.Context, sc scope.Scope) error {
 func (g *Guest) isSuspended() error {
 	g.hasRoomAgain()
 	if g.state.Restarting || g.state.Dumping && lifecycle.Revives(g.state.Policy.OnCrash) {
-		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted just now, and runs then; suspend it again after that", g.record.Name)
+		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted, which resumes it; suspend it again afterwards", g.record.Name)
 	}
 	return nil
 }
@@ -323,7 +323,7 @@ func (g *Guest) restartMachine() {
 			}
 		}
 		if err != nil && r.unrestarted.passes() {
-			g.log.Error("cannot restart the machine; it stays stopped", "error", err)
+			g.log.Error("cannot restart the machine; guest stays stopped", "error", err)
 		}
 		if s != nil && unanswered(err) {
 			s.Close() // the next session repeats it

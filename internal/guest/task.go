@@ -37,7 +37,7 @@ type (
 	settle func() error
 )
 
-// Bounds of waiting. waitForTurn is libvirt's own, so that clients see what they know. The others are far
+// Bounds of waiting. waitForTurn is libvirt's own, so that clients see the usual delay. The others are far
 // above what a healthy host needs.
 const (
 	waitForTurn  = 30 * time.Second
@@ -91,7 +91,7 @@ func (g *Guest) perform(ctx context.Context, sc scope.Scope, verb lifecycle.Verb
 var errLeft = errors.New("it has ended or was undefined")
 
 func errGone(name string) error {
-	return fault.Wrap(errLeft, fault.NotFound, fault.Domain, "domain %q is no longer there", name)
+	return fault.Wrap(errLeft, fault.NotFound, fault.Domain, "domain %q no longer exists", name)
 }
 
 // job is the work that runs beside the loop. A guest has at most one.
@@ -103,6 +103,7 @@ type job struct {
 	done    chan outcome // buffered: holds one outcome
 }
 
+// outcome is the result of work.
 type outcome struct {
 	settle settle
 	err    error
@@ -131,7 +132,7 @@ func (g *Guest) accept(t *task) {
 	}
 }
 
-// begin admits and plans a task, and starts its work. It drops a task whose client has given up: the
+// begin admits and plans a task, and starts its work. It drops a task if its client has given up: the
 // client's next request would otherwise come after it.
 func (g *Guest) begin(t *task) {
 	if t.ctx.Err() != nil {
@@ -166,7 +167,7 @@ func (g *Guest) contain(what string, do func() error) (err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
 			g.log.Error("bug in a guest's loop", "in", what, "panic", bug, "stack", string(debug.Stack()))
-			err = fault.New(fault.Internal, fault.Domain, "%s for domain %q broke: %v; the daemon's log has more", what, g.record.Name, bug)
+			err = fault.New(fault.Internal, fault.Domain, "%s for domain %q failed with a bug: %v; see the daemon's log", what, g.record.Name, bug)
 		}
 	}()
 	return do()
@@ -184,7 +185,7 @@ func (j *job) runWork(ctx context.Context, w work, name string) {
 	var o outcome
 	defer func() {
 		if r := recover(); r != nil {
-			o = outcome{err: fault.New(fault.Internal, fault.Domain, "%s of domain %q broke: %v", j.kind, name, r)}
+			o = outcome{err: fault.New(fault.Internal, fault.Domain, "%s of domain %q failed with a bug: %v", j.kind, name, r)}
 		}
 		j.done <- o
 	}()
@@ -202,7 +203,7 @@ func (g *Guest) settle(o outcome) {
 	j.cancel(nil)
 	err := o.err
 	if o.settle != nil {
-		if e := g.contain("the settling of a request", o.settle); err == nil {
+		if e := g.contain("the completion of a request", o.settle); err == nil {
 			err = e
 		}
 	}
@@ -256,7 +257,7 @@ func (g *Guest) armTurn() {
 	}
 }
 
-// expire answers the tasks that have waited too long, and drops those whose clients have given up.
+// expire answers the tasks that have waited too long, and drops those of clients that have given up.
 func (g *Guest) expire() {
 	now := time.Now()
 	var still []*task

@@ -99,6 +99,7 @@ func (r *Registry) limitThreads(ctx context.Context, s *qmp.Session, run *run, b
 	return absent, nil
 }
 
+// limits returns the share as limits of a control group.
 func (s share) limits() kernel.Limits {
 	period, quota := s.period, uint64(kernel.Unlimited)
 	if period == 0 {

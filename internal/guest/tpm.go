@@ -289,7 +289,7 @@ func tpmOf(run *run) (pid, process int, err error) {
 	return pid, process, nil
 }
 
-// stopTPMs ends the TPM emulator of a guest whose QEMU never connected, or has ended. It waits at most
+// stopTPMs ends the TPM emulator of a guest after its QEMU never connected, or has ended. It waits at most
 // tpmPatience.
 func stopTPMs(_ context.Context, run *run) error {
 	_, process, err := tpmOf(run)
@@ -321,8 +321,8 @@ func (g *Guest) watchTPM(r *run) {
 		if !r.missesTPM(g.reg.life) || r.ending() {
 			return
 		}
-		g.log.Warn("the TPM emulator of a guest has ended by itself")
-		g.remark(g.reg.life, r, "the TPM emulator (swtpm) has ended: the guest's TPM answers no more, and a reset of the guest ends it; shut it down and start it again")
+		g.log.Warn("TPM emulator has ended unexpectedly")
+		g.remark(g.reg.life, r, "the TPM emulator (swtpm) has ended: the guest's TPM no longer answers, and a reset would end the guest; shut it down and start it again")
 	})
 }
 

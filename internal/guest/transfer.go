@@ -44,7 +44,7 @@ func transferTo(to *os.File, most int64, labels *labels) (t *transfer, qemus *os
 		return err
 	})
 	if err != nil {
-		return nil, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a pair of sockets")
+		return nil, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a socket pair")
 	}
 	ours := os.NewFile(uintptr(ends[0]), "stream")
 	qemus = os.NewFile(uintptr(ends[1]), "stream")
@@ -57,13 +57,13 @@ func transferTo(to *os.File, most int64, labels *labels) (t *transfer, qemus *os
 		const piece = 1 << 20
 		n, err := io.CopyBuffer(struct{ io.Writer }{to}, io.LimitReader(from, most), make([]byte, piece))
 		if err == nil && n == most {
-			err = fault.New(fault.Failed, fault.Monitor, "QEMU has more than %d bytes of state, which no guest of its size has", most)
+			err = fault.New(fault.Failed, fault.Monitor, "QEMU wrote more than %d bytes of state, more than a guest of its size can have", most)
 		}
 		_ = from.Close() // QEMU's writes fail from now on
 		if errors.Is(err, net.ErrClosed) {
 			err = nil // end closed it, and its caller knows why
 		}
-		t.written <- fault.Wrap(withoutName(err), failure(err), fault.Host, "cannot write what the guest has")
+		t.written <- fault.Wrap(withoutName(err), failure(err), fault.Host, "cannot write the guest's state")
 	}()
 	return t, qemus, nil
 }
@@ -90,7 +90,7 @@ func (t *transfer) end(ctx context.Context, moved error) error {
 		return cmp.Or(moved, context.Cause(ctx))
 	case <-late.C:
 	}
-	return cmp.Or(moved, fault.New(fault.Timeout, fault.Monitor, "QEMU has moved the guest's state, and does not let go of what it wrote it to for %v", lastWrite))
+	return cmp.Or(moved, fault.New(fault.Timeout, fault.Monitor, "QEMU has written the guest's state, but has not closed its end within %v", lastWrite))
 }
 
 // withoutName removes the file name from an error. It is a temporary name, which tells the user nothing.
@@ -99,7 +99,7 @@ func withoutName(err error) error {
 		err = p.Err
 	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf("%w; make room there and try again", err)
+		return fmt.Errorf("%w; free some space there and try again", err)
 	}
 	return err
 }

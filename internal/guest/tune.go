@@ -48,6 +48,8 @@ func sameRates(a, b *device.NIC) bool {
 	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
 }
 
+// planTune plans a change of the running guest's settings. config is the changed stored definition. Nil: it
+// is unchanged.
 func (g *Guest) planTune(ctx context.Context, sc scope.Scope, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
 	before := g.run.def
 	after, err := tuned(before, change)
@@ -69,8 +71,8 @@ func (g *Guest) planTune(ctx context.Context, sc scope.Scope, change func(*domai
 // retuneBack reverts the parts of a change that were applied before another part was refused.
 func (r *run) retuneBack(ctx context.Context, before, after *domain.Definition) {
 	err := r.reg.retune(ctx, r, after, before)
-	if err != nil && !fault.Is(err, fault.WrongState) { // WrongState: the host lacks what was to be limited
-		r.log.Warn("a part of a change that was refused stays in force until the guest ends", "error", err)
+	if err != nil && !fault.Is(err, fault.WrongState) { // WrongState: the host lacks the limited resource
+		r.log.Warn("cannot revert a part of a refused change; it stays in force until the guest ends", "error", err)
 	}
 }
 
@@ -81,7 +83,7 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 		return err
 	}
 	if len(absent) > 0 {
-		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+		return fault.New(fault.WrongState, fault.Host, "this host cannot enforce the limit %s: it has no control group controller for it", absent[0])
 	}
 	s, err := run.monitor()
 	if err != nil {
@@ -92,7 +94,7 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 		return err
 	}
 	if len(absent) > 0 {
-		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+		return fault.New(fault.WrongState, fault.Host, "this host cannot enforce the limit %s: it has no control group controller for it", absent[0])
 	}
 	for i, d := range after.Devices.Disks {
 		if !reflect.DeepEqual(before.Devices.Disks[i].Tune, d.Tune) {

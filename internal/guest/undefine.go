@@ -135,7 +135,7 @@ func (u *undefinition) removeVariables(ctx context.Context) error {
 		return nil
 	}
 	if u.reg.traits.others(u.UUID, trait{nvramTrait, u.NVRAM}) {
-		u.reg.log.Warn("the UEFI variables of an undefined guest are another's, too, and stay", "uuid", u.UUID, "path", u.NVRAM)
+		u.reg.log.Warn("UEFI variables of an undefined guest are used by another guest; kept", "uuid", u.UUID, "path", u.NVRAM)
 		return nil
 	}
 	err := fsguard.Run(ctx, u.NVRAM, func() error { return removeNamed(u.NVRAM, u.Held) })
@@ -143,7 +143,7 @@ func (u *undefinition) removeVariables(ctx context.Context) error {
 	u.tried = true
 	if asked {
 		return operation.Final(fault.Wrap(err, failure(err), fault.Domain,
-			"domain %q is undefined, but its UEFI variables are left, remove %s yourself", u.Name, u.NVRAM))
+			"domain %q is undefined, but its UEFI variables were not removed; remove %s yourself", u.Name, u.NVRAM))
 	}
 	return err
 }

@@ -199,8 +199,8 @@ func (r *Registry) placeOf(s *device.DiskSource) string {
 	return s.Volume.Pool + "/" + s.Volume.Volume
 }
 
-// twins returns messages about disks of one guest with the same serial, by which the guest tells its disks
-// apart.
+// twins returns messages about disks of one guest with the same serial, because the guest uses it to tell
+// its disks apart.
 func twins(d *domain.Definition) []string {
 	var texts []string
 	bySerial := map[string]string{}

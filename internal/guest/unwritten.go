@@ -17,7 +17,7 @@ const writeAgain = time.Second
 // writeLater records that the run record could not be written. It runs in the loop.
 func (g *Guest) writeLater(cause error) {
 	if g.run.behindhand.Load() == nil {
-		g.log.Error("what is so of a running guest cannot be written down for the next daemon; that is tried again", "error", cause)
+		g.log.Error("cannot write the run record; trying again", "error", cause)
 		g.run.behindhand.Store(&cause)
 	}
 	g.late.Reset(writeAgain)
@@ -26,7 +26,7 @@ func (g *Guest) writeLater(cause error) {
 // keepLater stores the guest's record as soon as the store takes it. Until then the run directory stays,
 // which tells the next daemon the same. It runs in the loop, or before the loop starts.
 func (g *Guest) keepLater(r *run, cause error) {
-	g.log.Error("what became of the managed save image cannot be stored yet; that is tried again", "error", cause)
+	g.log.Error("cannot store the state of the managed save image; trying again", "error", cause)
 	r.unstored.Store(&cause)
 	g.unstored = r
 	g.late.Reset(writeAgain)
@@ -41,7 +41,7 @@ func (g *Guest) writeLate() {
 		return
 	}
 	if g.keepRun(); g.run.behindhand.Load() == nil {
-		g.log.Info("what is so of a running guest is written down again")
+		g.log.Info("run record written again")
 	}
 }
 
@@ -57,5 +57,5 @@ func (r *run) unwrittenCause() error {
 	if cause == nil {
 		return nil
 	}
-	return fault.Wrap(*cause, fault.Failed, fault.Host, "what was changed of domain %q before is not written down yet, see to the room in %s and try again", r.Name, filepath.Dir(r.dir))
+	return fault.Wrap(*cause, fault.Failed, fault.Host, "an earlier change of domain %q is not recorded yet; check the free space in %s and try again", r.Name, filepath.Dir(r.dir))
 }

@@ -27,7 +27,7 @@ var updateKind = operation.Kind[*run]{
 type update struct {
 	OfActive, Active string // the running definition without the change, and with it
 	OfConfig, Config string `json:",omitempty"` // the same for the stored one; empty: unchanged
-	// Alias is the NIC or display whose settings QEMU is sent. Empty: none.
+	// Alias is the NIC or display to change in QEMU. Empty: none.
 	Alias string `json:",omitempty"`
 	// VCPUs is the number of vCPUs before the change. 0: the update does not change it.
 	VCPUs uint `json:",omitempty"`
@@ -241,6 +241,7 @@ func (g *Guest) Update(ctx context.Context, sc scope.Scope, doc string, a Affect
 	})
 }
 
+// planUpdate plans to change a device of the running guest in place.
 func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force bool) (work, error) {
 	r := g.run
 	before, err := findLike(&r.def.Devices, dev)

@@ -46,7 +46,7 @@ func (r *Registry) serveUserNetwork(ctx context.Context, sc scope.Scope, a *atta
 	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make a wire for interface %s", n.MAC)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make a socket pair for interface %s", n.MAC)
 	}
 	near, far := os.NewFile(uintptr(ends[0]), "wire"), os.NewFile(uintptr(ends[1]), "wire")
 	defer far.Close()
@@ -97,7 +97,7 @@ func (r *Registry) watchUserNetwork(serving context.Context, process *qemuproces
 	select {
 	case <-process.Exited():
 		if serving.Err() == nil {
-			log.Error("the program that serves an interface of type user has ended; unplug the interface and plug it in again", "exit", process.Exit().String())
+			log.Error("program of an interface of type user has ended; detach the interface and attach it again", "exit", process.Exit().String())
 		}
 	case <-r.life.Done():
 		process.Release()
@@ -111,7 +111,7 @@ func (r *Registry) endUserNetwork(user sandbox.User, guest string, log *slog.Log
 		return func(context.Context) error { return nil }
 	}
 	if !r.Quarters.Users.Reserve(user, guest) {
-		log.Error("the user of an interface of type user is now another guest's; it is not freed", "user", user.UID)
+		log.Error("user of an interface of type user now belongs to another guest; not freed", "user", user.UID)
 		return func(context.Context) error { return nil }
 	}
 	return func(context.Context) error { return r.Quarters.Users.Free(user) }

@@ -39,6 +39,7 @@ func (g *Guest) SetVCPUs(ctx context.Context, sc scope.Scope, n uint, o VCPUOpti
 	})
 }
 
+// withVCPUs returns a copy of a definition with n vCPUs, or with a maximum of n.
 func withVCPUs(d *domain.Definition, n uint, maximum bool) (*domain.Definition, error) {
 	d = d.Clone()
 	if !maximum {
@@ -62,7 +63,7 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 	}
 	if n < def.VCPUs.Current && def.Virt != "kvm" {
 		return nil, fault.New(fault.Unsupported, fault.Domain,
-			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG damages its own memory on that and ends soon after; change the config")
+			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG would corrupt its own memory and crash; change the config")
 	}
 	after := def.Clone()
 	after.VCPUs.Current = n

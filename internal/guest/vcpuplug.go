@@ -21,7 +21,7 @@ type slot struct {
 	Path  string `json:"qom-path"` // empty: the slot is free
 }
 
-// querySlots lists the slots for vCPUs in the order in which they are filled.
+// querySlots lists the slots for vCPUs in the order of their use.
 func querySlots(ctx context.Context, s *qmp.Session) ([]slot, error) {
 	var slots []slot
 	if err := s.Execute(ctx, "query-hotpluggable-cpus", nil, &slots); err != nil {
@@ -101,6 +101,7 @@ func unplugVCPUs(ctx context.Context, s *qmp.Session, slots []slot, n uint) (uin
 // used: it goes to the guest's loop, and this work runs beside it.
 const slotInterval = 20 * time.Millisecond
 
+// awaitVCPUs waits, at most detachPatience, until the guest has at most n vCPUs. It returns their number.
 func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 	patience, cancel := context.WithTimeout(ctx, detachPatience)
 	defer cancel()
@@ -118,7 +119,7 @@ func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 		select {
 		case <-again.C:
 		case <-patience.Done():
-			return have, fault.New(fault.Timeout, fault.Domain, "the guest was asked to let go of vCPUs and still has %d instead of %d", have, n)
+			return have, fault.New(fault.Timeout, fault.Domain, "the guest was asked to release vCPUs and still has %d instead of %d", have, n)
 		}
 	}
 }

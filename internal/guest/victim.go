@@ -18,6 +18,6 @@ func victim(priority int) int { return guestVictim + min(max(priority, -1000), 1
 // makeVictim sets the OOM score of a process. A failure is logged, and the start continues.
 func (r *Registry) makeVictim(name string, pid, score int) {
 	if err := r.Kernel.SetOOMScore(pid, score); err != nil {
-		r.log.Warn("when memory runs out, the kernel chooses as it likes", "domain", name, "error", err)
+		r.log.Warn("cannot set the OOM score; the kernel chooses on its own when memory runs out", "domain", name, "error", err)
 	}
 }

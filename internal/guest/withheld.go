@@ -20,8 +20,8 @@ import (
 // them.
 
 // outdate corrects the record in a run directory that is left of an ended run, or of a quarantined guest.
-// The next daemon settles the guest by that record, and would bring back what was forgotten since. It runs
-// in the loop.
+// The next daemon settles the guest by that record, and would bring back records that were deleted since.
+// It runs in the loop.
 func (g *Guest) outdate(persistent bool) error {
 	if g.run != nil || g.job != nil {
 		return nil // the record belongs to a run that continues or begins
@@ -33,13 +33,13 @@ func (g *Guest) outdate(persistent bool) error {
 		return nil // the next daemon cannot read it either
 	case rec != nil && g.quarantine == "":
 		rec.FromManaged = false
-		rec.KeepTPM, rec.MadeNVRAM = true, false // what was to be removed has been removed
+		rec.KeepTPM, rec.MadeNVRAM = true, false // these files have been removed, or stay
 	}
 	if rec != nil {
 		rec.State.Persistent = persistent
 		err = errors.Join(forgetSaves(dir), writeRunRecord(dir, rec))
 	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down what becomes of domain %q", g.record.Name)
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot record the state of domain %q", g.record.Name)
 }
 
 // forgetSaves removes the records of complete saves: their images have been removed since.
@@ -74,7 +74,7 @@ func (r *Registry) giveBackLater(run *run) {
 }
 
 // errWithheld says that a release has not succeeded yet.
-var errWithheld = errors.New("the host has not taken all back")
+var errWithheld = errors.New("a resource of the guest is not released yet")
 
 // UntilDone calls try until it succeeds, with pauses that double up to longest. It fails when ctx ends.
 func UntilDone(ctx context.Context, longest time.Duration, try func() error) error {
@@ -91,11 +91,11 @@ func (r *Registry) giveBackNow(uuid string, all []release, log *slog.Logger) []r
 		defer stop()
 		for _, one := range all {
 			if err := one.do(ctx); err != nil {
-				log.Debug("cannot release yet what the guest held", "what", one.what, "error", err)
+				log.Debug("cannot release a resource of the guest yet", "what", one.what, "error", err)
 				left = append(left, one)
 				continue
 			}
-			log.Info("what the guest held and could not be released is given back", "what", one.what)
+			log.Info("resource of the guest released after a failure", "what", one.what)
 		}
 		return nil
 	}

@@ -13,7 +13,7 @@ import (
 // internal name of the daemon's open file.
 func TestWhoHasNoRoomForASaveIsToldToMakeSome(t *testing.T) {
 	err := withoutName(&fs.PathError{Op: "write", Path: "/proc/self/fd/24/image.partial", Err: unix.ENOSPC})
-	if !errors.Is(err, unix.ENOSPC) || strings.Contains(err.Error(), "/proc") || !strings.Contains(err.Error(), "make room") {
+	if !errors.Is(err, unix.ENOSPC) || strings.Contains(err.Error(), "/proc") || !strings.Contains(err.Error(), "free some space") {
 		t.Errorf("it is told %q", err)
 	}
 }

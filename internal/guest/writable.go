@@ -40,21 +40,23 @@ func (r *Registry) openShown(ctx context.Context, sc scope.Scope, run *run, fenc
 	return chain, nil
 }
 
+// isShown refuses a chain that differs from the images in the definition, or from the files that QEMU has
+// open.
 func (r *Registry) isShown(chain image.Chain, run *run, d *device.Disk) error {
 	images := d.Images()
 	if len(chain) != len(images) {
-		return fault.New(fault.WrongState, fault.Volume, "their headers make a chain of %d, and the guest runs on %d; put back what they said (qemu-img rebase -u)", len(chain), len(images))
+		return fault.New(fault.WrongState, fault.Volume, "their headers make a chain of %d images, and the guest uses %d; restore the headers (qemu-img rebase -u)", len(chain), len(images))
 	}
 	for i, l := range chain {
 		if i > 0 && l.Path != images[i].Path() {
-			return fault.New(fault.WrongState, fault.Volume, "%s lies where the guest has %s; put back what the header above says (qemu-img rebase -u)", l.Path, images[i].Path())
+			return fault.New(fault.WrongState, fault.Volume, "the chain has %s where the guest uses %s; restore the backing file name in the header above (qemu-img rebase -u)", l.Path, images[i].Path())
 		}
 		at, _, err := whereIs(l.File)
 		if err != nil {
 			return err
 		}
 		if !r.Kernel.HasOpen(run.PID, at) {
-			return fault.New(fault.WrongState, fault.Volume, "%s is another file than the one that QEMU (process %d) has open; put that back", l.Path, run.PID)
+			return fault.New(fault.WrongState, fault.Volume, "%s is not the file that QEMU (process %d) has open; restore that file", l.Path, run.PID)
 		}
 	}
 	return nil
@@ -101,6 +103,7 @@ func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *devi
 	return executeAll(ctx, s, qemu.Lend(held, number, write, read))
 }
 
+// handOut opens an image for QEMU.
 func handOut(ctx context.Context, l *image.Layer, mode int) (*os.File, error) {
 	return fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.OpenForQEMU(mode) }, func(f *os.File) { _ = f.Close() })
 }
@@ -152,7 +155,7 @@ func (g *Guest) takeBackToRead(ctx context.Context, sc scope.Scope, r *run, w wr
 	}
 	changed, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.RemoveRecord(w.Path, image.Format(w.Format)) }, nil)
 	if changed {
-		g.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", w.Path)
+		g.log.Error("backing file name in an image was changed while QEMU ran; the new name is not followed", "path", w.Path)
 	}
 	return kept, err
 }

@@ -27,7 +27,7 @@ func TestLendToWrite_SELinux(t *testing.T) {
 	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	wantContext(t, "read by two", base, content)
-	refused(t, g.LendToWrite(d.ctx(), "vda", 1), fault.Busy, "another guest that runs uses it")
+	refused(t, g.LendToWrite(d.ctx(), "vda", 1), fault.Busy, "another running guest uses it")
 	wantContext(t, "refused", base, content)
 	ok(t, other.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	settled(t, d, other)

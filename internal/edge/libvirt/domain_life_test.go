@@ -134,7 +134,7 @@ func TestVirshLesserCalls(t *testing.T) {
 	s.does("set-lifecycle-action web crash coredump-destroy")
 	s.fails("set-lifecycle-action web crash rename-restart", "rename-restart")
 	s.fails("send-key web --codeset usb 4", "argument unsupported: codeset 7")
-	s.fails("send-key web 240", "invalid argument: Linux's key code 240")
+	s.fails("send-key web 240", "invalid argument: QEMU's keyboards have no key for Linux key code 240")
 	s.fails("dompmwakeup web", "is not suspended by its guest")
 	s.fails("shutdown web --mode initctl", "unsupported flags")
 	s.fails("undefine web --tpm", "cannot remove the TPM's state while the domain is running")
