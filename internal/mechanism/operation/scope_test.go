@@ -38,7 +38,7 @@ func (w *scoped) Steps() []Step {
 	}}}
 }
 
-func scopedSet(t *testing.T, dir string, o *scopedOwner, life context.Context, records ...Record) *Set[*scopedOwner] {
+func scopedSet(life context.Context, t *testing.T, dir string, o *scopedOwner, records ...Record) *Set[*scopedOwner] {
 	t.Helper()
 	s, err := Open(Config[*scopedOwner]{
 		Owner: o, Kinds: Kinds[*scopedOwner]{{Name: "scoped", Version: 1, Bind: func(o *scopedOwner) Work { return &scoped{o: o} }}},
@@ -60,7 +60,7 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 		}).For("alice").Within([]string{"/own"})
 		life, end := context.WithCancelCause(t.Context())
 		o, dir := &scopedOwner{fails: true}, t.TempDir()
-		s := scopedSet(t, dir, o, life)
+		s := scopedSet(life, t, dir, o)
 		op, err := s.Begin(client, "scoped", &scoped{o: o}, Record{})
 		if err != nil {
 			t.Fatal(err)
@@ -82,7 +82,7 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 			t.Fatal(records, err)
 		}
 		next := &scopedOwner{}
-		if err := scopedSet(t, dir, next, t.Context(), records...).Recover(t.Context()); err != nil || len(next.seen) != 1 {
+		if err := scopedSet(t.Context(), t, dir, next, records...).Recover(t.Context()); err != nil || len(next.seen) != 1 {
 			t.Fatal(next.seen, err)
 		}
 		for what, sc := range map[string]scope.Scope{"a later try": o.seen[1], "the next daemon": next.seen[0]} {
@@ -99,14 +99,14 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 // A record that says nothing of a scope opens nothing, and nothing is begun without one.
 func TestBegin_RefusesTheZeroScope(t *testing.T) {
 	o, dir := &scopedOwner{}, t.TempDir()
-	s := scopedSet(t, dir, o, t.Context())
+	s := scopedSet(t.Context(), t, dir, o)
 	_, begun := s.Begin(scope.Scope{}, "scoped", &scoped{o: o}, Record{})
 	_, followed := s.Follow(scope.Scope{}, "scoped", &scoped{o: o}, Record{})
 	if !fault.Is(begun, fault.Denied) || !fault.Is(followed, fault.Denied) || len(s.Operations()) > 0 {
 		t.Errorf("begun: %v, followed: %v", begun, followed)
 	}
 	r := Record{ID: "a", Kind: "scoped", Version: 1, Payload: []byte("{}")}
-	if err := scopedSet(t, dir, o, t.Context(), r).Recover(t.Context()); err != nil || len(o.seen) != 1 {
+	if err := scopedSet(t.Context(), t, dir, o, r).Recover(t.Context()); err != nil || len(o.seen) != 1 {
 		t.Fatal(o.seen, err)
 	}
 	if err := o.seen[0].Check(); !fault.Is(err, fault.Denied) {
