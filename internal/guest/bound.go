@@ -10,16 +10,16 @@ import (
 )
 
 // bounded asks the client's quota about the guest's changed definition. A nil definition is allowed.
-func (g *Guest) bounded(ctx context.Context, sc scope.Scope, def *domain.Definition) error {
-	return askBound(ctx, sc, g.uuid, def, g.record.Submitted)
+func (g *Guest) bounded(sc scope.Scope, def *domain.Definition) error {
+	return askBound(sc, g.uuid, def, g.record.Submitted)
 }
 
 // boundStart asks the client's quota about a start. The definition of a saved image is completed first, so
 // that it counts as much as if it were defined. The weights in a managed image are left out, because they
 // were checked when the guest got them.
-func (g *Guest) boundStart(ctx context.Context, sc scope.Scope, def *domain.Definition, submitted string, from *savedImage) error {
+func (g *Guest) boundStart(sc scope.Scope, def *domain.Definition, submitted string, from *savedImage) error {
 	if from == nil {
-		return askBound(ctx, sc, g.uuid, def, submitted)
+		return askBound(sc, g.uuid, def, submitted)
 	}
 	whole, err := completed(def)
 	if err != nil {
@@ -28,11 +28,11 @@ func (g *Guest) boundStart(ctx context.Context, sc scope.Scope, def *domain.Defi
 	if from.managed {
 		whole.Tune.Shares, whole.Blkio.Weight = 0, 0
 	}
-	return askBound(ctx, sc, g.uuid, whole, submitted)
+	return askBound(sc, g.uuid, whole, submitted)
 }
 
 // askBound reserves the quota of the scope for a definition and the document that it came from.
-func askBound(ctx context.Context, sc scope.Scope, uuid string, def *domain.Definition, submitted string) error {
+func askBound(sc scope.Scope, uuid string, def *domain.Definition, submitted string) error {
 	if def == nil || sc.Check() == nil && sc.Limits() == nil {
 		return sc.Check()
 	}
@@ -49,5 +49,5 @@ func (r *Registry) Allows(ctx context.Context, sc scope.Scope, def *domain.Defin
 	if g, err := r.ByName(def.Name); err == nil {
 		uuid = g.uuid
 	}
-	return askBound(ctx, sc, uuid, def, submitted)
+	return askBound(sc, uuid, def, submitted)
 }

@@ -33,11 +33,11 @@ func (r *Registry) Define(ctx context.Context, sc scope.Scope, doc string, valid
 				return err
 			}
 			def := u.after(g.current())
-			if err := askBound(ctx, sc, g.uuid, def, doc); err != nil {
+			if err := askBound(sc, g.uuid, def, doc); err != nil {
 				return err
 			}
 			before := g.record.Fences
-			g.fence(ctx, sc, def)
+			g.fence(sc, def)
 			err := g.define(def, doc)
 			if err != nil {
 				g.record.Fences = before
@@ -347,7 +347,7 @@ func (g *Guest) rename(ctx context.Context, sc scope.Scope, name string) error {
 	}
 	def := g.inactive.Clone()
 	def.Name = name
-	if err := g.bounded(ctx, sc, def); err != nil {
+	if err := g.bounded(sc, def); err != nil {
 		return err
 	}
 	from := g.record.Name

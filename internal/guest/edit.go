@@ -41,10 +41,10 @@ func (g *Guest) edit(ctx context.Context, sc scope.Scope, a Affect, stored func(
 			if config, err = stored(); err != nil {
 				return nil, err
 			}
-			if err := g.bounded(ctx, sc, config); err != nil {
+			if err := g.bounded(sc, config); err != nil {
 				return nil, err
 			}
-			g.fence(ctx, sc, config)
+			g.fence(sc, config)
 		}
 		if !a.Live {
 			return nil, g.redefine(config)

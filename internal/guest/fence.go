@@ -2,7 +2,6 @@ package guest
 
 import (
 	"cmp"
-	"context"
 	"maps"
 	"slices"
 
@@ -17,7 +16,7 @@ import (
 // an image could later make it lead elsewhere, and one that may write a folder could replace a file by a
 // link. It runs in the loop, before the definition is stored. Records of other paths stay until the
 // definition is stored, which may fail (see unfence).
-func (g *Guest) fence(ctx context.Context, sc scope.Scope, def *domain.Definition) {
+func (g *Guest) fence(sc scope.Scope, def *domain.Definition) {
 	if sc.Folders() == nil && !sc.Notes() && len(g.record.Fences) == 0 {
 		return
 	}
@@ -61,7 +60,7 @@ func filesOf(def *domain.Definition) []string {
 
 // fenceLive records the folders for a device that the client attaches to the running guest only. The
 // managed save image will name the device, and another client may start it.
-func (g *Guest) fenceLive(ctx context.Context, sc scope.Scope, dev device.Device) error {
+func (g *Guest) fenceLive(sc scope.Scope, dev device.Device) error {
 	folders := sc.Folders()
 	if folders == nil {
 		return nil
@@ -90,12 +89,12 @@ func (g *Guest) fenceLive(ctx context.Context, sc scope.Scope, dev device.Device
 
 // fenceRun records the folders for a definition that the guest runs with and that is not stored. It may be
 // restored later from a managed save image.
-func (g *Guest) fenceRun(ctx context.Context, sc scope.Scope, def *domain.Definition) error {
+func (g *Guest) fenceRun(sc scope.Scope, def *domain.Definition) error {
 	if sc.Folders() == nil {
 		return nil
 	}
 	before := g.record.Fences
-	g.fence(ctx, sc, def)
+	g.fence(sc, def)
 	return g.keepFences(before)
 }
 

@@ -106,6 +106,9 @@ func (g *Guest) IOThreads(ctx context.Context) ([]IOThread, error) {
 
 // PinIOThread binds an iothread of the guest to CPUs of the host. An empty set removes the binding.
 func (g *Guest) PinIOThread(ctx context.Context, sc scope.Scope, id uint, to topology.CPUSet, a Affect) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	def, err := g.definition(a)
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ func (g *Guest) AddIOThread(ctx context.Context, sc scope.Scope, id uint, a Affe
 		if err != nil {
 			return nil, err
 		}
-		if err := g.bounded(ctx, sc, after); err != nil {
+		if err := g.bounded(sc, after); err != nil {
 			return nil, err
 		}
 		return func(ctx context.Context, sc scope.Scope) (settle, error) {

@@ -66,7 +66,7 @@ func (g *Guest) SetMaxMemory(ctx context.Context, sc scope.Scope, bytes uint64, 
 		def := g.inactive.Clone()
 		def.Memory = bytes
 		def.CurrentMemory = min(def.CurrentMemory, bytes)
-		if err := g.bounded(ctx, sc, def); err != nil {
+		if err := g.bounded(sc, def); err != nil {
 			return err
 		}
 		return g.redefine(def)

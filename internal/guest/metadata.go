@@ -68,7 +68,7 @@ func (g *Guest) setWords(ctx context.Context, sc scope.Scope, a Affect, changed 
 			return nil, err
 		}
 	}
-	if err := g.bounded(ctx, sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
+	if err := g.bounded(sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
 		return nil, err
 	}
 	switch {

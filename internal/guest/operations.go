@@ -153,7 +153,7 @@ func (g *Guest) followOnce(ctx context.Context, sc scope.Scope, id string, chang
 	if err != nil {
 		return operation.Final(err)
 	}
-	g.fence(ctx, sc, config)
+	g.fence(sc, config)
 	before := g.record.Followed
 	g.record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.run != nil && !g.run.ops.Remembers(id) }), id)
 	if err := g.redefine(config); err != nil {

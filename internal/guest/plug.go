@@ -73,7 +73,7 @@ func (g *Guest) planPlug(ctx context.Context, sc scope.Scope, doc string, config
 	if err != nil {
 		return nil, err
 	}
-	if err := g.fenceLive(ctx, sc, dev); err != nil {
+	if err := g.fenceLive(sc, dev); err != nil {
 		return nil, err
 	}
 	if n, ok := dev.(*device.NIC); ok {
@@ -165,7 +165,7 @@ func (g *Guest) admitPlug(ctx context.Context, sc scope.Scope, def *domain.Defin
 	with := def.Clone()
 	err := with.Add(dev)
 	if err == nil {
-		err = g.bounded(ctx, sc, with)
+		err = g.bounded(sc, with)
 	}
 	if err == nil {
 		_, err = g.run.text(with)

@@ -133,12 +133,12 @@ func (g *Guest) fenceSaved(ctx context.Context, sc scope.Scope, doc string) erro
 	}
 	whole, err := completed(def)
 	if err == nil {
-		err = askBound(ctx, sc, g.uuid, whole, doc)
+		err = askBound(sc, g.uuid, whole, doc)
 	}
 	if err != nil {
 		return err
 	}
-	return g.fenceRun(ctx, sc, def)
+	return g.fenceRun(sc, def)
 }
 
 func errNoManagedSave() error {

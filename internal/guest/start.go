@@ -83,7 +83,7 @@ func (r *Registry) Create(ctx context.Context, sc scope.Scope, doc string, o Sta
 				return nil, err
 			}
 			def := u.after(g.current())
-			return g.planStart(def, doc, o), g.fenceRun(ctx, sc, def)
+			return g.planStart(def, doc, o), g.fenceRun(sc, def)
 		})
 	})
 }
@@ -174,7 +174,7 @@ type launching struct {
 // otherwise. If it fails, it releases everything it took. A failed restore still returns its run, which
 // says whether the guest ran from the image.
 func (g *Guest) launch(ctx context.Context, sc scope.Scope, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (r *run, err error) {
-	if err := g.boundStart(ctx, sc, def, submitted, from); err != nil {
+	if err := g.boundStart(sc, def, submitted, from); err != nil {
 		return nil, err
 	}
 	_ = g.reg.furnish() // a missing directory is reported by the step that writes there

@@ -56,7 +56,7 @@ func (g *Guest) planTune(ctx context.Context, sc scope.Scope, change func(*domai
 	if err != nil {
 		return nil, err
 	}
-	if err := g.bounded(ctx, sc, after); err != nil {
+	if err := g.bounded(sc, after); err != nil {
 		return nil, err
 	}
 	if err := g.reg.checkPins(before, after); err != nil {

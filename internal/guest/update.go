@@ -234,7 +234,7 @@ func (g *Guest) Update(ctx context.Context, sc scope.Scope, doc string, a Affect
 		config := g.inactive.Clone()
 		return config, updateIn(&config.Devices, dev)
 	}, func(config *domain.Definition) (work, error) {
-		if err := g.fenceLive(ctx, sc, dev); err != nil {
+		if err := g.fenceLive(sc, dev); err != nil {
 			return nil, err
 		}
 		return g.planUpdate(dev, config, force)

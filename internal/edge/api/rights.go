@@ -123,11 +123,18 @@ func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 	return s.Gate.May(who, authz.Read, o)
 }
 
+// scope is what a call may do, until done. The volumes that it works on are not counted for the client: the
+// fleet bounds how many clones and tiles are made at once.
+func (s *Server) scope(ctx context.Context, v authz.Verb, also ...authz.Verb) (_ scope.Scope, done func()) {
+	sc, done := s.Gate.Scope(caller(ctx), v, also...)
+	return sc.For(""), done
+}
+
 // hold bounds a set by what its client may do to each guest, until done.
 func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ scope.Scope, done func()) {
 	who := caller(ctx)
 	if !s.Gate.Held(who) {
-		return s.Gate.Scope(who, authz.Read)
+		return s.scope(ctx, authz.Read)
 	}
 	q.Sees = func(m fleet.Member) bool { return s.sees(ctx, m) }
 	q.Admit = func(m fleet.Member) error { return s.mayDo(who, q, m) }
@@ -138,7 +145,7 @@ func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ scope.Scope, don
 		return s.Gate.Fence(sc, who, authz.Define, made), err
 	}
 	verbs := takes(q)
-	bound, done := s.Gate.Scope(who, verbs[0], verbs[1:]...)
+	bound, done := s.scope(ctx, verbs[0], verbs[1:]...)
 	return s.Gate.Again(bound, authz.Object{}, func(uuid string) error { return s.admits(q, uuid) }), done
 }
 

@@ -37,7 +37,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	if r.GetCount() > maxTiles || r.GetFirst() > maxTiles {
 		return fault.New(fault.Invalid, fault.Call, "tiles are numbered to %d", 2*maxTiles)
 	}
-	sc, done := s.Gate.Scope(caller(ctx), authz.Define)
+	sc, done := s.scope(ctx, authz.Define)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{Total: int(r.GetCount())})
@@ -74,7 +74,7 @@ func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry
 
 // RemoveTiles removes tiles.
 func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
-	sc, done := s.Gate.Scope(caller(ctx), authz.Define, authz.Stop)
+	sc, done := s.scope(ctx, authz.Define, authz.Stop)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{})

@@ -153,7 +153,7 @@ func setPermissions(f *os.File, p permissions, s fault.Subject) error {
 
 // keep refuses a volume that others than its owner may write, for a client with path limits. Whatever is
 // written there, such as a header that names other files, would count as the owner's, and the owner is root.
-func (p permissions) keep(ctx context.Context, sc scope.Scope) error {
+func (p permissions) keep(sc scope.Scope) error {
 	if p.mode < 0 || p.mode&0o022 == 0 || sc.Folders() == nil {
 		return nil
 	}

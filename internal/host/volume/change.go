@@ -46,7 +46,7 @@ func (p *Pool) ResizeVolume(ctx context.Context, sc scope.Scope, name string, si
 				return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes more and the pool has %d", target-v.Virtual, view.Available)
 			}
 		}
-		key, err := p.passphrase(ctx, sc, v)
+		key, err := p.passphrase(sc, v)
 		if err != nil {
 			return err
 		}
@@ -161,7 +161,7 @@ func (p *Pool) change(ctx context.Context, sc scope.Scope, name, verb string, wo
 	if v.Kind == Directory {
 		return fault.New(fault.Unsupported, fault.Volume, "cannot %s volume %q: it is a directory", verb, name)
 	}
-	j, err := p.begin(ctx, sc, name, verb, true)
+	j, err := p.begin(sc, name, verb, true)
 	if err != nil {
 		return err
 	}
@@ -222,7 +222,7 @@ func (p *Pool) DeleteVolume(ctx context.Context, sc scope.Scope, name string) er
 	if err != nil {
 		return err
 	}
-	if _, err := p.begin(ctx, sc, name, "delete", true); err != nil {
+	if _, err := p.begin(sc, name, "delete", true); err != nil {
 		return err
 	}
 	err = p.beside(ctx, sc, name, func(ctx context.Context) error {

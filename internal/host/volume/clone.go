@@ -26,7 +26,7 @@ func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from
 	if origin.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "volume %q is a directory and cannot be cloned", source)
 	}
-	if _, err := from.begin(ctx, sc, source, "copying", false); err != nil {
+	if _, err := from.begin(sc, source, "copying", false); err != nil {
 		return nil, err
 	}
 	return p.make(ctx, sc, w, func() { from.end(source, sc.Client()) }, func(ctx context.Context, j *job) (*draft, error) {
@@ -141,7 +141,7 @@ func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from
 			return err
 		}
 		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
-		if c.FromKey, err = from.passphrase(ctx, sc, origin); err != nil {
+		if c.FromKey, err = from.passphrase(sc, origin); err != nil {
 			return err
 		}
 		defer clear(c.FromKey)
@@ -175,7 +175,7 @@ func (ps *Pools) believe(v *Volume, chain image.Chain) error {
 // openUnwritten opens a volume for reading, unless a guest writes to it: the copy would mix different moments.
 func (p *Pool) openUnwritten(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
 	return ask(ctx, p.lane, answerTime, func() (*os.File, error) {
-		f, err := p.openToRead(ctx, sc, v)
+		f, err := p.openToRead(sc, v)
 		if err != nil {
 			return nil, err
 		}

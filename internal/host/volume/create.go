@@ -152,11 +152,11 @@ func (p *Pool) make(ctx context.Context, sc scope.Scope, w *wish, after func(), 
 		after()
 		return nil, fault.New(fault.Exists, fault.Volume, "volume %q already exists in pool %q", w.name, p.name)
 	}
-	if err := errors.Join(sc.ReserveVolume(p.name, w.name), w.perms.keep(ctx, sc)); err != nil {
+	if err := errors.Join(sc.ReserveVolume(p.name, w.name), w.perms.keep(sc)); err != nil {
 		after()
 		return nil, err
 	}
-	j, err := p.begin(ctx, sc, w.name, "creation", true)
+	j, err := p.begin(sc, w.name, "creation", true)
 	if err != nil {
 		after()
 		return nil, err

@@ -134,7 +134,7 @@ func (p *Pool) makeLocked(ctx context.Context, f *os.File, plan image.Plan, e *e
 
 // passphrase returns the passphrase of a volume, which the caller clears; nil if it is not encrypted. For a
 // volume that was not made here, it looks for a secret with that usage.
-func (p *Pool) passphrase(ctx context.Context, sc scope.Scope, v *Volume) ([]byte, error) {
+func (p *Pool) passphrase(sc scope.Scope, v *Volume) ([]byte, error) {
 	if !v.locked() {
 		return nil, nil
 	}

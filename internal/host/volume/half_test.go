@@ -81,7 +81,7 @@ func TestAWipedVolumeIsWhole(t *testing.T) {
 func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
-	_, err := p.begin(t.Context(), scope.Daemon("a test"), "disk", "creation", true)
+	_, err := p.begin(scope.Daemon("a test"), "disk", "creation", true)
 	must(t, err)
 	f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
 	must(t, err)

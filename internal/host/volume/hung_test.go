@@ -136,7 +136,7 @@ func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	wantKind(t, tell(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
-	if _, err := p.begin(t.Context(), scope.Daemon("a test"), "disk", "test", true); err != nil {
+	if _, err := p.begin(scope.Daemon("a test"), "disk", "test", true); err != nil {
 		t.Fatal(err)
 	}
 	wantKind(t, p.beside(t.Context(), scope.Daemon("a test"), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)
@@ -187,7 +187,7 @@ func TestWhatGetsOnIsWaitedFor(t *testing.T) {
 				<-time.After(time.Second)
 			}
 		})
-		if _, err := p.begin(t.Context(), scope.Daemon("a test"), "disk", "test", true); err != nil {
+		if _, err := p.begin(scope.Daemon("a test"), "disk", "test", true); err != nil {
 			t.Fatal(err)
 		}
 		must(t, p.beside(t.Context(), scope.Daemon("a test"), "disk", func(ctx context.Context) error {

@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -99,7 +98,7 @@ func openFile(target, name string, mode int) (*os.File, error) {
 
 // openToRead opens a volume of the pool for reading. A link that root made may lead anywhere. It is followed
 // for clients that may read anything, and not for clients with path limits.
-func (p *Pool) openToRead(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
+func (p *Pool) openToRead(sc scope.Scope, v *Volume) (*os.File, error) {
 	if p.carver() != nil {
 		return image.Open(v.Path)
 	}

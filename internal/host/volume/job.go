@@ -58,7 +58,7 @@ func (p *Pool) Jobs() []Job {
 }
 
 // begin marks a volume of the active pool for the client of ctx. Each begin needs an end.
-func (p *Pool) begin(ctx context.Context, sc scope.Scope, name, verb string, exclusive bool) (*job, error) {
+func (p *Pool) begin(sc scope.Scope, name, verb string, exclusive bool) (*job, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, 
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot upload to volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(ctx, sc, name, uploading, true); err != nil {
+	if _, err := p.begin(sc, name, uploading, true); err != nil {
 		return nil, err
 	}
 	f, _, err := p.open(ctx, name, unix.O_RDWR)
@@ -200,7 +200,7 @@ func (p *Pool) Download(ctx context.Context, sc scope.Scope, name string, offset
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot download volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(ctx, sc, name, downloading, false); err != nil {
+	if _, err := p.begin(sc, name, downloading, false); err != nil {
 		return nil, err
 	}
 	type opened struct {
@@ -208,7 +208,7 @@ func (p *Pool) Download(ctx context.Context, sc scope.Scope, name string, offset
 		size int64
 	}
 	o, err := ask(ctx, p.lane, answerTime, func() (opened, error) {
-		f, err := p.openToRead(ctx, sc, v)
+		f, err := p.openToRead(sc, v)
 		if err != nil {
 			return opened{}, err
 		}

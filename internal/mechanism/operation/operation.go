@@ -91,6 +91,10 @@ func (op *Operation) ID() string { return op.rec.ID }
 // client's limits, too. When a step is tried again later, or by the next daemon, it has what the record says.
 func (op *Operation) Scope() scope.Scope { return op.scope }
 
+// leaveCall has the steps that follow work within what the record says of the scope: the call of the client may
+// have ended, and its reservations with it. The caller holds advancing.
+func (op *Operation) leaveCall() { op.scope = op.rec.Scope.Scope() }
+
 // Kind is the name of its kind.
 func (op *Operation) Kind() string { return op.rec.Kind }
 
@@ -227,10 +231,16 @@ func (op *Operation) writeAgain() {
 
 // Run does the next steps, until the operation has ended, waits, or cannot continue.
 // It returns a refusal or the error that stopped it. A waiting operation returns nil.
-func (op *Operation) Run(ctx context.Context) error {
+func (op *Operation) Run(ctx context.Context) error { return op.run(ctx, false) }
+
+// run is Run; late says that it is not the client's call that runs it.
+func (op *Operation) run(ctx context.Context, late bool) error {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
 	defer op.cutOff()
+	if late {
+		op.leaveCall()
+	}
 	switch op.Status().State {
 	case Running, Waiting:
 		return op.advance(ctx)
@@ -414,6 +424,7 @@ func (op *Operation) recover(ctx context.Context) {
 	}
 	defer op.advancing.Unlock()
 	defer op.cutOff()
+	op.leaveCall()
 	switch op.Status().State {
 	case Unanswered, Waiting:
 		op.probe(ctx, Nothing)
@@ -427,6 +438,7 @@ func (op *Operation) end(ctx context.Context, gone Gone) {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
 	defer op.cutOff()
+	op.leaveCall()
 	switch op.Status().State {
 	case Ended:
 	case Owed:

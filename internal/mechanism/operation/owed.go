@@ -61,8 +61,8 @@ func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 		ctx, stop := context.WithTimeout(ctx, tryLimit)
 		defer stop()
 		op.writeAgain()
-		op.scope = op.rec.Scope.Scope() // the call of its client has ended, and with it the client's limits
-		_ = op.advance(ctx)             // its state says what became of it
+		op.leaveCall()
+		_ = op.advance(ctx) // its state says what became of it
 	}
 	if op.Status().State == Owed {
 		return false

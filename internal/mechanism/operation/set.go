@@ -342,7 +342,7 @@ func (s *Set[O]) remove(op *Operation) error {
 
 // Wake continues a waiting operation in the background.
 func (s *Set[O]) Wake(op *Operation) {
-	s.retries.Go(func() { _ = s.inTurn(s.Life, func() error { return op.Run(s.Life) }) }) // its state holds the result
+	s.retries.Go(func() { _ = s.inTurn(s.Life, func() error { return op.run(s.Life, true) }) }) // its state holds the result
 }
 
 // Again retries owed operations at once.
