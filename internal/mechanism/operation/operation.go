@@ -224,7 +224,7 @@ func (op *Operation) writeAgain() {
 func (op *Operation) Run(ctx context.Context) error {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
-	defer op.cutOff()
+	defer op.markIfPanicked()
 	switch op.Status().State {
 	case Running, Waiting:
 		return op.advance(ctx)
@@ -236,8 +236,8 @@ func (op *Operation) Run(ctx context.Context) error {
 	return errors.Join(op.failed...)
 }
 
-// cutOff marks an operation whose step panicked as unanswered.
-func (op *Operation) cutOff() {
+// markIfPanicked marks an operation whose step panicked as unanswered.
+func (op *Operation) markIfPanicked() {
 	if s := op.Status(); s.State == Running {
 		op.become(Unanswered, s.Step, nil)
 	}
@@ -407,7 +407,7 @@ func (op *Operation) recover(ctx context.Context) {
 		return // it is being advanced, and learns the answer there
 	}
 	defer op.advancing.Unlock()
-	defer op.cutOff()
+	defer op.markIfPanicked()
 	switch op.Status().State {
 	case Unanswered, Waiting:
 		op.probe(ctx, Nothing)
@@ -420,7 +420,7 @@ func (op *Operation) recover(ctx context.Context) {
 func (op *Operation) end(ctx context.Context, gone Gone) {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
-	defer op.cutOff()
+	defer op.markIfPanicked()
 	switch op.Status().State {
 	case Ended:
 	case Owed:
