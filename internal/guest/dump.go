@@ -128,7 +128,7 @@ func (d *dump) write(ctx context.Context) error {
 		return err
 	}
 	fill := func(f *os.File) (err error) {
-		if err := fsguard.Outlast(ctx, path, func() error { return image.Distrust(f) }); err != nil { // it is QEMU that says what is in it
+		if err := fsguard.RunLong(ctx, path, func() error { return image.Distrust(f) }); err != nil { // it is QEMU that says what is in it
 			return err
 		}
 		back, err := labels.lendImage(ctx, f)

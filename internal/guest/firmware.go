@@ -325,7 +325,7 @@ func readTemplate(ctx context.Context, from string) ([]byte, error) {
 // may take long to write it out.
 func writeVariables(ctx context.Context, to string, text []byte) error {
 	fill := func(f *os.File) error {
-		return fsguard.Outlast(ctx, to, func() error {
+		return fsguard.RunLong(ctx, to, func() error {
 			if err := image.Distrust(f); err != nil { // to may be the disk of another, to whom it is an image
 				return err
 			}

@@ -29,7 +29,7 @@ func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions
 	if err != nil {
 		return err
 	}
-	return fsguard.Outlast(ctx, path, func() error {
+	return fsguard.RunLong(ctx, path, func() error {
 		defer f.Close()
 		return r.redefineImage(ctx, f, o)
 	})
