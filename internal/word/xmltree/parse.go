@@ -229,7 +229,7 @@ func (r *reader) take(token xml.Token) error {
 		return r.add(Text(t), line)
 	case xml.Comment:
 		if len(r.open) > 0 {
-			return r.add(Comment(strings.Map(held, string(t))), line)
+			return r.add(Comment(strings.Map(replaceInvalid, string(t))), line)
 		}
 	case xml.Directive:
 		return invalid("line %d: document types and entity definitions are not taken", line)
@@ -237,9 +237,9 @@ func (r *reader) take(token xml.Token) error {
 	return nil
 }
 
-// held replaces a character that no document can hold by U+FFFD. Go's parser
+// replaceInvalid replaces a character that no document can hold by U+FFFD. Go's parser
 // accepts such characters in comments, and the document could not be written again.
-func held(r rune) rune {
+func replaceInvalid(r rune) rune {
 	if isUnheld(r) {
 		return utf8.RuneError
 	}
