@@ -6,7 +6,7 @@ import (
 )
 
 // Unbuilt returns the paths of the parts of a document that its format knows, and
-// that was not understood: elements, attributes and text that are in submitted
+// that were not understood: elements, attributes and text that are in submitted
 // and in known (submitted after a round trip through libvirtxml) and not in
 // understood (submitted after a round trip through Lodge's own model). Only
 // presence counts, not values. Paths start below the root: devices/disk[2]/mirror,
