@@ -292,7 +292,7 @@ func TestAnswers_WherePolkitHasAPolicyOfTheActions(t *testing.T) {
 		says  string // empty: polkit can decide
 	}{
 		{"no polkit", func(*testing.T) {}, "cannot ask polkit"},
-		{"no policy for them", func(t *testing.T) { serveActions(t, address, "org.example.other") }, "no policy of org.libvirt.unix.manage"},
+		{"no policy for them", func(t *testing.T) { serveActions(t, address, "org.example.other") }, "no policy for org.libvirt.unix.manage"},
 		{"a policy of one", func(t *testing.T) { serveActions(t, address, Manage) }, "no policy for org.libvirt.unix.monitor"},
 		{"policies", func(t *testing.T) { serveActions(t, address, "org.example.other", Manage, Monitor) }, ""},
 		{"a polkit that does not tell", func(t *testing.T) { new(policy).serve(t, address) }, ""},
