@@ -18,9 +18,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
 
-// receive makes the authenticator of clients, and reports whether every user on the
+// openAuthenticator makes the authenticator of clients, and reports whether every user on the
 // host may connect and be asked.
-func (o *options) receive(ctx context.Context, gate *authz.Gate, log *slog.Logger) (r *authz.Reception, everybody bool, err error) {
+func (o *options) openAuthenticator(ctx context.Context, gate *authz.Gate, log *slog.Logger) (r *authz.Reception, everybody bool, err error) {
 	switch o.auth {
 	case authGroup:
 		return authz.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
@@ -48,9 +48,9 @@ func (o *options) hasPolkit(ctx context.Context, log *slog.Logger) bool {
 	return true
 }
 
-// listenAfar adds the requested listeners for other hosts, and returns the
+// listenTLS adds the requested listeners for other hosts, and returns the
 // certificates that they use.
-func (o *options) listenAfar(ctx context.Context, foreign *[]libvirt.Listener, own *[]api.Listener) (*listener.Certificates, error) {
+func (o *options) listenTLS(ctx context.Context, foreign *[]libvirt.Listener, own *[]api.Listener) (*listener.Certificates, error) {
 	if o.tls == "" && o.apiTLS == "" {
 		return nil, nil
 	}
@@ -80,17 +80,17 @@ func listenOn(ctx context.Context, address string) (net.Listener, error) {
 	return l, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen on %s", address)
 }
 
-// listenForHangUps catches SIGHUP from now on, until the daemon ends. Without that the
+// catchHangUps catches SIGHUP from now on, until the daemon ends. Without that the
 // signal would end the process.
-func listenForHangUps() <-chan os.Signal {
+func catchHangUps() <-chan os.Signal {
 	hangUps := make(chan os.Signal, 1)
 	signal.Notify(hangUps, unix.SIGHUP)
 	return hangUps
 }
 
-// heed reloads rules, audit file and certificates at each SIGHUP. After an
+// reloadOnHangUp reloads rules, audit file and certificates at each SIGHUP. After an
 // error the old content stays in use.
-func heed(ctx context.Context, hangUps <-chan os.Signal, log *slog.Logger, gate *authz.Gate, audit *authz.Audit, certificates *listener.Certificates) {
+func reloadOnHangUp(ctx context.Context, hangUps <-chan os.Signal, log *slog.Logger, gate *authz.Gate, audit *authz.Audit, certificates *listener.Certificates) {
 	for {
 		select {
 		case <-hangUps:

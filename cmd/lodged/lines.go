@@ -13,11 +13,11 @@ import (
 
 // Bounds of the log output.
 const (
-	linesWaiting = 4096        // lines in the queue; further lines are counted as lost
-	linesLast    = time.Second // how long the daemon's end waits for the queue
-	// longestLine bounds a log line in bytes. A journal splits longer lines (systemd: 48 KiB, rsyslog: 8 KiB). The
+	maxQueuedLines = 4096        // lines in the queue; further lines are counted as lost
+	flushTimeout   = time.Second // how long the daemon's end waits for the queue
+	// maxLine bounds a log line in bytes. A journal splits longer lines (systemd: 48 KiB, rsyslog: 8 KiB). The
 	// rest would appear as a line of its own, and a client or guest could forge an audit line that way.
-	longestLine = 8<<10 - 1
+	maxLine = 8<<10 - 1
 )
 
 // lines writes log lines to standard error in the background. The caller never waits for the reader, nor ends with
@@ -33,18 +33,18 @@ type line struct {
 	done chan<- struct{} // closed when all earlier lines are written; nil: no one waits
 }
 
-// said is the log output of this daemon.
-var said = newLines(os.Stderr)
+// logOutput is the log output of this daemon.
+var logOutput = newLines(os.Stderr)
 
 func newLines(to io.Writer) *lines {
-	l := &lines{to: to, queue: make(chan line, linesWaiting)}
+	l := &lines{to: to, queue: make(chan line, maxQueuedLines)}
 	go l.write()
 	return l
 }
 
-// outliveReader makes a write to a pipe without a reader fail, instead of ending the daemon. SIGPIPE is
+// surviveBrokenPipe makes a write to a pipe without a reader fail, instead of ending the daemon. SIGPIPE is
 // caught, not ignored: child processes would inherit "ignored".
-func outliveReader() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+func surviveBrokenPipe() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // Write never waits and never fails.
 func (l *lines) Write(text []byte) (int, error) {
@@ -58,11 +58,11 @@ func (l *lines) Write(text []byte) (int, error) {
 
 // shortened returns a copy of a line, or of its beginning.
 func shortened(text []byte) []byte {
-	if len(text) <= longestLine {
+	if len(text) <= maxLine {
 		return bytes.Clone(text)
 	}
 	const more = "…\n"
-	return append(bytes.ToValidUTF8(text[:longestLine-len(more)], nil), more...)
+	return append(bytes.ToValidUTF8(text[:maxLine-len(more)], nil), more...)
 }
 
 func (l *lines) write() {
@@ -79,7 +79,7 @@ func (l *lines) write() {
 
 // flush waits up to linesLast until the queue is written.
 func (l *lines) flush() {
-	done, late := make(chan struct{}), time.After(linesLast)
+	done, late := make(chan struct{}), time.After(flushTimeout)
 	select {
 	case l.queue <- line{done: done}:
 	case <-late:

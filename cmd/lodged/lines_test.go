@@ -19,7 +19,7 @@ func TestLines_NoReader(t *testing.T) {
 	from, to := io.Pipe()
 	l := newLines(to)
 	begun := time.Now()
-	for n := range 3 * linesWaiting {
+	for n := range 3 * maxQueuedLines {
 		_, _ = fmt.Fprintf(l, "line %d\n", n)
 	}
 	if took := time.Since(begun); took > 10*time.Second {
@@ -34,7 +34,7 @@ func TestLines_NoReader(t *testing.T) {
 	l.flush()
 	_ = to.Close()
 	<-taken
-	for _, want := range []string{"line 0\n", "line 1\n", "lines lost", fmt.Sprintf("line %d\n", linesWaiting-1)} {
+	for _, want := range []string{"line 0\n", "line 1\n", "lines lost", fmt.Sprintf("line %d\n", maxQueuedLines-1)} {
 		if !bytes.Contains(got.Bytes(), []byte(want)) {
 			t.Errorf("it lacks %q", want)
 		}
@@ -45,10 +45,10 @@ func TestLines_NoReader(t *testing.T) {
 // Promise: F34
 func TestLines_ReaderEnds(t *testing.T) {
 	if os.Getenv("LODGED_SPEAKS") != "" {
-		outliveReader()
+		surviveBrokenPipe()
 		for range 3 {
-			_, _ = fmt.Fprintln(said, "words")
-			said.flush()
+			_, _ = fmt.Fprintln(logOutput, "words")
+			logOutput.flush()
 		}
 		os.Exit(7)
 	}
@@ -71,14 +71,14 @@ func TestLines_ReaderEnds(t *testing.T) {
 func TestLines_LongLine(t *testing.T) {
 	from, to := io.Pipe()
 	l := newLines(to)
-	_, _ = fmt.Fprintf(l, "level=WARN msg=%sé level=INFO msg=audit\n", strings.Repeat("é", longestLine/2))
+	_, _ = fmt.Fprintf(l, "level=WARN msg=%sé level=INFO msg=audit\n", strings.Repeat("é", maxLine/2))
 	_, _ = fmt.Fprintln(l, "level=INFO msg=next")
 	lines := bufio.NewScanner(from)
 	for _, want := range []string{"level=WARN msg=éé", "level=INFO msg=next"} {
 		if !lines.Scan() || !strings.HasPrefix(lines.Text(), want) {
 			t.Errorf("got %.40q, want %q", lines.Text(), want)
 		}
-		if got := lines.Text(); len(got) >= longestLine || !utf8.ValidString(got) || strings.Contains(got, "audit") {
+		if got := lines.Text(); len(got) >= maxLine || !utf8.ValidString(got) || strings.Contains(got, "audit") {
 			t.Errorf("a line has %d bytes and ends with %q", len(got), got[max(0, len(got)-40):])
 		}
 	}

@@ -31,12 +31,12 @@ func main() {
 	syscall.Umask(0o022) // independent of the parent's umask: files get exactly the mode that the code asks for
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	outliveReader()
-	stdlog.SetOutput(said) // for libraries
-	defer said.flush()
+	surviveBrokenPipe()
+	stdlog.SetOutput(logOutput) // for libraries
+	defer logOutput.flush()
 	if err := command().ExecuteContext(ctx); err != nil {
-		_, _ = fmt.Fprintln(said, "lodged:", err)
-		said.flush()
+		_, _ = fmt.Fprintln(logOutput, "lodged:", err)
+		logOutput.flush()
 		stop()
 		os.Exit(1)
 	}
@@ -114,15 +114,15 @@ func (o *options) logger() (*slog.Logger, error) {
 	if err := level.UnmarshalText([]byte(o.level)); err != nil {
 		return nil, errors.New("--log-level must be debug, info, warn or error")
 	}
-	return slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: level})), nil
+	return slog.New(slog.NewTextHandler(logOutput, &slog.HandlerOptions{Level: level})), nil
 }
 
-// labelWays maps the values of --security-labels.
-var labelWays = map[string]daemon.Labels{"auto": daemon.LabelsAuto, "require": daemon.LabelsRequired, "off": daemon.LabelsOff}
+// labelModes maps the values of --security-labels.
+var labelModes = map[string]daemon.Labels{"auto": daemon.LabelsAuto, "require": daemon.LabelsRequired, "off": daemon.LabelsOff}
 
 // config returns the settings for daemon.Open.
 func (o *options) config(log *slog.Logger) (daemon.Config, error) {
-	labels, known := labelWays[o.labels]
+	labels, known := labelModes[o.labels]
 	isolated := o.isolation == "on"
 	switch {
 	case !known:

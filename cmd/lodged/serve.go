@@ -30,7 +30,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	hangUps := listenForHangUps() // a signal that arrives before all is open waits
+	hangUps := catchHangUps() // a signal that arrives before all is open waits
 	protect(log)
 	d, err := daemon.Open(ctx, config)
 	if err != nil {
@@ -38,7 +38,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	}
 	defer d.Close()
 	o.run = d.Run
-	reception, everybody, err := o.receive(ctx, d.Gate, log)
+	reception, everybody, err := o.openAuthenticator(ctx, d.Gate, log)
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 		return err
 	}
 	own := []api.Listener{{Listener: l}}
-	certificates, err := o.listenAfar(ctx, &listeners, &own)
+	certificates, err := o.listenTLS(ctx, &listeners, &own)
 	if err != nil {
 		return err
 	}
@@ -67,10 +67,10 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Gate: d.Gate, Reception: reception, Audit: d.Audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
-	served.Go(func() error { heed(ctx, hangUps, log, d.Gate, d.Audit, certificates); return nil })
+	served.Go(func() error { reloadOnHangUp(ctx, hangUps, log, d.Gate, d.Audit, certificates); return nil })
 	served.Go(func() error { return server.Serve(ctx, listeners...) })
 	served.Go(func() error { return sets.Serve(ctx, own...) })
-	_, _ = fmt.Fprintln(said, "ready")
+	_, _ = fmt.Fprintln(logOutput, "ready")
 	if _, err := notify.SdNotify(false, notify.SdNotifyReady); err != nil {
 		log.Warn("cannot tell systemd that the daemon is ready", "error", err)
 	}
@@ -82,9 +82,9 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	return err
 }
 
-// lastVictim is the oom_score_adj that makes the kernel kill the daemon last when memory runs out,
+// oomScoreAdj is the oom_score_adj that makes the kernel kill the daemon last when memory runs out,
 // except for processes that it never kills.
-const lastVictim = -900
+const oomScoreAdj = -900
 
 // protect keeps the daemon's memory out of core files, and the daemon alive when memory runs out.
 func protect(log *slog.Logger) {
@@ -92,7 +92,7 @@ func protect(log *slog.Logger) {
 		log.Warn("core files of the daemon or of guests may hold secrets", "error", err)
 	}
 	var root kernel.Root
-	if err := root.SetOOMScore(os.Getpid(), lastVictim); err != nil {
+	if err := root.SetOOMScore(os.Getpid(), oomScoreAdj); err != nil {
 		log.Info("cannot lower the OOM score; the daemon may be killed before guests", "error", err)
 	}
 }

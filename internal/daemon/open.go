@@ -24,13 +24,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// settlePatience bounds the time that readiness waits for pools, so that an
+// settleTimeout bounds the time that readiness waits for pools, so that an
 // early client finds their volumes.
-const settlePatience = 2 * time.Second
+const settleTimeout = 2 * time.Second
 
-// recoverPatience bounds the time that clients wait for the removal of leftover tiles and clones:
+// recoverTimeout bounds the time that clients wait for the removal of leftover tiles and clones:
 // a hung file system does not delay them longer, and a tile whose guest has not ended by then stays.
-const recoverPatience = 10 * time.Second
+const recoverTimeout = 10 * time.Second
 
 var errServing = errors.New("interrupted so that clients are served; it continues after that")
 
@@ -165,7 +165,7 @@ func (d *Daemon) openPools(ctx context.Context) (err error) {
 		return err
 	}
 	d.onClose(func() error { d.Pools.Close(); return nil })
-	ctx, stop := context.WithTimeout(ctx, settlePatience)
+	ctx, stop := context.WithTimeout(ctx, settleTimeout)
 	defer stop()
 	if err := d.Pools.Settle(ctx); err != nil {
 		d.log.Warn("pools still being read; their volumes appear later", "error", err)
@@ -195,7 +195,7 @@ func (d *Daemon) openFleet(ctx context.Context) error {
 		Guests: d.Guests, Pools: d.Pools, Events: d.Events, Log: d.log, Images: filepath.Join(d.config.Data, "images"),
 	})
 	d.onClose(func() error { d.Fleet.Close(); return nil })
-	ctx, stop := context.WithTimeoutCause(ctx, recoverPatience, errServing)
+	ctx, stop := context.WithTimeoutCause(ctx, recoverTimeout, errServing)
 	defer stop()
 	d.Fleet.Recover(ctx)
 	return nil

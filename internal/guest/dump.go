@@ -133,7 +133,7 @@ func (d *dump) write(ctx context.Context) error {
 		return err
 	}
 	fill := func(f *os.File) (err error) {
-		if err := fsguard.Outlast(ctx, path, func() error { return image.RecordBeforeWrite(f) }); err != nil { // QEMU decides about its content
+		if err := fsguard.RunLong(ctx, path, func() error { return image.RecordBeforeWrite(f) }); err != nil { // QEMU decides about its content
 			return err
 		}
 		back, err := labels.lendImage(ctx, f)

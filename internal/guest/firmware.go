@@ -323,7 +323,7 @@ func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, err
 // writeVariables writes a small file atomically. On a busy disk this may take long.
 func writeVariables(ctx context.Context, sc scope.Scope, to string, text []byte) error {
 	fill := func(f *os.File) error {
-		return fsguard.Outlast(ctx, to, func() error {
+		return fsguard.RunLong(ctx, to, func() error {
 			if err := image.RecordBeforeWrite(f); err != nil { // path to may be a disk of another guest, which must not read it as an image
 				return err
 			}

@@ -194,7 +194,7 @@ func (l *labels) lend(ctx context.Context, all []loan) (remarks []string, err er
 		}
 		for i, f := range files {
 			after := l.Files[len(l.Files)-len(files)+i].After
-			err := fsguard.Outlast(ctx, f.Name(), func() error { return relabel(f, after) })
+			err := fsguard.RunLong(ctx, f.Name(), func() error { return relabel(f, after) })
 			if fault.Is(err, fault.Unsupported) {
 				remarks = append(remarks, unlabelled(f, err))
 			} else if err != nil {

@@ -78,7 +78,7 @@ func (l *labels) useAs(ctx context.Context, f *os.File, to string) error {
 			if err := l.keep(); err != nil {
 				return err
 			}
-			return fsguard.Outlast(ctx, f.Name(), func() error { return relabel(f, to) })
+			return fsguard.RunLong(ctx, f.Name(), func() error { return relabel(f, to) })
 		})
 	})
 }

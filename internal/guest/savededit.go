@@ -33,7 +33,7 @@ func (r *Registry) RedefineSaved(ctx context.Context, sc scope.Scope, path strin
 	if err != nil {
 		return err
 	}
-	return fsguard.Outlast(ctx, path, func() error {
+	return fsguard.RunLong(ctx, path, func() error {
 		defer f.Close()
 		return r.redefineImage(ctx, f, o)
 	})

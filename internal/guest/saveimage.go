@@ -211,7 +211,7 @@ func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fil
 	err := fill(f)
 	if err == nil {
 		failpoint.Reach("image.filled")
-		err = fsguard.Outlast(ctx, beside, func() error { return complete(f) })
+		err = fsguard.RunLong(ctx, beside, func() error { return complete(f) })
 	}
 	if err == nil {
 		failpoint.Reach("image.complete")
@@ -220,7 +220,7 @@ func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fil
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
 	defer stop()
-	_ = fsguard.Outlast(ctx, beside, func() error {
+	_ = fsguard.RunLong(ctx, beside, func() error {
 		if err != nil {
 			return errors.Join(remove(beside, held), f.Close())
 		}
@@ -245,7 +245,7 @@ func placeImage(ctx context.Context, path string, held []string) error {
 	if err != nil || folder == nil {
 		return err
 	}
-	err = fsguard.Outlast(ctx, path, func() error {
+	err = fsguard.RunLong(ctx, path, func() error {
 		defer func() { _ = folder.Close() }()
 		return folder.Sync()
 	})

@@ -182,7 +182,7 @@ func (s *save) write(ctx context.Context) error {
 		if h, err = s.stoppedHeader(ctx, session); err != nil {
 			return err
 		}
-		if err := fsguard.Outlast(ctx, s.Path, func() error { return h.write(f) }); err != nil {
+		if err := fsguard.RunLong(ctx, s.Path, func() error { return h.write(f) }); err != nil {
 			return fault.Wrap(withoutName(err), fault.Of(err), fault.Host, "cannot save to %s", s.Path)
 		}
 		if err := migrateTo(ctx, session, f, mostState(h.def), s.progress, r.labels); err != nil {

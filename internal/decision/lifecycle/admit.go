@@ -106,7 +106,7 @@ func admitMoving(s State, v Verb) error {
 	case !s.Phase.Active():
 		return wrong("domain is not running")
 	case s.EndFor != "":
-		return wrong("cannot %s: the domain is being shut down", v)
+		return wrong("cannot %s: the domain is being stopped", v)
 	}
 	return nil
 }

@@ -96,13 +96,13 @@ type Server struct {
 	// calls is the context of every call, whatever becomes of its client.
 	calls     context.Context
 	stopCalls context.CancelCauseFunc
-	turns     *fairqueue.Turnstile
+	turns     *fairqueue.Scheduler
 	memory    memory
 
 	mu        sync.Mutex
 	clients   map[*client]struct{}
 	owners    map[authz.Owner]int // connections
-	parties   map[authz.Owner]*fairqueue.Party
+	parties   map[authz.Owner]*fairqueue.Tenant
 	strangers map[authz.Owner]int // of them, those that have not authenticated yet
 	gone      sync.WaitGroup      // the clients
 }
@@ -126,7 +126,7 @@ func newServer(c Config, t table) *Server {
 		turns:     fairqueue.New(max(runtime.GOMAXPROCS(0)-1, 1)),
 		clients:   map[*client]struct{}{},
 		owners:    map[authz.Owner]int{},
-		parties:   map[authz.Owner]*fairqueue.Party{},
+		parties:   map[authz.Owner]*fairqueue.Tenant{},
 		strangers: map[authz.Owner]int{},
 	}
 	s.memory = newMemory(maxHeld)
@@ -274,9 +274,9 @@ func (s *Server) add(c *client) bool {
 		return false
 	}
 	if s.parties[who] == nil {
-		s.parties[who] = s.turns.Party()
+		s.parties[who] = s.turns.Tenant()
 	}
-	c.owner, c.calls = who, fairqueue.With(s.calls, s.parties[who].Queue())
+	c.owner, c.calls = who, fairqueue.With(s.calls, s.parties[who].Flow())
 	s.owners[who]++
 	s.strangers[who]++
 	c.strange = true

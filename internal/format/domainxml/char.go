@@ -55,7 +55,7 @@ func describeBackend(n *node, b *device.Backend, tty bool) {
 	}
 	describeBackendSource(n, b)
 	if n.reading() && (b.Type == "tcp" || b.Type == "unix" && b.Path != "") {
-		b.Mode = cmp.Or(b.Mode, unsaidMode(n.strict))
+		b.Mode = cmp.Or(b.Mode, defaultSocketMode(n.strict))
 	}
 	n.in("protocol", func(n *node) {
 		if b.Type == "tcp" {
@@ -70,9 +70,9 @@ func describeBackend(n *node, b *device.Backend, tty bool) {
 	})
 }
 
-// unsaidMode is the default for a socket without a mode attribute. Earlier versions of Lodge listened then, and
+// defaultSocketMode is the default for a socket without a mode attribute. Earlier versions of Lodge listened then, and
 // definitions that they stored still do.
-func unsaidMode(submitted bool) string {
+func defaultSocketMode(submitted bool) string {
 	if submitted {
 		return "connect"
 	}

@@ -25,8 +25,8 @@ type pass struct {
 	// strict reads what a user submits: what libvirt refuses is refused. What Lodge
 	// has stored is read as it was kept, so that a rule added later loses no guest.
 	strict bool
-	// looked are the elements that a description has visited.
-	looked []*xmltree.Element
+	// visited are the elements that a description has visited.
+	visited []*xmltree.Element
 	// spare is an empty child, kept for the next one: most children stay empty.
 	spare *node
 	// attrs is a block of attributes. owner has the first of them; the rest is for the
@@ -126,7 +126,7 @@ func (n *node) child(name string) *node {
 }
 
 // look notes that the description visits an element.
-func (p *pass) look(e *xmltree.Element) { p.looked = append(p.looked, e) }
+func (p *pass) look(e *xmltree.Element) { p.visited = append(p.visited, e) }
 
 // attrChunk is how many attributes are made at once.
 const attrChunk = 64

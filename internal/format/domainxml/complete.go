@@ -17,7 +17,7 @@ import (
 
 // Host is what completing a definition needs to know of the host's QEMU.
 type Host struct {
-	// Canonical gives the versioned name of a machine that is an alias ("q35");
+	// Canonical returns the versioned name of a machine that is an alias ("q35");
 	// nil leaves names as they are.
 	Canonical func(machine string) string
 	// Emulator is the QEMU binary of a guest that names none.
@@ -145,7 +145,7 @@ func (c *completion) identity() error {
 	return nil
 }
 
-// saidInSysInfo gives the UUID that the guest is to see of itself, or "".
+// saidInSysInfo returns the UUID that the guest is to see of itself, or "".
 func saidInSysInfo(d *domain.Definition) string {
 	if d.SysInfo != nil {
 		for _, e := range d.SysInfo.System {

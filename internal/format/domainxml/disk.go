@@ -116,7 +116,7 @@ func (n *node) virtio(iommu, ats, packed *device.Switch) {
 	n.on("packed", packed)
 }
 
-// sourceKind gives the type attribute for a source.
+// sourceKind returns the type attribute for a source.
 func sourceKind(s *device.DiskSource) string {
 	switch {
 	case s != nil && s.Block != "":

@@ -61,12 +61,12 @@ func Parse(doc string, opts Options) (*domain.Definition, error) {
 		return nil, fault.New(fault.Invalid, fault.XML, "expected a <domain> element, not <%s>", root.Name)
 	}
 	def := new(domain.Definition)
-	looked, err := read(root, def, describeDomain, opts.Submitted)
+	visited, err := read(root, def, describeDomain, opts.Submitted)
 	if err != nil {
 		return nil, err
 	}
 	understood := written(def, "domain", describeDomain)
-	if err := explainLoss(root, understood, throughLibvirt[libvirtxml.Domain], opts.Validate, looked); err != nil {
+	if err := explainLoss(root, understood, throughModel[libvirtxml.Domain], opts.Validate, visited); err != nil {
 		return nil, err
 	}
 	if !opts.Active {
@@ -99,12 +99,12 @@ func ParseDevice(doc string, opts Options) (device.Device, error) {
 		return nil, fault.New(fault.Unsupported, fault.Config, "device <%s> is not supported", root.Name)
 	}
 	d := kind.make()
-	looked, err := read(root, &d, kind.describe, opts.Submitted)
+	visited, err := read(root, &d, kind.describe, opts.Submitted)
 	if err != nil {
 		return nil, err
 	}
 	understood := written(&d, root.Name, kind.describe)
-	if err := explainLoss(root, understood, kind.through, opts.Validate, looked); err != nil {
+	if err := explainLoss(root, understood, kind.through, opts.Validate, visited); err != nil {
 		return nil, err
 	}
 	if !opts.Active {
@@ -122,7 +122,7 @@ func FormatDevice(d device.Device, style Style) (string, error) {
 func read[T any](root *xmltree.Element, value *T, describe func(*node, *T), strict bool) ([]*xmltree.Element, error) {
 	n := &node{pass: &pass{strict: strict}, e: root}
 	describe(n, value)
-	return n.looked, n.err
+	return n.visited, n.err
 }
 
 // written returns the tree of everything that was understood.
@@ -147,9 +147,9 @@ func render[T any](value *T, name string, describe func(*node, *T), style Style)
 // through reads and writes a document with libvirtxml, which keeps everything that it knows.
 type through func(*xmltree.Element) (*xmltree.Element, error)
 
-// throughLibvirt returns the part of a document that libvirtxml keeps when it reads it
+// throughModel returns the part of a document that libvirtxml keeps when it reads it
 // into its type L.
-func throughLibvirt[L any](root *xmltree.Element) (*xmltree.Element, error) {
+func throughModel[L any](root *xmltree.Element) (*xmltree.Element, error) {
 	// Metadata may use prefixes that libvirtxml does not keep.
 	bare := *root
 	bare.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n xmltree.Node) bool {
@@ -170,8 +170,8 @@ func throughLibvirt[L any](root *xmltree.Element) (*xmltree.Element, error) {
 // explainLoss finds the parts of a document that were not understood. It refuses them if
 // libvirt would: because libvirt knows them, or because the user
 // asked for validation.
-func explainLoss(submitted, understood *xmltree.Element, through through, validate bool, looked []*xmltree.Element) error {
-	isBuilt := func(e *xmltree.Element) bool { return slices.Contains(looked, e) }
+func explainLoss(submitted, understood *xmltree.Element, through through, validate bool, visited []*xmltree.Element) error {
+	isBuilt := func(e *xmltree.Element) bool { return slices.Contains(visited, e) }
 	var unknown []string
 	for _, rest := range xmltree.Rests(submitted, understood, mostLost) {
 		if rest.IsUnderstood() {

@@ -45,6 +45,6 @@ func kindOf[L, T any, P interface {
 	return kind{
 		make:     func() device.Device { return P(new(T)) },
 		describe: func(n *node, d *device.Device) { describe(n, (*T)((*d).(P))) },
-		through:  throughLibvirt[L],
+		through:  throughModel[L],
 	}
 }

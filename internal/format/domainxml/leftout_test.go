@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// defined gives a guest with some devices as it is shown once it is defined.
+// defined returns the dump of a guest with some devices after it was defined.
 func defined(t *testing.T, devices, rest string) string {
 	t.Helper()
 	d, err := Parse(in(devices, rest), Options{Host: testHost()})

@@ -14,7 +14,7 @@ func Settle(d *domain.Definition) {
 	for _, dev := range d.Devices.All() {
 		settleDevice(dev)
 	}
-	d.SecLabels = slices.DeleteFunc(d.SecLabels, isOfRun)
+	d.SecLabels = slices.DeleteFunc(d.SecLabels, isRunLabel)
 	for i := range d.SecLabels {
 		l := &d.SecLabels[i]
 		if l.ImageLabel = ""; l.Type != "static" { // else it was made for a run
@@ -23,9 +23,9 @@ func Settle(d *domain.Definition) {
 	}
 }
 
-// isOfRun reports whether a label names the user of one run of a guest, which differs at
+// isRunLabel reports whether a label names the user of one run of a guest, which differs at
 // each start. No definition can ask for such a label.
-func isOfRun(l domain.SecLabel) bool {
+func isRunLabel(l domain.SecLabel) bool {
 	return l.Type == "dynamic" && l.Model == "dac" && l.Relabel == device.Off && l.Label != ""
 }
 

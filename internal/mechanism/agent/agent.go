@@ -29,8 +29,8 @@ import (
 const (
 	// MaxAnswer bounds one answer, in bytes; reading files gives big ones.
 	MaxAnswer = 16 << 20
-	// defaultPatience bounds a command whose context has no deadline.
-	defaultPatience = 30 * time.Second
+	// defaultTimeout bounds a command whose context has no deadline.
+	defaultTimeout = 30 * time.Second
 	// syncPatience is how long an agent that is there may take to say so.
 	syncPatience = 5 * time.Second
 	// orderPatience is how long Order waits for a refusal.
@@ -102,7 +102,7 @@ func patience(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
 		return time.Until(deadline)
 	}
-	return defaultPatience
+	return defaultTimeout
 }
 
 // inTurn runs a command when no other one is under way.

@@ -12,9 +12,9 @@ const (
 	// delimiter resets the agent's parser and marks the answer to a
 	// synchronisation; no UTF-8 contains it.
 	delimiter = 0xff
-	// maxRubbish bounds the bytes that are discarded before that answer; a late answer
+	// maxDiscarded bounds the bytes that are discarded before that answer; a late answer
 	// to another command may be among them.
-	maxRubbish = MaxAnswer
+	maxDiscarded = MaxAnswer
 	// maxEchoes bounds the answers to earlier synchronisations among that.
 	maxEchoes = 1024
 )
@@ -56,7 +56,7 @@ func (r *reader) skipTo(wanted []byte) error {
 	skipped, echoes := 0, 0
 	for {
 		part, err := r.in.ReadSlice(delimiter)
-		if skipped += len(part); skipped > maxRubbish || echoes > maxEchoes {
+		if skipped += len(part); skipped > maxDiscarded || echoes > maxEchoes {
 			return errRubbish
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {

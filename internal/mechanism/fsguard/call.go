@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// answerTime bounds the time that a caller waits for a file system.
-const answerTime = 30 * time.Second
+// answerTimeout bounds the time that a caller waits for a file system.
+const answerTimeout = 30 * time.Second
 
 // Do runs short work on an absolute path and waits for it, until ctx ends or answerTime
 // has passed. Work may access only the file at the path and its folder.
@@ -30,15 +30,15 @@ func Run(ctx context.Context, path string, work func() error) error {
 	return err
 }
 
-func do[T any](ctx context.Context, gs *gates, path string, work func() (T, error), discard func(T)) (T, error) {
+func do[T any](ctx context.Context, gs *limiters, path string, work func() (T, error), discard func(T)) (T, error) {
 	began := time.Now()
-	ctx, stop := context.WithTimeoutCause(ctx, answerTime, fault.New(fault.Timeout, fault.Host, "%v is the limit", answerTime))
+	ctx, stop := context.WithTimeoutCause(ctx, answerTimeout, fault.New(fault.Timeout, fault.Host, "%v is the limit", answerTimeout))
 	defer stop()
 	type answer struct {
 		value T
 		err   error
 	}
-	v := &visit{gates: gs}
+	v := &call{limiters: gs}
 	answers := make(chan answer) // unbuffered, so that an answer is either taken or discarded
 	go func() {
 		var a answer
@@ -74,10 +74,10 @@ func contained[T any](path string, work func() (T, error)) (value T, err error) 
 	return work()
 }
 
-// Outlast waits for long work on open files, such as a sync,
+// RunLong waits for long work on open files, such as a sync,
 // until ctx ends. Path is used in the error only. The work continues
 // after the caller has given up; the caller bounds how many are started.
-func Outlast(ctx context.Context, path string, work func() error) error {
+func RunLong(ctx context.Context, path string, work func() error) error {
 	began, done := time.Now(), make(chan error, 1)
 	go func() {
 		_, err := contained(path, func() (struct{}, error) { return struct{}{}, work() })
@@ -91,12 +91,12 @@ func Outlast(ctx context.Context, path string, work func() error) error {
 	}
 }
 
-// visit is a call on its way through the mounts of its path. It is on one mount at a
+// call is a call on its way through the mounts of its path. It is on one mount at a
 // time, and holds a place there.
-type visit struct {
-	gates *gates
+type call struct {
+	limiters *limiters
 
-	gate *gate // belongs to the goroutine that walks
+	limiter *limiter // belongs to the goroutine that walks
 
 	mu   sync.Mutex
 	last *Mount // read by the caller, to name the mount
@@ -108,8 +108,8 @@ const maxLinks = 40
 // walk follows a path through all its mounts to the last one, in the kernel's order:
 // a name before ".." is resolved, for it may be a link. Errors in
 // the path are left to the work.
-func (v *visit) walk(ctx context.Context, path string) error {
-	if err := v.gates.table.renew(); err != nil {
+func (v *call) walk(ctx context.Context, path string) error {
+	if err := v.limiters.table.renew(); err != nil {
 		return err
 	}
 	var target [unix.PathMax]byte
@@ -117,7 +117,7 @@ func (v *visit) walk(ctx context.Context, path string) error {
 	for links := 0; len(rest) > 0 && links <= maxLinks; {
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]
-		if err := v.enter(ctx, v.gates.table.at(next)); err != nil {
+		if err := v.enter(ctx, v.limiters.table.at(next)); err != nil {
 			return err
 		}
 		n, err := unix.Readlink(next, target[:])
@@ -131,7 +131,7 @@ func (v *visit) walk(ctx context.Context, path string) error {
 		}
 		rest = append(components(string(target[:n])), rest...)
 	}
-	if err := v.enter(ctx, v.gates.table.at(at)); err != nil {
+	if err := v.enter(ctx, v.limiters.table.at(at)); err != nil {
 		return err
 	}
 	return v.enterDevice(ctx, at)
@@ -139,7 +139,7 @@ func (v *visit) walk(ctx context.Context, path string) error {
 
 // enterDevice continues to the disk behind a block device. All device nodes lie on one
 // mount, and a disk that does not answer does not mean that the others are dead.
-func (v *visit) enterDevice(ctx context.Context, path string) error {
+func (v *call) enterDevice(ctx context.Context, path string) error {
 	var s unix.Stat_t
 	if unix.Lstat(path, &s) != nil || s.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return nil
@@ -153,33 +153,33 @@ func components(path string) []string {
 }
 
 // enter moves to a mount, and waits for a place there.
-func (v *visit) enter(ctx context.Context, m Mount) error {
-	if v.gate != nil && v.gate.mount.ID == m.ID {
+func (v *call) enter(ctx context.Context, m Mount) error {
+	if v.limiter != nil && v.limiter.mount.ID == m.ID {
 		return nil
 	}
 	v.leave()
 	v.mu.Lock()
 	v.last = &m
 	v.mu.Unlock()
-	g := v.gates.use(m)
+	g := v.limiters.use(m)
 	if err := g.enter(ctx, v); err != nil {
-		v.gates.done(g)
+		v.limiters.done(g)
 		return err
 	}
-	v.gate = g
+	v.limiter = g
 	return nil
 }
 
-func (v *visit) leave() {
-	if g := v.gate; g != nil {
+func (v *call) leave() {
+	if g := v.limiter; g != nil {
 		g.leave(v)
-		v.gates.done(g)
-		v.gate = nil
+		v.limiters.done(g)
+		v.limiter = nil
 	}
 }
 
 // where names the mount of the call, or its last one.
-func (v *visit) where() string {
+func (v *call) where() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.last == nil {

@@ -39,7 +39,7 @@ func threads(t *testing.T) int {
 }
 
 // hung fills a mount with hanging calls, and backdates them.
-func hung(t *testing.T, gs *gates, path string) {
+func hung(t *testing.T, gs *limiters, path string) {
 	t.Helper()
 	for range maxHung {
 		_, err := do(soon(t, 10*time.Millisecond), gs, path, stat(path), nil)
@@ -62,7 +62,7 @@ func TestDo_DeadMount(t *testing.T) {
 		t.Fatal(err)
 	}
 	release := mounttest.Hang(t, dir)
-	gs := &gates{byID: map[int]*gate{}}
+	gs := &limiters{byID: map[int]*limiter{}}
 	file := filepath.Join(dir, "image")
 	hung(t, gs, file)
 	before := threads(t)
@@ -89,8 +89,8 @@ func TestDo_DeadMount(t *testing.T) {
 	}
 }
 
-// now returns the gates in use.
-func (gs *gates) now() map[int]*gate {
+// now returns the limiters in use.
+func (gs *limiters) now() map[int]*limiter {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	return maps.Clone(gs.byID)
@@ -99,7 +99,7 @@ func (gs *gates) now() map[int]*gate {
 func TestDo_CountedWhereItHangs(t *testing.T) {
 	dir, links := t.TempDir(), t.TempDir()
 	mounttest.Hang(t, dir)
-	gs := &gates{byID: map[int]*gate{}}
+	gs := &limiters{byID: map[int]*limiter{}}
 	// A link to the dead mount lies in a healthy directory.
 	for name, target := range map[string]string{"absolute": dir, "relative": "../" + filepath.Base(filepath.Dir(dir)) + "/x", "twice": "absolute/y"} {
 		if err := os.Symlink(target, filepath.Join(links, name)); err != nil {
@@ -121,7 +121,7 @@ func TestDo_CountedWhereItHangs(t *testing.T) {
 func TestDo_LinkBeforeTwoDots(t *testing.T) {
 	dir, links := t.TempDir(), t.TempDir()
 	mounttest.Hang(t, dir)
-	gs := &gates{byID: map[int]*gate{}}
+	gs := &limiters{byID: map[int]*limiter{}}
 	if err := os.Symlink(filepath.Join(dir, "sub"), filepath.Join(links, "link")); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestDo_LinkBeforeTwoDots(t *testing.T) {
 }
 
 // stall makes calls on a path hang until the test ends, and backdates them.
-func stall(t *testing.T, gs *gates, path string) {
+func stall(t *testing.T, gs *limiters, path string) {
 	t.Helper()
 	goOn := make(chan struct{})
 	var all sync.WaitGroup
@@ -155,7 +155,7 @@ func stall(t *testing.T, gs *gates, path string) {
 }
 
 func TestDo_SlowMountIsNotDead(t *testing.T) {
-	gs, dir := &gates{byID: map[int]*gate{}}, t.TempDir()
+	gs, dir := &limiters{byID: map[int]*limiter{}}, t.TempDir()
 	stall(t, gs, dir)
 	if _, err := do(t.Context(), gs, dir, stat(dir), nil); !fault.Is(err, fault.Timeout) {
 		t.Errorf("while nothing is answered: %v", err)
@@ -171,7 +171,7 @@ func TestDo_SlowMountIsNotDead(t *testing.T) {
 }
 
 func TestDo_DeadDisk(t *testing.T) {
-	gs, dir := &gates{byID: map[int]*gate{}}, t.TempDir()
+	gs, dir := &limiters{byID: map[int]*limiter{}}, t.TempDir()
 	dead, well := filepath.Join(dir, "dead"), filepath.Join(dir, "well")
 	for i, path := range []string{dead, well} {
 		if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(7, uint32(i)))); err != nil {
@@ -190,7 +190,7 @@ func TestDo_DeadDisk(t *testing.T) {
 func TestDo_BurstOnDeadMount(t *testing.T) {
 	dir := t.TempDir()
 	mounttest.Hang(t, dir)
-	gs := &gates{byID: map[int]*gate{}}
+	gs := &limiters{byID: map[int]*limiter{}}
 	ctx := soon(t, 300*time.Millisecond)
 	before, results := threads(t), make(chan error)
 	const many = 500
@@ -211,7 +211,7 @@ func TestDo_BurstOnDeadMount(t *testing.T) {
 }
 
 func TestDo_LateAnswerIsDiscarded(t *testing.T) {
-	gs := &gates{byID: map[int]*gate{}}
+	gs := &limiters{byID: map[int]*limiter{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	goOn, discarded := make(chan struct{}), make(chan int)
 	_, err := do(ctx, gs, t.TempDir(), func() (int, error) {
@@ -233,7 +233,7 @@ func TestDo_WorkPanics(t *testing.T) {
 	if !fault.Is(err, fault.Internal) {
 		t.Error(err)
 	}
-	if err := Outlast(t.Context(), "/", func() error { panic("a bug") }); !fault.Is(err, fault.Internal) {
+	if err := RunLong(t.Context(), "/", func() error { panic("a bug") }); !fault.Is(err, fault.Internal) {
 		t.Error(err)
 	}
 }

@@ -148,7 +148,7 @@ func closeRead(files ...*os.File) {
 	}
 	ctx, stop := context.WithTimeout(context.Background(), closeTime)
 	defer stop()
-	_ = fsguard.Outlast(ctx, files[0].Name(), func() error {
+	_ = fsguard.RunLong(ctx, files[0].Name(), func() error {
 		for _, f := range files {
 			_ = f.Close() // nothing was written
 		}

@@ -77,7 +77,7 @@ func (c *Certificates) Reload() error {
 		SessionTicketsDisabled: true, // a revoked certificate must not be accepted through an older session
 		VerifyConnection:       revoked.check,
 	}})
-	c.lookAll()
+	c.recheckAll()
 	return nil
 }
 
@@ -199,17 +199,17 @@ func readRevocations(path string, authorities []*x509.Certificate) (revocations,
 
 // check refuses revoked certificates, and every client once a list is out of date.
 func (r revocations) check(state tls.ConnectionState) error {
-	for list := range r.over(state.VerifiedChains) {
+	for list := range r.pairs(state.VerifiedChains) {
 		if !list.NextUpdate.IsZero() && time.Now().After(list.NextUpdate) {
 			return fault.New(fault.Denied, fault.Host, "the certificate revocation list expired at %v; renew it", list.NextUpdate)
 		}
 	}
-	return r.taken(state.VerifiedChains)
+	return r.checkChains(state.VerifiedChains)
 }
 
-// taken refuses revoked certificates.
-func (r revocations) taken(chains [][]*x509.Certificate) error {
-	for list, one := range r.over(chains) {
+// checkChains refuses revoked certificates.
+func (r revocations) checkChains(chains [][]*x509.Certificate) error {
+	for list, one := range r.pairs(chains) {
 		if list.numbers[one.SerialNumber.String()] {
 			return fault.New(fault.Denied, fault.Call, "certificate %v is revoked", one.SerialNumber)
 		}
@@ -217,8 +217,8 @@ func (r revocations) taken(chains [][]*x509.Certificate) error {
 	return nil
 }
 
-// over pairs each list with each certificate that it may name.
-func (r revocations) over(chains [][]*x509.Certificate) iter.Seq2[revocation, *x509.Certificate] {
+// pairs pairs each list with each certificate that it may name.
+func (r revocations) pairs(chains [][]*x509.Certificate) iter.Seq2[revocation, *x509.Certificate] {
 	return func(yield func(revocation, *x509.Certificate) bool) {
 		for _, chain := range chains {
 			for _, one := range chain {

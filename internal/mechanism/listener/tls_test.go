@@ -81,8 +81,8 @@ func joined(t *testing.T) (near, far net.Conn) {
 	return near, far
 }
 
-// meet does the handshake of a client with the host.
-func meet(t *testing.T, c *Certificates, client func(net.Conn)) (string, error) {
+// handshake does the handshake of a client with the host.
+func handshake(t *testing.T, c *Certificates, client func(net.Conn)) (string, error) {
 	t.Helper()
 	near, far := joined(t)
 	gone := make(chan struct{})
@@ -118,7 +118,7 @@ func TestSubject(t *testing.T) {
 	trust := x509.NewCertPool()
 	trust.AddCert(self)
 	own := []tls.Certificate{{Certificate: [][]byte{self.Raw}, PrivateKey: key}}
-	if subject, err := meet(t, c, speak(&tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: own})); err != nil || subject != "CN=localhost" {
+	if subject, err := handshake(t, c, speak(&tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: own})); err != nil || subject != "CN=localhost" {
 		t.Errorf("a good client: %q, %v", subject, err)
 	}
 	// Values with these characters could look like several values to the patterns of rules.
@@ -132,7 +132,7 @@ func TestSubject(t *testing.T) {
 			t.Fatal(err)
 		}
 		client := speak(&tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
-		if subject, err := meet(t, c, client); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "could mislead") {
+		if subject, err := handshake(t, c, client); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "could mislead") {
 			t.Errorf("%s comes in as %q, %v", name, subject, err)
 		}
 	}
@@ -146,7 +146,7 @@ func TestSubject(t *testing.T) {
 		},
 		"nothing": func(conn net.Conn) { _ = conn.Close() },
 	} {
-		if subject, err := meet(t, c, client); !fault.Is(err, fault.Denied) {
+		if subject, err := handshake(t, c, client); !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %q, %v", what, subject, err)
 		}
 	}
@@ -161,11 +161,11 @@ func TestOpenCertificates_KeyReadableByAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := filepath.Join(folder, "libvirt/private/serverkey.pem")
-	for mode, taken := range map[os.FileMode]bool{0o600: true, 0o640: true, 0o644: false, 0o602: false} {
+	for mode, accepted := range map[os.FileMode]bool{0o600: true, 0o640: true, 0o644: false, 0o602: false} {
 		if err := os.Chmod(key, mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Reload(); (err == nil) != taken || err != nil && !strings.Contains(err.Error(), "chmod") {
+		if err := c.Reload(); (err == nil) != accepted || err != nil && !strings.Contains(err.Error(), "chmod") {
 			t.Errorf("with mode %o: %v", mode, err)
 		}
 	}
@@ -221,7 +221,7 @@ func TestReload_RevocationLists(t *testing.T) {
 		if err := c.Reload(); err != nil {
 			t.Fatalf("%s: %v", step.what, err)
 		}
-		_, err := meet(t, c, good)
+		_, err := handshake(t, c, good)
 		if step.says == "" && err != nil || step.says != "" && (err == nil || !strings.Contains(err.Error(), step.says)) {
 			t.Errorf("%s: %v", step.what, err)
 		}
@@ -265,7 +265,7 @@ func TestReload_RevocationLists(t *testing.T) {
 	if err := c.Reload(); !fault.Is(err, fault.Invalid) {
 		t.Errorf("authorities without a certificate: %v", err)
 	}
-	if _, err := meet(t, c, good); err == nil || !strings.Contains(err.Error(), "expired at") {
+	if _, err := handshake(t, c, good); err == nil || !strings.Contains(err.Error(), "expired at") {
 		t.Errorf("after a reload that failed: %v", err)
 	}
 }

@@ -37,12 +37,12 @@ func (c *Certificates) Watch(secure *tls.Conn, gone func(error)) (stop func()) {
 	}
 	c.watches.open[w] = true
 	c.watches.mu.Unlock()
-	w.look() // the certificates may have been reloaded since the handshake
+	w.recheck() // the certificates may have been reloaded since the handshake
 	return w.stop
 }
 
-// lookAll checks every connection against reloaded certificates.
-func (c *Certificates) lookAll() {
+// recheckAll checks every connection against reloaded certificates.
+func (c *Certificates) recheckAll() {
 	c.watches.mu.Lock()
 	all := make([]*watch, 0, len(c.watches.open))
 	for w := range c.watches.open {
@@ -50,12 +50,12 @@ func (c *Certificates) lookAll() {
 	}
 	c.watches.mu.Unlock()
 	for _, w := range all {
-		w.look()
+		w.recheck()
 	}
 }
 
-// look judges a client's certificate, and schedules the next check at its end.
-func (w *watch) look() {
+// recheck judges a client's certificate, and schedules the next check at its end.
+func (w *watch) recheck() {
 	ends, err := w.certificates.now.Load().judge(w.shown)
 	if err != nil {
 		if w.end() {
@@ -70,7 +70,7 @@ func (w *watch) look() {
 	switch {
 	case !at.open[w]: // stopped in between
 	case w.timer == nil:
-		w.timer = time.AfterFunc(after, w.look)
+		w.timer = time.AfterFunc(after, w.recheck)
 	default:
 		w.timer.Reset(after)
 	}
@@ -101,7 +101,7 @@ func (t *trust) judge(shown []*x509.Certificate) (until time.Time, err error) {
 	}
 	chains, err := shown[0].Verify(x509.VerifyOptions{Roots: t.roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	if err == nil {
-		err = t.revoked.taken(chains)
+		err = t.revoked.checkChains(chains)
 	}
 	if err != nil {
 		return until, fault.Wrap(err, fault.Denied, fault.Call, "the client's certificate is no longer valid")

@@ -33,8 +33,8 @@ func host(t *testing.T) *hosted {
 	return h
 }
 
-// takeBack makes the host load a list of revoked certificates.
-func (h *hosted) takeBack(t *testing.T, serial int64, until time.Time) {
+// revoke makes the host load a list of revoked certificates.
+func (h *hosted) revoke(t *testing.T, serial int64, until time.Time) {
 	t.Helper()
 	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-2 * time.Hour), NextUpdate: until,
@@ -87,7 +87,7 @@ func TestWatch_CertificateEnds(t *testing.T) {
 		lasts      time.Duration
 		then       func(*hosted)
 	}{
-		{"revoked", "is revoked", time.Hour, func(h *hosted) { h.takeBack(t, 9, far) }},
+		{"revoked", "is revoked", time.Hour, func(h *hosted) { h.revoke(t, 9, far) }},
 		{"ended", "expired", 3 * time.Second, func(*hosted) {}},
 		{"of nobody who is trusted", "authority", time.Hour, func(h *hosted) {
 			other, _, _ := pki(t)
@@ -108,7 +108,7 @@ func TestWatch_CertificateEnds(t *testing.T) {
 		case <-time.After(30 * time.Second):
 			t.Errorf("a client whose certificate is %s stays", c.what)
 		}
-		if h.lookAll(); len(gone) > 0 {
+		if h.recheckAll(); len(gone) > 0 {
 			t.Errorf("%s: told twice", c.what)
 		}
 	}
@@ -117,8 +117,8 @@ func TestWatch_CertificateEnds(t *testing.T) {
 	stays, _ := h.enter(t, 9, far)
 	left, stop := h.enter(t, 10, far)
 	stop()
-	h.takeBack(t, 10, far)
-	h.takeBack(t, 8, time.Now().Add(-time.Hour)) // refuses new clients, ends no connection
+	h.revoke(t, 10, far)
+	h.revoke(t, 8, time.Now().Add(-time.Hour)) // refuses new clients, ends no connection
 	if len(stays) > 0 || len(left) > 0 {
 		t.Errorf("a good client was told %d times, one that had left %d times", len(stays), len(left))
 	}

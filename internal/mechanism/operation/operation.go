@@ -237,7 +237,7 @@ func (op *Operation) Run(ctx context.Context) error { return op.run(ctx, false) 
 func (op *Operation) run(ctx context.Context, late bool) error {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
-	defer op.cutOff()
+	defer op.markIfPanicked()
 	if late {
 		op.leaveCall()
 	}
@@ -252,8 +252,8 @@ func (op *Operation) run(ctx context.Context, late bool) error {
 	return errors.Join(op.failed...)
 }
 
-// cutOff marks an operation whose step panicked as unanswered.
-func (op *Operation) cutOff() {
+// markIfPanicked marks an operation whose step panicked as unanswered.
+func (op *Operation) markIfPanicked() {
 	if s := op.Status(); s.State == Running {
 		op.become(Unanswered, s.Step, nil)
 	}
@@ -423,7 +423,7 @@ func (op *Operation) recover(ctx context.Context) {
 		return // it is being advanced, and learns the answer there
 	}
 	defer op.advancing.Unlock()
-	defer op.cutOff()
+	defer op.markIfPanicked()
 	op.leaveCall()
 	switch op.Status().State {
 	case Unanswered, Waiting:
@@ -437,7 +437,7 @@ func (op *Operation) recover(ctx context.Context) {
 func (op *Operation) end(ctx context.Context, gone Gone) {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
-	defer op.cutOff()
+	defer op.markIfPanicked()
 	op.leaveCall()
 	switch op.Status().State {
 	case Ended:

@@ -71,9 +71,9 @@ func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 	return true
 }
 
-// leave gives objects of an owed operation to a new one. An operation that is being
+// releaseObjects gives objects of an owed operation to a new one. An operation that is being
 // tried right now keeps them.
-func (op *Operation) leave(objects []string) error {
+func (op *Operation) releaseObjects(objects []string) error {
 	if op.Status().State != Owed || !share(op.Objects(), objects) || !op.advancing.TryLock() {
 		return nil
 	}

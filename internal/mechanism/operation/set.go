@@ -106,7 +106,7 @@ func (s *Set[O]) Begin(sc scope.Scope, kind string, w Work, asked Record) (*Oper
 	}
 	if s.Apart {
 		for _, open := range s.Operations() {
-			if err := open.leave(op.rec.Objects); err != nil {
+			if err := open.releaseObjects(op.rec.Objects); err != nil {
 				return nil, err
 			}
 		}
@@ -312,7 +312,7 @@ func (s *Set[O]) Written() {
 	for _, op := range done {
 		if err := s.remove(op); err != nil {
 			s.Log.Error("cannot remove the record of an operation that has ended", "kind", op.rec.Kind, "id", op.rec.ID, "error", err)
-			s.stays(op)
+			s.removeLater(op)
 		}
 	}
 	for _, op := range open {
@@ -320,9 +320,9 @@ func (s *Set[O]) Written() {
 	}
 }
 
-// stays keeps an ended operation's record for later removal. The next daemon
+// removeLater keeps an ended operation's record for later removal. The next daemon
 // would repeat its steps, which is allowed.
-func (s *Set[O]) stays(op *Operation) {
+func (s *Set[O]) removeLater(op *Operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = append(s.ended, op)
@@ -394,7 +394,7 @@ func (s *Set[O]) finish(op *Operation) error {
 		return behind
 	}
 	s.drop(op)
-	s.stays(op)
+	s.removeLater(op)
 	return nil
 }
 

@@ -38,7 +38,7 @@ const Patience = 30 * time.Second
 // Bounds of open questions. Each one is a connection of the daemon to the bus.
 const (
 	maxQuestions = 128
-	maxEach      = 8 // about processes of one user
+	maxPerUser   = 8 // about processes of one user
 )
 
 // Authority is the host's polkit. Each question has a connection to the bus of its
@@ -47,19 +47,19 @@ type Authority struct {
 	bus      string // its address; empty: the system bus, which the environment may name
 	patience time.Duration
 
-	mu    sync.Mutex
-	under map[uint32]int // open questions by user
-	all   int
+	mu      sync.Mutex
+	pending map[uint32]int // open questions by user
+	all     int
 }
 
 // New makes an authority. It connects to nothing yet: a missing bus is reported
 // to the client that needs it.
-func New() *Authority { return &Authority{patience: Patience, under: map[uint32]int{}} }
+func New() *Authority { return &Authority{patience: Patience, pending: map[uint32]int{}} }
 
 // Check asks whether a process may do something. Without an answer the result is a refusal.
 func (a *Authority) Check(ctx context.Context, p Process, action string) error {
 	if !a.begin(p.UID) {
-		return fault.New(fault.Denied, fault.Call, "polkit has not answered %d questions yet, or %d about user %d; try again later", maxQuestions, maxEach, p.UID)
+		return fault.New(fault.Denied, fault.Call, "polkit has not answered %d questions yet, or %d about user %d; try again later", maxQuestions, maxPerUser, p.UID)
 	}
 	defer a.end(p.UID)
 	ctx, stop := context.WithTimeoutCause(ctx, a.patience, fault.New(fault.Timeout, fault.Host, "no answer within %v", a.patience))
@@ -81,14 +81,14 @@ func (a *Authority) Check(ctx context.Context, p Process, action string) error {
 	return fault.Wrap(ErrRefused, fault.Denied, fault.Call, "polkit does not give user %d %s", p.UID, action)
 }
 
-// startPatience is how long polkit may take to start: the bus starts it for the
+// startTimeout is how long polkit may take to start: the bus starts it for the
 // first question.
-const startPatience = 5 * time.Second
+const startTimeout = 5 * time.Second
 
 // Answers returns why polkit cannot decide about clients: there is no bus, no polkit on it, or a polkit
 // without a policy for the actions.
 func (a *Authority) Answers(ctx context.Context) error {
-	ctx, stop := context.WithTimeoutCause(ctx, startPatience, fault.New(fault.Timeout, fault.Host, "no answer within %v", startPatience))
+	ctx, stop := context.WithTimeoutCause(ctx, startTimeout, fault.New(fault.Timeout, fault.Host, "no answer within %v", startTimeout))
 	defer stop()
 	bus, err := a.connect(ctx)
 	if err == nil {
@@ -177,11 +177,11 @@ func (a *Authority) connect(ctx context.Context) (*dbus.Conn, error) {
 func (a *Authority) begin(uid uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.all >= maxQuestions || a.under[uid] >= maxEach {
+	if a.all >= maxQuestions || a.pending[uid] >= maxPerUser {
 		return false
 	}
 	a.all++
-	a.under[uid]++
+	a.pending[uid]++
 	return true
 }
 
@@ -189,7 +189,7 @@ func (a *Authority) end(uid uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.all--
-	if a.under[uid]--; a.under[uid] == 0 {
-		delete(a.under, uid)
+	if a.pending[uid]--; a.pending[uid] == 0 {
+		delete(a.pending, uid)
 	}
 }

@@ -116,7 +116,7 @@ func (p *policy) CancelCheckAuthorization(id string) *dbus.Error {
 }
 
 func at(address string, patience time.Duration) *Authority {
-	return &Authority{bus: address, patience: patience, under: map[uint32]int{}}
+	return &Authority{bus: address, patience: patience, pending: map[uint32]int{}}
 }
 
 func self(t *testing.T) Process {
@@ -203,7 +203,7 @@ func TestCheck_NoAnswer(t *testing.T) {
 		case <-time.After(patience):
 			t.Error("the question is not taken back")
 		}
-		if a.all != 0 || len(a.under) != 0 {
+		if a.all != 0 || len(a.pending) != 0 {
 			t.Errorf("%d questions stay", a.all)
 		}
 	})
@@ -216,11 +216,11 @@ func TestCheck_BoundPerUser(t *testing.T) {
 	slow := &policy{answer: verdict{Authorized: true}, hold: make(chan struct{})}
 	slow.serve(t, address)
 	a := at(address, patience)
-	answers := make(chan error, maxEach+1)
-	for range maxEach {
+	answers := make(chan error, maxPerUser+1)
+	for range maxPerUser {
 		go func() { answers <- a.Check(t.Context(), p, Manage) }()
 	}
-	for range maxEach {
+	for range maxPerUser {
 		<-slow.questions
 	}
 	if err := a.Check(t.Context(), p, Manage); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "has not answered") {
@@ -233,7 +233,7 @@ func TestCheck_BoundPerUser(t *testing.T) {
 		t.Errorf("polkit was asked %+v", q)
 	}
 	close(slow.hold)
-	for range maxEach + 1 {
+	for range maxPerUser + 1 {
 		if err := <-answers; err != nil {
 			t.Errorf("after the wait: %v", err)
 		}
@@ -292,7 +292,7 @@ func TestAnswers_WherePolkitHasAPolicyOfTheActions(t *testing.T) {
 		says  string // empty: polkit can decide
 	}{
 		{"no polkit", func(*testing.T) {}, "cannot ask polkit"},
-		{"no policy for them", func(t *testing.T) { serveActions(t, address, "org.example.other") }, "no policy of org.libvirt.unix.manage"},
+		{"no policy for them", func(t *testing.T) { serveActions(t, address, "org.example.other") }, "no policy for org.libvirt.unix.manage"},
 		{"a policy of one", func(t *testing.T) { serveActions(t, address, Manage) }, "no policy for org.libvirt.unix.monitor"},
 		{"policies", func(t *testing.T) { serveActions(t, address, "org.example.other", Manage, Monitor) }, ""},
 		{"a polkit that does not tell", func(t *testing.T) { new(policy).serve(t, address) }, ""},

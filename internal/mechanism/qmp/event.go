@@ -171,7 +171,7 @@ func (q *eventQueue) deliver(out chan<- Event, stop <-chan struct{}) {
 		case ok:
 			select {
 			case out <- e:
-				passed.rest(1, stop)
+				passed.wait(1, stop)
 			case <-stop:
 				return
 			}

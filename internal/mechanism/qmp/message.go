@@ -128,7 +128,7 @@ func (l *lineReader) next() ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		l.taken.rest(1+len(line)>>10, l.stop)
+		l.taken.wait(1+len(line)>>10, l.stop)
 		if line = bytes.TrimSpace(line); len(line) > 0 {
 			return line, nil
 		}

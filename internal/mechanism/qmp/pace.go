@@ -27,8 +27,8 @@ func newPace(burst, rate int) pace {
 	return pace{each: each, burst: time.Duration(burst) * each}
 }
 
-// rest counts some more units and sleeps as long as they require, or until stop is closed.
-func (p *pace) rest(units int, stop <-chan struct{}) {
+// wait counts some more units and sleeps as long as they require, or until stop is closed.
+func (p *pace) wait(units int, stop <-chan struct{}) {
 	now := time.Now()
 	if p.paid.Before(now) {
 		p.paid = now

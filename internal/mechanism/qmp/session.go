@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// defaultPatience bounds a command whose context has no deadline.
-	defaultPatience = 60 * time.Second
+	// defaultTimeout bounds a command whose context has no deadline.
+	defaultTimeout = 60 * time.Second
 	// maxUnanswered bounds the commands that QEMU has not answered, those
 	// whose callers gave up included.
 	maxUnanswered = 128
@@ -192,20 +192,20 @@ func (s *Session) carry(ctx context.Context, command string, args, into any, fil
 	}
 	if err := s.send(ctx, line, file); err != nil {
 		s.forget(id)
-		return s.broken(ctx, err, c)
+		return s.noAnswer(ctx, err, c)
 	}
 	select {
 	case m := <-c.answer:
 		return decodeAnswer(m, command, into)
 	case <-ctx.Done():
-		return s.broken(ctx, context.Cause(ctx), c)
+		return s.noAnswer(ctx, context.Cause(ctx), c)
 	case <-s.done:
 	}
 	select { // an answer that came before the loss still counts
 	case m := <-c.answer:
 		return decodeAnswer(m, command, into)
 	default:
-		return s.broken(ctx, s.Err(), c)
+		return s.noAnswer(ctx, s.Err(), c)
 	}
 }
 
@@ -222,8 +222,8 @@ func decodeAnswer(m *message, command string, into any) error {
 	return nil
 }
 
-// broken explains why a command got no answer, and how long it waited.
-func (s *Session) broken(ctx context.Context, err error, c *call) error {
+// noAnswer explains why a command got no answer, and how long it waited.
+func (s *Session) noAnswer(ctx context.Context, err error, c *call) error {
 	waited := time.Since(c.sent).Round(time.Millisecond)
 	switch {
 	case s.Err() != nil:
@@ -403,7 +403,7 @@ func withPatience(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, defaultPatience)
+	return context.WithTimeout(ctx, defaultTimeout)
 }
 
 func kindOf(err error) fault.Kind {

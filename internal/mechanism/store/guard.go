@@ -7,11 +7,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// guarded calls bbolt and contains its panics. Two things end the call and not the
+// recoverPanics calls bbolt and contains its panics. Two things end the call and not the
 // daemon: a mapped page that cannot be read (the kernel sends SIGBUS) and a failed
 // assertion of bbolt. After either bbolt's state cannot be trusted: panicked is
 // true then.
-func guarded(do func() error) (panicked bool, err error) {
+func recoverPanics(do func() error) (panicked bool, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {

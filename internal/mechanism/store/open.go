@@ -48,14 +48,14 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, known: contents{}, doubt: map[id]bool{}}
+	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, known: contents{}, uncertain: map[id]bool{}}
 	s.idle.L = &s.mu
 	s.now.Store(&opened{})
 	err = s.attach()
 	if fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported) {
 		return nil, errors.Join(err, lock.Close())
 	}
-	s.say(err)
+	s.setTrouble(err)
 	return s, nil
 }
 
@@ -64,9 +64,9 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 // on the directory because that can be opened whatever happened to the files in it.
 func Hold(dir, name string) (*os.File, error) { return hold(dir, name, lockWait) }
 
-// own refuses a directory where other users could replace the store's
+// checkOwner refuses a directory where other users could replace the store's
 // files.
-func own(dir *os.File, name string) error {
+func checkOwner(dir *os.File, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Store, "cannot look at %s directory %s", name, dir.Name())
@@ -82,7 +82,7 @@ func hold(dir, name string, wait time.Duration) (*os.File, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot open %s directory %s", name, dir)
 	}
-	if err := own(f, name); err != nil {
+	if err := checkOwner(f, name); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	ctx, stop := context.WithTimeout(context.Background(), wait)
@@ -103,11 +103,11 @@ func hold(dir, name string, wait time.Duration) (*os.File, error) {
 	}
 }
 
-// reopened makes sure that the file is open. A file that just failed to open is
+// ensureOpen makes sure that the file is open. A file that just failed to open is
 // not tried again at once, because each try reads it through.
-func (s *Store) reopened() error {
+func (s *Store) ensureOpen() error {
 	if s.now.Load().db != nil {
-		if err := s.inPlace(); err != nil || s.now.Load().db != nil {
+		if err := s.checkPlace(); err != nil || s.now.Load().db != nil {
 			return err
 		}
 	}
@@ -125,20 +125,20 @@ func (s *Store) attach() error {
 		err = s.openFile(all)
 	}
 	s.tried = time.Now()
-	if err == nil || s.ours {
+	if err == nil || s.authoritative {
 		return s.explain(err)
 	}
 	all, report, failed := gather(s.path)
 	s.whole.Store(failed == nil && report.Whole())
 	if failed == nil {
-		s.name(report)
-		s.remember(all)
+		s.logProblems(report)
+		s.setRecords(all)
 	}
 	return s.explain(err)
 }
 
-// remember makes these all the records of the store.
-func (s *Store) remember(all contents) {
+// setRecords makes these all the records of the store.
+func (s *Store) setRecords(all contents) {
 	for name, r := range all { // a copy of each: the slices that were read point into pages
 		r.body, r.damaged = bytes.Clone(r.body), bytes.Clone(r.damaged)
 		all[name] = r
@@ -155,29 +155,29 @@ func (s *Store) admit() (contents, error) {
 	r, err := inspect(s.path, func(name id, rec sealed) { found[name] = rec })
 	empty := missing(err) || err == nil && r.Size == 0
 	switch {
-	case empty && s.ours:
+	case empty && s.authoritative:
 		err := s.rewrite(s.known, false)
 		if err == nil {
 			s.log.Error("store file missing or empty; all records written to a new one", "file", s.path, "records", len(s.known))
 		}
 		return s.known, err
 	case empty:
-		return s.begin()
+		return s.startEmpty()
 	case err != nil:
 		return nil, err
 	case r.Format > presentFormat:
-		return nil, newer(s.path, r.Format)
+		return nil, errNewer(s.path, r.Format)
 	case r.Unread != nil:
 		return nil, fault.Wrap(r.Unread, fault.Failed, fault.Store, "cannot read a part of %s; the file is left unchanged", s.path)
 	}
 	s.serial = max(s.serial, r.serial)
-	if s.ours {
+	if s.authoritative {
 		return s.known, s.restore(found, r)
 	}
 	_, lost := found[unsettled]
 	s.whole.Store(r.Whole() && !lost)
 	if !r.Broken && !r.oneHead && len(r.lost) == 0 {
-		s.name(r)
+		s.logProblems(r)
 		return found, nil
 	}
 	all, r, err := gather(s.path)
@@ -185,7 +185,7 @@ func (s *Store) admit() (contents, error) {
 		return nil, err
 	}
 	s.serial = max(s.serial, r.serial)
-	s.name(r)
+	s.logProblems(r)
 	if !r.Broken {
 		return found, nil // the next change overwrites a head that a crash tore
 	}
@@ -198,7 +198,7 @@ func (s *Store) restore(found contents, r *Report) error {
 	differs := func(name id) bool {
 		a, there := found[name]
 		b, known := s.known[name]
-		return !s.doubt[name] && (there != known || a.version != b.version || !bytes.Equal(a.body, b.body) || !bytes.Equal(a.damaged, b.damaged))
+		return !s.uncertain[name] && (there != known || a.version != b.version || !bytes.Equal(a.body, b.body) || !bytes.Equal(a.damaged, b.damaged))
 	}
 	damaged := r.Broken
 	for _, all := range []contents{found, s.known} {
@@ -206,31 +206,31 @@ func (s *Store) restore(found contents, r *Report) error {
 			damaged = damaged || differs(name)
 		}
 	}
-	if !damaged && len(s.doubt) == 0 {
+	if !damaged && len(s.uncertain) == 0 {
 		return nil
 	}
-	s.name(r)
+	s.logProblems(r)
 	return s.rewrite(s.known, damaged)
 }
 
-// begin makes a new file where none exists, though one may have existed before.
-func (s *Store) begin() (contents, error) {
+// startEmpty makes a new file where none exists, though one may have existed before.
+func (s *Store) startEmpty() (contents, error) {
 	s.whole.Store(false)
 	all := contents{unsettled: {version: formatKind.Version, body: []byte("true")}}
 	err := s.rewrite(all, false)
-	if entries, _ := os.ReadDir(s.dir); err == nil && slices.ContainsFunc(entries, foreign) { // otherwise the directory is new
+	if entries, _ := os.ReadDir(s.dir); err == nil && slices.ContainsFunc(entries, isForeign) { // otherwise the directory is new
 		s.log.Error("data directory not empty but without a store; if a daemon has used it, all records except those of running or saved guests are lost; if the store is elsewhere, stop the daemon and move it here", "file", s.path)
 	}
 	return all, err
 }
 
-// foreign reports whether a file comes neither from a store nor from mkfs.
-func foreign(e os.DirEntry) bool {
+// isForeign reports whether a file comes neither from a store nor from mkfs.
+func isForeign(e os.DirEntry) bool {
 	return e.Name() != "lost+found" && !strings.HasPrefix(e.Name(), filepath.Base(Path("")))
 }
 
-// name logs each damaged record.
-func (s *Store) name(r *Report) {
+// logProblems logs each damaged record.
+func (s *Store) logProblems(r *Report) {
 	for _, p := range r.Problems {
 		s.log.Error("the store is damaged", "file", r.Path, "problem", p.String())
 	}
@@ -260,14 +260,14 @@ func (s *Store) rewrite(all contents, damaged bool) error {
 		return err
 	}
 	failpoint.Reach("store.rewritten")
-	clear(s.doubt)
+	clear(s.uncertain)
 	return syncDir(s.dir)
 }
 
 // fill writes records into a new file.
 func (s *Store) fill(path string, all contents) error {
 	s.serial++
-	_, err := guarded(func() error {
+	_, err := recoverPanics(func() error {
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, FreelistType: bbolt.FreelistMapType})
 		if err != nil {
 			return err
@@ -326,7 +326,7 @@ func (s *Store) openFile(all contents) error {
 		},
 	}
 	var db *bbolt.DB
-	panicked, err := guarded(func() (err error) { db, err = bbolt.Open(s.path, 0o600, options); return err })
+	panicked, err := recoverPanics(func() (err error) { db, err = bbolt.Open(s.path, 0o600, options); return err })
 	if panicked && file != nil {
 		_ = unix.Flock(int(file.Fd()), unix.LOCK_UN) // or it stays locked against ourselves
 	}
@@ -337,20 +337,20 @@ func (s *Store) openFile(all contents) error {
 		return err
 	}
 	s.now.Store(&opened{db: db, file: file})
-	if !s.ours {
-		s.remember(all)
-		s.ours = true
+	if !s.authoritative {
+		s.setRecords(all)
+		s.authoritative = true
 	}
 	if err := s.migrate(); err != nil {
 		s.log.Warn("cannot migrate records of an earlier format; tried again at the next start", "error", s.explain(err))
 	}
-	s.note()
+	s.notePosition()
 	return nil
 }
 
 // migrate brings a file of format 1 to the present format.
 func (s *Store) migrate() error {
-	_, err := guarded(func() error {
+	_, err := recoverPanics(func() error {
 		db := s.now.Load().db
 		if err := db.View(func(tx *bbolt.Tx) error {
 			if b := tx.Bucket([]byte(formatKind.Name)); b != nil && b.Get([]byte(formatKey)) != nil {
@@ -404,14 +404,14 @@ func (s *Store) detach(panicked bool) {
 	s.now.Store(&opened{})
 }
 
-// full reports whether there is no space left.
-func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+// isFull reports whether there is no space left.
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// harmless reports whether a write failed before it changed anything that counts. A failed
+// isHarmless reports whether a write failed before it changed anything that counts. A failed
 // sync is not harmless: nothing tells then which bytes are on disk.
-func harmless(err error) bool {
+func isHarmless(err error) bool {
 	var write *fs.PathError
-	return errors.As(err, &write) && write.Op == "write" && full(write.Err)
+	return errors.As(err, &write) && write.Op == "write" && isFull(write.Err)
 }
 
 // explain says what is wrong with the disk, and the remedy.
@@ -420,7 +420,7 @@ func (s *Store) explain(err error) error {
 	switch {
 	case err == nil || fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported):
 		return err
-	case full(err):
+	case isFull(err):
 		return fault.Wrap(err, fault.NoCapacity, fault.Store, "the file system of %s is full; make room there and try again", dir)
 	case errors.Is(err, unix.EROFS):
 		return fault.Wrap(err, fault.Failed, fault.Store, "the file system of %s is read-only; find out why (dmesg), make it writable and try again", dir)
@@ -430,7 +430,7 @@ func (s *Store) explain(err error) error {
 	return fault.Wrap(err, fault.Failed, fault.Store, "cannot use %s; run lodge store check to find out why", s.path)
 }
 
-func newer(path string, format int) error {
+func errNewer(path string, format int) error {
 	return fault.New(fault.Unsupported, fault.Store,
 		"cannot use %s: it has format %d and this Lodge knows up to %d; run the newer Lodge that wrote it", path, format, presentFormat)
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// inPlace makes sure that writes go to the file that the next daemon will read. A file that
+// checkPlace makes sure that writes go to the file that the next daemon will read. A file that
 // was removed still accepts writes, but nothing can open it again. If only the
 // file is missing, all records are written to a new one. If another file or directory lies
 // in its place, only the user knows which of the two counts, and writes are refused. A
 // file that another program cut or wrote to is closed and checked again.
-func (s *Store) inPlace() error {
+func (s *Store) checkPlace() error {
 	held, err := s.lock.Stat()
 	if err == nil {
 		var now os.FileInfo
@@ -44,8 +44,8 @@ func (s *Store) inPlace() error {
 	return nil
 }
 
-// note stores the transaction and size that identify the open file later.
-func (s *Store) note() {
+// notePosition stores the transaction and size that identify the open file later.
+func (s *Store) notePosition() {
 	info, failed := s.now.Load().file.Stat()
 	number, size, err := s.head()
 	if s.torn = failed != nil || err != nil; !s.torn {
@@ -66,7 +66,7 @@ func (s *Store) changed(open os.FileInfo) bool {
 
 // head returns the number of the file's last transaction, and how many bytes of the file count.
 func (s *Store) head() (number int, size int64, err error) {
-	_, err = guarded(func() error {
+	_, err = recoverPanics(func() error {
 		return s.now.Load().db.View(func(tx *bbolt.Tx) error { number, size = tx.ID(), tx.Size(); return nil })
 	})
 	return number, size, err

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzRecord opens one record of a file that may be damaged: what is taken is what was
-// sealed, for its own kind and key alone, and no newer than what is known.
+// FuzzRecord opens one record of a file that may be damaged. An accepted record is one that was
+// sealed for the same kind and key, and in a layout that is known.
 func FuzzRecord(f *testing.F) {
 	f.Add("domain", "11111111-2222-3333-4444-555555555555", seal("domain", "11111111-2222-3333-4444-555555555555", 1, 7, []byte(`{"Name":"a"}`)))
 	f.Add("a b", "\"\n", seal("a b", "\"\n", 2, 1<<63, []byte("null")))

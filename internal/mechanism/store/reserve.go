@@ -27,7 +27,7 @@ func (s *Store) Reserve(n int) error {
 	err = raw.Control(func(fd uintptr) {
 		refused = unix.Fallocate(int(fd), unix.FALLOC_FL_KEEP_SIZE, 0, s.size.Load()+2*int64(n)+spare)
 	})
-	if err = errors.Join(err, refused); full(err) {
+	if err = errors.Join(err, refused); isFull(err) {
 		return s.explain(err)
 	}
 	return nil // a caller without a reservation gets the error when it writes

@@ -60,14 +60,14 @@ type Store struct {
 	known  contents // all records: of the open file, or the readable ones of a file that cannot be opened
 
 	// Only the goroutine that commits, Open and Close use these fields.
-	ours        bool // known was acknowledged, or read from the open file: it counts, whatever a file holds
-	serial      uint64
-	doubt       map[id]bool // records that a failed transaction may have changed
-	transaction int         // the last one of the open file
-	length      int64       // of the open file after that
-	torn        bool        // another program changed the open file: bbolt may hang if it is called again
-	tried       time.Time   // when opening was last tried
-	failed      error       // why that, or the last transaction, failed; nil: it succeeded
+	authoritative bool // known was acknowledged, or read from the open file: it counts, whatever a file holds
+	serial        uint64
+	uncertain     map[id]bool // records that a failed transaction may have changed
+	transaction   int         // the last one of the open file
+	length        int64       // of the open file after that
+	torn          bool        // another program changed the open file: bbolt may hang if it is called again
+	tried         time.Time   // when opening was last tried
+	failed        error       // why that, or the last transaction, failed; nil: it succeeded
 
 	trouble atomic.Pointer[error] // failed, for other goroutines
 
@@ -193,7 +193,7 @@ func (s *Store) commit() {
 func (s *Store) transact(all []*change) {
 	failpoint.Reach("store.commit")
 	refused := make([]error, len(all))
-	err := s.reopened()
+	err := s.ensureOpen()
 	if err == nil {
 		var again bool
 		if again, err = s.try(all, refused); again {
@@ -202,7 +202,7 @@ func (s *Store) transact(all []*change) {
 			}
 		}
 	}
-	s.say(err)
+	s.setTrouble(err)
 	failpoint.Reach("store.committed")
 	for i, c := range all {
 		c.done <- cmp.Or(refused[i], err)
@@ -213,7 +213,7 @@ func (s *Store) transact(all []*change) {
 func (s *Store) try(all []*change, refused []error) (again bool, err error) {
 	db := s.now.Load().db
 	s.serial++
-	panicked, err := guarded(func() error {
+	panicked, err := recoverPanics(func() error {
 		return db.Update(func(tx *bbolt.Tx) error {
 			for i, c := range all {
 				refused[i] = s.apply(tx, c)
@@ -222,22 +222,22 @@ func (s *Store) try(all []*change, refused []error) (again bool, err error) {
 		})
 	})
 	if err == nil {
-		s.learn(all, refused)
-		s.note()
+		s.cacheWritten(all, refused)
+		s.notePosition()
 		return false, nil
 	}
-	if !panicked && harmless(err) {
+	if !panicked && isHarmless(err) {
 		return false, s.explain(err) // without space the present state is unchanged
 	}
 	for _, c := range all {
-		s.doubt[id{c.kind.Name, c.key}] = true
+		s.uncertain[id{c.kind.Name, c.key}] = true
 	}
 	s.detach(panicked)
 	return true, s.explain(err)
 }
 
-// learn updates the records in memory after a write.
-func (s *Store) learn(all []*change, refused []error) {
+// cacheWritten updates the records in memory after a write.
+func (s *Store) cacheWritten(all []*change, refused []error) {
 	s.memory.Lock()
 	defer s.memory.Unlock()
 	for i, c := range all {
@@ -275,8 +275,8 @@ func (s *Store) apply(tx *bbolt.Tx, c *change) error {
 	return b.Put([]byte(c.key), seal(c.kind.Name, c.key, c.kind.Version, s.serial, c.body))
 }
 
-// say stores why changes are refused, and logs when that begins and ends.
-func (s *Store) say(err error) {
+// setTrouble stores why changes are refused, and logs when that begins and ends.
+func (s *Store) setTrouble(err error) {
 	was := s.failed
 	s.failed = err
 	s.trouble.Store(&err)
@@ -337,11 +337,11 @@ func (s *Store) Close() error {
 		s.idle.Wait()
 	}
 	s.mu.Unlock()
-	look := s.ours && !again
+	look := s.authoritative && !again
 	if look {
-		err := s.reopened()
+		err := s.ensureOpen()
 		look = err == nil
-		s.say(err)
+		s.setTrouble(err)
 	}
 	var err error
 	if db := s.now.Load().db; db != nil && !s.torn {
@@ -351,7 +351,7 @@ func (s *Store) Close() error {
 	}
 	if look {
 		_, failed := s.admit()
-		s.say(s.explain(failed))
+		s.setTrouble(s.explain(failed))
 	}
 	return errors.Join(err, s.lock.Close())
 }

@@ -171,7 +171,7 @@ func TestPut_FailedChangeIsUndone(t *testing.T) {
 		}
 		return s.apply(tx, &change{kind: guests, key: "before", remove: true})
 	}))
-	s.doubt[id{guests.Name, "new"}], s.doubt[id{guests.Name, "before"}] = true, true
+	s.uncertain[id{guests.Name, "new"}], s.uncertain[id{guests.Name, "before"}] = true, true
 	s.detach(false)
 	must(t, s.Put(guests, "after", guest{Name: "after"}))
 	if aside := s.DamagedFiles(); len(aside) > 0 {

@@ -78,14 +78,14 @@ func Repair(dir string, log *slog.Logger) (r *Report, aside string, err error) {
 		return nil, "", err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	s := &Store{dir: dir, path: Path(dir), log: log, doubt: map[id]bool{}}
+	s := &Store{dir: dir, path: Path(dir), log: log, uncertain: map[id]bool{}}
 	s.idle.L = &s.mu
 	all, r, err := gather(s.path)
 	switch {
 	case err != nil:
 		return nil, "", fault.Wrap(err, fault.Failed, fault.Store, "cannot read the store of %s", dir)
 	case r.Format > presentFormat:
-		return r, "", newer(s.path, r.Format)
+		return r, "", errNewer(s.path, r.Format)
 	case r.Whole():
 		return r, "", nil
 	}

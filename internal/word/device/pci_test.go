@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// root gives a set with the root controller of a board.
+// root returns a set with the root controller of a board.
 func root(b Board) *Set {
 	model := map[Board]string{I440FX: "pci-root", Q35: "pcie-root"}[b]
 	return &Set{Controllers: []*Controller{{Type: "pci", Model: model}}}

@@ -57,7 +57,7 @@ func placementOrder(s *Set) []Device {
 	return gather(all, s.Panics)
 }
 
-// place gives a device without an address one.
+// place assigns an address to a device without one.
 func (m *pciMap) place(d Device) error {
 	need := slotsFor(d, m.board)
 	if d.Common().Address != nil || need == 0 {
@@ -197,7 +197,7 @@ func (m *pciMap) fixOnly(c *Controller, at PCI) error {
 	return nil
 }
 
-// placeVideo gives the first video device the slot in which QEMU puts it.
+// placeVideo gives the first video device the slot that QEMU uses for it.
 func (m *pciMap) placeVideo() error {
 	if len(m.set.Videos) == 0 {
 		return nil

@@ -6,8 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Seat gives a device that is about to join the others its place on a
-// controller, as far as it has none: the port of a channel, the number of a
+// Seat gives a device that is about to be added its place on a
+// controller, unless it has one: the port of a channel, the number of a
 // serial port, the index of a controller. The controller must be there, or is
 // added when mayAdd is true. A place that is taken is refused.
 func (s *Set) Seat(d Device, mayAdd bool) error {

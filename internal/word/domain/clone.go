@@ -7,7 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// Clone gives a deep copy, so that a change to it cannot be seen through the
+// Clone returns a deep copy, so that a change to it cannot be seen through the
 // original. A published definition is never changed: clone, change, publish.
 func (d *Definition) Clone() *Definition {
 	c := *d

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Unbuilt gives the paths of what a document says, that its format knows, and
-// that was not understood: elements, attributes and text that are in submitted
+// Unbuilt returns the paths of the parts of a document that its format knows, and
+// that were not understood: elements, attributes and text that are in submitted
 // and in known (submitted after a round trip through libvirtxml) and not in
 // understood (submitted after a round trip through Lodge's own model). Only
 // presence counts, not values. Paths start below the root: devices/disk[2]/mirror,
@@ -51,7 +51,7 @@ type comparison struct {
 	names map[*Element]string
 }
 
-// place gives an element's position among its siblings of one name, and how a path
+// place returns an element's position among its siblings of one name, and how a path
 // names it: by its number, too, where there are several. It counts in position.
 func (e *Element) place(siblings map[sibling][]*Element, position map[sibling]int) (key sibling, n int, name string) {
 	key, name = sibling{e.Space, e.Name}, e.Name
@@ -161,7 +161,7 @@ func (e *Element) isBlank() bool {
 	return true
 }
 
-// count gives the number of nodes that are elements of the same name.
+// count returns the number of nodes that are elements of the same name.
 func (e *Element) count(nodes []Node) int {
 	count := 0
 	for _, n := range nodes {
@@ -172,7 +172,7 @@ func (e *Element) count(nodes []Node) int {
 	return count
 }
 
-// nth gives the element of the same name with that many of them before it, or nil.
+// nth returns the element of the same name with that many of them before it, or nil.
 func (e *Element) nth(nodes []Node, before int) *Element {
 	for _, n := range nodes {
 		other, ok := n.(*Element)

@@ -235,7 +235,7 @@ func (e *Element) hasText() bool {
 	return false
 }
 
-// prefix gives the prefix to print for a namespace: its usual one, or outside
+// prefix returns the prefix to print for a namespace: its usual one, or outside
 // of Lodge's knowledge the one that was written.
 func (p *printer) prefix(space, written string) string {
 	if space == "" {

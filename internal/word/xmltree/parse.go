@@ -51,7 +51,7 @@ func (*Element) node() {}
 func (Text) node()     {}
 func (Comment) node()  {}
 
-// Attr gives an attribute's value by its name without namespace, or "". Attr,
+// Attr returns an attribute's value by its name without namespace, or "". Attr,
 // Child and Text may be called on a nil element, so that paths can be walked
 // without a check at each step.
 func (e *Element) Attr(name string) string {
@@ -66,7 +66,7 @@ func (e *Element) Attr(name string) string {
 	return ""
 }
 
-// Elements gives the child elements, or those with one of the names given.
+// Elements returns the child elements, or those with one of the names given.
 func (e *Element) Elements(names ...string) []*Element {
 	var out []*Element
 	for _, n := range e.Children {
@@ -88,7 +88,7 @@ func (e *Element) IsEmpty() bool {
 	return len(e.Attrs) == 0 && e.isBlank()
 }
 
-// Child gives the first child element of a name, or nil.
+// Child returns the first child element of a name, or nil.
 func (e *Element) Child(name string) *Element {
 	if e == nil {
 		return nil
@@ -101,7 +101,7 @@ func (e *Element) Child(name string) *Element {
 	return nil
 }
 
-// Text gives the element's own character data, without that of its children.
+// Text returns the element's own character data, without that of its children.
 func (e *Element) Text() string {
 	if e == nil {
 		return ""
@@ -229,7 +229,7 @@ func (r *reader) take(token xml.Token) error {
 		return r.add(Text(t), line)
 	case xml.Comment:
 		if len(r.open) > 0 {
-			return r.add(Comment(strings.Map(held, string(t))), line)
+			return r.add(Comment(strings.Map(replaceInvalid, string(t))), line)
 		}
 	case xml.Directive:
 		return invalid("line %d: document types and entity definitions are not taken", line)
@@ -237,9 +237,9 @@ func (r *reader) take(token xml.Token) error {
 	return nil
 }
 
-// held replaces a character that no document can hold by U+FFFD. Go's parser
+// replaceInvalid replaces a character that no document can hold by U+FFFD. Go's parser
 // accepts such characters in comments, and the document could not be written again.
-func held(r rune) rune {
+func replaceInvalid(r rune) rune {
 	if isUnheld(r) {
 		return utf8.RuneError
 	}

@@ -115,7 +115,7 @@ func (d *division) keep(c, twin *Element, name string) {
 	in.rest.count++
 }
 
-// around gives the innermost open level, with copies of it and of those around it in a rest that has room.
+// around returns the innermost open level, with copies of it and of those around it in a rest that has room.
 func (d *division) around() *level {
 	if len(d.rests) == 0 || d.rests[len(d.rests)-1].count >= d.most {
 		d.rests = append(d.rests, &Rest{names: map[*Element]string{}})

@@ -17,7 +17,7 @@ import (
 
 var form = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)+$`)
 
-// Names gives the names of all points below the root of a checkout, in order: those
+// Names returns the names of all points below the root of a checkout, in order: those
 // in calls, and those of the steps that an operation.Kind names. A name that is
 // not a literal, has another form or stands at two places is an error.
 func Names(root string) ([]string, error) {
@@ -111,7 +111,7 @@ func isKind(t ast.Expr) bool {
 	return ok && room.Name == "operation" && s.Sel.Name == "Kind"
 }
 
-// stepsOf gives the points of the steps of a kind: before and after each is done, and
+// stepsOf returns the points of the steps of a kind: before and after each is done, and
 // before and after each is taken back that can be.
 func stepsOf(kind *ast.CompositeLit) (points []string) {
 	var name string

@@ -70,7 +70,7 @@ func RunInput(ctx context.Context, limit time.Duration, input, name string, args
 	// A process that waits for a file system may outlast even its killing.
 	lasting, letGo := context.WithTimeout(context.WithoutCancel(ctx), limit+killTime)
 	defer letGo()
-	err := fsguard.Outlast(lasting, name, cmd.Run)
+	err := fsguard.RunLong(lasting, name, cmd.Run)
 	switch {
 	case err == nil:
 		return out.String(), nil

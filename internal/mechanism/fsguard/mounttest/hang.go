@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hang mounts a file system on a directory that never answers, and gives what
-// makes it fail instead. The test skips where that cannot be done.
+// Hang mounts a file system that never answers on a directory. The returned function
+// makes its calls fail instead. The test skips if the host cannot do that.
 func Hang(t testing.TB, dir string) (release func()) {
 	t.Helper()
 	server := over(t, dir, unix.S_IFDIR)
-	return once(t, func() error { // whoever waits for an answer gets an error when the last descriptor goes
+	return once(t, func() error { // waiting calls get an error when the last descriptor is closed
 		return errors.Join(unix.Close(server), unix.Unmount(dir, unix.MNT_DETACH))
 	})
 }
 
-// Kill mounts a file system on a file whose server has gone, and gives what takes it
-// away again. The test skips where that cannot be done.
+// Kill mounts a file system without a server on a file. The returned function unmounts
+// it. The test skips if the host cannot do that.
 func Kill(t testing.TB, file string) (revive func()) {
 	t.Helper()
 	if err := unix.Close(over(t, file, unix.S_IFREG|0o600)); err != nil {
@@ -32,8 +32,8 @@ func Kill(t testing.TB, file string) (revive func()) {
 	return once(t, func() error { return unix.Unmount(file, unix.MNT_DETACH) })
 }
 
-// over mounts a file system on a path of that kind, and gives the descriptor on which
-// its server would answer.
+// over mounts a file system on a path of that kind, and returns the descriptor for the answers
+// of its server.
 func over(t testing.TB, path string, mode int) (server int) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -51,7 +51,7 @@ func over(t testing.TB, path string, mode int) (server int) {
 	return fd
 }
 
-// once does it when it is called first, and at the end of the test at the latest.
+// once returns a function that runs do at its first call, or at the end of the test.
 func once(t testing.TB, do func() error) func() {
 	done := sync.OnceFunc(func() {
 		if err := do(); err != nil {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Visits gives what counts the calls that wait for an answer of the file system
-// that Hang has mounted on a directory. The test skips where the kernel does not
-// tell.
+// Visits returns a function that counts the calls that wait for an answer of the file system
+// that Hang has mounted on a directory. The test skips if the kernel does not
+// report them.
 func Visits(t testing.TB, dir string) (waiting func() int) {
 	t.Helper()
 	control := t.TempDir()
@@ -38,7 +38,7 @@ func Visits(t testing.TB, dir string) (waiting func() int) {
 	}
 }
 
-// minor gives the minor number of the device mounted on a directory, which FUSE
+// minor returns the minor number of the device mounted on a directory, which FUSE
 // names its connections by. The directory itself must not be touched: it hangs.
 func minor(t testing.TB, dir string) string {
 	t.Helper()

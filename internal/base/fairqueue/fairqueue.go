@@ -14,58 +14,58 @@ import (
 	"sync"
 )
 
-// Turnstile has a number of places for concurrent work.
-type Turnstile struct {
+// Scheduler has a number of places for concurrent work.
+type Scheduler struct {
 	mu   sync.Mutex // held over nothing slow
 	free int
-	// waiting are the parties with waiting work, in the order of their turns.
-	waiting []*Party
+	// waiting are the tenants with waiting work, in the order of their turns.
+	waiting []*Tenant
 }
 
-// New makes a turnstile with a number of places.
-func New(places int) *Turnstile { return &Turnstile{free: places} }
+// New makes a scheduler with a number of places.
+func New(places int) *Scheduler { return &Scheduler{free: places} }
 
-// Party has queues. A party with many queues gets no more turns than a party with one. Each free
-// place goes to the next party, and there to the next queue.
-type Party struct {
-	turnstile *Turnstile
-	waiting   []*Queue // with waiting work, in the order of their turns
+// Tenant has flows. A tenant with many flows gets no more turns than a tenant with one. Each free
+// place goes to the next tenant, and there to the next flow.
+type Tenant struct {
+	scheduler *Scheduler
+	waiting   []*Flow // with waiting work, in the order of their turns
 }
 
-// Party makes one. It needs no cleanup.
-func (t *Turnstile) Party() *Party { return &Party{turnstile: t} }
+// Tenant makes one. It needs no cleanup.
+func (t *Scheduler) Tenant() *Tenant { return &Tenant{scheduler: t} }
 
-// Queue is the queue of one client's work.
-type Queue struct {
-	party   *Party
+// Flow is the queue of one client's work.
+type Flow struct {
+	tenant  *Tenant
 	waiting []chan struct{} // a channel is closed when its work has a place
 }
 
-// Queue makes a queue. It needs no cleanup.
-func (p *Party) Queue() *Queue { return &Queue{party: p} }
+// Flow makes a flow. It needs no cleanup.
+func (p *Tenant) Flow() *Flow { return &Flow{tenant: p} }
 
 type key struct{}
 
-// With returns a context whose work waits in a queue.
-func With(ctx context.Context, q *Queue) context.Context { return context.WithValue(ctx, key{}, q) }
+// With returns a context whose work waits in a flow.
+func With(ctx context.Context, q *Flow) context.Context { return context.WithValue(ctx, key{}, q) }
 
-// Do runs work when its turn comes. Work of a context without a queue runs at
+// Do runs work when its turn comes. Work of a context without a flow runs at
 // once. The error is that of the work, or the reason why its turn did not come.
 func Do(ctx context.Context, work func() error) error {
-	q, ok := ctx.Value(key{}).(*Queue)
+	q, ok := ctx.Value(key{}).(*Flow)
 	if !ok {
 		return work()
 	}
 	if err := q.enter(ctx); err != nil {
 		return err
 	}
-	defer q.party.turnstile.leave()
+	defer q.tenant.scheduler.leave()
 	return work()
 }
 
-func (q *Queue) enter(ctx context.Context) error {
-	p := q.party
-	t := p.turnstile
+func (q *Flow) enter(ctx context.Context) error {
+	p := q.tenant
+	t := p.scheduler
 	t.mu.Lock()
 	if t.free > 0 {
 		t.free--
@@ -95,8 +95,8 @@ func (q *Queue) enter(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// forget removes a waiting job from its queue, if it still waits.
-func (t *Turnstile) forget(q *Queue, turn chan struct{}) bool {
+// forget removes a waiting job from its flow, if it still waits.
+func (t *Scheduler) forget(q *Flow, turn chan struct{}) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := slices.Index(q.waiting, turn)
@@ -104,7 +104,7 @@ func (t *Turnstile) forget(q *Queue, turn chan struct{}) bool {
 		return false
 	}
 	q.waiting = slices.Delete(q.waiting, i, i+1)
-	p := q.party
+	p := q.tenant
 	if len(q.waiting) == 0 {
 		i = slices.Index(p.waiting, q)
 		p.waiting = slices.Delete(p.waiting, i, i+1)
@@ -116,8 +116,8 @@ func (t *Turnstile) forget(q *Queue, turn chan struct{}) bool {
 	return true
 }
 
-// leave gives a place to the first job in the next queue of the next party.
-func (t *Turnstile) leave() {
+// leave gives a place to the first job in the next flow of the next tenant.
+func (t *Scheduler) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.waiting) == 0 {

@@ -11,32 +11,32 @@ import (
 // Bounds of the calls on one mount. On a healthy mount a call takes microseconds
 // to milliseconds, so places are free; a hard disk that spins up needs seconds.
 const (
-	places   = 16              // calls at a time; also the threads that a dead mount holds
-	patience = 2 * time.Second // after this a call counts as hung
-	maxHung  = 4               // with this many hung calls all further calls fail at once
+	places    = 16              // calls at a time; also the threads that a dead mount holds
+	hungAfter = 2 * time.Second // after this a call counts as hung
+	maxHung   = 4               // with this many hung calls all further calls fail at once
 )
 
-// gate lets a bounded number of calls onto one mount.
-type gate struct {
+// limiter lets a bounded number of calls onto one mount.
+type limiter struct {
 	mount  Mount
 	places chan struct{}
 
 	mu    sync.Mutex
-	calls map[*visit]time.Time // calls that have a place, with their start
-	ended time.Time            // when the last call ended
-	users int                  // calls that have a place or wait for one; guarded by the gates' lock
+	calls map[*call]time.Time // calls that have a place, with their start
+	ended time.Time           // when the last call ended
+	users int                 // calls that have a place or wait for one; guarded by the limiters' lock
 }
 
 // hung counts the hung calls, and returns since when the first one hangs.
 // While other calls end the count is 0: the server is slow, not dead.
-func (g *gate) hung() (count int, since time.Time) {
+func (g *limiter) hung() (count int, since time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if time.Since(g.ended) < patience {
+	if time.Since(g.ended) < hungAfter {
 		return 0, since
 	}
 	for _, began := range g.calls {
-		if time.Since(began) < patience {
+		if time.Since(began) < hungAfter {
 			continue
 		}
 		if count == 0 || began.Before(since) {
@@ -48,7 +48,7 @@ func (g *gate) hung() (count int, since time.Time) {
 }
 
 // enter waits for a place. It fails at once if waiting cannot help.
-func (g *gate) enter(ctx context.Context, v *visit) error {
+func (g *limiter) enter(ctx context.Context, v *call) error {
 	if n, since := g.hung(); n >= maxHung {
 		return fault.New(fault.Timeout, fault.Host, "the file system at %v has not answered for %v, and %d calls wait for it already",
 			g.mount, age(since), n)
@@ -64,7 +64,7 @@ func (g *gate) enter(ctx context.Context, v *visit) error {
 	return nil
 }
 
-func (g *gate) leave(v *visit) {
+func (g *limiter) leave(v *call) {
 	g.mu.Lock()
 	delete(g.calls, v)
 	g.ended = time.Now()
@@ -82,31 +82,31 @@ func kindOf(ctx context.Context) fault.Kind {
 	return fault.Timeout
 }
 
-// gates holds the gates of all mounts with calls on them.
-type gates struct {
+// limiters holds the limiters of all mounts with calls on them.
+type limiters struct {
 	table table
 
 	mu   sync.Mutex // guards the map only
-	byID map[int]*gate
+	byID map[int]*limiter
 }
 
-// process holds the gates of this process, whose threads they protect.
-var process = gates{byID: map[int]*gate{}}
+// process holds the limiters of this process, whose threads they protect.
+var process = limiters{byID: map[int]*limiter{}}
 
-// use returns the gate of a mount; done releases it.
-func (gs *gates) use(m Mount) *gate {
+// use returns the limiter of a mount; done releases it.
+func (gs *limiters) use(m Mount) *limiter {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	g := gs.byID[m.ID]
 	if g == nil {
-		g = &gate{mount: m, places: make(chan struct{}, places), calls: map[*visit]time.Time{}}
+		g = &limiter{mount: m, places: make(chan struct{}, places), calls: map[*call]time.Time{}}
 		gs.byID[m.ID] = g
 	}
 	g.users++
 	return g
 }
 
-func (gs *gates) done(g *gate) {
+func (gs *limiters) done(g *limiter) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	if g.users--; g.users == 0 {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// wait adds work to a queue and returns a channel with its result.
-func wait(ctx context.Context, q *Queue, work func()) <-chan error {
+// wait adds work to a flow and returns a channel with its result.
+func wait(ctx context.Context, q *Flow, work func()) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- Do(With(ctx, q), func() error { work(); return nil }) }()
 	return done
@@ -22,7 +22,7 @@ func wait(ctx context.Context, q *Queue, work func()) <-chan error {
 func TestDo_BusyFlowDelaysOnlyItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
-		much, little, other := ts.Party().Queue(), ts.Party().Queue(), ts.Party().Queue()
+		much, little, other := ts.Tenant().Flow(), ts.Tenant().Flow(), ts.Tenant().Flow()
 		block := make(chan struct{})
 		var mu sync.Mutex
 		var order []string
@@ -54,27 +54,27 @@ func TestDo_BusyFlowDelaysOnlyItself(t *testing.T) {
 	})
 }
 
-// TestDo_TenantWithManyFlows: many queues of one party get as many turns as one queue with much work.
+// TestDo_TenantWithManyFlows: many flows of one tenant get as many turns as one flow with much work.
 // Promise: W4
 func TestDo_TenantWithManyFlows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
-		crowd := ts.Party()
+		crowd := ts.Tenant()
 		block := make(chan struct{})
-		all := []<-chan error{wait(t.Context(), ts.Party().Queue(), func() { <-block })}
+		all := []<-chan error{wait(t.Context(), ts.Tenant().Flow(), func() { <-block })}
 		synctest.Wait()
 		var order []string // one job has the place at a time
-		bring := func(q *Queue, who string) {
+		bring := func(q *Flow, who string) {
 			all = append(all, wait(t.Context(), q, func() { order = append(order, who) }))
 			synctest.Wait()
 		}
-		first := crowd.Queue()
+		first := crowd.Flow()
 		bring(first, "crowd 1")
 		bring(first, "crowd 1")
 		for range 3 {
-			bring(crowd.Queue(), "crowd")
+			bring(crowd.Flow(), "crowd")
 		}
-		little := ts.Party().Queue()
+		little := ts.Tenant().Flow()
 		for range 2 {
 			bring(little, "little")
 		}
@@ -96,13 +96,13 @@ func TestDo_TenantWithManyFlows(t *testing.T) {
 func TestDo_CancelledWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
-		q := ts.Party().Queue()
+		q := ts.Tenant().Flow()
 		block := make(chan struct{})
 		first := wait(t.Context(), q, func() { <-block })
 		synctest.Wait()
 		ctx, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
-		if err := <-wait(ctx, ts.Party().Queue(), func() { t.Error("it is done all the same") }); !errors.Is(err, context.DeadlineExceeded) {
+		if err := <-wait(ctx, ts.Tenant().Flow(), func() { t.Error("it is done all the same") }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		close(block)
@@ -119,7 +119,7 @@ func TestDo_WorkPanics(t *testing.T) {
 	ts := New(1)
 	func() {
 		defer func() { _ = recover() }()
-		_ = Do(With(t.Context(), ts.Party().Queue()), func() error { panic("a bug") })
+		_ = Do(With(t.Context(), ts.Tenant().Flow()), func() error { panic("a bug") })
 	}()
 	if ts.free != 1 {
 		t.Error("the place is lost")
@@ -139,11 +139,11 @@ func TestDo_PlacesAreBounded(t *testing.T) {
 	ts := New(places)
 	var inside, most atomic.Int32
 	var all sync.WaitGroup
-	party := ts.Party()
+	tenant := ts.Tenant()
 	for i := range 20 {
-		q := ts.Party().Queue()
+		q := ts.Tenant().Flow()
 		if i%2 == 0 {
-			q = party.Queue()
+			q = tenant.Flow()
 		}
 		for range 20 {
 			all.Go(func() {
