@@ -158,7 +158,7 @@ func (e *Emulators) probe(ctx context.Context, binary string) (*qemucaps.Capabil
 		if err != nil {
 			return nil, err
 		}
-		c.Believe(full)
+		c.AdoptFailures(full)
 	}
 	e.log.Info("probed QEMU", "binary", binary, "version", c.Version)
 	if err := e.store.Put(emulatorKind, binary, c); err != nil {

@@ -15,7 +15,7 @@ func AfterStart(p *Plan) []Step {
 	var steps []Step
 	for _, g := range d.Graphics {
 		steps = append(steps, Passwords(g)...)
-		steps = append(steps, listening(p.Listeners[g.Alias])...)
+		steps = append(steps, listenSteps(p.Listeners[g.Alias])...)
 	}
 	for _, n := range d.NICs {
 		if n.Link == "down" {

@@ -16,8 +16,8 @@ import (
 func AssignAliases(d *domain.Definition) {
 	s := &d.Devices
 	all := s.All()
-	n := naming{next: map[string]int{}, seats: seatsOf(s)}
-	root := n.seats[seat{"pci", 0}]
+	n := naming{next: map[string]int{}, seats: controllersByKey(s)}
+	root := n.seats[controllerKey{"pci", 0}]
 	n.express = root != nil && root.Model == "pcie-root"
 	for _, dev := range all {
 		n.take(dev.Common().Alias)
@@ -36,10 +36,10 @@ func AssignAliases(d *domain.Definition) {
 	}
 }
 
-// ShowChains gives the disks of a guest that starts the chains that were found for them, and numbers all
+// SetChains gives the disks of a guest that starts the chains that were found for them, and numbers all
 // images as libvirt does: from the last disk to the first, and in each from the top down. An empty drive
 // uses up a number.
-func ShowChains(s *device.Set, found map[string]device.DiskAttachment) {
+func SetChains(s *device.Set, found map[string]device.DiskAttachment) {
 	next := after(0)
 	for _, d := range slices.Backward(s.Disks) {
 		if d.Source == nil {
@@ -74,7 +74,7 @@ func mirrorsSerial(s *device.Set, c *device.Char) bool {
 // naming is how far the names have got.
 type naming struct {
 	next    map[string]int // by prefix: the number after the highest
-	seats   map[seat]*device.Controller
+	seats   map[controllerKey]*device.Controller
 	express bool // the machine's root bus is of PCI Express
 }
 
@@ -128,7 +128,7 @@ func (n *naming) diskAlias(d *device.Disk) string {
 
 // isLSI reports whether a SCSI controller is of the model that has no targets.
 func (n *naming) isLSI(index uint) bool {
-	c := n.seats[seat{"scsi", index}]
+	c := n.seats[controllerKey{"scsi", index}]
 	return c != nil && c.Model == "lsilogic"
 }
 

@@ -59,9 +59,9 @@ type builder struct {
 	machine board
 	// live is a guest that runs: files are handed over by name.
 	live bool
-	// rehearsal tries whether there are arguments at all, without what a start
+	// dryRun tries whether there are arguments at all, without what a start
 	// brings: attachments, ports, sockets.
-	rehearsal bool
+	dryRun bool
 
 	args  []string
 	env   []string
@@ -69,8 +69,8 @@ type builder struct {
 	sets  []uint
 	parts []part
 	boot  bootOrder
-	// seats are the controllers that others sit on.
-	seats map[seat]*device.Controller
+	// controllersByKey are the controllers that others sit on.
+	controllersByKey map[controllerKey]*device.Controller
 	// consolePorts are the ports of the virtio consoles that say none.
 	consolePorts map[*device.Char]device.VirtioSerial
 }
@@ -78,7 +78,7 @@ type builder struct {
 func newBuilder(p *Plan) *builder {
 	b := &builder{Plan: p, machine: boardOf(p.Definition.OS.Machine)}
 	b.boot = newBootOrder(p.Definition)
-	b.seats = seatsOf(&p.Definition.Devices)
+	b.controllersByKey = controllersByKey(&p.Definition.Devices)
 	return b
 }
 
@@ -87,19 +87,19 @@ func newBuilder(p *Plan) *builder {
 // nothing and changes nothing.
 func Arguments(p *Plan) (*Command, error) {
 	b := newBuilder(p)
-	if err := b.all(); err != nil {
+	if err := b.addAll(); err != nil {
 		return nil, err
 	}
 	return &Command{Args: b.args, Env: b.env, Files: b.files}, nil
 }
 
-// all goes through a definition in the order in which libvirt names things:
+// addAll goes through a definition in the order in which libvirt names things:
 // what others refer to comes first.
-func (b *builder) all() error {
+func (b *builder) addAll() error {
 	for _, step := range []func() error{
 		b.process, b.board, b.processor, b.memory, b.identity, b.control, b.clock, b.power, b.starting, b.modules,
 		b.controllers, b.disks, b.nics, b.chars, b.tpms, b.inputs, b.audios, b.graphics, b.videos, b.sounds,
-		b.redirs, b.hostDevices, b.watchdogs, b.balloon, b.rngs, b.panics, b.vsock, b.last,
+		b.redirs, b.hostDevices, b.watchdogs, b.balloon, b.rngs, b.panics, b.vsock, b.addExtras,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -120,7 +120,7 @@ func (b *builder) word(words ...string) { b.args = append(b.args, words...) }
 
 // flush moves what was collected to the command line.
 func (b *builder) flush() error {
-	if b.rehearsal {
+	if b.dryRun {
 		b.parts = nil
 	}
 	for _, p := range b.parts {
@@ -135,7 +135,7 @@ func (b *builder) flush() error {
 }
 
 func (b *builder) part(option string, props properties) {
-	if b.rehearsal {
+	if b.dryRun {
 		return // nobody reads them
 	}
 	b.parts = append(b.parts, part{option: option, props: props})
@@ -155,7 +155,7 @@ func (b *builder) device(driver string, rest properties) error {
 	if !b.Capabilities.HasDevice(driver) {
 		return unsupported("this QEMU has no device %s", driver)
 	}
-	if b.rehearsal {
+	if b.dryRun {
 		return nil
 	}
 	b.part("device", append(properties{{"driver", driver}}, rest...))
@@ -202,13 +202,13 @@ func (b *builder) process() error {
 	b.option("name", name)
 	b.word("-S", "-no-user-config", "-nodefaults", "-display", "none")
 	if b.Capabilities.HasOption("sandbox", "spawn") {
-		b.word("-sandbox", forbidden)
+		b.word("-sandbox", sandboxOptions)
 	}
 	return nil
 }
 
-// forbidden is what QEMU is to forbid itself.
-const forbidden = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+// sandboxOptions is what QEMU is to forbid itself.
+const sandboxOptions = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 // control is the monitor.
 func (b *builder) control() error {
@@ -221,9 +221,9 @@ func (b *builder) control() error {
 	return nil
 }
 
-// last is what must come after everything else: the user's own additions
+// addExtras is what must come after everything else: the user's own additions
 // overrule it.
-func (b *builder) last() error {
+func (b *builder) addExtras() error {
 	d := b.Definition
 	if b.Incoming {
 		b.word("-incoming", "defer")

@@ -15,7 +15,7 @@ import (
 // stays, so completing a complete definition changes nothing.
 func Complete(d *domain.Definition, c *qemucaps.Capabilities) error {
 	for _, step := range []func(*domain.Definition, *qemucaps.Capabilities) error{
-		completeMachine, completeCPU, completePlaces, rehearse,
+		completeMachine, completeCPU, completePlaces, dryRun,
 	} {
 		if err := step(d, c); err != nil {
 			return err
@@ -62,9 +62,9 @@ func completePlaces(d *domain.Definition, _ *qemucaps.Capabilities) error {
 	return s.AssignUSB()
 }
 
-// PlaceBesides gives places to the devices of a complete definition that joined it since. It adds a root
+// PlaceAdded gives places to the devices of a complete definition that joined it since. It adds a root
 // port unless one is free, so that a device can still be plugged in while the guest runs.
-func PlaceBesides(d *domain.Definition) error {
+func PlaceAdded(d *domain.Definition) error {
 	if err := completePlaces(d, nil); err != nil {
 		return err
 	}
@@ -75,23 +75,23 @@ func PlaceBesides(d *domain.Definition) error {
 	return nil
 }
 
-// rehearse tries whether there are arguments for a definition: what cannot be
+// dryRun tries whether there are arguments for a definition: what cannot be
 // made is better refused when it is defined than when it is started.
-func rehearse(d *domain.Definition, c *qemucaps.Capabilities) error {
+func dryRun(d *domain.Definition, c *qemucaps.Capabilities) error {
 	d = d.Clone()
 	if err := CheckAliases(&d.Devices); err != nil {
 		return err
 	}
 	AssignAliases(d)
 	b := newBuilder(&Plan{Definition: d, Capabilities: c})
-	b.rehearsal = true
-	return b.all()
+	b.dryRun = true
+	return b.addAll()
 }
 
 // atStart refuses at the start alone what libvirt, too, lets be defined: the definition
 // may be for another host, or not be finished.
 func (b *builder) atStart(err error) error {
-	if b.rehearsal {
+	if b.dryRun {
 		return nil
 	}
 	return err

@@ -24,7 +24,7 @@ func (b *builder) disks() error {
 func (b *builder) disk(d *device.Disk) error {
 	node := ""
 	a, present := b.Disks[d.Alias]
-	if b.rehearsal && !present && d.Source != nil {
+	if b.dryRun && !present && d.Source != nil {
 		a, present = device.DiskAttachment{Layers: []device.Layer{{Path: d.Source.Path(), Format: cmp.Or(d.Format, "raw")}}}, true
 	}
 	if d.Transient {
@@ -36,7 +36,7 @@ func (b *builder) disk(d *device.Disk) error {
 	if present {
 		make := b.nodes
 		if d.Encryption != nil && !b.live { // its passphrase is for the monitor only
-			make = b.standIn
+			make = b.addPlaceholder
 		}
 		top, err := make(d, a)
 		if err != nil {
@@ -77,7 +77,7 @@ func (b *builder) nodes(d *device.Disk, a device.DiskAttachment) (string, error)
 	if len(a.Layers) == 0 || len(numbers) < len(a.Layers) {
 		return "", invalid("disk %s has %d images, of which %d are numbered", d.Target, len(a.Layers), len(numbers))
 	}
-	if err := b.key(d); err != nil {
+	if err := b.addKey(d); err != nil {
 		return "", err
 	}
 	var below any
@@ -92,7 +92,7 @@ func (b *builder) nodes(d *device.Disk, a device.DiskAttachment) (string, error)
 			return "", invalid("disk %s: an image of format %s cannot have another below it", d.Target, l.Format)
 		}
 		if i == 0 {
-			layer = append(layer, keyOf(d, l.Format)...)
+			layer = append(layer, keyProperties(d, l.Format)...)
 		}
 		b.part("blockdev", layer)
 		below = FormatNode(numbers[i])
@@ -372,7 +372,7 @@ var maxLUN = map[string]uint{"lsisas1068": 1, "lsisas1078": 255, "am53c974": 7, 
 // targets. Where the model has no logical unit of the number, the unit counts targets, too.
 func (b *builder) scsiPlace(d *device.Disk, at device.Drive, props *properties) error {
 	model := ""
-	if c := b.seats[seat{"scsi", at.Controller}]; c != nil {
+	if c := b.controllersByKey[controllerKey{"scsi", at.Controller}]; c != nil {
 		model = c.Model
 	}
 	isVirtio := strings.HasPrefix(model, "virtio")

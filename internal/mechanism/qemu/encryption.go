@@ -11,22 +11,22 @@ import (
 // its arguments. An encrypted disk's device therefore begins with a stand-in of
 // the same size that holds nothing, and gets its image before the processors run.
 
-// standIn makes the node that a disk's device begins with.
-func (b *builder) standIn(d *device.Disk, a device.DiskAttachment) (string, error) {
-	if err := b.encryptable(d); err != nil {
+// addPlaceholder makes the node that a disk's device begins with.
+func (b *builder) addPlaceholder(d *device.Disk, a device.DiskAttachment) (string, error) {
+	if err := b.checkEncryption(d); err != nil {
 		return "", err
 	}
-	b.part("blockdev", properties{{"driver", "null-co"}, {"node-name", standInName(d)}, {"size", a.Size}, {"read-only", d.ReadOnly}, {"read-zeroes", true}})
-	return standInName(d), nil
+	b.part("blockdev", properties{{"driver", "null-co"}, {"node-name", placeholderName(d)}, {"size", a.Size}, {"read-only", d.ReadOnly}, {"read-zeroes", true}})
+	return placeholderName(d), nil
 }
 
-func standInName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-void" }
+func placeholderName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-void" }
 
 // keyName is what QEMU calls the passphrase of a disk.
 func keyName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-key" }
 
-// encryptable refuses encryption where it is not built.
-func (b *builder) encryptable(d *device.Disk) error {
+// checkEncryption refuses encryption where it is not built.
+func (b *builder) checkEncryption(d *device.Disk) error {
 	switch {
 	case d.Device != "disk":
 		return unsupported("disk %s: encryption of a %s is not built", d.Target, d.Device)
@@ -40,19 +40,19 @@ func (b *builder) encryptable(d *device.Disk) error {
 	return nil
 }
 
-// key hands a running QEMU what opens an encrypted disk.
-func (b *builder) key(d *device.Disk) error {
+// addKey hands a running QEMU what opens an encrypted disk.
+func (b *builder) addKey(d *device.Disk) error {
 	if d.Encryption == nil {
 		return nil
 	}
-	if err := b.encryptable(d); err != nil {
+	if err := b.checkEncryption(d); err != nil {
 		return err
 	}
 	return b.object("secret", keyName(d), property{"data", base64.StdEncoding.EncodeToString(b.Keys[d.Alias])}, property{"format", "base64"})
 }
 
-// keyOf is what an encrypted image is told of its passphrase.
-func keyOf(d *device.Disk, format string) properties {
+// keyProperties is what an encrypted image is told of its passphrase.
+func keyProperties(d *device.Disk, format string) properties {
 	switch {
 	case d.Encryption == nil:
 		return nil
@@ -62,10 +62,10 @@ func keyOf(d *device.Disk, format string) properties {
 	return properties{{"key-secret", keyName(d)}}
 }
 
-// forgetKey gives the steps by which QEMU forgets the passphrase of a disk that it has opened, if
+// removeKey gives the steps by which QEMU forgets the passphrase of a disk that it has opened, if
 // it can do without: that of qcow2 it needs for as long as it has the image, whose header it reads
 // anew after each save, dump or restore. Without it the disk would have no image from then on.
-func forgetKey(p *Plan, d *device.Disk) []Step {
+func removeKey(p *Plan, d *device.Disk) []Step {
 	if layers := p.Disks[d.Alias].Layers; d.Encryption == nil || len(layers) > 0 && layers[0].Format == "qcow2" {
 		return nil
 	}
@@ -88,6 +88,6 @@ func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 	}
 	steps = append(steps,
 		Step{Command: "qom-set", Args: properties{{"path", "/machine/peripheral/" + d.Alias}, {"property", "drive"}, {"value", top}}},
-		removal("blockdev", standInName(d)))
-	return slices.Concat(steps, forgetKey(p, d), forget(b.sets)), nil
+		removal("blockdev", placeholderName(d)))
+	return slices.Concat(steps, removeKey(p, d), removeSets(b.sets)), nil
 }

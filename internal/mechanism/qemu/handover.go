@@ -39,10 +39,10 @@ func (b *builder) open(path string) string {
 	return path
 }
 
-// forget gives the steps after which nothing is left of sets of files but what
+// removeSets gives the steps after which nothing is left of sets of files but what
 // QEMU has opened. It would otherwise hold images, and the locks on them, that it
 // no longer uses.
-func forget(sets []uint) []Step {
+func removeSets(sets []uint) []Step {
 	steps := make([]Step, len(sets))
 	for i, set := range sets {
 		steps[i] = removal("add-fd", set)
@@ -60,7 +60,7 @@ func ForgetImages(held []FileSet, numbers []uint) []Step {
 			sets = append(sets, set.ID)
 		}
 	}
-	return forget(sets)
+	return removeSets(sets)
 }
 
 // forgetBackend gives those for the files of a character device that goes. One
@@ -74,5 +74,5 @@ func forgetBackend(back *device.Backend) []Step {
 	if back.LogFile != "" {
 		sets = append(sets, pathSet(back.LogFile))
 	}
-	return forget(sets)
+	return removeSets(sets)
 }

@@ -26,29 +26,29 @@ type HandedFile struct {
 
 // Marks of the descriptors that are lent, which tell them from others of the set.
 const (
-	lentToWrite = "lent to write"
-	lentToRead  = "lent to read"
+	grantedWrite = "lent to write"
+	grantedRead  = "lent to read"
 )
 
-// IsLent reports whether QEMU has been lent the image of a number to write.
-func IsLent(held []FileSet, number uint) bool { return len(marked(held, number, lentToWrite)) > 0 }
+// HasWrite reports whether QEMU has been lent the image of a number to write.
+func HasWrite(held []FileSet, number uint) bool { return len(marked(held, number, grantedWrite)) > 0 }
 
-// Lend gives the steps that lend QEMU the image of a number, open to write and once more to read. What it
+// GrantWrite gives the steps that lend QEMU the image of a number, open to write and once more to read. What it
 // has been lent already is not in them. The one with which it started is taken from it: that has locks
 // which nobody would give back.
-func Lend(held []FileSet, number uint, write, read *os.File) []Step {
+func GrantWrite(held []FileSet, number uint, write, read *os.File) []Step {
 	var steps []Step
 	for _, one := range []struct {
 		file *os.File
 		mark string
-	}{{write, lentToWrite}, {read, lentToRead}} {
+	}{{write, grantedWrite}, {read, grantedRead}} {
 		if len(marked(held, number, one.mark)) == 0 {
 			steps = append(steps, Step{Command: "add-fd", Args: properties{{"fdset-id", number}, {"opaque", one.mark}}, File: one.file})
 		}
 	}
 	for _, set := range held {
 		for _, f := range set.Files {
-			if set.ID == number && f.Mark != lentToWrite && f.Mark != lentToRead {
+			if set.ID == number && f.Mark != grantedWrite && f.Mark != grantedRead {
 				steps = append(steps, removeFile(number, f.FD))
 			}
 		}
@@ -56,9 +56,9 @@ func Lend(held []FileSet, number uint, write, read *os.File) []Step {
 	return steps
 }
 
-// ReadAgain gives the step that has QEMU open an image below the top one to read only, as it was before. A job
+// ReopenReadOnly gives the step that has QEMU open an image below the top one to read only, as it was before. A job
 // that has ended without its effect leaves it open to write.
-func ReadAgain(d *device.Disk, number uint) (Step, bool) {
+func ReopenReadOnly(d *device.Disk, number uint) (Step, bool) {
 	numbers := d.Nodes()
 	place := slices.Index(numbers, number)
 	if place < 1 {
@@ -76,11 +76,11 @@ func ReadAgain(d *device.Disk, number uint) (Step, bool) {
 	return Step{Command: "blockdev-reopen", Args: properties{{"options", []properties{props}}}}, true
 }
 
-// TakeBack gives the steps that take from QEMU what it was lent of the image of a number; none: it has
+// RevokeWrite gives the steps that take from QEMU what it was lent of the image of a number; none: it has
 // nothing of that any more.
-func TakeBack(held []FileSet, number uint) []Step {
+func RevokeWrite(held []FileSet, number uint) []Step {
 	var steps []Step
-	for _, fd := range marked(held, number, lentToWrite, lentToRead) {
+	for _, fd := range marked(held, number, grantedWrite, grantedRead) {
 		steps = append(steps, removeFile(number, fd))
 	}
 	return steps

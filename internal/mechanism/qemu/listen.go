@@ -23,9 +23,9 @@ import (
 // with it where the host is reached from elsewhere. So each has a filter, locked and inherited,
 // that lets clients of its address and port in and nothing else.
 
-// DisplayIsHanded reports whether the sockets of a display are made by the daemon. Those of
+// DaemonListens reports whether the sockets of a display are made by the daemon. Those of
 // spice and websockets QEMU makes by itself.
-func DisplayIsHanded(g *device.Graphics) bool {
+func DaemonListens(g *device.Graphics) bool {
 	return g.Type == "vnc" && g.WebSocket == 0 && DisplayHasPort(g)
 }
 
@@ -35,8 +35,8 @@ func DisplayHasPort(g *device.Graphics) bool {
 	return l.Type != "socket" && l.Type != "none"
 }
 
-// AddressesOf are those that a display listens on: one that is said, or all of a name.
-func AddressesOf(ctx context.Context, name string) ([]netip.Addr, error) {
+// ListenAddresses are those that a display listens on: one that is said, or all of a name.
+func ListenAddresses(ctx context.Context, name string) ([]netip.Addr, error) {
 	if address, err := netip.ParseAddr(name); err == nil {
 		return []netip.Addr{address.Unmap()}, nil
 	}
@@ -58,7 +58,7 @@ func ListenDisplay(ctx context.Context, at netip.Addr, port int) (*os.File, erro
 		network = "tcp4"
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		failed := c.Control(func(fd uintptr) { err = admitClientsAlone(int(fd), at, uint16(port)) })
+		failed := c.Control(func(fd uintptr) { err = filterClients(int(fd), at, uint16(port)) })
 		return cmp.Or(failed, err)
 	}}
 	config.SetMultipathTCP(false) // whose parts the filter would not see
@@ -77,10 +77,10 @@ func checkVNCPort(port int) error {
 	return nil
 }
 
-// admitClientsAlone has the kernel drop what comes to a socket, and to those that it
+// filterClients has the kernel drop what comes to a socket, and to those that it
 // accepts, for another port or address than its own, and answers to what it has called itself:
 // who has it connects it nowhere, and listens nowhere else. No privilege takes that back.
-func admitClientsAlone(fd int, at netip.Addr, port uint16) error {
+func filterClients(fd int, at netip.Addr, port uint16) error {
 	const (
 		// Where a TCP header has them.
 		toPort, flags = 2, 13
@@ -94,7 +94,7 @@ func admitClientsAlone(fd int, at netip.Addr, port uint16) error {
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 1, K: uint32(port)},
 		drop,
 	}
-	for _, part := range addressed(at) {
+	for _, part := range addressWords(at) {
 		program = append(program, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: part.at})
 		if part.mask != 0 {
 			program = append(program, unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: part.mask})
@@ -117,9 +117,9 @@ func admitClientsAlone(fd int, at netip.Addr, port uint16) error {
 // word is one of a packet, with what of it is looked at (0: all) and what that is.
 type word struct{ at, mask, is uint32 }
 
-// addressed are the words of a packet's IP header that say that it is for an address; none of
+// addressWords are the words of a packet's IP header that say that it is for an address; none of
 // the one that stands for all.
-func addressed(at netip.Addr) []word {
+func addressWords(at netip.Addr) []word {
 	const (
 		header = 0xfff00000 // where the kernel has it for filters
 		kind   = 0xf0000000
@@ -138,8 +138,8 @@ func addressed(at netip.Addr) []word {
 	}
 }
 
-// listening gives the steps by which a display takes the sockets that it listens on.
-func listening(files []*os.File) []Step {
+// listenSteps gives the steps by which a display takes the sockets that it listens on.
+func listenSteps(files []*os.File) []Step {
 	if len(files) == 0 {
 		return nil
 	}

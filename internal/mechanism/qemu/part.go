@@ -127,8 +127,8 @@ type part struct {
 	file   *os.File // of a getfd
 }
 
-// making says how a kind of part is made and unmade through the monitor.
-var making = map[string]struct{ add, remove, key string }{
+// monitorCommands says how a kind of part is made and unmade through the monitor.
+var monitorCommands = map[string]struct{ add, remove, key string }{
 	"device":   {"device_add", "device_del", "id"},
 	"blockdev": {"blockdev-add", "blockdev-del", "node-name"},
 	"netdev":   {"netdev_add", "netdev_del", "id"},
@@ -152,7 +152,7 @@ func (p part) argument() (string, error) {
 
 // step is the part in the monitor.
 func (p part) step() Step {
-	m := making[p.option]
+	m := monitorCommands[p.option]
 	props := p.props
 	if p.back != nil {
 		props = p.back.arguments()
@@ -163,7 +163,7 @@ func (p part) step() Step {
 
 // removal is the step that takes a part away.
 func removal(option string, name any) Step {
-	m := making[option]
+	m := monitorCommands[option]
 	return Step{Command: m.remove, Args: properties{{m.key, name}}}
 }
 

@@ -22,7 +22,7 @@ type Step struct {
 func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	b := newBuilder(p)
 	b.live = true
-	if err := b.pluggable(dev); err != nil {
+	if err := b.addPluggable(dev); err != nil {
 		return nil, err
 	}
 	steps := make([]Step, len(b.parts))
@@ -30,9 +30,9 @@ func Plug(p *Plan, dev device.Device) ([]Step, error) {
 		steps[i] = part.step()
 	}
 	if d, ok := dev.(*device.Disk); ok {
-		steps = append(steps, forgetKey(p, d)...)
+		steps = append(steps, removeKey(p, d)...)
 	}
-	return append(steps, forget(b.sets)...), nil
+	return append(steps, removeSets(b.sets)...), nil
 }
 
 // TakesPCI reports whether a guest takes PCI devices while it runs: of machine type pc it learns of
@@ -41,9 +41,9 @@ func TakesPCI(d *domain.Definition) bool {
 	return boardOf(d.OS.Machine) != i440fx || d.Features.ACPI
 }
 
-// pluggable makes a device of a kind that can come and go while the guest runs.
-func (b *builder) pluggable(dev device.Device) error {
-	if _, err := unplugged(dev); err != nil {
+// addPluggable makes a device of a kind that can come and go while the guest runs.
+func (b *builder) addPluggable(dev device.Device) error {
+	if _, err := removeBackend(dev); err != nil {
 		return err
 	}
 	switch d := dev.(type) {
@@ -78,13 +78,13 @@ func (b *builder) pluggable(dev device.Device) error {
 // Unplug gives the step that asks the guest to let a device go, and those that
 // follow when QEMU has told that it did.
 func Unplug(dev device.Device) (request Step, after []Step, err error) {
-	after, err = unplugged(dev)
+	after, err = removeBackend(dev)
 	return removal("device", dev.Common().Alias), after, err
 }
 
-// unplugged gives the steps that remove what was behind a device, or why it
+// removeBackend gives the steps that remove what was behind a device, or why it
 // cannot come and go.
-func unplugged(dev device.Device) ([]Step, error) {
+func removeBackend(dev device.Device) ([]Step, error) {
 	alias := dev.Common().Alias
 	chardev := removal("chardev", "char"+alias)
 	switch d := dev.(type) {
@@ -172,21 +172,21 @@ func ChangeMedia(p *Plan, before, medium *device.Disk, force bool) ([]Step, erro
 		for _, part := range b.parts {
 			steps = append(steps, part.step())
 		}
-		steps = append(append(steps, *insertion(medium)), forget(b.sets)...)
+		steps = append(append(steps, *insertion(medium)), removeSets(b.sets)...)
 	}
 	if medium.Tray != "open" {
 		steps = append(steps, Step{Command: "blockdev-close-tray", Args: properties{id}})
 	}
-	return inOrder(steps), nil
+	return addsFirst(steps), nil
 }
 
 func insertion(d *device.Disk) *Step {
 	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", backendOf(d)}, {"node-name", TopNode(d)}}}
 }
 
-// inOrder moves what makes things before what takes things away: when the new
+// addsFirst moves what makes things before what takes things away: when the new
 // medium cannot be opened the old one is still there.
-func inOrder(steps []Step) []Step {
+func addsFirst(steps []Step) []Step {
 	var first, rest, last []Step
 	for _, s := range steps {
 		switch s.Command {

@@ -17,7 +17,7 @@ import (
 // does not count from UTC), and whether anybody would notice that it is there
 // (ports, sockets, interfaces, memory).
 func Preparable(d *domain.Definition) error {
-	for _, check := range []func(*domain.Definition) error{memoryWaits, clockWaits, firmwareWaits} {
+	for _, check := range []func(*domain.Definition) error{checkMemory, checkClock, checkFirmware} {
 		if err := check(d); err != nil {
 			return err
 		}
@@ -32,15 +32,15 @@ func Preparable(d *domain.Definition) error {
 		return unsupported("each start has a generation of its own")
 	}
 	for _, dev := range d.Devices.All() {
-		if !waits(dev) {
+		if !isQEMUOnly(dev) {
 			return unsupported("the %s cannot be prepared: it is part of the host, or can be seen there", dev.Kind())
 		}
 	}
 	return nil
 }
 
-// memoryWaits wants memory that is taken only when the guest touches it.
-func memoryWaits(d *domain.Definition) error {
+// checkMemory wants memory that is taken only when the guest touches it.
+func checkMemory(d *domain.Definition) error {
 	b := d.Backing
 	anonymous := b.Source == "" || b.Source == "anonymous"
 	switch {
@@ -52,9 +52,9 @@ func memoryWaits(d *domain.Definition) error {
 	return nil
 }
 
-// clockWaits wants a clock that is right whenever the guest begins: QEMU's
+// checkClock wants a clock that is right whenever the guest begins: QEMU's
 // follows the host's, from what it was when the machine was made.
-func clockWaits(d *domain.Definition) error {
+func checkClock(d *domain.Definition) error {
 	if o := d.Clock.Offset; o != "" && o != "utc" {
 		return unsupported("a clock of offset %s is set when QEMU starts", o)
 	}
@@ -66,18 +66,18 @@ func clockWaits(d *domain.Definition) error {
 	return nil
 }
 
-// firmwareWaits refuses firmware whose variables are in a file that others may
+// checkFirmware refuses firmware whose variables are in a file that others may
 // write.
-func firmwareWaits(d *domain.Definition) error {
+func checkFirmware(d *domain.Definition) error {
 	if l := d.OS.Loader; l.Type == "pflash" || d.OS.Firmware == "efi" || d.OS.NVRAM.Path != "" {
 		return unsupported("the variables of UEFI firmware are read when QEMU starts")
 	}
 	return nil
 }
 
-// waits reports whether a device is QEMU's alone: nothing of the host is in it
+// isQEMUOnly reports whether a device is QEMU's alone: nothing of the host is in it
 // that changes or shows.
-func waits(dev device.Device) bool {
+func isQEMUOnly(dev device.Device) bool {
 	switch d := dev.(type) {
 	case *device.Controller, *device.Sound, *device.Watchdog, *device.Panic, *device.Balloon, *device.Hub:
 		return true
@@ -121,8 +121,8 @@ func ReadAtStart(d *domain.Definition, binary string) []string {
 	return slices.DeleteFunc(files, func(path string) bool { return path == "" })
 }
 
-// Same reports whether two commands make the same machine and speak of no file
+// SameMachine reports whether two commands make the same machine and speak of no file
 // that only one process was given, but for the monitor's.
-func (c *Command) Same(other *Command) bool {
+func (c *Command) SameMachine(other *Command) bool {
 	return slices.Equal(c.Args, other.Args) && slices.Equal(c.Env, other.Env) && max(len(c.Files), len(other.Files)) <= 1
 }

@@ -143,8 +143,8 @@ func (c *Capabilities) Accelerator(name string) Accelerator {
 	return c.Accelerators[i]
 }
 
-// Best is the best usable accelerator.
-func (c *Capabilities) Best() (Accelerator, bool) {
+// BestAccelerator is the best usable accelerator.
+func (c *Capabilities) BestAccelerator() (Accelerator, bool) {
 	i := slices.IndexFunc(c.Accelerators, func(a Accelerator) bool { return a.Usable })
 	if i < 0 {
 		return Accelerator{}, false
@@ -221,9 +221,9 @@ func (c *Capabilities) Runs(arch string) bool {
 	return arch == c.GuestArch() || arch == "i686" && c.Arch == "x86_64"
 }
 
-// Believe takes over from another binary on this host which of its accelerators do not
+// AdoptFailures takes over from another binary on this host which of its accelerators do not
 // work. The trial guest for i386 ends early, and a KVM that runs so much may run no more.
-func (c *Capabilities) Believe(other *Capabilities) {
+func (c *Capabilities) AdoptFailures(other *Capabilities) {
 	for i := range c.Accelerators {
 		acc := &c.Accelerators[i]
 		if judged := other.Accelerator(acc.Name); acc.Usable && !judged.Usable {

@@ -5,9 +5,9 @@ import "strings"
 // Signature is what x86 processors are numbered by.
 type Signature struct{ Family, Model, Stepping int }
 
-// sales are the signatures under which processors were sold that QEMU knows by one
+// soldSignatures are the signatures under which processors were sold that QEMU knows by one
 // signature alone. The first that fits a model's name counts.
-var sales = []struct {
+var soldSignatures = []struct {
 	prefix     string
 	family     int
 	models     []int
@@ -30,10 +30,10 @@ var sales = []struct {
 	{"Snowridge", 6, []int{134}, 0, 0},
 }
 
-// sold reports whether processors of a signature are sold as a model, which QEMU
+// isSoldAs reports whether processors of a signature are sold as a model, which QEMU
 // gives the signature s.
-func (s Signature) sold(model string, as Signature) bool {
-	for _, sale := range sales {
+func (s Signature) isSoldAs(model string, as Signature) bool {
+	for _, sale := range soldSignatures {
 		if !strings.HasPrefix(model, sale.prefix) {
 			continue
 		}
