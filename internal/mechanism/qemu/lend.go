@@ -7,12 +7,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// An image below the top one is open to read only. A job that writes to it has QEMU open it again, from the
-// set of descriptors that has the image's number: QEMU takes one there that is open in the way it needs. So
-// QEMU is lent one to write with, and one to read with for when the job has ended: those with which it
-// started may have been taken from it.
+// An image below the top one is open read-only. For a job that writes to it QEMU opens it again, from the
+// set of descriptors with the image's number, and takes a descriptor with the mode that it needs. So QEMU
+// gets one to write, and one to read for the time after the job: the one from its start may have been
+// removed.
 
-// FileSet is a set of files that QEMU holds, as it tells on query-fdsets.
+// FileSet is a set of files that QEMU holds, as in query-fdsets.
 type FileSet struct {
 	ID    uint         `json:"fdset-id"`
 	Files []HandedFile `json:"fds"`
@@ -30,12 +30,11 @@ const (
 	grantedRead  = "lent to read"
 )
 
-// HasWrite reports whether QEMU has been lent the image of a number to write.
+// HasWrite reports whether QEMU has a writable file of the image.
 func HasWrite(held []FileSet, number uint) bool { return len(marked(held, number, grantedWrite)) > 0 }
 
-// GrantWrite gives the steps that lend QEMU the image of a number, open to write and once more to read. What it
-// has been lent already is not in them. The one with which it started is taken from it: that has locks
-// which nobody would give back.
+// GrantWrite returns the commands that pass QEMU an image to write, and once more to read. Files that it
+// has already are skipped. The file from its start is removed, because its locks would never be released.
 func GrantWrite(held []FileSet, number uint, write, read *os.File) []Step {
 	var steps []Step
 	for _, one := range []struct {
@@ -56,8 +55,8 @@ func GrantWrite(held []FileSet, number uint, write, read *os.File) []Step {
 	return steps
 }
 
-// ReopenReadOnly gives the step that has QEMU open an image below the top one to read only, as it was before. A job
-// that has ended without its effect leaves it open to write.
+// ReopenReadOnly returns the command that makes QEMU open an image below the top one read-only again. A
+// job that ended without effect leaves it writable.
 func ReopenReadOnly(d *device.Disk, number uint) (Step, bool) {
 	numbers := d.Nodes()
 	place := slices.Index(numbers, number)
@@ -76,8 +75,7 @@ func ReopenReadOnly(d *device.Disk, number uint) (Step, bool) {
 	return Step{Command: "blockdev-reopen", Args: properties{{"options", []properties{props}}}}, true
 }
 
-// RevokeWrite gives the steps that take from QEMU what it was lent of the image of a number; none: it has
-// nothing of that any more.
+// RevokeWrite returns the commands that take back the files of GrantWrite; none if QEMU has none of them.
 func RevokeWrite(held []FileSet, number uint) []Step {
 	var steps []Step
 	for _, fd := range marked(held, number, grantedWrite, grantedRead) {

@@ -10,9 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// property is one member of an object, and properties an object that keeps the
-// order of its members: what a person reads in a log or in ps begins with what
-// matters.
+// property is one member of a JSON object, and properties are an object that keeps the order of its
+// members: the important ones come first in logs and in ps.
 type property struct {
 	name  string
 	value any
@@ -20,8 +19,7 @@ type property struct {
 
 type properties []property
 
-// MarshalJSON writes the object. Whatever a value holds stays inside its
-// quotes.
+// MarshalJSON writes the object. All text of a value stays within its quotes.
 func (p properties) MarshalJSON() ([]byte, error) { return p.appendTo(nil) }
 
 func (p properties) appendTo(b []byte) ([]byte, error) {
@@ -117,8 +115,7 @@ func (p properties) get(name string) any {
 	return nil
 }
 
-// part is one thing that QEMU is told to make, on its command line or through
-// its monitor.
+// part is one object for QEMU to make, on its command line or through its monitor.
 type part struct {
 	option string // as on the command line: device, blockdev, netdev, object, chardev, …
 	props  properties
@@ -127,7 +124,7 @@ type part struct {
 	file   *os.File // of a getfd
 }
 
-// monitorCommands says how a kind of part is made and unmade through the monitor.
+// monitorCommands are the commands that add and remove a kind of part.
 var monitorCommands = map[string]struct{ add, remove, key string }{
 	"device":   {"device_add", "device_del", "id"},
 	"blockdev": {"blockdev-add", "blockdev-del", "node-name"},

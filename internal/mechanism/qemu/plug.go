@@ -35,8 +35,8 @@ func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	return append(steps, removeSets(b.sets)...), nil
 }
 
-// TakesPCI reports whether a guest takes PCI devices while it runs: of machine type pc it learns of
-// them by ACPI, and by nothing else.
+// TakesPCI reports whether a running guest accepts PCI hotplug: machine type pc announces devices by ACPI
+// only.
 func TakesPCI(d *domain.Definition) bool {
 	return boardOf(d.OS.Machine) != i440fx || d.Features.ACPI
 }
@@ -75,15 +75,15 @@ func (b *builder) addPluggable(dev device.Device) error {
 	return cannotPlug(dev)
 }
 
-// Unplug gives the step that asks the guest to let a device go, and those that
-// follow when QEMU has told that it did.
+// Unplug returns the command that asks the guest to release a device, and the commands to run after QEMU
+// reports that it did.
 func Unplug(dev device.Device) (request Step, after []Step, err error) {
 	after, err = removeBackend(dev)
 	return removal("device", dev.Common().Alias), after, err
 }
 
-// removeBackend gives the steps that remove what was behind a device, or why it
-// cannot come and go.
+// removeBackend returns the commands that remove the backend of a device, or the reason why it cannot be
+// unplugged.
 func removeBackend(dev device.Device) ([]Step, error) {
 	alias := dev.Common().Alias
 	chardev := removal("chardev", "char"+alias)
@@ -144,10 +144,9 @@ func cannotPlug(dev device.Device) error {
 	return unsupported("a %s cannot be plugged into a running domain, or out of it", dev.Kind())
 }
 
-// ChangeMedia gives the steps that exchange the medium in a drive for CDs or
-// floppies; medium has no source when the drive is to be empty. The new medium's
-// nodes are numbered, unless they have numbers already. A guest that has locked its
-// tray is overruled with force only.
+// ChangeMedia returns the commands that exchange the medium in a CD or floppy drive. A medium without a
+// source empties the drive. The new medium's nodes get numbers unless they have them. Only force overrides
+// a tray that the guest has locked.
 func ChangeMedia(p *Plan, before, medium *device.Disk, force bool) ([]Step, error) {
 	if before.Device != "cdrom" && before.Device != "floppy" {
 		return nil, unsupported("disk %s is a %s, whose source cannot be exchanged while the domain runs", before.Target, before.Device)
@@ -184,8 +183,8 @@ func insertion(d *device.Disk) *Step {
 	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", backendOf(d)}, {"node-name", TopNode(d)}}}
 }
 
-// addsFirst moves what makes things before what takes things away: when the new
-// medium cannot be opened the old one is still there.
+// addsFirst moves commands that add before commands that remove: if the new medium cannot be opened, the
+// old one is still there.
 func addsFirst(steps []Step) []Step {
 	var first, rest, last []Step
 	for _, s := range steps {

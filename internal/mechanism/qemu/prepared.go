@@ -8,14 +8,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Preparable says why a guest's QEMU cannot be started before the guest is; nil:
-// it can, and waits with its processors stopped. Such a QEMU has the arguments of
-// the start that it is kept for, all of them, so that its hardware is that of any
-// other start by construction. That leaves two questions, which are answered here
-// by naming what is known to be good: whether anything outside QEMU may change
-// meanwhile that a start would read anew (images, the host's devices, a clock that
-// does not count from UTC), and whether anybody would notice that it is there
-// (ports, sockets, interfaces, memory).
+// Preparable tells why a guest's QEMU cannot be started before the guest; nil: it can, and waits with its
+// vCPUs stopped. Such a QEMU has exactly the arguments of the start, so its hardware cannot differ. It is
+// refused if something that a start reads may change meanwhile (images, the host's devices, a clock not
+// based on UTC), or if its presence is visible (ports, sockets, interfaces, memory).
 func Preparable(d *domain.Definition) error {
 	for _, check := range []func(*domain.Definition) error{checkMemory, checkClock, checkFirmware} {
 		if err := check(d); err != nil {
@@ -39,7 +35,7 @@ func Preparable(d *domain.Definition) error {
 	return nil
 }
 
-// checkMemory wants memory that is taken only when the guest touches it.
+// checkMemory requires memory that is allocated only when the guest touches it.
 func checkMemory(d *domain.Definition) error {
 	b := d.Backing
 	anonymous := b.Source == "" || b.Source == "anonymous"
@@ -52,8 +48,8 @@ func checkMemory(d *domain.Definition) error {
 	return nil
 }
 
-// checkClock wants a clock that is right whenever the guest begins: QEMU's
-// follows the host's, from what it was when the machine was made.
+// checkClock requires a clock that is right at any start: QEMU's clock follows the host's from the time
+// when the machine was made.
 func checkClock(d *domain.Definition) error {
 	if o := d.Clock.Offset; o != "" && o != "utc" {
 		return unsupported("a clock of offset %s is set when QEMU starts", o)
@@ -66,8 +62,7 @@ func checkClock(d *domain.Definition) error {
 	return nil
 }
 
-// checkFirmware refuses firmware whose variables are in a file that others may
-// write.
+// checkFirmware refuses firmware with variables in a file that others may write.
 func checkFirmware(d *domain.Definition) error {
 	if l := d.OS.Loader; l.Type == "pflash" || d.OS.Firmware == "efi" || d.OS.NVRAM.Path != "" {
 		return unsupported("the variables of UEFI firmware are read when QEMU starts")
@@ -75,8 +70,7 @@ func checkFirmware(d *domain.Definition) error {
 	return nil
 }
 
-// isQEMUOnly reports whether a device is QEMU's alone: nothing of the host is in it
-// that changes or shows.
+// isQEMUOnly reports whether a device uses nothing of the host that can change or be seen.
 func isQEMUOnly(dev device.Device) bool {
 	switch d := dev.(type) {
 	case *device.Controller, *device.Sound, *device.Watchdog, *device.Panic, *device.Balloon, *device.Hub:
@@ -121,8 +115,8 @@ func ReadAtStart(d *domain.Definition, binary string) []string {
 	return slices.DeleteFunc(files, func(path string) bool { return path == "" })
 }
 
-// SameMachine reports whether two commands make the same machine and speak of no file
-// that only one process was given, but for the monitor's.
+// SameMachine reports whether two commands make the same machine and refer to no file that only one
+// process got, except for the monitor's.
 func (c *Command) SameMachine(other *Command) bool {
 	return slices.Equal(c.Args, other.Args) && slices.Equal(c.Env, other.Env) && max(len(c.Files), len(other.Files)) <= 1
 }

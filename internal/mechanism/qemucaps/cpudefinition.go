@@ -21,15 +21,15 @@ func (d CPUDefinition) IsSoldAs(s Signature) bool { return d.Signature.isSoldAs(
 // all guests, and vme, which its emulator lacks. vmeModels have it all the same.
 var (
 	notInModels = []string{"hypervisor", "vme"}
-	vmeModels = []string{
+	vmeModels   = []string{
 		"486", "pentium", "coreduo", "core2duo", "n270", "athlon", "IvyBridge", "Skylake", "Cascadelake", "Cooperlake", "Icelake",
 		"SapphireRapids", "Snowridge", "EPYC", "Dhyana",
 	}
 )
 
-// libvirtDifferences are the features of QEMU's models that libvirt's models of that name
-// lack, and those that these have beyond QEMU's. The descriptions that clients keep
-// are by libvirt's. The first prefix that fits counts.
+// libvirtDifferences are the features of QEMU's models that libvirt's models of the same name lack, and
+// those that libvirt's have in addition. Clients keep libvirt's descriptions. The first matching prefix
+// counts.
 var libvirtDifferences = []struct{ prefix, without, with string }{
 	{"athlon", "mca", ""},
 	{"core2duo", "acpi cx16 lahf-lm ss", ""},
@@ -59,9 +59,8 @@ var libvirtDifferences = []struct{ prefix, without, with string }{
 	{"Opteron_G5", "npt nrip-save", ""},
 }
 
-// CPUDefinitions are the named models, those with the most features first. An
-// emulator tells of all models what they are, and KVM changes some; so emulators
-// are asked first.
+// CPUDefinitions returns the named models, those with the most features first. The emulator describes all
+// models unchanged while KVM changes some, so the emulator is preferred.
 func (c *Capabilities) CPUDefinitions() []CPUDefinition {
 	var definitions []CPUDefinition
 	for _, accelerator := range []string{"tcg", "kvm"} {
@@ -78,7 +77,7 @@ func (c *Capabilities) CPUDefinitions() []CPUDefinition {
 	return definitions
 }
 
-// libvirtFeatures gives the features of a model as clients know it.
+// libvirtFeatures returns the features of a model as libvirt describes it.
 func libvirtFeatures(m CPUModel) []string {
 	named := func(prefix string) bool { return strings.HasPrefix(m.Name, prefix) }
 	without, with := notInModels, []string(nil)

@@ -2,11 +2,11 @@ package qemucaps
 
 import "strings"
 
-// Signature is what x86 processors are numbered by.
+// Signature identifies an x86 processor: family, model and stepping of CPUID leaf 1.
 type Signature struct{ Family, Model, Stepping int }
 
-// soldSignatures are the signatures under which processors were sold that QEMU knows by one
-// signature alone. The first that fits a model's name counts.
+// soldSignatures are further signatures of processors that QEMU knows by one only. The first prefix that
+// matches a model's name counts.
 var soldSignatures = []struct {
 	prefix     string
 	family     int

@@ -16,12 +16,10 @@ import (
 // well, and some seconds where an accelerator hangs.
 const probeTimeout = time.Minute
 
-// Probe finds out what a QEMU binary can do on this host. It runs it a handful
-// of times: once to ask, and for each accelerator once or twice to run a trial
-// guest and, where that works, once to ask about CPU models. That an
-// accelerator does not work is an answer, with its reason, and no error. Keep
-// the answer for as long as it Matches. It runs in the quarters, in a chamber like
-// a guest's.
+// Probe finds what a QEMU binary can do on this host. It runs it a handful of times: once to ask, and for
+// each accelerator once or twice for a trial guest and, if that works, once to ask about CPU models. An
+// accelerator that does not work is a result with a reason, not an error. The result holds as long as it
+// Matches. QEMU runs in a sandbox like a guest's, unless isolation is nil.
 func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qemucaps.Capabilities, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout,
 		fault.New(fault.Timeout, fault.Host, "probing %s took more than %s", binary, probeTimeout))
@@ -55,7 +53,7 @@ func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qe
 	return c, nil
 }
 
-// query runs QEMU without a machine and puts questions to it.
+// query runs QEMU without a machine and asks it questions.
 func query(ctx context.Context, of target, accelerator string,
 	questions func(Answers, context.Context, *qmp.Session) error,
 ) (Answers, error) {

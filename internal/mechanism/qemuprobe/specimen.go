@@ -17,8 +17,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
-// probedQEMU is a QEMU that is run to be looked at. It has no guest of anybody's,
-// hears one end of a socket pair, and is killed in the end.
+// probedQEMU is a QEMU that runs for a probe. It has no user's guest, listens on a socket pair, and is
+// killed at the end.
 type probedQEMU struct {
 	*qmp.Session
 	process *qemuprocess.Process
@@ -26,14 +26,14 @@ type probedQEMU struct {
 	release func()   // of its user; called when nothing of it is left
 }
 
-// target is the QEMU that is looked at, and where it runs.
+// target is the binary to probe, and where it runs.
 type target struct {
-	binary   string
+	binary    string
 	isolation *sandbox.Isolation
 }
 
-// sandbox describes where a specimen runs; nil: where the daemon does. What it is
-// handed it opens once more, as /proc/self/fd/N.
+// sandbox describes the sandbox of a probe; nil: it runs as the daemon does. It mounts /proc because QEMU
+// opens its descriptors again as /proc/self/fd/N.
 func (of target) sandbox() (c *sandbox.Spec, release func(), err error) {
 	if of.isolation == nil {
 		return nil, func() {}, nil
@@ -49,7 +49,7 @@ func (of target) sandbox() (c *sandbox.Spec, release func(), err error) {
 	if unix.Stat(kvm, &st) == nil {
 		c.Devices = []sandbox.Device{{Path: kvm, Mode: unix.S_IFCHR, Dev: st.Rdev}}
 	}
-	return c, func() { _ = of.isolation.Users.Free(u) }, nil // what cannot be ended keeps its number
+	return c, func() { _ = of.isolation.Users.Free(u) }, nil // if a process cannot be killed, its user stays taken
 }
 
 // startQEMU runs a binary with its monitor on descriptor 3 and files from
@@ -100,9 +100,9 @@ func startQEMU(ctx context.Context, of target, args []string, files ...*os.File)
 	return s, nil
 }
 
-// failed ends a specimen that would not talk, and says what became of it.
+// failed ends a QEMU that does not answer, and adds its exit status and output to the error.
 func (s *probedQEMU) failed(err error) error {
-	// One that ended by itself may do so a moment after its monitor closed.
+	// A QEMU that exits may do so a moment after its monitor closed.
 	select {
 	case <-s.process.Exited():
 	case <-time.After(time.Second):
@@ -114,8 +114,7 @@ func (s *probedQEMU) failed(err error) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "QEMU %s and said: %s", s.process.Exit(), said)
 }
 
-// kill kills the specimen, waits until it is gone, and gives the first lines
-// that it printed and that are no warnings.
+// kill kills QEMU, waits until it has ended, and returns its first lines of output that are not warnings.
 func (s *probedQEMU) kill() (said string) {
 	if s.Session != nil {
 		s.Close()
@@ -125,7 +124,7 @@ func (s *probedQEMU) kill() (said string) {
 	select {
 	case <-s.process.Exited():
 		s.release()
-	case <-time.After(5 * time.Second): // stuck in the kernel, and so is its user
+	case <-time.After(5 * time.Second): // stuck in the kernel; its user stays taken
 		s.process.Release()
 	}
 	defer func() { _ = s.log.Close() }()

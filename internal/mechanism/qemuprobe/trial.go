@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// startTimeout is how long QEMU may take to be ready for the trial.
+// startTimeout bounds the start of QEMU for a trial.
 const startTimeout = 10 * time.Second
 
 // trialTimeout is how long the trial guest may take. A processor needs a
@@ -41,12 +41,12 @@ const (
 type trial struct {
 	accelerator, cpu string
 	code             []byte // the end of the firmware
-	timeout         time.Duration
+	timeout          time.Duration
 	// is32Bit is a processor of 32 bits: the trial ends where it would go on in long mode.
 	is32Bit bool
 
 	letters string        // what the guest said
-	stderr    string        // what QEMU said, on standard error
+	stderr  string        // what QEMU said, on standard error
 	end     string        // how it ended, when it did not go well
 	took    time.Duration // from the guest's start
 }
@@ -105,7 +105,7 @@ func (t *trial) run(ctx context.Context, of target) error {
 	t.end = s.waitForGuest(running)
 	t.took = time.Since(began)
 	t.stderr = s.kill()
-	if ctx.Err() != nil { // nobody waits for the verdict, so it is none
+	if ctx.Err() != nil { // cancelled, so there is no verdict
 		return context.Cause(ctx)
 	}
 	t.letters, err = readLetters(letters)
