@@ -19,7 +19,7 @@ import (
 // confine makes the profile of a QEMU that starts: of its chamber, and of what it is
 // handed.
 func (l *labels) confine(ctx context.Context, place *sandbox.Spec, p *qemu.Plan, handed []*os.File) error {
-	if l == nil || l.host == nil || !l.host.Made(l.Guest, l.uuid) {
+	if l == nil || l.host == nil || !l.host.HasOwnProfile(l.Guest, l.uuid) {
 		return nil
 	}
 	return l.inTurn(ctx, func() error {

@@ -163,7 +163,7 @@ func runDnsmasq(ctx context.Context, program, config string) error {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = time.Second
-	err := kernel.Confined(dnsmasqCapabilities, cmd.Run)
+	err := kernel.RunConfined(dnsmasqCapabilities, cmd.Run)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

@@ -9,12 +9,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Confined has a program started by a thread that has given up for good what the
+// RunConfined has a program started by a thread that has given up for good what the
 // program does not need: of capabilities those are kept that are named, and
 // nothing that is executed, set-user-id or with capabilities of its file, gains
 // more; and keys that whoever started the daemon has are not passed on. What start runs inherits that; the thread ends when start returns, so
 // start must not tie a process that is to live on to its thread (Pdeathsig).
-func Confined(keep []uintptr, start func() error) error {
+func RunConfined(keep []uintptr, start func() error) error {
 	result := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread goes with the goroutine

@@ -78,9 +78,9 @@ func deviceProgram(nodes []DeviceNode) []instruction {
 	return p
 }
 
-// mostLoads bounds the tries to load a program. The kernel gives its check up with
+// maxLoads bounds the tries to load a program. The kernel gives its check up with
 // EAGAIN when a signal is pending, and Go's run time sends its threads signals.
-const mostLoads = 32
+const maxLoads = 32
 
 // loadDeviceProgram has the kernel check a program, and gives its descriptor.
 func loadDeviceProgram(p []instruction) (*os.File, error) {
@@ -96,7 +96,7 @@ func loadDeviceProgram(p []instruction) (*os.File, error) {
 		instructions: uint64(uintptr(unsafe.Pointer(&p[0]))), license: uint64(uintptr(unsafe.Pointer(&license[0]))),
 	}
 	fd, errno := uintptr(0), unix.EAGAIN
-	for tries := 0; errno == unix.EAGAIN && tries < mostLoads; tries++ {
+	for tries := 0; errno == unix.EAGAIN && tries < maxLoads; tries++ {
 		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&load)), unsafe.Sizeof(load))
 	}
 	runtime.KeepAlive(p)
