@@ -59,8 +59,8 @@ type Cgroups struct {
 	// owner is asked for the parent group; nil: the parent is made here.
 	owner     Owner
 	ungranted error
-	// changeSlots are held by those who change groups. The kernel does one at a time in
-	// any case, and whoever waits for it there holds a thread.
+	// changeSlots bound the concurrent changes of groups. The kernel makes one change at a time, and a
+	// waiter there holds a thread.
 	changeSlots chan struct{}
 }
 
@@ -133,7 +133,7 @@ func (c *Cgroups) settleParent(tree string, owner Owner) {
 	if owner == nil || len(c.guestsBelow(tree, c.parent)) > 0 {
 		return
 	}
-	_ = removeGroup(c.root.path(tree, c.parent)) // an earlier daemon's, which owned it itself
+	_ = removeGroup(c.root.path(tree, c.parent)) // made by an earlier daemon without an owner
 	group, err := owner.Grant(c.name, c.root.path(tree))
 	if err != nil { // it may be out of reach, and its group still there
 		c.ungranted = err
@@ -148,8 +148,8 @@ func (c *Cgroups) settleParent(tree string, owner Owner) {
 // Ungranted says why the tree's owner gave no group when it was asked, or nil.
 func (c *Cgroups) Ungranted() error { return c.ungranted }
 
-// regrant has the owner make the parent group again, which somebody has removed:
-// systemctl stop does so with all guests in it.
+// regrant asks the owner to make the parent group again after it was removed: systemctl stop removes it
+// with all guests in it.
 func (c *Cgroups) regrant() error {
 	if _, err := c.owner.Grant(c.name, c.root.path(c.trees[CPUAccounting])); err != nil {
 		return err

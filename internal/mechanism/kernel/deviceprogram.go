@@ -78,8 +78,8 @@ func deviceProgram(nodes []DeviceNode) []instruction {
 	return p
 }
 
-// maxLoads bounds the tries to load a program. The kernel gives its check up with
-// EAGAIN when a signal is pending, and Go's run time sends its threads signals.
+// maxLoads bounds the attempts to load a program. The kernel's verifier returns EAGAIN when a signal is
+// pending, and the Go runtime sends its threads signals.
 const maxLoads = 32
 
 // loadDeviceProgram has the kernel check a program, and gives its descriptor.
@@ -102,7 +102,7 @@ func loadDeviceProgram(p []instruction) (*os.File, error) {
 	runtime.KeepAlive(p)
 	runtime.KeepAlive(license)
 	if errno != 0 {
-		return nil, fmt.Errorf("the kernel loads no program for devices: %w", errno)
+		return nil, fmt.Errorf("cannot load the BPF program for devices: %w", errno)
 	}
 	return os.NewFile(fd, "device program"), nil
 }
@@ -125,13 +125,12 @@ func attachDeviceProgram(dir string, nodes []DeviceNode) error {
 	}
 	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_ATTACH, uintptr(unsafe.Pointer(&attach)), unsafe.Sizeof(attach))
 	if errno != 0 {
-		return fmt.Errorf("the kernel takes no program for devices: %w", errno)
+		return fmt.Errorf("cannot attach the BPF program for devices: %w", errno)
 	}
 	return nil
 }
 
-// tryDevices says why devices cannot be controlled below a version 2 group: it is
-// tried on a group that nobody is in.
+// tryDevices returns why devices cannot be controlled in a version 2 tree. It tries on an empty group.
 func tryDevices(parent string) error {
 	dir := filepath.Join(parent, "devices-trial")
 	if err := makeGroup(dir); err != nil {

@@ -57,7 +57,7 @@ func open(path string, how int) (int, error) {
 	return fd, nil
 }
 
-// retryEINTR repeats a call that a signal cut short: the runtime sends itself many.
+// retryEINTR repeats a call that a signal interrupted: the Go runtime sends itself many.
 func retryEINTR(call func() (int, error)) (int, error) {
 	for {
 		n, err := call()
