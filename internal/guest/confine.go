@@ -19,7 +19,7 @@ import (
 // confine makes the AppArmor profile of a QEMU that starts, from its sandbox and the files that it is
 // passed. It does nothing under SELinux.
 func (l *labels) confine(ctx context.Context, place *sandbox.Spec, p *qemu.Plan, handed []*os.File) error {
-	if l == nil || l.host == nil || !l.host.Made(l.Guest, l.uuid) {
+	if l == nil || l.host == nil || !l.host.HasOwnProfile(l.Guest, l.uuid) {
 		return nil
 	}
 	return l.inTurn(ctx, func() error {

@@ -70,7 +70,7 @@ func withRNG(d *domain.Definition, caps *qemucaps.Capabilities) *domain.Definiti
 		return nil
 	}
 	with, rng := d.Clone(), NewRNG()
-	if with.Add(rng) != nil || qemu.PlaceBesides(with) != nil {
+	if with.Add(rng) != nil || qemu.PlaceAdded(with) != nil {
 		return nil
 	}
 	if _, placed := rng.Address.(device.PCI); !placed {

@@ -161,7 +161,7 @@ func needsNetwork(def *domain.Definition) bool {
 		slices.ContainsFunc(def.Devices.NICs, func(n *device.NIC) bool { return n.Type == "user" }) ||
 		slices.ContainsFunc(backends(def), func(b *device.Backend) bool { return b.Type == "tcp" || b.Type == "udp" }) ||
 		slices.ContainsFunc(def.Devices.Graphics, func(g *device.Graphics) bool {
-			return g.WebSocket != 0 || qemu.DisplayHasPort(g) && !qemu.DisplayIsHanded(g)
+			return g.WebSocket != 0 || qemu.DisplayHasPort(g) && !qemu.DaemonListens(g)
 		})
 }
 

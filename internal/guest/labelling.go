@@ -68,14 +68,14 @@ func (r *Registry) checkSourceLabel(d *device.Disk) error {
 }
 
 // wishOf returns the label that a starting guest is to get. on is false if it gets none.
-func (r *Registry) wishOf(def *domain.Definition) (w seclabel.Wish, on bool, err error) {
+func (r *Registry) wishOf(def *domain.Definition) (w seclabel.Request, on bool, err error) {
 	if r.LabelsRequired && r.NoLabels != nil {
 		return w, false, fault.New(fault.Unsupported, fault.Host, "guests need labels here (--security-labels=require), and this host cannot provide them: %v", r.NoLabels)
 	}
 	if err := r.checkLabels(def); err != nil || r.Labels == nil {
 		return w, false, err
 	}
-	w = seclabel.Wish{UUID: def.UUID, Emulated: def.Virt != "kvm"}
+	w = seclabel.Request{UUID: def.UUID, Emulated: def.Virt != "kvm"}
 	said := r.labelOf(def)
 	if said == nil {
 		return w, true, nil
@@ -100,7 +100,7 @@ func (l *launching) takeLabel(context.Context) error {
 	if err != nil || !on {
 		return err
 	}
-	named, err := r.Labels.Name(w)
+	named, err := r.Labels.AssignLabel(w)
 	if err != nil {
 		return err
 	}

@@ -327,7 +327,7 @@ func (l *labels) end(ctx context.Context) error {
 			return errors.Join(err, l.keep())
 		}
 		if l.host != nil {
-			l.host.Forget(l.Guest, l.uuid)
+			l.host.Release(l.Guest, l.uuid)
 		}
 		if e := os.Remove(l.path); e != nil && !errors.Is(e, os.ErrNotExist) {
 			err = errors.Join(err, e)
@@ -413,7 +413,7 @@ func (r *Registry) loadLabels() {
 			r.lent.restore(f.fileID, l.user(f.For), f.Before, f.After)
 		}
 		if r.Labels != nil {
-			r.Labels.Hold(l.Guest, uuid)
+			r.Labels.Reserve(l.Guest, uuid)
 		}
 		r.leftLabels[uuid] = l
 	}

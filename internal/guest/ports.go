@@ -100,11 +100,11 @@ func (l *launching) choosePorts(ctx context.Context) error {
 
 // choosePort chooses the port of one display, or checks the one in its definition.
 func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address string) error {
-	fixed, handed := g.Port > 0 && g.AutoPort != device.On, qemu.DisplayIsHanded(g)
+	fixed, handed := g.Port > 0 && g.AutoPort != device.On, qemu.DaemonListens(g)
 	if fixed && !handed {
 		return nil
 	}
-	addresses, err := qemu.AddressesOf(ctx, address)
+	addresses, err := qemu.ListenAddresses(ctx, address)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot serve a display on %s", address)
 	}

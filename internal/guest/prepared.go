@@ -179,7 +179,7 @@ func (p *prepared) differs(ctx context.Context, def *domain.Definition, command 
 		return errors.New("it is too old")
 	case p.binary != binary:
 		return errors.New("the binary has changed")
-	case !p.command.Same(command):
+	case !p.command.SameMachine(command):
 		return errors.New("the arguments have changed")
 	}
 	now, err := identities(ctx, qemu.ReadAtStart(def, def.Devices.Emulator))

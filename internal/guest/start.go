@@ -345,7 +345,7 @@ func (l *launching) findDisks(ctx context.Context) error {
 			return err
 		}
 	}
-	qemu.ShowChains(&run.def.Devices, l.plan.Disks)
+	qemu.SetChains(&run.def.Devices, l.plan.Disks)
 	if len(run.dropped) > 0 {
 		return l.journal(ctx)
 	}

@@ -116,7 +116,7 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 	c.Stdout, c.Stderr = &said, &said
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if run.User == nil {
-		err = kernel.Confined(nil, c.Run) // its files belong to the user it runs as
+		err = kernel.RunConfined(nil, c.Run) // its files belong to the user it runs as
 	} else {
 		err = r.runTPM(c, run, state)
 	}

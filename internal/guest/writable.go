@@ -79,7 +79,7 @@ func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *devi
 		return err
 	}
 	l, number := &chain[place], d.Nodes()[place]
-	if !qemu.IsLent(held, number) { // otherwise its own QEMU may write there already
+	if !qemu.HasWrite(held, number) { // otherwise its own QEMU may write there already
 		if err := fsguard.Run(ctx, l.Path, func() error { return image.CheckNoWriter(l.File) }); err != nil {
 			return err
 		}
@@ -100,7 +100,7 @@ func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *devi
 		return err
 	}
 	defer read.Close()
-	return executeAll(ctx, s, qemu.Lend(held, number, write, read))
+	return executeAll(ctx, s, qemu.GrantWrite(held, number, write, read))
 }
 
 // handOut opens an image for QEMU.
@@ -167,7 +167,7 @@ func (g *Guest) readAgain(ctx context.Context, s *qmp.Session, number uint) erro
 		return nil
 	}
 	for _, d := range def.Devices.Disks {
-		if step, is := qemu.ReadAgain(d, number); is {
+		if step, is := qemu.ReopenReadOnly(d, number); is {
 			return execute(ctx, s, step)
 		}
 	}
@@ -181,12 +181,12 @@ func takeBackFiles(ctx context.Context, s *qmp.Session, number uint) (kept bool,
 	if err != nil {
 		return false, err
 	}
-	steps := qemu.TakeBack(held, number)
+	steps := qemu.RevokeWrite(held, number)
 	if err := executeAll(ctx, s, steps); err != nil || len(steps) == 0 {
 		return false, err
 	}
 	held, err = fileSets(ctx, s)
-	return len(qemu.TakeBack(held, number)) > 0, err
+	return len(qemu.RevokeWrite(held, number)) > 0, err
 }
 
 // fileSets asks QEMU for the descriptor sets of its block nodes.

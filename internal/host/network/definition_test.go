@@ -198,7 +198,7 @@ func TestNoTextBecomesAnOptionOfDnsmasq(t *testing.T) {
 		if c, _ := d.service(); !strings.Contains(c.Config+c.Hosts, option) {
 			t.Fatalf("%s is not served: %s", what, c.Config)
 		}
-		if _, err = Parse(strings.Replace(doc, "@", strings.Repeat("a", 1024)+option, 1), true); err == nil || !strings.Contains(err.Error(), "dnsmasq takes lines of 1023 bytes") {
+		if _, err = Parse(strings.Replace(doc, "@", strings.Repeat("a", 1024)+option, 1), true); err == nil || !strings.Contains(err.Error(), "a dnsmasq configuration line can have 1023 bytes") {
 			t.Errorf("%s of more than a line: %v", what, err)
 		}
 	}

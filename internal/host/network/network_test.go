@@ -1307,7 +1307,7 @@ func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
 	ok(t, s.firewall.Apply(hostnet.ForwardRules{Bridge: "br-late"}))
 	defer func() { ok(t, s.firewall.Remove("br-late")) }()
 	close(goOn)
-	if err := <-started; err == nil || !strings.Contains(err.Error(), "already there") {
+	if err := <-started; err == nil || !strings.Contains(err.Error(), "exists already") {
 		t.Fatalf("started: %v", err)
 	}
 	if rules := nft(t, "list", "ruleset"); !strings.Contains(rules, "chain br-late_in") {

@@ -155,7 +155,7 @@ func (e *Emulators) probe(ctx context.Context, binary string) (*qemucaps.Capabil
 		if err != nil {
 			return nil, err
 		}
-		c.Believe(full)
+		c.AdoptFailures(full)
 	}
 	e.log.Info("QEMU probed", "binary", binary, "version", c.Version)
 	if err := e.store.Put(emulatorKind, binary, c); err != nil {

@@ -32,7 +32,7 @@ func CreateBridge(b Bridge) error {
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = b.Name, b.MAC, b.MTU
 	err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
 	if errors.Is(err, syscall.EEXIST) {
-		return fault.New(fault.Exists, fault.Interface, "a network interface with name %q is already there", b.Name)
+		return fault.New(fault.Exists, fault.Interface, "network interface %q exists already", b.Name)
 	}
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Interface, "cannot create bridge %q", b.Name)

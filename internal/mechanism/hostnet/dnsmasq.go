@@ -61,7 +61,7 @@ func (c DnsmasqContent) Check() error {
 	for _, text := range []string{c.Config, c.Hosts} {
 		for line := range strings.Lines(text) {
 			if len(line) > maxLine {
-				return fault.New(fault.Invalid, fault.Config, "dnsmasq takes lines of %d bytes, and %.60q has %d; shorten what it says", maxLine-1, strings.TrimSpace(line), len(line)-1)
+				return fault.New(fault.Invalid, fault.Config, "a dnsmasq configuration line can have %d bytes, and %.60q has %d; shorten it", maxLine-1, strings.TrimSpace(line), len(line)-1)
 			}
 		}
 	}
@@ -104,7 +104,7 @@ func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsma
 	}
 	failpoint.Reach("dnsmasq.running")
 	d, err := f.hold(nil)
-	return d, fault.Wrap(err, fault.Failed, fault.Host, "dnsmasq ended as soon as it was started")
+	return d, fault.Wrap(err, fault.Failed, fault.Host, "dnsmasq exited immediately")
 }
 
 // dnsmasqCapabilities are what it needs until it becomes its own user, of which it
@@ -129,7 +129,7 @@ func (f DnsmasqFiles) endStrays(ctx context.Context) error {
 	for range strayLooks {
 		found, err := kernel.Root{}.RunWith("dnsmasq", configArgument+f.Config)
 		if err != nil {
-			return fault.Wrap(err, fault.Failed, fault.Host, "cannot look for a dnsmasq that was left")
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot look for an earlier dnsmasq")
 		}
 		// A daemon in a container may have its files by the same paths.
 		found = slices.DeleteFunc(found, func(pid int) bool { return !kernel.Root{}.SharesNetwork(pid) })
@@ -148,7 +148,7 @@ func (f DnsmasqFiles) endStrays(ctx context.Context) error {
 			}
 		}
 	}
-	return fault.New(fault.Failed, fault.Host, "processes that were run with %s%s do not cease", configArgument, f.Config)
+	return fault.New(fault.Failed, fault.Host, "processes with the argument %s%s do not end", configArgument, f.Config)
 }
 
 // runDnsmasq runs the program until it has put itself in the background.
@@ -163,7 +163,7 @@ func runDnsmasq(ctx context.Context, program, config string) error {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = time.Second
-	err := kernel.Confined(dnsmasqCapabilities, cmd.Run)
+	err := kernel.RunConfined(dnsmasqCapabilities, cmd.Run)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -235,7 +235,7 @@ func (d *Dnsmasq) Reload(c DnsmasqContent) error {
 		return err
 	}
 	failpoint.Reach("dnsmasq.reload")
-	return fault.Wrap(d.proc.signal(syscall.SIGHUP), fault.Failed, fault.Host, "cannot make dnsmasq read its hosts again")
+	return fault.Wrap(d.proc.signal(syscall.SIGHUP), fault.Failed, fault.Host, "cannot make dnsmasq reload its hosts")
 }
 
 // Has reports whether a dnsmasq was started with that configuration, and whether

@@ -33,7 +33,7 @@ func (f *Firewall) Restore() (lacking []string, err error) {
 	if err == nil && len(lacking) > 0 {
 		err = f.applyAgain(lacking)
 	}
-	return lacking, fault.Wrap(err, fault.Failed, fault.Host, "cannot put back the firewall rules of table %q", f.table.Name)
+	return lacking, fault.Wrap(err, fault.Failed, fault.Host, "cannot restore the firewall rules of table %q", f.table.Name)
 }
 
 // lacking gives the bridges whose rules are not all there. Rules are counted:
@@ -143,7 +143,7 @@ func (w *FirewallWatch) Next(ctx context.Context) (by string, err error) {
 			return "", nil
 		}
 		if err != nil {
-			return "", fault.Wrap(err, fault.Failed, fault.Host, "cannot hear of changes of the firewall")
+			return "", fault.Wrap(err, fault.Failed, fault.Host, "cannot receive changes of the firewall")
 		}
 		for _, m := range told {
 			if who := w.hear(m); who != "" {

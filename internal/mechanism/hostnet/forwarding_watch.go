@@ -41,7 +41,7 @@ func (w *ForwardingWatch) Next(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			return fault.Wrap(err, fault.Failed, fault.Host, "cannot hear of changes of the host's forwarding")
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot receive changes of the host's forwarding")
 		}
 		if slices.ContainsFunc(told, turnsOff) {
 			return nil

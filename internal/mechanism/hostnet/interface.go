@@ -18,7 +18,7 @@ const MaxName = unix.IFNAMSIZ - 1
 // CheckName refuses what the kernel would not take as the name of a link.
 func CheckName(name string) error {
 	if name == "" || name == "." || name == ".." {
-		return fault.New(fault.Invalid, fault.Interface, "%q is no name for a link", name)
+		return fault.New(fault.Invalid, fault.Interface, "%q is not a valid name of a link", name)
 	}
 	if len(name) > MaxName {
 		return fault.New(fault.Invalid, fault.Interface, "the name %q of a link is longer than %d characters", name, MaxName)

@@ -55,7 +55,7 @@ func OpenMacvtap(m Macvtap) ([]*os.File, error) {
 	attrs.Name, attrs.ParentIndex, attrs.HardwareAddr, attrs.MTU = m.Name, parent.Attrs().Index, m.MAC, m.MTU
 	err = netlink.LinkAdd(&netlink.Macvtap{Macvlan: netlink.Macvlan{LinkAttrs: attrs, Mode: macvtapModes[m.Mode]}})
 	if errors.Is(err, syscall.EEXIST) {
-		return nil, fault.New(fault.Exists, fault.Interface, "a network interface with name %q is already there", m.Name)
+		return nil, fault.New(fault.Exists, fault.Interface, "network interface %q exists already", m.Name)
 	}
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Interface, "cannot create macvtap %q on %q", m.Name, m.Parent)

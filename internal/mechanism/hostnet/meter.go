@@ -25,14 +25,14 @@ type Meter struct {
 func OpenMeter() (*Meter, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open a socket to the kernel's networking")
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open a netlink socket")
 	}
 	// The kernel answers before the question's send returns; this only bounds
 	// the wait for what never happens.
 	patience := unix.NsecToTimeval(int64(time.Second))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
 		_ = unix.Close(fd)
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot bound the wait for the kernel's networking")
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot set a timeout on the netlink socket")
 	}
 	return &Meter{fd: fd}, nil
 }

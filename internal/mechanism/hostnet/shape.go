@@ -36,7 +36,7 @@ func SetShape(name string, s *Shape) error {
 			return nil
 		}
 		if s.Burst > 1<<32-1 {
-			return fault.New(fault.Invalid, fault.Interface, "a burst of %d bytes is more than the kernel takes", s.Burst)
+			return fault.New(fault.Invalid, fault.Interface, "a burst of %d bytes is more than the kernel supports", s.Burst)
 		}
 		if err := netlink.QdiscAdd(queue); err != nil {
 			return err
@@ -60,7 +60,7 @@ func ShapeOf(name string) (*Shape, error) {
 	}
 	classes, err := netlink.ClassList(l, shapeQueue)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Interface, "cannot read how the traffic of %q is shaped", name)
+		return nil, fault.Wrap(err, fault.Failed, fault.Interface, "cannot read the traffic shaping of %q", name)
 	}
 	for _, c := range classes {
 		if htb, ok := c.(*netlink.HtbClass); ok && htb.Handle == shapeClass {

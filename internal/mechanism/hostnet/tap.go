@@ -40,7 +40,7 @@ func OpenTap(t Tap) ([]*os.File, error) {
 	}
 	queues := max(t.Queues, 1)
 	if queues > maxQueues {
-		return nil, fault.New(fault.Invalid, fault.Interface, "tap %q cannot have %d queues; the kernel takes %d", t.Name, queues, maxQueues)
+		return nil, fault.New(fault.Invalid, fault.Interface, "tap %q cannot have %d queues; the kernel supports %d", t.Name, queues, maxQueues)
 	}
 	if t.Existing {
 		if _, err := find(t.Name); err != nil {
@@ -94,7 +94,7 @@ func openQueue(t Tap, first, multi bool) (*os.File, error) {
 		taken = e == nil
 	}
 	if first && taken {
-		return nil, fault.New(fault.Exists, fault.Interface, "a network interface with name %q is already there", t.Name)
+		return nil, fault.New(fault.Exists, fault.Interface, "network interface %q exists already", t.Name)
 	}
 	return nil, fault.Wrap(err, fault.Failed, fault.Interface, "cannot create tap %q", t.Name)
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Ceiling is one of the kernel's bounds on the whole host, and how much of it is
-// used.
+// Ceiling is a limit of the kernel for the whole host, and how much of it is used.
 type Ceiling struct {
 	// Name is the sysctl's, as an administrator writes it: fs.aio-max-nr.
 	Name      string

@@ -59,18 +59,18 @@ type Cgroups struct {
 	// owner is asked for the parent group; nil: the parent is made here.
 	owner     Owner
 	ungranted error
-	// turns are held by those who change groups. The kernel does one at a time in
-	// any case, and whoever waits for it there holds a thread.
-	turns chan struct{}
+	// changeSlots bound the concurrent changes of groups. The kernel makes one change at a time, and a
+	// waiter there holds a thread.
+	changeSlots chan struct{}
 }
 
-// mostChanging is how many change groups at a time.
-const mostChanging = 2
+// maxConcurrentChanges is how many change groups at a time.
+const maxConcurrentChanges = 2
 
 // change changes a group when it is its turn.
 func (c *Cgroups) change(do func() error) error {
-	c.turns <- struct{}{}
-	defer func() { <-c.turns }()
+	c.changeSlots <- struct{}{}
+	defer func() { <-c.changeSlots }()
 	return do()
 }
 
@@ -101,7 +101,7 @@ func OpenCgroups(root Root, instance string) *Cgroups { return OpenOwnedCgroups(
 func OpenOwnedCgroups(root Root, instance string, owner Owner) *Cgroups {
 	c := &Cgroups{
 		root: root, name: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{},
-		turns: make(chan struct{}, mostChanging),
+		changeSlots: make(chan struct{}, maxConcurrentChanges),
 	}
 	if instance != "" {
 		c.name += "-" + instance
@@ -133,7 +133,7 @@ func (c *Cgroups) settleParent(tree string, owner Owner) {
 	if owner == nil || len(c.guestsBelow(tree, c.parent)) > 0 {
 		return
 	}
-	_ = removeGroup(c.root.path(tree, c.parent)) // an earlier daemon's, which owned it itself
+	_ = removeGroup(c.root.path(tree, c.parent)) // made by an earlier daemon without an owner
 	group, err := owner.Grant(c.name, c.root.path(tree))
 	if err != nil { // it may be out of reach, and its group still there
 		c.ungranted = err
@@ -148,8 +148,8 @@ func (c *Cgroups) settleParent(tree string, owner Owner) {
 // Ungranted says why the tree's owner gave no group when it was asked, or nil.
 func (c *Cgroups) Ungranted() error { return c.ungranted }
 
-// regrant has the owner make the parent group again, which somebody has removed:
-// systemctl stop does so with all guests in it.
+// regrant asks the owner to make the parent group again after it was removed: systemctl stop removes it
+// with all guests in it.
 func (c *Cgroups) regrant() error {
 	if _, err := c.owner.Grant(c.name, c.root.path(c.trees[CPUAccounting])); err != nil {
 		return err
@@ -227,7 +227,7 @@ func enable(group string, controller Controller) error {
 	if err != nil || slices.Contains(strings.Fields(string(on)), string(controller)) {
 		return err
 	}
-	return writeKnob(group, "cgroup.subtree_control", "+"+string(controller))
+	return writeControl(group, "cgroup.subtree_control", "+"+string(controller))
 }
 
 // Version is 1 or 2, or 0 on a host without usable control groups.
@@ -318,18 +318,18 @@ func removeGroup(dir string) error {
 // parent: it starts with none, and takes no process then.
 func fillCPUSet(parent, group string) error {
 	for _, knob := range []string{"cpuset.cpus", "cpuset.mems"} {
-		own, err := readHead(filepath.Join(group, knob), maxFile)
+		own, err := readUpTo(filepath.Join(group, knob), maxFile)
 		if err != nil {
 			return err
 		}
 		if strings.TrimSpace(string(own)) != "" { // and the next may be empty: a daemon was killed between the two
 			continue
 		}
-		inherited, err := readHead(filepath.Join(parent, knob), maxFile)
+		inherited, err := readUpTo(filepath.Join(parent, knob), maxFile)
 		if err != nil {
 			return err
 		}
-		if err := writeKnob(group, knob, strings.TrimSpace(string(inherited))); err != nil {
+		if err := writeControl(group, knob, strings.TrimSpace(string(inherited))); err != nil {
 			return err
 		}
 	}

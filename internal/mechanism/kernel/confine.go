@@ -9,15 +9,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Confined has a program started by a thread that has given up for good what the
-// program does not need: of capabilities those are kept that are named, and
-// nothing that is executed, set-user-id or with capabilities of its file, gains
-// more; and keys that whoever started the daemon has are not passed on. What start runs inherits that; the thread ends when start returns, so
-// start must not tie a process that is to live on to its thread (Pdeathsig).
-func Confined(keep []uintptr, start func() error) error {
+// RunConfined calls start on a thread that has dropped all capabilities except those to keep, cannot gain
+// privileges by executing a set-user-id file or one with capabilities, and has left the session keyring of
+// the user who started the daemon. Programs that start runs inherit this. The thread ends when start
+// returns, so start must not tie a process that lives on to its thread (Pdeathsig).
+func RunConfined(keep []uintptr, start func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread goes with the goroutine
+		runtime.LockOSThread() // not unlocked, so the thread ends with the goroutine
 		err := confine(keep)
 		if err == nil {
 			err = start()
@@ -45,13 +44,13 @@ func confine(keep []uintptr) error {
 			if errors.Is(err, unix.EPERM) {
 				break // who has no privileges has none to pass on
 			}
-			return fault.Wrap(err, fault.Failed, fault.Host, "cannot give up capability %d", c)
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot drop capability %d", c)
 		}
 	}
 	// Whoever has no keyrings, or may not ask for them, has none to pass on.
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	if err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot give up the keys of whoever started the daemon")
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot leave the session keyring of the daemon's starter")
 	}
-	return fault.Wrap(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), fault.Failed, fault.Host, "cannot give up gaining privileges")
+	return fault.Wrap(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), fault.Failed, fault.Host, "cannot set no_new_privs")
 }

@@ -21,7 +21,7 @@ func TestConfinedProgramsHaveWhatIsNamed(t *testing.T) {
 	}
 	mine := status(t, "/proc/self/status", "CapEff")
 	var said []byte
-	err := kernel.Confined([]uintptr{unix.CAP_KILL}, func() (err error) {
+	err := kernel.RunConfined([]uintptr{unix.CAP_KILL}, func() (err error) {
 		said, err = exec.CommandContext(t.Context(), "cat", "/proc/self/status").Output()
 		return err
 	})
@@ -56,7 +56,7 @@ func TestConfinedProgramsHaveNoKeysOfOthers(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	mine, theirs := session(), 0
-	if err := kernel.Confined(nil, func() error { theirs = session(); return nil }); err != nil {
+	if err := kernel.RunConfined(nil, func() error { theirs = session(); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if theirs == mine || session() != mine {

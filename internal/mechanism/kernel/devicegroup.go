@@ -65,13 +65,13 @@ func (g *Group) AllowDevices(nodes []DeviceNode) error {
 
 // listDevices brings the list of a version 1 group to what is wanted.
 func listDevices(dir string, nodes []DeviceNode) error {
-	text, err := readHead(dir+"/devices.list", maxFile)
+	text, err := readUpTo(dir+"/devices.list", maxFile)
 	if err != nil {
 		return err
 	}
 	allowed := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if slices.Contains(allowed, "a *:* rwm") { // as a new group is
-		if err := writeKnob(dir, "devices.deny", "a"); err != nil {
+		if err := writeControl(dir, "devices.deny", "a"); err != nil {
 			return err
 		}
 		allowed = nil
@@ -90,7 +90,7 @@ func listDevices(dir string, nodes []DeviceNode) error {
 			continue
 		}
 		// What the daemon's own group is refused it cannot give.
-		if err := writeKnob(dir, "devices.allow", node+" rw"); err != nil && !errors.Is(err, unix.EPERM) {
+		if err := writeControl(dir, "devices.allow", node+" rw"); err != nil && !errors.Is(err, unix.EPERM) {
 			return err
 		}
 	}
@@ -102,7 +102,7 @@ func listDevices(dir string, nodes []DeviceNode) error {
 		if surplus == "" {
 			continue
 		}
-		if err := writeKnob(dir, "devices.deny", node+" "+surplus); err != nil {
+		if err := writeControl(dir, "devices.deny", node+" "+surplus); err != nil {
 			return err
 		}
 	}

@@ -78,9 +78,9 @@ func deviceProgram(nodes []DeviceNode) []instruction {
 	return p
 }
 
-// mostLoads bounds the tries to load a program. The kernel gives its check up with
-// EAGAIN when a signal is pending, and Go's run time sends its threads signals.
-const mostLoads = 32
+// maxLoads bounds the attempts to load a program. The kernel's verifier returns EAGAIN when a signal is
+// pending, and the Go runtime sends its threads signals.
+const maxLoads = 32
 
 // loadDeviceProgram has the kernel check a program, and gives its descriptor.
 func loadDeviceProgram(p []instruction) (*os.File, error) {
@@ -96,13 +96,13 @@ func loadDeviceProgram(p []instruction) (*os.File, error) {
 		instructions: uint64(uintptr(unsafe.Pointer(&p[0]))), license: uint64(uintptr(unsafe.Pointer(&license[0]))),
 	}
 	fd, errno := uintptr(0), unix.EAGAIN
-	for tries := 0; errno == unix.EAGAIN && tries < mostLoads; tries++ {
+	for tries := 0; errno == unix.EAGAIN && tries < maxLoads; tries++ {
 		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&load)), unsafe.Sizeof(load))
 	}
 	runtime.KeepAlive(p)
 	runtime.KeepAlive(license)
 	if errno != 0 {
-		return nil, fmt.Errorf("the kernel loads no program for devices: %w", errno)
+		return nil, fmt.Errorf("cannot load the BPF program for devices: %w", errno)
 	}
 	return os.NewFile(fd, "device program"), nil
 }
@@ -125,13 +125,12 @@ func attachDeviceProgram(dir string, nodes []DeviceNode) error {
 	}
 	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_ATTACH, uintptr(unsafe.Pointer(&attach)), unsafe.Sizeof(attach))
 	if errno != 0 {
-		return fmt.Errorf("the kernel takes no program for devices: %w", errno)
+		return fmt.Errorf("cannot attach the BPF program for devices: %w", errno)
 	}
 	return nil
 }
 
-// tryDevices says why devices cannot be controlled below a version 2 group: it is
-// tried on a group that nobody is in.
+// tryDevices returns why devices cannot be controlled in a version 2 tree. It tries on an empty group.
 func tryDevices(parent string) error {
 	dir := filepath.Join(parent, "devices-trial")
 	if err := makeGroup(dir); err != nil {

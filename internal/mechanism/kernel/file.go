@@ -13,8 +13,8 @@ import (
 // each for readiness, which those of control groups claim to tell, and makes twice as
 // many calls for one as it takes. A start reads and writes dozens.
 
-// readHead gives the first bytes of a file.
-func readHead(path string, most int64) ([]byte, error) {
+// readUpTo gives the first bytes of a file.
+func readUpTo(path string, most int64) ([]byte, error) {
 	fd, err := open(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
@@ -23,7 +23,7 @@ func readHead(path string, most int64) ([]byte, error) {
 	content := make([]byte, 0, min(most, brief))
 	for int64(len(content)) < most {
 		content = slices.Grow(content, brief)
-		n, err := again(func() (int, error) { return unix.Read(fd, content[len(content):min(int64(cap(content)), most)]) })
+		n, err := retryEINTR(func() (int, error) { return unix.Read(fd, content[len(content):min(int64(cap(content)), most)]) })
 		if err != nil {
 			return content, &os.PathError{Op: "read", Path: path, Err: err}
 		}
@@ -35,30 +35,30 @@ func readHead(path string, most int64) ([]byte, error) {
 	return content, nil
 }
 
-// writeKnob writes a control file of a group, which must exist.
-func writeKnob(group, knob, value string) error {
+// writeControl writes a control file of a group, which must exist.
+func writeControl(group, knob, value string) error {
 	path := filepath.Join(group, knob)
 	fd, err := open(path, unix.O_WRONLY|unix.O_TRUNC)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if _, err := again(func() (int, error) { return unix.Write(fd, []byte(value)) }); err != nil {
+	if _, err := retryEINTR(func() (int, error) { return unix.Write(fd, []byte(value)) }); err != nil {
 		return &os.PathError{Op: "write", Path: path, Err: err}
 	}
 	return nil
 }
 
 func open(path string, how int) (int, error) {
-	fd, err := again(func() (int, error) { return unix.Open(path, how|unix.O_CLOEXEC, 0) })
+	fd, err := retryEINTR(func() (int, error) { return unix.Open(path, how|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return fd, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	return fd, nil
 }
 
-// again repeats a call that a signal cut short: the runtime sends itself many.
-func again(call func() (int, error)) (int, error) {
+// retryEINTR repeats a call that a signal interrupted: the Go runtime sends itself many.
+func retryEINTR(call func() (int, error)) (int, error) {
 	for {
 		n, err := call()
 		if !errors.Is(err, unix.EINTR) {

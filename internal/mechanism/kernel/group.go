@@ -37,7 +37,7 @@ func (c *Cgroups) Guest(name string) *Group {
 	return &Group{cgroups: c, name: guestPrefix + strings.NewReplacer("%", "%25", "/", "%2f", "\n", "%0a").Replace(name)}
 }
 
-// Guests gives the names of the guests that have groups, whoever made these.
+// Guests lists the guests that have groups, of any daemon.
 func (c *Cgroups) Guests() []string {
 	names := map[string]bool{}
 	for _, tree := range c.distinctTrees() {
@@ -89,8 +89,8 @@ func (c *Cgroups) hasThreads(tree string) bool {
 	return tree == c.trees[CPUController] || tree == c.trees[CPUSetController] || tree == c.trees[CPUAccounting]
 }
 
-// there says whether the group exists and counts anything.
-func (g *Group) there() error {
+// checkExists reports an error if the group does not exist.
+func (g *Group) checkExists() error {
 	dirs := g.dirs()
 	if len(dirs) == 0 {
 		return fault.New(fault.Unsupported, fault.Host, "this host has no usable control groups")
@@ -133,7 +133,7 @@ func (g *Group) create() error {
 // lets the processor controllers of its parent reach it.
 func (g *Group) makeThreaded() error {
 	dir := g.dirs()[0]
-	if err := writeKnob(dir, "cgroup.type", "threaded"); err != nil {
+	if err := writeControl(dir, "cgroup.type", "threaded"); err != nil {
 		return err
 	}
 	for _, controller := range []Controller{CPUController, CPUSetController} {
@@ -161,7 +161,7 @@ func (g *Group) AddThread(tid int) error {
 func (g *Group) add(knob string, id int) error {
 	return g.cgroups.change(func() error {
 		for _, dir := range g.dirs() {
-			if err := writeKnob(dir, knob, strconv.Itoa(id)); err != nil {
+			if err := writeControl(dir, knob, strconv.Itoa(id)); err != nil {
 				return g.failed(err, "move process "+strconv.Itoa(id)+" into")
 			}
 		}
@@ -223,10 +223,10 @@ func (g *Group) Kill(ctx context.Context) error {
 		if err != nil || len(pids) == 0 {
 			return true, err
 		}
-		if g.cgroups.v2 && writeKnob(g.dirs()[0], "cgroup.kill", "1") == nil {
+		if g.cgroups.v2 && writeControl(g.dirs()[0], "cgroup.kill", "1") == nil {
 			return false, nil
 		}
-		for some := range slices.Chunk(pids, killedAtOnce) {
+		for some := range slices.Chunk(pids, killBatch) {
 			if err := g.killListed(some); err != nil {
 				return true, g.failed(err, "kill the processes of")
 			}
@@ -235,13 +235,13 @@ func (g *Group) Kill(ctx context.Context) error {
 	})
 }
 
-// killedAtOnce bounds the processes that Kill has a descriptor of at a time.
-const killedAtOnce = 64
+// killBatch bounds the processes of which Kill holds a pidfd at a time.
+const killBatch = 64
 
-// killListed kills these processes if they are in the group still once each is held:
-// one of them may have ended since it was listed, and its number be that of a process
-// that is none of the guest's. One that forks meanwhile is met in the next round; one
-// that is in no name space of this process is listed as 0, and cannot be held.
+// killListed kills these processes if they are still in the group once it holds a pidfd of each: one may
+// have ended since it was listed, and its number belong to a process outside the group. A process forked
+// meanwhile is killed in the next round. A process outside this PID namespace is listed as 0 and cannot be
+// killed.
 func (g *Group) killListed(pids []int) error {
 	held := map[int]int{}
 	defer func() {
@@ -290,13 +290,13 @@ func (g *Group) Remove(ctx context.Context) error {
 	})
 }
 
-// strays is how long a group whose guest has ended may take to be empty before
-// what is in it is killed.
-const strays = 100 * time.Millisecond
+// clearDelay is how long the group of a guest that has ended may take to become empty before the processes
+// in it are killed.
+const clearDelay = 100 * time.Millisecond
 
-// Clear is Remove for a guest that has ended: what it left running is killed.
+// Clear removes the group of a guest that has ended, and kills processes that are left in it.
 func (g *Group) Clear(ctx context.Context) error {
-	soon, stop := context.WithTimeout(ctx, strays)
+	soon, stop := context.WithTimeout(ctx, clearDelay)
 	defer stop()
 	if err := g.Remove(soon); !fault.Is(err, fault.Busy) || ctx.Err() != nil {
 		return err

@@ -10,9 +10,8 @@ import (
 
 const inotifyInstances = "fs.inotify.max_user_instances"
 
-// RoomForInotify refuses where this user can have no further inotify instance,
-// which every dnsmasq needs. The kernel does not tell how many there are, so one
-// is made, and given back.
+// RoomForInotify returns an error if this user can have no further inotify instance, which every dnsmasq
+// needs. The kernel does not tell the number in use, so one is made and closed.
 func (r Root) RoomForInotify() error {
 	return r.roomForInotify(func() error {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
@@ -26,12 +25,12 @@ func (r Root) RoomForInotify() error {
 func (r Root) roomForInotify(try func() error) error {
 	err := try()
 	if !errors.Is(err, unix.EMFILE) {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot try whether there is room for inotify")
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot check for a free inotify instance")
 	}
 	limit, unread := r.sysctl(sysctlFile(inotifyInstances))
 	if unread != nil { // it is the daemon that can open no more files
-		return fault.Wrap(err, fault.NoCapacity, fault.Host, "cannot try whether there is room for inotify")
+		return fault.Wrap(err, fault.NoCapacity, fault.Host, "cannot check for a free inotify instance")
 	}
-	return fault.New(fault.NoCapacity, fault.Host, "1 of %s is needed, which is %d and of which all are in use; raise it with: sysctl -w %s=%d",
+	return fault.New(fault.NoCapacity, fault.Host, "all inotify instances are in use (%s is %d); raise the limit with: sysctl -w %s=%d",
 		inotifyInstances, limit, inotifyInstances, max(2*limit, 1024))
 }

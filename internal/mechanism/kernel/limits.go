@@ -71,7 +71,7 @@ func (g *Group) Apply(l Limits) (absent []string, err error) {
 			absent = append(absent, k.limit)
 			continue
 		}
-		if err := writeKnob(filepath.Dir(file), filepath.Base(file), k.value); err != nil {
+		if err := writeControl(filepath.Dir(file), filepath.Base(file), k.value); err != nil {
 			return absent, g.failed(err, fmt.Sprintf("set %s to %q in", k.limit, k.value))
 		}
 	}
@@ -314,7 +314,7 @@ func parseCount(text string) (uint64, bool) {
 // Limits reads the limits back. Fields are nil where the host cannot set them;
 // limits of single devices are not read.
 func (g *Group) Limits() (Limits, error) {
-	if err := g.there(); err != nil {
+	if err := g.checkExists(); err != nil {
 		return Limits{}, err
 	}
 	var l Limits

@@ -63,7 +63,7 @@ func (r Root) read(elem ...string) (string, error) {
 
 // readHead is read for the first bytes of a file.
 func (r Root) readHead(most int64, elem ...string) ([]byte, error) {
-	content, err := readHead(r.path(elem...), most)
+	content, err := readUpTo(r.path(elem...), most)
 	return content, readFault(err)
 }
 
@@ -79,7 +79,7 @@ func (r Root) readBrief(into []byte, elem ...string) (string, error) {
 	if err != nil {
 		return "", readFault(err)
 	}
-	n, err := again(func() (int, error) { return unix.Read(fd, into) })
+	n, err := retryEINTR(func() (int, error) { return unix.Read(fd, into) })
 	_ = unix.Close(fd)
 	return string(into[:max(n, 0)]), readFault(err)
 }

@@ -85,7 +85,7 @@ func (r Root) ProcessLabels() []string {
 func (r Root) Forbidden(source, target, class string, permissions ...string) ([]string, error) {
 	index := r.number(0, "sys/fs/selinux/class", class, "index")
 	if index <= 0 {
-		return nil, fault.New(fault.Unsupported, fault.Host, "the policy of SELinux knows nothing of %s", class)
+		return nil, fault.New(fault.Unsupported, fault.Host, "the SELinux policy does not define %s", class)
 	}
 	allowed, err := r.askPolicy(fmt.Sprintf("%s %s %d", source, target, index))
 	if err != nil {

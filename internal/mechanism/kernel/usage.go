@@ -25,7 +25,7 @@ type GroupStats struct {
 
 // Stats reads what the group used.
 func (g *Group) Stats() (GroupStats, error) {
-	if err := g.there(); err != nil {
+	if err := g.checkExists(); err != nil {
 		return GroupStats{}, err
 	}
 	var s GroupStats

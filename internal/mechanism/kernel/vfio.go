@@ -133,5 +133,5 @@ func (r Root) rebind(ctx context.Context, address PCIAddress, driver string) err
 }
 
 func (r Root) tell(value string, elem ...string) error {
-	return writeKnob(r.path(elem[:len(elem)-1]...), elem[len(elem)-1], value)
+	return writeControl(r.path(elem[:len(elem)-1]...), elem[len(elem)-1], value)
 }

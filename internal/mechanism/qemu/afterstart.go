@@ -7,15 +7,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// AfterStart gives the steps between the start of a guest's QEMU and that of
-// its processors: what cannot be said in arguments, and what must not, because
-// everybody on the host can read them.
+// AfterStart returns the commands between the start of a guest's QEMU and the start of its vCPUs: what the
+// command line cannot say, and secrets, because every user of the host can read command lines.
 func AfterStart(p *Plan) []Step {
 	d := &p.Definition.Devices
 	var steps []Step
 	for _, g := range d.Graphics {
 		steps = append(steps, Passwords(g)...)
-		steps = append(steps, listening(p.Listeners[g.Alias])...)
+		steps = append(steps, listenSteps(p.Listeners[g.Alias])...)
 	}
 	for _, n := range d.NICs {
 		if n.Link == "down" {
@@ -40,15 +39,14 @@ func balloonSteps(p *Plan, b *device.Balloon) []Step {
 			{"path", "/machine/peripheral/" + b.Alias}, {"property", "guest-stats-polling-interval"}, {"value", b.StatsPeriod},
 		}})
 	}
-	// One that waits for a guest has its balloon from there.
+	// With -incoming the balloon's size comes with the guest.
 	if current := p.Definition.CurrentMemory; current < p.Definition.Memory && !p.Incoming {
 		steps = append(steps, Step{Command: "balloon", Args: properties{{"value", current}}})
 	}
 	return steps
 }
 
-// backendOf is where QEMU's object tree has what a disk's device reads and
-// writes through.
+// backendOf is the path of a disk's block backend in QEMU's object tree.
 func backendOf(d *device.Disk) string {
 	switch d.Bus {
 	case "virtio":
@@ -62,8 +60,8 @@ func backendOf(d *device.Disk) string {
 	return d.Alias
 }
 
-// Throttle gives the step that bounds a disk's traffic as it is tuned. All six
-// rates are said, so that bounds that are no more are taken away.
+// Throttle returns the command that sets a disk's I/O limits. It sets all six rates, so that limits that
+// no longer apply are removed.
 func Throttle(d *device.Disk) Step {
 	t := d.Tune
 	if t == nil {
@@ -106,8 +104,8 @@ func Throttle(d *device.Disk) Step {
 // validTo is how a definition says until when a password holds.
 const validTo = "2006-01-02T15:04:05"
 
-// Passwords gives the steps that set the password of a display and the time at
-// which it ends. A display without one needs none.
+// Passwords returns the commands that set a display's password and its expiry; none for a display without
+// a password.
 func Passwords(g *device.Graphics) []Step {
 	if !needsPassword(g) {
 		return nil
@@ -119,10 +117,10 @@ func Passwords(g *device.Graphics) []Step {
 	until := "never"
 	switch at, err := time.Parse(validTo, g.PasswordValidTo); {
 	case g.Password == "" && g.Type == "vnc":
-		until = "now" // an empty password lets nobody in
+		until = "now" // an empty password admits no client
 	case g.PasswordValidTo == "":
 	case err != nil:
-		until = "now" // better nobody than anybody
+		until = "now" // an expiry that cannot be read admits no client
 	default:
 		until = strconv.FormatInt(at.Unix(), 10)
 	}

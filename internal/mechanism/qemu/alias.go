@@ -10,14 +10,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// AssignAliases gives every device the name that QEMU knows it by, as libvirt
-// does, and every disk the number of its block node. What is there is kept, so
-// it may be called again.
+// AssignAliases gives every device its QEMU id, as libvirt does, and every disk the number of its block
+// node. Existing aliases stay, so it can be called again.
 func AssignAliases(d *domain.Definition) {
 	s := &d.Devices
 	all := s.All()
-	n := naming{next: map[string]int{}, seats: seatsOf(s)}
-	root := n.seats[seat{"pci", 0}]
+	n := naming{next: map[string]int{}, seats: controllersByKey(s)}
+	root := n.seats[controllerKey{"pci", 0}]
 	n.express = root != nil && root.Model == "pcie-root"
 	for _, dev := range all {
 		n.take(dev.Common().Alias)
@@ -36,10 +35,9 @@ func AssignAliases(d *domain.Definition) {
 	}
 }
 
-// ShowChains gives the disks of a guest that starts the chains that were found for them, and numbers all
-// images as libvirt does: from the last disk to the first, and in each from the top down. An empty drive
-// uses up a number.
-func ShowChains(s *device.Set, found map[string]device.DiskAttachment) {
+// SetChains gives the disks of a starting guest their backing chains, and numbers all images as libvirt
+// does: from the last disk to the first, and in each from the top down. An empty drive uses a number too.
+func SetChains(s *device.Set, found map[string]device.DiskAttachment) {
 	next := after(0)
 	for _, d := range slices.Backward(s.Disks) {
 		if d.Source == nil {
@@ -71,14 +69,14 @@ func mirrorsSerial(s *device.Set, c *device.Char) bool {
 	return len(s.Consoles) > 0 && c == s.Consoles[0] && c.TargetType == "serial" && len(s.Serials) > 0
 }
 
-// naming is how far the names have got.
+// naming is the state of the aliases assigned so far.
 type naming struct {
 	next    map[string]int // by prefix: the number after the highest
-	seats   map[seat]*device.Controller
+	seats   map[controllerKey]*device.Controller
 	express bool // the machine's root bus is of PCI Express
 }
 
-// take notes a name that a device has.
+// take records the alias of a device.
 func (n *naming) take(name string) {
 	prefix := strings.TrimRight(name, "0123456789")
 	if number, err := strconv.Atoi(name[len(prefix):]); err == nil {
@@ -128,7 +126,7 @@ func (n *naming) diskAlias(d *device.Disk) string {
 
 // isLSI reports whether a SCSI controller is of the model that has no targets.
 func (n *naming) isLSI(index uint) bool {
-	c := n.seats[seat{"scsi", index}]
+	c := n.seats[controllerKey{"scsi", index}]
 	return c != nil && c.Model == "lsilogic"
 }
 

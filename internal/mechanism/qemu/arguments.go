@@ -15,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Plan is all that the arguments of a guest's QEMU are made from.
+// Plan is the input of the arguments of a guest's QEMU.
 type Plan struct {
 	// Definition is complete, has its aliases, and ports for its displays.
 	Definition   *domain.Definition
@@ -26,13 +26,12 @@ type Plan struct {
 	NICs       map[string]*device.NICAttachment // by alias; none for type user
 	TPMSockets map[string]string                // by alias: where swtpm listens
 	VSock      *os.File                         // claimed by ClaimVSock, when there is a vsock
-	// Files are open for QEMU, which then opens none of these paths: firmware and
-	// its variables, and what character devices write to.
+	// Files are opened for QEMU, which opens none of these paths itself: firmware and its variables, and
+	// files of character devices.
 	Files map[string]*os.File
 	// Sockets are those of character devices, by alias: they listen, or are connected.
 	Sockets map[string]*os.File
-	// Relays are the paths of sockets, by alias, that QEMU connects to in place of the one that
-	// the definition names.
+	// Relays are, by alias, the sockets that QEMU connects to in place of the ones in the definition.
 	Relays map[string]string
 	// Listeners are the sockets of displays, by alias: AfterStart hands them over.
 	Listeners map[string][]*os.File
@@ -43,8 +42,8 @@ type Plan struct {
 	Now      time.Time // what a clock of variable offset counts from; zero: the time
 }
 
-// Command is what to run. Files[i] becomes descriptor 3+i, and stays the
-// caller's.
+// Command is the program line to run. Files[i] becomes descriptor 3+i. The caller keeps and closes the
+// files.
 type Command struct {
 	Args, Env []string
 	Files     []*os.File
@@ -53,15 +52,15 @@ type Command struct {
 // firstFile is the number of the first descriptor after the standard ones.
 const firstFile = 3
 
-// builder collects what a guest consists of.
+// builder collects the parts of a guest.
 type builder struct {
 	*Plan
 	machine board
-	// live is a guest that runs: files are handed over by name.
+	// live: the guest runs, so files are passed by name.
 	live bool
-	// rehearsal tries whether there are arguments at all, without what a start
-	// brings: attachments, ports, sockets.
-	rehearsal bool
+	// dryRun checks that arguments can be made, without attachments, ports and sockets, which only a start
+	// has.
+	dryRun bool
 
 	args  []string
 	env   []string
@@ -69,8 +68,8 @@ type builder struct {
 	sets  []uint
 	parts []part
 	boot  bootOrder
-	// seats are the controllers that others sit on.
-	seats map[seat]*device.Controller
+	// controllersByKey are the controllers that devices refer to.
+	controllersByKey map[controllerKey]*device.Controller
 	// consolePorts are the ports of the virtio consoles that say none.
 	consolePorts map[*device.Char]device.VirtioSerial
 }
@@ -78,28 +77,26 @@ type builder struct {
 func newBuilder(p *Plan) *builder {
 	b := &builder{Plan: p, machine: boardOf(p.Definition.OS.Machine)}
 	b.boot = newBootOrder(p.Definition)
-	b.seats = seatsOf(&p.Definition.Devices)
+	b.controllersByKey = controllersByKey(&p.Definition.Devices)
 	return b
 }
 
-// Arguments makes the command line of a guest's QEMU. It writes into the
-// definition where the sockets are that it chose for channels, and else reads
-// nothing and changes nothing.
+// Arguments makes the command line of a guest's QEMU. It stores in the definition the socket paths that it
+// chose for channels; it reads and changes nothing else.
 func Arguments(p *Plan) (*Command, error) {
 	b := newBuilder(p)
-	if err := b.all(); err != nil {
+	if err := b.addAll(); err != nil {
 		return nil, err
 	}
 	return &Command{Args: b.args, Env: b.env, Files: b.files}, nil
 }
 
-// all goes through a definition in the order in which libvirt names things:
-// what others refer to comes first.
-func (b *builder) all() error {
+// addAll adds all parts in the order of libvirt: a part comes after the parts that it refers to.
+func (b *builder) addAll() error {
 	for _, step := range []func() error{
 		b.process, b.board, b.processor, b.memory, b.identity, b.control, b.clock, b.power, b.starting, b.modules,
 		b.controllers, b.disks, b.nics, b.chars, b.tpms, b.inputs, b.audios, b.graphics, b.videos, b.sounds,
-		b.redirs, b.hostDevices, b.watchdogs, b.balloon, b.rngs, b.panics, b.vsock, b.last,
+		b.redirs, b.hostDevices, b.watchdogs, b.balloon, b.rngs, b.panics, b.vsock, b.addExtras,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -120,7 +117,7 @@ func (b *builder) word(words ...string) { b.args = append(b.args, words...) }
 
 // flush moves what was collected to the command line.
 func (b *builder) flush() error {
-	if b.rehearsal {
+	if b.dryRun {
 		b.parts = nil
 	}
 	for _, p := range b.parts {
@@ -135,7 +132,7 @@ func (b *builder) flush() error {
 }
 
 func (b *builder) part(option string, props properties) {
-	if b.rehearsal {
+	if b.dryRun {
 		return // nobody reads them
 	}
 	b.parts = append(b.parts, part{option: option, props: props})
@@ -155,14 +152,14 @@ func (b *builder) device(driver string, rest properties) error {
 	if !b.Capabilities.HasDevice(driver) {
 		return unsupported("this QEMU has no device %s", driver)
 	}
-	if b.rehearsal {
+	if b.dryRun {
 		return nil
 	}
 	b.part("device", append(properties{{"driver", driver}}, rest...))
 	return nil
 }
 
-// pass hands a file over and gives what QEMU is to call it.
+// pass passes a file and returns the name that QEMU uses for it.
 func (b *builder) pass(f *os.File, name string) string {
 	if b.live {
 		b.parts = append(b.parts, part{option: "getfd", props: properties{{"fdname", name}}, file: f})
@@ -202,13 +199,13 @@ func (b *builder) process() error {
 	b.option("name", name)
 	b.word("-S", "-no-user-config", "-nodefaults", "-display", "none")
 	if b.Capabilities.HasOption("sandbox", "spawn") {
-		b.word("-sandbox", forbidden)
+		b.word("-sandbox", sandboxOptions)
 	}
 	return nil
 }
 
-// forbidden is what QEMU is to forbid itself.
-const forbidden = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+// sandboxOptions are QEMU's own seccomp options. They add to the filter of package sandbox.
+const sandboxOptions = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 // control is the monitor.
 func (b *builder) control() error {
@@ -221,9 +218,8 @@ func (b *builder) control() error {
 	return nil
 }
 
-// last is what must come after everything else: the user's own additions
-// overrule it.
-func (b *builder) last() error {
+// addExtras adds the user's own arguments last, so that they override all others.
+func (b *builder) addExtras() error {
 	d := b.Definition
 	if b.Incoming {
 		b.word("-incoming", "defer")

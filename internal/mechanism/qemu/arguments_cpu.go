@@ -126,9 +126,9 @@ func (b *builder) isDisabled(feature string) bool {
 	})
 }
 
-// unnamed are features that libvirt knows and QEMU does not: it has them or not
+// notInQEMU are features that libvirt knows and QEMU does not: it has them or not
 // with others.
-var unnamed = []string{"cmt", "mbm-total", "mbm-local", "osxsave", "ospke", "pconfig"}
+var notInQEMU = []string{"cmt", "mbm-total", "mbm-local", "osxsave", "ospke", "pconfig"}
 
 // featureName is QEMU's name for a feature by libvirt's.
 func featureName(name string) string {
@@ -151,7 +151,7 @@ func (b *builder) cpuFeatures() (list, error) {
 		if !isWord(name) {
 			return nil, invalid("%q is not a CPU feature", f.Name)
 		}
-		if slices.Contains(unnamed, name) {
+		if slices.Contains(notInQEMU, name) {
 			continue
 		}
 		switch f.Policy {
@@ -191,8 +191,8 @@ func (b *builder) cpuExtras() (list, error) {
 	if f.KVMHidden == device.On {
 		words.raw("kvm=off")
 	}
-	words.onOff("kvm-hint-dedicated", only(f.KVMHintDedicated))
-	words.onOff("kvm-poll-control", only(f.KVMPollControl))
+	words.onOff("kvm-hint-dedicated", onlyIfOn(f.KVMHintDedicated))
+	words.onOff("kvm-poll-control", onlyIfOn(f.KVMPollControl))
 	words.onOff("kvm-pv-unhalt", f.PVSpinlock)
 	words.onOff("kvm-pv-eoi", f.APICEOI)
 	words.onOff("pmu", f.PMU)
@@ -218,8 +218,8 @@ func (b *builder) cpuExtras() (list, error) {
 	return words, b.hyperV(&words)
 }
 
-// only keeps a switch that is on: off is what QEMU does anyway.
-func only(s device.Switch) device.Switch {
+// onlyIfOn keeps a switch that is on: off is what QEMU does anyway.
+func onlyIfOn(s device.Switch) device.Switch {
 	if s == device.On {
 		return s
 	}
@@ -287,7 +287,7 @@ func (b *builder) hyperV(words *list) error {
 		{"hv-evmcs", h.EVMCS},
 		{"hv-avic", h.AVIC},
 	} {
-		words.onOff(e.name, only(e.s))
+		words.onOff(e.name, onlyIfOn(e.s))
 	}
 	if h.Spinlocks == device.On {
 		words.add("hv-spinlocks", "0x"+strconv.FormatUint(uint64(h.SpinlockRetries), 16))

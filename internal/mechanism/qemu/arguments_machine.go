@@ -123,7 +123,7 @@ func (b *builder) firmware(machine *list) error {
 	}
 	path := o.NVRAM.Path
 	if path == "" {
-		if !b.rehearsal {
+		if !b.dryRun {
 			return invalid("os/nvram: the firmware %s needs a file for its variables; add <nvram template='...'/>, "+
 				"or readonly='no' to the loader where its image holds them", o.Loader.Path)
 		}

@@ -1,6 +1,6 @@
 package qemu
 
-// Commit is a job that writes what some images of a disk's chain hold into one below them.
+// Commit is a block job that writes the data of some images of a chain into an image below them.
 type Commit struct {
 	// Job is its name.
 	Job string
@@ -8,17 +8,17 @@ type Commit struct {
 	Device string
 	// Top and Base are the numbers of the uppermost image that goes, and of the one that is written.
 	Top, Base uint
-	// Backing is what the image above Top is to call Base in its header. Empty: the device has Top, and
-	// no header changes. QEMU would write the number of the file that it was handed.
+	// Backing is the name of Base for the header of the image above Top. Empty: Top is the active image,
+	// and no header changes. QEMU itself only knows the number of the file that it was handed.
 	Backing string
-	// Speed is the most that is written in a second, in bytes; 0: as much as goes.
+	// Speed limits the job in bytes a second; 0: no limit.
 	Speed uint64
 }
 
-// Start gives the step that begins the job. It copies until it is pending: where the device has Top it is ready
-// first, and then told to complete. A job that is pending has written all, and no longer lets the device write
-// above the base; it changes the chain when it is told to finalize, and nothing when it is cancelled. Its end
-// stays known until it is dismissed.
+// Start returns the command that starts the job. It copies until the job is pending. With the active image
+// the job becomes ready first and must be told to complete. A pending job has written everything and
+// blocks writes above the base. It changes the chain when it is finalized, and nothing when it is
+// cancelled. A concluded job stays known until it is dismissed.
 func (c Commit) Start() Step {
 	props := properties{
 		{"job-id", c.Job},
@@ -36,7 +36,7 @@ func (c Commit) Start() Step {
 	return Step{Command: "block-commit", Args: props}
 }
 
-// filterNode is the name of the node that a job puts above an image for as long as it takes.
+// filterNode is the name of the filter node that a job puts above an image while it runs.
 func filterNode(number uint) string { return nodeBase(number) + "-filter" }
 
 // SetJobSpeed gives the step that bounds a job, in bytes a second; 0: not at all.
@@ -44,24 +44,24 @@ func SetJobSpeed(job string, speed uint64) Step {
 	return Step{Command: "block-job-set-speed", Args: properties{{"device", job}, {"speed", speed}}}
 }
 
-// CancelJob gives the step that ends a job without its effect. The job ends some time after it.
+// CancelJob returns the command that cancels a job. The job ends some time later.
 func CancelJob(job string) Step { return jobStep("job-cancel", job) }
 
-// CompleteJob gives the step that has a job which is ready become pending.
+// CompleteJob returns the command that makes a ready job pending.
 func CompleteJob(job string) Step { return jobStep("job-complete", job) }
 
-// FinalizeJob gives the step that has a job which is pending change the chain.
+// FinalizeJob returns the command that makes a pending job change the chain.
 func FinalizeJob(job string) Step { return jobStep("job-finalize", job) }
 
-// DismissJob gives the step by which QEMU forgets a job that has ended.
+// DismissJob returns the command that removes a concluded job from QEMU's list.
 func DismissJob(job string) Step { return jobStep("job-dismiss", job) }
 
 func jobStep(command, job string) Step {
 	return Step{Command: command, Args: properties{{"id", job}}}
 }
 
-// RemoveImage gives the step that takes away the node of an image that a job has taken out of a chain. Those above it
-// go first.
+// RemoveImage returns the command that removes the node of an image that a job has taken out of a chain.
+// Nodes above it must be removed first.
 func RemoveImage(number uint) *Step {
 	step := removal("blockdev", FormatNode(number))
 	return &step
@@ -71,7 +71,7 @@ func RemoveImage(number uint) *Step {
 type Job struct {
 	ID     string    `json:"id"`
 	Status JobStatus `json:"status"`
-	// Error says why a job has failed; empty where it is concluded: it has not.
+	// Error is the reason of a failure; empty for a concluded job: it succeeded.
 	Error string `json:"error"`
 }
 
@@ -81,8 +81,8 @@ type JobStatus string
 // Statuses of jobs that matter here.
 const (
 	JobReady     JobStatus = "ready"     // both images have the same, and stay so
-	JobPending   JobStatus = "pending"   // all is done but the change of the chain
-	JobConcluded JobStatus = "concluded" // it has ended, one way or the other
+	JobPending   JobStatus = "pending"   // done except for the change of the chain
+	JobConcluded JobStatus = "concluded" // it has succeeded or failed
 )
 
 // BlockJob is what QEMU tells of the figures of a job on query-block-jobs.

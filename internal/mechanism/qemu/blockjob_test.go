@@ -55,7 +55,7 @@ func TestLend_IsRepeatable(t *testing.T) {
 	}
 	write, read := os.Stdout, os.Stdin
 	own := HandedFile{FD: 7, Mark: "/images/base.qcow2"}
-	toWrite, toRead := HandedFile{FD: 8, Mark: lentToWrite}, HandedFile{FD: 9, Mark: lentToRead}
+	toWrite, toRead := HandedFile{FD: 8, Mark: grantedWrite}, HandedFile{FD: 9, Mark: grantedRead}
 	for name, c := range map[string]struct {
 		held       []FileSet
 		lend, back []string
@@ -77,10 +77,10 @@ func TestLend_IsRepeatable(t *testing.T) {
 			[]string{`remove-fd {"fdset-id":3,"fd":8}`, `remove-fd {"fdset-id":3,"fd":9}`},
 		},
 	} {
-		if diff := cmp.Diff(c.lend, steps(Lend(c.held, 3, write, read))); diff != "" {
+		if diff := cmp.Diff(c.lend, steps(GrantWrite(c.held, 3, write, read))); diff != "" {
 			t.Errorf("%s: lend (-want +got):\n%s", name, diff)
 		}
-		if diff := cmp.Diff(c.back, steps(TakeBack(c.held, 3))); diff != "" {
+		if diff := cmp.Diff(c.back, steps(RevokeWrite(c.held, 3))); diff != "" {
 			t.Errorf("%s: take back (-want +got):\n%s", name, diff)
 		}
 	}

@@ -31,7 +31,7 @@ func boardOf(machine string) board {
 	return otherBoard
 }
 
-// pci says the same in the words of the rules of addressing.
+// pci returns the board for the rules of PCI addresses.
 func (b board) pci() device.Board {
 	switch b {
 	case q35:

@@ -17,7 +17,7 @@ func TestShowChains(t *testing.T) {
 	layer := func(path, format string) device.Layer { return device.Layer{Path: path, Format: format} }
 	s := &device.Set{Disks: []*device.Disk{disk("a", "/top"), {Info: device.Info{Alias: "empty"}}, disk("b", "/alone"), disk("c", "/over")}}
 	s.Disks[0].Backing = []device.BackingLayer{{Source: &device.DiskSource{File: "/other"}, Format: "raw"}}
-	ShowChains(s, map[string]device.DiskAttachment{
+	SetChains(s, map[string]device.DiskAttachment{
 		"a": {Layers: []device.Layer{layer("/top", "qcow2"), layer("/mid", "qcow2"), {Path: "/dev/base", Format: "raw", Block: true}}},
 		"b": {Layers: []device.Layer{layer("/alone", "qcow2")}},
 		"c": {Layers: []device.Layer{layer("/over", "qcow2"), layer("/under", "raw")}},

@@ -50,9 +50,9 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 	return c.id, nil
 }
 
-// settleSocket is PlaceSocket, unless nothing will listen.
-func (b *builder) settleSocket(alias string, back *device.Backend) error {
-	if b.rehearsal {
+// placeSocket is PlaceSocket, unless nothing will listen.
+func (b *builder) placeSocket(alias string, back *device.Backend) error {
+	if b.dryRun {
 		return nil
 	}
 	return PlaceSocket(b.Dir, alias, back)

@@ -31,7 +31,7 @@ func (b *builder) char(c *device.Char) error {
 	if err != nil {
 		return err
 	}
-	if err := b.settleSocket(c.Alias, &c.Backend); err != nil {
+	if err := b.placeSocket(c.Alias, &c.Backend); err != nil {
 		return err
 	}
 	back, err := b.backend(c.Alias, &c.Backend, c.Role)
@@ -111,7 +111,7 @@ func (b *builder) redir(r *device.Redir) error {
 	if r.Bus != "usb" {
 		return unsupported("redirected devices on bus %q are not built", r.Bus)
 	}
-	if err := b.settleSocket(r.Alias, &r.Backend); err != nil {
+	if err := b.placeSocket(r.Alias, &r.Backend); err != nil {
 		return err
 	}
 	back, err := b.backend(r.Alias, &r.Backend, "")
@@ -136,7 +136,7 @@ func (b *builder) tpms() error {
 		switch t.Type {
 		case "emulator":
 			path := b.TPMSockets[t.Alias]
-			if path == "" && !b.rehearsal {
+			if path == "" && !b.dryRun {
 				return invalid("the emulator of %s does not run", t.Alias)
 			}
 			socket := list{"socket"}

@@ -9,13 +9,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Complete adds to a definition, in place, what depends on the QEMU that will
-// run it: the machine's full name, the processor, and where every device sits.
-// A firmware that is to be picked has been picked before. What this QEMU cannot make is refused by name. What is said
-// stays, so completing a complete definition changes nothing.
+// Complete fills in, in place, what depends on the QEMU that will run the definition: the machine's full
+// name, the processor, and the address of every device. Firmware must be chosen before. A device that this
+// QEMU cannot make is refused by name. Existing values stay, so a second call changes nothing.
 func Complete(d *domain.Definition, c *qemucaps.Capabilities) error {
 	for _, step := range []func(*domain.Definition, *qemucaps.Capabilities) error{
-		completeMachine, completeCPU, completePlaces, rehearse,
+		completeMachine, completeCPU, completePlaces, dryRun,
 	} {
 		if err := step(d, c); err != nil {
 			return err
@@ -62,9 +61,9 @@ func completePlaces(d *domain.Definition, _ *qemucaps.Capabilities) error {
 	return s.AssignUSB()
 }
 
-// PlaceBesides gives places to the devices of a complete definition that joined it since. It adds a root
-// port unless one is free, so that a device can still be plugged in while the guest runs.
-func PlaceBesides(d *domain.Definition) error {
+// PlaceAdded gives addresses to devices that were added to a complete definition. It adds a root port
+// unless one is free, so that a device can still be plugged into the running guest.
+func PlaceAdded(d *domain.Definition) error {
 	if err := completePlaces(d, nil); err != nil {
 		return err
 	}
@@ -75,29 +74,29 @@ func PlaceBesides(d *domain.Definition) error {
 	return nil
 }
 
-// rehearse tries whether there are arguments for a definition: what cannot be
-// made is better refused when it is defined than when it is started.
-func rehearse(d *domain.Definition, c *qemucaps.Capabilities) error {
+// dryRun checks that arguments can be made, so that a definition is refused when it is defined and not
+// when it is started.
+func dryRun(d *domain.Definition, c *qemucaps.Capabilities) error {
 	d = d.Clone()
 	if err := CheckAliases(&d.Devices); err != nil {
 		return err
 	}
 	AssignAliases(d)
 	b := newBuilder(&Plan{Definition: d, Capabilities: c})
-	b.rehearsal = true
-	return b.all()
+	b.dryRun = true
+	return b.addAll()
 }
 
-// atStart refuses at the start alone what libvirt, too, lets be defined: the definition
-// may be for another host, or not be finished.
+// atStart ignores an error in a dry run that libvirt reports at the start only: the definition may be for
+// another host, or unfinished.
 func (b *builder) atStart(err error) error {
-	if b.rehearsal {
+	if b.dryRun {
 		return nil
 	}
 	return err
 }
 
-// CheckAliases finds names that QEMU would not take, or that two devices have.
+// CheckAliases refuses aliases that QEMU does not accept, or that two devices share.
 func CheckAliases(s *device.Set) error {
 	seen := map[string]bool{}
 	for _, dev := range s.All() {
@@ -122,10 +121,9 @@ func CheckAliases(s *device.Set) error {
 // maxAlias bounds an alias, from which the names of sockets are made.
 const maxAlias = 64
 
-// CompleteDevice gives a device that is about to join a complete definition its
-// place among the others, without adding it. For a running guest the place is
-// one that can take it now, the alias is given too, and what the device needs
-// must be there. Otherwise controllers that it needs are added to d.
+// CompleteDevice gives a device that will join a complete definition its address, without adding it. For a
+// running guest the address must be free for hotplug, the device gets its alias too, and its controller
+// must exist. Otherwise missing controllers are added to d.
 func CompleteDevice(d *domain.Definition, dev device.Device, c *qemucaps.Capabilities, live bool) error {
 	if err := d.Devices.Seat(dev, !live); err != nil {
 		return err

@@ -41,7 +41,7 @@ func joining(t *testing.T, def *domain.Definition, c *qemucaps.Capabilities, doc
 
 // A guest that asks for no processor gets the machine's by name, so that it has
 // the same one under a later QEMU.
-func TestCompleteNamesMachineAndProcessor(t *testing.T) {
+func TestComplete_MachineAndCPU(t *testing.T) {
 	def, _ := shelled(t, "q35", "")
 	if def.OS.Machine != "pc-q35-7.2" || def.CPU.Mode != "custom" || def.CPU.Model != "qemu64" || def.CPU.Check != "none" {
 		t.Errorf("%s %+v", def.OS.Machine, def.CPU)
@@ -77,7 +77,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-func TestAliasesThatCannotBe(t *testing.T) {
+func TestCheckAliases_Refused(t *testing.T) {
 	c := testCapabilities(t)
 	for _, alias := range []string{"ua-a,b", "ua-" + strings.Repeat("x", 100), "ua-a/../b", "ua-\n"} {
 		doc := fmt.Sprintf(shell, "qemu", "", "q35", "<interface type='user'><alias name='"+alias+"'/></interface>")
@@ -93,7 +93,7 @@ func TestAliasesThatCannotBe(t *testing.T) {
 
 // A device that joins a stored definition brings the controllers that it needs,
 // and is not in it before it is added.
-func TestCompleteDeviceOfConfig(t *testing.T) {
+func TestCompleteDevice_Config(t *testing.T) {
 	def, c := shelled(t, "q35", "")
 	disk, err := joining(t, def, c, `<disk type='file'><driver name='qemu' type='raw'/><source file='/a'/><target dev='sda' bus='scsi'/></disk>`, false)
 	if err != nil {
@@ -123,7 +123,7 @@ func TestCompleteDeviceOfConfig(t *testing.T) {
 
 // A device that joins a running guest gets a free place and a name, and nothing
 // is added to the guest for its sake.
-func TestCompleteDeviceLive(t *testing.T) {
+func TestCompleteDevice_Live(t *testing.T) {
 	def, c := shelled(t, "q35", `<controller type='virtio-serial'/><controller type='pci' index='9' model='pcie-root-port'/>`)
 	AssignAliases(def)
 	before := def.Clone()
@@ -221,7 +221,7 @@ func TestAfterStart(t *testing.T) {
 }
 
 // What cannot be plugged is refused by name, and so is taking it out.
-func TestUnpluggable(t *testing.T) {
+func TestUnplug_Refused(t *testing.T) {
 	for names, dev := range map[string]device.Device{
 		"a graphics cannot be plugged":      &device.Graphics{Type: "vnc"},
 		"disks on bus ide":                  &device.Disk{Device: "disk", Bus: "ide"},

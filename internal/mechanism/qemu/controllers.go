@@ -49,7 +49,7 @@ func (b *builder) bridge(c *device.Controller, made map[*device.Controller]bool)
 	}
 	made[c] = true // also while those above are made: a loop ends here
 	if at, ok := c.Address.(device.PCI); ok {
-		if above := b.seats[seat{"pci", at.Bus}]; above != nil {
+		if above := b.controllersByKey[controllerKey{"pci", at.Bus}]; above != nil {
 			if err := b.bridge(above, made); err != nil {
 				return err
 			}
@@ -282,17 +282,17 @@ func (b *builder) place(props *properties, info *device.Info) error {
 	return nil
 }
 
-// seat is by what others name the controller that they sit on.
-type seat struct {
+// controllerKey is by what others name the controller that they sit on.
+type controllerKey struct {
 	kind  string
 	index uint
 }
 
-// seatsOf finds controllers by what others name them by. Of a USB controller this is the main part.
-func seatsOf(s *device.Set) map[seat]*device.Controller {
-	seats := make(map[seat]*device.Controller, len(s.Controllers))
+// controllersByKey finds controllers by what others name them by. Of a USB controller this is the main part.
+func controllersByKey(s *device.Set) map[controllerKey]*device.Controller {
+	seats := make(map[controllerKey]*device.Controller, len(s.Controllers))
 	for _, c := range s.Controllers {
-		at := seat{c.Type, c.Index}
+		at := controllerKey{c.Type, c.Index}
 		if known := seats[at]; known == nil || known.HasMaster && !c.HasMaster {
 			seats[at] = c
 		}
@@ -303,7 +303,7 @@ func seatsOf(s *device.Set) map[seat]*device.Controller {
 // busName is the PCI bus of an index. That of the machine's root has its own name, whatever alias the
 // definition gives to its controller.
 func (b *builder) busName(index uint) string {
-	c := b.seats[seat{"pci", index}]
+	c := b.controllersByKey[controllerKey{"pci", index}]
 	switch {
 	case c != nil && c.Model == "pcie-root":
 		return "pcie.0"
@@ -315,7 +315,7 @@ func (b *builder) busName(index uint) string {
 
 // usbBus is the first bus of a USB controller; companions share it.
 func (b *builder) usbBus(index uint) string {
-	if c := b.seats[seat{"usb", index}]; c != nil && !c.HasMaster {
+	if c := b.controllersByKey[controllerKey{"usb", index}]; c != nil && !c.HasMaster {
 		return c.Alias + ".0"
 	}
 	return fmt.Sprintf("usb%d.0", index)
@@ -329,7 +329,7 @@ func (b *builder) isBoardDrives(c *device.Controller) bool {
 // controllerName is QEMU's name of a controller that others sit on. Those that are on the board have a name
 // of their own.
 func (b *builder) controllerName(kind string, index uint) string {
-	c := b.seats[seat{kind, index}]
+	c := b.controllersByKey[controllerKey{kind, index}]
 	switch {
 	case c == nil:
 		return fmt.Sprintf("%s%d", kind, index)

@@ -24,7 +24,7 @@ func (b *builder) disks() error {
 func (b *builder) disk(d *device.Disk) error {
 	node := ""
 	a, present := b.Disks[d.Alias]
-	if b.rehearsal && !present && d.Source != nil {
+	if b.dryRun && !present && d.Source != nil {
 		a, present = device.DiskAttachment{Layers: []device.Layer{{Path: d.Source.Path(), Format: cmp.Or(d.Format, "raw")}}}, true
 	}
 	if d.Transient {
@@ -36,7 +36,7 @@ func (b *builder) disk(d *device.Disk) error {
 	if present {
 		make := b.nodes
 		if d.Encryption != nil && !b.live { // its passphrase is for the monitor only
-			make = b.standIn
+			make = b.addPlaceholder
 		}
 		top, err := make(d, a)
 		if err != nil {
@@ -65,19 +65,18 @@ func (b *builder) disk(d *device.Disk) error {
 // one has.
 var formats = []string{"luks", "raw", "qcow2", "qcow", "qed", "vmdk", "vdi", "vhdx", "vpc", "dmg", "cloop", "bochs", "parallels"}
 
-// backed are the formats with images below them. Where such a chain ends is
-// said too: QEMU must not follow what stands in an image.
+// backed are the formats with a backing file. The end of a chain is stated explicitly: QEMU must not
+// follow names in image headers.
 var backed = []string{"qcow2", "qcow", "qed", "vmdk"}
 
-// nodes makes the block nodes of a disk, one for each image, the lowest first. It gives the name of the
-// node that the device is to have. Each node is the monitor's own, so that a job can put one in the
-// place of another.
+// nodes makes the block nodes of a disk, one for each image, the lowest first, and returns the name of the
+// node for the device. Each node belongs to the monitor, so that a block job can replace one.
 func (b *builder) nodes(d *device.Disk, a device.DiskAttachment) (string, error) {
 	numbers := d.Nodes()
 	if len(a.Layers) == 0 || len(numbers) < len(a.Layers) {
 		return "", invalid("disk %s has %d images, of which %d are numbered", d.Target, len(a.Layers), len(numbers))
 	}
-	if err := b.key(d); err != nil {
+	if err := b.addKey(d); err != nil {
 		return "", err
 	}
 	var below any
@@ -92,7 +91,7 @@ func (b *builder) nodes(d *device.Disk, a device.DiskAttachment) (string, error)
 			return "", invalid("disk %s: an image of format %s cannot have another below it", d.Target, l.Format)
 		}
 		if i == 0 {
-			layer = append(layer, keyOf(d, l.Format)...)
+			layer = append(layer, keyProperties(d, l.Format)...)
 		}
 		b.part("blockdev", layer)
 		below = FormatNode(numbers[i])
@@ -103,8 +102,8 @@ func (b *builder) nodes(d *device.Disk, a device.DiskAttachment) (string, error)
 	return TopNode(d), nil
 }
 
-// removeNodes gives the steps that take away the block nodes of a disk, from the top down: QEMU keeps
-// a node that another lies on.
+// removeNodes returns the commands that remove the block nodes of a disk, from the top down: QEMU keeps a
+// node that another one uses.
 func removeNodes(d *device.Disk) []Step {
 	var steps []Step
 	if d.CopyOnRead == device.On && d.Source != nil {
@@ -122,7 +121,7 @@ func FormatNode(number uint) string { return nodeBase(number) + "-format" }
 // storageNode is the name of the node of the file or device that holds an image.
 func storageNode(number uint) string { return nodeBase(number) + "-storage" }
 
-// nodeBase is the beginning of the names of what QEMU has for an image.
+// nodeBase is the prefix of the names that QEMU uses for an image.
 func nodeBase(number uint) string { return fmt.Sprintf("libvirt-%d", number) }
 
 // TopNode is the name of the node that a disk's device reads and writes.
@@ -204,7 +203,7 @@ func (b *builder) storage(d *device.Disk, l device.Layer, number uint) (properti
 		return nil, invalid("disk %s has the unknown io mode %q", d.Target, d.IO)
 	}
 	cacheProperties(&props, d.Cache)
-	// What is handed over is open in one way and cannot be opened in another.
+	// A file that was handed over has a fixed mode and cannot be opened in another.
 	props.add("auto-read-only", l.File == nil)
 	discard := "unmap"
 	if d.Discard == "ignore" {
@@ -372,7 +371,7 @@ var maxLUN = map[string]uint{"lsisas1068": 1, "lsisas1078": 255, "am53c974": 7, 
 // targets. Where the model has no logical unit of the number, the unit counts targets, too.
 func (b *builder) scsiPlace(d *device.Disk, at device.Drive, props *properties) error {
 	model := ""
-	if c := b.seats[seat{"scsi", at.Controller}]; c != nil {
+	if c := b.controllersByKey[controllerKey{"scsi", at.Controller}]; c != nil {
 		model = c.Model
 	}
 	isVirtio := strings.HasPrefix(model, "virtio")

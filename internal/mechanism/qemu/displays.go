@@ -35,7 +35,7 @@ func (b *builder) graphics() error {
 			return unsupported("only one display of type %s is possible", g.Type)
 		}
 		seen[g.Type] = true
-		if len(g.Listens) > 1 && !b.rehearsal { // libvirt takes the definition, too
+		if len(g.Listens) > 1 && !b.dryRun { // libvirt takes the definition, too
 			return unsupported("devices/graphics/listen: the display of type %s has %d places to listen, and QEMU listens in one; keep one", g.Type, len(g.Listens))
 		}
 		var err error
@@ -85,13 +85,13 @@ func (b *builder) vnc(g *device.Graphics) error {
 		vnc.raw("none")
 	default:
 		port := g.Port
-		if b.rehearsal {
+		if b.dryRun {
 			port = max(port, firstVNC)
 		}
 		if err := checkVNCPort(port); err != nil {
 			return err
 		}
-		if DisplayIsHanded(g) {
+		if DaemonListens(g) {
 			vnc.raw("none") // until AfterStart
 			break
 		}
@@ -106,7 +106,7 @@ func (b *builder) vnc(g *device.Graphics) error {
 	if needsPassword(g) {
 		vnc.raw("password=on")
 	}
-	if b.rehearsal { // what was defined before goes on to start
+	if b.dryRun { // what was defined before goes on to start
 		if err := CheckPassword(g); err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func needsPassword(g *device.Graphics) bool { return g.HasPassword || g.Password
 // displaySocket is the path of a display's socket, chosen where none is said.
 func (b *builder) displaySocket(g *device.Graphics) (string, error) {
 	l := &g.Listens[0]
-	if l.Socket == "" && !b.rehearsal {
+	if l.Socket == "" && !b.dryRun {
 		path, err := socketIn(b.Dir, g.Type+".sock")
 		if err != nil {
 			return "", err
@@ -173,7 +173,7 @@ func (b *builder) spice(g *device.Graphics) error {
 	case "none":
 		spice.raw("port=0")
 	default:
-		if g.Port <= 0 && !b.rehearsal {
+		if g.Port <= 0 && !b.dryRun {
 			return invalid("a spice display needs a port")
 		}
 		spice.add("port", strconv.Itoa(max(g.Port, 0)))

@@ -7,26 +7,26 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// A passphrase is given through the monitor, and there is none yet when QEMU reads
-// its arguments. An encrypted disk's device therefore begins with a stand-in of
-// the same size that holds nothing, and gets its image before the processors run.
+// A passphrase is passed through the monitor, which is not connected yet when QEMU reads its arguments. So
+// an encrypted disk's device starts with an empty placeholder of the same size, and gets its image before
+// the vCPUs run.
 
-// standIn makes the node that a disk's device begins with.
-func (b *builder) standIn(d *device.Disk, a device.DiskAttachment) (string, error) {
-	if err := b.encryptable(d); err != nil {
+// addPlaceholder makes the empty node that an encrypted disk's device starts with.
+func (b *builder) addPlaceholder(d *device.Disk, a device.DiskAttachment) (string, error) {
+	if err := b.checkEncryption(d); err != nil {
 		return "", err
 	}
-	b.part("blockdev", properties{{"driver", "null-co"}, {"node-name", standInName(d)}, {"size", a.Size}, {"read-only", d.ReadOnly}, {"read-zeroes", true}})
-	return standInName(d), nil
+	b.part("blockdev", properties{{"driver", "null-co"}, {"node-name", placeholderName(d)}, {"size", a.Size}, {"read-only", d.ReadOnly}, {"read-zeroes", true}})
+	return placeholderName(d), nil
 }
 
-func standInName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-void" }
+func placeholderName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-void" }
 
 // keyName is what QEMU calls the passphrase of a disk.
 func keyName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-key" }
 
-// encryptable refuses encryption where it is not built.
-func (b *builder) encryptable(d *device.Disk) error {
+// checkEncryption refuses encryption that is not supported.
+func (b *builder) checkEncryption(d *device.Disk) error {
 	switch {
 	case d.Device != "disk":
 		return unsupported("disk %s: encryption of a %s is not built", d.Target, d.Device)
@@ -40,19 +40,19 @@ func (b *builder) encryptable(d *device.Disk) error {
 	return nil
 }
 
-// key hands a running QEMU what opens an encrypted disk.
-func (b *builder) key(d *device.Disk) error {
+// addKey passes the passphrase of an encrypted disk to a running QEMU.
+func (b *builder) addKey(d *device.Disk) error {
 	if d.Encryption == nil {
 		return nil
 	}
-	if err := b.encryptable(d); err != nil {
+	if err := b.checkEncryption(d); err != nil {
 		return err
 	}
 	return b.object("secret", keyName(d), property{"data", base64.StdEncoding.EncodeToString(b.Keys[d.Alias])}, property{"format", "base64"})
 }
 
-// keyOf is what an encrypted image is told of its passphrase.
-func keyOf(d *device.Disk, format string) properties {
+// keyProperties is what an encrypted image is told of its passphrase.
+func keyProperties(d *device.Disk, format string) properties {
 	switch {
 	case d.Encryption == nil:
 		return nil
@@ -62,19 +62,18 @@ func keyOf(d *device.Disk, format string) properties {
 	return properties{{"key-secret", keyName(d)}}
 }
 
-// forgetKey gives the steps by which QEMU forgets the passphrase of a disk that it has opened, if
-// it can do without: that of qcow2 it needs for as long as it has the image, whose header it reads
-// anew after each save, dump or restore. Without it the disk would have no image from then on.
-func forgetKey(p *Plan, d *device.Disk) []Step {
+// removeKey returns the commands that remove the passphrase of an open disk from QEMU, if it can do
+// without. For qcow2 it needs the passphrase as long as it has the image, because it reads the header
+// again after each save, dump or restore; without it the disk would lose its image.
+func removeKey(p *Plan, d *device.Disk) []Step {
 	if layers := p.Disks[d.Alias].Layers; d.Encryption == nil || len(layers) > 0 && layers[0].Format == "qcow2" {
 		return nil
 	}
 	return []Step{removal("object", keyName(d))}
 }
 
-// Unlock gives the steps that open the image of an encrypted disk and put it
-// behind the device in the place of the stand-in. The plan has the disk's
-// passphrase, which QEMU is made to forget where it can be.
+// Unlock returns the commands that open the image of an encrypted disk and replace the placeholder. The
+// plan holds the passphrase, which is removed from QEMU if possible.
 func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 	b := newBuilder(p)
 	b.live = true
@@ -88,6 +87,6 @@ func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 	}
 	steps = append(steps,
 		Step{Command: "qom-set", Args: properties{{"path", "/machine/peripheral/" + d.Alias}, {"property", "drive"}, {"value", top}}},
-		removal("blockdev", standInName(d)))
-	return slices.Concat(steps, forgetKey(p, d), forget(b.sets)), nil
+		removal("blockdev", placeholderName(d)))
+	return slices.Concat(steps, removeKey(p, d), removeSets(b.sets)), nil
 }

@@ -9,16 +9,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// A QEMU that may open nothing of the host's is handed its files. What it can only
-// be told as a path is then a set of descriptors, which it opens as /dev/fdset/N.
-// The set of an image has the number of the image's node, which is used once in the life of a guest.
+// A sandboxed QEMU gets its files as descriptors. Where QEMU only takes a path, it gets a set of
+// descriptors, which it opens as /dev/fdset/N. The set of an image has the number of the image's node,
+// which is used once in the life of a guest.
 
 // pathSet numbers the set of another file, above those of disks; the number must
 // be the same whenever the guest is made, and below 2^31.
 func pathSet(path string) uint { return 1<<30 | uint(crc32.ChecksumIEEE([]byte(path)))&(1<<30-1) }
 
-// handOver gives QEMU a file and says what it is to open. The path goes with it for
-// those who read the command line: QEMU makes nothing of it.
+// handOver passes a file to QEMU and returns the path to open. The original path is passed as a comment
+// for readers of the command line; QEMU ignores it.
 func (b *builder) handOver(f *os.File, set uint) string {
 	p := part{option: "add-fd", file: f, props: properties{{"fdset-id", set}}}
 	if !b.live {
@@ -31,7 +31,7 @@ func (b *builder) handOver(f *os.File, set uint) string {
 	return fmt.Sprintf("/dev/fdset/%d", set)
 }
 
-// open is what QEMU opens for a path: a file that it is handed, or the path.
+// open returns the path that QEMU opens: of a file that was passed, or the path itself.
 func (b *builder) open(path string) string {
 	if f := b.Files[path]; f != nil {
 		return b.handOver(f, pathSet(path))
@@ -39,10 +39,9 @@ func (b *builder) open(path string) string {
 	return path
 }
 
-// forget gives the steps after which nothing is left of sets of files but what
-// QEMU has opened. It would otherwise hold images, and the locks on them, that it
-// no longer uses.
-func forget(sets []uint) []Step {
+// removeSets returns the commands that remove sets of files from QEMU, except for the descriptors that it
+// has opened. Otherwise it would hold images that it no longer uses, and their locks.
+func removeSets(sets []uint) []Step {
 	steps := make([]Step, len(sets))
 	for i, set := range sets {
 		steps[i] = removal("add-fd", set)
@@ -50,9 +49,9 @@ func forget(sets []uint) []Step {
 	return steps
 }
 
-// ForgetImages gives the steps by which QEMU lets go of the images with these
-// numbers that it was handed when it started, once nothing in it uses them. A start
-// does not do that by itself: it would cost a command for each image.
+// ForgetImages returns the commands that remove the files of images with these numbers that QEMU got at
+// its start, once nothing in it uses them. A start does not do that: it would cost a command for each
+// image.
 func ForgetImages(held []FileSet, numbers []uint) []Step {
 	var sets []uint
 	for _, set := range held {
@@ -60,7 +59,7 @@ func ForgetImages(held []FileSet, numbers []uint) []Step {
 			sets = append(sets, set.ID)
 		}
 	}
-	return forget(sets)
+	return removeSets(sets)
 }
 
 // forgetBackend gives those for the files of a character device that goes. One
@@ -74,5 +73,5 @@ func forgetBackend(back *device.Backend) []Step {
 	if back.LogFile != "" {
 		sets = append(sets, pathSet(back.LogFile))
 	}
-	return forget(sets)
+	return removeSets(sets)
 }

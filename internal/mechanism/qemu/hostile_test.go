@@ -131,7 +131,7 @@ func keys(options string) []string {
 }
 
 // No string of a user's can become more than a value, whatever is in it.
-func TestNoInjection(t *testing.T) {
+func TestArguments_NoInjection(t *testing.T) {
 	c := testCapabilities(t)
 	arguments := func(s string) ([]string, error) {
 		def := spoken(s)

@@ -7,12 +7,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// An image below the top one is open to read only. A job that writes to it has QEMU open it again, from the
-// set of descriptors that has the image's number: QEMU takes one there that is open in the way it needs. So
-// QEMU is lent one to write with, and one to read with for when the job has ended: those with which it
-// started may have been taken from it.
+// An image below the top one is open read-only. For a job that writes to it QEMU opens it again, from the
+// set of descriptors with the image's number, and takes a descriptor with the mode that it needs. So QEMU
+// gets one to write, and one to read for the time after the job: the one from its start may have been
+// removed.
 
-// FileSet is a set of files that QEMU holds, as it tells on query-fdsets.
+// FileSet is a set of files that QEMU holds, as in query-fdsets.
 type FileSet struct {
 	ID    uint         `json:"fdset-id"`
 	Files []HandedFile `json:"fds"`
@@ -26,29 +26,28 @@ type HandedFile struct {
 
 // Marks of the descriptors that are lent, which tell them from others of the set.
 const (
-	lentToWrite = "lent to write"
-	lentToRead  = "lent to read"
+	grantedWrite = "lent to write"
+	grantedRead  = "lent to read"
 )
 
-// IsLent reports whether QEMU has been lent the image of a number to write.
-func IsLent(held []FileSet, number uint) bool { return len(marked(held, number, lentToWrite)) > 0 }
+// HasWrite reports whether QEMU has a writable file of the image.
+func HasWrite(held []FileSet, number uint) bool { return len(marked(held, number, grantedWrite)) > 0 }
 
-// Lend gives the steps that lend QEMU the image of a number, open to write and once more to read. What it
-// has been lent already is not in them. The one with which it started is taken from it: that has locks
-// which nobody would give back.
-func Lend(held []FileSet, number uint, write, read *os.File) []Step {
+// GrantWrite returns the commands that pass QEMU an image to write, and once more to read. Files that it
+// has already are skipped. The file from its start is removed, because its locks would never be released.
+func GrantWrite(held []FileSet, number uint, write, read *os.File) []Step {
 	var steps []Step
 	for _, one := range []struct {
 		file *os.File
 		mark string
-	}{{write, lentToWrite}, {read, lentToRead}} {
+	}{{write, grantedWrite}, {read, grantedRead}} {
 		if len(marked(held, number, one.mark)) == 0 {
 			steps = append(steps, Step{Command: "add-fd", Args: properties{{"fdset-id", number}, {"opaque", one.mark}}, File: one.file})
 		}
 	}
 	for _, set := range held {
 		for _, f := range set.Files {
-			if set.ID == number && f.Mark != lentToWrite && f.Mark != lentToRead {
+			if set.ID == number && f.Mark != grantedWrite && f.Mark != grantedRead {
 				steps = append(steps, removeFile(number, f.FD))
 			}
 		}
@@ -56,9 +55,9 @@ func Lend(held []FileSet, number uint, write, read *os.File) []Step {
 	return steps
 }
 
-// ReadAgain gives the step that has QEMU open an image below the top one to read only, as it was before. A job
-// that has ended without its effect leaves it open to write.
-func ReadAgain(d *device.Disk, number uint) (Step, bool) {
+// ReopenReadOnly returns the command that makes QEMU open an image below the top one read-only again. A
+// job that ended without effect leaves it writable.
+func ReopenReadOnly(d *device.Disk, number uint) (Step, bool) {
 	numbers := d.Nodes()
 	place := slices.Index(numbers, number)
 	if place < 1 {
@@ -76,11 +75,10 @@ func ReadAgain(d *device.Disk, number uint) (Step, bool) {
 	return Step{Command: "blockdev-reopen", Args: properties{{"options", []properties{props}}}}, true
 }
 
-// TakeBack gives the steps that take from QEMU what it was lent of the image of a number; none: it has
-// nothing of that any more.
-func TakeBack(held []FileSet, number uint) []Step {
+// RevokeWrite returns the commands that take back the files of GrantWrite; none if QEMU has none of them.
+func RevokeWrite(held []FileSet, number uint) []Step {
 	var steps []Step
-	for _, fd := range marked(held, number, lentToWrite, lentToRead) {
+	for _, fd := range marked(held, number, grantedWrite, grantedRead) {
 		steps = append(steps, removeFile(number, fd))
 	}
 	return steps

@@ -16,16 +16,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// A VNC display that listens on the host's network is no reason to have a QEMU in it: the
-// daemon listens there, and hands over the sockets. By themselves those would lead back: a
-// socket belongs to the network in which it was made, and whoever has one that listens, or
-// what it has accepted, can disconnect it, and connect it to any service of the host's, or listen
-// with it where the host is reached from elsewhere. So each has a filter, locked and inherited,
-// that lets clients of its address and port in and nothing else.
+// A VNC display that listens on the host's network does not need a QEMU in that network: the daemon
+// listens and passes the sockets. Such a socket alone would be a way out: it belongs to the network
+// namespace in which it was made, so a compromised QEMU could disconnect it or a connection that it
+// accepted, connect it to any service of the host, or listen on another port with it. So each socket has a
+// filter, locked and inherited, that admits only clients of its address and port.
 
-// DisplayIsHanded reports whether the sockets of a display are made by the daemon. Those of
-// spice and websockets QEMU makes by itself.
-func DisplayIsHanded(g *device.Graphics) bool {
+// DaemonListens reports whether the daemon makes the sockets of a display. QEMU itself makes those of
+// spice and websockets.
+func DaemonListens(g *device.Graphics) bool {
 	return g.Type == "vnc" && g.WebSocket == 0 && DisplayHasPort(g)
 }
 
@@ -35,8 +34,8 @@ func DisplayHasPort(g *device.Graphics) bool {
 	return l.Type != "socket" && l.Type != "none"
 }
 
-// AddressesOf are those that a display listens on: one that is said, or all of a name.
-func AddressesOf(ctx context.Context, name string) ([]netip.Addr, error) {
+// ListenAddresses returns the addresses that a display listens on: the given one, or all of a host name.
+func ListenAddresses(ctx context.Context, name string) ([]netip.Addr, error) {
 	if address, err := netip.ParseAddr(name); err == nil {
 		return []netip.Addr{address.Unmap()}, nil
 	}
@@ -48,7 +47,7 @@ func AddressesOf(ctx context.Context, name string) ([]netip.Addr, error) {
 	return slices.Compact(all), err
 }
 
-// ListenDisplay makes a socket on which a display listens; on :: that is IPv4, too.
+// ListenDisplay makes a listening socket for a display; on :: it accepts IPv4 too.
 func ListenDisplay(ctx context.Context, at netip.Addr, port int) (*os.File, error) {
 	if err := checkVNCPort(port); err != nil {
 		return nil, err
@@ -58,7 +57,7 @@ func ListenDisplay(ctx context.Context, at netip.Addr, port int) (*os.File, erro
 		network = "tcp4"
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		failed := c.Control(func(fd uintptr) { err = admitClientsAlone(int(fd), at, uint16(port)) })
+		failed := c.Control(func(fd uintptr) { err = filterClients(int(fd), at, uint16(port)) })
 		return cmp.Or(failed, err)
 	}}
 	config.SetMultipathTCP(false) // whose parts the filter would not see
@@ -77,10 +76,11 @@ func checkVNCPort(port int) error {
 	return nil
 }
 
-// admitClientsAlone has the kernel drop what comes to a socket, and to those that it
-// accepts, for another port or address than its own, and answers to what it has called itself:
-// who has it connects it nowhere, and listens nowhere else. No privilege takes that back.
-func admitClientsAlone(fd int, at netip.Addr, port uint16) error {
+// filterClients attaches a filter to a socket, inherited by the sockets that it accepts. The kernel drops
+// packets for another port or address, and answers to connections that the socket itself opens. A holder
+// of the socket can therefore neither connect it elsewhere nor listen elsewhere with it. The filter is
+// locked, so no privilege removes it.
+func filterClients(fd int, at netip.Addr, port uint16) error {
 	const (
 		// Where a TCP header has them.
 		toPort, flags = 2, 13
@@ -94,7 +94,7 @@ func admitClientsAlone(fd int, at netip.Addr, port uint16) error {
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 1, K: uint32(port)},
 		drop,
 	}
-	for _, part := range addressed(at) {
+	for _, part := range addressWords(at) {
 		program = append(program, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: part.at})
 		if part.mask != 0 {
 			program = append(program, unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: part.mask})
@@ -114,12 +114,12 @@ func admitClientsAlone(fd int, at netip.Addr, port uint16) error {
 	return os.NewSyscallError("setsockopt", err)
 }
 
-// word is one of a packet, with what of it is looked at (0: all) and what that is.
+// word is a 32-bit word of a packet: its offset, the mask to apply (0: none) and the expected value.
 type word struct{ at, mask, is uint32 }
 
-// addressed are the words of a packet's IP header that say that it is for an address; none of
-// the one that stands for all.
-func addressed(at netip.Addr) []word {
+// addressWords returns the words of an IP header that contain a destination address; none for the
+// unspecified address.
+func addressWords(at netip.Addr) []word {
 	const (
 		header = 0xfff00000 // where the kernel has it for filters
 		kind   = 0xf0000000
@@ -138,8 +138,8 @@ func addressed(at netip.Addr) []word {
 	}
 }
 
-// listening gives the steps by which a display takes the sockets that it listens on.
-func listening(files []*os.File) []Step {
+// listenSteps returns the commands that pass a display its listening sockets.
+func listenSteps(files []*os.File) []Step {
 	if len(files) == 0 {
 		return nil
 	}

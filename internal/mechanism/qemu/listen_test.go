@@ -94,10 +94,10 @@ func socketAddress(at netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: at.Addr().As16(), Port: int(at.Port())}
 }
 
-// TestTheSocketOfADisplayListensNowhereElse: what it has accepted can be made to listen on all
+// TestListenDisplay_SocketCannotListenElsewhere: what it has accepted can be made to listen on all
 // addresses of the host, and lets nobody in there but who calls the one that it is for.
 // Promise: I1
-func TestTheSocketOfADisplayListensNowhereElse(t *testing.T) {
+func TestListenDisplay_SocketCannotListenElsewhere(t *testing.T) {
 	for _, c := range []struct{ display, all, other string }{{"127.0.0.1", "0.0.0.0", "127.0.0.2"}, {"::1", "::", "127.0.0.1"}, {"0.0.0.0", "0.0.0.0", "127.0.0.2"}} {
 		listening, port := displayAt(t, c.display)
 		at := netip.AddrPortFrom(netip.MustParseAddr(c.display), uint16(port))
@@ -130,11 +130,11 @@ func TestTheSocketOfADisplayListensNowhereElse(t *testing.T) {
 	}
 }
 
-// TestTheSocketOfADisplayLeadsNowhere: whoever has the socket of a display, or what it has
+// TestListenDisplay_SocketCannotConnect: whoever has the socket of a display, or what it has
 // accepted, serves clients with it, and reaches no service of the host's; with sockets
 // that are not kept from it he does.
 // Promise: I1
-func TestTheSocketOfADisplayLeadsNowhere(t *testing.T) {
+func TestListenDisplay_SocketCannotConnect(t *testing.T) {
 	for _, address := range []string{"127.0.0.1", "::1"} {
 		for _, kept := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s kept=%v", address, kept), func(t *testing.T) { testLeads(t, address, kept) })

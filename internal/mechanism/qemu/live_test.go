@@ -54,7 +54,7 @@ func liveCapabilities(t *testing.T) *qemucaps.Capabilities {
 // QEMU makes a machine of the arguments of every document that this host has
 // what it takes for, with all the devices that were named, and takes the steps
 // that follow.
-func TestQEMUTakesArguments(t *testing.T) {
+func TestArguments_AcceptedByQEMU(t *testing.T) {
 	c := liveCapabilities(t)
 	for name, g := range goldens(t) {
 		if strings.HasPrefix(g.want, "error: ") {

@@ -47,7 +47,7 @@ func (b *builder) netdev(n *device.NIC) error {
 		b.part("netdev", properties{{"type", "user"}, {"id", id}})
 		return nil
 	case a != nil && len(a.Tap) > 0:
-	case b.rehearsal:
+	case b.dryRun:
 		return nil
 	default:
 		return invalid("interface %s has no connection to the host", n.MAC)
@@ -67,7 +67,7 @@ func (b *builder) netdev(n *device.NIC) error {
 // its first descriptor that is handed over.
 func UserNetwork() []string {
 	return []string{
-		"-name", "lodge-user-network", "-machine", "none", "-m", "0", "-no-user-config", "-nodefaults", "-display", "none", "-sandbox", forbidden,
+		"-name", "lodge-user-network", "-machine", "none", "-m", "0", "-no-user-config", "-nodefaults", "-display", "none", "-sandbox", sandboxOptions,
 		"-netdev", `{"type":"user","id":"user"}`,
 		"-netdev", fmt.Sprintf(`{"type":"socket","id":"wire","fd":"%d"}`, firstFile),
 		"-netdev", `{"type":"hubport","id":"user-port","hubid":0,"netdev":"user"}`,

@@ -9,7 +9,7 @@ import (
 // A number is a few digits to write, and must be no more to understand: it may not
 // stand for as many arguments, devices or bytes in the daemon.
 // Promise: X3
-func TestNoNumberCostsMoreThanItsDigits(t *testing.T) {
+func TestArguments_LargeNumbers(t *testing.T) {
 	const (
 		many  = "1000000"
 		bound = 64 << 20 // bytes; 64 for each of many, beside what a document takes

@@ -218,7 +218,7 @@ func (b *builder) vsock() error {
 }
 
 func (b *builder) vsockOf(v *device.VSock) error {
-	if v.CID < firstCID && !b.rehearsal {
+	if v.CID < firstCID && !b.dryRun {
 		return invalid("a vsock needs a context id of %d or more, not %d", firstCID, v.CID)
 	}
 	props := properties{{"id", v.Alias}, {"guest-cid", max(v.CID, firstCID)}}

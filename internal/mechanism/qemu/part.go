@@ -10,9 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// property is one member of an object, and properties an object that keeps the
-// order of its members: what a person reads in a log or in ps begins with what
-// matters.
+// property is one member of a JSON object, and properties are an object that keeps the order of its
+// members: the important ones come first in logs and in ps.
 type property struct {
 	name  string
 	value any
@@ -20,8 +19,7 @@ type property struct {
 
 type properties []property
 
-// MarshalJSON writes the object. Whatever a value holds stays inside its
-// quotes.
+// MarshalJSON writes the object. All text of a value stays within its quotes.
 func (p properties) MarshalJSON() ([]byte, error) { return p.appendTo(nil) }
 
 func (p properties) appendTo(b []byte) ([]byte, error) {
@@ -117,8 +115,7 @@ func (p properties) get(name string) any {
 	return nil
 }
 
-// part is one thing that QEMU is told to make, on its command line or through
-// its monitor.
+// part is one object for QEMU to make, on its command line or through its monitor.
 type part struct {
 	option string // as on the command line: device, blockdev, netdev, object, chardev, …
 	props  properties
@@ -127,8 +124,8 @@ type part struct {
 	file   *os.File // of a getfd
 }
 
-// making says how a kind of part is made and unmade through the monitor.
-var making = map[string]struct{ add, remove, key string }{
+// monitorCommands are the commands that add and remove a kind of part.
+var monitorCommands = map[string]struct{ add, remove, key string }{
 	"device":   {"device_add", "device_del", "id"},
 	"blockdev": {"blockdev-add", "blockdev-del", "node-name"},
 	"netdev":   {"netdev_add", "netdev_del", "id"},
@@ -152,7 +149,7 @@ func (p part) argument() (string, error) {
 
 // step is the part in the monitor.
 func (p part) step() Step {
-	m := making[p.option]
+	m := monitorCommands[p.option]
 	props := p.props
 	if p.back != nil {
 		props = p.back.arguments()
@@ -163,7 +160,7 @@ func (p part) step() Step {
 
 // removal is the step that takes a part away.
 func removal(option string, name any) Step {
-	m := making[option]
+	m := monitorCommands[option]
 	return Step{Command: m.remove, Args: properties{{m.key, name}}}
 }
 

@@ -22,7 +22,7 @@ type Step struct {
 func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	b := newBuilder(p)
 	b.live = true
-	if err := b.pluggable(dev); err != nil {
+	if err := b.addPluggable(dev); err != nil {
 		return nil, err
 	}
 	steps := make([]Step, len(b.parts))
@@ -30,20 +30,20 @@ func Plug(p *Plan, dev device.Device) ([]Step, error) {
 		steps[i] = part.step()
 	}
 	if d, ok := dev.(*device.Disk); ok {
-		steps = append(steps, forgetKey(p, d)...)
+		steps = append(steps, removeKey(p, d)...)
 	}
-	return append(steps, forget(b.sets)...), nil
+	return append(steps, removeSets(b.sets)...), nil
 }
 
-// TakesPCI reports whether a guest takes PCI devices while it runs: of machine type pc it learns of
-// them by ACPI, and by nothing else.
+// TakesPCI reports whether a running guest accepts PCI hotplug: machine type pc announces devices by ACPI
+// only.
 func TakesPCI(d *domain.Definition) bool {
 	return boardOf(d.OS.Machine) != i440fx || d.Features.ACPI
 }
 
-// pluggable makes a device of a kind that can come and go while the guest runs.
-func (b *builder) pluggable(dev device.Device) error {
-	if _, err := unplugged(dev); err != nil {
+// addPluggable makes a device of a kind that can come and go while the guest runs.
+func (b *builder) addPluggable(dev device.Device) error {
+	if _, err := removeBackend(dev); err != nil {
 		return err
 	}
 	switch d := dev.(type) {
@@ -75,16 +75,16 @@ func (b *builder) pluggable(dev device.Device) error {
 	return cannotPlug(dev)
 }
 
-// Unplug gives the step that asks the guest to let a device go, and those that
-// follow when QEMU has told that it did.
+// Unplug returns the command that asks the guest to release a device, and the commands to run after QEMU
+// reports that it did.
 func Unplug(dev device.Device) (request Step, after []Step, err error) {
-	after, err = unplugged(dev)
+	after, err = removeBackend(dev)
 	return removal("device", dev.Common().Alias), after, err
 }
 
-// unplugged gives the steps that remove what was behind a device, or why it
-// cannot come and go.
-func unplugged(dev device.Device) ([]Step, error) {
+// removeBackend returns the commands that remove the backend of a device, or the reason why it cannot be
+// unplugged.
+func removeBackend(dev device.Device) ([]Step, error) {
 	alias := dev.Common().Alias
 	chardev := removal("chardev", "char"+alias)
 	switch d := dev.(type) {
@@ -144,10 +144,9 @@ func cannotPlug(dev device.Device) error {
 	return unsupported("a %s cannot be plugged into a running domain, or out of it", dev.Kind())
 }
 
-// ChangeMedia gives the steps that exchange the medium in a drive for CDs or
-// floppies; medium has no source when the drive is to be empty. The new medium's
-// nodes are numbered, unless they have numbers already. A guest that has locked its
-// tray is overruled with force only.
+// ChangeMedia returns the commands that exchange the medium in a CD or floppy drive. A medium without a
+// source empties the drive. The new medium's nodes get numbers unless they have them. Only force overrides
+// a tray that the guest has locked.
 func ChangeMedia(p *Plan, before, medium *device.Disk, force bool) ([]Step, error) {
 	if before.Device != "cdrom" && before.Device != "floppy" {
 		return nil, unsupported("disk %s is a %s, whose source cannot be exchanged while the domain runs", before.Target, before.Device)
@@ -172,21 +171,21 @@ func ChangeMedia(p *Plan, before, medium *device.Disk, force bool) ([]Step, erro
 		for _, part := range b.parts {
 			steps = append(steps, part.step())
 		}
-		steps = append(append(steps, *insertion(medium)), forget(b.sets)...)
+		steps = append(append(steps, *insertion(medium)), removeSets(b.sets)...)
 	}
 	if medium.Tray != "open" {
 		steps = append(steps, Step{Command: "blockdev-close-tray", Args: properties{id}})
 	}
-	return inOrder(steps), nil
+	return addsFirst(steps), nil
 }
 
 func insertion(d *device.Disk) *Step {
 	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", backendOf(d)}, {"node-name", TopNode(d)}}}
 }
 
-// inOrder moves what makes things before what takes things away: when the new
-// medium cannot be opened the old one is still there.
-func inOrder(steps []Step) []Step {
+// addsFirst moves commands that add before commands that remove: if the new medium cannot be opened, the
+// old one is still there.
+func addsFirst(steps []Step) []Step {
 	var first, rest, last []Step
 	for _, s := range steps {
 		switch s.Command {

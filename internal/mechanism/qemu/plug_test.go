@@ -203,7 +203,7 @@ func (g *liveGuest) inventory(t *testing.T) []string {
 }
 
 // A device that cannot be plugged in after all is taken back to nothing.
-func TestPlugIsUndone(t *testing.T) {
+func TestPlug_Undo(t *testing.T) {
 	g := startLive(t, plugHost, liveCapabilities(t))
 	before := g.inventory(t)
 	for _, name := range []string{"virtio disk", "user nic", "channel", "egd", "tap nic"} {

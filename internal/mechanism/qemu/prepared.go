@@ -8,16 +8,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Preparable says why a guest's QEMU cannot be started before the guest is; nil:
-// it can, and waits with its processors stopped. Such a QEMU has the arguments of
-// the start that it is kept for, all of them, so that its hardware is that of any
-// other start by construction. That leaves two questions, which are answered here
-// by naming what is known to be good: whether anything outside QEMU may change
-// meanwhile that a start would read anew (images, the host's devices, a clock that
-// does not count from UTC), and whether anybody would notice that it is there
-// (ports, sockets, interfaces, memory).
+// Preparable tells why a guest's QEMU cannot be started before the guest; nil: it can, and waits with its
+// vCPUs stopped. Such a QEMU has exactly the arguments of the start, so its hardware cannot differ. It is
+// refused if something that a start reads may change meanwhile (images, the host's devices, a clock not
+// based on UTC), or if its presence is visible (ports, sockets, interfaces, memory).
 func Preparable(d *domain.Definition) error {
-	for _, check := range []func(*domain.Definition) error{memoryWaits, clockWaits, firmwareWaits} {
+	for _, check := range []func(*domain.Definition) error{checkMemory, checkClock, checkFirmware} {
 		if err := check(d); err != nil {
 			return err
 		}
@@ -32,15 +28,15 @@ func Preparable(d *domain.Definition) error {
 		return unsupported("each start has a generation of its own")
 	}
 	for _, dev := range d.Devices.All() {
-		if !waits(dev) {
+		if !isQEMUOnly(dev) {
 			return unsupported("the %s cannot be prepared: it is part of the host, or can be seen there", dev.Kind())
 		}
 	}
 	return nil
 }
 
-// memoryWaits wants memory that is taken only when the guest touches it.
-func memoryWaits(d *domain.Definition) error {
+// checkMemory requires memory that is allocated only when the guest touches it.
+func checkMemory(d *domain.Definition) error {
 	b := d.Backing
 	anonymous := b.Source == "" || b.Source == "anonymous"
 	switch {
@@ -52,9 +48,9 @@ func memoryWaits(d *domain.Definition) error {
 	return nil
 }
 
-// clockWaits wants a clock that is right whenever the guest begins: QEMU's
-// follows the host's, from what it was when the machine was made.
-func clockWaits(d *domain.Definition) error {
+// checkClock requires a clock that is right at any start: QEMU's clock follows the host's from the time
+// when the machine was made.
+func checkClock(d *domain.Definition) error {
 	if o := d.Clock.Offset; o != "" && o != "utc" {
 		return unsupported("a clock of offset %s is set when QEMU starts", o)
 	}
@@ -66,18 +62,16 @@ func clockWaits(d *domain.Definition) error {
 	return nil
 }
 
-// firmwareWaits refuses firmware whose variables are in a file that others may
-// write.
-func firmwareWaits(d *domain.Definition) error {
+// checkFirmware refuses firmware with variables in a file that others may write.
+func checkFirmware(d *domain.Definition) error {
 	if l := d.OS.Loader; l.Type == "pflash" || d.OS.Firmware == "efi" || d.OS.NVRAM.Path != "" {
 		return unsupported("the variables of UEFI firmware are read when QEMU starts")
 	}
 	return nil
 }
 
-// waits reports whether a device is QEMU's alone: nothing of the host is in it
-// that changes or shows.
-func waits(dev device.Device) bool {
+// isQEMUOnly reports whether a device uses nothing of the host that can change or be seen.
+func isQEMUOnly(dev device.Device) bool {
 	switch d := dev.(type) {
 	case *device.Controller, *device.Sound, *device.Watchdog, *device.Panic, *device.Balloon, *device.Hub:
 		return true
@@ -121,8 +115,8 @@ func ReadAtStart(d *domain.Definition, binary string) []string {
 	return slices.DeleteFunc(files, func(path string) bool { return path == "" })
 }
 
-// Same reports whether two commands make the same machine and speak of no file
-// that only one process was given, but for the monitor's.
-func (c *Command) Same(other *Command) bool {
+// SameMachine reports whether two commands make the same machine and refer to no file that only one
+// process got, except for the monitor's.
+func (c *Command) SameMachine(other *Command) bool {
 	return slices.Equal(c.Args, other.Args) && slices.Equal(c.Env, other.Env) && max(len(c.Files), len(other.Files)) <= 1
 }

@@ -109,7 +109,7 @@ func TestArchitectures(t *testing.T) {
 }
 
 // A host that cannot run guests of a type says why.
-func TestRefusesUnusableAccelerator(t *testing.T) {
+func TestArguments_UnusableAccelerator(t *testing.T) {
 	c := testCapabilities(t)
 	c.Accelerators[0].Usable, c.Accelerators[0].Reason = false, "the trial guest did not run"
 	_, err := understand(fmt.Sprintf(shell, "kvm", "", "q35", ""), c)
@@ -120,10 +120,10 @@ func TestRefusesUnusableAccelerator(t *testing.T) {
 
 // The trial for i686 is a short one: KVM counts for such guests only where the whole
 // trial has passed.
-func TestBelieve_TakesOverWhatDoesNotWork(t *testing.T) {
+func TestAdoptFailures(t *testing.T) {
 	broken := &qemucaps.Capabilities{Accelerators: []qemucaps.Accelerator{{Name: "kvm", Reason: "it interprets"}, {Name: "tcg", Usable: true}}}
 	c := &qemucaps.Capabilities{Arch: "i386", Accelerators: []qemucaps.Accelerator{{Name: "kvm", Usable: true, HostCPU: true}, {Name: "tcg", Usable: true}}}
-	c.Believe(broken)
+	c.AdoptFailures(broken)
 	if kvm := c.Accelerator("kvm"); kvm.Usable || kvm.HostCPU || kvm.Reason != "it interprets" {
 		t.Errorf("KVM is %+v", kvm)
 	}

@@ -20,9 +20,8 @@ const (
 // setGuestCID is the kernel's VHOST_VSOCK_SET_GUEST_CID.
 const setGuestCID = 0x4008af60
 
-// ClaimVSock takes a context id for a vsock: the one that it says, or the first
-// that is free, which is then noted in it. The id is the guest's for as long as
-// somebody has the file open, which the caller closes.
+// ClaimVSock takes a context id for a vsock: the given one, or the first free one, which is stored in it.
+// The id stays taken as long as the file is open in any process. The caller closes it.
 func ClaimVSock(v *device.VSock) (*os.File, error) {
 	const path = "/dev/vhost-vsock"
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -54,5 +53,5 @@ func claim(f *os.File, v *device.VSock) error {
 			return fault.Wrap(errno, fault.Failed, fault.Host, "cannot take vsock context id %d", cid)
 		}
 	}
-	return fault.New(fault.Busy, fault.Device, "vsock context id %d is another guest's", last)
+	return fault.New(fault.Busy, fault.Device, "vsock context id %d is in use by another guest", last)
 }

@@ -57,8 +57,8 @@ type Machine struct {
 	DefaultRAMID   string // id of the memory backend that QEMU would make by itself
 }
 
-// Accelerator is a way to run guest code. What is told about CPU models holds
-// under this accelerator and is there only when it is usable.
+// Accelerator is a way to run guest code. The CPU models hold under this accelerator, and are known only
+// if it is usable.
 type Accelerator struct {
 	Name    string // as in -accel
 	Present bool   // built into the binary
@@ -143,8 +143,8 @@ func (c *Capabilities) Accelerator(name string) Accelerator {
 	return c.Accelerators[i]
 }
 
-// Best is the best usable accelerator.
-func (c *Capabilities) Best() (Accelerator, bool) {
+// BestAccelerator is the best usable accelerator.
+func (c *Capabilities) BestAccelerator() (Accelerator, bool) {
 	i := slices.IndexFunc(c.Accelerators, func(a Accelerator) bool { return a.Usable })
 	if i < 0 {
 		return Accelerator{}, false
@@ -215,15 +215,14 @@ func (c *Capabilities) GuestArch() string {
 	return c.Arch
 }
 
-// Runs says whether the binary runs guests of an architecture. Those of i686 also
-// run on a processor of x86_64.
+// Runs reports whether the binary runs guests of an architecture. x86_64 processors run i686 guests too.
 func (c *Capabilities) Runs(arch string) bool {
 	return arch == c.GuestArch() || arch == "i686" && c.Arch == "x86_64"
 }
 
-// Believe takes over from another binary on this host which of its accelerators do not
-// work. The trial guest for i386 ends early, and a KVM that runs so much may run no more.
-func (c *Capabilities) Believe(other *Capabilities) {
+// AdoptFailures marks accelerators as unusable that do not work for another binary on this host. The trial
+// guest for i386 ends early, and a KVM that runs it may fail with more.
+func (c *Capabilities) AdoptFailures(other *Capabilities) {
 	for i := range c.Accelerators {
 		acc := &c.Accelerators[i]
 		if judged := other.Accelerator(acc.Name); acc.Usable && !judged.Usable {

@@ -15,22 +15,22 @@ type CPUDefinition struct {
 }
 
 // IsSoldAs reports whether processors of a signature are of this model.
-func (d CPUDefinition) IsSoldAs(s Signature) bool { return d.Signature.sold(d.Name, s) }
+func (d CPUDefinition) IsSoldAs(s Signature) bool { return d.Signature.isSoldAs(d.Name, s) }
 
-// inNoModel are features that no model has by itself: hypervisor, which QEMU gives
+// notInModels are features that no model has by itself: hypervisor, which QEMU gives
 // all guests, and vme, which its emulator lacks. vmeModels have it all the same.
 var (
-	inNoModel = []string{"hypervisor", "vme"}
-	vmeModels = []string{
+	notInModels = []string{"hypervisor", "vme"}
+	vmeModels   = []string{
 		"486", "pentium", "coreduo", "core2duo", "n270", "athlon", "IvyBridge", "Skylake", "Cascadelake", "Cooperlake", "Icelake",
 		"SapphireRapids", "Snowridge", "EPYC", "Dhyana",
 	}
 )
 
-// readOtherwise are the features of QEMU's models that libvirt's models of that name
-// lack, and those that these have beyond QEMU's. The descriptions that clients keep
-// are by libvirt's. The first prefix that fits counts.
-var readOtherwise = []struct{ prefix, without, with string }{
+// libvirtDifferences are the features of QEMU's models that libvirt's models of the same name lack, and
+// those that libvirt's have in addition. Clients keep libvirt's descriptions. The first matching prefix
+// counts.
+var libvirtDifferences = []struct{ prefix, without, with string }{
 	{"athlon", "mca", ""},
 	{"core2duo", "acpi cx16 lahf-lm ss", ""},
 	{"coreduo", "acpi ss", ""},
@@ -59,15 +59,14 @@ var readOtherwise = []struct{ prefix, without, with string }{
 	{"Opteron_G5", "npt nrip-save", ""},
 }
 
-// CPUDefinitions are the named models, those with the most features first. An
-// emulator tells of all models what they are, and KVM changes some; so emulators
-// are asked first.
+// CPUDefinitions returns the named models, those with the most features first. The emulator describes all
+// models unchanged while KVM changes some, so the emulator is preferred.
 func (c *Capabilities) CPUDefinitions() []CPUDefinition {
 	var definitions []CPUDefinition
 	for _, accelerator := range []string{"tcg", "kvm"} {
 		for _, m := range c.Accelerator(accelerator).Models {
 			if m.HasStableName() && len(m.Features) > 0 {
-				definitions = append(definitions, CPUDefinition{m.Name, m.Signature, asKnown(m)})
+				definitions = append(definitions, CPUDefinition{m.Name, m.Signature, libvirtFeatures(m)})
 			}
 		}
 		if definitions != nil {
@@ -78,14 +77,14 @@ func (c *Capabilities) CPUDefinitions() []CPUDefinition {
 	return definitions
 }
 
-// asKnown gives the features of a model as clients know it.
-func asKnown(m CPUModel) []string {
+// libvirtFeatures returns the features of a model as libvirt describes it.
+func libvirtFeatures(m CPUModel) []string {
 	named := func(prefix string) bool { return strings.HasPrefix(m.Name, prefix) }
-	without, with := inNoModel, []string(nil)
+	without, with := notInModels, []string(nil)
 	if slices.ContainsFunc(vmeModels, named) {
 		with = append(with, "vme")
 	}
-	for _, r := range readOtherwise {
+	for _, r := range libvirtDifferences {
 		if named(r.prefix) {
 			without, with = slices.Concat(without, strings.Fields(r.without)), append(with, strings.Fields(r.with)...)
 			break

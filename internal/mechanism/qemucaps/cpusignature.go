@@ -2,12 +2,12 @@ package qemucaps
 
 import "strings"
 
-// Signature is what x86 processors are numbered by.
+// Signature identifies an x86 processor: family, model and stepping of CPUID leaf 1.
 type Signature struct{ Family, Model, Stepping int }
 
-// sales are the signatures under which processors were sold that QEMU knows by one
-// signature alone. The first that fits a model's name counts.
-var sales = []struct {
+// soldSignatures are further signatures of processors that QEMU knows by one only. The first prefix that
+// matches a model's name counts.
+var soldSignatures = []struct {
 	prefix     string
 	family     int
 	models     []int
@@ -30,10 +30,10 @@ var sales = []struct {
 	{"Snowridge", 6, []int{134}, 0, 0},
 }
 
-// sold reports whether processors of a signature are sold as a model, which QEMU
+// isSoldAs reports whether processors of a signature are sold as a model, which QEMU
 // gives the signature s.
-func (s Signature) sold(model string, as Signature) bool {
-	for _, sale := range sales {
+func (s Signature) isSoldAs(model string, as Signature) bool {
+	for _, sale := range soldSignatures {
 		if !strings.HasPrefix(model, sale.prefix) {
 			continue
 		}

@@ -17,14 +17,13 @@ type Identity struct {
 	Size          int64
 	ModTime       int64 // nanoseconds since 1970
 	Device, Inode uint64
-	ChangeTime    int64 // nanoseconds since 1970; nobody can set it
+	ChangeTime    int64 // nanoseconds since 1970; no program can set it
 	Modules       int64 // when modules last came or went, likewise; 0 without any
 }
 
-// Host tells whether the verdict about KVM still counts: for as long as the same
-// kernel runs with the same KVM on the same processor. Times of files are not in
-// it: the kernel tells udev of each machine that KVM makes or ends, and udev sets
-// the rights of /dev/kvm anew each time.
+// Host identifies the host for the verdict about KVM: it holds while the same kernel runs with the same
+// KVM on the same processor. Times of files are left out: udev sets the mode of /dev/kvm again whenever
+// KVM makes or ends a machine.
 type Host struct {
 	BootID    string
 	Kernel    string // its release
@@ -32,16 +31,15 @@ type Host struct {
 	KVM       KVM
 }
 
-// KVM is the device that the kernel's module gives. One that is loaded anew has a
-// new inode.
+// KVM is the device of the kernel's module. A module that is loaded again gives it a new inode.
 type KVM struct {
 	Inode, Device uint64 // of /dev/kvm; 0 when it is not there
 	Opens         bool
 	Nested        string // whether guests may run guests, by module
 }
 
-// Matches reports whether c still tells the truth about the binary at that
-// path, on this host as it is now. It looks at files' metadata only.
+// Matches reports whether c still holds for the binary at that path on this host. It reads only metadata
+// of files.
 func (c *Capabilities) Matches(binary string) bool {
 	now, err := Identify(binary)
 	return err == nil && c.Format == Format && c.Binary == now && c.Host == ThisHost()

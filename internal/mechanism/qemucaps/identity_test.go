@@ -24,10 +24,10 @@ func furnishedHost(t *testing.T) hostSources {
 	}
 }
 
-// TestMatches_RightsOfTheKVMDeviceSetAnew: udev does that whenever KVM makes or
+// TestMatches_KVMDeviceModeChanged: udev does that whenever KVM makes or
 // ends a machine, and what was probed holds all the same.
 // Promise: G15
-func TestMatches_RightsOfTheKVMDeviceSetAnew(t *testing.T) {
+func TestMatches_KVMDeviceModeChanged(t *testing.T) {
 	host := furnishedHost(t)
 	defer func(s hostSources) { sources = s }(sources)
 	sources = host
@@ -56,7 +56,7 @@ func TestMatches_RightsOfTheKVMDeviceSetAnew(t *testing.T) {
 	}
 }
 
-func TestHost_WhatChangesTheVerdictAboutKVM(t *testing.T) {
+func TestThisHost_Changes(t *testing.T) {
 	for name, change := range map[string]func(*testing.T, hostSources) error{
 		"another boot":               func(t *testing.T, s hostSources) error { write(t, s.bootID, "b2\n"); return nil },
 		"another kernel":             func(t *testing.T, s hostSources) error { write(t, s.kernel, "6.2\n"); return nil },
@@ -90,7 +90,7 @@ func TestHost_WhatChangesTheVerdictAboutKVM(t *testing.T) {
 
 // A device that cannot be opened may be so later, with the same inode: its module
 // is loaded at the first try.
-func TestHost_KVMThatDoesNotOpen(t *testing.T) {
+func TestThisHost_KVMCannotBeOpened(t *testing.T) {
 	s := furnishedHost(t)
 	if kvm := s.host().KVM; !kvm.Opens || kvm.Nested != "kvm_amd=1 " {
 		t.Errorf("a device that can be opened is %+v", kvm)

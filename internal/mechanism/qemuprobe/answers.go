@@ -93,8 +93,8 @@ var (
 	accelTypes   = object{"implements": "accel", "abstract": false}
 )
 
-// interrogate asks everything that does not depend on the accelerator.
-func (a Answers) interrogate(ctx context.Context, s *qmp.Session) error {
+// askAll asks everything that does not depend on the accelerator.
+func (a Answers) askAll(ctx context.Context, s *qmp.Session) error {
 	// Listing types loads QEMU's modules, some of which add options.
 	for _, types := range []object{deviceTypes, objectTypes, chardevTypes, accelTypes} {
 		if err := a.ask(ctx, s, "qom-list-types", types); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 )
 
-// interrogateCPUs asks what depends on the accelerator QEMU runs with.
-func (a Answers) interrogateCPUs(ctx context.Context, s *qmp.Session, accelerator string) error {
+// askCPUs asks what depends on the accelerator QEMU runs with.
+func (a Answers) askCPUs(ctx context.Context, s *qmp.Session, accelerator string) error {
 	if err := a.ask(ctx, s, "query-cpu-definitions", nil); err != nil {
 		return err
 	}

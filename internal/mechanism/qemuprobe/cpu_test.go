@@ -9,7 +9,7 @@ import (
 
 // A definition may name a processor that does not run here, and a baseline is
 // made of such as well: every named model has to be written out.
-func TestModelsAreWrittenOut(t *testing.T) {
+func TestFillCPUs_ExpandsNamedModels(t *testing.T) {
 	tcg := qemucaps.Accelerator{Name: "tcg"}
 	if err := recorded(t).FillCPUs(&tcg); err != nil {
 		t.Fatal(err)

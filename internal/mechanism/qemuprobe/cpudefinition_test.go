@@ -19,7 +19,7 @@ func recordedCPUs(t *testing.T) *qemucaps.Capabilities {
 	return &qemucaps.Capabilities{Arch: "x86_64", Accelerators: []qemucaps.Accelerator{tcg}}
 }
 
-func TestCPUDefinitions_AreWhatClientsKnow(t *testing.T) {
+func TestCPUDefinitions_Libvirt(t *testing.T) {
 	definitions := recordedCPUs(t).CPUDefinitions()
 	find := func(name string) qemucaps.CPUDefinition {
 		i := slices.IndexFunc(definitions, func(d qemucaps.CPUDefinition) bool { return d.Name == name })

@@ -12,27 +12,25 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
-// probePatience bounds a whole probe. It takes half a second where all is
+// probeTimeout bounds a whole probe. It takes half a second where all is
 // well, and some seconds where an accelerator hangs.
-const probePatience = time.Minute
+const probeTimeout = time.Minute
 
-// Probe finds out what a QEMU binary can do on this host. It runs it a handful
-// of times: once to ask, and for each accelerator once or twice to run a trial
-// guest and, where that works, once to ask about CPU models. That an
-// accelerator does not work is an answer, with its reason, and no error. Keep
-// the answer for as long as it Matches. It runs in the quarters, in a chamber like
-// a guest's.
+// Probe finds what a QEMU binary can do on this host. It runs it a handful of times: once to ask, and for
+// each accelerator once or twice for a trial guest and, if that works, once to ask about CPU models. An
+// accelerator that does not work is a result with a reason, not an error. The result holds as long as it
+// Matches. QEMU runs in a sandbox like a guest's, unless isolation is nil.
 func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qemucaps.Capabilities, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, probePatience,
-		fault.New(fault.Timeout, fault.Host, "probing %s took more than %s", binary, probePatience))
+	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout,
+		fault.New(fault.Timeout, fault.Host, "probing %s took more than %s", binary, probeTimeout))
 	defer cancel()
 	host := qemucaps.ThisHost()
 	identity, err := qemucaps.Identify(binary)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.NotFound, fault.Host, "cannot probe QEMU")
 	}
-	of := subject{binary, quarters}
-	said, err := interview(ctx, of, "tcg:kvm", Answers.interrogate)
+	of := target{binary, quarters}
+	said, err := query(ctx, of, "tcg:kvm", Answers.askAll)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s", binary)
 	}
@@ -47,7 +45,7 @@ func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qe
 	}
 	for _, name := range []string{"kvm", "tcg"} {
 		acc := qemucaps.Accelerator{Name: name, Present: slices.Contains(built, name+"-accel")}
-		if err := examine(ctx, of, c, &acc); err != nil {
+		if err := checkAccelerator(ctx, of, c, &acc); err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s with -accel %s", binary, name)
 		}
 		c.Accelerators = append(c.Accelerators, acc)
@@ -55,24 +53,24 @@ func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qe
 	return c, nil
 }
 
-// interview runs QEMU without a machine and puts questions to it.
-func interview(ctx context.Context, of subject, accelerator string,
+// query runs QEMU without a machine and asks it questions.
+func query(ctx context.Context, of target, accelerator string,
 	questions func(Answers, context.Context, *qmp.Session) error,
 ) (Answers, error) {
-	s, err := startSpecimen(ctx, of, []string{"-machine", "none,accel=" + accelerator})
+	s, err := startQEMU(ctx, of, []string{"-machine", "none,accel=" + accelerator})
 	if err != nil {
 		return nil, err
 	}
 	said := make(Answers)
 	if err := questions(said, ctx, s.Session); err != nil {
-		return nil, s.died(err)
+		return nil, s.failed(err)
 	}
-	s.end()
+	s.kill()
 	return said, nil
 }
 
-// examine finds out whether an accelerator works, by running a guest.
-func examine(ctx context.Context, of subject, c *qemucaps.Capabilities, acc *qemucaps.Accelerator) error {
+// checkAccelerator finds out whether an accelerator works, by running a guest.
+func checkAccelerator(ctx context.Context, of target, c *qemucaps.Capabilities, acc *qemucaps.Accelerator) error {
 	switch {
 	case !acc.Present:
 		acc.Reason = "this QEMU is built without it"
@@ -85,15 +83,15 @@ func examine(ctx context.Context, of subject, c *qemucaps.Capabilities, acc *qem
 		acc.Usable = acc.Name == "tcg"
 		acc.Reason = fmt.Sprintf("not tried: there is no trial guest for %s", c.Arch)
 	default:
-		if err := try(ctx, of, c, acc); err != nil {
+		if err := tryAccelerator(ctx, of, c, acc); err != nil {
 			return err
 		}
 	}
 	if !acc.Usable {
 		return nil
 	}
-	said, err := interview(ctx, of, acc.Name, func(a Answers, ctx context.Context, s *qmp.Session) error {
-		return a.interrogateCPUs(ctx, s, acc.Name)
+	said, err := query(ctx, of, acc.Name, func(a Answers, ctx context.Context, s *qmp.Session) error {
+		return a.askCPUs(ctx, s, acc.Name)
 	})
 	if err != nil {
 		return err
@@ -101,9 +99,9 @@ func examine(ctx context.Context, of subject, c *qemucaps.Capabilities, acc *qem
 	return said.FillCPUs(acc)
 }
 
-// try runs the trial guest on the best processor there is, and on a plain one
+// tryAccelerator runs the trial guest on the best processor there is, and on a plain one
 // when QEMU does not get that one started.
-func try(ctx context.Context, of subject, c *qemucaps.Capabilities, acc *qemucaps.Accelerator) error {
+func tryAccelerator(ctx context.Context, of target, c *qemucaps.Capabilities, acc *qemucaps.Accelerator) error {
 	best := newTrial(acc.Name, acc.BestModel(), c.Arch == "i386")
 	if err := best.run(ctx, of); err != nil {
 		return err

@@ -43,11 +43,11 @@ func recorded(t testing.TB) Answers {
 
 func recordAnswers(t testing.TB) {
 	t.Helper()
-	said, err := interview(t.Context(), subject{binary: qemuBinary(t)}, "tcg", func(a Answers, ctx context.Context, s *qmp.Session) error {
-		if err := a.interrogate(ctx, s); err != nil {
+	said, err := query(t.Context(), target{binary: qemuBinary(t)}, "tcg", func(a Answers, ctx context.Context, s *qmp.Session) error {
+		if err := a.askAll(ctx, s); err != nil {
 			return err
 		}
-		return a.interrogateCPUs(ctx, s, "tcg")
+		return a.askCPUs(ctx, s, "tcg")
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func write(t testing.TB, path, text string) string {
 	return path
 }
 
-func TestCapabilitiesOfRecordedAnswers(t *testing.T) {
+func TestCapabilities_RecordedAnswers(t *testing.T) {
 	c, err := recorded(t).Capabilities()
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestCapabilitiesOfRecordedAnswers(t *testing.T) {
 	}
 }
 
-func TestCPUModelsOfRecordedAnswers(t *testing.T) {
+func TestCPUModels_RecordedAnswers(t *testing.T) {
 	tcg := qemucaps.Accelerator{Name: "tcg"}
 	if err := recorded(t).FillCPUs(&tcg); err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func TestCPUModelsOfRecordedAnswers(t *testing.T) {
 	}
 }
 
-func TestTheHostModelIsTheNearestNamedOne(t *testing.T) {
+func TestHostModel_NearestNamedModel(t *testing.T) {
 	props := func(vendor string, family, model int, features ...string) json.RawMessage {
 		all := object{"vendor": vendor, "family": family, "model": model, "avx9": false}
 		for _, f := range features {
@@ -188,7 +188,7 @@ func TestTheHostModelIsTheNearestNamedOne(t *testing.T) {
 	}
 }
 
-func TestAnswersThatAreNone(t *testing.T) {
+func TestAnswers_Invalid(t *testing.T) {
 	for name, a := range map[string]Answers{
 		"nothing":      {},
 		"wrong shapes": {"query-machines": json.RawMessage(`7`), "query-qmp-schema": json.RawMessage(`[]`)},
@@ -200,7 +200,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-func TestProbeThisHost(t *testing.T) {
+func TestProbe_ThisHost(t *testing.T) {
 	binary := qemuBinary(t)
 	began := time.Now()
 	c, err := Probe(t.Context(), binary, nil)
@@ -217,7 +217,7 @@ func TestProbeThisHost(t *testing.T) {
 			t.Errorf("%s does not work and has models", a.Name)
 		}
 	}
-	if best, ok := c.Best(); !ok || best.Name == "kvm" != c.Accelerator("kvm").Usable {
+	if best, ok := c.BestAccelerator(); !ok || best.Name == "kvm" != c.Accelerator("kvm").Usable {
 		t.Errorf("the best accelerator is %q", best.Name)
 	}
 	if c.Accelerator("abacus").Usable {
@@ -239,7 +239,7 @@ func TestProbeThisHost(t *testing.T) {
 	}
 }
 
-func TestProbeOfWhatIsNoQEMU(t *testing.T) {
+func TestProbe_NotQEMU(t *testing.T) {
 	if _, err := Probe(t.Context(), filepath.Join(t.TempDir(), "none"), nil); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a missing binary: %v", err)
 	}

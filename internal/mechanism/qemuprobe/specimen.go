@@ -17,28 +17,28 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
-// specimen is a QEMU that is run to be looked at. It has no guest of anybody's,
-// hears one end of a socket pair, and is killed in the end.
-type specimen struct {
+// probedQEMU is a QEMU that runs for a probe. It has no user's guest, listens on a socket pair, and is
+// killed at the end.
+type probedQEMU struct {
 	*qmp.Session
 	process *qemuprocess.Process
 	log     *os.File // what it printed
 	release func()   // of its user; called when nothing of it is left
 }
 
-// subject is the QEMU that is looked at, and where it runs.
-type subject struct {
-	binary   string
-	quarters *sandbox.Isolation
+// target is the binary to probe, and where it runs.
+type target struct {
+	binary    string
+	isolation *sandbox.Isolation
 }
 
-// place describes where a specimen runs; nil: where the daemon does. What it is
-// handed it opens once more, as /proc/self/fd/N.
-func (of subject) place() (c *sandbox.Spec, release func(), err error) {
-	if of.quarters == nil {
+// sandbox describes the sandbox of a probe; nil: it runs as the daemon does. It mounts /proc because QEMU
+// opens its descriptors again as /proc/self/fd/N.
+func (of target) sandbox() (c *sandbox.Spec, release func(), err error) {
+	if of.isolation == nil {
 		return nil, func() {}, nil
 	}
-	u, err := of.quarters.Users.Take("the probe of " + of.binary)
+	u, err := of.isolation.Users.Take("the probe of " + of.binary)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -49,13 +49,13 @@ func (of subject) place() (c *sandbox.Spec, release func(), err error) {
 	if unix.Stat(kvm, &st) == nil {
 		c.Devices = []sandbox.Device{{Path: kvm, Mode: unix.S_IFCHR, Dev: st.Rdev}}
 	}
-	return c, func() { _ = of.quarters.Users.Free(u) }, nil // what cannot be ended keeps its number
+	return c, func() { _ = of.isolation.Users.Free(u) }, nil // if a process cannot be killed, its user stays taken
 }
 
-// startSpecimen runs a binary with its monitor on descriptor 3 and files from
+// startQEMU runs a binary with its monitor on descriptor 3 and files from
 // 4 on. It does not run a guest before it is told to.
-func startSpecimen(ctx context.Context, of subject, args []string, files ...*os.File) (*specimen, error) {
-	place, release, err := of.place()
+func startQEMU(ctx context.Context, of target, args []string, files ...*os.File) (*probedQEMU, error) {
+	place, release, err := of.sandbox()
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func startSpecimen(ctx context.Context, of subject, args []string, files ...*os.
 		KillWithDaemon: true,
 	}
 	if place != nil {
-		spec.Builder, spec.Sandbox = of.quarters.Builder, place
+		spec.Builder, spec.Sandbox = of.isolation.Builder, place
 	}
 	process, err := qemuprocess.Launch(ctx, spec)
 	_ = theirs.Close()
@@ -93,30 +93,29 @@ func startSpecimen(ctx context.Context, of subject, args []string, files ...*os.
 		_ = log.Close()
 		return nil, err
 	}
-	s := &specimen{process: process, log: log, release: release}
+	s := &probedQEMU{process: process, log: log, release: release}
 	if s.Session, err = qmp.New(ctx, conn, slog.New(slog.DiscardHandler)); err != nil {
-		return nil, s.died(err)
+		return nil, s.failed(err)
 	}
 	return s, nil
 }
 
-// died ends a specimen that would not talk, and says what became of it.
-func (s *specimen) died(err error) error {
-	// One that ended by itself may do so a moment after its monitor closed.
+// failed ends a QEMU that does not answer, and adds its exit status and output to the error.
+func (s *probedQEMU) failed(err error) error {
+	// A QEMU that exits may do so a moment after its monitor closed.
 	select {
 	case <-s.process.Exited():
 	case <-time.After(time.Second):
 	}
-	said := s.end()
+	said := s.kill()
 	if said == "" {
 		said = "nothing"
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "QEMU %s and said: %s", s.process.Exit(), said)
 }
 
-// end kills the specimen, waits until it is gone, and gives the first lines
-// that it printed and that are no warnings.
-func (s *specimen) end() (said string) {
+// kill kills QEMU, waits until it has ended, and returns its first lines of output that are not warnings.
+func (s *probedQEMU) kill() (said string) {
 	if s.Session != nil {
 		s.Close()
 	}
@@ -125,7 +124,7 @@ func (s *specimen) end() (said string) {
 	select {
 	case <-s.process.Exited():
 		s.release()
-	case <-time.After(5 * time.Second): // stuck in the kernel, and so is its user
+	case <-time.After(5 * time.Second): // stuck in the kernel; its user stays taken
 		s.process.Release()
 	}
 	defer func() { _ = s.log.Close() }()
@@ -134,11 +133,11 @@ func (s *specimen) end() (said string) {
 	if err != nil {
 		return ""
 	}
-	return gist(string(printed))
+	return firstLines(string(printed))
 }
 
-// gist keeps what matters of QEMU's standard error.
-func gist(printed string) string {
+// firstLines keeps what matters of QEMU's standard error.
+func firstLines(printed string) string {
 	const most, longest = 2, 200
 	var lines []string
 	for line := range strings.Lines(printed) {

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// startPatience is how long QEMU may take to be ready for the trial.
-const startPatience = 10 * time.Second
+// startTimeout bounds the start of QEMU for a trial.
+const startTimeout = 10 * time.Second
 
-// trialPatience is how long the trial guest may take. A processor needs a
+// trialTimeout is how long the trial guest may take. A processor needs a
 // twentieth of a second for it; under a KVM that interprets guest code it
 // would take minutes. TCG needs a fifth of a second when it has a processor to
 // itself; it never hangs, so it may as well wait for a busy host.
-func trialPatience(accelerator string) time.Duration {
+func trialTimeout(accelerator string) time.Duration {
 	if accelerator == "kvm" {
 		return 5 * time.Second
 	}
@@ -41,18 +41,18 @@ const (
 type trial struct {
 	accelerator, cpu string
 	code             []byte // the end of the firmware
-	patience         time.Duration
-	// narrow is a processor of 32 bits: the trial ends where it would go on in long mode.
-	narrow bool
+	timeout          time.Duration
+	// is32Bit is a processor of 32 bits: the trial ends where it would go on in long mode.
+	is32Bit bool
 
 	letters string        // what the guest said
-	said    string        // what QEMU said, on standard error
+	stderr  string        // what QEMU said, on standard error
 	end     string        // how it ended, when it did not go well
 	took    time.Duration // from the guest's start
 }
 
 func (t trial) passed() bool {
-	if t.narrow {
+	if t.is32Bit {
 		return strings.HasSuffix(t.letters, "P")
 	}
 	return strings.HasSuffix(t.letters, "C")
@@ -62,14 +62,14 @@ func (t trial) passed() bool {
 func (t trial) ran() bool { return t.letters != "" }
 
 func newTrial(accelerator, cpu string, narrow bool) trial {
-	return trial{accelerator: accelerator, cpu: cpu, code: trialCode, patience: trialPatience(accelerator), narrow: narrow}
+	return trial{accelerator: accelerator, cpu: cpu, code: trialCode, timeout: trialTimeout(accelerator), is32Bit: narrow}
 }
 
 // run runs the trial guest once. Real code has to run for it to pass: an
 // accelerator that opens, makes a machine and then does not run it is caught,
 // and so is one that runs it a thousand times too slowly. An error says that
 // there is no verdict.
-func (t *trial) run(ctx context.Context, of subject) error {
+func (t *trial) run(ctx context.Context, of target) error {
 	image := append(bytes.Repeat([]byte{0xff}, trialROM-len(t.code)), t.code...)
 	rom, err := memoryFile("trial-rom", image)
 	if err != nil {
@@ -82,9 +82,9 @@ func (t *trial) run(ctx context.Context, of subject) error {
 	}
 	defer func() { _ = letters.Close() }()
 
-	starting, cancel := context.WithTimeout(ctx, startPatience)
+	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	s, err := startSpecimen(starting, of, []string{
+	s, err := startQEMU(starting, of, []string{
 		"-machine", "q35", "-accel", t.accelerator, "-cpu", t.cpu, "-smp", "1", "-m", "16", "-bios", "/proc/self/fd/4",
 		"-chardev", "file,id=letters,path=/proc/self/fd/5", "-device", "isa-debugcon,iobase=0xe9,chardev=letters",
 		"-device", "isa-debug-exit,iobase=0xf4,iosize=1",
@@ -92,28 +92,28 @@ func (t *trial) run(ctx context.Context, of subject) error {
 	switch {
 	case ctx.Err() != nil:
 		if err == nil {
-			s.end()
+			s.kill()
 		}
 		return context.Cause(ctx)
 	case err != nil:
 		t.end = err.Error()
 		return nil
 	}
-	running, cancel := context.WithTimeout(ctx, t.patience)
+	running, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
 	began := time.Now()
-	t.end = s.await(running)
+	t.end = s.waitForGuest(running)
 	t.took = time.Since(began)
-	t.said = s.end()
-	if ctx.Err() != nil { // nobody waits for the verdict, so it is none
+	t.stderr = s.kill()
+	if ctx.Err() != nil { // cancelled, so there is no verdict
 		return context.Cause(ctx)
 	}
 	t.letters, err = readLetters(letters)
 	return err
 }
 
-// await lets the guest run and waits until it stops in any way.
-func (s *specimen) await(ctx context.Context) string {
+// waitForGuest lets the guest run and waits until it stops in any way.
+func (s *probedQEMU) waitForGuest(ctx context.Context) string {
 	if err := s.Execute(ctx, "cont", nil, nil); err != nil {
 		return err.Error()
 	}
@@ -154,10 +154,10 @@ func (t trial) String() string {
 
 // why tells what ended a trial that failed.
 func (t trial) why() string {
-	if t.said == "" {
+	if t.stderr == "" {
 		return t.end
 	}
-	return fmt.Sprintf("%s (QEMU said: %s)", t.end, t.said)
+	return fmt.Sprintf("%s (QEMU said: %s)", t.end, t.stderr)
 }
 
 // reached tells how far the guest got.

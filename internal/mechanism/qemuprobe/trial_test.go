@@ -24,9 +24,9 @@ func qemuBinary(t testing.TB) string {
 	return binary
 }
 
-func TestTrialGuestRunsUnderTCG(t *testing.T) {
+func TestTrial_RunsUnderTCG(t *testing.T) {
 	got := newTrial("tcg", "max", false)
-	if err := got.run(t.Context(), subject{binary: qemuBinary(t)}); err != nil {
+	if err := got.run(t.Context(), target{binary: qemuBinary(t)}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "RPLEI" + strings.Repeat(".", trialRounds) + "C"; got.letters != want || !got.passed() {
@@ -34,9 +34,9 @@ func TestTrialGuestRunsUnderTCG(t *testing.T) {
 	}
 }
 
-// TestTrialFindsWhatIsBroken runs guests that fail as bad accelerators make
+// TestTrial_FindsBrokenGuests runs guests that fail as bad accelerators make
 // them fail.
-func TestTrialFindsWhatIsBroken(t *testing.T) {
+func TestTrial_FindsBrokenGuests(t *testing.T) {
 	binary := qemuBinary(t)
 	say := func(rest ...byte) []byte { return append([]byte{0xb0, 'R', 0xe6, 0xe9}, rest...) } // mov al, 'R'; out 0xe9, al
 	wrong := bytes.Replace(trialCode, []byte{0x65, 0x32, 0x10, 0xdb}, []byte{0x66, 0x32, 0x10, 0xdb}, 1)
@@ -54,8 +54,8 @@ func TestTrialFindsWhatIsBroken(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got := trial{accelerator: c.accelerator, cpu: c.cpu, code: c.code, patience: 2 * time.Second}
-			if err := got.run(t.Context(), subject{binary: binary}); err != nil {
+			got := trial{accelerator: c.accelerator, cpu: c.cpu, code: c.code, timeout: 2 * time.Second}
+			if err := got.run(t.Context(), target{binary: binary}); err != nil {
 				t.Fatal(err)
 			}
 			if got.passed() || !strings.Contains(got.String(), c.want) {
@@ -68,16 +68,16 @@ func TestTrialFindsWhatIsBroken(t *testing.T) {
 // atReset makes an image of code that fits between the reset vector and 4 GiB.
 func atReset(code []byte) []byte { return append(code, make([]byte, 16-len(code))...) }
 
-func TestNobodyWaitingIsNoVerdict(t *testing.T) {
+func TestTrial_CancelledHasNoVerdict(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	endless := trial{accelerator: "tcg", cpu: "max", code: atReset([]byte{0xeb, 0xfe}), patience: time.Minute}
-	if err := endless.run(ctx, subject{binary: qemuBinary(t)}); !errors.Is(err, context.DeadlineExceeded) {
+	endless := trial{accelerator: "tcg", cpu: "max", code: atReset([]byte{0xeb, 0xfe}), timeout: time.Minute}
+	if err := endless.run(ctx, target{binary: qemuBinary(t)}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("got %v", err)
 	}
 }
 
-func TestVerdictsOfSlowProcessors(t *testing.T) {
+func TestTrial_SlowProcessors(t *testing.T) {
 	slow := trial{accelerator: "kvm", cpu: "host", letters: "RPLEI..", end: "time was up", took: 5 * time.Second}
 	if got, want := slow.String(), "it counted 2 of 64 rounds, about 0.7 million instructions a second"; !strings.Contains(got, want) {
 		t.Errorf("got %q", got)
@@ -86,16 +86,16 @@ func TestVerdictsOfSlowProcessors(t *testing.T) {
 
 func TestGist(t *testing.T) {
 	printed := "qemu-system-x86_64: warning: host doesn't support\nqemu-system-x86_64: -cpu: no\n\nKVM internal error. Suberror: 1\nextra data[0]: 0x1\nthird\n"
-	if got := gist(printed); got != "-cpu: no; KVM internal error. Suberror: 1" {
+	if got := firstLines(printed); got != "-cpu: no; KVM internal error. Suberror: 1" {
 		t.Errorf("got %q", got)
 	}
-	if got := gist(strings.Repeat("x", 1<<16)); len(got) != 200 {
+	if got := firstLines(strings.Repeat("x", 1<<16)); len(got) != 200 {
 		t.Errorf("%d bytes", len(got))
 	}
 }
 
-// TestTrialCodeIsItsSource holds the embedded bytes to the assembly beside them.
-func TestTrialCodeIsItsSource(t *testing.T) {
+// TestTrial_BinaryMatchesSource holds the embedded bytes to the assembly beside them.
+func TestTrial_BinaryMatchesSource(t *testing.T) {
 	for _, tool := range []string{"as", "ld"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skip("needs binutils")
@@ -120,10 +120,10 @@ func TestTrialCodeIsItsSource(t *testing.T) {
 	}
 }
 
-// TestAProbeNeedsNoPrivileges: a QEMU is looked at as a user of its own, in a
+// TestProbe_InSandbox: a QEMU is looked at as a user of its own, in a
 // chamber, and what is found out is the same.
 // Promise: I4
-func TestAProbeNeedsNoPrivileges(t *testing.T) {
+func TestProbe_InSandbox(t *testing.T) {
 	house, err := sandbox.NewBuilder("")
 	if err != nil {
 		t.Skipf("no chambers here: %v", err)
@@ -133,13 +133,13 @@ func TestAProbeNeedsNoPrivileges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	of := subject{qemuBinary(t), &sandbox.Isolation{Builder: house, Users: users}}
-	s, err := startSpecimen(t.Context(), of, []string{"-machine", "none"})
+	of := target{qemuBinary(t), &sandbox.Isolation{Builder: house, Users: users}}
+	s, err := startQEMU(t.Context(), of, []string{"-machine", "none"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.process.PID))
-	s.end()
+	s.kill()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func ended(t *testing.T, p *Process) Exit {
 	return p.Exit()
 }
 
-func TestAnExitIsSeenAndReaped(t *testing.T) {
+func TestLaunch_ExitIsReaped(t *testing.T) {
 	for script, want := range map[string]Exit{
 		"exit 0":        {Known: true},
 		"exit 7":        {Known: true, Code: 7},
@@ -75,7 +75,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-func TestWhatTheChildIsGiven(t *testing.T) {
+func TestLaunch_FilesAndEnvironment(t *testing.T) {
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestWhatTheChildIsGiven(t *testing.T) {
 	}
 }
 
-func TestWhatCannotStartSaysSo(t *testing.T) {
+func TestLaunch_Errors(t *testing.T) {
 	_, err := Launch(t.Context(), Spec{Binary: "/no/such/qemu"})
 	if !errors.Is(err, os.ErrNotExist) || !fault.Is(err, fault.Failed) || !strings.Contains(err.Error(), "/no/such/qemu") {
 		t.Errorf("got %v", err)
@@ -132,7 +132,7 @@ func TestWhatCannotStartSaysSo(t *testing.T) {
 	}
 }
 
-func TestAdoptRefusesAnotherProcess(t *testing.T) {
+func TestAdopt_OtherProcess(t *testing.T) {
 	p := launch(t, Spec{}, "exec sleep 1000")
 	if _, err := Adopt(p.PID, p.StartTime+1); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a number that was used again: %v", err)
@@ -154,7 +154,7 @@ func TestAdoptRefusesAnotherProcess(t *testing.T) {
 	}
 }
 
-func TestReleaseLetsItRun(t *testing.T) {
+func TestRelease_ProcessKeepsRunning(t *testing.T) {
 	p := launch(t, Spec{}, "exec sleep 1000")
 	again, err := Adopt(p.PID, p.StartTime)
 	if err != nil {
@@ -172,10 +172,10 @@ func TestReleaseLetsItRun(t *testing.T) {
 	}
 }
 
-// TestOutlivesItsParent has a daemon launch a process and die, and adopts what is
+// TestLaunch_OutlivesParent has a daemon launch a process and die, and adopts what is
 // left.
-func TestOutlivesItsParent(t *testing.T) {
-	pid, start := launchedByDead(t, "TestOutlivesItsParent", Spec{})
+func TestLaunch_OutlivesParent(t *testing.T) {
+	pid, start := launchedByDead(t, "TestLaunch_OutlivesParent", Spec{})
 	p, err := Adopt(pid, start)
 	if err != nil {
 		t.Fatal(err)
@@ -188,8 +188,8 @@ func TestOutlivesItsParent(t *testing.T) {
 	}
 }
 
-func TestATiedProcessEndsWithItsParent(t *testing.T) {
-	pid, start := launchedByDead(t, "TestATiedProcessEndsWithItsParent", Spec{KillWithDaemon: true})
+func TestLaunch_KillWithDaemon(t *testing.T) {
+	pid, start := launchedByDead(t, "TestLaunch_KillWithDaemon", Spec{KillWithDaemon: true})
 	p, err := Adopt(pid, start)
 	if fault.Is(err, fault.NotFound) {
 		return
@@ -226,7 +226,7 @@ func launchedByDead(t *testing.T, test string, spec Spec) (pid int, start uint64
 	return pid, start
 }
 
-func TestManyProcessesTakeNoThreads(t *testing.T) {
+func TestLaunch_WatchersTakeNoThreads(t *testing.T) {
 	threads := func() int {
 		tasks, err := os.ReadDir("/proc/self/task")
 		if err != nil {
@@ -292,7 +292,7 @@ func TestListenMonitor(t *testing.T) {
 
 // A link in the place of a socket is asked nothing: what it leads to may answer to whoever comes
 // as root.
-func TestNobodyIsAskedBehindALink(t *testing.T) {
+func TestRemoveDeserted_SymbolicLink(t *testing.T) {
 	dir := t.TempDir()
 	other, err := listen(filepath.Join(dir, "other"))
 	if err != nil {

@@ -14,10 +14,9 @@ import (
 // maxSocketPath is the longest path that a socket's address takes, in bytes.
 const maxSocketPath = len(unix.RawSockaddrUnix{}.Path) - 1
 
-// ListenMonitor makes a listening socket to pass to QEMU (-chardev
-// socket,id=mon,fd=N,server=on,wait=off): the daemon can connect at once, and
-// is greeted when QEMU gets so far. Only the daemon's own user may connect. A
-// socket that nobody listens on any more is replaced.
+// ListenMonitor makes a listening socket to pass to QEMU (-chardev socket,id=mon,fd=N,server=on,wait=off).
+// The daemon can connect at once, and gets the greeting when QEMU is ready. Only the daemon's user may
+// connect. A socket without a listener is replaced.
 func ListenMonitor(path string) (*os.File, error) {
 	if len(path) > maxSocketPath {
 		return nil, fault.New(fault.Invalid, fault.Host,
@@ -31,7 +30,7 @@ func ListenMonitor(path string) (*os.File, error) {
 	}
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
-		return nil, fault.New(fault.Exists, fault.Host, "cannot listen on %s: something else does, or it is no socket", path)
+		return nil, fault.New(fault.Exists, fault.Host, "cannot listen on %s: it is in use, or not a socket; remove it", path)
 	case err != nil:
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen on %s", path)
 	}
@@ -58,8 +57,8 @@ func listen(path string) (int, error) {
 	return fd, nil
 }
 
-// RemoveDeserted removes a socket that nobody listens on any more. It looks into one
-// folder and removes there, although another may come to be called so meanwhile.
+// RemoveDeserted removes a socket without a listener. The check and the removal use one open folder, even
+// if the folder's path changes meanwhile.
 func RemoveDeserted(path string) error {
 	folder, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -71,11 +70,11 @@ func RemoveDeserted(path string) error {
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove the socket %s, on which nobody listens", path)
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove the socket %s, which has no listener", path)
 }
 
-// deserted reports whether path is a socket without a listener. It asks no other: a link there
-// may lead to any socket of the host's.
+// deserted reports whether path is a socket without a listener. A symbolic link is not followed: it could
+// lead to any socket of the host.
 func deserted(path string) bool {
 	at, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Context is a context of SELinux's. Level is empty where the policy has none.
+// Context is an SELinux context. Level is empty if the policy has no levels.
 type Context struct{ User, Role, Type, Level string }
 
 // word is what the kernel takes for a user, a role or a type; level is one level, or
@@ -24,20 +24,20 @@ var (
 func ParseContext(text string) (Context, error) {
 	parts := strings.SplitN(text, ":", 4)
 	if len(parts) < 3 {
-		return Context{}, noContext(text)
+		return Context{}, invalidContext(text)
 	}
 	c := Context{User: parts[0], Role: parts[1], Type: parts[2]}
 	if len(parts) == 4 {
 		c.Level = parts[3]
 	}
 	if !word.MatchString(c.User) || !word.MatchString(c.Role) || !word.MatchString(c.Type) || len(parts) == 4 && !level.MatchString(c.Level) {
-		return Context{}, noContext(text)
+		return Context{}, invalidContext(text)
 	}
 	return c, nil
 }
 
-func noContext(text string) error {
-	return fault.New(fault.Invalid, fault.Config, "%.100q is no label of SELinux's; one is user:role:type:level", text)
+func invalidContext(text string) error {
+	return fault.New(fault.Invalid, fault.Config, "%.100q is not an SELinux label; write user:role:type:level", text)
 }
 
 func (c Context) String() string {
@@ -48,30 +48,29 @@ func (c Context) String() string {
 	return text
 }
 
-// within gives the context with another level.
-func (c Context) within(level string) Context {
+// withLevel returns the context with another level.
+func (c Context) withLevel(level string) Context {
 	c.Level = level
 	return c
 }
 
-// low is the lower level of a range, without its categories: what all guests share.
-func (c Context) low() string {
+// lowLevel is the lower level of a range, without its categories: all guests share it.
+func (c Context) lowLevel() string {
 	from, _, _ := strings.Cut(c.Level, "-")
 	from, _, _ = strings.Cut(from, ":")
 	return cmp.Or(from, "s0")
 }
 
-// categories bounds them: c0 to c1023.
+// categories is the number of categories: c0 to c1023.
 const categories = 1024
 
-// Pair is two categories, the lower one first. No two running guests have the same.
+// Pair is two categories, the lower one first. Each running guest has its own pair (sVirt).
 type Pair struct{ A, B int }
 
-// in is the level that has the pair.
-func (p Pair) in(low string) string { return fmt.Sprintf("%s:c%d,c%d", low, p.A, p.B) }
+// level returns the level with the pair.
+func (p Pair) level(low string) string { return fmt.Sprintf("%s:c%d,c%d", low, p.A, p.B) }
 
-// PairOf finds the pair in a context's level; false: it has other categories, or
-// none.
+// PairOf returns the pair in a context's level; false if it has other categories or none.
 func PairOf(context string) (Pair, bool) {
 	c, err := ParseContext(context)
 	if err != nil {

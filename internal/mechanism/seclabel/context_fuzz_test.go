@@ -31,7 +31,7 @@ func FuzzParseContext(f *testing.F) {
 		if pair.A < 0 || pair.A >= pair.B || pair.B >= categories {
 			t.Fatalf("%q has the pair %v", text, pair)
 		}
-		if again, is := PairOf(c.within(pair.in(c.low())).String()); !is || again != pair {
+		if again, is := PairOf(c.withLevel(pair.level(c.lowLevel())).String()); !is || again != pair {
 			t.Fatalf("the pair %v of %q is written as %v", pair, text, again)
 		}
 	})

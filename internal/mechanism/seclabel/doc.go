@@ -1,10 +1,8 @@
-// Package seclabel knows what a guest's processes and files are called in mandatory
-// access control: SELinux's contexts with a pair of categories for each guest (sVirt),
-// or a profile of AppArmor's for each.
+// Package seclabel chooses the mandatory access control labels of a guest's processes and files: SELinux
+// contexts with a pair of categories for each guest (sVirt), or an AppArmor profile for each.
 //
-// A Host is what this host enforces, found once. What a guest is called is a Guest;
-// what AppArmor is told of it a Profile, whose text is made here and nowhere else.
-// Nothing here remembers what was labelled: that is whose files they are who lends
-// them, in room guest. How the kernel is told is in room kernel, and when a program
-// gets its label in room sandbox.
+// A Host is what this host enforces, found once. A Guest holds the labels of one guest. A Profile is its
+// AppArmor profile, and its text is made only here. The package does not remember which files were
+// labelled: room guest does. Room kernel passes labels to the kernel, and room sandbox sets the label of a
+// program at its start.
 package seclabel

@@ -4,39 +4,38 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Guest is what one guest is called while it runs. Its journal is made of it.
+// Guest holds the labels of one guest while it runs. The guest's run record stores it.
 type Guest struct {
 	Model string
 	// Process is the context of its processes, or the name of their profile.
 	Process string
-	// Own is the context of what is made for this guest alone and is nobody's file: its
-	// chamber, its log. Empty under AppArmor.
+	// Own is the context of files that are made for this guest alone: its sandbox, its log. Empty under
+	// AppArmor.
 	Own string `json:",omitempty"`
-	// Image, Shared and Content are contexts of files: that this guest alone writes,
-	// that several guests write, and that any guest may read. Empty under AppArmor, and
-	// where files are not to be labelled.
+	// Image, Shared and Content are the contexts of files that only this guest writes, that several guests
+	// write, and that any guest may read. Empty under AppArmor, and if files are not to be labelled.
 	Image, Shared, Content string `json:",omitempty"`
-	// Pair is what keeps it apart from other guests; nil: its label says something else.
+	// Pair separates the guest from others; nil: its label has no pair.
 	Pair *Pair `json:",omitempty"`
 }
 
-// Wish is what a definition says of labels.
-type Wish struct {
+// Request is what a definition says about labels.
+type Request struct {
 	UUID string
-	// Emulated says that the guest runs without KVM.
+	// Emulated: the guest runs without KVM.
 	Emulated bool
-	// Label is one that the definition names; empty: one is made.
+	// Label is the label in the definition; empty: one is made.
 	Label string
-	// Base is what it is made from; empty: the policy's.
+	// Base is the label to start from; empty: the policy's.
 	Base string
-	// Leave says that files have the labels already that they need.
+	// Leave: files have the right labels already and are not labelled.
 	Leave bool
 }
 
-// Name gives a guest what it is called. A pair that it has is its own until Forget.
-func (h *Host) Name(w Wish) (Guest, error) {
+// AssignLabel chooses the labels of a guest. Its pair stays taken until Release.
+func (h *Host) AssignLabel(w Request) (Guest, error) {
 	if h.Model == AppArmor {
-		return h.nameProfile(w)
+		return h.assignProfile(w)
 	}
 	base := h.native
 	if w.Emulated {
@@ -55,7 +54,7 @@ func (h *Host) Name(w Wish) (Guest, error) {
 			g.Pair = &pair
 		}
 		g.Process = fixed.String()
-		h.nameFiles(&g, fixed, w.Leave)
+		h.labelFiles(&g, fixed, w.Leave)
 		return g, nil
 	}
 	if w.Base != "" {
@@ -66,25 +65,25 @@ func (h *Host) Name(w Wish) (Guest, error) {
 	}
 	if !h.mcs {
 		g.Process = base.String()
-		h.nameFiles(&g, base, w.Leave)
+		h.labelFiles(&g, base, w.Leave)
 		return g, nil
 	}
 	pair, err := h.Pairs.Take(w.UUID)
 	if err != nil {
 		return g, err
 	}
-	own := base.within(pair.in(base.low()))
+	own := base.withLevel(pair.level(base.lowLevel()))
 	g.Pair, g.Process = &pair, own.String()
-	h.nameFiles(&g, own, w.Leave)
+	h.labelFiles(&g, own, w.Leave)
 	return g, nil
 }
 
-// nameFiles gives what the guest's files are called: of the policy's types, at the
-// level of its processes, at the lowest, and as the policy has it.
-func (h *Host) nameFiles(g *Guest, process Context, leave bool) {
+// labelFiles sets the contexts of the guest's files: the policy's types, at the level of its processes, at
+// the lowest level, and as the policy says.
+func (h *Host) labelFiles(g *Guest, process Context, leave bool) {
 	own, shared := h.image, h.image
 	if process.Level != "" {
-		own, shared = h.image.within(process.Level), h.image.within(process.low())
+		own, shared = h.image.withLevel(process.Level), h.image.withLevel(process.lowLevel())
 	}
 	g.Own = own.String()
 	if !leave {
@@ -92,9 +91,8 @@ func (h *Host) nameFiles(g *Guest, process Context, leave bool) {
 	}
 }
 
-// nameProfile gives the guest's profile a name that no other guest of this host has,
-// or the name of one that is loaded already.
-func (h *Host) nameProfile(w Wish) (Guest, error) {
+// assignProfile names the guest's profile: a unique name, or that of a loaded profile in the definition.
+func (h *Host) assignProfile(w Request) (Guest, error) {
 	g := Guest{Model: AppArmor, Process: h.prefix + w.UUID}
 	switch {
 	case w.Base != "":
@@ -108,7 +106,7 @@ func (h *Host) nameProfile(w Wish) (Guest, error) {
 	}
 	loaded, err := h.Root.Profiles()
 	if err != nil {
-		return g, fault.Wrap(err, fault.Failed, fault.Host, "cannot tell which AppArmor profiles are loaded")
+		return g, fault.Wrap(err, fault.Failed, fault.Host, "cannot list the loaded AppArmor profiles")
 	}
 	if loaded[w.Label] == "" {
 		return g, fault.New(fault.NotFound, fault.Config, "the AppArmor profile %s is not loaded", w.Label)
@@ -116,20 +114,20 @@ func (h *Host) nameProfile(w Wish) (Guest, error) {
 	return g, nil
 }
 
-// Made reports whether the guest's profile is one that is made for it alone.
-func (h *Host) Made(g Guest, uuid string) bool {
+// HasOwnProfile reports whether the guest's profile was made for it alone.
+func (h *Host) HasOwnProfile(g Guest, uuid string) bool {
 	return g.Model == AppArmor && g.Process == h.prefix+uuid
 }
 
-// Hold notes that a guest that runs is called so, by an earlier daemon.
-func (h *Host) Hold(g Guest, uuid string) {
+// Reserve records that a running guest has labels from an earlier daemon.
+func (h *Host) Reserve(g Guest, uuid string) {
 	if h.Pairs != nil && g.Pair != nil {
-		h.Pairs.Hold(*g.Pair, uuid)
+		h.Pairs.Reserve(*g.Pair, uuid)
 	}
 }
 
-// Forget gives back what a guest was called, once nothing is called so any more.
-func (h *Host) Forget(g Guest, uuid string) {
+// Release frees a guest's labels, once no process or file has them any more.
+func (h *Host) Release(g Guest, uuid string) {
 	if h.Pairs != nil && g.Pair != nil {
 		h.Pairs.Release(*g.Pair, uuid)
 	}

@@ -15,17 +15,16 @@ const (
 	AppArmor = "apparmor"
 )
 
-// Host is what this host does of mandatory access control for guests. It does not
-// change while the daemon runs.
+// Host is the mandatory access control of this host. It does not change while the daemon runs.
 type Host struct {
 	Model string
-	// Enforcing says that what is not allowed is refused, and not only logged.
+	// Enforcing: violations are refused, not only logged.
 	Enforcing bool
 	// Root is where the kernel's files are.
 	Root kernel.Root
-	// Exec is the thread's own file for the label of what it executes.
+	// Exec is the thread's attribute file for the label of the next program.
 	Exec string
-	// Own is what the kernel calls the daemon.
+	// Own is the daemon's own label.
 	Own string
 
 	// SELinux: the contexts for guests under KVM and under emulation, of images that a
@@ -38,8 +37,7 @@ type Host struct {
 	parser, prefix string
 }
 
-// Find finds out what the host enforces. An error of kind Unsupported says why guests
-// cannot have labels.
+// Find reads what the host enforces. An error of kind Unsupported says why guests cannot have labels.
 func Find(root kernel.Root, instance string) (*Host, error) {
 	if s, on := root.SELinux(); on {
 		return findSELinux(root, s)
@@ -53,7 +51,7 @@ func Find(root kernel.Root, instance string) (*Host, error) {
 func findSELinux(root kernel.Root, s kernel.SELinux) (*Host, error) {
 	if len(s.Processes) == 0 || len(s.Images) == 0 {
 		return nil, fault.New(fault.Unsupported, fault.Host,
-			"the policy of SELinux has no virtual_domain_context and virtual_image_context below /etc/selinux; install one that knows guests, such as selinux-policy-targeted")
+			"the SELinux policy has no virtual_domain_context and virtual_image_context below /etc/selinux; install one that supports guests, such as selinux-policy-targeted")
 	}
 	h := &Host{Model: SELinux, Enforcing: s.Enforcing, Root: root, Exec: s.ExecLabel(root), Own: s.Own, mcs: s.MCS}
 	for _, c := range []struct {
@@ -63,12 +61,12 @@ func findSELinux(root kernel.Root, s kernel.SELinux) (*Host, error) {
 	}{{s.Processes, 0, &h.native}, {s.Processes, 1, &h.emulated}, {s.Images, 0, &h.image}, {s.Images, 1, &h.content}} {
 		parsed, err := ParseContext(c.from[min(c.line, len(c.from)-1)])
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "the policy of SELinux has no label for guests")
+			return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "the SELinux policy has no label for guests")
 		}
 		*c.to = parsed
 	}
 	for _, target := range []Context{h.native, h.emulated} {
-		if err := h.maybe(target); err != nil {
+		if err := h.checkPolicy(target); err != nil {
 			return nil, err
 		}
 	}
@@ -76,10 +74,9 @@ func findSELinux(root kernel.Root, s kernel.SELinux) (*Host, error) {
 	return h, nil
 }
 
-// asked are the permissions without which no guest could start with a label, or not
-// be ended. Programs in chambers gain no privileges and lie on mounts without
-// set-user-id, where a change of context needs a permission of its own.
-var asked = []struct {
+// requiredPermissions are needed to start and end a guest with a label. Sandboxed programs have
+// no_new_privs and lie on nosuid mounts, where a change of context needs extra permissions (process2).
+var requiredPermissions = []struct {
 	class string
 	names []string
 }{
@@ -87,16 +84,16 @@ var asked = []struct {
 	{"process2", []string{"nnp_transition", "nosuid_transition"}},
 }
 
-// maybe sees whether the policy lets the daemon run guests by a context. It is not
-// asked where nothing is refused.
-func (h *Host) maybe(target Context) error {
+// checkPolicy checks that the policy lets the daemon run guests with a context. In permissive mode it does
+// not matter.
+func (h *Host) checkPolicy(target Context) error {
 	if !h.Enforcing {
 		return nil
 	}
-	for _, a := range asked {
+	for _, a := range requiredPermissions {
 		missing, err := h.Root.Forbidden(h.Own, target.String(), a.class, a.names...)
 		if err != nil {
-			return fault.Wrap(err, fault.Unsupported, fault.Host, "cannot tell whether guests can have labels")
+			return fault.Wrap(err, fault.Unsupported, fault.Host, "cannot check whether guests can have labels")
 		}
 		if len(missing) > 0 {
 			own, err := ParseContext(h.Own)
@@ -104,7 +101,7 @@ func (h *Host) maybe(target Context) error {
 				own.Type = h.Own
 			}
 			return fault.New(fault.Unsupported, fault.Host,
-				"the policy of SELinux does not let %s run guests as %s (%s: %s); run lodged as virtd_t, and load a module that says (allow %s %s (%s (%s)))",
+				"the SELinux policy does not let %s run guests as %s (%s: %s); run lodged as virtd_t, and load a module with (allow %s %s (%s (%s)))",
 				own.Type, target.Type, a.class, strings.Join(missing, ", "), own.Type, target.Type, a.class, strings.Join(missing, " "))
 		}
 	}

@@ -30,26 +30,26 @@ func find(t *testing.T, tree string) *seclabel.Host {
 	return h
 }
 
-func name(t *testing.T, h *seclabel.Host, w seclabel.Wish) seclabel.Guest {
+func name(t *testing.T, h *seclabel.Host, w seclabel.Request) seclabel.Guest {
 	t.Helper()
-	g, err := h.Name(w)
+	g, err := h.AssignLabel(w)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return g
 }
 
-// TestNoTwoGuestsHaveAPair: whoever asks at the same time, and whatever other processes
+// TestAssignLabel_UniquePairs: whoever asks at the same time, and whatever other processes
 // of the host have.
 // Promise: I8
-func TestNoTwoGuestsHaveAPair(t *testing.T) {
+func TestAssignLabel_UniquePairs(t *testing.T) {
 	h := find(t, kerneltest.SELinux)
 	const guests = 3000
 	named := make([]seclabel.Guest, guests)
 	var all sync.WaitGroup
 	for i := range named {
 		all.Go(func() {
-			g, err := h.Name(seclabel.Wish{UUID: fmt.Sprint(i)})
+			g, err := h.AssignLabel(seclabel.Request{UUID: fmt.Sprint(i)})
 			if err != nil {
 				t.Error(err)
 			}
@@ -73,26 +73,26 @@ func TestNoTwoGuestsHaveAPair(t *testing.T) {
 		g.Shared != "system_u:object_r:svirt_image_t:s0" || g.Content != "system_u:object_r:virt_content_t:s0" {
 		t.Errorf("a guest is %+v", g)
 	}
-	if _, err := h.Name(seclabel.Wish{UUID: "x", Label: g.Process}); !fault.Is(err, fault.Busy) {
+	if _, err := h.AssignLabel(seclabel.Request{UUID: "x", Label: g.Process}); !fault.Is(err, fault.Busy) {
 		t.Errorf("a definition may name the pair of a guest that runs: %v", err)
 	}
-	h.Forget(g, "somebody else")
-	if _, err := h.Name(seclabel.Wish{UUID: "x", Label: g.Process}); !fault.Is(err, fault.Busy) {
+	h.Release(g, "somebody else")
+	if _, err := h.AssignLabel(seclabel.Request{UUID: "x", Label: g.Process}); !fault.Is(err, fault.Busy) {
 		t.Errorf("somebody else gave it back: %v", err)
 	}
-	h.Forget(g, "7")
-	name(t, h, seclabel.Wish{UUID: "x", Label: g.Process})
-	if _, err := h.Name(seclabel.Wish{UUID: "7", Label: g.Process}); !fault.Is(err, fault.Busy) {
+	h.Release(g, "7")
+	name(t, h, seclabel.Request{UUID: "x", Label: g.Process})
+	if _, err := h.AssignLabel(seclabel.Request{UUID: "7", Label: g.Process}); !fault.Is(err, fault.Busy) {
 		t.Errorf("it was given to two: %v", err)
 	}
 }
 
-func TestTheLastPairIsFound(t *testing.T) {
+func TestPairs_LastFreePair(t *testing.T) {
 	pairs := seclabel.NewPairs(nil)
 	for a := range 1024 {
 		for b := a + 1; b < 1024; b++ {
 			if a != 500 || b != 600 {
-				pairs.Hold(seclabel.Pair{A: a, B: b}, "others")
+				pairs.Reserve(seclabel.Pair{A: a, B: b}, "others")
 			}
 		}
 	}
@@ -104,23 +104,23 @@ func TestTheLastPairIsFound(t *testing.T) {
 	}
 }
 
-func TestWhatADefinitionMayName(t *testing.T) {
+func TestAssignLabel_FromDefinition(t *testing.T) {
 	h := find(t, kerneltest.SELinux)
-	if g := name(t, h, seclabel.Wish{UUID: "1", Emulated: true}); !strings.HasPrefix(g.Process, "system_u:system_r:svirt_tcg_t:s0:c") {
+	if g := name(t, h, seclabel.Request{UUID: "1", Emulated: true}); !strings.HasPrefix(g.Process, "system_u:system_r:svirt_tcg_t:s0:c") {
 		t.Errorf("an emulated guest is %s", g.Process)
 	}
-	if g := name(t, h, seclabel.Wish{UUID: "2", Base: "staff_u:staff_r:own_t:s1"}); !strings.HasPrefix(g.Process, "staff_u:staff_r:own_t:s1:c") || !strings.HasPrefix(g.Image, "system_u:object_r:svirt_image_t:s1:c") {
+	if g := name(t, h, seclabel.Request{UUID: "2", Base: "staff_u:staff_r:own_t:s1"}); !strings.HasPrefix(g.Process, "staff_u:staff_r:own_t:s1:c") || !strings.HasPrefix(g.Image, "system_u:object_r:svirt_image_t:s1:c") {
 		t.Errorf("with a base it is %+v", g)
 	}
-	if g := name(t, h, seclabel.Wish{UUID: "3", Label: "u:r:t:s0:c900,c7"}); g.Process != "u:r:t:s0:c900,c7" || *g.Pair != (seclabel.Pair{A: 7, B: 900}) || g.Image != "system_u:object_r:svirt_image_t:s0:c900,c7" {
+	if g := name(t, h, seclabel.Request{UUID: "3", Label: "u:r:t:s0:c900,c7"}); g.Process != "u:r:t:s0:c900,c7" || *g.Pair != (seclabel.Pair{A: 7, B: 900}) || g.Image != "system_u:object_r:svirt_image_t:s0:c900,c7" {
 		t.Errorf("with a label it is %+v", g)
 	}
-	if g := name(t, h, seclabel.Wish{UUID: "4", Label: "u:r:t:s0:c1.c5", Leave: true}); g.Pair != nil || g.Image+g.Content+g.Shared != "" || g.Own != "system_u:object_r:svirt_image_t:s0:c1.c5" {
+	if g := name(t, h, seclabel.Request{UUID: "4", Label: "u:r:t:s0:c1.c5", Leave: true}); g.Pair != nil || g.Image+g.Content+g.Shared != "" || g.Own != "system_u:object_r:svirt_image_t:s0:c1.c5" {
 		t.Errorf("with a label, and files that have theirs, it is %+v", g)
 	}
 	for _, bad := range []string{"x", "a:b", "::", "a:b:c:", "a:b:c\n:s0", "a:b:c:s0 d", "a:b:c:s0\x00", "a:b:" + strings.Repeat("c", 300), "a b:c:d"} {
-		for _, w := range []seclabel.Wish{{Label: bad}, {Base: bad}} {
-			if g, err := h.Name(w); !fault.Is(err, fault.Invalid) {
+		for _, w := range []seclabel.Request{{Label: bad}, {Base: bad}} {
+			if g, err := h.AssignLabel(w); !fault.Is(err, fault.Invalid) {
 				t.Errorf("%q is taken: %+v, %v", bad, g, err)
 			}
 		}
@@ -128,7 +128,7 @@ func TestWhatADefinitionMayName(t *testing.T) {
 }
 
 // Promise: I10
-func TestHostsThatCannotLabel(t *testing.T) {
+func TestFind_Unsupported(t *testing.T) {
 	for why, change := range map[string]func(dir string) error{
 		"nnp_transition": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "sys/fs/selinux/access"), []byte("fffffffe ffffffff 0 ffffffff 12 0"), 0o600)
@@ -155,32 +155,32 @@ func TestHostsThatCannotLabel(t *testing.T) {
 	}
 }
 
-func TestProfilesAreNamedAfterTheirGuests(t *testing.T) {
+func TestAssignLabel_AppArmorProfile(t *testing.T) {
 	h := find(t, kerneltest.AppArmor)
 	const id = "7a4b9a3e-0000-4000-8000-000000000001"
-	g := name(t, h, seclabel.Wish{UUID: id})
-	if g.Process != "lodge-"+id || !h.Made(g, id) || h.Made(g, "other") {
+	g := name(t, h, seclabel.Request{UUID: id})
+	if g.Process != "lodge-"+id || !h.HasOwnProfile(g, id) || h.HasOwnProfile(g, "other") {
 		t.Errorf("it is %+v", g)
 	}
 	another, err := seclabel.Find(h.Root, "lab")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g := name(t, another, seclabel.Wish{UUID: id}); g.Process != "lodge-lab-"+id {
+	if g := name(t, another, seclabel.Request{UUID: id}); g.Process != "lodge-lab-"+id {
 		t.Errorf("another daemon's is %+v", g)
 	}
-	if g := name(t, h, seclabel.Wish{UUID: id, Label: "made-by-hand"}); g.Process != "made-by-hand" || h.Made(g, id) {
+	if g := name(t, h, seclabel.Request{UUID: id, Label: "made-by-hand"}); g.Process != "made-by-hand" || h.HasOwnProfile(g, id) {
 		t.Errorf("with a label it is %+v", g)
 	}
 	for _, bad := range []string{"not-loaded", "unconfined", "/usr/sbin/chronyd", "a b", "a\nb", `"`, "a//b", "&x", ""} {
 		if bad == "" {
 			continue
 		}
-		if g, err := h.Name(seclabel.Wish{UUID: id, Label: bad}); err == nil {
+		if g, err := h.AssignLabel(seclabel.Request{UUID: id, Label: bad}); err == nil {
 			t.Errorf("%q is taken: %+v", bad, g)
 		}
 	}
-	if _, err := h.Name(seclabel.Wish{UUID: id, Base: "x"}); !fault.Is(err, fault.Unsupported) {
+	if _, err := h.AssignLabel(seclabel.Request{UUID: id, Base: "x"}); !fault.Is(err, fault.Unsupported) {
 		t.Errorf("a base is taken: %v", err)
 	}
 }

@@ -7,15 +7,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Pairs are the pairs of categories that are taken, by whom. As with users, what is
-// taken is told by those who took it, who keep that over a restart.
+// Pairs are the pairs of categories in use, by holder. They are in memory only: after a restart the
+// holders reserve the pairs in their records.
 type Pairs struct {
 	mu    sync.Mutex
 	taken map[Pair]string
 }
 
-// NewPairs holds those that processes have, of other daemons or of guests that were
-// not adopted: they are whose it says until somebody holds them by name.
+// NewPairs reserves the pairs of running processes, of other programs or of guests that were not adopted,
+// until a guest reserves its pair by name.
 func NewPairs(processes []string) *Pairs {
 	p := &Pairs{taken: map[Pair]string{}}
 	for _, context := range processes {
@@ -26,15 +26,15 @@ func NewPairs(processes []string) *Pairs {
 	return p
 }
 
-// tries is how often one is drawn before they are gone through in order.
-const tries = 64
+// maxDraws is how many random pairs are tried before all are tried in order.
+const maxDraws = 64
 
-// Take gives a pair that nobody has.
+// Take allocates a free pair.
 func (p *Pairs) Take(by string) (Pair, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for range tries {
-		a, b := rand.IntN(categories), rand.IntN(categories) //nolint:gosec // it is no secret
+	for range maxDraws {
+		a, b := rand.IntN(categories), rand.IntN(categories) //nolint:gosec // not a secret
 		if pair := (Pair{min(a, b), max(a, b)}); a != b && p.taken[pair] == "" {
 			p.taken[pair] = by
 			return pair, nil
@@ -48,28 +48,28 @@ func (p *Pairs) Take(by string) (Pair, error) {
 			}
 		}
 	}
-	return Pair{}, fault.New(fault.NoCapacity, fault.Host, "all pairs of SELinux's categories are in use")
+	return Pair{}, fault.New(fault.NoCapacity, fault.Host, "all pairs of SELinux categories are in use")
 }
 
-// Claim takes one that a definition names.
+// Claim allocates the pair that a definition names.
 func (p *Pairs) Claim(pair Pair, by string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if who := p.taken[pair]; who != "" && who != by {
-		return fault.New(fault.Busy, fault.Domain, "the categories c%d,c%d are in use by %s; no two guests that run have the same", pair.A, pair.B, who)
+		return fault.New(fault.Busy, fault.Domain, "the categories c%d,c%d are in use by %s; choose others", pair.A, pair.B, who)
 	}
 	p.taken[pair] = by
 	return nil
 }
 
-// Hold notes that a guest that runs has one.
-func (p *Pairs) Hold(pair Pair, by string) {
+// Reserve records that a running guest has a pair.
+func (p *Pairs) Reserve(pair Pair, by string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.taken[pair] = by
 }
 
-// Release gives a pair back, if it is that guest's.
+// Release frees a pair, if that guest has it.
 func (p *Pairs) Release(pair Pair, by string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

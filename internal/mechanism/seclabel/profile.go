@@ -10,26 +10,25 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Profile is what AppArmor lets one guest's QEMU do: what its chamber and its
-// arguments need, and nothing else. There are no rules that take anything away, and
-// no files that are included: the text says all.
+// Profile is what AppArmor permits one guest's QEMU: the needs of its sandbox and its arguments. It has no
+// deny rules and includes no files, so the text is complete.
 type Profile struct {
 	Name string
-	// Peer is the profile of the daemon, which ends and looks after the guest.
+	// Peer is the profile of the daemon, which signals and traces the guest.
 	Peer string
 	// Network lets QEMU use the host's network.
 	Network bool
 	Rules   []Rule
 }
 
-// Rule allows a file, or all that lies in a directory.
+// Rule permits a file, or all files below a directory.
 type Rule struct {
 	Path string
-	// Tree says that it is a directory, and all that lies in it.
+	// Tree: the path is a directory, and the rule covers all below it.
 	Tree bool `json:",omitempty"`
-	// May holds the letters of what is allowed: r, w, m (map executable), k (lock).
+	// May holds the permitted letters: r, w, m (map executable), k (lock).
 	May string
-	// For names what needs it and can go before the guest does; empty: nothing does.
+	// For names the device that needs the rule and can be removed before the guest ends; empty: none.
 	For string `json:",omitempty"`
 }
 
@@ -38,29 +37,28 @@ var name = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,199}$`)
 
 func checkName(text string) error {
 	if !name.MatchString(text) {
-		return fault.New(fault.Invalid, fault.Config, "%.100q is no name of a profile of AppArmor's for guests: letters, digits, and _ . -", text)
+		return fault.New(fault.Invalid, fault.Config, "%.100q is not a valid name of an AppArmor profile for guests; use letters, digits, and _ . -", text)
 	}
 	return nil
 }
 
-// may is what a rule can allow.
-var may = regexp.MustCompile(`^[rwmk]{1,4}$`)
+// permissions is what a rule can allow.
+var permissions = regexp.MustCompile(`^[rwmk]{1,4}$`)
 
 // maxPath bounds a path in a profile, in bytes: the kernel knows no longer ones.
 const maxPath = 4096
 
-// literal writes a path so that it means itself and nothing else. A path that
-// holds what the parser has no sure way to write is refused: quotes, backslashes,
-// variables, and what is no text.
-func literal(path string) (string, error) {
+// quotePath quotes a path so that the parser reads it literally. Paths that cannot be quoted safely are
+// refused: with quotes, backslashes, variables or control characters.
+func quotePath(path string) (string, error) {
 	if !strings.HasPrefix(path, "/") || len(path) > maxPath {
-		return "", fault.New(fault.Invalid, fault.Config, "%.100q can be no path in a profile of AppArmor's: it is not absolute, or too long", path)
+		return "", fault.New(fault.Invalid, fault.Config, "%.100q is not a valid path in an AppArmor profile: it is not absolute, or too long", path)
 	}
 	var b strings.Builder
 	for i, c := range []byte(path) {
 		switch {
 		case c < ' ' || c == 0x7f || c == '"' || c == '\\' || c == '@' && strings.HasPrefix(path[i:], "@{"):
-			return "", fault.New(fault.Invalid, fault.Config, "the path %.200q cannot be told to AppArmor: rename it, without %q", path, string(rune(c)))
+			return "", fault.New(fault.Invalid, fault.Config, "AppArmor does not support the path %.200q; rename it without %q", path, string(rune(c)))
 		case strings.IndexByte("*?[]{}^,", c) >= 0: // else they are patterns
 			b.WriteByte('\\')
 		}
@@ -72,24 +70,24 @@ func literal(path string) (string, error) {
 // peer is what may stand for the daemon's own profile.
 var peer = regexp.MustCompile(`^[A-Za-z0-9/_.-]{1,200}$`)
 
-// Text is the profile as the parser takes it, the same for the same needs.
+// Text returns the profile in the parser's syntax; equal rules give equal text.
 func (p Profile) Text() (string, error) {
 	if err := checkName(p.Name); err != nil {
 		return "", err
 	}
 	lines := []string{}
 	for _, r := range p.Rules {
-		if !may.MatchString(r.May) {
-			return "", fault.New(fault.Internal, fault.Host, "%q is nothing that a profile may allow", r.May)
+		if !permissions.MatchString(r.May) {
+			return "", fault.New(fault.Internal, fault.Host, "%q is not a permission of a profile", r.May)
 		}
-		path, err := literal(r.Path)
+		path, err := quotePath(r.Path)
 		if err != nil {
 			return "", err
 		}
 		if r.Tree {
 			// However it is written: the parser takes several slashes for one.
 			if filepath.Clean(r.Path) == "/" {
-				return "", fault.New(fault.Invalid, fault.Config, "%.100q would let a guest have the whole host in AppArmor's eyes: name a directory", r.Path)
+				return "", fault.New(fault.Invalid, fault.Config, "%.100q would permit the guest the whole host; name a directory", r.Path)
 			}
 			lines = append(lines, fmt.Sprintf("  \"%s/\" r,\n", strings.TrimSuffix(path, "/")))
 			path = strings.TrimSuffix(path, "/") + "/**"
@@ -115,8 +113,8 @@ func (p Profile) Text() (string, error) {
 	return b.String(), nil
 }
 
-// peers are who may signal the guest and look at it: the daemon, and an administrator
-// who is not confined.
+// peers are the profiles that may signal and trace the guest: the daemon's, and unconfined for an
+// administrator.
 func (p Profile) peers() []string {
 	const free = "unconfined"
 	if p.Peer == free || !peer.MatchString(p.Peer) {

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
 )
 
-func TestAProfileSaysWhatItsGuestNeeds(t *testing.T) {
+func TestProfile_Text(t *testing.T) {
 	p := seclabel.Profile{Name: "lodge-x", Peer: "lodged", Network: true, Rules: []seclabel.Rule{
 		{Path: "/var/lib/images/a b.qcow2", May: "rwk", For: "image 1"},
 		{Path: "/room/usr", Tree: true, May: "rm"},
@@ -84,7 +84,7 @@ func of(path string, tree bool) seclabel.Profile {
 }
 
 // Promise: I9
-func TestNoPathBreaksOutOfAProfile(t *testing.T) {
+func TestProfile_HostilePaths(t *testing.T) {
 	for _, path := range hostile {
 		if text, err := of(path, false).Text(); err == nil {
 			t.Errorf("%q is taken:\n%s", path, text)
@@ -129,9 +129,9 @@ func FuzzNoPathBreaksOutOfAProfile(f *testing.F) {
 	})
 }
 
-// TestTheParserTakesProfiles has AppArmor's own parser compile them, without a kernel.
+// TestProfile_AcceptedByParser has AppArmor's own parser compile them, without a kernel.
 // Promise: I9
-func TestTheParserTakesProfiles(t *testing.T) {
+func TestProfile_AcceptedByParser(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser")
 	if err != nil {
 		t.Skip("needs apparmor_parser, of the package apparmor: ", err)
