@@ -20,7 +20,7 @@ const (
 	value    = "correct horse battery staple"
 )
 
-// shelf is a data directory with a book that can be closed and opened again.
+// shelf is a data directory with a book that can be closed and reopened.
 type shelf struct {
 	t    *testing.T
 	dir  string
@@ -55,7 +55,7 @@ func (s *shelf) reopen() {
 	}
 }
 
-// define defines a secret for a volume and gives it a value.
+// define defines a secret for a volume and sets its value.
 func (s *shelf) define(attrs, path string) string {
 	s.t.Helper()
 	d, err := s.Define(`<secret `+attrs+`><usage type='volume'><volume>`+path+`</volume></usage></secret>`, true)
@@ -89,8 +89,7 @@ func TestValuesOutliveTheDaemonUnlessEphemeral(t *testing.T) {
 	}
 }
 
-// Who asks for a value while the daemon ends, such as work that a file system has held
-// up, gets an error.
+// A request for a value while the daemon ends, such as from work that a file system delayed, gets an error.
 func TestNoValueIsGivenAfterTheEnd(t *testing.T) {
 	s := open(t)
 	lasting, passing := s.define("", "/a"), s.define("ephemeral='yes'", "/b")
@@ -102,8 +101,9 @@ func TestNoValueIsGivenAfterTheEnd(t *testing.T) {
 	}
 }
 
-// TestNoValueIsOnDiskInTheClear: neither the value nor, of an ephemeral secret,
-// anything at all is in any file, and the key is root's alone.
+// TestNoValueIsOnDiskInTheClear: no file contains the value, or anything of an ephemeral secret, and only root
+// can read the key.
+//
 // Promise: K1
 func TestNoValueIsOnDiskInTheClear(t *testing.T) {
 	s := open(t)
@@ -164,7 +164,7 @@ func TestWhatIsRefused(t *testing.T) {
 		want fault.Kind
 	}{
 		{"<secret><uuid>" + private + "</uuid><usage type='volume'><volume>/a</volume></usage></secret>", fault.Denied}, // no longer private
-		{"<secret private='yes'><uuid>" + private + "</uuid></secret>", fault.Exists},                                   // for something else
+		{"<secret private='yes'><uuid>" + private + "</uuid></secret>", fault.Exists},                                   // another usage
 		{"<secret><usage type='volume'><volume>/a</volume></usage></secret>", fault.Exists},
 		{"<secret><usage type='volume'/></secret>", fault.Invalid},
 		{"<secret><usage type='door'><name>a</name></usage></secret>", fault.Invalid},
@@ -187,8 +187,9 @@ func TestWhatIsRefused(t *testing.T) {
 	s.holds(private)
 }
 
-// TestDamageIsSaid: a key that is lost, cut or readable by others, and a record
-// that is damaged, cost the values and not the daemon.
+// TestDamageIsSaid: a key that is missing, truncated or readable by others, or a damaged record, costs the
+// values and not the daemon.
+//
 // Promise: K3
 func TestDamageIsSaid(t *testing.T) {
 	for name, damage := range map[string]func(key string) error{
@@ -222,8 +223,9 @@ func TestDamageIsSaid(t *testing.T) {
 	}
 }
 
-// TestAKeyThatIsRemovedStays: the key is put back while there is somebody who has it, and none takes
-// the place of one that has sealed values.
+// TestAKeyThatIsRemovedStays: the key file is written again while the daemon has the key, and a key that has
+// encrypted values is never replaced.
+//
 // Promise: K3
 func TestAKeyThatIsRemovedStays(t *testing.T) {
 	s := open(t)
@@ -245,7 +247,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.holds(id)
-	if err := s.SetValue(id, []byte("x")); err == nil || !strings.Contains(err.Error(), "another key") {
+	if err := s.SetValue(id, []byte("x")); err == nil || !strings.Contains(err.Error(), "not the key") {
 		t.Errorf("a value is sealed that the next daemon cannot open: %v", err)
 	}
 	s.close()
@@ -253,7 +255,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.reopen()
-	if err := s.SetValue(id, []byte("x")); err == nil || !strings.Contains(err.Error(), "put it back") {
+	if err := s.SetValue(id, []byte("x")); err == nil || !strings.Contains(err.Error(), "restore it") {
 		t.Errorf("another key takes the place of the one that has gone: %v", err)
 	}
 	if err := os.Rename(away, s.Key); err != nil {
@@ -283,8 +285,8 @@ func TestADamagedRecordIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestOneSecretIsNotPassedOffAsAnother: who can write the store cannot make the
-// daemon open one guest's disk with the value of another secret.
+// TestOneSecretIsNotPassedOffAsAnother: an attacker who can write the store cannot make the daemon use another
+// secret's value for a guest's disk.
 func TestOneSecretIsNotPassedOffAsAnother(t *testing.T) {
 	s := open(t)
 	a, b := s.define("private='yes'", "/a"), s.define("", "/b")
@@ -314,7 +316,8 @@ func TestDocumentIsPrintedAsItWasRead(t *testing.T) {
 	}
 }
 
-// What secrets are for is in each list of them.
+// Usages appear in each list of secrets.
+//
 // Promise: X9
 func TestWhatASecretIsForIsShort(t *testing.T) {
 	doc := func(length int) string {
