@@ -76,7 +76,7 @@ func (s *shelf) holds(id string) {
 }
 
 // Promise: K1
-func TestValuesOutliveTheDaemonUnlessEphemeral(t *testing.T) {
+func TestBook_ValuesOutliveDaemonUnlessEphemeral(t *testing.T) {
 	s := open(t)
 	lasting, passing := s.define("private='yes'", "/a"), s.define("ephemeral='yes'", "/b")
 	s.holds(lasting)
@@ -90,7 +90,7 @@ func TestValuesOutliveTheDaemonUnlessEphemeral(t *testing.T) {
 }
 
 // A request for a value while the daemon ends, such as from work that a file system delayed, gets an error.
-func TestNoValueIsGivenAfterTheEnd(t *testing.T) {
+func TestValue_AfterClose(t *testing.T) {
 	s := open(t)
 	lasting, passing := s.define("", "/a"), s.define("ephemeral='yes'", "/b")
 	s.Close()
@@ -101,11 +101,11 @@ func TestNoValueIsGivenAfterTheEnd(t *testing.T) {
 	}
 }
 
-// TestNoValueIsOnDiskInTheClear: no file contains the value, or anything of an ephemeral secret, and only root
+// TestBook_NoClearTextOnDisk: no file contains the value, or anything of an ephemeral secret, and only root
 // can read the key.
 //
 // Promise: K1
-func TestNoValueIsOnDiskInTheClear(t *testing.T) {
+func TestBook_NoClearTextOnDisk(t *testing.T) {
 	s := open(t)
 	s.define("", "/a")
 	ephemeral := s.define("ephemeral='yes'", "/b")
@@ -130,7 +130,7 @@ func TestNoValueIsOnDiskInTheClear(t *testing.T) {
 	}
 }
 
-func TestASecretThatChangesItsPlaceKeepsItsValue(t *testing.T) {
+func TestDefine_EphemeralChanged(t *testing.T) {
 	s := open(t)
 	id := s.define("ephemeral='yes'", "/a")
 	redefine := func(attrs string) {
@@ -187,11 +187,11 @@ func TestWhatIsRefused(t *testing.T) {
 	s.holds(private)
 }
 
-// TestDamageIsSaid: a key that is missing, truncated or readable by others, or a damaged record, costs the
+// TestBook_Damage: a key that is missing, truncated or readable by others, or a damaged record, costs the
 // values and not the daemon.
 //
 // Promise: K3
-func TestDamageIsSaid(t *testing.T) {
+func TestBook_Damage(t *testing.T) {
 	for name, damage := range map[string]func(key string) error{
 		"lost":   os.Remove,
 		"cut":    func(key string) error { return os.Truncate(key, 5) },
@@ -223,11 +223,11 @@ func TestDamageIsSaid(t *testing.T) {
 	}
 }
 
-// TestAKeyThatIsRemovedStays: the key file is written again while the daemon has the key, and a key that has
+// TestBook_KeyFileRemoved: the key file is written again while the daemon has the key, and a key that has
 // encrypted values is never replaced.
 //
 // Promise: K3
-func TestAKeyThatIsRemovedStays(t *testing.T) {
+func TestBook_KeyFileRemoved(t *testing.T) {
 	s := open(t)
 	id := s.define("", "/a")
 	for _, use := range []func() error{
@@ -271,7 +271,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 }
 
 // Promise: K3
-func TestADamagedRecordIsLeftOut(t *testing.T) {
+func TestOpen_DamagedRecord(t *testing.T) {
 	s := open(t)
 	id := s.define("", "/a")
 	if err := s.kept.Put(kind, diskUUID, "nonsense"); err != nil {
@@ -285,9 +285,9 @@ func TestADamagedRecordIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestOneSecretIsNotPassedOffAsAnother: an attacker who can write the store cannot make the daemon use another
+// TestValue_SwappedBetweenSecrets: an attacker who can write the store cannot make the daemon use another
 // secret's value for a guest's disk.
-func TestOneSecretIsNotPassedOffAsAnother(t *testing.T) {
+func TestValue_SwappedBetweenSecrets(t *testing.T) {
 	s := open(t)
 	a, b := s.define("private='yes'", "/a"), s.define("", "/b")
 	stolen := s.all[b]
@@ -298,7 +298,7 @@ func TestOneSecretIsNotPassedOffAsAnother(t *testing.T) {
 	}
 }
 
-func TestDocumentIsPrintedAsItWasRead(t *testing.T) {
+func TestDefinition_RoundTrip(t *testing.T) {
 	const doc = `<secret ephemeral='no' private='yes'>
   <uuid>11111111-2222-3333-4444-555555555555</uuid>
   <description>a &lt;disk&gt;</description>
@@ -319,7 +319,7 @@ func TestDocumentIsPrintedAsItWasRead(t *testing.T) {
 // Usages appear in each list of secrets.
 //
 // Promise: X9
-func TestWhatASecretIsForIsShort(t *testing.T) {
+func TestParse_UsageBound(t *testing.T) {
 	doc := func(length int) string {
 		return "<secret><usage type='volume'><volume>" + strings.Repeat("x", length) + "</volume></usage></secret>"
 	}
