@@ -55,8 +55,8 @@ func (c *crash) saySecrets(say func(string, ...any)) error {
 	return nil
 }
 
-// books kills the daemon where it makes and remakes what all else is kept by: the key
-// of secrets, the rules of access, and the file of the store.
+// books kills the daemon while it creates or replaces the files that everything else depends on: the key of
+// secrets, the access rules, and the store.
 func (c *crash) books() {
 	key := filepath.Join(c.data, "secret.key")
 	for i, point := range []string{"secret.key-made", "secret.key-named"} {
@@ -70,7 +70,7 @@ func (c *crash) books() {
 		c.must(defineSecret("first")(c))
 		c.killed(point, setSecret(fmt.Sprintf("value %d", i)))
 		c.begin()
-		// It was not answered, and nothing is half a key: a value can be given, and is there.
+		// The call had no answer, and no partial key is left: a secret's value can be set and read.
 		c.must(setSecret("given")(c))
 		c.signal(c.t, "KILL")
 		c.begin()
@@ -82,7 +82,7 @@ func (c *crash) books() {
 	c.reloads()
 }
 
-// killed asks for something in which the daemon dies at a point.
+// killed makes a request. The daemon dies at the given fail point while it serves it.
 func (c *crash) killed(point string, do func(c *crash) error) {
 	c.ask(failpoint.Armed{Point: point, Action: failpoint.Kill})
 	_ = c.attempt(deed{do: do})
@@ -99,8 +99,7 @@ func (c *crash) died(point string) {
 	c.ask(failpoint.Armed{})
 }
 
-// rewrites has the store's file damaged, and the daemon killed where it makes another
-// of it: no record is lost.
+// rewrites damages the store's file and kills the daemon while it writes a new one. No record may be lost.
 func (c *crash) rewrites() {
 	c.must(define(c))
 	records := c.settled()
@@ -133,8 +132,7 @@ func (c *crash) rewrites() {
 	c.must(undefine(c))
 }
 
-// reloads kills the daemon where it takes new rules of access: they are in force
-// under the next one.
+// reloads kills the daemon while it loads new access rules. The next daemon must apply them.
 func (c *crash) reloads() {
 	rules := filepath.Join(c.dir, "commands", "access.yaml")
 	write := func(guests string) {

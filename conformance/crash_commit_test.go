@@ -11,10 +11,10 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// Disks and their images, the top one last. The top image of vdb is committed, and one below the top of vdc.
+// Disks and their images, the top one last. The test commits the top image of vdb, and one below the top of vdc.
 var committed = map[string][]string{"vdb": {"b1", "b2", "b3"}, "vdc": {"c1", "c2", "c3", "c4"}}
 
-// layered has the guest run with disks that lie on several images.
+// layered starts the guest with disks that have chains of several images.
 func (c *crash) layered() {
 	c.lan1()
 	c.must(c.lay())
@@ -49,7 +49,7 @@ func (c *crash) lay() error {
 	return startRunning(c)
 }
 
-// laid is back to where it began.
+// laid restores the images and the guest to the state before the first step.
 func laid(c *crash) error {
 	if err := destroy(c); err != nil {
 		return err
@@ -113,7 +113,7 @@ func commitDeeds() []deed {
 	}
 }
 
-// wholeChains checks that no write is lost, whatever was committed and killed.
+// wholeChains checks that no write is lost, after every commit and every kill.
 func (c *crash) wholeChains() {
 	c.must(destroy(c))
 	for top, patterns := range map[string]int{"b3": 3, "c1": 4} {
@@ -121,7 +121,7 @@ func (c *crash) wholeChains() {
 			read := fmt.Sprintf("read -P %d %dM 1M", i+1, i)
 			out, err := exec.CommandContext(c.t.Context(), "qemu-io", "-r", "-f", "qcow2", "-c", read, filepath.Join(c.dir, top)).CombinedOutput()
 			if err != nil || strings.Contains(string(out), "verification failed") {
-				c.t.Errorf("%s has lost what was written at %d MiB: %v: %s", top, i, err, out)
+				c.t.Errorf("%s has lost the data written at %d MiB: %v: %s", top, i, err, out)
 			}
 		}
 	}

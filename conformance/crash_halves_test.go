@@ -9,12 +9,12 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// Changes of the running guest and of its stored definition at once: whatever cuts one
-// off, both have it or neither has.
+// Changes of the running guest and of its stored definition in one call. After an interruption both have the
+// change, or neither has it.
 
 const both = uint32(libvirt.DomainAffectLive | libvirt.DomainAffectConfig)
 
-// halves has the guest run, paused, with an image for a disk, and a processor bound.
+// halves starts the guest, paused, with an image as a disk and a pinned processor.
 func (c *crash) halves() {
 	c.machine()
 	c.must(bind(0b10)(c))
@@ -61,7 +61,7 @@ func detach(doc func(c *crash) string, where uint32) func(c *crash) error {
 	return func(c *crash) error { return c.l.DomainDetachDeviceFlags(mortalGuest, doc(c), where) }
 }
 
-// forGood keeps, before something is done, the definition that startedFrom goes back to.
+// forGood saves the definition before an action, so that startedFrom can restore it.
 func forGood(do func(c *crash) error) func(c *crash) error {
 	return func(c *crash) (err error) {
 		if c.kept, err = c.l.DomainGetXMLDesc(mortalGuest, libvirt.DomainXMLInactive|libvirt.DomainXMLSecure); err != nil {
@@ -71,8 +71,7 @@ func forGood(do func(c *crash) error) func(c *crash) error {
 	}
 }
 
-// startedFrom takes back what was done in the definition, and in the machine, which does
-// not let go itself.
+// startedFrom restores the definition and restarts the machine, because a paused guest does not release a device.
 func startedFrom(c *crash) error {
 	if _, err := c.l.DomainDefineXML(c.kept); err != nil {
 		return err
@@ -137,8 +136,8 @@ func halvesDeeds() []deed {
 	}
 }
 
-// growthDeeds are of what a guest has of threads, processors and memory. The processor is
-// plugged in after all that a restart takes back: a restart makes it one from the start.
+// growthDeeds add iothreads, processors and memory to a guest. The processor comes last, after everything that a
+// restart takes back: a restart makes it a processor that is present from the start.
 func growthDeeds() []deed {
 	return []deed{
 		{"add an iothread for good", forGood(addIOThread(1, both)), startedFrom},
@@ -148,7 +147,7 @@ func growthDeeds() []deed {
 	}
 }
 
-// sayMore says what the kernel and QEMU have of a running guest beside its devices.
+// sayMore describes what the kernel and QEMU report about a running guest, apart from its devices.
 func (c *crash) sayMore(dom libvirt.Domain, say func(string, ...any)) error {
 	const processors, bytes = 2, 1
 	_, maps, err := c.l.DomainGetVcpus(dom, processors, bytes)

@@ -12,20 +12,19 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// excused are the fail points that no scenario of the matrix reaches, each with
-// the reason.
+// excused are the fail points that no scenario of the matrix reaches, each with its reason.
 var excused = map[string]string{
 	"prepare.directory": "QEMUs are prepared on a host that is quiet only, which one that runs tests is not",
 	"prepare.launched":  "as prepare.directory",
 	"prepare.claimed":   "as prepare.directory",
 	"prepare.entered":   "as prepare.directory",
 	"launch.device":     "machines that run tests have no PCI device to give away; the nested host has one",
-	// Adopted networks lack nothing on hosts that run tests.
+	// Networks that a daemon adopts lack nothing on hosts that run tests.
 	"network-mend.resume":      "a running network lacks something where a daemon comes without dnsmasq or a firewall only",
 	"network-mend.resume.done": "as network-mend.resume",
 }
 
-// scenarios are the deeds that the matrix kills the daemon in.
+// scenarios are the actions during which the matrix kills the daemon.
 func scenarios() []*scenario {
 	return []*scenario{
 		{name: "guest", prepare: (*crash).lan1, deeds: guestDeeds()},
@@ -46,14 +45,13 @@ func scenarios() []*scenario {
 	}
 }
 
-// The guest that most deeds are about.
+// The guest that most actions work on.
 var (
 	mortalUUID  = libvirt.UUID{0xc4, 15: 1}
 	mortalGuest = libvirt.Domain{Name: "mortal", UUID: mortalUUID, ID: -1}
 )
 
-// rootAndPorts names each PCI controller of the guest, so that a change of its definition
-// moves none.
+// rootAndPorts names each PCI controller of the guest, so that a change of its definition does not move any.
 var rootAndPorts = "<controller type='pci' model='pcie-root'/>" + strings.Repeat("<controller type='pci' model='pcie-root-port'/>", 8)
 
 // mortalDoc is its definition.
@@ -75,7 +73,7 @@ func (c *crash) must(err error) {
 	}
 }
 
-// lan1 makes a network, and has QEMU probed.
+// lan1 creates a network, and makes the daemon probe QEMU.
 func (c *crash) lan1() {
 	c.lan(c.t, "lan", 1)
 	c.probe()
@@ -86,7 +84,7 @@ func (c *crash) probe() {
 	c.must(undefine(c))
 }
 
-// machine has the guest run, paused.
+// machine starts the guest, paused.
 func (c *crash) machine() {
 	c.lan1()
 	c.blank(c.t, "stick.raw", 1<<20)
@@ -184,11 +182,11 @@ func guestDeeds() []deed {
 	}
 }
 
-// deviceDeeds begin with a paused guest. A device that the guest has to let go
-// itself is taken back with the whole machine.
+// deviceDeeds begin with a paused guest. If the guest itself must release a device, the whole machine is
+// restarted.
 func deviceDeeds() []deed {
 	const live = uint32(libvirt.DomainAffectLive)
-	// QEMU opens it by its name, and lets go of it at once when it is unplugged.
+	// QEMU opens this file by its name, and closes it at once when the device is unplugged.
 	port := always(`<serial type='dev'><source path='/dev/fuse'/><target type='usb-serial' port='1'/></serial>`)
 	return []deed{
 		{"plug in a NIC", attach(secondNIC, live), anew},
@@ -215,7 +213,7 @@ func deviceDeeds() []deed {
 	}
 }
 
-// drive has the guest run, paused, with a drive that was used.
+// drive starts the guest, paused, with a drive that had a medium before.
 func (c *crash) drive() {
 	c.machine()
 	for _, name := range []string{"one.iso", "two.iso"} {
@@ -225,7 +223,7 @@ func (c *crash) drive() {
 	c.must(medium("", libvirt.DomainDeviceModifyLive|libvirt.DomainDeviceModifyConfig)(c))
 }
 
-// medium puts a file into the drive; none, if it is empty.
+// medium inserts a file into the drive, or ejects the medium if the name is empty.
 func medium(file string, where libvirt.DomainDeviceModifyFlags) func(c *crash) error {
 	return func(c *crash) error {
 		source := ""
@@ -246,7 +244,7 @@ func mediaDeeds() []deed {
 	}
 }
 
-// mortalImage is where the guest is saved to.
+// mortalImage is the file that the guest is saved to.
 const mortalImage = "mortal.image"
 
 func saveDeeds() []deed {
@@ -254,7 +252,7 @@ func saveDeeds() []deed {
 		return c.l.DomainSaveFlags(mortalGuest, filepath.Join(c.dir, mortalImage), nil, 0)
 	}
 	restore := func(c *crash) error { return c.l.DomainRestoreFlags(filepath.Join(c.dir, mortalImage), nil, 0) }
-	// The image stays behind a restore, and its file is the user's.
+	// A restore leaves the image, because the file belongs to the user.
 	unsave := func(c *crash) error {
 		if err := restore(c); err != nil {
 			return err
@@ -284,7 +282,7 @@ func saveDeeds() []deed {
 	}
 }
 
-// editSaved exchanges words in the definition that a managed save image holds.
+// editSaved replaces words in the definition inside a managed save image.
 func editSaved(add, remove string) func(c *crash) error {
 	return func(c *crash) error {
 		doc, err := c.l.DomainManagedSaveGetXMLDesc(mortalGuest, 0)
@@ -295,7 +293,7 @@ func editSaved(add, remove string) func(c *crash) error {
 	}
 }
 
-// editImage is editSaved for the image that the user has.
+// editImage is editSaved for an image in a file of the user's.
 func editImage(add, remove string) func(c *crash) error {
 	return func(c *crash) error {
 		path := filepath.Join(c.dir, mortalImage)
@@ -345,7 +343,7 @@ func firmwareDeeds() []deed {
 	}
 }
 
-// refused is something that the daemon refuses.
+// refused expects the daemon to refuse an action.
 func refused(do func(c *crash) error) func(c *crash) error {
 	return func(c *crash) error {
 		err := do(c)
@@ -545,7 +543,7 @@ func refusedFor(reason string, do func(c *crash) error) func(c *crash) error {
 	}
 }
 
-// golden makes a guest with a disk, for clones, and one that has no target left for a seed.
+// golden makes a guest with a disk, for clones, and one without a free target for a seed disk.
 func (c *crash) golden() {
 	c.disks()
 	pool := libvirt.StoragePool{Name: "disks", UUID: libvirt.UUID{0xc6, 15: 3}}

@@ -20,10 +20,10 @@ rules:
     images: "pool:shared"
 `
 
-// TestStalledDownloadsLeavePlaces has a client begin downloads of all of a pool's volumes,
-// by several connections, and read nothing: others work on the pool as before.
+// A client starts downloads of all volumes of a pool, over several connections, and reads nothing. Other clients
+// must be able to work on the pool as before.
 // Promise: A15
-func TestStalledDownloadsLeavePlaces(t *testing.T) {
+func TestDownload_StalledClientsBlockNoOther(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, greedyRules)
 	const volumes = 40

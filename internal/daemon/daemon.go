@@ -93,7 +93,7 @@ type Daemon struct {
 	ledger   *resources.Ledger
 	labels   *seclabel.Host
 	noLabels error // why there are none
-	quarters *sandbox.Quarters
+	quarters *sandbox.Isolation
 	opened   []func() error // what closes it
 }
 

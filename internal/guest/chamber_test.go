@@ -60,7 +60,7 @@ func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
 	}
 }
 
-// What a QEMU has made in its directory is bounded: whoever looks through it has an end.
+// The number of files that QEMU creates in its directory is limited, so a walk through the directory ends.
 // Promise: I11
 func TestADirectoryThatIsFullIsNotSealed(t *testing.T) {
 	if os.Getuid() != 0 {

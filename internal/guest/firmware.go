@@ -18,16 +18,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// chooseFirmware settles which image a definition boots from, where it asks for
-// UEFI in general, and where the guest keeps its variables. It is called when
-// a guest is defined: the choice is part of the definition from then on, so that
-// a firmware package installed later does not change a guest.
+// chooseFirmware chooses the firmware image for a definition that asks for UEFI in general, and the path of
+// the guest's variables. It is called when a guest is defined. From then on the choice is part of the
+// definition, so that a firmware package installed later does not change the guest.
 func (r *Registry) chooseFirmware(def *domain.Definition) error {
 	o := &def.OS
 	if o.Loader.Path == "" && o.Firmware == "efi" || keepsVariables(o) && o.NVRAM.Template == "" {
-		all, unread := resources.Firmwares() // a description that cannot be read hides that firmware only
+		all, unread := resources.Firmwares() // an unreadable description hides only its own firmware
 		if err := settleFirmware(def, all); err != nil {
 			return errors.Join(err, unread)
 		}
@@ -38,7 +38,8 @@ func (r *Registry) chooseFirmware(def *domain.Definition) error {
 	return nil
 }
 
-// settleFirmware takes one of the host's images, or finds what belongs to the one that is named.
+// settleFirmware picks one of the host's images, or finds the template of the image that the definition
+// names.
 func settleFirmware(def *domain.Definition, all []resources.Firmware) error {
 	if def.OS.Loader.Path == "" {
 		return pickFirmware(def, all)
@@ -46,14 +47,13 @@ func settleFirmware(def *domain.Definition, all []resources.Firmware) error {
 	return findTemplate(def, all)
 }
 
-// keepsVariables says whether the firmware has its variables in a file of their own.
+// keepsVariables reports whether the firmware keeps its variables in a separate file.
 func keepsVariables(o *domain.OS) bool {
 	return o.Loader.Type == "pflash" && o.Loader.Stateless != device.On && o.Loader.ReadOnly != device.Off
 }
 
-// pickFirmware takes the first of the host's images, by the names of their
-// descriptions, that fits what the definition asks for, as libvirt does. What is
-// not asked for is left to that order.
+// pickFirmware picks the first of the host's images that fits the definition, in the order of the names of
+// their descriptions, as libvirt does. Where the definition asks for nothing, this order decides.
 func pickFirmware(def *domain.Definition, all []resources.Firmware) error {
 	asked := askedOfFirmware(def)
 	for _, f := range all {
@@ -66,12 +66,12 @@ func pickFirmware(def *domain.Definition, all []resources.Firmware) error {
 		"this host has no UEFI firmware for machine %s%s; ask for less, or install firmware that has it (package ovmf)", def.OS.Machine, asked)
 }
 
-// askedFirmware is what a definition asks of firmware that is picked for it.
+// askedFirmware is what a definition asks of the firmware that is picked for it.
 type askedFirmware struct {
 	arch, machine string
-	features      []domain.FirmwareFeature // each said "yes" or "no"
+	features      []domain.FirmwareFeature // each is "yes" or "no"
 	kind          string                   // rom, pflash; empty: either
-	code, vars    string                   // formats; empty: as the other, or raw
+	code, vars    string                   // formats; empty: the other's, or raw
 	secure        device.Switch
 	smm           device.Switch
 	stateless     bool
@@ -109,7 +109,7 @@ func (a *askedFirmware) fits(f *resources.Firmware) bool {
 	return a.kind != "rom" && f.Format == code && f.Stateless == a.stateless && (f.Stateless || f.TemplateFormat == vars)
 }
 
-// String names what was asked for, by its place in the definition.
+// String lists what was asked for, by its place in the definition.
 func (a *askedFirmware) String() string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -159,7 +159,7 @@ func takeFirmware(def *domain.Definition, f *resources.Firmware) {
 	secureFirmware(def, f)
 }
 
-// useTemplate has the guest's variables begin as the firmware's own template.
+// useTemplate sets the firmware's own template for the guest's variables, unless the definition names one.
 func useTemplate(def *domain.Definition, f *resources.Firmware) {
 	n := &def.OS.NVRAM
 	if n.Template != "" || f.Template == "" {
@@ -169,23 +169,22 @@ func useTemplate(def *domain.Definition, f *resources.Firmware) {
 	setFormat(&n.Format, f.TemplateFormat)
 }
 
-// setFormat notes the format of a file unless it is the one that is meant anyway.
+// setFormat sets the format of a file unless it is the default, raw.
 func setFormat(format *string, is string) {
 	if *format == "" && is != "raw" {
 		*format = is
 	}
 }
 
-// secureFirmware switches on what Secure Boot needs of the machine.
+// secureFirmware enables what Secure Boot needs of the machine.
 func secureFirmware(def *domain.Definition, f *resources.Firmware) {
 	if f.Has("requires-smm") && def.OS.Loader.Secure != device.Off {
 		def.Features.SMM, def.OS.Loader.Secure = device.On, device.On
 	}
 }
 
-// findTemplate finds the variables that belong to firmware that is given by its
-// path: those in the first description of that image that fits, or else those
-// in libvirt's own list. Firmware that nobody knows is left as it is.
+// findTemplate finds the template for firmware that the definition names by path. It takes the first
+// description of that image that fits, or else libvirt's own list. Unknown firmware is left as it is.
 func findTemplate(def *domain.Definition, all []resources.Firmware) error {
 	o := &def.OS
 	for _, f := range all {
@@ -196,10 +195,10 @@ func findTemplate(def *domain.Definition, all []resources.Firmware) error {
 			return err
 		}
 		setFormat(&o.Loader.Format, f.Format)
-		if o.NVRAM.Path == "" || cmp.Or(o.NVRAM.Format, "raw") == f.TemplateFormat { // else the file has to be there
+		if o.NVRAM.Path == "" || cmp.Or(o.NVRAM.Format, "raw") == f.TemplateFormat { // otherwise the file must exist
 			useTemplate(def, &f)
 		}
-		if o.NVRAM.Path == "" { // a guest that has variables already keeps its machine as it is
+		if o.NVRAM.Path == "" { // a guest with variables keeps its machine as it is
 			secureFirmware(def, &f)
 		}
 		o.Loader.ReadOnly = device.On
@@ -211,8 +210,7 @@ func findTemplate(def *domain.Definition, all []resources.Firmware) error {
 	return nil
 }
 
-// checkNamed refuses firmware that is given by its path and is not what the
-// definition says of it.
+// checkNamed refuses firmware, named by its path, that contradicts the definition.
 func checkNamed(def *domain.Definition, f *resources.Firmware) error {
 	o := &def.OS
 	switch {
@@ -227,26 +225,26 @@ func checkNamed(def *domain.Definition, f *resources.Firmware) error {
 	return nil
 }
 
-// makeNVRAM gives a guest its variable store, from the template, at its first
-// start, or anew where that is asked for. It stays when the guest ends, unless it was transient.
+// makeNVRAM creates a guest's variable store from the template, at its first start or when a reset is asked
+// for. The store outlives the run, unless the guest is transient.
 func (l *launching) makeNVRAM(ctx context.Context) error {
 	o := l.run.def.OS
 	if o.NVRAM.Path == "" || !keepsVariables(&o) {
 		return nil
 	}
-	there, err := fileExists(ctx, o.NVRAM.Path)
+	there, err := fileExists(ctx, l.sc, o.NVRAM.Path)
 	if err != nil || there && !l.opts.ResetNVRAM {
 		return err
 	}
 	if err := checkTemplate(&o); err != nil {
 		return err
 	}
-	err = copyTemplate(ctx, &o.NVRAM)
+	err = copyTemplate(ctx, l.sc, &o.NVRAM)
 	l.run.MadeNVRAM = err == nil && !there
 	return fault.Wrap(err, failure(err), fault.Host, "cannot make the guest's UEFI variables")
 }
 
-// checkTemplate refuses to make variables of nothing, or in the place of a disk.
+// checkTemplate refuses to make variables without a template, or on a block device.
 func checkTemplate(o *domain.OS) error {
 	switch {
 	case o.NVRAM.Type == "block":
@@ -259,21 +257,19 @@ func checkTemplate(o *domain.OS) error {
 	return nil
 }
 
-// dropHalfNVRAM removes what a start that was cut off had written of a variable
-// store.
-func dropHalfNVRAM(ctx context.Context, r *run) {
+// dropHalfNVRAM removes the incomplete variable store of an interrupted start.
+func dropHalfNVRAM(ctx context.Context, sc scope.Scope, r *run) {
 	path := r.def.OS.NVRAM.Path
 	if path == "" || r.def.OS.NVRAM.Template == "" {
 		return
 	}
-	held := heldTo(ctx, path)
+	held := sc.FoldersOf(path)
 	if err := fsguard.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
 		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
 	}
 }
 
-// failure is the kind of an error where Lodge knows it, and else of what the host
-// refused.
+// failure returns the kind of an error if Lodge knows it, else fault.Failed: the host refused something.
 func failure(err error) fault.Kind {
 	if k := fault.Of(err); k != fault.Internal {
 		return k
@@ -284,29 +280,29 @@ func failure(err error) fault.Kind {
 // maxTemplate bounds a template of UEFI variables, in bytes.
 const maxTemplate = 64 << 20
 
-// copyTemplate makes variables of their template, which has to have their format.
-func copyTemplate(ctx context.Context, n *domain.NVRAM) error {
-	text, err := readTemplate(ctx, n.Template)
+// copyTemplate makes variables from their template, which must have the same format.
+func copyTemplate(ctx context.Context, sc scope.Scope, n *domain.NVRAM) error {
+	text, err := readTemplate(ctx, sc, n.Template)
 	if err != nil {
 		return err
 	}
 	if n.Format == "qcow2" && !bytes.HasPrefix(text, []byte("QFI\xfb")) {
 		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a template that is", n.Template)
 	}
-	return writeVariables(ctx, n.Path, text)
+	return writeVariables(ctx, sc, n.Path, text)
 }
 
-// copyFile copies a small file into its place in one step.
-func copyFile(ctx context.Context, from, to string) error {
-	text, err := readTemplate(ctx, from)
+// copyFile copies a small file atomically.
+func copyFile(ctx context.Context, sc scope.Scope, from, to string) error {
+	text, err := readTemplate(ctx, sc, from)
 	if err != nil {
 		return err
 	}
-	return writeVariables(ctx, to, text)
+	return writeVariables(ctx, sc, to, text)
 }
 
-func readTemplate(ctx context.Context, from string) ([]byte, error) {
-	held := heldTo(ctx, from)
+func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, error) {
+	held := sc.FoldersOf(from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {
 		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
 		if err != nil {
@@ -321,17 +317,16 @@ func readTemplate(ctx context.Context, from string) ([]byte, error) {
 	}, nil)
 }
 
-// writeVariables puts a small file into its place in one step. A disk that is busy
-// may take long to write it out.
-func writeVariables(ctx context.Context, to string, text []byte) error {
+// writeVariables writes a small file atomically. On a busy disk this may take long.
+func writeVariables(ctx context.Context, sc scope.Scope, to string, text []byte) error {
 	fill := func(f *os.File) error {
 		return fsguard.Outlast(ctx, to, func() error {
-			if err := image.Distrust(f); err != nil { // to may be the disk of another, to whom it is an image
+			if err := image.Distrust(f); err != nil { // path to may be a disk of another guest, which must not read it as an image
 				return err
 			}
 			_, err := f.Write(text)
 			return err
 		})
 	}
-	return writeImage(ctx, to, fill, (*os.File).Sync)
+	return writeImage(ctx, sc, to, fill, (*os.File).Sync)
 }

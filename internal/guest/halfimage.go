@@ -14,20 +14,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// halfImages is the kind of record that says, by the guest's UUID, which file a save or a dump
-// is writing. It holds the guest's memory, its place is the user's, and when the host goes down
-// what the run directory says of it is lost.
+// halfImages is the kind of record that names, by the guest's UUID, the file that a save or dump is
+// writing. The file holds the guest's memory and lies where the user wants it. After a crash of the host
+// the run directory, which also names it, is lost.
 var halfImages = store.Kind{Name: "image", Version: 1}
 
 type halfImage struct {
-	madeFile // Path is that of the image when it is complete
+	madeFile // Path is that of the complete image
 
 	Owner uint32
 	Boot  string
 }
 
-// noteHalf notes the file of an image of the guest's memory that is about to be written. A store
-// that cannot be written keeps nobody from saving a guest.
+// noteHalf records the file of an image that is about to be written. If the store cannot be written, the
+// save continues without the record.
 func (g *Guest) noteHalf(path string, f *os.File) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)
@@ -49,8 +49,8 @@ func (r *Registry) forgetHalf(uuid string) {
 	}
 }
 
-// sweepHalf removes the images that an earlier boot of the host left half written. Of this boot
-// the run directories tell.
+// sweepHalf removes the images that an earlier boot of the host left incomplete. For this boot the run
+// directories name them.
 func (r *Registry) sweepHalf() error {
 	all := map[string]halfImage{}
 	err := r.store.Each(halfImages, func(uuid string, decode func(any) error) error {
@@ -73,7 +73,7 @@ func (r *Registry) sweepHalf() error {
 				return
 			}
 			var now halfImage
-			if r.store.Get(halfImages, uuid, &now) == nil && now == h { // else another is being written
+			if r.store.Get(halfImages, uuid, &now) == nil && now == h { // otherwise another is being written
 				r.forgetHalf(uuid)
 			}
 		})
@@ -81,8 +81,7 @@ func (r *Registry) sweepHalf() error {
 	return err
 }
 
-// remove removes the file, if it is that one still. It fails where its file system is not
-// mounted yet.
+// remove removes the file, if it is still the recorded one. It fails if its file system is not mounted yet.
 func (h halfImage) remove() error {
 	err := safepath.Beside(h.Path, func(at string) error {
 		var folder, st unix.Stat_t

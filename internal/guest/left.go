@@ -8,11 +8,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// leftKind is the kind of record that says, by UUID, what the guest was called whose secrets
-// stayed when it was forgotten: the state of its TPM, or its UEFI variables.
+// leftKind is the kind of record that holds, by UUID, the name of a forgotten guest whose secrets were
+// kept: its TPM state or its UEFI variables.
 var leftKind = store.Kind{Name: "left", Version: 1}
 
-// left says whether there are secrets of a guest of that UUID.
+// left reports whether there are secrets of a guest of that UUID.
 func (r *Registry) left(uuid string) bool {
 	for _, path := range []string{r.tpmState(uuid), r.nvramPath(uuid)} {
 		if _, err := os.Lstat(path); err == nil {
@@ -22,7 +22,7 @@ func (r *Registry) left(uuid string) bool {
 	return false
 }
 
-// noteLeft notes whose secrets stay of a guest that is forgotten.
+// noteLeft records the name of a forgotten guest whose secrets are kept.
 func (r *Registry) noteLeft(uuid, name string, log *slog.Logger) {
 	if !r.left(uuid) {
 		return
@@ -32,8 +32,8 @@ func (r *Registry) noteLeft(uuid, name string, log *slog.Logger) {
 	}
 }
 
-// forgetLeft forgets whose they were where none are there any more. Mostly there is no note, and
-// nothing is written.
+// forgetLeft deletes the record if the secrets are gone. Usually there is no record, and nothing is
+// written.
 func (r *Registry) forgetLeft(uuid string) {
 	var of string
 	if r.left(uuid) || fault.Is(r.store.Get(leftKind, uuid, &of), fault.NotFound) {
@@ -44,8 +44,8 @@ func (r *Registry) forgetLeft(uuid string) {
 	}
 }
 
-// checkHeir refuses a new guest that would find what one of another name left: whoever may
-// give his guests a UUID may not be who may have those secrets. Names are what rules go by.
+// checkHeir refuses a new guest whose UUID belongs to the secrets of a guest of another name. A client that
+// may choose a UUID need not be allowed to read those secrets: permissions go by name.
 func (r *Registry) checkHeir(name, uuid string) error {
 	var of string
 	if !r.left(uuid) {

@@ -10,20 +10,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// A store that was damaged, or comes from a backup, may have lost definitions. Two other places
-// hold them: the image of a managed save, and the run directory of a guest that runs, which says
-// whether it was undefined. To the images nobody looks while the store is sound: what has no
-// record then was undefined.
+// A damaged or restored store may have lost definitions. They can be found in two other places: the managed
+// save images, and the run directories of running guests, which also record whether a guest was undefined.
+// The images are searched only if the store is not sound: otherwise a guest without a record was undefined.
 
-// findSaved defines again the guests of managed save images that have no record.
-// The loops do not run yet.
+// findSaved defines the guests of managed save images without a record. It runs before the loops start.
 func (r *Registry) findSaved() {
 	if r.store.Sound() {
 		return
 	}
 	images, err := filepath.Glob(filepath.Join(r.saveDir(), "*.save"))
 	if err != nil {
-		return // only for a pattern that is wrong
+		return // only a malformed pattern fails
 	}
 	for _, path := range images {
 		uuid := strings.TrimSuffix(filepath.Base(path), ".save")
@@ -48,8 +46,8 @@ func (r *Registry) findSaved() {
 	}
 }
 
-// lostWith gives the guest of which a run record was left by a daemon that knew its definition; nil:
-// that cannot be made of what ran.
+// lostWith returns the guest of a run record that was persistent and has lost its definition. Nil: no
+// definition could be made from what ran.
 func (r *Registry) lostWith(rec *runRecord, def *domain.Definition) *Guest {
 	g := r.adopted(rec)
 	if g.findRunning(rec, def); g.inactive != nil {
@@ -59,14 +57,14 @@ func (r *Registry) lostWith(rec *runRecord, def *domain.Definition) *Guest {
 	return nil
 }
 
-// findRunning defines a guest again that runs, or ran to its end, and was persistent.
+// findRunning defines a persistent guest again from its run record, if the store has lost it.
 func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
 	if g.inactive != nil || !rec.State.Persistent {
 		return
 	}
 	var kept any
 	if g.reg.store.Sound() && !fault.Is(g.reg.store.Get(domains, g.uuid, &kept), fault.NotFound) {
-		return // it is there, for whoever can read it
+		return // it is there, even if this daemon cannot read it
 	}
 	if other, err := g.reg.ByName(rec.Name); err == nil && other != g {
 		g.log.Error("the store has lost a guest's definition and has another guest of its name; it is transient now")
@@ -83,7 +81,7 @@ func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
 	g.found(def, text, false)
 }
 
-// found takes a definition in that the store has lost.
+// found stores a definition that the store has lost.
 func (g *Guest) found(def *domain.Definition, text string, saved bool) {
 	g.log.Error("the store has lost this guest's definition; it is defined again as it ran. Look it over: later changes and autostart are lost")
 	g.inactive = def

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -15,9 +15,9 @@ func displays(kind, address string, password bool) []*device.Graphics {
 
 // Promise: A10
 func TestRemarks(t *testing.T) {
-	caps := &qemu.Capabilities{
-		Machines:     []qemu.Machine{{Name: "pc-i440fx-1.4", Deprecated: true}, {Name: "pc-i440fx-7.2", Alias: "pc"}},
-		Accelerators: []qemu.Accelerator{{Name: "kvm", Models: []qemu.CPUModel{{Name: "Old", Deprecated: true}, {Name: "New"}}}, {Name: "tcg"}},
+	caps := &qemucaps.Capabilities{
+		Machines:     []qemucaps.Machine{{Name: "pc-i440fx-1.4", Deprecated: true}, {Name: "pc-i440fx-7.2", Alias: "pc"}},
+		Accelerators: []qemucaps.Accelerator{{Name: "kvm", Models: []qemucaps.CPUModel{{Name: "Old", Deprecated: true}, {Name: "New"}}}, {Name: "tcg"}},
 	}
 	for name, c := range map[string]struct {
 		change     func(*domain.Definition)

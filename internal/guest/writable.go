@@ -13,20 +13,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A job may write to an image below the top one, which QEMU has open to read. It is lent that image to write
-// for as long as the job takes: what its header says is noted as for every image that a QEMU writes, its label
-// or the guest's profile lets QEMU write, and QEMU is handed another descriptor. All of it may be repeated.
+// A block job may write to an image below the top one, which QEMU has open for reading. QEMU is then lent
+// that image for the time of the job: its header is noted as for every image that a QEMU writes, its label
+// or the guest's profile permits writing, and QEMU is passed another descriptor. Each of these steps may be
+// repeated.
 
-// openShown opens the chain of a disk of a running guest, and refuses one that is not the chain that the
-// guest's definition shows, or has other files than those that QEMU has open.
-func (r *Registry) openShown(ctx context.Context, run *run, fences map[string][]string, d *device.Disk) (image.Chain, error) {
+// openShown opens the chain of a running guest's disk. It refuses a chain that differs from the guest's
+// definition, or whose files are not those that QEMU has open.
+func (r *Registry) openShown(ctx context.Context, sc scope.Scope, run *run, fences map[string][]string, d *device.Disk) (image.Chain, error) {
 	path, format, err := r.source(d)
 	if err != nil {
 		return nil, err
 	}
-	chain, err := image.OpenChain(fenced(ctx, fences, d), path, format)
+	chain, err := image.OpenChain(ctx, fenced(sc, fences, d), path, format)
 	if err == nil {
 		if err = r.isShown(chain, run, d); err != nil {
 			chain.Close()
@@ -58,10 +60,10 @@ func (r *Registry) isShown(chain image.Chain, run *run, d *device.Disk) error {
 	return nil
 }
 
-// lendToWrite lets a running QEMU write to one image of a disk, by its place in the chain: 1 is the one below
-// the top. Of an error that QEMU did not answer nobody knows what came of it.
-func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place int) error {
-	chain, err := g.reg.openShown(ctx, r, g.View().fences, d)
+// lendToWrite lets a running QEMU write to one image of a disk. place is its position in the chain: 1 is
+// the image below the top. If QEMU did not answer, the outcome is unknown.
+func (g *Guest) lendToWrite(ctx context.Context, sc scope.Scope, r *run, d *device.Disk, place int) error {
+	chain, err := g.reg.openShown(ctx, sc, r, g.View().fences, d)
 	if err != nil {
 		return err
 	}
@@ -75,7 +77,7 @@ func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place i
 		return err
 	}
 	l, number := &chain[place], d.Nodes()[place]
-	if !qemu.IsLent(held, number) { // else its QEMU is who may write there
+	if !qemu.IsLent(held, number) { // otherwise its own QEMU may write there already
 		if err := fsguard.Run(ctx, l.Path, func() error { return image.CheckAlone(l.File) }); err != nil {
 			return err
 		}
@@ -88,7 +90,7 @@ func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place i
 	if err := fsguard.Run(ctx, l.Path, l.Lend); err != nil {
 		return err
 	}
-	if err := r.labels.lendToWrite(ctx, number, write); err != nil || r.User == nil { // then QEMU opens the path
+	if err := r.labels.lendToWrite(ctx, number, write); err != nil || r.User == nil { // without a sandbox QEMU opens the path itself
 		return err
 	}
 	read, err := handOut(ctx, l, unix.O_RDONLY)
@@ -103,7 +105,7 @@ func handOut(ctx context.Context, l *image.Layer, mode int) (*os.File, error) {
 	return fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) }, func(f *os.File) { _ = f.Close() })
 }
 
-// executeAll does steps until QEMU refuses one, or does not answer.
+// executeAll executes steps until QEMU refuses one, or does not answer.
 func executeAll(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
 	for _, step := range steps {
 		if err := execute(ctx, s, step); err != nil {
@@ -113,16 +115,16 @@ func executeAll(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
 	return nil
 }
 
-// written is an image that QEMU was lent to write.
+// written is an image that QEMU was lent for writing.
 type written struct {
-	Number uint // of its node
+	Number uint // the number of its node
 	Path   string
 	Format string
 }
 
-// takeBackToRead takes back what lendToWrite gave, once the job has ended. QEMU is asked for nothing when it
-// has ended. Kept says that QEMU closes the image only when its guest runs; the rest is done then, too.
-func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept bool, err error) {
+// takeBackToRead takes back what lendToWrite gave, once the job has ended. If QEMU has ended, it is not
+// asked. kept means that QEMU closes the image only when its guest runs; the rest must be done after that.
+func (g *Guest) takeBackToRead(ctx context.Context, sc scope.Scope, r *run, w written) (kept bool, err error) {
 	if r != nil && !r.gone() && r.User != nil {
 		s, err := r.monitor()
 		if err != nil {
@@ -135,7 +137,7 @@ func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept boo
 			return false, err
 		}
 	}
-	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+	f, err := openNamed(ctx, sc, w.Path, unix.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return kept, nil
 	}
@@ -155,7 +157,7 @@ func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept boo
 	return kept, err
 }
 
-// readAgain has QEMU open an image to read only, if it is one below the top of a disk.
+// readAgain makes QEMU reopen an image for reading only, if it is below the top of a disk.
 func (g *Guest) readAgain(ctx context.Context, s *qmp.Session, number uint) error {
 	def := g.View().Active
 	if def == nil {
@@ -169,8 +171,8 @@ func (g *Guest) readAgain(ctx context.Context, s *qmp.Session, number uint) erro
 	return nil
 }
 
-// takeBackFiles has QEMU let go of the descriptors of an image that it was lent. Kept says that it has not:
-// one that is paused does not close them.
+// takeBackFiles closes the descriptors that QEMU was lent for an image. kept means that QEMU still has
+// them: a paused QEMU does not close them.
 func takeBackFiles(ctx context.Context, s *qmp.Session, number uint) (kept bool, err error) {
 	held, err := fileSets(ctx, s)
 	if err != nil {
@@ -184,7 +186,7 @@ func takeBackFiles(ctx context.Context, s *qmp.Session, number uint) (kept bool,
 	return len(qemu.TakeBack(held, number)) > 0, err
 }
 
-// fileSets asks QEMU which files it holds for its block nodes.
+// fileSets asks QEMU for the descriptor sets of its block nodes.
 func fileSets(ctx context.Context, s *qmp.Session) (held []qemu.FileSet, err error) {
 	err = s.Execute(ctx, "query-fdsets", nil, &held)
 	return held, err

@@ -13,7 +13,7 @@ type Archive struct {
 	out     io.Writer
 	inode   int
 	written int64
-	err     error // the first; what follows it is skipped
+	err     error // the first error; later writes are skipped
 }
 
 // NewArchive begins one.

@@ -1,12 +1,10 @@
-// Package testguest makes the small Linux guest that tests, the lab and
-// `make up` boot: Debian's cloud kernel, and a first file system with busybox,
-// virtio drivers and Lodge's own agent as the only resident process. Two
-// seconds after QEMU starts, without KVM, it answers.
+// Package testguest makes the small Linux guest that tests, the lab and `make up` boot. It consists of Debian's
+// cloud kernel and an initramfs with busybox, virtio drivers and Lodge's own agent as the only resident process.
+// The guest answers two seconds after QEMU starts, without KVM.
 //
-// It is made from Debian packages without root's rights and without unpacking
-// them; equal packages and an equal agent give equal bytes. What belongs here:
-// making images. What they say to their host is in guestimage/line and
-// guestimage/agent.
+// The image is made from Debian packages without root's rights and without unpacking them. Equal packages and an
+// equal agent give equal bytes. This package only makes images; testguest/line and testguest/agent hold the
+// protocol between guest and host.
 package testguest
 
 import (
@@ -38,8 +36,8 @@ func In(dir string) Image {
 	return Image{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
 }
 
-// Build makes the image in cache, or finds it there. The agent is a static
-// program for Linux on x86-64. What is about to be downloaded is said first.
+// Build makes the image in cache, or finds it there. The agent is a static program for Linux on x86-64. say is
+// called before each download.
 func Build(ctx context.Context, cache, agent string, say func(string)) (Image, error) {
 	cache, err := filepath.Abs(cache) // tools run elsewhere
 	if err != nil {

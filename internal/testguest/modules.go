@@ -37,9 +37,8 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(base, "-", "_")
 }
 
-// Arrange picks the wanted drivers and what they need out of a kernel's files,
-// each after its needs. A driver that this kernel lacks, or has built in, is
-// left out.
+// Arrange picks the wanted drivers and their dependencies out of a kernel's files, dependencies first. It leaves
+// out drivers that this kernel lacks or has built in.
 func Arrange(ctx context.Context, files map[string][]byte, wanted []string) ([]Module, error) {
 	byName := map[string]string{}
 	for file := range files {

@@ -2,7 +2,6 @@ package authz
 
 import (
 	"cmp"
-	"context"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -16,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -166,15 +165,15 @@ func (g *Gate) GuestByName(name string) Object {
 
 // Fence limits the paths that a call may open to the places of the rules: the header of an image may name
 // other files than the guest's definition does.
-func (g *Gate) Fence(ctx context.Context, w Who, v Verb, o Object) context.Context {
+func (g *Gate) Fence(sc scope.Scope, w Who, v Verb, o Object) scope.Scope {
 	if !g.Held(w) {
-		return ctx
+		return sc
 	}
 	p := g.rules.Load().placesFor(g, w, v, o)
 	if p.Anywhere {
-		return ctx
+		return sc
 	}
-	return image.WithFence(ctx, p.Where)
+	return sc.Within(p.Where)
 }
 
 // Anew is an object in its current state.

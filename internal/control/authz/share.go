@@ -2,7 +2,6 @@ package authz
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -13,10 +12,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
-	"github.com/lodge-kvm/lodge/internal/guest"
-	"github.com/lodge-kvm/lodge/internal/host/network"
-	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // atMost is the key of bounds in the file of rules.
@@ -223,43 +220,37 @@ type taking struct {
 	over  bool   // guarded by the lock of the shares
 }
 
-// Bound checks the guests that a call makes against the client's bounds. They count until done, when the
-// guests themselves can be counted. The call has the verb v, and those in also.
-func (g *Gate) Bound(ctx context.Context, w Who, v Verb, also ...Verb) (_ context.Context, done func()) {
+// Scope is what a call of a client may do. The call's reservations count against the client's bounds until
+// done, when the objects themselves can be counted. The call has the verb v, and those in also. Fence gives
+// the places of files.
+func (g *Gate) Scope(w Who, v Verb, also ...Verb) (_ scope.Scope, done func()) {
 	if !g.Held(w) {
-		return ctx, func() {}
+		return scope.Daemon("a client that no rules hold"), func() {}
 	}
 	t := &taking{gate: g, who: w, verb: v, asked: append(slices.Clip(also), v)}
 	if v != Change { // a start gives a guest no more than its definition allows
 		t.verb = Define
 	}
-	ctx = guest.WithJudge(ctx, t.judge)
-	ctx = volume.WithBound(guest.WithBound(ctx, t.guest), t.volume)
-	ctx = network.WithBound(ctx, t.network)
-	ctx = volume.WithOpening(ctx, func(pool, secret string) error { return g.opening(w, pool, secret) })
-	return context.WithValue(ctx, takingKey{}, t), t.end
+	return scope.Client(w.String(), scope.Anywhere, t), t.end
 }
 
-// takingKey is where a context keeps the taking of its call.
-type takingKey struct{}
-
-// Make checks a network or a pool that the call of ctx is to make against the bounds. One that exists already
-// takes nothing more.
-func (g *Gate) Make(ctx context.Context, v Verb, o Object) error {
-	t, _ := ctx.Value(takingKey{}).(*taking)
+// Make checks a network or a pool that a call is to make against the bounds. One that exists already takes
+// nothing more.
+func (g *Gate) Make(sc scope.Scope, v Verb, o Object) error {
+	t, _ := sc.Limits().(*taking)
 	if t == nil || (v != Networks || o.Kind != Network) && (v != Pools || o.Kind != Pool) {
-		return nil
+		return sc.Check()
 	}
 	return t.take(v, claimOf(o))
 }
 
-// volume counts a volume to be made.
-func (t *taking) volume(pool, name string) error {
+// ReserveVolume implements scope.Limits: it counts a volume to be made.
+func (t *taking) ReserveVolume(pool, name string) error {
 	return t.take(Volumes, claimOf(Object{Kind: Pool, Name: pool, Part: name}))
 }
 
-// network counts a changed network.
-func (t *taking) network(name string, written uint64) error {
+// ReserveNetwork implements scope.Limits: it counts a changed network.
+func (t *taking) ReserveNetwork(name string, written uint64) error {
 	return t.take(Networks, claimOf(Object{Kind: Network, Name: name, written: written}))
 }
 
@@ -271,9 +262,13 @@ func (t *taking) end() {
 	delete(s.claims, t)
 }
 
-// judge checks the call again when the guest's turn has come, perhaps much later: other clients may have
-// changed the guest's name or labels. A guest that is still being made belongs to no one else.
-func (t *taking) judge(uuid string) error {
+// OpenSecret implements scope.Limits.
+func (t *taking) OpenSecret(pool, secret string) error { return t.gate.opening(t.who, pool, secret) }
+
+// Authorize implements scope.Limits: it checks the call again when the guest's turn has come, perhaps much
+// later: other clients may have changed the guest's name or labels. A guest that is still being made belongs
+// to no one else.
+func (t *taking) Authorize(uuid string) error {
 	o := t.gate.GuestByUUID(uuid)
 	if o.Kind != Guest || o.member.View.Current() == nil {
 		return nil
@@ -290,16 +285,16 @@ func (t *taking) judge(uuid string) error {
 	return nil
 }
 
-// Again also checks the content of the call of ctx again when a guest's turn has come. Other clients may have
-// removed what the call relied on from the guest, or have added the other half of a combination of name and
-// labels that the client may not give. On is the guest of the call's document, if there is one.
-func (g *Gate) Again(ctx context.Context, on Object, judge func(uuid string) error) context.Context {
-	t, _ := ctx.Value(takingKey{}).(*taking)
+// Again also checks the content of a call again when a guest's turn has come. Other clients may have removed
+// what the call relied on from the guest, or have added the other half of a combination of name and labels
+// that the client may not give. On is the guest of the call's document, if there is one.
+func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) scope.Scope {
+	t, _ := sc.Limits().(*taking)
 	if t == nil {
-		return ctx
+		return sc
 	}
-	return guest.WithJudge(ctx, func(uuid string) error {
-		if err := t.judge(uuid); err != nil {
+	return sc.Authorizing(func(uuid string) error {
+		if err := t.Authorize(uuid); err != nil {
 			return err
 		}
 		if now := g.GuestByUUID(uuid); now.Kind != Guest || now.member.View.Current() == nil {
@@ -312,8 +307,8 @@ func (g *Gate) Again(ctx context.Context, on Object, judge func(uuid string) err
 	})
 }
 
-// guest counts a guest as it will be.
-func (t *taking) guest(uuid string, def *domain.Definition, written uint64) error {
+// ReserveGuest implements scope.Limits: it counts a guest as it will be.
+func (t *taking) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
 	if err := t.gate.weigh(t.who, def, t.gate.GuestByUUID(uuid)); err != nil {
 		return err
 	}

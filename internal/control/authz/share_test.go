@@ -93,7 +93,7 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) error {
 	taking := &taking{gate: g, who: user1(uid), verb: v}
 	t.Cleanup(taking.end)
-	return taking.guest("uuid of "+def.Name, def, writtenOf(def))
+	return taking.ReserveGuest("uuid of "+def.Name, def, writtenOf(def))
 }
 
 // A rule's bounds hold for the sum of all guests that it covers, whoever made them.
@@ -170,9 +170,9 @@ func TestQuota_BytesOfDefinitions(t *testing.T) {
 		t.Errorf("who may do everything: %v", err)
 	}
 	g.shares.there = func(Object) []claim { return []claim{claimOf(Object{Kind: Network, Name: "n-1", written: 60 * mib})} }
-	ctx, done := g.Bound(t.Context(), user1(1004), Networks)
+	sc, done := g.Scope(user1(1004), Networks)
 	defer done()
-	if err := g.Make(ctx, Networks, Object{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
+	if err := g.Make(sc, Networks, Object{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a network: %v", err)
 	}
 }
@@ -201,7 +201,7 @@ rules:
 		}
 		return all
 	}
-	ctx, done := g.Bound(t.Context(), user1(1003), Networks)
+	sc, done := g.Scope(user1(1003), Networks)
 	defer done()
 	for _, c := range []struct {
 		verb   Verb
@@ -214,16 +214,16 @@ rules:
 		{Pools, pool("p-2"), ""},
 		{Pools, pool("p-3"), "at most 2 pools together"},
 	} {
-		if err := g.Make(ctx, c.verb, c.object); c.full == "" && err != nil || c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full)) {
+		if err := g.Make(sc, c.verb, c.object); c.full == "" && err != nil || c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full)) {
 			t.Errorf("%s: got %v, want %q", c.object, err, c.full)
 		}
 	}
 	taking := &taking{gate: g, who: user1(1003)}
 	defer taking.end()
-	if err := taking.volume("p-2", "c"); err != nil {
+	if err := taking.ReserveVolume("p-2", "c"); err != nil {
 		t.Errorf("a third volume: %v", err)
 	}
-	if err := taking.volume("p-1", "c"); !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "at most 3 volumes together") {
+	if err := taking.ReserveVolume("p-1", "c"); !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "at most 3 volumes together") {
 		t.Errorf("a fourth volume: %v", err)
 	}
 }
@@ -264,7 +264,7 @@ func TestQuota_ConcurrentCalls(t *testing.T) {
 		t.Errorf("%d guests at once, of at most 3", made.Load())
 	}
 	one := &taking{gate: sharing(t), who: user1(1002), verb: Define}
-	if err := one.guest("a", sized("test-1", 1, 1), 0); err != nil {
+	if err := one.ReserveGuest("a", sized("test-1", 1, 1), 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err == nil {
@@ -274,7 +274,7 @@ func TestQuota_ConcurrentCalls(t *testing.T) {
 	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err != nil {
 		t.Errorf("a call that has ended still counts: %v", err)
 	}
-	if err := one.guest("a", sized("test-1", 1, 1), 0); !fault.Is(err, fault.Aborted) {
+	if err := one.ReserveGuest("a", sized("test-1", 1, 1), 0); !fault.Is(err, fault.Aborted) {
 		t.Errorf("a call that has ended takes more: %v", err)
 	}
 }

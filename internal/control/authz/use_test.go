@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -294,7 +295,7 @@ func TestDocument_SecretsOfOthers(t *testing.T) {
 	t.Cleanup(book.Close)
 	ids := map[string]string{}
 	for _, volume := range []string{"/srv/build/mine", "/srv/others", "/srv/given", "/srv/had"} {
-		d, err := book.Define("<secret><usage type='volume'><volume>"+volume+"</volume></usage></secret>", true)
+		d, err := book.Define(scope.Daemon("a test"), "<secret><usage type='volume'><volume>"+volume+"</volume></usage></secret>", true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -483,7 +484,7 @@ func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 	named := func(name, id string) string {
 		return "<pool type='dir'><name>" + name + "</name><uuid>" + id + "</uuid><target><path>/srv/" + name + "</path></target></pool>"
 	}
-	if _, err := pools.Define(t.Context(), named("secret", id), false); err != nil {
+	if _, err := pools.Define(t.Context(), scope.Daemon("a test"), named("secret", id), false); err != nil {
 		t.Fatal(err)
 	}
 	nets, err := network.Open(t.Context(), network.Config{Data: t.TempDir(), Run: t.TempDir(), Instance: "told", Store: st, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler)})
@@ -494,7 +495,7 @@ func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 	net := func(name, id string) string {
 		return "<network><name>" + name + "</name><uuid>" + id + "</uuid><ip address='10.9.0.1' prefix='24'/></network>"
 	}
-	if _, err := nets.Define(t.Context(), net("secret", id), false); err != nil {
+	if _, err := nets.Define(t.Context(), scope.Daemon("a test"), net("secret", id), false); err != nil {
 		t.Fatal(err)
 	}
 	g := &Gate{Config: Config{Pools: pools, Networks: nets}, routeInto: func(netip.Prefix, string) (string, error) { return "", nil }}

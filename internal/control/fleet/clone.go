@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // CloneRequest says which guest to clone, and how.
@@ -43,7 +44,7 @@ const (
 
 // Clone makes copies of a guest that differ from it only in their identity. Each clone is made completely or
 // not at all. Clone reports as Run does. Cancelling ctx stops and undoes the clones that are being made.
-func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), report func(Result)) (Summary, error) {
+func (f *Fleet) Clone(ctx context.Context, sc scope.Scope, q CloneRequest, plan func(Plan), report func(Result)) (Summary, error) {
 	if err := q.check(); err != nil {
 		return Summary{}, err
 	}
@@ -51,7 +52,7 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	if err != nil {
 		return Summary{}, err
 	}
-	def, release, err := g.KeepStill(ctx)
+	def, release, err := g.KeepStill(ctx, sc)
 	if err != nil {
 		return Summary{}, err
 	}
@@ -67,23 +68,23 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	}
 	c.fences = g.Fences()
 	if !q.Thin || q.DryRun || g.View().Template {
-		return c.all(ctx, plan, report), nil
+		return c.all(ctx, sc, plan, report), nil
 	}
-	return f.cloneThin(ctx, g, func(ctx context.Context) Summary {
+	return f.cloneThin(ctx, sc, g, func(ctx context.Context) Summary {
 		defer release()
-		return c.all(ctx, plan, report)
+		return c.all(ctx, sc, plan, report)
 	})
 }
 
 // all makes the clones, several at once.
-func (c *cloning) all(ctx context.Context, plan func(Plan), report func(Result)) Summary {
+func (c *cloning) all(ctx context.Context, sc scope.Scope, plan func(Plan), report func(Result)) Summary {
 	names := c.q.Names
 	ids := make([]string, len(names))
 	s := &schedule{
 		log: c.fleet.log, places: arrange(names, nil, unordered), names: names, parallel: clonesAtOnce, keepGoing: true,
 		do: func(ctx context.Context, i int) Result {
 			ids[i] = uuid.NewString()
-			return c.clone(ctx, names[i], ids[i])
+			return c.clone(ctx, sc, names[i], ids[i])
 		},
 	}
 	return s.runAndCount(ctx, plan, func(i int, r Result) {
@@ -248,7 +249,7 @@ func (c *cloning) addsRNG() bool {
 }
 
 // clone makes one clone, or removes all of it.
-func (c *cloning) clone(ctx context.Context, name, id string) Result {
+func (c *cloning) clone(ctx context.Context, sc scope.Scope, name, id string) Result {
 	d := c.source.Clone()
 	err := newIdentity(d, name, id, c.fleet.newMAC)
 	if err == nil {
@@ -261,7 +262,7 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 		return Result{Outcome: Would, Note: c.note}
 	}
 	w := newCloneCreation(c, name, d)
-	return c.fleet.perform(ctx, cloneKind.Name, w, &w.parts, c.note)
+	return c.fleet.perform(ctx, sc, cloneKind.Name, w, &w.parts, c.note)
 }
 
 // copyName names a clone's own volume.

@@ -18,9 +18,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // golden is a guest with everything that two guests cannot share. DIR stands for the folder of its disks.
@@ -48,10 +48,10 @@ func (h *herd) goldenGuest() (dir string) {
 	dir = h.withPool()
 	p, err := h.pools.ByName("default")
 	ok(h.t, err)
-	_, err = p.CreateVolume(h.t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
+	_, err = p.CreateVolume(h.t.Context(), scope.Daemon("a test"), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(h.t, err)
 	for _, name := range []string{"golden.data", "common.raw"} {
-		_, err = p.FillVolume(h.t.Context(), name, bytes.Repeat([]byte(name), 512))
+		_, err = p.FillVolume(h.t.Context(), scope.Daemon("a test"), name, bytes.Repeat([]byte(name), 512))
 		ok(h.t, err)
 	}
 	h.define(strings.ReplaceAll(golden, "DIR", dir))
@@ -63,7 +63,7 @@ func (h *herd) clone(q CloneRequest) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.Clone(h.t.Context(), q, func(Plan) {}, func(r Result) {
+	_, err := h.Clone(h.t.Context(), scope.Daemon("a test"), q, func(Plan) {}, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -236,14 +236,14 @@ func TestClone_CopiesUEFIVariables(t *testing.T) {
 
 	// The copied variables of a clone that fails are removed too.
 	before := files(t, filepath.Dir(path))
-	def, release, err := toClone(t, h).KeepStill(t.Context())
+	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"two"}})
 	ok(t, err)
 	c.source = def.Clone()
 	c.source.OS.Machine = "no-such-machine"
-	if r := c.clone(t.Context(), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
+	if r := c.clone(t.Context(), scope.Daemon("a test"), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
 		t.Errorf("got %+v", r)
 	}
 	h.wants("files", files(t, filepath.Dir(path)), before...)
@@ -267,7 +267,7 @@ func TestClone_ThinMakesTemplate(t *testing.T) {
 	}
 	g, err := h.guests.ByName("golden")
 	ok(t, err)
-	refused(t, g.Start(t.Context(), guest.StartOptions{}), fault.WrongState, "lodge set golden template=no")
+	refused(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{}), fault.WrongState, "lodge set golden template=no")
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true})
 	ok(t, err)
 
@@ -285,13 +285,13 @@ func TestClone_ThinMakesTemplate(t *testing.T) {
 	}
 	g, err = h.guests.ByName("one")
 	ok(t, err)
-	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	for _, name := range []string{"one-vda.qcow2", "one-vdb.qcow2", "two-vda.qcow2"} {
-		ok(t, p.DeleteVolume(t.Context(), name))
+		ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	}
 	ok(t, os.Rename(filepath.Join(dir, "two-vdb.qcow2"), filepath.Join(dir, "loose")))
 	g, err = h.guests.ByName("two")
-	ok(t, errors.Join(err, g.Undefine(t.Context(), guest.UndefineOptions{}), p.Refresh(t.Context())))
+	ok(t, errors.Join(err, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}), p.Refresh(t.Context(), scope.Daemon("a test"))))
 	_, results, err := h.try(free, "golden")
 	if ok(t, err); len(results) != 1 || !fault.Is(results[0].Error, fault.Busy) || !strings.Contains(results[0].Error.Error(), "default/loose") {
 		t.Errorf("set above what no guest has: %+v", results)
@@ -316,7 +316,7 @@ func TestClone_FailureLeavesNothing(t *testing.T) {
 	ok(t, os.WriteFile(filepath.Join(dir, "two-vdb.data"), nil, 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one", "two", "golden"}})
 	if err == nil || !strings.Contains(err.Error(), `already has a volume "two-vdb.data"`) || !strings.Contains(err.Error(), `"golden" already exists`) {
 		t.Errorf("got %v", err)
@@ -324,13 +324,13 @@ func TestClone_FailureLeavesNothing(t *testing.T) {
 	h.wants("clone", got, "golden failed", "one done", "two failed")
 	h.run(Request{Verb: Undefine}, "one")
 	for _, name := range []string{"one-vda.qcow2", "one-vdb.data", "two-vdb.data"} {
-		ok(t, p.DeleteVolume(t.Context(), name))
+		ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	}
 	h.wants("files", files(t, dir), there...)
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the client has gone"))
-	sum, err := h.Clone(ctx, CloneRequest{Source: "golden", Names: []string{"one"}}, func(Plan) {}, func(Result) {})
+	sum, err := h.Clone(ctx, scope.Daemon("a test"), CloneRequest{Source: "golden", Names: []string{"one"}}, func(Plan) {}, func(Result) {})
 	if err == nil || sum.Cancelled+sum.Done+sum.Failed > 0 {
 		t.Errorf("for a client that has gone: %+v, %v", sum, err)
 	}
@@ -353,7 +353,7 @@ func TestRecover_RemovesUnfinishedClone(t *testing.T) {
 	h.define(small("golden"))
 	before := files(t, dir)
 	// The daemon is killed when everything is made and nothing is acknowledged.
-	def, release, err := toClone(t, h).KeepStill(t.Context())
+	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
@@ -382,13 +382,13 @@ func TestRecover_ReleasesTemplateOfUnfinishedClone(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
-	def, release, err := g.KeepStill(t.Context())
+	def, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
 	ok(t, err)
-	_, err = h.begin(templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
-	ok(t, g.MakeTemplate(t.Context()))
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	c.cutOff(h, "one")
 	release() // as the end of its daemon does
 	h.Recover(t.Context())
@@ -408,23 +408,23 @@ func TestRecover_KeepsTemplateWhilePoolInactive(t *testing.T) {
 	g := toClone(t, h)
 	dir := filepath.Join(h.dir, "other")
 	ok(t, os.Mkdir(dir, 0o700))
-	other, err := h.pools.Define(t.Context(), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
+	other, err := h.pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(t, err)
-	ok(t, other.Start(t.Context(), volume.NoBuild))
-	_, err = h.begin(templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
-	ok(t, g.MakeTemplate(t.Context()))
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
 	ok(t, err)
-	ok(t, other.Stop(t.Context()))
+	ok(t, other.Stop(t.Context(), scope.Daemon("a test")))
 	h.nextDaemon()
 	h.Recover(t.Context())
 	h.left(0)
 	if !g.View().Template {
 		t.Error("it is a template no more")
 	}
-	ok(t, other.Start(t.Context(), volume.NoBuild))
-	refused(t, h.release(t.Context(), g, nil), fault.Busy, `"two"`)
+	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
+	refused(t, h.release(t.Context(), scope.Daemon("a test"), g, nil), fault.Busy, `"two"`)
 }
 
 func toClone(t *testing.T, h *herd) *guest.Guest {
@@ -442,7 +442,7 @@ func TestClone_NamesWhatCannotBeCloned(t *testing.T) {
 	ok(t, os.WriteFile(filepath.Join(dir, "odd.raw"), append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, 504)...), 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	disk := func(path string) string {
 		return "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + path + "'/><target dev='vda' bus='virtio'/></disk>"
 	}
@@ -479,17 +479,17 @@ func TestClone_SourceCannotStart(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
-	_, release, err := g.KeepStill(t.Context())
+	_, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
-	refused(t, g.Start(t.Context(), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
+	refused(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
 	release()
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(errors.New("the client has gone"))
-	if _, _, err := g.KeepStill(gone); err == nil { // and the guest is released
+	if _, _, err := g.KeepStill(gone, scope.Daemon("a test")); err == nil { // and the guest is released
 		t.Error("it was kept still for a client that has gone")
 	}
-	ok(t, g.Start(t.Context(), guest.StartOptions{Paused: true}))
-	_, _, err = g.KeepStill(t.Context())
+	ok(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	_, _, err = g.KeepStill(t.Context(), scope.Daemon("a test"))
 	refused(t, err, fault.WrongState, "shut it down first")
 }
 
@@ -497,11 +497,11 @@ func TestClone_WaitsForReleaseOfTemplate(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
-	ok(t, g.MakeTemplate(t.Context()))
-	ok(t, g.EndTemplate(t.Context(), func(ctx context.Context) error {
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
+	ok(t, g.EndTemplate(t.Context(), scope.Daemon("a test"), func(ctx context.Context) error {
 		soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer stop()
-		if err := g.MakeTemplate(soon); !errors.Is(err, context.DeadlineExceeded) { // begins as a thin clone does
+		if err := g.MakeTemplate(soon, scope.Daemon("a test")); !errors.Is(err, context.DeadlineExceeded) { // begins as a thin clone does
 			t.Errorf("amid the look: %v", err)
 		}
 		return nil
@@ -559,10 +559,10 @@ func TestClone_KeepsPathLimits(t *testing.T) {
 	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.CreateVolume(t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(t, err)
 	doc := strings.Replace(small("golden"), "</devices>", "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk></devices>", 1)
-	_, err = h.guests.Define(image.WithFence(t.Context(), []string{dir}), doc, false)
+	_, err = h.guests.Define(t.Context(), scope.Daemon("a test").Within([]string{dir}), doc, false)
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
 	ok(t, err)
@@ -571,7 +571,7 @@ func TestClone_KeepsPathLimits(t *testing.T) {
 		t.Helper()
 		g, err := h.guests.ByName(name)
 		ok(t, err)
-		if err := g.Start(t.Context(), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
+		if err := g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
 			t.Errorf("the start of %s: %v", name, err)
 		}
 	}
@@ -585,7 +585,7 @@ func TestClone_KeepsPathLimits(t *testing.T) {
 	rebase(filepath.Join(dir, "one-vda.qcow2"))
 	refused("one", secret)
 	rebase(disk)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if _, err := h.clone(CloneRequest{Source: "golden", Names: []string{"three"}}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), secret) {
 		t.Errorf("a copy of what the disk leads to: %v", err)
 	}

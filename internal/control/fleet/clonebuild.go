@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -57,7 +58,7 @@ func (w *cloneCreation) makeVolumes(ctx context.Context) error {
 	for i, o := range c.disks {
 		disk := w.d.Devices.Disks[o.at]
 		was := *disk
-		made, err := c.copyDisk(w.fences.On(ctx, disk), o, w.d.Name, disk)
+		made, err := c.copyDisk(ctx, w.fences.On(w.op.Scope(), disk), o, w.d.Name, disk)
 		if err != nil {
 			return errors.Join(err, w.onlyFirst(i))
 		}
@@ -66,7 +67,7 @@ func (w *cloneCreation) makeVolumes(ctx context.Context) error {
 	if c.q.Seed == nil {
 		return nil
 	}
-	if err := c.makeSeed(w.fences.In(ctx), w.d); err != nil {
+	if err := c.makeSeed(ctx, w.fences.In(w.op.Scope()), w.d); err != nil {
 		return errors.Join(err, w.onlyFirst(len(c.disks)))
 	}
 	return nil
@@ -78,7 +79,7 @@ func (w *cloneCreation) copyVariables(ctx context.Context) (err error) {
 	if v.Path == "" {
 		return nil
 	}
-	v.Path, err = w.fleet.guests.CopyNVRAM(w.fences.In(ctx), v.Path, w.d.UUID)
+	v.Path, err = w.fleet.guests.CopyNVRAM(ctx, w.fences.In(w.op.Scope()), v.Path, w.d.UUID)
 	v.Type, v.SecLabels = "", nil
 	return err
 }
@@ -87,7 +88,7 @@ func (w *cloneCreation) dropVariables(ctx context.Context) error {
 	if w.Kept != "" {
 		return nil
 	}
-	return w.fleet.guests.DropNVRAM(ctx, w.Guests[0])
+	return w.fleet.guests.DropNVRAM(ctx, w.op.Scope(), w.Guests[0])
 }
 
 // define defines the guest and keeps it from being started until the operation ends.
@@ -102,23 +103,23 @@ func (w *cloneCreation) define(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err = w.fleet.guests.Define(context.WithoutCancel(w.fences.In(ctx)), doc, false); err != nil {
+	if _, err = w.fleet.guests.Define(context.WithoutCancel(ctx), w.fences.In(w.op.Scope()), doc, false); err != nil {
 		return fmt.Errorf("cannot define domain %q: %w", w.d.Name, err)
 	}
 	return nil
 }
 
 // copyDisk copies a disk to a volume of the clone and puts that in the disk's place.
-func (c *cloning) copyDisk(ctx context.Context, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
+func (c *cloning) copyDisk(ctx context.Context, sc scope.Scope, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
 	name := o.copyName(clone, disk.Target)
 	doc, err := c.copyDocument(o, name.Name)
 	if err != nil {
 		return nil, err
 	}
 	if c.q.Thin {
-		made, err = o.into.CreateVolume(ctx, doc, volume.CreateOptions{})
+		made, err = o.into.CreateVolume(ctx, sc, doc, volume.CreateOptions{})
 	} else {
-		made, err = o.into.CloneVolume(ctx, doc, o.from, o.of.Name, volume.CreateOptions{})
+		made, err = o.into.CloneVolume(ctx, sc, doc, o.from, o.of.Name, volume.CreateOptions{})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot copy disk %s: %w", disk.Target, err)
@@ -165,13 +166,13 @@ func (c *cloning) copyDocument(o original, name string) (string, error) {
 }
 
 // makeSeed makes a clone's seed and adds a CD drive for it.
-func (c *cloning) makeSeed(ctx context.Context, d *domain.Definition) error {
+func (c *cloning) makeSeed(ctx context.Context, sc scope.Scope, d *domain.Definition) error {
 	disc, err := c.q.Seed.disc(d.Name, d.UUID, time.Now())
 	if err != nil {
 		return err
 	}
 	name := c.seedName(d.Name)
-	made, err := c.seeds.FillVolume(ctx, name.Name, disc)
+	made, err := c.seeds.FillVolume(ctx, sc, name.Name, disc)
 	if err != nil {
 		return fmt.Errorf("cannot make the seed: %w", err)
 	}

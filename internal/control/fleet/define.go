@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -16,7 +17,7 @@ import (
 const maxDocuments = 65536
 
 // define defines one guest from each document. Two documents with one name are refused before any is defined.
-func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
+func (f *Fleet) define(ctx context.Context, sc scope.Scope, q Request, plan func(Plan), report func(Result)) (Summary, error) {
 	if len(q.Documents) > maxDocuments {
 		return Summary{}, fault.New(fault.Invalid, fault.Call, "%d documents are too many for one request; at most %d", len(q.Documents), maxDocuments)
 	}
@@ -38,7 +39,7 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 	s := &schedule{
 		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
 		do: func(ctx context.Context, i int) Result {
-			r, uuid := f.defineOne(ctx, q, names[i], q.Documents[i])
+			r, uuid := f.defineOne(ctx, sc, q, names[i], q.Documents[i])
 			if uuid != "" {
 				uuids[i] = uuid
 			}
@@ -52,17 +53,17 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 }
 
 // defineOne defines one guest. Its result has the UUID, which the document may lack.
-func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Result, string) {
+func (f *Fleet) defineOne(ctx context.Context, sc scope.Scope, q Request, name, doc string) (Result, string) {
 	if q.AdmitDocument != nil {
 		var err error
-		if ctx, err = q.AdmitDocument(ctx, doc); err != nil {
+		if sc, err = q.AdmitDocument(sc, doc); err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
 		}
 	}
 	if q.DryRun {
 		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate, Submitted: true})
 		if err == nil {
-			err = f.guests.Allows(ctx, def, doc)
+			err = f.guests.Allows(ctx, sc, def, doc)
 		}
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
@@ -79,7 +80,7 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 	if g, err := f.guests.ByName(name); err == nil {
 		before = g.View()
 	}
-	g, err := f.guests.Define(ctx, doc, q.Options.Validate)
+	g, err := f.guests.Define(ctx, sc, doc, q.Options.Validate)
 	if err != nil {
 		return Result{Outcome: Failed, Error: err}, ""
 	}

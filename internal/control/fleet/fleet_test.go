@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const emulator = "/usr/bin/qemu-system-x86_64"
@@ -70,7 +71,7 @@ func (h *herd) destroyAll() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	for _, g := range h.guests.All() {
-		if err := g.Destroy(ctx, false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
+		if err := g.Destroy(ctx, scope.Daemon("a test"), false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
 			h.t.Errorf("cannot destroy %s: %v", g.Name(), err)
 		}
 	}
@@ -130,7 +131,7 @@ func (h *herd) try(q Request, texts ...string) (Summary, []Result, error) {
 	defer stop()
 	var results []Result
 	planned := -1
-	sum, err := h.Run(ctx, q, func(p Plan) { planned = p.Total }, func(r Result) { results = append(results, r) })
+	sum, err := h.Run(ctx, scope.Daemon("a test"), q, func(p Plan) { planned = p.Total }, func(r Result) { results = append(results, r) })
 	if err == nil && planned != len(results) {
 		h.t.Errorf("%d guests were planned and %d reported", planned, len(results))
 	}
@@ -391,7 +392,7 @@ func TestRun_DestroyCancelsWaitingStart(t *testing.T) {
 	for _, name := range []string{"waiting", "lab-1-a"} {
 		chosen := selectors(t, name)
 		go func() {
-			_, err := h.Run(t.Context(), Request{Verb: Start, Select: chosen}, func(Plan) {}, func(r Result) { began <- r })
+			_, err := h.Run(t.Context(), scope.Daemon("a test"), Request{Verb: Start, Select: chosen}, func(Plan) {}, func(r Result) { began <- r })
 			if err != nil {
 				t.Error(err)
 			}
@@ -424,7 +425,7 @@ func TestRun_SetOfStuckGuestDelaysNoOther(t *testing.T) {
 	over := make(chan Result, 1)
 	set := Request{Verb: Set, Select: selectors(t, "stuck"), Timeout: time.Second, Options: Options{Settings: map[string]string{"memory": "32MiB"}}}
 	go func() {
-		if _, err := h.Run(t.Context(), set, func(Plan) {}, func(r Result) { over <- r }); err != nil {
+		if _, err := h.Run(t.Context(), scope.Daemon("a test"), set, func(Plan) {}, func(r Result) { over <- r }); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Tiles and clones are made and removed by operations: see package operation. After a kill, the next daemon
@@ -66,8 +67,8 @@ func (f *Fleet) worksOn(object string) bool {
 }
 
 // perform runs an operation and returns its result.
-func (f *Fleet) perform(ctx context.Context, kind string, w operation.Work, p *parts, note string) Result {
-	op, err := f.begin(kind, w, p.objects())
+func (f *Fleet) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work, p *parts, note string) Result {
+	op, err := f.begin(sc, kind, w, p.objects())
 	if err == nil {
 		err = op.Run(ctx)
 	}
@@ -85,11 +86,11 @@ func (f *Fleet) perform(ctx context.Context, kind string, w operation.Work, p *p
 	return Result{Outcome: Failed, Error: err}
 }
 
-func (f *Fleet) begin(kind string, w operation.Work, objects []string) (*operation.Operation, error) {
+func (f *Fleet) begin(sc scope.Scope, kind string, w operation.Work, objects []string) (*operation.Operation, error) {
 	if f.barred != nil {
 		return nil, f.barred
 	}
-	op, err := f.ops.Begin(kind, w, operation.Record{Objects: objects})
+	op, err := f.ops.Begin(sc, kind, w, operation.Record{Objects: objects})
 	if conflict, is := errors.AsType[*operation.Conflict](err); is {
 		return nil, fault.New(fault.Busy, fault.Domain, "another call is making or removing one of its guests or volumes (%s); try again when that has ended", conflict.With.Kind)
 	}

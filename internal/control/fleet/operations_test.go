@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 func TestKinds_NameTheirSteps(t *testing.T) {
@@ -48,7 +49,7 @@ func (h *herd) nextDaemon() {
 // begun begins an operation whose daemon ends before the first step.
 func (h *herd) begun(kind string, w operation.Work, p *parts) {
 	h.t.Helper()
-	_, err := h.begin(kind, w, p.objects())
+	_, err := h.begin(scope.Daemon("a test"), kind, w, p.objects())
 	ok(h.t, err)
 	h.nextDaemon()
 }
@@ -56,7 +57,7 @@ func (h *herd) begun(kind string, w operation.Work, p *parts) {
 // cutOff runs an operation except for its last step.
 func (h *herd) cutOff(kind string, w operation.Work, p *parts) {
 	h.t.Helper()
-	_, err := h.begin(kind, w, p.objects())
+	_, err := h.begin(scope.Daemon("a test"), kind, w, p.objects())
 	ok(h.t, err)
 	for _, s := range w.Steps() {
 		ok(h.t, s.Do(h.t.Context()))
@@ -130,7 +131,7 @@ func TestCreateTiles_RecordNotWritten(t *testing.T) {
 	dir := h.withPool()
 	var find func()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{Name: "misplace", Do: func(context.Context) error {
 			find = h.misplace()
 			return nil
@@ -157,12 +158,12 @@ func TestRecover_PoolInactive(t *testing.T) {
 	before := files(t, dir)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Stop(t.Context()))
+	ok(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	h.Recover(t.Context())
 	h.wants("guests", h.chosen("all"))
 	h.wants("files of the pool that is away", files(t, dir), before...)
 	h.left(1)
-	ok(t, p.Start(t.Context(), volume.NoBuild))
+	ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	h.tidied()
 	h.wants("files", files(t, dir))
 }
@@ -177,7 +178,7 @@ func TestRecover_KeepsRemainsInUse(t *testing.T) {
 	h.halfMade(twoGuests)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.FillVolume(t.Context(), "one.raw", make([]byte, 1<<20))
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "one.raw", make([]byte, 1<<20))
 	ok(t, err)
 	h.define(strings.Replace(small("one"), "<serial type='pty'/>", "<disk type='volume' device='disk'><driver name='qemu' type='raw'/>"+
 		"<source pool='default' volume='one.raw'/><target dev='vda' bus='virtio'/></disk>", 1))
@@ -207,7 +208,7 @@ func (h *herd) occupy(name string) (letGo func()) {
 	ok(h.t, err)
 	busy, free, over := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		over <- g.ChangeMetadata(h.t.Context(), guest.Title, func(*domain.Definition) (*string, error) {
+		over <- g.ChangeMetadata(h.t.Context(), scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
 			close(busy)
 			<-free
 			return nil, nil
@@ -258,7 +259,7 @@ func TestCreateTiles_FailureKeepsRunningGuest(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{Name: "use", Do: func(context.Context) error {
 			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a")
 			return errors.New("no room for more")
@@ -310,7 +311,7 @@ func TestRecover_ServesBeforeDone(t *testing.T) {
 	release()
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	h.tidied()
 	h.wants("files left", files(t, dir))
 	h.wants("guests left", h.chosen("all"))
@@ -340,7 +341,7 @@ func TestRemoveTiles_PendingUndo(t *testing.T) {
 	dir := h.withPool()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
 	undone := make(chan error, 1)
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{
 			Name: "fail", Do: func(context.Context) error { return errors.New("it fails") },
 			Undo: func(context.Context) error {
@@ -380,14 +381,14 @@ func TestRemoveTiles_PoolInactive(t *testing.T) {
 	ok(t, err)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Stop(t.Context()))
+	ok(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	got, err := h.remove("lab/1")
 	h.wants("remove", got, "lab/1 failed")
 	if err == nil || !strings.Contains(err.Error(), "cannot delete volume default/lab-1") || !strings.Contains(err.Error(), "removed as soon as possible") {
 		t.Errorf("got %v", err)
 	}
 	h.left(1)
-	ok(t, p.Start(t.Context(), volume.NoBuild))
+	ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	h.tidied()
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
@@ -415,7 +416,7 @@ func TestRecover_PoolAnswersLate(t *testing.T) {
 	dir := h.withPool()
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.FillVolume(t.Context(), "half", []byte("made"))
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "half", []byte("made"))
 	ok(t, err)
 	h.oldClone(uuid.NewString(), "default/half")
 	h.pools.Close()
@@ -431,7 +432,7 @@ func TestRecover_PoolAnswersLate(t *testing.T) {
 	p, err = h.pools.ByName("default")
 	ok(t, err)
 	if !p.View().Active() { // its file system has failed
-		ok(t, p.Start(t.Context(), volume.NoBuild))
+		ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	}
 	h.tidied()
 	h.wants("files", files(t, dir))
@@ -466,7 +467,7 @@ func TestRecover_NewVolumeOfSameName(t *testing.T) {
 	h.wants("files", files(t, dir), before...)
 
 	// The same holds for one made in another way, once a guest uses it.
-	_, err = p.FillVolume(t.Context(), "other", []byte("another's"))
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "other", []byte("another's"))
 	ok(t, err)
 	h.define(strings.Replace(small("another"), "<serial type='pty'/>", "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='"+
 		filepath.Join(dir, "other")+"'/><target dev='vda' bus='virtio'/></disk>", 1))
@@ -484,7 +485,7 @@ func TestCreateTiles_VolumeIsAboutToGo(t *testing.T) {
 	h.halfMade(oneGuest)
 	g, err := h.guests.ByName("lab-1")
 	ok(t, err)
-	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	_, err = h.create(template(t, oneGuest), 1, 1)
 	refused(t, err, fault.Busy, "volume default/lab-1.raw belongs to a tile or a clone that is being made or removed")
 	h.Recover(t.Context())

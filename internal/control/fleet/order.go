@@ -20,9 +20,9 @@ type place struct {
 type direction int
 
 const (
-	unordered   direction = iota // no order
-	dependenciesFirst                   // dependencies first
-	dependentsFirst                  // dependents first, the reverse of upwards
+	unordered         direction = iota // no order
+	dependenciesFirst                  // dependencies first
+	dependentsFirst                    // dependents first, the reverse of upwards
 )
 
 // arrange orders the guests: lower priorities first, and each after the guests that it names. A dependency is

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // parts are the guests and volumes that an operation makes or removes.
@@ -66,7 +67,7 @@ func (p *parts) undefine(ctx context.Context) error {
 	}
 	members := p.members()
 	for _, m := range members {
-		release, err := keepUnused(ctx, m)
+		release, err := keepUnused(ctx, p.op.Scope(), m)
 		switch {
 		case fault.Is(err, fault.WrongState):
 			p.Kept = fmt.Sprintf("domain %q: %v", m.View.Name, err)
@@ -79,15 +80,15 @@ func (p *parts) undefine(ctx context.Context) error {
 		}
 		defer release()
 	}
-	return undefineAll(ctx, members)
+	return undefineAll(ctx, p.op.Scope(), members)
 }
 
 // keepUnused prevents a guest from being started. It refuses a guest that runs or has run under this daemon.
-func keepUnused(ctx context.Context, m Member) (release func(), err error) {
+func keepUnused(ctx context.Context, sc scope.Scope, m Member) (release func(), err error) {
 	if err := unused(m); err != nil {
 		return nil, err // does not wait for a stuck guest
 	}
-	if _, release, err = m.Guest.KeepStill(ctx); err != nil {
+	if _, release, err = m.Guest.KeepStill(ctx, sc); err != nil {
 		return nil, err
 	}
 	if err := unused(m); err != nil { // it may have run just before
@@ -108,17 +109,17 @@ func unused(m Member) error {
 }
 
 // undefineAll undefines guests with all their state, in reverse order.
-func undefineAll(ctx context.Context, members []Member) error {
+func undefineAll(ctx context.Context, sc scope.Scope, members []Member) error {
 	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
 	var failures []error
 	for _, m := range slices.Backward(members) {
 		if !m.Guest.View().Persistent {
 			continue
 		}
-		failures = append(failures, ignoreKind(m.Guest.Undefine(ctx, all), fault.NotFound))
+		failures = append(failures, ignoreKind(m.Guest.Undefine(ctx, sc, all), fault.NotFound))
 		failpoint.Reach("fleet.undefined")
 		if m.Guest.View().State.Active() { // a user started it meanwhile
-			failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, false), fault.WrongState))
+			failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, sc, false), fault.WrongState))
 		}
 	}
 	return errors.Join(failures...)
@@ -128,7 +129,7 @@ func undefineAll(ctx context.Context, members []Member) error {
 func (p *parts) deleteVolumes(ctx context.Context) error {
 	var failures []error
 	for _, v := range p.unusedVolumes(ctx) {
-		failures = append(failures, p.fleet.deleteVolume(ctx, v))
+		failures = append(failures, p.fleet.deleteVolume(ctx, p.op.Scope(), v))
 		failpoint.Reach("fleet.deleted")
 	}
 	return errors.Join(failures...)

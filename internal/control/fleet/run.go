@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Verb is the action on each guest of a set.
@@ -89,7 +90,7 @@ type Request struct {
 	Admit func(Member) error
 	// AdmitDocument returns an error if the client may not define a document, else the context for the
 	// definition; nil: it may always.
-	AdmitDocument func(ctx context.Context, doc string) (context.Context, error)
+	AdmitDocument func(sc scope.Scope, doc string) (scope.Scope, error)
 }
 
 // Plan describes a run before it begins.
@@ -129,12 +130,12 @@ const (
 // Run applies a verb to every selected guest. It calls plan once before it begins, and report once for each
 // guest, in the order in which they end, one call at a time. Cancelling ctx skips the guests that have not
 // begun and waits for the others. The error refuses the request as a whole.
-func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
+func (f *Fleet) Run(ctx context.Context, sc scope.Scope, q Request, plan func(Plan), report func(Result)) (Summary, error) {
 	if err := q.validate(); err != nil {
 		return Summary{}, err
 	}
 	if q.Verb == Define {
-		return f.define(ctx, q, plan, report)
+		return f.define(ctx, sc, q, plan, report)
 	}
 	if err := f.checkNamed(q.Select, q.Sees); err != nil {
 		return Summary{}, err
@@ -148,7 +149,7 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 		names[i], marks[i] = m.View.Name, m.Marks
 	}
 	places := arrange(names, marks, a.order)
-	r := &run{fleet: f, request: q, action: a}
+	r := &run{fleet: f, scope: sc, request: q, action: a}
 	if q.Verb == Set {
 		var err error
 		if r.settings, err = parseSettings(q.Options.Settings); err != nil {
@@ -232,6 +233,7 @@ func (s *Summary) count(o Outcome) {
 // run is one verb applied to a set.
 type run struct {
 	fleet    *Fleet
+	scope    scope.Scope
 	request  Request
 	action   action
 	endings  *endings

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // maxNamed bounds how many clones an error names.
@@ -18,8 +19,8 @@ const maxNamed = 10
 
 // release makes a template a plain guest again, unless thin clones use its disks: it would destroy them once
 // it is started.
-func (f *Fleet) release(ctx context.Context, g *guest.Guest, sees func(Member) bool) error {
-	return g.EndTemplate(ctx, func(ctx context.Context) error { return f.checkNoOverlays(ctx, g.View().Inactive, sees) })
+func (f *Fleet) release(ctx context.Context, sc scope.Scope, g *guest.Guest, sees func(Member) bool) error {
+	return g.EndTemplate(ctx, sc, func(ctx context.Context) error { return f.checkNoOverlays(ctx, g.View().Inactive, sees) })
 }
 
 // checkNoOverlays returns an error if other images have the disks of a definition as backing files. It names the

@@ -9,6 +9,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Bounds of work on tiles. The parts of one tile are made one after another.
@@ -76,7 +77,7 @@ func (t *TileState) add(m Member) {
 // CreateTiles makes count tiles of a set, numbered from first. Each is made completely or not at all. A tile
 // that already has all guests of the template is unchanged. There is one result for each tile, named
 // SET/NUMBER. Cancelling ctx stops and undoes the tiles that are being made.
-func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
+func (f *Fleet) CreateTiles(ctx context.Context, sc scope.Scope, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
 	if err := checkTileSet(set); err != nil {
 		return Summary{}, err
 	}
@@ -98,7 +99,7 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 			return Result{Outcome: Failed, Error: err}
 		}
 		defer leave()
-		return f.createTile(ctx, docs, f.tileNow(set, first+i).members, dry)
+		return f.createTile(ctx, sc, docs, f.tileNow(set, first+i).members, dry)
 	})
 }
 
@@ -175,7 +176,7 @@ func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result
 }
 
 // createTile makes one tile. there are the guests of it that already exist.
-func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Member, dry bool) Result {
+func (f *Fleet) createTile(ctx context.Context, sc scope.Scope, docs *tileDocuments, there []Member, dry bool) Result {
 	if len(there) > 0 {
 		if slices.ContainsFunc(there, func(m Member) bool { return f.worksOn(guestObject(m.View.UUID)) }) {
 			return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
@@ -197,7 +198,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Mem
 		return Result{Outcome: Would, Note: note}
 	}
 	w := newTileCreation(f, docs)
-	return f.perform(ctx, tileCreateKind.Name, w, &w.parts, note)
+	return f.perform(ctx, sc, tileCreateKind.Name, w, &w.parts, note)
 }
 
 // checkRoom refuses a tile whose guests or volumes exist, before anything is made.
@@ -236,7 +237,7 @@ func (d domainDocument) check(tile string) error {
 
 // RemoveTiles destroys and undefines the guests of tiles, and deletes the volumes that CreateTiles made for
 // them. Tiles are given as SET, SET/NUMBER or a glob of those. There is one result for each tile.
-func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report func(Result)) (Summary, error) {
+func (f *Fleet) RemoveTiles(ctx context.Context, sc scope.Scope, tiles string, dry bool, report func(Result)) (Summary, error) {
 	wanted, err := parseTerm(byTile + "=" + strings.TrimSpace(tiles))
 	if err != nil {
 		return Summary{}, fault.Wrap(err, fault.Invalid, fault.Call, "%q", tiles)
@@ -266,7 +267,7 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
-		return f.perform(context.WithoutCancel(ctx), tileRemoveKind.Name, w, &w.parts, note)
+		return f.perform(context.WithoutCancel(ctx), sc, tileRemoveKind.Name, w, &w.parts, note)
 	})
 }
 

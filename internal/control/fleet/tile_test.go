@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -39,9 +40,9 @@ func (h *herd) withPool() string {
 	h.t.Helper()
 	dir := filepath.Join(h.dir, "pool")
 	ok(h.t, os.Mkdir(dir, 0o700))
-	p, err := h.pools.Define(h.t.Context(), "<pool type='dir'><name>default</name><target><path>"+dir+"</path></target></pool>", false)
+	p, err := h.pools.Define(h.t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>default</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(h.t, err)
-	ok(h.t, p.Start(h.t.Context(), volume.NoBuild))
+	ok(h.t, p.Start(h.t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	return dir
 }
 
@@ -50,14 +51,14 @@ func (h *herd) withPool() string {
 func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 	h := newHerd(t)
 	tt := template(t, twoGuests)
-	_, err := h.CreateTiles(t.Context(), tt, "lab", 1, 1, true, func(r Result) {
+	_, err := h.CreateTiles(t.Context(), scope.Daemon("a test"), tt, "lab", 1, 1, true, func(r Result) {
 		if r.Outcome != Would {
 			t.Errorf("a dry run: %s %v", r.Outcome, r.Error)
 		}
 	})
 	ok(t, err)
 	for _, want := range []string{filepath.Join(h.dir, "data/images"), ""} { // the second time there is nothing to do
-		folder, err := h.MakePool(t.Context(), tt)
+		folder, err := h.MakePool(t.Context(), scope.Daemon("a test"), tt)
 		if err != nil || folder != want {
 			t.Errorf("made %q, %v; want %q", folder, err, want)
 		}
@@ -72,7 +73,7 @@ func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 		t.Errorf("the pool is %+v", v)
 	}
 	other := template(t, strings.ReplaceAll(twoGuests, "'default'", "'fast disks'"))
-	if folder, err := h.MakePool(t.Context(), other); folder != "" || err != nil {
+	if folder, err := h.MakePool(t.Context(), scope.Daemon("a test"), other); folder != "" || err != nil {
 		t.Errorf("made %q, %v", folder, err)
 	}
 	_, err = h.create(other, 2, 1)
@@ -97,7 +98,7 @@ func (h *herd) create(t *TileTemplate, first, count int) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.CreateTiles(h.t.Context(), t, "lab", first, count, false, func(r Result) {
+	_, err := h.CreateTiles(h.t.Context(), scope.Daemon("a test"), t, "lab", first, count, false, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -110,7 +111,7 @@ func (h *herd) remove(tiles string) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.RemoveTiles(h.t.Context(), tiles, false, func(r Result) {
+	_, err := h.RemoveTiles(h.t.Context(), scope.Daemon("a test"), tiles, false, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -173,19 +174,19 @@ func TestTiles_CreateStartRemove(t *testing.T) {
 	// Nor is one that is another volume's backing file.
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.CreateVolume(t.Context(), "<volume><name>above.qcow2</name><target><format type='qcow2'/></target><backingStore><path>"+
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>above.qcow2</name><target><format type='qcow2'/></target><backingStore><path>"+
 		filepath.Join(dir, "lab-1.qcow2")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
 	_, err = h.remove("lab/1")
-	refused(t, err, fault.WrongState, "default/above.qcow2, which does not belong to tile lab/1, uses volume default/lab-1.qcow2 as its backing file")
-	ok(t, p.DeleteVolume(t.Context(), "above.qcow2"))
+	refused(t, err, fault.WrongState, "default/above.qcow2, which is not of tile lab/1, lies above its volume default/lab-1.qcow2")
+	ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "above.qcow2"))
 	got, err = h.remove("lab/*")
 	ok(t, err)
 	h.wants("remove", got, "lab/1 done", "lab/2 done", "lab/3 done")
 	h.wants("files left", files(t, dir), "mine.raw")
 	h.wants("guests left", h.chosen("all"))
 	for _, gone := range []string{"lab/1", "lab"} {
-		_, err = h.RemoveTiles(t.Context(), gone, false, func(Result) {})
+		_, err = h.RemoveTiles(t.Context(), scope.Daemon("a test"), gone, false, func(Result) {})
 		refused(t, err, fault.NotFound, gone)
 	}
 }
@@ -217,7 +218,7 @@ func TestCreateTiles_FailureLeavesNothing(t *testing.T) {
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the client has gone"))
-	sum, err := h.CreateTiles(ctx, template(t, twoGuests), "lab", 1, 3, false, func(Result) {})
+	sum, err := h.CreateTiles(ctx, scope.Daemon("a test"), template(t, twoGuests), "lab", 1, 3, false, func(Result) {})
 	if ok(t, err); sum.Cancelled != 3 || len(files(t, dir)) != 0 {
 		t.Errorf("cancelled: %+v, %v", sum, files(t, dir))
 	}

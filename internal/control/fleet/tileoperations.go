@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // tileCreateKind makes a tile. A tile is complete when its record is removed; a daemon that finds the record
@@ -46,7 +47,7 @@ func (t *tileCreation) Steps() []operation.Step {
 // createVolumes makes the volumes in the template's order, so that one may be the backing file of a later one.
 func (t *tileCreation) createVolumes(ctx context.Context) error {
 	for i, v := range t.docs.volumes {
-		if err := t.fleet.createVolume(ctx, v); err != nil {
+		if err := t.fleet.createVolume(ctx, t.op.Scope(), v); err != nil {
 			return errors.Join(fmt.Errorf("cannot create volume %s: %w", v.VolumeName, err), t.onlyFirst(i))
 		}
 		failpoint.Reach("tile.volume")
@@ -59,7 +60,7 @@ func (t *tileCreation) define(ctx context.Context) error {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		if _, err := t.fleet.guests.Define(context.WithoutCancel(ctx), d.doc, false); err != nil {
+		if _, err := t.fleet.guests.Define(context.WithoutCancel(ctx), t.op.Scope(), d.doc, false); err != nil {
 			return fmt.Errorf("cannot define domain %q: %w", d.name, err)
 		}
 		failpoint.Reach("tile.guest")
@@ -105,7 +106,7 @@ func (t *tileRemoval) end(ctx context.Context) error {
 	if len(members) < len(t.Guests) {
 		return nil // some guests are already undefined
 	}
-	err := endAll(ctx, members)
+	err := endAll(ctx, t.op.Scope(), members)
 	if err == nil { // checked again, because a volume may get another user while guests end
 		err = t.fleet.checkUnused(ctx, t.Tile, t.Volumes, t.fleet.users())
 	}
@@ -122,14 +123,16 @@ func (t *tileRemoval) unlessRefused(do func(context.Context) error) func(context
 	}
 }
 
-func (t *tileRemoval) undefineEnded(ctx context.Context) error { return undefineAll(ctx, t.members()) }
+func (t *tileRemoval) undefineEnded(ctx context.Context) error {
+	return undefineAll(ctx, t.op.Scope(), t.members())
+}
 
 // endAll ends the guests of a tile.
-func endAll(ctx context.Context, members []Member) error {
+func endAll(ctx context.Context, sc scope.Scope, members []Member) error {
 	var failures []error
 	for _, m := range members {
 		// Destroy also cancels the pending start of a guest that is shut off.
-		failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, false), fault.WrongState))
+		failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, sc, false), fault.WrongState))
 	}
 	return errors.Join(failures...)
 }

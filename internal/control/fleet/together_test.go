@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const oneGuest = `<tile>
@@ -67,7 +68,7 @@ func TestRemoveTiles_TileMadeAgainBeforeTurn(t *testing.T) {
 	_, err := h.create(tt, 1, tilesAtOnce+1)
 	ok(t, err)
 	anew := false
-	_, err = h.RemoveTiles(t.Context(), "lab", false, func(r Result) {
+	_, err = h.RemoveTiles(t.Context(), scope.Daemon("a test"), "lab", false, func(r Result) {
 		ok(t, r.Error)
 		if anew {
 			return
@@ -98,7 +99,7 @@ func TestRemoveTiles_VolumeTakenMeanwhile(t *testing.T) {
 	busy, goOn := make(chan struct{}), make(chan struct{})
 	over := make(chan error, 1)
 	go func() { // its loop is blocked, also for the call that ends it
-		over <- last.ChangeMetadata(t.Context(), guest.Title, func(*domain.Definition) (*string, error) {
+		over <- last.ChangeMetadata(t.Context(), scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
 			close(busy)
 			<-goOn
 			return nil, nil
@@ -158,7 +159,7 @@ func TestSet_ConcurrentLabelChanges(t *testing.T) {
 	g, err := h.guests.ByName("marked")
 	ok(t, err)
 	over := make(chan error, 2)
-	go func() { over <- g.InjectNMI(t.Context()) }() // it blocks the guest's loop
+	go func() { over <- g.InjectNMI(t.Context(), scope.Daemon("a test")) }() // it blocks the guest's loop
 	for tick := time.NewTicker(time.Millisecond); g.Job().Kind == domain.JobNone; <-tick.C {
 		ok(t, t.Context().Err())
 	}
@@ -166,7 +167,7 @@ func TestSet_ConcurrentLabelChanges(t *testing.T) {
 	want, err := parseSettings(map[string]string{"label.note": "b"})
 	ok(t, err)
 	asked := &asking{Context: t.Context(), came: make(chan struct{})}
-	go func() { over <- h.set(asked, g, want, nil).Error }()
+	go func() { over <- h.set(asked, scope.Daemon("a test"), g, want, nil).Error }()
 	<-asked.came
 	h.define(strings.Replace(doc(`<x:label name='team' value='b'/>`), "<name>", "<uuid>"+m.View.UUID+"</uuid><name>", 1))
 	ok(t, syscall.Kill(h.pid("marked"), syscall.SIGCONT))

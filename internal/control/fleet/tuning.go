@@ -8,11 +8,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // tuning applies settings to one guest.
 type tuning struct {
 	ctx   context.Context
+	scope scope.Scope
 	fleet *Fleet
 	g     *guest.Guest
 	want  *settings
@@ -20,7 +22,7 @@ type tuning struct {
 }
 
 // set applies the settings that differ from the guest's state.
-func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(Member) bool) Result {
+func (f *Fleet) set(ctx context.Context, sc scope.Scope, g *guest.Guest, s *settings, sees func(Member) bool) Result {
 	m := f.Of(g)
 	if m.Problem != "" {
 		return Result{Error: unreadable(m)}
@@ -32,7 +34,7 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(
 	if len(changes) == 0 {
 		return Result{Outcome: Unchanged}
 	}
-	t := &tuning{ctx: ctx, fleet: f, g: g, want: s, sees: sees}
+	t := &tuning{ctx: ctx, scope: sc, fleet: f, g: g, want: s, sees: sees}
 	var notes []string
 	for i, c := range changes {
 		note, err := c.make(t)
@@ -65,9 +67,9 @@ func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definit
 		}
 		return &value, err
 	}
-	err := t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, allDefinitions(t.g.View()))
+	err := t.g.ChangeMetadata(t.ctx, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	if fault.Is(err, fault.WrongState) {
-		err = t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, allDefinitions(t.g.View()))
+		err = t.g.ChangeMetadata(t.ctx, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	}
 	return err
 }
@@ -102,14 +104,14 @@ func (t *tuning) marks() (string, error) {
 }
 
 func (t *tuning) autostart() (string, error) {
-	return "", t.g.SetAutostart(t.ctx, *t.want.autostart)
+	return "", t.g.SetAutostart(t.ctx, t.scope, *t.want.autostart)
 }
 
 func (t *tuning) template() (string, error) {
 	if !*t.want.template {
-		return "", t.fleet.release(t.ctx, t.g, t.sees)
+		return "", t.fleet.release(t.ctx, t.scope, t.g, t.sees)
 	}
-	return "", t.g.MakeTemplate(t.ctx)
+	return "", t.g.MakeTemplate(t.ctx, t.scope)
 }
 
 // memory sets the memory and its maximum in the stored definition. It also sets the memory of a running guest,
@@ -119,12 +121,12 @@ func (t *tuning) memory() (string, error) {
 	if d := v.Inactive; d != nil {
 		config := guest.Affect{Config: true}
 		if d.Memory != want {
-			if err := t.g.SetMaxMemory(t.ctx, want, config); err != nil {
+			if err := t.g.SetMaxMemory(t.ctx, t.scope, want, config); err != nil {
 				return "", err
 			}
 		}
 		if d.CurrentMemory != want {
-			if err := t.g.SetMemory(t.ctx, want, config); err != nil {
+			if err := t.g.SetMemory(t.ctx, t.scope, want, config); err != nil {
 				return "", err
 			}
 		}
@@ -136,7 +138,7 @@ func (t *tuning) memory() (string, error) {
 	case want > d.Memory || d.Devices.Balloon == nil || d.Devices.Balloon.Model == "none":
 		return t.atNextStart(v, "memory")
 	}
-	return "", t.g.SetMemory(t.ctx, want, guest.Affect{Live: true})
+	return "", t.g.SetMemory(t.ctx, t.scope, want, guest.Affect{Live: true})
 }
 
 // vcpus sets the number of vCPUs, and raises the maximum if needed.
@@ -145,12 +147,12 @@ func (t *tuning) vcpus() (string, error) {
 	if d := v.Inactive; d != nil {
 		config := guest.Affect{Config: true}
 		if d.VCPUs.Max < want {
-			if err := t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: config, Maximum: true}); err != nil {
+			if err := t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: config, Maximum: true}); err != nil {
 				return "", err
 			}
 		}
 		if d.VCPUs.Current != want {
-			if err := t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: config}); err != nil {
+			if err := t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: config}); err != nil {
 				return "", err
 			}
 		}
@@ -162,7 +164,7 @@ func (t *tuning) vcpus() (string, error) {
 	case want > d.VCPUs.Max || want < d.VCPUs.Current && d.Virt != "kvm":
 		return t.atNextStart(v, "vcpus")
 	}
-	return "", t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: guest.Affect{Live: true}})
+	return "", t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: guest.Affect{Live: true}})
 }
 
 // atNextStart says that a setting takes effect at the next start. A transient guest has no next start, so it

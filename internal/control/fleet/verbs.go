@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // action is how a verb works on a set and on each of its guests.
@@ -77,13 +78,13 @@ func running(g *guest.Guest) bool {
 	return (v.State == domain.Running || v.State == domain.Blocked) && v.StuckSince.IsZero()
 }
 
-func plain(do func(*guest.Guest, context.Context) error) func(context.Context, *turn) Result {
-	return func(ctx context.Context, t *turn) Result { return Result{Error: do(t.guest, ctx)} }
+func plain(do func(*guest.Guest, context.Context, scope.Scope) error) func(context.Context, *turn) Result {
+	return func(ctx context.Context, t *turn) Result { return Result{Error: do(t.guest, ctx, t.scope)} }
 }
 
 func start(ctx context.Context, t *turn) Result {
 	o := t.options()
-	return Result{Error: t.guest.Start(ctx, guest.StartOptions{
+	return Result{Error: t.guest.Start(ctx, t.scope, guest.StartOptions{
 		Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache, Priority: t.fleet.Of(t.guest).Marks.Priority,
 	})}
 }
@@ -99,20 +100,20 @@ func restore(ctx context.Context, t *turn) Result {
 }
 
 func destroy(ctx context.Context, t *turn) Result {
-	return Result{Error: t.guest.Destroy(ctx, t.options().Graceful)}
+	return Result{Error: t.guest.Destroy(ctx, t.scope, t.options().Graceful)}
 }
 
 func save(ctx context.Context, t *turn) Result {
-	return Result{Error: t.guest.ManagedSave(ctx, guest.SaveOptions{BypassCache: t.options().BypassCache})}
+	return Result{Error: t.guest.ManagedSave(ctx, t.scope, guest.SaveOptions{BypassCache: t.options().BypassCache})}
 }
 
 func reboot(ctx context.Context, t *turn) Result {
-	return Result{Error: t.guest.Reboot(ctx, t.options().Mode)}
+	return Result{Error: t.guest.Reboot(ctx, t.scope, t.options().Mode)}
 }
 
 func undefine(ctx context.Context, t *turn) Result {
 	o := t.options()
-	err := t.guest.Undefine(ctx, guest.UndefineOptions{ManagedSave: o.ManagedSave, NVRAM: o.NVRAM, KeepNVRAM: o.KeepNVRAM, TPM: o.TPM})
+	err := t.guest.Undefine(ctx, t.scope, guest.UndefineOptions{ManagedSave: o.ManagedSave, NVRAM: o.NVRAM, KeepNVRAM: o.KeepNVRAM, TPM: o.TPM})
 	if err == nil && t.guest.View().State.Active() {
 		return Result{Note: "it is transient now, and gone when it ends"}
 	}
@@ -126,7 +127,7 @@ const shutdownTimeout = 90 * time.Second
 func shutdown(ctx context.Context, t *turn) Result {
 	grace := t.options().Grace
 	if t.guest.View().Due { // the guest has no process to ask
-		return Result{Error: t.guest.Destroy(ctx, false), Note: "it was about to be started again, and is not"}
+		return Result{Error: t.guest.Destroy(ctx, t.scope, false), Note: "it was about to be started again, and is not"}
 	}
 	err := askAndWait(ctx, t)
 	switch {
@@ -137,7 +138,7 @@ func shutdown(ctx context.Context, t *turn) Result {
 	case grace == 0 || ctx.Err() != nil:
 		return Result{Error: err}
 	}
-	if failure := t.guest.Destroy(ctx, false); failure != nil {
+	if failure := t.guest.Destroy(ctx, t.scope, false); failure != nil {
 		return Result{Error: failure, Note: err.Error()}
 	}
 	return Result{Note: fmt.Sprintf("destroyed: %v", err)}
@@ -160,7 +161,7 @@ func askAndWait(ctx context.Context, t *turn) error {
 	}
 	ended, forget := t.endings.expect(t.guest)
 	defer forget()
-	if err := t.guest.Shutdown(ctx, t.options().Mode); err != nil {
+	if err := t.guest.Shutdown(ctx, t.scope, t.options().Mode); err != nil {
 		return err
 	}
 	ctx, stop := cancelWith(ctx, t.cancelled)
@@ -179,5 +180,5 @@ func cancelWith(ctx, other context.Context) (context.Context, func()) {
 }
 
 func set(ctx context.Context, t *turn) Result {
-	return t.fleet.set(ctx, t.guest, t.settings, t.request.Sees)
+	return t.fleet.set(ctx, t.scope, t.guest, t.settings, t.request.Sees)
 }

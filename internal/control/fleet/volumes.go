@@ -8,14 +8,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
+func (f *Fleet) createVolume(ctx context.Context, sc scope.Scope, v volumeDocument) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err != nil {
 		return err
 	}
-	_, err = p.CreateVolume(ctx, v.doc, volume.CreateOptions{})
+	_, err = p.CreateVolume(ctx, sc, v.doc, volume.CreateOptions{})
 	return err
 }
 
@@ -40,11 +41,11 @@ func (f *Fleet) checkVolumeFree(v VolumeName) error {
 
 // deleteVolume deletes a volume that was made for a tile. A missing volume is no error. A missing pool, or one
 // that has not been read yet, is an error, because the volume may still exist.
-func (f *Fleet) deleteVolume(ctx context.Context, v VolumeName) error {
+func (f *Fleet) deleteVolume(ctx context.Context, sc scope.Scope, v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err == nil {
 		known := !p.View().Taken.IsZero()
-		if err = p.DeleteVolume(ctx, v.Name); known && fault.Is(err, fault.NotFound) {
+		if err = p.DeleteVolume(ctx, sc, v.Name); known && fault.Is(err, fault.NotFound) {
 			return nil
 		}
 	}

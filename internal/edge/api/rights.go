@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // rights are the rights that each call needs. Read is of any object: lists contain what the client may see. A
@@ -123,21 +124,21 @@ func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 }
 
 // hold bounds a set by what its client may do to each guest, until done.
-func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ context.Context, done func()) {
+func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ scope.Scope, done func()) {
 	who := caller(ctx)
 	if !s.Gate.Held(who) {
-		return ctx, func() {}
+		return s.Gate.Scope(who, authz.Read)
 	}
 	q.Sees = func(m fleet.Member) bool { return s.sees(ctx, m) }
 	q.Admit = func(m fleet.Member) error { return s.mayDo(who, q, m) }
-	q.AdmitDocument = func(ctx context.Context, doc string) (context.Context, error) {
+	q.AdmitDocument = func(sc scope.Scope, doc string) (scope.Scope, error) {
 		judge := func() (authz.Object, error) { return s.Gate.Document(who, authz.Define, authz.Object{}, doc) }
 		made, err := judge()
-		ctx = s.Gate.Again(ctx, made, func(string) error { _, err := judge(); return err })
-		return s.Gate.Fence(ctx, who, authz.Define, made), err
+		sc = s.Gate.Again(sc, made, func(string) error { _, err := judge(); return err })
+		return s.Gate.Fence(sc, who, authz.Define, made), err
 	}
 	verbs := takes(q)
-	bound, done := s.Gate.Bound(ctx, who, verbs[0], verbs[1:]...)
+	bound, done := s.Gate.Scope(who, verbs[0], verbs[1:]...)
 	return s.Gate.Again(bound, authz.Object{}, func(uuid string) error { return s.admits(q, uuid) }), done
 }
 

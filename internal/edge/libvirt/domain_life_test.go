@@ -55,7 +55,7 @@ func TestStateReasons(t *testing.T) {
 	}
 }
 
-// TestVirshSavedImages looks into saved guests and changes what is said of them.
+// TestVirshSavedImages reads the definitions in save images and changes them.
 func TestVirshSavedImages(t *testing.T) {
 	s := &shell{withGuests(t), map[string]string{
 		"DIR": t.TempDir(),
@@ -263,8 +263,7 @@ func TestReadersMaySeeNoSecrets(t *testing.T) {
 	reader.refused(xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.DomainManagedSaveGetXMLDescArgs{Domain: ret.Domain}, codeOperationInvalid)
 }
 
-// TestAnAbortedSave: a save whose file takes nothing shows its progress, can be
-// aborted, and leaves the guest as it was.
+// A save to a file that accepts no data shows its progress, can be aborted, and leaves the guest unchanged.
 func TestAnAbortedSave(t *testing.T) {
 	h := withGuests(t)
 	image := filepath.Join(t.TempDir(), "image")

@@ -13,7 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprobe"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
@@ -26,7 +27,7 @@ var emulatorKind = store.Kind{Name: "emulator", Version: 1}
 // failed probe is an answer too.
 type Emulators struct {
 	// Quarters is the sandbox for probes; nil: they run without one.
-	Quarters *sandbox.Quarters
+	Quarters *sandbox.Isolation
 
 	store  *store.Store
 	log    *slog.Logger
@@ -34,7 +35,7 @@ type Emulators struct {
 	flight singleflight.Group
 
 	mu     sync.RWMutex
-	known  map[string]*qemu.Capabilities
+	known  map[string]*qemucaps.Capabilities
 	looked map[string]time.Time // when a binary's file was last compared with the stored answer
 }
 
@@ -45,9 +46,9 @@ const fresh = 50 * time.Millisecond
 
 // NewEmulators reads the answers that earlier daemons stored. usual is the binary of guests that name none.
 func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, error) {
-	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemu.Capabilities{}, looked: map[string]time.Time{}}
+	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemucaps.Capabilities{}, looked: map[string]time.Time{}}
 	err := s.Each(emulatorKind, func(path string, decode func(any) error) error {
-		c := new(qemu.Capabilities)
+		c := new(qemucaps.Capabilities)
 		if err := decode(c); err != nil {
 			log.Info("stored QEMU probe has another layout; probing again", "binary", path, "error", err)
 			return nil
@@ -76,7 +77,7 @@ func (e *Emulators) Serving(arch string) string {
 
 // Get returns a binary's capabilities. It probes a binary that is new or has changed. An empty path means the
 // usual one.
-func (e *Emulators) Get(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+func (e *Emulators) Get(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
 	if binary == "" {
 		binary = e.usual
 	}
@@ -90,14 +91,14 @@ func (e *Emulators) Get(ctx context.Context, binary string) (*qemu.Capabilities,
 		if r.Err != nil {
 			return nil, r.Err
 		}
-		return r.Val.(*qemu.Capabilities), nil
+		return r.Val.(*qemucaps.Capabilities), nil
 	case <-ctx.Done():
 		return nil, fault.Wrap(context.Cause(ctx), fault.Timeout, fault.Host, "stopped waiting for the probe of %s", binary)
 	}
 }
 
 // Known returns what Get last returned for a binary, without waiting.
-func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
+func (e *Emulators) Known(binary string) (*qemucaps.Capabilities, error) {
 	if binary == "" {
 		binary = e.usual
 	}
@@ -111,7 +112,7 @@ func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
 
 // current returns the stored answer if the file has not changed since, else nil. A file that cannot be read in
 // time is not executed either: while the kernel loads one program, it holds a lock that blocks others.
-func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+func (e *Emulators) current(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
 	e.mu.RLock()
 	c, looked := e.known[binary], e.looked[binary]
 	e.mu.RUnlock()
@@ -119,7 +120,7 @@ func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilit
 	if c != nil && began.Sub(looked) < fresh {
 		return c, nil
 	}
-	return fsguard.Do(ctx, binary, func() (*qemu.Capabilities, error) {
+	return fsguard.Do(ctx, binary, func() (*qemucaps.Capabilities, error) {
 		if c == nil || !c.Matches(binary) {
 			return nil, readHead(binary)
 		}
@@ -144,8 +145,8 @@ func readHead(binary string) error {
 	return nil
 }
 
-func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilities, error) {
-	c, err := qemu.Probe(ctx, binary, e.Quarters)
+func (e *Emulators) probe(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
+	c, err := qemuprobe.Probe(ctx, binary, e.Quarters)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // MaxValue bounds a value in bytes: the longest that libvirt's protocol carries.
@@ -136,7 +137,10 @@ func (b *Book) using(u Usage) (record, bool) {
 
 // Define makes a secret, or changes an existing one. The usage cannot change, and a private secret stays
 // private. The value stays, too.
-func (b *Book) Define(doc string, strict bool) (Definition, error) {
+func (b *Book) Define(sc scope.Scope, doc string, strict bool) (Definition, error) {
+	if err := sc.Check(); err != nil {
+		return Definition{}, err
+	}
 	d, err := Parse(doc, strict)
 	if err != nil {
 		return Definition{}, err
@@ -210,7 +214,10 @@ func (b *Book) keep(r record) error {
 }
 
 // Undefine removes a secret and its value.
-func (b *Book) Undefine(id string) error {
+func (b *Book) Undefine(sc scope.Scope, id string) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	b.changing.Lock()
 	defer b.changing.Unlock()
 	r, err := b.record(id)
@@ -228,7 +235,10 @@ func (b *Book) Undefine(id string) error {
 }
 
 // SetValue sets a secret's value. The caller keeps the slice and clears it.
-func (b *Book) SetValue(id string, value []byte) error {
+func (b *Book) SetValue(sc scope.Scope, id string, value []byte) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if len(value) > MaxValue {
 		return fault.New(fault.Invalid, fault.Secret, "a secret has at most %d bytes", MaxValue)
 	}
@@ -261,7 +271,10 @@ func (b *Book) Value(id string) ([]byte, error) {
 }
 
 // Show returns a secret's value to a client, unless it is private.
-func (b *Book) Show(id string) ([]byte, error) {
+func (b *Book) Show(sc scope.Scope, id string) ([]byte, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := b.ByUUID(id)
 	if err != nil {
 		return nil, err

@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Build says how much of a pool's storage to make.
@@ -31,7 +31,10 @@ const (
 const defaultTargetMode = 0o711
 
 // Build makes the storage of an inactive pool.
-func (p *Pool) Build(ctx context.Context, how Build) error {
+func (p *Pool) Build(ctx context.Context, sc scope.Scope, how Build) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -150,8 +153,8 @@ func setPermissions(f *os.File, p permissions, s fault.Subject) error {
 
 // keep refuses a volume that others than its owner may write, for a client with path limits. Whatever is
 // written there, such as a header that names other files, would count as the owner's, and the owner is root.
-func (p permissions) keep(ctx context.Context) error {
-	if p.mode < 0 || p.mode&0o022 == 0 || image.FenceOf(ctx) == nil {
+func (p permissions) keep(ctx context.Context, sc scope.Scope) error {
+	if p.mode < 0 || p.mode&0o022 == 0 || sc.Folders() == nil {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "mode %04o would let users other than the volume's owner write to it past the daemon, and this client's images have path limits; remove write permission from group and others", p.mode)
@@ -183,7 +186,10 @@ func makeFileSystem(ctx context.Context, d *definition, how Build) error {
 }
 
 // Delete removes the storage of an inactive pool: its directory or its volume group, which must be empty.
-func (p *Pool) Delete(ctx context.Context) error {
+func (p *Pool) Delete(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}

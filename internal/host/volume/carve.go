@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // carver makes volumes by dividing block devices with the host's tools. All methods but build, destroy, attach
@@ -101,7 +102,7 @@ const copiedLast = 1 << 20
 
 // drawCarvedCopy drafts a volume of a carved pool with the data that a guest would read from another volume.
 // The blocks are zeroed first, because a copy leaves out zeros.
-func (p *Pool) drawCarvedCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+func (p *Pool) drawCarvedCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "block devices cannot share blocks; copy without reflink")
@@ -116,12 +117,12 @@ func (p *Pool) drawCarvedCopy(w *wish, from *Pool, origin *Volume, o CreateOptio
 		return nil, err
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
-		source, err := from.openUnwritten(ctx, origin)
+		source, err := from.openUnwritten(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
 		_ = source.Close() // opened to read
-		chain, err := image.OpenChain(ctx, origin.Path, origin.Format)
+		chain, err := image.OpenChain(ctx, sc, origin.Path, origin.Format)
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // ResizeOptions are options of ResizeVolume.
@@ -21,8 +22,8 @@ type ResizeOptions struct {
 }
 
 // ResizeVolume changes the capacity of a volume, in bytes.
-func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o ResizeOptions) error {
-	return p.change(ctx, name, "resize", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
+func (p *Pool) ResizeVolume(ctx context.Context, sc scope.Scope, name string, size uint64, o ResizeOptions) error {
+	return p.change(ctx, sc, name, "resize", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
 		target, err := o.settle(v, size)
 		if err != nil {
 			return err
@@ -45,12 +46,12 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 				return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes more and the pool has %d", target-v.Virtual, view.Available)
 			}
 		}
-		key, err := p.passphrase(ctx, v)
+		key, err := p.passphrase(ctx, sc, v)
 		if err != nil {
 			return err
 		}
 		defer clear(key)
-		chain, err := p.pools.below(ctx, v)
+		chain, err := p.pools.below(ctx, sc, v)
 		if err != nil {
 			return err
 		}
@@ -60,11 +61,11 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 }
 
 // below opens the backing chain of a volume, if it has one.
-func (ps *Pools) below(ctx context.Context, v *Volume) (image.Chain, error) {
+func (ps *Pools) below(ctx context.Context, sc scope.Scope, v *Volume) (image.Chain, error) {
 	if v.Backing == nil {
 		return nil, nil
 	}
-	chain, err := image.OpenChain(ctx, v.Path, v.Format)
+	chain, err := image.OpenChain(ctx, sc, v.Path, v.Format)
 	if err != nil {
 		return nil, err
 	}
@@ -96,8 +97,8 @@ func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
 
 // WipeVolume overwrites all data of a volume with zeros or, with trim, discards its blocks. Afterwards a qcow2
 // image is empty; encrypted images and images of formats other than raw and qcow2 are left as zeros.
-func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
-	return p.change(ctx, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
+func (p *Pool) WipeVolume(ctx context.Context, sc scope.Scope, name string, trim bool) error {
+	return p.change(ctx, sc, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
 		if err := unused(f); err != nil {
 			return err
 		}
@@ -152,7 +153,7 @@ func erase(ctx context.Context, f *os.File, trim bool, j *job) error {
 
 // change marks a volume as worked on by one job, opens its file for writing, runs work, and reads the volume
 // again.
-func (p *Pool) change(ctx context.Context, name, verb string, work func(context.Context, *job, *Volume, *os.File) error) error {
+func (p *Pool) change(ctx context.Context, sc scope.Scope, name, verb string, work func(context.Context, *job, *Volume, *os.File) error) error {
 	v, err := p.Volume(name)
 	if err != nil {
 		return err
@@ -160,11 +161,11 @@ func (p *Pool) change(ctx context.Context, name, verb string, work func(context.
 	if v.Kind == Directory {
 		return fault.New(fault.Unsupported, fault.Volume, "cannot %s volume %q: it is a directory", verb, name)
 	}
-	j, err := p.begin(ctx, name, verb, true)
+	j, err := p.begin(ctx, sc, name, verb, true)
 	if err != nil {
 		return err
 	}
-	err = p.beside(ctx, name, func(ctx context.Context) error {
+	err = p.beside(ctx, sc, name, func(ctx context.Context) error {
 		f, v, err := p.open(ctx, name, unix.O_RDWR)
 		if err != nil {
 			return err
@@ -212,7 +213,7 @@ func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volu
 }
 
 // DeleteVolume removes a volume.
-func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
+func (p *Pool) DeleteVolume(ctx context.Context, sc scope.Scope, name string) error {
 	d, err := p.active()
 	if err != nil {
 		return err
@@ -221,10 +222,10 @@ func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.begin(ctx, name, "delete", true); err != nil {
+	if _, err := p.begin(ctx, sc, name, "delete", true); err != nil {
 		return err
 	}
-	err = p.beside(ctx, name, func(ctx context.Context) error {
+	err = p.beside(ctx, sc, name, func(ctx context.Context) error {
 		if c := d.carver(); c != nil {
 			return p.uncut(d, c, v)
 		}

@@ -7,10 +7,14 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // CloneVolume makes a volume from a document, with the data of a volume of this or another pool.
-func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
+func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	w, err := parseVolume(doc, o.Validate)
 	if err != nil {
 		return nil, err
@@ -22,20 +26,20 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 	if origin.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "volume %q is a directory and cannot be cloned", source)
 	}
-	if _, err := from.begin(ctx, source, "copying", false); err != nil {
+	if _, err := from.begin(ctx, sc, source, "copying", false); err != nil {
 		return nil, err
 	}
-	return p.make(ctx, w, func() { from.end(source, clientOf(ctx)) }, func(ctx context.Context, j *job) (*draft, error) {
+	return p.make(ctx, sc, w, func() { from.end(source, sc.Client()) }, func(ctx context.Context, j *job) (*draft, error) {
 		if w.capacity == nil || *w.capacity < origin.Virtual {
 			w.capacity = &origin.Virtual
 		}
 		if p.carver() != nil {
-			return p.drawCarvedCopy(w, from, origin, o, j)
+			return p.drawCarvedCopy(sc, w, from, origin, o, j)
 		}
 		if w.isLike(origin) {
-			return p.drawCopy(w, from, origin, o, j), nil
+			return p.drawCopy(sc, w, from, origin, o, j), nil
 		}
-		return p.drawConversion(ctx, w, from, origin, o, j)
+		return p.drawConversion(ctx, sc, w, from, origin, o, j)
 	})
 }
 
@@ -62,7 +66,7 @@ func (w *wish) isLike(origin *Volume) bool {
 
 // drawCopy drafts a byte-for-byte copy, which keeps format, options and backing store. The copy belongs to
 // root, so it may only refer to files that the client may open and that existed when the copy was requested.
-func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
+func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
 	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated, copies: true}
 	isRaw := w.format == image.Raw || w.format == image.ISO
 	if isRaw {
@@ -72,12 +76,12 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 		d.space = 0
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
-		chain, err := p.pools.below(ctx, origin)
+		chain, err := p.pools.below(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
 		defer chain.Close()
-		source, err := from.openUnwritten(ctx, origin)
+		source, err := from.openUnwritten(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
@@ -107,7 +111,7 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 }
 
 // drawConversion drafts a copy of the data that a guest would read, with all layers of the origin merged.
-func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "a copy in another format or without its backing store cannot share blocks; copy without reflink")
@@ -117,18 +121,18 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 	if origin.locked() && w.encryption == nil {
 		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; name in <encryption> the secret for the copy", origin.Name)
 	}
-	d, err := p.draw(ctx, w, o)
+	d, err := p.draw(ctx, sc, w, o)
 	if err != nil {
 		return nil, err
 	}
 	d.copies = true
 	d.fill = func(ctx context.Context, f *os.File) error {
-		source, err := from.openUnwritten(ctx, origin)
+		source, err := from.openUnwritten(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
 		_ = source.Close() // opened to read
-		chain, err := image.OpenChain(ctx, origin.Path, origin.Format)
+		chain, err := image.OpenChain(ctx, sc, origin.Path, origin.Format)
 		if err != nil {
 			return err
 		}
@@ -137,7 +141,7 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 			return err
 		}
 		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
-		if c.FromKey, err = from.passphrase(ctx, origin); err != nil {
+		if c.FromKey, err = from.passphrase(ctx, sc, origin); err != nil {
 			return err
 		}
 		defer clear(c.FromKey)
@@ -169,9 +173,9 @@ func (ps *Pools) believe(v *Volume, chain image.Chain) error {
 }
 
 // openUnwritten opens a volume for reading, unless a guest writes to it: the copy would mix different moments.
-func (p *Pool) openUnwritten(ctx context.Context, v *Volume) (*os.File, error) {
+func (p *Pool) openUnwritten(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
 	return ask(ctx, p.lane, answerTime, func() (*os.File, error) {
-		f, err := p.openToRead(ctx, v)
+		f, err := p.openToRead(ctx, sc, v)
 		if err != nil {
 			return nil, err
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // CreateOptions are options of CreateVolume.
@@ -37,14 +38,14 @@ type draft struct {
 
 // believed closes a file that was written. If its header now refers to files that ctx may not open, that stays
 // recorded.
-func believed(ctx context.Context, f *os.File) error {
+func believed(ctx context.Context, sc scope.Scope, f *os.File) error {
 	again, err := image.Reopen(int(f.Fd()), f.Name(), os.O_RDONLY)
 	if err = errors.Join(fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing"), err); again == nil {
 		return err
 	}
 	defer again.Close()
 	if err == nil {
-		_ = image.Believe(ctx, again)
+		_ = image.Believe(ctx, sc, again)
 	}
 	return err
 }
@@ -61,7 +62,10 @@ func (d *draft) written(ctx context.Context, f *os.File) error {
 }
 
 // CreateVolume makes a volume as a document describes it.
-func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*Volume, error) {
+func (p *Pool) CreateVolume(ctx context.Context, sc scope.Scope, doc string, o CreateOptions) (*Volume, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	w, err := parseVolume(doc, o.Validate)
 	if err != nil {
 		return nil, err
@@ -69,11 +73,11 @@ func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*
 	if o.Reflink {
 		return nil, fault.New(fault.Invalid, fault.Volume, "a new volume has no source to share blocks with")
 	}
-	return p.make(ctx, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+	return p.make(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
 		if p.carver() != nil {
 			return drawCarved(w, o)
 		}
-		d, err := p.draw(ctx, w, o)
+		d, err := p.draw(ctx, sc, w, o)
 		if err != nil {
 			return nil, err
 		}
@@ -83,13 +87,13 @@ func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*
 }
 
 // draw drafts a volume, and checks the backing store that it names.
-func (p *Pool) draw(ctx context.Context, w *wish, o CreateOptions) (*draft, error) {
+func (p *Pool) draw(ctx context.Context, sc scope.Scope, w *wish, o CreateOptions) (*draft, error) {
 	d := &draft{plan: image.Plan{
 		Format: w.format, NoCOW: w.noCOW,
 		Compat: w.compat, ClusterSize: w.clusterSize, LazyRefcounts: w.lazy, ExtendedL2: w.extended,
 	}}
 	if w.backing != nil {
-		below, err := p.pools.base(ctx, w.backing)
+		below, err := p.pools.base(ctx, sc, w.backing)
 		if err != nil {
 			return nil, err
 		}
@@ -124,7 +128,7 @@ func (d *draft) allocate(allocation *uint64, metadata bool) {
 
 // base inspects a backing store and its whole chain. Its format is the declared one, else that of the volume,
 // else raw if the bytes look like no other format.
-func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error) {
+func (ps *Pools) base(ctx context.Context, sc scope.Scope, b *image.Backing) (image.Info, error) {
 	format := b.Format
 	if format == "" {
 		if _, v, err := ps.ByPath(b.Name); err == nil {
@@ -133,7 +137,7 @@ func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error)
 			}
 		}
 	}
-	chain, err := image.OpenChain(ctx, b.Name, format)
+	chain, err := image.OpenChain(ctx, sc, b.Name, format)
 	if err != nil {
 		return image.Info{}, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot use backing store %s", b.Name)
 	}
@@ -143,27 +147,27 @@ func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error)
 
 // make makes a volume's file: it reserves the name, fills the file, sets its owner and shows the volume. On
 // failure it removes the file again. after is called once, when no work is left.
-func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
+func (p *Pool) make(ctx context.Context, sc scope.Scope, w *wish, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
 	if _, err := p.Volume(w.name); err == nil {
 		after()
 		return nil, fault.New(fault.Exists, fault.Volume, "volume %q already exists in pool %q", w.name, p.name)
 	}
-	if err := errors.Join(allowed(ctx, p.name, w.name), w.perms.keep(ctx)); err != nil {
+	if err := errors.Join(sc.ReserveVolume(p.name, w.name), w.perms.keep(ctx, sc)); err != nil {
 		after()
 		return nil, err
 	}
-	j, err := p.begin(ctx, w.name, "creation", true)
+	j, err := p.begin(ctx, sc, w.name, "creation", true)
 	if err != nil {
 		after()
 		return nil, err
 	}
-	err = p.beside(ctx, w.name, func(ctx context.Context) error {
+	err = p.beside(ctx, sc, w.name, func(ctx context.Context) error {
 		defer after()
 		d, err := draw(ctx, j)
 		if err != nil {
 			return err
 		}
-		return p.lay(ctx, w, d)
+		return p.lay(ctx, sc, w, d)
 	})
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot create volume %q in pool %q", w.name, p.name)
@@ -172,7 +176,7 @@ func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(contex
 }
 
 // lay makes the file of a drafted volume.
-func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
+func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error {
 	used, err := p.active()
 	if err != nil {
 		return err
@@ -198,7 +202,7 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 		err = setPermissions(f, w.perms, fault.Volume)
 	}
 	if err == nil { // a file server may refuse the data as late as now
-		err = believed(ctx, f)
+		err = believed(ctx, sc, f)
 	}
 	if err == nil {
 		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode, Encryption: w.encryption})

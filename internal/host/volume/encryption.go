@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -133,7 +134,7 @@ func (p *Pool) makeLocked(ctx context.Context, f *os.File, plan image.Plan, e *e
 
 // passphrase returns the passphrase of a volume, which the caller clears; nil if it is not encrypted. For a
 // volume that was not made here, it looks for a secret with that usage.
-func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
+func (p *Pool) passphrase(ctx context.Context, sc scope.Scope, v *Volume) ([]byte, error) {
 	if !v.locked() {
 		return nil, nil
 	}
@@ -146,7 +147,7 @@ func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
 		e = &encryption{Secret: d.UUID}
 	}
 	if e != nil {
-		if err := mayOpen(ctx, p.name, e.Secret); err != nil {
+		if err := sc.OpenSecret(p.name, e.Secret); err != nil {
 			return nil, err
 		}
 	}

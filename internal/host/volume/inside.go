@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // All changes to a pool's files use these functions: names without slashes below the open directory, and no
@@ -98,7 +99,7 @@ func openFile(target, name string, mode int) (*os.File, error) {
 
 // openToRead opens a volume of the pool for reading. A link that root made may lead anywhere. It is followed
 // for clients that may read anything, and not for clients with path limits.
-func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
+func (p *Pool) openToRead(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
 	if p.carver() != nil {
 		return image.Open(v.Path)
 	}
@@ -111,7 +112,7 @@ func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
 	f, err := safepath.OpenAt(dir, v.Name, 0)
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened with O_PATH only
-		if image.FenceOf(ctx) != nil {
+		if sc.Folders() != nil {
 			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and links are not followed for a client with path limits", v.Path)
 		}
 		f, err = safepath.Follow(v.Path)

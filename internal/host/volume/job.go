@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Bounds of concurrent work on the volumes of one pool. A transfer lasts as long as its client takes, so one
@@ -24,20 +25,6 @@ const (
 	uploading   = "upload"
 	downloading = "download"
 )
-
-// clientKey is where a context keeps the client that its work on volumes is for.
-type clientKey struct{}
-
-// For has the work that is begun under ctx count as a client's, by a name of its own. Without
-// one it is the daemon's, or that of somebody who need not be bounded.
-func For(ctx context.Context, client string) context.Context {
-	return context.WithValue(ctx, clientKey{}, client)
-}
-
-func clientOf(ctx context.Context) string {
-	client, _ := ctx.Value(clientKey{}).(string)
-	return client
-}
 
 // job marks a volume as worked on: by one exclusive user, or by several readers.
 type job struct {
@@ -71,8 +58,11 @@ func (p *Pool) Jobs() []Job {
 }
 
 // begin marks a volume of the active pool for the client of ctx. Each begin needs an end.
-func (p *Pool) begin(ctx context.Context, name, verb string, exclusive bool) (*job, error) {
-	client := clientOf(ctx)
+func (p *Pool) begin(ctx context.Context, sc scope.Scope, name, verb string, exclusive bool) (*job, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
+	client := sc.Client()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pools.life.Err() != nil {
@@ -146,7 +136,7 @@ func (p *Pool) leave() error {
 // beside runs work on a marked volume in a goroutine, which removes the mark, and waits for it. The caller
 // returns when ctx ends or when the pool's file system stops answering. The work is then cancelled, and its
 // mark stays until it ends.
-func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Context) error) error {
+func (p *Pool) beside(ctx context.Context, sc scope.Scope, name string, work func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stopping := context.AfterFunc(p.pools.life, func() { cancel(context.Cause(p.pools.life)) })
@@ -154,7 +144,7 @@ func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Co
 	done := make(chan error, 1)
 	p.pools.work.Go(func() {
 		_, err := contained(func() (struct{}, error) { return struct{}{}, work(ctx) })
-		p.end(name, clientOf(ctx))
+		p.end(name, sc.Client())
 		done <- err
 	})
 	// Cancelled work ends at once unless it is stuck.

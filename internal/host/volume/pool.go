@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -158,7 +159,10 @@ func (p *Pool) XML(inactive bool) (string, error) {
 }
 
 // Start starts an inactive pool, and makes its storage first if build says so.
-func (p *Pool) Start(ctx context.Context, build Build) error {
+func (p *Pool) Start(ctx context.Context, sc scope.Scope, build Build) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -251,7 +255,10 @@ func (p *Pool) install(r reading) {
 }
 
 // Refresh reads the pool's volumes again.
-func (p *Pool) Refresh(ctx context.Context) error {
+func (p *Pool) Refresh(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	d, err := p.active()
 	if err != nil {
 		return err
@@ -297,7 +304,10 @@ func (p *Pool) Fresh(ctx context.Context) View {
 }
 
 // Stop deactivates a pool; a transient one is removed. Data stay.
-func (p *Pool) Stop(ctx context.Context) error {
+func (p *Pool) Stop(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -340,7 +350,10 @@ func (p *Pool) Stop(ctx context.Context) error {
 }
 
 // Undefine removes an inactive pool. Data stay.
-func (p *Pool) Undefine(ctx context.Context) error {
+func (p *Pool) Undefine(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -356,7 +369,10 @@ func (p *Pool) Undefine(ctx context.Context) error {
 }
 
 // SetAutostart sets whether the pool is started when the host boots.
-func (p *Pool) SetAutostart(ctx context.Context, on bool) error {
+func (p *Pool) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Options say where pools keep their records and report their changes.
@@ -30,7 +31,7 @@ type Options struct {
 	// it is the same. After a boot, pools with autostart are started.
 	Boot string
 	// Quarters is the sandbox of qemu-img; nil: it runs without one.
-	Quarters *sandbox.Quarters
+	Quarters *sandbox.Isolation
 }
 
 // Pools are all pools of a daemon.
@@ -276,7 +277,10 @@ func (v *Volume) as(declared image.Format, say string) (image.Format, error) {
 }
 
 // Define stores a definition. For an active pool it takes effect at the next start.
-func (ps *Pools) Define(ctx context.Context, doc string, validate bool) (*Pool, error) {
+func (ps *Pools) Define(ctx context.Context, sc scope.Scope, doc string, validate bool) (*Pool, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := parsePool(doc, "", validate)
 	if err != nil {
 		return nil, err
@@ -304,7 +308,10 @@ func (ps *Pools) Define(ctx context.Context, doc string, validate bool) (*Pool, 
 }
 
 // Create starts a pool that is removed when it is stopped, unless it is also defined.
-func (ps *Pools) Create(ctx context.Context, doc string, validate bool, build Build) (*Pool, error) {
+func (ps *Pools) Create(ctx context.Context, sc scope.Scope, doc string, validate bool, build Build) (*Pool, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := parsePool(doc, "", validate)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Records: a pool under its UUID, and the declaration of a volume that was made here under UUID/NAME.
@@ -126,7 +127,7 @@ func (p *Pool) undeclare(name string) {
 // has the pool's turn.
 func (p *Pool) forgetMissing() {
 	for _, name := range p.missing() {
-		if _, err := p.begin(context.Background(), name, "forgetting", true); err != nil {
+		if _, err := p.begin(context.Background(), scope.Daemon("forgetting an unfinished volume"), name, "forgetting", true); err != nil {
 			continue // a job works on it, or the pool was stopped
 		}
 		if slices.Contains(p.missing(), name) { // it was not made again meanwhile

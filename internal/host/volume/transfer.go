@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Upload receives the bytes of a volume. It belongs to one goroutine, which must end it with Close or Abort.
@@ -21,7 +22,7 @@ type Upload struct {
 	// client is the client that the job counts for.
 	client string
 	f      *os.File
-	fence  []string // the path limits of the client; nil: none
+	sc     scope.Scope // the client's scope
 	at     int64
 	end    int64 // the end of the given length; -1: none
 	once   sync.Once
@@ -31,7 +32,10 @@ type Upload struct {
 const noEnd = -1
 
 // Upload begins to overwrite a volume from an offset on. If length is not 0, more bytes than that are refused.
-func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (*Upload, error) {
+func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, length uint64) (*Upload, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	at, end, err := transferRange(offset, length)
 	if err != nil {
 		return nil, err
@@ -43,7 +47,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot upload to volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(ctx, name, uploading, true); err != nil {
+	if _, err := p.begin(ctx, sc, name, uploading, true); err != nil {
 		return nil, err
 	}
 	f, _, err := p.open(ctx, name, unix.O_RDWR)
@@ -51,7 +55,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		if err = p.holdNow(ctx, f); err == nil {
 			err = p.keepData(name)
 		}
-		if err == nil && image.FenceOf(ctx) != nil { // the volume may be the disk of a guest without path limits
+		if err == nil && sc.Folders() != nil { // the volume may be the disk of a guest without path limits
 			err = tell(ctx, p.lane, func() error { return image.Distrust(f) })
 		}
 		if err != nil {
@@ -59,10 +63,10 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		}
 	}
 	if err != nil {
-		p.end(name, clientOf(ctx))
+		p.end(name, sc.Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
 	}
-	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, fence: image.FenceOf(ctx), at: at, end: end}, nil
+	return &Upload{pool: p, name: name, client: sc.Client(), f: f, sc: sc, at: at, end: end}, nil
 }
 
 // holdNow keeps guests from opening a file until it is closed. Some file systems ask their server.
@@ -147,8 +151,8 @@ func (u *Upload) Hole(n int64) error {
 // Close ends the upload. Nil means that all bytes are on disk.
 func (u *Upload) Close() error {
 	err := fault.Wrap(u.f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", u.name)
-	if err == nil && u.fence != nil {
-		err = believed(image.WithFence(u.pool.pools.life, u.fence), u.f)
+	if err == nil && u.sc.Folders() != nil {
+		err = believed(u.pool.pools.life, u.sc, u.f)
 	}
 	failpoint.Reach("volume.uploaded")
 	u.finish()
@@ -181,7 +185,10 @@ type Download struct {
 }
 
 // Download begins to read a volume from an offset on, to its end or, if length is not 0, for length bytes.
-func (p *Pool) Download(ctx context.Context, name string, offset, length uint64) (*Download, error) {
+func (p *Pool) Download(ctx context.Context, sc scope.Scope, name string, offset, length uint64) (*Download, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	at, end, err := transferRange(offset, length)
 	if err != nil {
 		return nil, err
@@ -193,7 +200,7 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot download volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(ctx, name, downloading, false); err != nil {
+	if _, err := p.begin(ctx, sc, name, downloading, false); err != nil {
 		return nil, err
 	}
 	type opened struct {
@@ -201,7 +208,7 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		size int64
 	}
 	o, err := ask(ctx, p.lane, answerTime, func() (opened, error) {
-		f, err := p.openToRead(ctx, v)
+		f, err := p.openToRead(ctx, sc, v)
 		if err != nil {
 			return opened{}, err
 		}
@@ -209,13 +216,13 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		return opened{f, size}, err
 	}, func(o opened) { _ = o.f.Close() })
 	if err != nil {
-		p.end(name, clientOf(ctx))
+		p.end(name, sc.Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot download volume %q of pool %q", name, p.name)
 	}
 	if end == noEnd || end > o.size {
 		end = o.size
 	}
-	return &Download{pool: p, name: name, client: clientOf(ctx), f: o.f, at: at, end: max(at, end)}, nil
+	return &Download{pool: p, name: name, client: sc.Client(), f: o.f, at: at, end: max(at, end)}, nil
 }
 
 // Read reads the next bytes, holes as zeros, and io.EOF at the end.

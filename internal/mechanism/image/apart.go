@@ -28,17 +28,17 @@ func (t *Tool) startApart(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &sandbox.Chamber{
-		User: user, Program: t.path, Proc: true, Keep: []uintptr{unix.CAP_DAC_OVERRIDE},
+	c := &sandbox.Spec{
+		User: user, Program: t.path, MountProc: true, Capabilities: []uintptr{unix.CAP_DAC_OVERRIDE},
 		Limits: sandbox.Limits{Threads: maxThreads, Memory: maxMemory, File: b.file, Seconds: uint64(b.cpu / time.Second), Nice: niceness},
 	}
 	if user.UID == 0 {
 		c.Limits.Threads = 0 // root has others
 	}
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user.UID, Gid: user.GID}
-	cmd.SysProcAttr.AmbientCaps = c.Keep
+	cmd.SysProcAttr.AmbientCaps = c.Capabilities
 	ended := make(chan struct{})
-	err = t.quarters.House.Run(c, func() (int, <-chan struct{}, error) {
+	err = t.quarters.Builder.Run(c, func() (int, <-chan struct{}, error) {
 		if err := cmd.Start(); err != nil {
 			return 0, nil, err
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // MaxDepth is how many layers a chain may have; a longer one is an attack or
@@ -160,7 +161,7 @@ func closeRead(files ...*os.File) {
 // headers' own, and a layer whose format nobody declared and that is not raw:
 // to follow that one would be to believe whoever wrote it. A file system that
 // does not answer holds its caller no longer than ctx.
-func OpenChain(ctx context.Context, path string, declared Format) (Chain, error) {
+func OpenChain(ctx context.Context, sc scope.Scope, path string, declared Format) (Chain, error) {
 	var chain Chain
 	seen := map[[2]uint64]string{}
 	for {
@@ -174,7 +175,7 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 		}
 		layer, err := fsguard.Do(ctx, path, func() (Layer, error) { return openLayer(path, declared) }, func(l Layer) { _ = l.File.Close() })
 		if err == nil {
-			if err = chain.admit(ctx, &layer, seen); err != nil {
+			if err = chain.admit(ctx, sc, &layer, seen); err != nil {
 				closeRead(layer.File)
 			}
 		}
@@ -198,8 +199,8 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 }
 
 // admit checks one more layer of the chain, which its context may hold to folders.
-func (c Chain) admit(ctx context.Context, l *Layer, seen map[[2]uint64]string) error {
-	err := errors.Join(l.enter(seen), l.within(FenceOf(ctx)), l.checkLent())
+func (c Chain) admit(ctx context.Context, sc scope.Scope, l *Layer, seen map[[2]uint64]string) error {
+	err := errors.Join(l.enter(seen), l.within(sc.Folders()), l.checkLent())
 	if err != nil || len(c) == 0 {
 		return err
 	}

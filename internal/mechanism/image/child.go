@@ -40,12 +40,12 @@ const (
 type Tool struct {
 	path     string
 	log      *slog.Logger
-	quarters *sandbox.Quarters
+	quarters *sandbox.Isolation
 	stopped  time.Duration // 0: stoppedTime
 }
 
 // FindTool finds qemu-img, which is to run in these quarters.
-func FindTool(quarters *sandbox.Quarters, log *slog.Logger) (*Tool, error) {
+func FindTool(quarters *sandbox.Isolation, log *slog.Logger) (*Tool, error) {
 	path, err := exec.LookPath("qemu-img")
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "cannot find qemu-img; install the package qemu-utils")

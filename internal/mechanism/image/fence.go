@@ -1,7 +1,6 @@
 package image
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,22 +12,6 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 )
-
-// fenceKey is where a context keeps the folders that images may lie in.
-type fenceKey struct{}
-
-// WithFence has chains that are opened under ctx refuse every layer that lies in
-// none of the folders, wherever a link or a header leads. The folders are real
-// paths.
-func WithFence(ctx context.Context, folders []string) context.Context {
-	return context.WithValue(ctx, fenceKey{}, append([]string{}, folders...))
-}
-
-// FenceOf gives the folders; nil: there is no fence.
-func FenceOf(ctx context.Context) []string {
-	folders, _ := ctx.Value(fenceKey{}).([]string)
-	return folders
-}
 
 // within checks that a layer that was opened lies where it may. A link to a block
 // device counts as where the link is, because only root makes links in /dev.

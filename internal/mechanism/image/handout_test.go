@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // TestWhatIsHandedOutIsAsItWasLookedAt: who changes the header of an image between the daemon's look at it and QEMU's own has
@@ -20,7 +21,7 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chain, err := OpenChain(t.Context(), f.Name(), Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), f.Name(), Qcow2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 // Promise: F20
 func TestWhatIsHandedOutIsNotInItsOwnWay(t *testing.T) {
 	f := empty(t, "image")
-	chain, err := OpenChain(t.Context(), f.Name(), Raw)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), f.Name(), Raw)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestNobodyIsHandedWhatIsRemoved(t *testing.T) {
 	if err := f.Truncate(1 << 20); err != nil {
 		t.Fatal(err)
 	}
-	chain, err := OpenChain(t.Context(), f.Name(), Raw)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), f.Name(), Raw)
 	if err != nil {
 		t.Fatal(err)
 	}

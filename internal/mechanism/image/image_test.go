@@ -21,14 +21,15 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const mib = 1 << 20
 
 // quarters are where the tool runs in these tests: in a chamber, as in a daemon,
 // where that can be made.
-var quarters = sync.OnceValue(func() *sandbox.Quarters {
-	house, err := sandbox.Open("")
+var quarters = sync.OnceValue(func() *sandbox.Isolation {
+	house, err := sandbox.NewBuilder("")
 	if err != nil {
 		return nil
 	}
@@ -36,7 +37,7 @@ var quarters = sync.OnceValue(func() *sandbox.Quarters {
 	if err != nil {
 		return nil
 	}
-	return &sandbox.Quarters{House: house, Users: users}
+	return &sandbox.Isolation{Builder: house, Users: users}
 })
 
 func tool(t *testing.T) *Tool {
@@ -155,7 +156,7 @@ func TestSplitVMDKSize(t *testing.T) {
 	if err != nil || info.Format != VMDK || info.Virtual != 3*mib || !info.External {
 		t.Fatalf("%+v, %v", info, err)
 	}
-	if _, err := OpenChain(t.Context(), path, VMDK); !fault.Is(err, fault.Unsupported) {
+	if _, err := OpenChain(t.Context(), scope.Daemon("a test"), path, VMDK); !fault.Is(err, fault.Unsupported) {
 		t.Fatalf("an image that names other files for its data gives %v", err)
 	}
 }
@@ -191,7 +192,7 @@ func TestRawThatLooksLikeQcow2StaysRaw(t *testing.T) {
 	}
 	// What a hostile guest writes on its raw disk.
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", disk)
-	chain, err := OpenChain(t.Context(), disk, Raw)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Raw)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +242,7 @@ func TestChainOfDeclaredLayersIsCopied(t *testing.T) {
 	}
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", middle)
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", middle, "-F", "qcow2", top)
-	chain, err := OpenChain(t.Context(), top, Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +275,7 @@ func TestACopyThatIsCutOffBeginsWithZeros(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "qemu-io", "-f", "qcow2", "-c", "write -P 7 0 2M", "-c", "write -P 8 3M 512K", top).CombinedOutput(); err != nil {
 		t.Skipf("needs qemu-io: %v: %s", err, out)
 	}
-	chain, err := OpenChain(t.Context(), top, Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -382,7 +383,7 @@ func TestChainsThatAreRefused(t *testing.T) {
 		fmt.Sprint("deep", MaxDepth): {fault.Invalid, "more than"}, "undeclared": {fault.Invalid, "declare its format"}, "pipe": {fault.Invalid, "neither a file nor"},
 		"old": {fault.Unsupported, "old way"}, "above-luks": {fault.Unsupported, "only the uppermost"}, "above-first": {fault.Unsupported, "old way"},
 	} {
-		chain, err := OpenChain(t.Context(), at(name), Qcow2)
+		chain, err := OpenChain(t.Context(), scope.Daemon("a test"), at(name), Qcow2)
 		if err == nil {
 			chain.Close()
 		}

@@ -25,7 +25,7 @@ func (l *Layer) leads(ctx context.Context, below *Layer) error {
 		return nil
 	}
 	err := fsguard.Run(ctx, below.Path, func() error {
-		return l.reader().Do(groupsOf(l.of.UID), func() error {
+		return l.reader().Impersonate(groupsOf(l.of.UID), func() error {
 			// Its path as the kernel leads that user, and of what is there no more than that it is the same.
 			fd, err := unix.Open(below.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 			if err != nil {

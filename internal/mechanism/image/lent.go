@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A QEMU that its guest has taken over may write into the header of an image that it has open
@@ -394,7 +395,7 @@ func Rebased(f *os.File, declared Format, below Backing) error {
 // Believe forgets what was noted of a file that a client has written, and that nobody has to write
 // any more, if its header leads to nothing but what ctx holds it to. Where ctx holds it to nothing the
 // bytes are still those of whoever wrote what was copied, a guest perhaps.
-func Believe(ctx context.Context, f *os.File) error {
+func Believe(ctx context.Context, sc scope.Scope, f *os.File) error {
 	file, end, err := turnOf(f)
 	if err != nil {
 		return err
@@ -405,7 +406,7 @@ func Believe(ctx context.Context, f *os.File) error {
 		return nil
 	}
 	said := headers(f)
-	if len(said) > 0 && FenceOf(ctx) == nil || isSaved(f) {
+	if len(said) > 0 && sc.Folders() == nil || isSaved(f) {
 		return nil
 	}
 	for _, info := range said {
@@ -417,7 +418,7 @@ func Believe(ctx context.Context, f *os.File) error {
 		if err != nil {
 			return err
 		}
-		chain, err := OpenChain(ctx, path, info.Backing.Format)
+		chain, err := OpenChain(ctx, sc, path, info.Backing.Format)
 		chain.Close()
 		if err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What was noted of an image that a QEMU had holds until it was looked at again: a header that
@@ -34,7 +35,7 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	over := func(path string) { qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", path, "-F", "raw", top) }
 	opens := func(says string, want bool) {
 		t.Helper()
-		chain, err := OpenChain(t.Context(), top, Qcow2)
+		chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 		chain.Close()
 		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", says, err)
@@ -47,7 +48,7 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 		}
 	}
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", top)
-	chain, err := OpenChain(t.Context(), top, Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +159,7 @@ func TestAHeaderOnADeviceStaysNoted(t *testing.T) {
 		t.Errorf("changed is %v: %v", changed, err)
 	}
 	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", other, "-F", "raw", device) // as whoever QEMU gave it to
-	chain, err := OpenChain(t.Context(), device, Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), device, Qcow2)
 	chain.Close()
 	if !fault.Is(err, fault.Denied) {
 		t.Errorf("a header that was changed after its guest: %v", err)
@@ -187,7 +188,7 @@ func TestANoteThatCannotBeReadIsOne(t *testing.T) {
 	if _, err := TakeBack(disk, Qcow2); err != nil {
 		t.Error(err)
 	}
-	chain, err := OpenChain(t.Context(), disk, Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Qcow2)
 	chain.Close()
 	if !fault.Is(err, fault.Denied) {
 		t.Errorf("got %v", err)
@@ -226,7 +227,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 	}
 	opens := func(says string, want bool) {
 		t.Helper()
-		chain, err := OpenChain(t.Context(), disk, Qcow2)
+		chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Qcow2)
 		chain.Close()
 		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", says, err)
@@ -244,7 +245,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 		}
 	}
 
-	chain, err := OpenChain(t.Context(), disk, Raw)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Raw)
 	if err == nil {
 		err = chain[0].Lend()
 		chain.Close()
@@ -266,7 +267,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 	}
 	noted(false)
 
-	held := WithFence(t.Context(), []string{filepath.Join(dir, "own")})
+	held := scope.Daemon("a test").Within([]string{filepath.Join(dir, "own")})
 	for base, want := range map[string]bool{secret: false, own: true} {
 		f, err := os.OpenFile(disk, os.O_RDWR, 0)
 		if err == nil {
@@ -281,7 +282,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 		if f, err = os.Open(disk); err != nil {
 			t.Fatal(err)
 		}
-		if err := Believe(held, f); (err == nil) != want {
+		if err := Believe(t.Context(), held, f); (err == nil) != want {
 			t.Errorf("over %s: %v", base, err)
 		}
 		_ = f.Close()
@@ -347,7 +348,7 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 		if err := os.Chown(top, c.owner, c.group); err != nil {
 			t.Fatal(err)
 		}
-		chain, err := OpenChain(t.Context(), top, Qcow2)
+		chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 		chain.Close()
 		if c.want && err != nil || !c.want && !fault.Is(err, fault.Denied) {
 			t.Errorf("an image of %d:%d over %s: %v", c.owner, c.group, c.base, err)
@@ -386,7 +387,7 @@ func TestRebased(t *testing.T) {
 	}
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", mid)
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", mid, "-F", "qcow2", top)
-	chain, err := OpenChain(t.Context(), top, Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,7 +404,7 @@ func TestRebased(t *testing.T) {
 	}
 	for _, to := range []string{base, mid} {
 		qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", to, "-F", map[string]string{base: "raw", mid: "qcow2"}[to], top)
-		now, err := OpenChain(t.Context(), top, Qcow2)
+		now, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 		if err != nil {
 			t.Errorf("amid a change, on %s: %v", to, err)
 		}
@@ -413,7 +414,7 @@ func TestRebased(t *testing.T) {
 	if err := os.WriteFile(top+"-other", make([]byte, mib), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenChain(t.Context(), top, Qcow2); !fault.Is(err, fault.Denied) {
+	if _, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2); !fault.Is(err, fault.Denied) {
 		t.Errorf("amid a change, on neither: %v", err)
 	}
 	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", mid, "-F", "qcow2", top)
@@ -424,7 +425,7 @@ func TestRebased(t *testing.T) {
 		t.Errorf("before it was: %v", err)
 	}
 	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", base, "-F", "raw", top)
-	if _, err := OpenChain(t.Context(), top, Qcow2); !fault.Is(err, fault.Denied) {
+	if _, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2); !fault.Is(err, fault.Denied) {
 		t.Errorf("before it is noted: %v", err)
 	}
 	if err := rebased(Backing{Name: mid, Format: Qcow2}); !fault.Is(err, fault.Denied) {
@@ -435,7 +436,7 @@ func TestRebased(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	now, err := OpenChain(t.Context(), top, Qcow2)
+	now, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 	if err != nil || len(now) != 2 {
 		t.Errorf("%d layers: %v", len(now), err)
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A qemu-img that an image has taken over writes into the headers of what it was handed that a file of others lies
@@ -45,7 +46,7 @@ func TestAToolThatWasTakenOverLeadsNobodyElsewhere(t *testing.T) {
 		} else {
 			into = top
 		}
-		chain, err := OpenChain(t.Context(), top, Qcow2)
+		chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +68,7 @@ func TestAToolThatWasTakenOverLeadsNobodyElsewhere(t *testing.T) {
 		chain.Close()
 		_ = f.Close() // opened for the tool
 		for _, path := range []string{base, into} {
-			chain, err := OpenChain(t.Context(), path, Qcow2)
+			chain, err := OpenChain(t.Context(), scope.Daemon("a test"), path, Qcow2)
 			chain.Close()
 			if !fault.Is(err, fault.Denied) {
 				t.Errorf("%s leads on: %v", path, err)
@@ -112,7 +113,7 @@ func TestTheToolForgetsNoNoteOfOthers(t *testing.T) {
 		}
 	}
 	lend := func() error {
-		chain, err := OpenChain(t.Context(), disk, Qcow2)
+		chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Qcow2)
 		if err != nil {
 			return err
 		}

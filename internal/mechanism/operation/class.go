@@ -2,13 +2,13 @@ package operation
 
 import "slices"
 
-// Class says what an operation is like to others of the same owner.
+// Class says how an operation relates to others of the same owner.
 type Class int
 
-// Classes. A read has no operation, nor has what is let pass at any time: suspend,
+// Classes. A read is no operation. Some actions may run at any time and are none either: suspend,
 // resume, the abort of a job, the end of the guest.
 const (
-	// Change is done in seconds, and one at a time.
+	// Change takes seconds; only one runs at a time.
 	Change Class = iota
 	// DiskJob copies in QEMU while the guest runs: commit, pull, copy.
 	DiskJob
@@ -16,9 +16,9 @@ const (
 	Move
 	// Backup gives out the disks as they were at one moment.
 	Backup
-	// Unplug waits for the guest to let a device go.
+	// Unplug waits until the guest releases a device.
 	Unplug
-	// Cleanup takes away what is left of something. Only what it works on is not free yet.
+	// Cleanup removes leftovers. Only the objects that it works on are not free yet.
 	Cleanup
 )
 
@@ -26,7 +26,7 @@ var classNames = [...]string{"change", "disk job", "move", "backup", "unplug", "
 
 func (c Class) String() string { return classNames[c] }
 
-// Admission is what becomes of a new operation while another one is open.
+// Admission is the verdict on a new operation while another one is open.
 type Admission int
 
 // Admissions.
@@ -39,8 +39,8 @@ const (
 	Refuse
 )
 
-// admissions has a row for each class that is open, and a column for each that is
-// new: first where they share an object, then where they do not.
+// admissions has a row for each open class and a column for each new
+// class: first for operations that share an object, then for those that do not.
 var admissions = [2][6][6]Admission{
 	{ // the same object
 		//       change  disk job move    backup  unplug  cleanup

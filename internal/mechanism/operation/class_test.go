@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// The whole table, as docs/decisions/0059 has it: a row for what is open, a column for
-// what is new, each on the same object and on others.
+// The whole table of docs/decisions/0059: a row for each open class, a column for
+// each new class, each on the same object and on others.
 const admissionTable = `
 open       change        disk job      move          backup        unplug        cleanup
 change     wait/wait     wait/wait     wait/wait     wait/wait     wait/wait     go/go

@@ -8,9 +8,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// As guest.run.unlessEnded: from some moment on the owner has no turn any more.
+// The owner stops giving turns at some moment, as guest.run.unlessEnded does.
 func TestOwed_IsNotTriedForEverBehindItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
@@ -28,7 +30,7 @@ func TestOwed_IsNotTriedForEverBehindItsEnd(t *testing.T) {
 				return do()
 			},
 		})
-		op, err := s.Follow("debt", &debt{owner}, Record{})
+		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,9 +68,9 @@ func TestBegin_NotWrittenDownIsInNobodysWay(t *testing.T) {
 			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
 			Files: j, Log: slog.New(slog.DiscardHandler), Life: t.Context(),
 		})
-		go func() { _, _ = s.Begin("debt", &debt{owner}, Record{Objects: []string{"a"}}) }()
+		go func() { _, _ = s.Begin(scope.Daemon("a test"), "debt", &debt{owner}, Record{Objects: []string{"a"}}) }()
 		<-j.in
-		_, err := s.Begin("debt", &debt{owner}, Record{Objects: []string{"a"}})
+		_, err := s.Begin(scope.Daemon("a test"), "debt", &debt{owner}, Record{Objects: []string{"a"}})
 		var c *Conflict
 		if !errors.As(err, &c) {
 			t.Fatal(err)

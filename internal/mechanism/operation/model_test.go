@@ -12,19 +12,21 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// The model: a world of effects that steps make and take back, a daemon that is cut
-// off anywhere, and a world in which the process and the boot end. Whatever
-// happens, at the end an operation is done as a whole or not at all.
+// The model: a world of effects that steps make and undo, a daemon that is cut
+// off anywhere, and a world where the process and the boot end. In every case
+// an operation is done as a whole or not at all in the end.
 
 // plan is the payload of an operation of the model.
 type plan struct {
 	Name     string
 	Lives    []Lifetime
-	Decisive int // len(Lives): none is
+	Decisive int // len(Lives): no step is
 	Probed   bool
-	Waits    int // the step that waits; -1: none does
+	Waits    int // the step that waits; -1: no step does
 
 	w *world
 }
@@ -46,10 +48,10 @@ func (p *plan) Steps() (all []Step) {
 	return all
 }
 
-// cut is the panic by which the daemon of the model is killed.
+// cut is the panic that kills the daemon of the model.
 type cut struct{}
 
-// answer is what becomes of a step.
+// answer is how a step ends.
 type answer int
 
 const (
@@ -65,19 +67,19 @@ var (
 	errJammed  = errors.New("the record stays")
 )
 
-// world is what outlives the daemon.
+// world is the state that outlives the daemon.
 type world struct {
 	effects map[string]Lifetime
 	records map[string]Record
 	boot    string
 	process bool
-	// event lets steps that wait end.
+	// event lets waiting steps end.
 	event bool
-	// next is how the next steps end; empty: they obey.
+	// next is how the next steps end; empty: they succeed.
 	next []answer
 	// die is after how many points the daemon is cut off; 0: never.
 	die int
-	// undone are the effects that were taken back, in that order.
+	// undone lists the effects that were undone, in that order.
 	undone []string
 	// jam is how many records cannot be removed.
 	jam int
@@ -227,7 +229,7 @@ func lives(do func()) (alive bool) {
 	return true
 }
 
-// settle does for a daemon what its owner would.
+// settle does for a daemon what its owner's loop would do.
 func (d *daemon) settle() {
 	ctx := context.Background()
 	if d.w.process {
@@ -240,7 +242,7 @@ func (d *daemon) settle() {
 	}
 }
 
-// told is what the client of an operation heard.
+// told is the answer that a client received.
 type told struct {
 	p        *plan
 	answered bool
@@ -248,7 +250,7 @@ type told struct {
 }
 
 func (d *daemon) begin(c *told) {
-	op, err := d.Begin("plan", c.p, Record{})
+	op, err := d.Begin(scope.Daemon("a test"), "plan", c.p, Record{})
 	if err == nil {
 		err = op.Run(context.Background())
 		if op.Status().State == Waiting {
@@ -258,7 +260,7 @@ func (d *daemon) begin(c *told) {
 	c.answered, c.err = true, err
 }
 
-// judge says what is wrong with the world when all operations have ended.
+// judge returns the faults of the world after all operations have ended.
 func (w *world) judge(c *told, begunIn string) string {
 	_, decided := w.effects[c.p.effect(c.p.Decisive)]
 	var there, missing []int
@@ -282,7 +284,7 @@ func (w *world) judge(c *told, begunIn string) string {
 	return ""
 }
 
-// mayBeDone says that a refusal may have come behind the decisive step: it is tried again then.
+// mayBeDone reports whether a refusal may come after the decisive step: it is tried again then.
 func (c *told) mayBeDone() bool { return c.p.Decisive < len(c.p.Lives)-1 || c.p.Decisive == 0 }
 
 func (w *world) outlived(l Lifetime, begunIn string) bool {
@@ -295,7 +297,7 @@ func (w *world) outlived(l Lifetime, begunIn string) bool {
 	return true
 }
 
-// lifetimes draws those of n steps. The decisive one lasts as long as those behind it.
+// consistent reports whether the decisive step lasts as long as those after it.
 func consistent(p *plan) bool {
 	if p.Waits > p.Decisive || p.Waits >= 0 && (p.Decisive >= len(p.Lives) || !p.Probed) {
 		return false
@@ -360,7 +362,7 @@ func doneOrNot(t *rapid.T, plans []plan) {
 			d = w.daemon(t)
 		}
 	}
-	// The world heals: all that is open ends.
+	// The world heals: all open operations end.
 	w.die, w.jam, w.next, w.event = 0, 0, nil, true
 	d = w.daemon(t)
 	for range 4 {
@@ -379,7 +381,7 @@ func doneOrNot(t *rapid.T, plans []plan) {
 	}
 }
 
-// TestModel_EveryCut goes through all short operations, and cuts each off at every
+// TestModel_EveryCut cuts each short operation off at every
 // point, and once more at every point of its recovery.
 func TestModel_EveryCut(t *testing.T) {
 	cuts := 0
@@ -403,8 +405,8 @@ func TestModel_EveryCut(t *testing.T) {
 	t.Logf("%d cuts of %d operations", cuts, len(shortPlans(3)))
 }
 
-// TestModel_RecordStays: an operation that its client is told is done is not taken
-// back by the next daemon, for a record that could not be removed.
+// TestModel_RecordStays: a record that could not be removed must not make the next daemon undo
+// an operation that its client was told is done.
 func TestModel_RecordStays(t *testing.T) {
 	for _, p := range shortPlans(3) {
 		for jam := range 6 {
@@ -473,7 +475,7 @@ func cutTwice(t *testing.T, p plan, first, second int, gone Gone) (wrong string,
 		d = w.daemon(t)
 		d.settle()
 	}
-	for i := range p.Lives { // what waits has done nothing of what follows
+	for i := range p.Lives { // a waiting step has done nothing of what follows
 		if _, made := w.effects[p.effect(i)]; made && len(w.records) > 0 && i > p.Waits {
 			return fmt.Sprintf("it waits at step %d, and step %d is made", p.Waits, i), died
 		}
@@ -490,7 +492,7 @@ func TestRecordsKeepThePayload(t *testing.T) {
 	w := newWorld()
 	d := w.daemon(t)
 	p := &plan{w: w, Name: "op", Lives: []Lifetime{Process, Process}, Decisive: 1, Probed: true, Waits: 0}
-	if _, err := d.Begin("plan", p, Record{Client: "alice", Objects: []string{"disk/vda"}}); err != nil {
+	if _, err := d.Begin(scope.Daemon("a test"), "plan", p, Record{Objects: []string{"disk/vda"}}); err != nil {
 		t.Fatal(err)
 	}
 	again := w.daemon(t).Operations()
@@ -504,17 +506,17 @@ func TestRecordsKeepThePayload(t *testing.T) {
 	}
 }
 
-// apart is a daemon whose owner has many things.
+// apart is a daemon whose owner has many objects.
 func (w *world) apart(t failer) *daemon {
 	d := w.daemon(t)
 	d.Apart = true
 	return d
 }
 
-// owedOf gives an operation on two objects that cannot be taken back now.
+// owedOf returns an operation on two objects that cannot be undone now.
 func (d *daemon) owedOf(t *testing.T, objects ...string) *Operation {
 	t.Helper()
-	op, err := d.Begin("plan", &plan{w: d.w, Name: "old", Lives: []Lifetime{Lasting, Lasting}, Decisive: 2, Waits: -1}, Record{Objects: objects})
+	op, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: d.w, Name: "old", Lives: []Lifetime{Lasting, Lasting}, Decisive: 2, Waits: -1}, Record{Objects: objects})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -530,7 +532,7 @@ func TestApart_OwedLeavesItsObjects(t *testing.T) {
 	d := w.apart(t)
 	old := d.owedOf(t, "volume/a", "volume/b")
 	next := func(objects ...string) error {
-		_, err := d.Begin("plan", &plan{w: w, Name: "new", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: objects})
+		_, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: w, Name: "new", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: objects})
 		return err
 	}
 	if err := next("volume/b", "volume/c"); err != nil {
@@ -548,13 +550,13 @@ func TestApart_OwedLeavesItsObjects(t *testing.T) {
 	}
 }
 
-// TestApart_RecoversNewestFirst: what was made later may lie upon what was made before.
+// TestApart_RecoversNewestFirst: a later effect may depend on an earlier one.
 func TestApart_RecoversNewestFirst(t *testing.T) {
 	w := newWorld()
 	d := w.apart(t)
 	for i := range 3 {
 		p := &plan{w: w, Name: fmt.Sprint(i), Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}
-		if _, err := d.Begin("plan", p, Record{Objects: []string{p.Name}}); err != nil {
+		if _, err := d.Begin(scope.Daemon("a test"), "plan", p, Record{Objects: []string{p.Name}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -566,14 +568,14 @@ func TestApart_RecoversNewestFirst(t *testing.T) {
 	}
 }
 
-// TestBegin_OneOfMany: of those who begin at once, one has the object.
+// TestBegin_OneOfMany: of several clients that begin at once, one gets the object.
 func TestBegin_OneOfMany(t *testing.T) {
 	d := newWorld().apart(t)
 	d.Stored = &lockedJournal{Journal: d.w}
 	begun := make(chan error)
 	for i := range 8 {
 		go func() {
-			_, err := d.Begin("plan", &plan{w: d.w, Name: fmt.Sprint(i), Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"volume/a"}})
+			_, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: d.w, Name: fmt.Sprint(i), Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"volume/a"}})
 			begun <- err
 		}()
 	}
@@ -588,7 +590,7 @@ func TestBegin_OneOfMany(t *testing.T) {
 	}
 }
 
-// lockedJournal is a journal that several may use at once.
+// lockedJournal is a journal for concurrent use.
 type lockedJournal struct {
 	Journal
 	mu sync.Mutex
@@ -600,14 +602,14 @@ func (l *lockedJournal) Write(r Record) error {
 	return l.Journal.Write(r)
 }
 
-// TestAdmits: what is no operation itself is judged as one of its class would be, and leaves nothing.
+// TestAdmits: an action without an operation is judged like one of its class, and leaves no record.
 func TestAdmits(t *testing.T) {
 	d := newWorld().daemon(t)
 	d.Kinds = Kinds[*world]{{Name: "plan", Version: 1, Class: DiskJob, Bind: d.Kinds[0].Bind}}
 	if err := d.Admits(Move); err != nil {
 		t.Errorf("nothing is open: %v", err)
 	}
-	if _, err := d.Begin("plan", &plan{w: d.w, Name: "job", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"disk/a"}}); err != nil {
+	if _, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: d.w, Name: "job", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"disk/a"}}); err != nil {
 		t.Fatal(err)
 	}
 	var conflict *Conflict

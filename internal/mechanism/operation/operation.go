@@ -10,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // State says what an open operation is doing.
@@ -21,9 +22,9 @@ const (
 	Running State = iota
 	// Waiting: a step waits for the guest, for QEMU or for a client.
 	Waiting
-	// Unanswered: nobody knows how far it came until Recover has asked.
+	// Unanswered: it is unknown how far it came, until Recover has asked.
 	Unanswered
-	// Owed: what follows cannot be done now, and is tried again.
+	// Owed: the next step cannot be done now, and is tried again.
 	Owed
 	// Ended: nothing is left to do.
 	Ended
@@ -33,10 +34,11 @@ var stateNames = [...]string{"running", "waiting", "unanswered", "owed", "ended"
 
 func (s State) String() string { return stateNames[s] }
 
-// Operation is one that is open. Whoever advances it holds advancing; what others
-// read of it meanwhile is behind mu.
+// Operation is an open operation. The goroutine that advances it holds advancing; fields that
+// others read are guarded by mu.
 type Operation struct {
 	set     settings
+	scope   scope.Scope // of the client that asked, or what its record has of it
 	class   Class
 	work    Work
 	steps   []Step
@@ -46,26 +48,26 @@ type Operation struct {
 	rec       Record
 	next      int  // the step that is done or undone next
 	backward  bool // next is undone
-	decided   bool // it goes forward, whatever becomes of a step
-	alive     Gone // what had gone when it was last advanced
+	decided   bool // it goes forward, whatever happens to a step
+	alive     Gone // what had ended when it was last advanced
 	failed    []error
 
 	mu     sync.Mutex
 	state  State
-	step   string // that it is at
+	step   string // the current step
 	cause  error  // why it is owed, or unanswered
-	result error  // that its client was, or is to be, told
+	result error  // the result for its client
 	since  time.Time
 	moved  chan struct{} // closed when it is no longer running or waiting
-	nudge  chan struct{} // holds one; a try of what is owed does not wait any longer
+	nudge  chan struct{} // capacity one; tells a retry not to wait longer
 
-	retrying  bool // what is owed has its goroutine; advancing is held
-	told      bool // it was logged that it is owed; advancing is held
-	unwritten bool // its record could not be written; advancing is held
+	retrying  bool // a goroutine retries the owed step; guarded by advancing
+	told      bool // "owed" was logged; guarded by advancing
+	unwritten bool // its record could not be written; guarded by advancing
 }
 
-func newOperation(set settings, r Record, class Class, w Work) (*Operation, error) {
-	op := &Operation{set: set, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
+func newOperation(set settings, r Record, class Class, w Work, sc scope.Scope) (*Operation, error) {
+	op := &Operation{set: set, scope: sc, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
 	if o, is := w.(Opener); is {
 		if err := o.Opened(op); err != nil {
 			return nil, err
@@ -82,8 +84,12 @@ func newOperation(set settings, r Record, class Class, w Work) (*Operation, erro
 	return op, nil
 }
 
-// ID names the operation, in the records that have followed it too.
+// ID names the operation, also in the records that it has changed.
 func (op *Operation) ID() string { return op.rec.ID }
+
+// Scope is that of the client that asked, for steps: they work within it. While the client's call lasts it has the
+// client's limits, too. When a step is tried again later, or by the next daemon, it has what the record says.
+func (op *Operation) Scope() scope.Scope { return op.scope }
 
 // Kind is the name of its kind.
 func (op *Operation) Kind() string { return op.rec.Kind }
@@ -91,23 +97,23 @@ func (op *Operation) Kind() string { return op.rec.Kind }
 // Decided reports whether its record says that it goes forward. It is for Rehold and Opened.
 func (op *Operation) Decided() bool { return op.rec.Decided }
 
-// Work is what it does.
+// Work returns its work.
 func (op *Operation) Work() Work { return op.work }
 
-// Objects are what it works on.
+// Objects returns the objects it works on.
 func (op *Operation) Objects() []string {
 	op.mu.Lock()
 	defer op.mu.Unlock()
 	return op.rec.Objects
 }
 
-// Free says that the operation is done with an object: it is in nobody's way there any
-// more. The next daemon may have that to learn again.
+// Free says that the operation is done with an object: it no longer blocks others
+// there. After a restart this has to be found out again.
 func (op *Operation) Free(object string) {
 	op.setObjects(slices.DeleteFunc(slices.Clone(op.Objects()), func(o string) bool { return o == object }))
 }
 
-// Has reports whether it works on an object. One that is owed may have left it to another.
+// Has reports whether it works on an object. An owed one may have left it to another.
 func (op *Operation) Has(object string) bool { return slices.Contains(op.Objects(), object) }
 
 // Status is how far an operation is.
@@ -119,32 +125,32 @@ type Status struct {
 	Step    string
 	Began   time.Time
 	Since   time.Time // it is in this state
-	Cause   error     // why it is owed; nil: it is not
+	Cause   error     // why it is owed; nil: it is not owed
 }
 
-// Listed is an operation with whose it is.
+// Listed is an operation with its owner.
 type Listed struct {
 	Status
 
 	Name, UUID string // of the guest or network; both are empty for one on tiles or clones
 }
 
-// Status tells how far it is.
+// Status returns how far it is.
 func (op *Operation) Status() Status {
 	op.mu.Lock()
 	defer op.mu.Unlock()
 	return Status{op.rec.Kind, op.rec.ID, op.rec.Objects, op.state, op.step, op.rec.Began, op.since, op.cause}
 }
 
-// Err is what an operation that has ended, or is owed, could not do; nil: nothing.
+// Err returns the failure of an operation that has ended or is owed; nil: none.
 func (op *Operation) Err() error {
 	op.mu.Lock()
 	defer op.mu.Unlock()
 	return op.result
 }
 
-// Moved is closed when the operation has ended, is owed or unanswered: those who
-// wait for what it waits for need wait no more.
+// Moved is closed when the operation has ended, is owed or unanswered. Clients that
+// wait for it may continue then.
 func (op *Operation) Moved() <-chan struct{} { return op.moved }
 
 func (op *Operation) become(s State, step string, cause error) {
@@ -170,7 +176,7 @@ func (op *Operation) name(i int) string {
 	return op.steps[i].Name
 }
 
-// gone says what has ended since the operation was begun, by the boot alone.
+// gone returns what has ended since the operation was begun, judged by the boot alone.
 func (op *Operation) gone(boot string) Gone {
 	if boot != "" && op.rec.Boot != boot {
 		return TheBoot
@@ -191,7 +197,7 @@ func (op *Operation) journal() Journal {
 	return files
 }
 
-// write keeps the record as it is.
+// write stores the record in its present state.
 func (op *Operation) write() (err error) {
 	if op.rec.Payload, err = marshal(op.work); err != nil {
 		return err
@@ -199,13 +205,13 @@ func (op *Operation) write() (err error) {
 	return op.journal().Write(op.rec)
 }
 
-// Save keeps a payload that a step has changed, before that step has any effect.
+// Save stores a payload that a step has changed, before that step has any effect.
 func (op *Operation) Save() error { return op.write() }
 
-// writeLate writes a record that could not be.
+// writeLate writes a record whose write failed before.
 func (op *Operation) writeLate() {
 	if !op.advancing.TryLock() {
-		return // its next step is soon done; the next time it is
+		return // its next step is soon done; the write is tried after it
 	}
 	defer op.advancing.Unlock()
 	if op.Status().State != Ended {
@@ -219,8 +225,8 @@ func (op *Operation) writeAgain() {
 	}
 }
 
-// Run does the steps that are next, until it has ended, waits, or cannot continue.
-// It gives what was refused, or kept from being done. One that waits gives nil.
+// Run does the next steps, until the operation has ended, waits, or cannot continue.
+// It returns a refusal or the error that stopped it. A waiting operation returns nil.
 func (op *Operation) Run(ctx context.Context) error {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
@@ -229,14 +235,14 @@ func (op *Operation) Run(ctx context.Context) error {
 	case Running, Waiting:
 		return op.advance(ctx)
 	case Unanswered:
-		return fault.New(fault.Busy, fault.Domain, "the operation %s was cut off, and is finished when it is known how far it came", op.rec.Kind)
+		return fault.New(fault.Busy, fault.Domain, "the operation %s was cut off; it continues as soon as it is known how far it came", op.rec.Kind)
 	case Owed:
 		return op.Status().Cause
 	}
 	return errors.Join(op.failed...)
 }
 
-// cutOff notes of an operation whose step has panicked that nobody knows how far it came.
+// cutOff marks an operation whose step panicked as unanswered.
 func (op *Operation) cutOff() {
 	if s := op.Status(); s.State == Running {
 		op.become(Unanswered, s.Step, nil)
@@ -253,7 +259,7 @@ func (op *Operation) Abort(ctx context.Context, cause error) (bool, error) {
 	return true, op.goBack(ctx, op.next, cause)
 }
 
-// advance continues in the direction that the operation has.
+// advance continues in the present direction.
 func (op *Operation) advance(ctx context.Context) error {
 	if op.backward {
 		return op.back(ctx)
@@ -281,7 +287,7 @@ func (op *Operation) forward(ctx context.Context) error {
 	return op.finish(ctx)
 }
 
-// stopped settles a step that was not done. Done says that the next step follows all the same.
+// stopped handles a step that was not done. Done says that the next step follows all the same.
 func (op *Operation) stopped(ctx context.Context, s *Step, err error) (done bool, _ error) {
 	switch {
 	case s.Waits && errors.Is(err, ErrWaiting):
@@ -293,7 +299,7 @@ func (op *Operation) stopped(ctx context.Context, s *Step, err error) (done bool
 	case !op.decided:
 		return false, op.goBack(ctx, op.next, err)
 	case isFinal(err):
-		op.set.log().Warn("a step of an operation cannot be done", "kind", op.rec.Kind, "step", s.Name, "error", err)
+		op.set.log().Warn("operation step failed for good; next step follows", "kind", op.rec.Kind, "step", s.Name, "error", err)
 		op.failed = append(op.failed, err)
 		return true, nil
 	}
@@ -307,14 +313,14 @@ func (op *Operation) do(ctx context.Context, s *Step) error {
 	if err := failpoint.Err(op.rec.Kind + "." + s.Name); err != nil {
 		return err
 	}
-	err := s.Do(op.set.scope(ctx, op.rec))
+	err := s.Do(ctx)
 	if err == nil {
 		failpoint.Reach(op.rec.Kind + "." + s.Name + ".done")
 	}
 	return err
 }
 
-// decide notes that the operation goes forward from now on, where nothing else tells.
+// decide records that the operation goes forward from now on, if nothing else tells so.
 func (op *Operation) decide() error {
 	if op.rec.Decided || op.steps[op.decides].Probe != nil || op.decides == len(op.steps)-1 {
 		op.decided = true
@@ -326,20 +332,20 @@ func (op *Operation) decide() error {
 	return err
 }
 
-// endsByRemoval reports whether the next daemon takes back what is done as long as the record is there.
+// endsByRemoval reports whether the next daemon undoes the operation as long as the record exists.
 func (op *Operation) endsByRemoval() bool {
 	last := len(op.steps) - 1
 	return !op.backward && !op.rec.Decided && (op.decides > last || op.decides == last && op.steps[last].Probe == nil)
 }
 
-// goBack undoes what was made before and in step from, for a reason.
+// goBack undoes the steps up to and including from, because of cause.
 func (op *Operation) goBack(ctx context.Context, from int, cause error) error {
 	op.failed = append(op.failed, cause)
 	op.next, op.backward = min(from, len(op.steps)-1), true
 	if slices.ContainsFunc(op.steps, func(s Step) bool { return s.Waits }) {
 		op.rec.Back = true
 		if err := op.write(); err != nil {
-			op.set.log().Warn("cannot write down that an operation goes back", "kind", op.rec.Kind, "error", err)
+			op.set.log().Warn("cannot record that the operation goes back", "kind", op.rec.Kind, "error", err)
 		}
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
@@ -347,7 +353,7 @@ func (op *Operation) goBack(ctx context.Context, from int, cause error) error {
 	return op.back(ctx)
 }
 
-// undoLimit bounds what is undone at once for a caller. What takes longer is owed.
+// undoLimit bounds the undo that a caller waits for. Longer work is owed.
 const undoLimit = 30 * time.Second
 
 func (op *Operation) back(ctx context.Context) error {
@@ -359,23 +365,23 @@ func (op *Operation) back(ctx context.Context) error {
 	return op.finish(ctx)
 }
 
-// undo takes one step back, if its effect is there.
+// undo undoes one step, if its effect is there.
 func (op *Operation) undo(ctx context.Context, s *Step) error {
 	if s.Undo == nil || !s.Effect.outlives(op.alive) {
 		return nil
 	}
 	op.become(Running, s.Name, nil)
 	failpoint.Reach(op.rec.Kind + "." + s.Name + ".undo")
-	err := s.Undo(op.set.scope(ctx, op.rec))
+	err := s.Undo(ctx)
 	if err == nil || isFinal(err) {
 		failpoint.Reach(op.rec.Kind + "." + s.Name + ".undone")
 		return nil
 	}
-	return fmt.Errorf("cannot take %s back: %w", s.Name, err)
+	return fmt.Errorf("cannot undo %s: %w", s.Name, err)
 }
 
-// finish ends an operation. One that is done, and whose record decides by its removal,
-// goes back where that stays.
+// finish ends an operation. If it is done and its record decides by removal, it
+// goes back when the record cannot be removed.
 func (op *Operation) finish(ctx context.Context) error {
 	err := errors.Join(op.failed...)
 	if e := op.set.finish(op); e != nil {
@@ -391,7 +397,7 @@ func (op *Operation) finish(ctx context.Context) error {
 		if op.write() != nil {
 			op.rec.Decided = false // then only a Probe tells
 		}
-		_ = op.owe("", e) // what was asked for is done
+		_ = op.owe("", e) // the request itself is done
 		return err
 	}
 	op.mu.Lock()
@@ -401,10 +407,10 @@ func (op *Operation) finish(ctx context.Context) error {
 	return err
 }
 
-// recover asks how far an operation came that was cut off, and continues by that.
+// recover asks how far an interrupted operation came, and continues from there.
 func (op *Operation) recover(ctx context.Context) {
 	if !op.advancing.TryLock() {
-		return // it is being advanced, and will learn of it by itself
+		return // it is being advanced, and learns the answer there
 	}
 	defer op.advancing.Unlock()
 	defer op.cutOff()
@@ -416,7 +422,7 @@ func (op *Operation) recover(ctx context.Context) {
 	}
 }
 
-// end settles an operation where the process, or the boot, has gone.
+// end settles an operation after the process or the boot has ended.
 func (op *Operation) end(ctx context.Context, gone Gone) {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
@@ -425,13 +431,13 @@ func (op *Operation) end(ctx context.Context, gone Gone) {
 	case Ended:
 	case Owed:
 		op.alive = gone
-		_ = op.advance(ctx) // its state says what became of it
+		_ = op.advance(ctx) // its state holds the result
 	default:
 		op.probe(ctx, gone)
 	}
 }
 
-// probe finds out the side that is true and continues on it.
+// probe finds out which side is true and continues there.
 func (op *Operation) probe(ctx context.Context, gone Gone) {
 	op.alive = gone
 	verdict, err := op.side(ctx)
@@ -439,7 +445,7 @@ func (op *Operation) probe(ctx context.Context, gone Gone) {
 		op.become(Unanswered, op.name(op.decides), err)
 		return
 	}
-	op.set.log().Info("an operation that was cut off is settled", "kind", op.rec.Kind, "id", op.rec.ID, "found", verdict.String())
+	op.set.log().Info("interrupted operation settled", "kind", op.rec.Kind, "id", op.rec.ID, "found", verdict.String())
 	switch verdict {
 	case Happened:
 		op.decided = true
@@ -467,10 +473,10 @@ func (op *Operation) side(ctx context.Context) (Verdict, error) {
 	if s.Probe == nil || !s.Effect.outlives(op.alive) {
 		return Never, nil
 	}
-	return s.Probe(op.set.scope(ctx, op.rec), op.alive)
+	return s.Probe(ctx, op.alive)
 }
 
-// waitOn undoes what was done since the first step that waits, and continues there.
+// waitOn undoes the steps after the first one that waits, and continues there.
 func (op *Operation) waitOn(ctx context.Context) {
 	first := slices.IndexFunc(op.steps, func(s Step) bool { return s.Waits })
 	for i := op.decides - 1; i > first; i-- {

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// Pauses between two tries of what is owed: short at first, since most of what
-// keeps a step from being done passes in a moment.
+// Pauses between two tries of an owed step: short at first, since most obstacles
+// pass in a moment.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = time.Minute
 	tryLimit   = 30 * time.Second
 )
 
-// owe has a step tried again, with growing pauses, until it is done or the daemon ends.
+// owe retries a step with growing pauses, until it is done or the daemon ends.
 func (op *Operation) owe(step string, cause error) error {
 	op.become(Owed, step, cause)
 	if !op.told {
 		op.told = true
-		op.set.log().Warn("a step of an operation cannot be done now, and is tried again", "kind", op.rec.Kind, "step", step, "error", cause)
+		op.set.log().Warn("operation step failed; it is tried again", "kind", op.rec.Kind, "step", step, "error", cause)
 	}
 	if !op.retrying {
 		op.retrying = true
@@ -45,11 +45,11 @@ func (op *Operation) retry() {
 	}
 }
 
-// retryOnce reports whether nothing is owed any more. The turn comes before advancing, as it
-// does for an owner that has its turn and calls Run.
+// retryOnce reports whether nothing is owed any more. The turn is taken before advancing is locked, the
+// same order as for an owner that has its turn and calls Run.
 func (op *Operation) retryOnce(ctx context.Context) (done bool) {
 	if err := op.set.inTurn(ctx, func() error { done = op.tryOwed(ctx); return nil }); err != nil {
-		return op.Status().State == Ended // else the next try has a turn
+		return op.Status().State == Ended // otherwise the next try gets a turn
 	}
 	return done
 }
@@ -61,7 +61,8 @@ func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 		ctx, stop := context.WithTimeout(ctx, tryLimit)
 		defer stop()
 		op.writeAgain()
-		_ = op.advance(ctx) // its state says what became of it
+		op.scope = op.rec.Scope.Scope() // the call of its client has ended, and with it the client's limits
+		_ = op.advance(ctx)             // its state says what became of it
 	}
 	if op.Status().State == Owed {
 		return false
@@ -70,8 +71,8 @@ func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 	return true
 }
 
-// leave takes objects out of an operation that is owed, for a new one. One that is just
-// tried again keeps them.
+// leave gives objects of an owed operation to a new one. An operation that is being
+// tried right now keeps them.
 func (op *Operation) leave(objects []string) error {
 	if op.Status().State != Owed || !share(op.Objects(), objects) || !op.advancing.TryLock() {
 		return nil
@@ -95,7 +96,7 @@ func (op *Operation) setObjects(objects []string) {
 	op.rec.Objects = objects
 }
 
-// wakeRetry has a try not wait any longer.
+// wakeRetry makes a retry continue without waiting longer.
 func (op *Operation) wakeRetry() {
 	select {
 	case op.nudge <- struct{}{}:

@@ -12,36 +12,35 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/atomicfile"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Record is an operation as it is kept for the next daemon.
+// Record is the form of an operation that the next daemon reads.
 type Record struct {
 	ID      string
 	Kind    string
 	Version int
-	// Owner is whose operation it is: the UUID of a guest, say.
+	// Owner is the object that the operation belongs to, such as a guest's UUID.
 	Owner string
-	// Boot is the boot of the host in which it was begun.
+	// Boot is the boot ID of the host when it was begun.
 	Boot  string
 	Began time.Time
-	// Client names who asked; empty: the daemon itself.
-	Client string `json:",omitempty"`
-	// Folders are those that the client is held to; nil: it may use all.
-	Folders []string `json:",omitempty"`
-	// Objects are what it works on, such as disk/vda.
+	// Scope is the recorded part of the client's scope. Another daemon runs the steps under it.
+	Scope scope.Record
+	// Objects are the things it works on, such as disk/vda.
 	Objects []string `json:",omitempty"`
-	// Decided says that it goes forward, where no Probe can tell.
+	// Decided says that it goes forward, if no Probe can tell.
 	Decided bool `json:",omitempty"`
-	// Back says that it goes back, where Probe could say that it waits on.
+	// Back says that it goes back, though Probe could answer that it still waits.
 	Back    bool            `json:",omitempty"`
 	Payload json.RawMessage `json:",omitempty"`
 }
 
 // Journal keeps records.
 type Journal interface {
-	// Write keeps a record in place of the one with its ID.
+	// Write stores a record in place of the one with the same ID.
 	Write(Record) error
-	// Remove forgets a record. One that is not there is no error.
+	// Remove deletes a record. A missing record is no error.
 	Remove(Record) error
 }
 
@@ -64,8 +63,8 @@ func (f Files) Remove(r Record) error {
 	return nil
 }
 
-// Read gives the records, the oldest first, and with an error those that can be read. It
-// removes what a daemon that was killed was just writing.
+// Read returns the records, oldest first; with an error, those that can be read. It
+// removes files that a killed daemon was writing.
 func (f Files) Read() ([]Record, error) {
 	entries, err := os.ReadDir(f.Dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -93,8 +92,8 @@ func (f Files) Read() ([]Record, error) {
 	return all, errors.Join(failed...)
 }
 
-// Stored is a journal in the daemon's store, which outlives a boot. What Write
-// and Remove did is on disk when they return.
+// Stored is a journal in the daemon's store, which outlives a boot. Changes are on
+// disk when Write and Remove return.
 type Stored struct{ Store *store.Store }
 
 var kept = store.Kind{Name: "operation", Version: 1}
@@ -107,14 +106,14 @@ func (s Stored) Write(r Record) error { return s.Store.Put(kept, r.key(), r) }
 // Remove implements Journal.
 func (s Stored) Remove(r Record) error { return s.Store.Delete(kept, r.key()) }
 
-// Owned are the records of one owner, the oldest first. Damaged says that there are
-// others which cannot be read.
+// Owned holds the records of one owner, oldest first. Damaged says that there are
+// others that cannot be read.
 type Owned struct {
 	Records []Record
 	Damaged error
 }
 
-// ReadAll gives all records by their owner.
+// ReadAll returns all records by their owner.
 func (s Stored) ReadAll() (map[string]Owned, error) {
 	all := map[string]Owned{}
 	err := s.Store.Each(kept, func(key string, decode func(any) error) error {

@@ -13,46 +13,45 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Config says whose operations a Set has, and what it needs of that owner.
+// Config says which owner a Set belongs to, and what it needs from that owner.
 type Config[O any] struct {
 	Owner O
-	// Name is the owner's in its records.
+	// Name is the owner's name in the records.
 	Name  string
 	Kinds Kinds[O]
-	// Files keep records that need not outlive the boot; nil: Stored keeps all.
+	// Files keeps records that need not outlive the boot; nil: Stored keeps all.
 	Files  Journal
 	Stored Journal
 	// Boot is the present boot of the host.
 	Boot string
 	Log  *slog.Logger
-	// Unanswered reports whether an error means that a step may still be carried out. Nil: none does.
+	// Unanswered reports whether an error means that a step may still be carried out. Nil: no error does.
 	Unanswered func(error) bool
-	// Apart says that the owner has many things. Operations are in each other's way only
-	// where they share an object, and one that is owed leaves its objects to a new one.
+	// Apart says that the owner has many objects. Operations block each other only if
+	// they share an object, and an owed one leaves its objects to a new one.
 	Apart bool
-	// Behind is why the owner's own record does not say yet all that is so. Nothing
-	// is begun then, and records stay. Nil: it always does.
+	// Behind returns why the owner's own record is not up to date. While it does,
+	// nothing is begun, and records stay. Nil: it always is.
 	Behind func() error
-	// Scope gives steps the rights of who asked, for they may run under another daemon. Nil: ctx has them.
-	Scope func(context.Context, Record) context.Context
-	// Turn has what the runner does beside its callers (what is owed, what is woken) wait
-	// until the owner has time for it, and then do it. An error says that it had none: what is
-	// owed is tried later. Nil: such steps need no turn.
+	// Turn runs the work that the runner does without a caller (owed or woken steps) once
+	// the owner has time for it. An error means that it had none, and the owed step is
+	// tried later. Nil: such steps need no turn.
 	Turn func(ctx context.Context, do func() error) error
-	// Life ends with the daemon. What is owed is not tried after it.
+	// Life ends with the daemon. Nothing that is owed is tried after it.
 	Life context.Context
 }
 
-// Set is the open operations of one owner. Its methods may be called from anywhere.
+// Set holds the open operations of one owner. Its methods may be called concurrently.
 type Set[O any] struct {
 	Config[O]
 	retries sync.WaitGroup
 
 	mu   sync.Mutex
 	open []*Operation
-	// ended are records that are removed once the owner is not behind any more.
+	// ended are operations whose records are removed once the owner is not behind any more.
 	ended []*Operation
 }
 
@@ -62,8 +61,8 @@ func New[O any](c Config[O]) *Set[O] { return &Set[O]{Config: c} }
 // ErrUnknown is in the error of Open for a record that this daemon cannot read.
 var ErrUnknown = errors.New("a later daemon began an operation that this one does not know; start that version again")
 
-// Open makes the set of an owner with the operations that its records tell of. They
-// are unanswered until Recover or End. An error keeps the owner from being used.
+// Open makes the set of an owner with the operations in its records. They
+// are unanswered until Recover or End. After an error the owner must not be used.
 func Open[O any](c Config[O], records []Record) (*Set[O], error) {
 	s := New(c)
 	for _, r := range records {
@@ -75,7 +74,7 @@ func Open[O any](c Config[O], records []Record) (*Set[O], error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
-		op, err := newOperation(s, r, k.Class, w)
+		op, err := newOperation(s, r, k.Class, w, r.Scope.Scope())
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
@@ -85,7 +84,7 @@ func Open[O any](c Config[O], records []Record) (*Set[O], error) {
 	return s, nil
 }
 
-// Rehold has the work of open operations hold what it held in an earlier daemon.
+// Rehold makes open operations hold the resources that they held in an earlier daemon.
 func (s *Set[O]) Rehold() {
 	for _, op := range s.Operations() {
 		if w, is := op.work.(Rehold); is {
@@ -94,14 +93,14 @@ func (s *Set[O]) Rehold() {
 	}
 }
 
-// Begin writes the record of a new operation. Run does its steps.
-func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
+// Begin writes the record of a new operation. Run does its steps, within the scope.
+func (s *Set[O]) Begin(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
 	if s.Behind != nil {
 		if err := s.Behind(); err != nil {
 			return nil, err
 		}
 	}
-	op, err := s.prepare(kind, w, asked)
+	op, err := s.prepare(sc, kind, w, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -119,40 +118,44 @@ func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
 	}
 	if err := op.write(); err != nil {
 		s.drop(op)
-		op.become(Ended, "", nil) // for those who wait for it
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot write down what is about to be done (%s)", kind)
+		op.become(Ended, "", nil) // for others that wait for it
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot record the operation before its first step (%s)", kind)
 	}
 	return op, nil
 }
 
-// Follow begins an operation for something that has happened by itself, and that goes
-// forward from its first step. It is begun whatever is in its way, and also where its
-// record cannot be written: that is made up for when the owner's own can be, or a step is tried again.
-func (s *Set[O]) Follow(kind string, w Work, asked Record) (*Operation, error) {
-	op, err := s.prepare(kind, w, asked)
+// Follow begins an operation for an event that has already happened. It goes
+// forward from its first step. It begins despite conflicting operations, and also if its
+// record cannot be written: the write is tried again with the owner's record or the next step.
+func (s *Set[O]) Follow(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
+	op, err := s.prepare(sc, kind, w, asked)
 	if err != nil {
 		return nil, err
 	}
 	op.decided = true
 	if err := op.write(); err != nil {
-		s.Log.Error("what follows cannot be written down for the next daemon; that is tried again", "kind", kind, "error", err)
+		s.Log.Error("operation not recorded; the write is tried again", "kind", kind, "error", err)
 		op.unwritten = true
 	}
 	s.add(op)
 	return op, nil
 }
 
-func (s *Set[O]) prepare(kind string, w Work, asked Record) (*Operation, error) {
+func (s *Set[O]) prepare(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
 	k, known := s.Kinds.find(kind)
 	if !known {
 		return nil, fault.New(fault.Internal, fault.Domain, "there is no kind of operation called %q", kind)
 	}
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	r := asked
 	r.ID, r.Kind, r.Version, r.Owner, r.Boot, r.Began = uuid.NewString(), kind, k.Version, s.Name, s.Boot, time.Now()
-	return newOperation(s, r, k.Class, w)
+	r.Scope = sc.Record()
+	return newOperation(s, r, k.Class, w, sc)
 }
 
-// claim adds a new operation, unless another one is in the way.
+// claim adds a new operation, unless another one conflicts with it.
 func (s *Set[O]) claim(op *Operation) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,7 +178,7 @@ func (s *Set[O]) add(op *Operation) {
 	s.open = append(s.open, op)
 }
 
-// Operations are those that are open, the oldest first.
+// Operations returns the open ones, oldest first.
 func (s *Set[O]) Operations() []*Operation {
 	if s == nil {
 		return nil
@@ -185,7 +188,7 @@ func (s *Set[O]) Operations() []*Operation {
 	return slices.Clone(s.open)
 }
 
-// List gives those that are open, with the name and the UUID of their owner.
+// List returns the open ones, with the name and the UUID of their owner.
 func (s *Set[O]) List(name, uuid string) (all []Listed) {
 	for _, op := range s.Operations() {
 		all = append(all, Listed{op.Status(), name, uuid})
@@ -193,7 +196,7 @@ func (s *Set[O]) List(name, uuid string) (all []Listed) {
 	return all
 }
 
-// Remembers reports whether the next daemon may find a record of the operation of an ID.
+// Remembers reports whether the next daemon may find a record of the operation with an ID.
 func (s *Set[O]) Remembers(id string) bool {
 	if s == nil {
 		return false
@@ -214,7 +217,7 @@ func (s *Set[O]) HasClass(c Class) bool {
 	return slices.ContainsFunc(s.Operations(), func(op *Operation) bool { return op.class == c })
 }
 
-// Find gives the open operation of a kind that works on an object; nil: there is none.
+// Find returns the open operation of a kind that works on an object; nil: there is none.
 func (s *Set[O]) Find(kind, object string) *Operation {
 	for _, op := range s.Operations() {
 		if op.rec.Kind == kind && op.Has(object) {
@@ -224,21 +227,21 @@ func (s *Set[O]) Find(kind, object string) *Operation {
 	return nil
 }
 
-// Conflict is the error of Begin where another operation is in the way.
+// Conflict is the error of Begin if another operation blocks it.
 type Conflict struct {
 	Admission Admission
 	With      Status
 	op        *Operation
 }
 
-// Moved is closed when the other one is no longer running, nor waiting.
+// Moved is closed when the other operation is neither running nor waiting.
 func (c *Conflict) Moved() <-chan struct{} { return c.op.moved }
 
 func (c *Conflict) Error() string {
 	return fmt.Sprintf("operation %s of kind %s is in the way", c.With.ID, c.With.Kind)
 }
 
-// Admits refuses what may not be done beside the operations that are open, as Begin does.
+// Admits refuses an action that may not run beside the open operations, as Begin does.
 func (s *Set[O]) Admits(class Class, objects ...string) error {
 	if s == nil {
 		return nil
@@ -248,14 +251,14 @@ func (s *Set[O]) Admits(class Class, objects ...string) error {
 	return s.conflictLocked(&Operation{class: class, rec: Record{Objects: objects}})
 }
 
-// conflictLocked gives what is in the way of a new operation; nil: nothing is.
+// conflictLocked returns the operation that blocks a new one; nil: none.
 func (s *Set[O]) conflictLocked(next *Operation) error {
 	var worst Conflict
 	for _, op := range s.open {
 		status := op.Status()
 		verdict := Admit(op.class, status.Objects, next.class, next.rec.Objects)
 		if (s.Apart || status.State == Owed) && !share(status.Objects, next.rec.Objects) {
-			verdict = Go // it has done what others might see, and is in the way of its own objects only
+			verdict = Go // its visible effect is done; it blocks its own objects only
 		}
 		if verdict > worst.Admission {
 			worst = Conflict{verdict, status, op}
@@ -267,25 +270,25 @@ func (s *Set[O]) conflictLocked(next *Operation) error {
 	return &worst
 }
 
-// Recover asks about operations that were cut off, and finishes or undoes them by
-// the answers. It is called when what they are asked of can be asked again. An
-// error says that no answer came for one.
+// Recover probes interrupted operations, and finishes or undoes them by the
+// answers. Call it when QEMU or the object can be asked again. An
+// error says that one has no answer.
 func (s *Set[O]) Recover(ctx context.Context) error {
 	var all []error
 	open := s.Operations()
-	if s.Apart { // what goes back may lie upon what was made before
+	if s.Apart { // a later effect may depend on an earlier one
 		slices.Reverse(open)
 	}
 	for _, op := range open {
 		if op.recover(ctx); op.Status().State == Unanswered {
-			all = append(all, fmt.Errorf("it is not known how far operation %s came: %w", op.rec.Kind, op.Status().Cause))
+			all = append(all, fmt.Errorf("cannot find out how far operation %s came: %w", op.rec.Kind, op.Status().Cause))
 		}
 	}
 	return errors.Join(all...)
 }
 
-// End settles all operations after the end of the process, or of the boot in which
-// they were begun: what is left of them is done or undone.
+// End settles all operations after the end of the process or of the boot in which
+// they were begun: their remaining effects are done or undone.
 func (s *Set[O]) End(ctx context.Context, gone Gone) error {
 	var all []error
 	for _, op := range slices.Backward(s.Operations()) {
@@ -296,8 +299,8 @@ func (s *Set[O]) End(ctx context.Context, gone Gone) error {
 	return errors.Join(all...)
 }
 
-// Written says that the owner's own record says all now: records of operations that
-// have ended are removed, and those that could not be written are.
+// Written says that the owner's own record is up to date: records of ended operations
+// are removed, and records whose write failed are written.
 func (s *Set[O]) Written() {
 	if s == nil {
 		return
@@ -317,15 +320,15 @@ func (s *Set[O]) Written() {
 	}
 }
 
-// stays has the record of an operation that has ended removed later. The next daemon
-// would repeat its steps, and each may be.
+// stays keeps an ended operation's record for later removal. The next daemon
+// would repeat its steps, which is allowed.
 func (s *Set[O]) stays(op *Operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = append(s.ended, op)
 }
 
-// remove forgets the record of an operation that has ended.
+// remove deletes the record of an ended operation.
 func (s *Set[O]) remove(op *Operation) error {
 	if err := op.journal().Remove(op.rec); err != nil {
 		return err
@@ -337,19 +340,19 @@ func (s *Set[O]) remove(op *Operation) error {
 	return nil
 }
 
-// Wake continues an operation that waits, beside its caller.
+// Wake continues a waiting operation in the background.
 func (s *Set[O]) Wake(op *Operation) {
-	s.retries.Go(func() { _ = s.inTurn(s.Life, func() error { return op.Run(s.Life) }) }) // its state says what became of it
+	s.retries.Go(func() { _ = s.inTurn(s.Life, func() error { return op.Run(s.Life) }) }) // its state holds the result
 }
 
-// Again tries at once what is owed.
+// Again retries owed operations at once.
 func (s *Set[O]) Again() {
 	for _, op := range s.Operations() {
 		op.again()
 	}
 }
 
-// Close waits for what is being tried again. Life has ended before.
+// Close waits for running retries. Life has ended before.
 func (s *Set[O]) Close() { s.retries.Wait() }
 
 // settings is the part of a set that its operations use.
@@ -357,7 +360,6 @@ type settings interface {
 	journals() (files, stored Journal)
 	log() *slog.Logger
 	unanswered(error) bool
-	scope(context.Context, Record) context.Context
 	life() context.Context
 	finish(*Operation) error
 	goRetry(func())
@@ -369,13 +371,6 @@ func (s *Set[O]) log() *slog.Logger                 { return s.Log }
 func (s *Set[O]) life() context.Context             { return s.Life }
 func (s *Set[O]) unanswered(err error) bool         { return s.Unanswered != nil && s.Unanswered(err) }
 
-func (s *Set[O]) scope(ctx context.Context, r Record) context.Context {
-	if s.Scope == nil {
-		return ctx
-	}
-	return s.Scope(ctx, r)
-}
-
 func (s *Set[O]) goRetry(f func()) { s.retries.Go(f) }
 
 func (s *Set[O]) inTurn(ctx context.Context, do func() error) error {
@@ -385,8 +380,8 @@ func (s *Set[O]) inTurn(ctx context.Context, do func() error) error {
 	return s.Turn(ctx, do)
 }
 
-// finish takes an operation out, with its record. While the owner's own record is
-// behind, that of the operation stays.
+// finish removes an operation and its record. While the owner's own record is
+// behind, the operation's record stays.
 func (s *Set[O]) finish(op *Operation) error {
 	if s.Behind == nil {
 		return s.remove(op)

@@ -5,11 +5,11 @@ import (
 	"errors"
 )
 
-// Lifetime says how long the effect of a step lasts, the shortest first.
+// Lifetime says how long the effect of a step lasts, shortest first.
 type Lifetime int
 
-// Lifetimes. After the end of QEMU what lasts as long as Process is gone, and
-// after a reboot what lasts as long as Boot, too.
+// Lifetimes. After the end of QEMU effects of Process are gone, and
+// after a reboot those of Boot, too.
 const (
 	Process Lifetime = iota
 	Boot
@@ -17,32 +17,32 @@ const (
 )
 
 // Step is one step of an operation. Do and Undo may be repeated, by this daemon
-// or another, whatever became of them before.
+// or another, whatever the earlier results were.
 type Step struct {
-	// Name is unique within the kind. The fail points <kind>.<name>, with .done,
-	// .undo and .undone behind it, are those of the step.
+	// Name is unique within the kind. The step's fail points are <kind>.<name> and the same
+	// with .done, .undo and .undone.
 	Name string
-	// Effect is how long what Do makes has to be looked after. That of the decisive step
-	// lasts as long as those of the steps behind it.
+	// Effect is how long the result of Do needs care. The effect of the decisive step
+	// lasts as long as those of the steps after it.
 	Effect Lifetime
-	// Decisive marks the one step from which on an operation goes forward. Where no
-	// step is, the removal of the record decides.
+	// Decisive marks the one step from which on an operation goes forward. Without
+	// such a step the removal of the record decides.
 	Decisive bool
 	// Waits says that Do may return ErrWaiting. Recovery continues at the first such
 	// step when Probe says NotYet.
 	Waits bool
 	Do    func(context.Context) error
-	// Undo takes back what Do may have made; nil: there is nothing to take back.
+	// Undo reverts the possible effects of Do; nil: there are none to revert.
 	Undo func(context.Context) error
-	// Probe asks on which side of the decisive step the world is. Where the effect of
-	// that step has gone it is not asked: the step was never made.
+	// Probe asks on which side of the decisive step the world is. It is not called if the
+	// effect of that step has gone: the step then counts as not made.
 	Probe func(ctx context.Context, gone Gone) (Verdict, error)
 }
 
 // Gone says what has ended since an operation was begun.
 type Gone int
 
-// What may be gone.
+// Values of Gone.
 const (
 	Nothing Gone = iota
 	TheProcess
@@ -52,15 +52,15 @@ const (
 // outlives reports whether an effect is still there.
 func (l Lifetime) outlives(g Gone) bool { return int(l) >= int(g) }
 
-// Verdict is what a Probe found.
+// Verdict is the answer of a Probe.
 type Verdict int
 
 // Verdicts.
 const (
 	// Never: the decisive step was not made and will not be; the operation goes back.
 	Never Verdict = iota
-	// NotYet: it may still be made, and the steps before the first that waits were; the
-	// operation waits on.
+	// NotYet: it may still be made, and the steps before the first waiting one were made; the
+	// operation keeps waiting.
 	NotYet
 	// Happened: it was made; the operation goes forward.
 	Happened
@@ -70,17 +70,17 @@ var verdictNames = [...]string{"not made", "not made yet", "made"}
 
 func (v Verdict) String() string { return verdictNames[v] }
 
-// ErrWaiting is what Do of a step that waits returns: the operation is waiting
-// then, and continues at this step when somebody wakes it.
+// ErrWaiting is what Do of a waiting step returns. The operation is waiting
+// then, and continues at this step after Wake.
 var ErrWaiting = errors.New("the operation waits")
 
-// final is an error that no repetition mends.
+// final is an error that a retry cannot fix.
 type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }
 
-// Final marks the error of a step behind the decisive one as one that no
-// repetition mends. The operation reports it and continues with the next step.
+// Final marks the error of a step after the decisive one as one that a retry
+// cannot fix. The operation reports it and continues with the next step.
 func Final(err error) error {
 	if err == nil {
 		return nil

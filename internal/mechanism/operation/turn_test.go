@@ -9,9 +9,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// debt is a payload whose only step cannot be done before something is paid.
+// debt is a payload whose only step fails until something is paid.
 type debt struct{ d *debtor }
 
 type debtor struct{ paid, done bool }
@@ -26,8 +28,8 @@ func (w *debt) Steps() []Step {
 	}}}
 }
 
-// TestOwed_IsTriedInTheOwnersTurnOnly: while the owner is busy nothing that is owed is
-// tried, and it is soon after.
+// TestOwed_IsTriedInTheOwnersTurnOnly: no owed step is tried while the owner is busy,
+// and it is tried soon after.
 func TestOwed_IsTriedInTheOwnersTurnOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
@@ -47,7 +49,7 @@ func TestOwed_IsTriedInTheOwnersTurnOnly(t *testing.T) {
 			},
 		})
 		<-turn
-		op, err := s.Follow("debt", &debt{owner}, Record{})
+		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +57,7 @@ func TestOwed_IsTriedInTheOwnersTurnOnly(t *testing.T) {
 			t.Fatalf("it is %v: %v", op.Status().State, err)
 		}
 		owner.paid = true
-		<-time.After(10 * lastPause) // of the bubble
+		<-time.After(10 * lastPause) // in the synctest bubble
 		if owner.done {
 			t.Fatal("it was tried while its owner was busy")
 		}
@@ -70,7 +72,7 @@ func TestOwed_IsTriedInTheOwnersTurnOnly(t *testing.T) {
 	})
 }
 
-// TestFollow_IsWrittenDownWithATry: what happened while there was no room is told to the next daemon once there is.
+// TestFollow_IsWrittenDownWithATry: a record that did not fit is written once there is space.
 func TestFollow_IsWrittenDownWithATry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
@@ -79,7 +81,7 @@ func TestFollow_IsWrittenDownWithATry(t *testing.T) {
 			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
 			Files: files, Log: slog.New(slog.DiscardHandler), Life: life,
 		})
-		op, err := s.Follow("debt", &debt{owner}, Record{})
+		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +91,7 @@ func TestFollow_IsWrittenDownWithATry(t *testing.T) {
 		if err := os.Mkdir(files.Dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(2 * lastPause) // of the bubble
+		<-time.After(2 * lastPause) // in the synctest bubble
 		if all, err := files.Read(); err != nil || len(all) != 1 {
 			t.Errorf("%d records: %v", len(all), err)
 		}
@@ -98,7 +100,7 @@ func TestFollow_IsWrittenDownWithATry(t *testing.T) {
 	})
 }
 
-// TestFiles_ADamagedRecordHidesNoOther: what can be read is given, with an error.
+// TestFiles_ADamagedRecordHidesNoOther: readable records are returned, with an error.
 func TestFiles_ADamagedRecordHidesNoOther(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
 	for _, id := range []string{"a", "c"} {

@@ -1,10 +1,10 @@
-// Package safepath goes to files that others have named, for a daemon that may go everywhere.
+// Package safepath opens files by paths that users name, for a daemon that may access everything.
 //
-// Folders on the way may be users' own: a link that one of them puts there must not lead the
-// daemon, nor a program that is handed what it opens, to where that user may not go. Links that
-// root made are followed, as those below /var often are; any other leads to what its owner has
-// and nowhere else.
+// Folders on a path may belong to users. A symbolic link of a user must not lead the
+// daemon, or a program that gets an open descriptor from it, to a file that this user may not reach.
+// Links of root are followed, as those below /var often are. Any other link may lead only to files
+// of the link's owner.
 //
-// What belongs here: from a path to an open folder or file. What does not: who is held to which
-// folders (room image) and what is done there.
+// This package turns a path into an open folder or file. It does not know which client is restricted to
+// which folders (package image), nor what is done with the file.
 package safepath

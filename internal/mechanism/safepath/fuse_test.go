@@ -10,18 +10,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// What FUSE's messages are called by the kernel.
+// The kernel's numbers of FUSE messages.
 const (
 	fuseLookup, fuseForget, fuseGetattr, fuseReadlink, fuseStatfs, fuseInit = 1, 2, 3, 5, 17, 26
 
 	fuseHeader, fuseAnswer = 40, 16
 )
 
-// claim is a file system of one folder, which has a file and links that are root's by its own
-// word.
+// claim is a file system with one folder, a file and links. It reports root as the owner of
+// all of them.
 type claim struct{ links []string }
 
-// over mounts it on a folder, for everybody to see, as a user may where /etc/fuse.conf says so.
+// over mounts it on a folder, visible to all users, which users may do if /etc/fuse.conf allows it.
 func (c *claim) over(t *testing.T, dir string) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -50,7 +50,7 @@ func (c *claim) serve(fd int) {
 	message := make([]byte, 1<<17)
 	for {
 		n, err := unix.Read(fd, message)
-		if err == unix.EINTR || err == unix.ENOENT { // one that nobody waits for any more
+		if err == unix.EINTR || err == unix.ENOENT { // a request that was withdrawn
 			continue
 		}
 		if err != nil {
@@ -66,7 +66,7 @@ func (c *claim) serve(fd int) {
 		binary.NativeEndian.PutUint32(answer, uint32(fuseAnswer+len(body)))
 		binary.NativeEndian.PutUint32(answer[4:], uint32(-int32(failed)))
 		copy(answer[8:16], message[8:16])
-		_, _ = unix.Write(fd, append(answer, body...)) // who asked may have gone
+		_, _ = unix.Write(fd, append(answer, body...)) // the client of the request may be gone
 	}
 }
 
@@ -95,8 +95,8 @@ func (c *claim) answer(opcode uint32, node uint64, asked []byte) (body []byte, f
 	return nil, unix.ENOSYS
 }
 
-// attributes are of the folder, which is node 1, of the file, which is 2, or of a link. The
-// fourth of those is said to be bob's.
+// attributes returns those of the folder (node 1), of the file (node 2), or of a link. The
+// fourth link reports bob as its owner.
 func (c *claim) attributes(node uint64) []byte {
 	mode := uint32(unix.S_IFLNK | 0o777)
 	switch node {
@@ -115,8 +115,8 @@ func (c *claim) attributes(node uint64) []byte {
 	return a
 }
 
-// A user's own file system says of the user's links that they are root's, or another's: they lead
-// to what lies there, and nowhere else.
+// A user's own file system reports the user's links as root's, or as another user's. They may lead
+// only to files on the same file system.
 // Promise: X11
 func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
 	f := newField(t)
@@ -136,7 +136,7 @@ func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
 	}
 }
 
-// So does one that a user has brought along, such as a stick: it was made where the user is root.
+// The same holds for a file system that a user has brought along, such as a stick: its user was root elsewhere.
 // Promise: X11
 func TestALinkIsNotRootsOnWhatAUserHasBrought(t *testing.T) {
 	f := newField(t)

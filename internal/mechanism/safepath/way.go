@@ -17,7 +17,7 @@ import (
 // MaxLinks bounds the links of one path, as the kernel does.
 const MaxLinks = 40
 
-// Follow opens what a path leads to, to name it.
+// Follow opens the target of a path with O_PATH.
 func Follow(path string) (*os.File, error) {
 	w := &walker{}
 	name, err := w.walk(path)
@@ -28,9 +28,9 @@ func Follow(path string) (*os.File, error) {
 	return OpenAt(w.at, name, 0)
 }
 
-// At calls do with a path by which it may reach what a path leads to, through the folder that
-// it lies in, where do may make it if it is not there. It must open that with nofollow, since a
-// link may have come into its place, and be done with at when it returns.
+// At calls do with a path through which it can open or make the target of path, by way of an open
+// descriptor of the target's folder. do must open it with nofollow, because a link may have
+// replaced it, and must not use at after it returns.
 func At(path string, do func(at string, nofollow int) error) error {
 	w := &walker{}
 	name, err := w.walk(path)
@@ -41,9 +41,9 @@ func At(path string, do func(at string, nofollow int) error) error {
 	return within(w.at, name, path, func(at string) error { return do(at, unix.O_NOFOLLOW) })
 }
 
-// Beside calls do with a path by which it may reach what a path names, through the folder that it
-// lies in. That may be a link, which is not followed and can be removed. It must be done with at
-// when it returns.
+// Beside calls do with a path to the last element of path itself, by way of an open descriptor of its
+// folder. The element may be a link; it is not followed and can be removed. do must not use at
+// after it returns.
 func Beside(path string, do func(at string) error) error {
 	folder, err := Follow(filepath.Dir(path))
 	if err != nil {
@@ -53,7 +53,7 @@ func Beside(path string, do func(at string) error) error {
 	return within(folder, filepath.Base(path), path, do)
 }
 
-// Straight is Beside where no link is followed at all: one on the way is an error, unix.ELOOP.
+// Straight is Beside without any links: a link on the path is an error, unix.ELOOP.
 func Straight(path string, do func(at string) error) error {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, filepath.Dir(path), how)
@@ -65,8 +65,8 @@ func Straight(path string, do func(at string) error) error {
 	return within(folder, filepath.Base(path), path, do)
 }
 
-// within calls do with a path by which a folder is reached, and has its errors tell the one that
-// somebody knows.
+// within calls do with a path below the folder's descriptor. In errors it replaces that path by the
+// one that the caller knows.
 func within(folder *os.File, name, path string, do func(at string) error) error {
 	at := fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), name)
 	err := do(at)
@@ -76,8 +76,8 @@ func within(folder *os.File, name, path string, do func(at string) error) error 
 	return err
 }
 
-// OpenAt opens what a folder calls by a name, to name it, and follows no link; without a folder,
-// what has that path.
+// OpenAt opens a name in a folder with O_PATH, and follows no link. If folder is nil, name is
+// a path.
 func OpenAt(folder *os.File, name string, more int) (*os.File, error) {
 	dir, path := unix.AT_FDCWD, name
 	if folder != nil {
@@ -90,20 +90,20 @@ func OpenAt(folder *os.File, name string, more int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// walker is on its way.
+// walker is the state of one walk along a path.
 type walker struct {
-	at    *os.File // a folder, and no link
-	links int      // that were followed
-	// link is one that somebody else than root made, whose user's number is by.
+	at    *os.File // a folder, not a link
+	links int      // number of links followed
+	// link is a link that a user other than root made; by is that user's number.
 	link string
 	by   uint32
-	// apart is a link on a file system that says itself whose links are (see Claims), and on is that.
+	// apart is a link on a file system with unreliable owners (see Claims); on is the device of that file system.
 	apart string
 	on    uint64
 }
 
-// walk goes along a path to the folder in which lies what it leads to, and tells the name of that
-// there. It is no link, and may not be there.
+// walk follows a path to the folder of its target, and returns the target's name there.
+// The target is not a link, and may not exist.
 func (w *walker) walk(path string) (name string, err error) {
 	name, err = ".", w.enter(OpenAt(nil, "/", 0))
 	for rest := parts(path); err == nil && len(rest) > 0; {
@@ -115,16 +115,16 @@ func (w *walker) walk(path string) (name string, err error) {
 	return name, err
 }
 
-// parts are the names in a path. What leads up stays: behind a link it is not what it says.
+// parts returns the names in a path. It keeps "..", because after a link that is not the parent in the text.
 func parts(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
 }
 
-// step goes to what the folder calls by a name, if there is more of the way behind it, or
-// follows it if it is a link. It gives what is left of the way, and the name of where that ends
-// if nothing is.
+// step enters the named folder if more elements follow, or
+// follows the name if it is a link. It returns the remaining elements, and the name of the target
+// if none remain.
 func (w *walker) step(name string, rest []string) (last string, left []string, err error) {
-	f, err := OpenAt(w.at, name, unix.O_DIRECTORY) // which has what mounts itself do so
+	f, err := OpenAt(w.at, name, unix.O_DIRECTORY) // triggers automounts
 	if errors.Is(err, unix.ENOTDIR) {
 		f, err = OpenAt(w.at, name, 0)
 	}
@@ -136,7 +136,7 @@ func (w *walker) step(name string, rest []string) (last string, left []string, e
 	}
 	switch to, err := w.read(f); {
 	case err != nil || len(rest) == 0 && to == "" && name != "..":
-		_ = f.Close() // opened to be named
+		_ = f.Close() // opened with O_PATH
 		return name, nil, err
 	case to == "":
 		return ".", rest, w.enter(f, nil)
@@ -149,7 +149,7 @@ func (w *walker) step(name string, rest []string) (last string, left []string, e
 	}
 }
 
-// enter goes into a folder that was opened.
+// enter makes an opened folder the present one.
 func (w *walker) enter(folder *os.File, err error) error {
 	if err == nil {
 		w.leave()
@@ -158,9 +158,9 @@ func (w *walker) enter(folder *os.File, err error) error {
 	return err
 }
 
-func (w *walker) leave() { _ = w.at.Close() } // opened to be named; nil before the first
+func (w *walker) leave() { _ = w.at.Close() } // opened with O_PATH; nil before the first
 
-// read tells where a link leads, if it is to be followed; empty: it is no link.
+// read returns the target of a link that may be followed; empty: not a link.
 func (w *walker) read(link *os.File) (to string, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(link.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFLNK {
@@ -190,9 +190,9 @@ func (w *walker) read(link *os.File) (to string, err error) {
 	return string(text[:max(n, 0)]), err
 }
 
-// check refuses what a link that somebody made leads to and somebody else has. What is not there
-// is of whom its folder is. A link of FUSE's, which may be a user's program that calls it root's,
-// leads to what lies there, too.
+// check refuses a target that does not belong to the owner of the user's link. A missing target
+// counts as owned by the owner of its folder. A link on a FUSE file system may come from a user's program
+// that reports root as its owner, so its target must lie on the same file system.
 func (w *walker) check(name string) error {
 	if w.link == "" && w.apart == "" {
 		return nil
@@ -210,18 +210,18 @@ func (w *walker) check(name string) error {
 
 func (w *walker) refuse() error {
 	if w.apart != "" {
-		return fault.New(fault.Denied, fault.Host, "%s is a link on a file system of FUSE, or on one that a user has brought, which may say of anybody's that it is root's, and leads away from there; "+
+		return fault.New(fault.Denied, fault.Host, "cannot follow the link %s: it leaves a FUSE or removable file system, and such a file system may report a false owner; "+
 			"name the place that it leads to", w.apart)
 	}
-	return fault.New(fault.Denied, fault.Host, "%s is a link that user %d made, and leads to what that user does not have; "+
+	return fault.New(fault.Denied, fault.Host, "cannot follow the link %s: user %d made it, and its target belongs to another user; "+
 		"name the place that it leads to, or have root make the link", w.link, w.by)
 }
 
-// brought are where users have file systems mounted that they brought along: a stick, or an image.
+// brought are the folders where users mount file systems that they bring along: sticks or images.
 var brought = []string{"/media/", "/run/media/"}
 
-// Claims says whether a file lies on a file system of users', which says of anything that it is
-// root's: FUSE's are programs, and others were made elsewhere.
+// Claims reports whether a file lies on a file system whose owners are not to be trusted: FUSE file
+// systems are users' programs, and removable ones were made on other hosts.
 func Claims(f *os.File) (bool, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type == unix.FUSE_SUPER_MAGIC {
@@ -231,5 +231,5 @@ func Claims(f *os.File) (bool, error) {
 	return slices.ContainsFunc(brought, func(dir string) bool { return strings.HasPrefix(real, dir) }), err
 }
 
-// Ours says whether what a user makes is root's, or the daemon's own.
+// Ours reports whether a user is trusted to make links: root, or the daemon's own user.
 func Ours(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }

@@ -14,7 +14,7 @@ import (
 
 const alice, bob = 4242, 4243
 
-// field is a folder with what root, alice and bob have in it.
+// field is a folder with files of root, alice and bob.
 type field struct {
 	t   *testing.T
 	dir string
@@ -46,8 +46,8 @@ func (f *field) link(uid int, name, to string) {
 	must(f.t, errors.Join(os.Symlink(to, f.path(name)), os.Lchown(f.path(name), uid, uid)))
 }
 
-// A link of root's leads anywhere, and any other to what its owner has: whoever has a folder on
-// the way leads the daemon to nothing that is not theirs.
+// A link of root may lead anywhere, any other link only to files of its owner: the owner of a folder on
+// the path cannot lead the daemon to files of others.
 // Promise: X11
 func TestALinkLeadsToWhatItsOwnerHas(t *testing.T) {
 	f := newField(t)
@@ -107,8 +107,8 @@ func TestALinkLeadsToWhatItsOwnerHas(t *testing.T) {
 	}
 }
 
-// A link that comes into the place of a file after it was looked at is not followed; nor is one
-// in whose place something is made.
+// A link that replaces a file after the check is not followed; nor is a link
+// in a place where a file is made.
 // Promise: X11
 func TestALinkThatComesLaterIsNotFollowed(t *testing.T) {
 	f := newField(t)
@@ -116,7 +116,7 @@ func TestALinkThatComesLaterIsNotFollowed(t *testing.T) {
 		must(t, os.Remove(f.path("alice/file")))
 		f.link(alice, "alice/file", "../root/file")
 		file, err := os.OpenFile(at, os.O_RDONLY|nofollow, 0)
-		_ = file.Close() // which is not to be there
+		_ = file.Close() // must not exist
 		return err
 	})
 	if !errors.Is(err, unix.ELOOP) {

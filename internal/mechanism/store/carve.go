@@ -5,12 +5,12 @@ import (
 	"io"
 )
 
-// carveStep is how much of a file is searched at once.
+// carveStep is how many bytes of a file are searched at once.
 const carveStep = 1 << 20
 
-// carve finds records in a file by their first lines, wherever they lie: in pages
-// that the tree no longer leads to, and in earlier states. It gives of each that is
-// wanted the latest. What cannot be read is passed over.
+// carve searches a file for records by their first lines, wherever they lie: in pages
+// that the tree no longer reaches, and in earlier states. For each wanted record it
+// returns the latest copy. Parts that cannot be read are skipped.
 func carve(from io.ReaderAt, size int64, wanted func(sealed) bool) map[id]sealed {
 	found := map[id]sealed{}
 	take := func(at int64) {
@@ -35,7 +35,8 @@ func carve(from io.ReaderAt, size int64, wanted func(sealed) bool) map[id]sealed
 	return found
 }
 
-// readAround fills a buffer from a file, with zeros where that cannot be read.
+// readAround fills a buffer from a file. Bytes that cannot be read are zero.
+// 54
 func readAround(from io.ReaderAt, into []byte, at int64) []byte {
 	if _, err := from.ReadAt(into, at); err == nil {
 		return into
@@ -50,7 +51,7 @@ func readAround(from io.ReaderAt, into []byte, at int64) []byte {
 	return into
 }
 
-// longestLine is that of a record's first line: its key is a path at the most.
+// longestLine bounds a header line in bytes: a key is at most a path.
 const longestLine = 8 << 10
 
 // sealedAt reads the record that begins at an offset, if there is a whole one.

@@ -16,8 +16,8 @@ type id struct{ kind, key string }
 
 func (a id) compare(b id) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key)) }
 
-// formatKind is the record that tells the format of the file itself: 2, or 1 where
-// there is none. A file of a higher format is not touched.
+// formatKind is the record with the format of the file itself: 2; a file without the
+// record has format 1. A file of a higher format is not touched.
 var formatKind = Kind{Name: "store", Version: 1}
 
 const (
@@ -25,11 +25,11 @@ const (
 	presentFormat = 2
 )
 
-// unsettled is the record of a file that was made where there may have been one, until what
-// the lost one held was looked for elsewhere: a daemon may be killed before it has.
+// unsettled is a record in a file that was made where an older file may have been lost. It stays
+// until the lost contents were looked for elsewhere, because a daemon may be killed before that.
 var unsettled = id{formatKind.Name, "unsettled"}
 
-// Report is what a look at a store's file found.
+// Report is the result of a check of a store's file.
 type Report struct {
 	Path        string
 	Size        int64
@@ -37,14 +37,14 @@ type Report struct {
 	Format      int
 	// Records counts the whole records of each kind.
 	Records map[string]int
-	// Problems are what is wrong, each named.
+	// Problems lists all damage, each with its place.
 	Problems []Problem
 	// Broken says that not only records but the file is damaged.
 	Broken bool
-	// Unread is the disk's error where a part could not be read.
+	// Unread is the disk's error if a part could not be read.
 	Unread error
 
-	oneHead bool // the other is torn, or the last transaction's and damaged
+	oneHead bool // the other head is torn, or it belongs to the last transaction and is damaged
 	serial  uint64
 	lost    []span
 }
@@ -52,12 +52,12 @@ type Report struct {
 // Whole reports whether nothing is wrong.
 func (r *Report) Whole() bool { return len(r.Problems) == 0 && r.Unread == nil }
 
-// wanted tells records that may have been lost.
+// wanted reports whether a record may have been lost.
 func (r *Report) wanted(kind, key string) bool {
 	return slices.ContainsFunc(r.lost, func(s span) bool { return s.holds(kind, key) })
 }
 
-// inspect looks a file through and visits each record, also one that is damaged.
+// inspect reads a file through and visits each record, also damaged ones.
 func inspect(path string, visit func(id, sealed)) (*Report, error) {
 	f, size, err := open(path)
 	if err != nil {
@@ -77,14 +77,14 @@ func (r *Report) take(kind, key string, value []byte, visit func(id, sealed)) {
 	if err != nil {
 		r.Problems = append(r.Problems, Problem{kind, key, err.Error()})
 		r.lost = append(r.lost, span{kind, []byte(key), append([]byte(key), 0)})
-		if kind != "" && key != "" && len(key) <= bbolt.MaxKeySize { // else no transaction has written it, nor could one
+		if kind != "" && key != "" && len(key) <= bbolt.MaxKeySize { // otherwise no transaction can have written it
 			visit(id{kind, key}, sealed{damaged: value})
 		}
 		return
 	}
 	if kind == formatKind.Name && key == formatKey {
 		if _, err := fmt.Sscan(string(rec.body), &r.Format); err != nil {
-			r.Problems = append(r.Problems, Problem{kind, key, "it is no number"})
+			r.Problems = append(r.Problems, Problem{kind, key, "it is not a number"})
 		}
 		r.serial = max(r.serial, rec.serial)
 		return
@@ -97,8 +97,8 @@ func (r *Report) take(kind, key string, value []byte, visit func(id, sealed)) {
 // contents are all records of a file, sealed.
 type contents map[id]sealed
 
-// gather reads all that can be read, and says where a record was found outside of
-// its place: in a page that is lost, or written by a transaction whose head is bad.
+// gather reads everything that can be read. It reports each record that was found outside
+// its place: in a lost page, or written by a transaction whose head is damaged.
 func gather(path string) (contents, *Report, error) {
 	all := contents{}
 	r, err := inspect(path, func(name id, rec sealed) {
@@ -122,9 +122,9 @@ func gather(path string) (contents, *Report, error) {
 	for name, rec := range again {
 		all[name] = rec
 		r.Broken, r.serial = true, max(r.serial, rec.serial)
-		text := "found again outside of its place; it may be an earlier state, or one that was deleted"
+		text := "recovered from outside its place; it may be outdated or deleted"
 		if rec.serial > last {
-			text = "written by the last change, whose head is damaged, and found again"
+			text = "recovered; it was written by the last change, and that change's head is damaged"
 		}
 		r.Problems = append(r.Problems, Problem{name.kind, name.key, text})
 	}
@@ -134,7 +134,7 @@ func gather(path string) (contents, *Report, error) {
 	return all, r, nil
 }
 
-// sorted gives the names of records in order.
+// sorted returns the names of the records in order.
 func (c contents) sorted() []id {
 	names := make([]id, 0, len(c))
 	for name := range c {

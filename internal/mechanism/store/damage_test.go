@@ -49,7 +49,7 @@ func fill(t *testing.T, s *Store) {
 
 func key(i int) string { return fmt.Sprintf("guest-%03d", i) }
 
-// readable gives the records that a store gives, by key, and the keys it refuses.
+// readable returns the records that can be read, by key, and the keys that are refused.
 func readable(t *testing.T, s *Store) (whole map[string]string, bad []string) {
 	t.Helper()
 	whole = map[string]string{}
@@ -96,8 +96,8 @@ func TestOneDamagedRecordLosesOnlyItself(t *testing.T) {
 	}
 }
 
-// A record that lies in another's place, by a page of the file that was written to the wrong block for
-// instance, is no record of that.
+// A record that lies in the place of another is not returned for it. That happens, for example,
+// when a page of the file was written to the wrong block.
 // Promise: S3
 func TestARecordInAnothersPlaceIsNotItsOwn(t *testing.T) {
 	sealed := seal("guest", "a", 1, 1, []byte("{}"))
@@ -111,8 +111,8 @@ func TestARecordInAnothersPlaceIsNotItsOwn(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with the file: the store opens, what it gives is what was
-// written, it takes changes, and the damaged file is kept.
+// Whatever damage the file has: the store opens, returns only data that was written,
+// accepts changes, and keeps the damaged file.
 // Promise: S2
 func TestAnyDamageLeavesAStoreThatWorks(t *testing.T) {
 	pristine, err := os.ReadFile(Path(filled(t)))
@@ -180,7 +180,7 @@ func checkWorks(t *testing.T, dir string, seed uint64, file []byte) {
 	}
 }
 
-// A record whose bytes are whole, and whose place says wrongly where they end, is found again.
+// A record with whole bytes is recovered when the end in its leaf element is wrong.
 // Promise: S3
 func TestARecordWhosePlaceIsDamagedIsFoundAgain(t *testing.T) {
 	dir := filled(t)
@@ -203,7 +203,7 @@ func TestARecordWhosePlaceIsDamagedIsFoundAgain(t *testing.T) {
 	}
 }
 
-// A page that the tree does not lead to any more gives its records back: their
+// Records in a page that the tree no longer reaches are recovered: their
 // first lines tell them from rubbish wherever they lie.
 // Promise: S3
 func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {
@@ -229,8 +229,8 @@ func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {
 	}
 }
 
-// TestNoRecordIsForgedInAnother has a client that may write one of its own put another's into that, as later
-// than any: a file of which one head is damaged is searched for what was written last.
+// A client that may write its own record puts the bytes of another record into it, with a later serial.
+// If one head is damaged, the file is searched for the latest copies, and must not take the forged one.
 // Promise: S3
 func TestNoRecordIsForgedInAnother(t *testing.T) {
 	for head := range 2 {
@@ -288,8 +288,8 @@ func TestATornTransactionLosesNothing(t *testing.T) {
 	}
 }
 
-// Somebody shortens the file under a daemon, or writes to it: that ends neither a reader nor a
-// writer, and no record is lost, whether another change follows or the daemon stops.
+// Another program shortens the file under a daemon, or writes to it. Neither a reader nor a
+// writer ends, and no record is lost, whether another change follows or the daemon stops.
 // Promise: S15
 func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
 	cut := func(length int) func([]byte) []byte { return func(file []byte) []byte { return file[:length] } }
@@ -322,7 +322,7 @@ func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
 					t.Fatalf("%s, a change %v: the damaged file is not kept: %v", what, change, aside)
 				}
 				now, err := os.ReadFile(aside[0])
-				noticed := !change || what != "the first records" // else it is written to before
+				noticed := !change || what != "the first records" // otherwise it is written to before
 				if err != nil || noticed && !bytes.Equal(now, spoilt) {
 					t.Errorf("%s: what was put aside is not the damaged file (%v)", what, err)
 				}
@@ -337,8 +337,8 @@ func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
 	}
 }
 
-// Another store is copied over the file under a daemon: which of the two counts only the user knows,
-// and neither is lost.
+// Another store is copied over the file under a daemon. Only the user knows which of the two
+// counts, and neither is lost.
 // Promise: S15
 func TestAFileThatIsWrittenOverWhileItIsOpen(t *testing.T) {
 	dir := filled(t)
@@ -420,9 +420,9 @@ func TestTwoDaemonsOnOneDirectory(t *testing.T) {
 	must(t, s.Close())
 }
 
-// FuzzOpenFile writes bytes over a place of a store's file, and may then make the sums
-// of both heads right again, as whoever means harm would. What the store gives is what
-// was put into it, and it takes more.
+// FuzzOpenFile writes bytes over a place of a store's file, and may then correct the checksums
+// of both heads, as an attacker would. The store returns only data that was
+// put into it, and accepts more.
 // Promise: S2
 func FuzzOpenFile(f *testing.F) {
 	dir, log := f.TempDir(), slog.New(slog.DiscardHandler)
@@ -440,7 +440,7 @@ func FuzzOpenFile(f *testing.F) {
 	const page = 4096
 	word := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}
 	for at := uint32(0); int(at) < len(pristine); at += page {
-		// The number, kind, count and overflow of a page, and the first of what is on it.
+		// The number, kind, count and overflow of a page, and the first bytes of its elements.
 		for _, field := range []uint32{0, 8, 10, 12, pageHead, pageHead + 4, pageHead + 8, pageHead + 12} {
 			f.Add(word[:4], at+field, true)
 		}
@@ -474,7 +474,7 @@ func FuzzOpenFile(f *testing.F) {
 			return
 		}
 		must(t, err)
-		defer func() { _ = s.Close() }() // or what breaks is tried again, and found to be held
+		defer func() { _ = s.Close() }() // otherwise a failure is tried again and finds the lock held
 		for _, aside := range s.Aside() {
 			must(t, os.Remove(aside))
 		}

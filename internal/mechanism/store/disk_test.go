@@ -39,7 +39,7 @@ func small(t *testing.T, size string) string {
 	return dir
 }
 
-// stuff fills a file system to the last byte, and gives what makes room again.
+// stuff fills a file system to the last byte, and returns a function that makes room again.
 func stuff(t *testing.T, dir string) (free func()) {
 	t.Helper()
 	path := filepath.Join(dir, "stuffing")
@@ -52,7 +52,7 @@ func stuff(t *testing.T, dir string) (free func()) {
 	return func() { must(t, os.Remove(path)) }
 }
 
-// soon waits for a change to be taken: a file that could not be opened is not
+// soon waits until a change is accepted: a file that could not be opened is not
 // tried again at once.
 func soon(t *testing.T, change func() error) {
 	t.Helper()
@@ -127,7 +127,7 @@ func TestAFullDiskRefusesChangesUntilThereIsRoom(t *testing.T) {
 	checkKept(t, dir, "before", "after")
 }
 
-// checkKept looks for records in a store that is opened anew, and for nothing else.
+// checkKept expects exactly these records in a store that is opened again.
 func checkKept(t *testing.T, dir string, keys ...string) {
 	t.Helper()
 	r, err := Check(dir)
@@ -192,8 +192,8 @@ func TestAReadOnlyDiskIsServedFrom(t *testing.T) {
 	checkKept(t, dir, "before", "after")
 }
 
-// A disk that cannot write fails at the synchronisation, when the writes were
-// taken: what is on it then nobody knows.
+// A disk that cannot write fails at the sync, after it accepted the writes.
+// Nothing tells then which of them are on disk.
 // Promise: S1
 func TestADiskThatFailsLosesNothingAcknowledged(t *testing.T) {
 	below := small(t, "12m")

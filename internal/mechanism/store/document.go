@@ -1,13 +1,13 @@
 package store
 
-// Document is what a record defines, for who takes definitions elsewhere.
+// Document is the definition in a record, for clients that read definitions from elsewhere.
 type Document struct {
 	Name, UUID string
-	// XML is the definition in libvirt's own form; empty: there is none for good.
+	// XML is the definition in libvirt's form; empty: there is never one.
 	XML       string
 	Autostart bool
-	// Template says that it is there to be cloned only, and must not be started.
+	// Template says that the object exists to be cloned only, and must not be started.
 	Template bool
-	// Fenced says that its images must not lead out of some folders, which no document tells.
+	// Fenced says that its images must stay inside some folders. No document has these rules.
 	Fenced bool
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// guarded does something with bbolt. A page of its map that cannot be read, which
-// the kernel answers with a signal, and an assertion of its own that fails end
-// what was asked for and not the daemon. What bbolt holds cannot be trusted after
-// that: panicked says so.
+// guarded calls bbolt and contains its panics. Two things end the call and not the
+// daemon: a mapped page that cannot be read (the kernel sends SIGBUS) and a failed
+// assertion of bbolt. After either bbolt's state cannot be trusted: panicked is
+// true then.
 func guarded(do func() error) (panicked bool, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

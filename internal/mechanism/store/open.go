@@ -28,18 +28,18 @@ const (
 	lockTick = 20 * time.Millisecond
 	// reopenAfter is how soon a file that could not be opened is tried again.
 	reopenAfter = time.Second
-	// asideMark is between the name of the file and the time at which it was put
-	// aside.
+	// asideMark separates the file's name from the time at which the damaged file was
+	// put aside.
 	asideMark = ".damaged-"
 )
 
 // Open is OpenLogged with the process's own log.
 func Open(dir string) (*Store, error) { return OpenLogged(dir, slog.Default()) }
 
-// OpenLogged opens the store of a data directory, making it when it is not there. A
-// directory that another daemon holds is Busy, and a file of a newer format
-// Unsupported. Everything else that is wrong is logged, shown by Health and mended
-// as far as it can be; what cannot be kept is refused when it comes.
+// OpenLogged opens the store of a data directory, and makes it if it does not exist. If
+// another daemon holds the directory the error is Busy; a file of a newer format is
+// Unsupported. Any other trouble is logged, shown by Health and repaired as far as
+// possible; changes that cannot be kept are refused when they come.
 func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot make data directory %s", dir)
@@ -59,20 +59,20 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 	return s, nil
 }
 
-// Hold takes a directory for this process alone, until the file that it gives is
-// closed; name is that of the flag by which a daemon is given another one. The lock is
-// on the directory, which is there and can be opened whatever became of its files.
+// Hold locks a directory for this process until the returned file is
+// closed. Name is the flag that gives a daemon another directory, for the error. The lock is
+// on the directory because that can be opened whatever happened to the files in it.
 func Hold(dir, name string) (*os.File, error) { return hold(dir, name, lockWait) }
 
-// own refuses a directory in which others could put something in the place of what is
-// kept there.
+// own refuses a directory where other users could replace the store's
+// files.
 func own(dir *os.File, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Store, "cannot look at %s directory %s", name, dir.Name())
 	}
 	if st.Uid != 0 && st.Uid != uint32(os.Geteuid()) || st.Mode&unix.S_IWOTH != 0 {
-		return fault.New(fault.Denied, fault.Store, "cannot use %s: others than root can write it; chown root it and chmod o-w, or give another --%s", dir.Name(), name)
+		return fault.New(fault.Denied, fault.Store, "cannot use %s: users other than root can write to it; chown root it and chmod o-w, or give another --%s", dir.Name(), name)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func hold(dir, name string, wait time.Duration) (*os.File, error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return f, nil // held; or a file system without such locks, where bbolt's own has to do
+			return f, nil // held; or a file system without such locks: bbolt's own lock has to do
 		}
 		select {
 		case <-tick.C:
@@ -103,8 +103,8 @@ func hold(dir, name string, wait time.Duration) (*os.File, error) {
 	}
 }
 
-// reopened sees to it that the file is open. One that just could not be opened is
-// not tried again at once: it is looked through each time.
+// reopened makes sure that the file is open. A file that just failed to open is
+// not tried again at once, because each try reads it through.
 func (s *Store) reopened() error {
 	if s.now.Load().db != nil {
 		if err := s.inPlace(); err != nil || s.now.Load().db != nil {
@@ -117,8 +117,8 @@ func (s *Store) reopened() error {
 	return s.attach()
 }
 
-// attach opens the file. When that fails what can be read of it is what there is, or
-// what was known of it when it was open.
+// attach opens the file. If that fails the records are those that can be read from it, or
+// those that were known when it was last open.
 func (s *Store) attach() error {
 	all, err := s.admit()
 	if err == nil {
@@ -137,9 +137,9 @@ func (s *Store) attach() error {
 	return s.explain(err)
 }
 
-// remember takes records for all that there are.
+// remember makes these all the records of the store.
 func (s *Store) remember(all contents) {
-	for name, r := range all { // each for itself: what was read lies in pages
+	for name, r := range all { // a copy of each: the slices that were read point into pages
 		r.body, r.damaged = bytes.Clone(r.body), bytes.Clone(r.damaged)
 		all[name] = r
 	}
@@ -148,8 +148,8 @@ func (s *Store) remember(all contents) {
 	s.known = all
 }
 
-// admit looks the file through, makes it one that bbolt may be given, and gives what is
-// in it then.
+// admit checks the file, repairs it until bbolt may open it, and returns the records
+// in it.
 func (s *Store) admit() (contents, error) {
 	found := contents{}
 	r, err := inspect(s.path, func(name id, rec sealed) { found[name] = rec })
@@ -158,7 +158,7 @@ func (s *Store) admit() (contents, error) {
 	case empty && s.ours:
 		err := s.rewrite(s.known, false)
 		if err == nil {
-			s.log.Error("the store's file was gone or empty; all records go on in a new one", "file", s.path, "records", len(s.known))
+			s.log.Error("store file missing or empty; all records written to a new one", "file", s.path, "records", len(s.known))
 		}
 		return s.known, err
 	case empty:
@@ -168,7 +168,7 @@ func (s *Store) admit() (contents, error) {
 	case r.Format > presentFormat:
 		return nil, newer(s.path, r.Format)
 	case r.Unread != nil:
-		return nil, fault.Wrap(r.Unread, fault.Failed, fault.Store, "a part of %s cannot be read; it is left as it is", s.path)
+		return nil, fault.Wrap(r.Unread, fault.Failed, fault.Store, "cannot read a part of %s; the file is left unchanged", s.path)
 	}
 	s.serial = max(s.serial, r.serial)
 	if s.ours {
@@ -187,13 +187,13 @@ func (s *Store) admit() (contents, error) {
 	s.serial = max(s.serial, r.serial)
 	s.name(r)
 	if !r.Broken {
-		return found, nil // a head that a crash tore is written over by the next change
+		return found, nil // the next change overwrites a head that a crash tore
 	}
 	return all, s.rewrite(all, !r.Whole())
 }
 
-// restore sees to it that the file holds what is known. What it lacks or has beside that,
-// other than by a change whose caller was told that it failed, is somebody else's doing.
+// restore makes sure that the file holds the known records. Other differences than a change
+// whose caller was told that it failed come from another program.
 func (s *Store) restore(found contents, r *Report) error {
 	differs := func(name id) bool {
 		a, there := found[name]
@@ -213,31 +213,31 @@ func (s *Store) restore(found contents, r *Report) error {
 	return s.rewrite(s.known, damaged)
 }
 
-// begin makes a file where there is none, and there may have been one.
+// begin makes a new file where none exists, though one may have existed before.
 func (s *Store) begin() (contents, error) {
 	s.whole.Store(false)
 	all := contents{unsettled: {version: formatKind.Version, body: []byte("true")}}
 	err := s.rewrite(all, false)
-	if entries, _ := os.ReadDir(s.dir); err == nil && slices.ContainsFunc(entries, foreign) { // else it is new
-		s.log.Error("the data directory is not empty and has no store: if a daemon has used it, all records are lost but those of guests that run or are saved; if the store is elsewhere, stop the daemon and put it there", "file", s.path)
+	if entries, _ := os.ReadDir(s.dir); err == nil && slices.ContainsFunc(entries, foreign) { // otherwise the directory is new
+		s.log.Error("data directory not empty but without a store; if a daemon has used it, all records except those of running or saved guests are lost; if the store is elsewhere, stop the daemon and move it here", "file", s.path)
 	}
 	return all, err
 }
 
-// foreign tells what neither a store leaves in its directory nor a new file system.
+// foreign reports whether a file comes neither from a store nor from mkfs.
 func foreign(e os.DirEntry) bool {
 	return e.Name() != "lost+found" && !strings.HasPrefix(e.Name(), filepath.Base(Path("")))
 }
 
-// name says which records are bad, each by its name.
+// name logs each damaged record.
 func (s *Store) name(r *Report) {
 	for _, p := range r.Problems {
 		s.log.Error("the store is damaged", "file", r.Path, "problem", p.String())
 	}
 }
 
-// rewrite makes a new file of records and puts it in the place of the present one,
-// which when it is damaged stays beside it. At every moment one of the two is there.
+// rewrite writes the records to a new file and renames it over the present one.
+// A damaged file keeps a second name beside it. One of the two exists at every moment.
 func (s *Store) rewrite(all contents, damaged bool) error {
 	fresh := s.path + ".new"
 	if err := os.Remove(fresh); err != nil && !missing(err) {
@@ -253,7 +253,7 @@ func (s *Store) rewrite(all contents, damaged bool) error {
 			return err
 		}
 		failpoint.Reach("store.aside")
-		s.log.Error("the damaged file was put aside; all records that could be read, or that this daemon has, go on in a new one", "file", aside, "records", len(all))
+		s.log.Error("damaged store file put aside; records that are readable or in memory written to a new one", "file", aside, "records", len(all))
 	}
 	failpoint.Reach("store.filled")
 	if err := os.Rename(fresh, s.path); err != nil {
@@ -278,7 +278,7 @@ func (s *Store) fill(path string, all contents) error {
 				if err != nil {
 					return err
 				}
-				b.FillPercent = 0.9 // they come in order
+				b.FillPercent = 0.9 // the keys come in order
 				if err := b.Put([]byte(name.key), all.sealed(name)); err != nil {
 					return err
 				}
@@ -299,7 +299,7 @@ func (s *Store) mark(tx *bbolt.Tx) error {
 	return b.Put([]byte(formatKey), seal(formatKind.Name, formatKey, formatKind.Version, s.serial, []byte(strconv.Itoa(presentFormat))))
 }
 
-// putAside gives a damaged file a second name, under which it stays.
+// putAside gives a damaged file a second name. The file stays under it.
 func putAside(path string) (string, error) {
 	aside := path + asideMark + time.Now().UTC().Format("20060102T150405.000000000Z")
 	return aside, os.Link(path, aside)
@@ -313,7 +313,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// openFile gives a file that was looked through, and holds these records, to bbolt.
+// openFile opens a checked file with bbolt. The file holds exactly these records.
 func (s *Store) openFile(all contents) error {
 	var file *os.File
 	options := &bbolt.Options{
@@ -342,13 +342,13 @@ func (s *Store) openFile(all contents) error {
 		s.ours = true
 	}
 	if err := s.migrate(); err != nil {
-		s.log.Warn("records of an earlier format stay as they are for now", "error", s.explain(err))
+		s.log.Warn("cannot migrate records of an earlier format; tried again at the next start", "error", s.explain(err))
 	}
 	s.note()
 	return nil
 }
 
-// migrate brings a file of format 1 to the present one.
+// migrate brings a file of format 1 to the present format.
 func (s *Store) migrate() error {
 	_, err := guarded(func() error {
 		db := s.now.Load().db
@@ -371,7 +371,7 @@ func (s *Store) migrate() error {
 
 var errPresent = errors.New("the format is the present one")
 
-// sealAll gives each bare record its first line.
+// sealAll gives each bare record its header line.
 func (s *Store) sealAll(tx *bbolt.Tx) error {
 	return tx.ForEach(func(kind []byte, b *bbolt.Bucket) error {
 		bare := contents{}
@@ -389,8 +389,8 @@ func (s *Store) sealAll(tx *bbolt.Tx) error {
 	})
 }
 
-// detach lets go of the open file. After a panic bbolt may hold locks of its own
-// for ever; then it is left lying, but for the file's lock.
+// detach closes the open file. After a panic bbolt may never release its own locks;
+// then only the file's lock is released and the database is abandoned.
 func (s *Store) detach(panicked bool) {
 	v := s.now.Load()
 	if v.db == nil {
@@ -404,17 +404,17 @@ func (s *Store) detach(panicked bool) {
 	s.now.Store(&opened{})
 }
 
-// full tells that there is no room.
+// full reports whether there is no space left.
 func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// harmless tells a write that failed before anything that counts was changed. Not
-// so where the file could not be synchronised: nobody knows what is on disk then.
+// harmless reports whether a write failed before it changed anything that counts. A failed
+// sync is not harmless: nothing tells then which bytes are on disk.
 func harmless(err error) bool {
 	var write *fs.PathError
 	return errors.As(err, &write) && write.Op == "write" && full(write.Err)
 }
 
-// explain says what is wrong with the disk, and what to do.
+// explain says what is wrong with the disk, and the remedy.
 func (s *Store) explain(err error) error {
 	dir := filepath.Dir(s.path)
 	switch {
@@ -425,12 +425,12 @@ func (s *Store) explain(err error) error {
 	case errors.Is(err, unix.EROFS):
 		return fault.Wrap(err, fault.Failed, fault.Store, "the file system of %s is read-only; find out why (dmesg), make it writable and try again", dir)
 	case errors.Is(err, unix.EIO):
-		return fault.Wrap(err, fault.Failed, fault.Store, "the disk of %s fails; see to it (dmesg), then try again or run lodge store repair", dir)
+		return fault.Wrap(err, fault.Failed, fault.Store, "the disk of %s fails with I/O errors; check it (dmesg), then try again or run lodge store repair", dir)
 	}
-	return fault.Wrap(err, fault.Failed, fault.Store, "%s cannot be used; lodge store check says more", s.path)
+	return fault.Wrap(err, fault.Failed, fault.Store, "cannot use %s; run lodge store check to find out why", s.path)
 }
 
 func newer(path string, format int) error {
 	return fault.New(fault.Unsupported, fault.Store,
-		"cannot use %s: it has format %d and this Lodge knows up to %d; run the newer one that wrote it", path, format, presentFormat)
+		"cannot use %s: it has format %d and this Lodge knows up to %d; run the newer Lodge that wrote it", path, format, presentFormat)
 }

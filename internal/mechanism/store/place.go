@@ -8,18 +8,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// inPlace sees to it that what is written is what the next daemon reads: a file that
-// somebody has removed takes writes as well as ever, and nobody finds them again. All
-// records are written anew where the file alone is missing. Where something else lies in
-// its place, or in its directory's, nobody but the user knows which of the two counts. A
-// file that was cut, or written to by somebody else, is let go of, to be looked through.
+// inPlace makes sure that writes go to the file that the next daemon will read. A file that
+// was removed still accepts writes, but nothing can open it again. If only the
+// file is missing, all records are written to a new one. If another file or directory lies
+// in its place, only the user knows which of the two counts, and writes are refused. A
+// file that another program cut or wrote to is closed and checked again.
 func (s *Store) inPlace() error {
 	held, err := s.lock.Stat()
 	if err == nil {
 		var now os.FileInfo
 		if now, err = os.Stat(s.dir); missing(err) || err == nil && !os.SameFile(held, now) {
 			return fault.New(fault.Failed, fault.Store,
-				"%s is not the directory any more that this daemon was started with: it was unmounted, moved or removed; bring it back, or start the daemon anew", s.dir)
+				"%s is no longer the directory that this daemon was started with: it was unmounted, moved or removed; bring it back, or restart the daemon", s.dir)
 		}
 	}
 	if err != nil {
@@ -36,7 +36,7 @@ func (s *Store) inPlace() error {
 		return s.explain(err)
 	case !os.SameFile(open, now):
 		return fault.New(fault.Failed, fault.Store,
-			"%s is not the file any more that this daemon opened; start the daemon anew to use it, or remove it to keep what this daemon has", s.path)
+			"%s is no longer the file that this daemon opened; restart the daemon to use that file, or remove it to keep this daemon's records", s.path)
 	}
 	if s.changed(open) {
 		s.detach(s.torn)
@@ -44,7 +44,7 @@ func (s *Store) inPlace() error {
 	return nil
 }
 
-// note keeps by what the open file is known again.
+// note stores the transaction and size that identify the open file later.
 func (s *Store) note() {
 	info, failed := s.now.Load().file.Stat()
 	number, size, err := s.head()
@@ -54,7 +54,7 @@ func (s *Store) note() {
 	}
 }
 
-// changed tells whether somebody else has written to the open file, or cut it.
+// changed reports whether another program has written to the open file, or cut it.
 func (s *Store) changed(open os.FileInfo) bool {
 	if s.torn || open.Size() < s.length {
 		return true
@@ -64,7 +64,7 @@ func (s *Store) changed(open os.FileInfo) bool {
 	return s.torn || number != s.transaction
 }
 
-// head gives the number of the open file's last transaction, and how much of the file counts.
+// head returns the number of the file's last transaction, and how many bytes of the file count.
 func (s *Store) head() (number int, size int64, err error) {
 	_, err = guarded(func() error {
 		return s.now.Load().db.View(func(tx *bbolt.Tx) error { number, size = tx.ID(), tx.Size(); return nil })
@@ -72,12 +72,12 @@ func (s *Store) head() (number int, size int64, err error) {
 	return number, size, err
 }
 
-// replace writes a new file of all records of the open one, which has no name any more.
+// replace writes all records to a new file after the open one was removed.
 func (s *Store) replace() error {
 	if err := s.rewrite(s.known, false); err != nil {
 		return s.explain(err)
 	}
-	s.log.Error("somebody has removed the store's file; all records go on in a new one", "file", s.path, "records", len(s.known))
+	s.log.Error("store file was removed by another program; all records written to a new one", "file", s.path, "records", len(s.known))
 	s.detach(s.torn)
 	return s.attach()
 }

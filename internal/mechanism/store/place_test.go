@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A file that has no name any more takes writes as well as ever: what is acknowledged must
-// be in one that the next daemon finds.
+// A file without a name still accepts writes. An acknowledged change must
+// be in a file that the next daemon finds.
 // Promise: S14
 func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 	dir := t.TempDir()
@@ -24,8 +24,8 @@ func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 	checkKept(t, dir, "before", "after", "later")
 }
 
-// Nobody but the user knows whether a backup that was put in place of the file counts, or
-// what the daemon has.
+// Only the user knows which counts: a backup that was put in place of the file, or
+// the daemon's own records.
 // Promise: S14
 func TestAFileThatIsReplacedWhileItIsOpen(t *testing.T) {
 	dir := t.TempDir()
@@ -36,7 +36,7 @@ func TestAFileThatIsReplacedWhileItIsOpen(t *testing.T) {
 	must(t, s.Put(guests, "before", guest{Name: "before"}))
 	must(t, os.Rename(Path(dir), filepath.Join(dir, "away")))
 	must(t, os.WriteFile(Path(dir), backup, 0o600))
-	if err := s.Put(guests, "after", guest{}); !fault.Is(err, fault.Failed) || !strings.Contains(err.Error(), "start the daemon anew") {
+	if err := s.Put(guests, "after", guest{}); !fault.Is(err, fault.Failed) || !strings.Contains(err.Error(), "restart the daemon") {
 		t.Errorf("beside another file a change gave %v", err)
 	}
 	var g guest
@@ -50,7 +50,7 @@ func TestAFileThatIsReplacedWhileItIsOpen(t *testing.T) {
 	checkKept(t, dir, "old", "before", "after")
 }
 
-// The file system of the directory is unmounted lazily, or somebody moved the directory away.
+// The file system of the directory is unmounted lazily, or the directory is moved away.
 // Promise: S14
 func TestADirectoryThatIsNotThereAnyMore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
@@ -70,8 +70,8 @@ func TestADirectoryThatIsNotThereAnyMore(t *testing.T) {
 	checkKept(t, dir, "before", "after")
 }
 
-// A daemon may be killed before it has looked elsewhere for what is lost: the next one, for
-// which there is a file, must not take it for all there was.
+// A daemon may be killed before it has looked elsewhere for lost records. The next daemon finds
+// a new file, and must not take it for complete.
 // Promise: S9
 func TestAFileThatIsMadeAnewIsNotSound(t *testing.T) {
 	dir := t.TempDir()
@@ -92,7 +92,7 @@ func TestAFileThatIsMadeAnewIsNotSound(t *testing.T) {
 	}
 }
 
-// Only a directory in which there is something is said to have lost its store.
+// Only a directory that is not empty is reported to have lost its store.
 // Promise: S9
 func TestANewDirectoryIsCalledThat(t *testing.T) {
 	for name, told := range map[string]bool{"lost+found": false, "guest": true} {

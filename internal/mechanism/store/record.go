@@ -10,29 +10,29 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A record in the file is one line that says what it is, and its JSON:
+// A record in the file is a header line and its JSON:
 //
 //	lodge/2 CHECKSUM LENGTH SERIAL VERSION "KIND" "KEY"\n
 //	{...}
 //
-// The checksum (CRC-32C, eight hex digits) covers everything after it, LENGTH is
-// that of the JSON, and SERIAL counts the store's transactions: the line tells a
-// record from bytes that are none wherever in a damaged file they lie, and the
-// later of two copies from the earlier. Before format 2 a record was bare JSON,
-// {"version":N,"record":...}; such a one is read, and rewritten when the file is
+// The checksum (CRC-32C, eight hex digits) covers everything after it. LENGTH is the
+// length of the JSON in bytes, and SERIAL counts the store's transactions. The line
+// tells a record from other bytes anywhere in a damaged file, and the later of two
+// copies from the earlier. Before format 2 a record was bare JSON,
+// {"version":N,"record":...}; such a record is read, and rewritten when the file is
 // opened.
 const sealMark = "lodge/2 "
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sealed is a record as it was read, its checksum proven where it has one.
+// sealed is a record as it was read. Its checksum, if it has one, is verified.
 type sealed struct {
 	kind, key string
 	version   int
 	serial    uint64
 	body      []byte
 	bare      bool   // of format 1, without a checksum
-	damaged   []byte // as it lies in the file, where it cannot be read; the rest is empty then
+	damaged   []byte // the bytes in the file if they cannot be read; the other fields are empty then
 }
 
 func seal(kind, key string, version int, serial uint64, body []byte) []byte {
@@ -47,14 +47,14 @@ func about(kind, key string, version int, serial uint64, length int) string {
 	return fmt.Sprintf(" %d %d %d %s %s", length, serial, version, strconv.Quote(kind), strconv.Quote(key))
 }
 
-// take is about read, as it is written and in no other way: what a client has put into a record of its own,
-// where no quotation mark stands by itself, would else be another's to who searches a damaged file.
+// take parses the part behind the checksum, and accepts only the exact form that about writes. Otherwise text
+// that a client put into its own record, without a lone quotation mark, could pass as another record in a search.
 func (r *sealed) take(line string) (length int, ok bool) {
 	_, err := fmt.Sscanf(line, " %d %d %d %q %q", &length, &r.serial, &r.version, &r.kind, &r.key)
 	return length, err == nil && length >= 0 && line == about(r.kind, r.key, r.version, r.serial, length)
 }
 
-// unseal reads a record, which is all of data.
+// unseal reads a record that fills all of data.
 func unseal(data []byte) (sealed, error) {
 	var r sealed
 	if bytes.HasPrefix(data, []byte("{")) {
@@ -74,10 +74,10 @@ func unseal(data []byte) (sealed, error) {
 		return r, errDamaged("its first line is broken")
 	}
 	if length != len(rest)-end-1 {
-		return r, errDamaged("its length is not what it says")
+		return r, errDamaged("its length differs from its first line")
 	}
 	if crc32.Checksum(rest, castagnoli) != uint32(sum) {
-		return r, errDamaged("its checksum does not fit")
+		return r, errDamaged("its checksum does not match")
 	}
 	r.body = rest[end+1:]
 	return r, nil
@@ -89,16 +89,16 @@ func unsealBare(data []byte) (sealed, error) {
 		Record  json.RawMessage `json:"record"`
 	}
 	if err := json.Unmarshal(data, &e); err != nil || e.Version == nil || e.Record == nil {
-		return sealed{}, errDamaged("it is no whole JSON")
+		return sealed{}, errDamaged("it is not complete JSON")
 	}
 	return sealed{version: *e.Version, body: e.Record, bare: true}, nil
 }
 
-// unsealAs reads a record that lies under a kind and a key, and is no other's.
+// unsealAs reads a record, and refuses one that belongs to another kind or key.
 func unsealAs(kind, key string, data []byte) (sealed, error) {
 	r, err := unseal(data)
 	if err == nil && !r.bare && (r.kind != kind || r.key != key) {
-		err = errDamaged(fmt.Sprintf("it is that of %s %q", r.kind, r.key))
+		err = errDamaged(fmt.Sprintf("it belongs to %s %q", r.kind, r.key))
 	}
 	r.kind, r.key = kind, key
 	return r, err
@@ -108,7 +108,7 @@ func errDamaged(how string) error {
 	return fault.New(fault.Failed, fault.Store, "the record is damaged: %s", how)
 }
 
-// decode opens a record and brings it into the value that into points to.
+// decode decodes a stored record into the value that into points to.
 func (k Kind) decode(key string, data []byte, into any) error {
 	r, err := unsealAs(k.Name, key, data)
 	if err != nil {
@@ -117,8 +117,8 @@ func (k Kind) decode(key string, data []byte, into any) error {
 	return k.Decode(key, r.version, r.body, into)
 }
 
-// Decode brings the JSON of a record, as Visit gives it, into the value that into
-// points to, through the layouts that it has had.
+// Decode decodes the JSON of a record, as Visit returns it, into the value that into
+// points to. It upgrades the record through each later layout.
 func (k Kind) Decode(key string, version int, body json.RawMessage, into any) (err error) {
 	if err := k.admit(key, version); err != nil {
 		return err
@@ -134,7 +134,7 @@ func (k Kind) Decode(key string, version int, body json.RawMessage, into any) (e
 	return nil
 }
 
-// admit refuses what a newer daemon has written.
+// admit refuses a record that a newer daemon has written.
 func (k Kind) admit(key string, version int) error {
 	if version <= k.Version {
 		return nil

@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spare is what a change may take beside its record, in bytes: the records that share its page,
-// the pages above that, and the list of those that are free.
+// spare is the space in bytes that a change may take beside its record: other records on
+// its page, the pages above, and the list of free pages.
 const spare = 1 << 20
 
-// Reserve takes room for a record of n bytes that is to be stored after something that cannot be
-// taken back. It is taken from the file system as long as the file is, and is one for all: who
-// comes next takes no more. Where a file system keeps no room for files, or writes nothing in its
-// old place, it does nothing.
+// Reserve reserves space for a record of n bytes that must be stored after a step that cannot be
+// undone. The space belongs to the file for as long as the file exists, and all callers share it: a
+// second call takes no more. It does nothing on a file system that cannot reserve space, or
+// that never overwrites in place.
 func (s *Store) Reserve(n int) error {
 	v := s.now.Load()
 	if v.db == nil {
@@ -30,5 +30,5 @@ func (s *Store) Reserve(n int) error {
 	if err = errors.Join(err, refused); full(err) {
 		return s.explain(err)
 	}
-	return nil // who cannot reserve is told when it is written
+	return nil // a caller without a reservation gets the error when it writes
 }

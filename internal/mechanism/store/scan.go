@@ -35,12 +35,12 @@ const (
 	metaVersion = 2
 	noFreelist  = math.MaxUint64
 
-	// maxDepth of a tree: a page holds two children at least.
+	// maxDepth of a tree: a page holds at least two children.
 	maxDepth = 64
 )
 
-// Problem is one thing that is wrong with a store. Kind and Key name the record;
-// both are empty where it is the file.
+// Problem is one piece of damage in a store. Kind and Key name the record;
+// both are empty for damage to the file.
 type Problem struct{ Kind, Key, Text string }
 
 func (p Problem) String() string {
@@ -51,7 +51,7 @@ func (p Problem) String() string {
 }
 
 // span is a range of keys of a kind, low to below high, whose page cannot be
-// read. A kind of "" is all of them; a high of nil has no end.
+// read. An empty kind means all kinds; a nil high has no end.
 type span struct {
 	kind      string
 	low, high []byte
@@ -62,13 +62,13 @@ func (s span) holds(kind, key string) bool {
 		(s.high == nil || bytes.Compare([]byte(key), s.high) < 0)
 }
 
-// meta is a head of the file. There are two, written by turns.
+// meta is a head of the file. There are two, written alternately.
 type meta struct {
 	pageSize                           int
 	root, freelist, pages, transaction uint64
 }
 
-// scan is one look through a file.
+// scan is one pass through a file.
 type scan struct {
 	from io.ReaderAt
 	size int64
@@ -80,15 +80,15 @@ type scan struct {
 	problems []Problem
 	oneHead  bool   // the other is torn or damaged
 	broken   bool   // the tree cannot be trusted
-	lost     []span // what it does not lead to any more
-	unread   error  // a read that failed: not damage, perhaps, but a disk that is ill
+	lost     []span // ranges that the tree no longer reaches
+	unread   error  // a failed read: perhaps the disk is failing, not the file
 }
 
-// look looks through a file.
+// look makes one pass through a file.
 func look(from io.ReaderAt, size int64, visit func(kind string, key, value []byte)) *scan {
 	s := &scan{from: from, size: size, seen: map[uint64]bool{}, visit: visit}
 	if !s.heads() {
-		s.damaged(span{}, "neither head of the file is whole")
+		s.damaged(span{}, "both heads of the file are damaged")
 		return s
 	}
 	s.tree("", s.root, 0, span{})
@@ -102,7 +102,7 @@ func (s *scan) damaged(lost span, format string, args ...any) {
 	s.problems = append(s.problems, Problem{Text: fmt.Sprintf(format, args...)})
 }
 
-// read reads bytes of the file; nil when that fails.
+// read reads bytes of the file; nil if that fails.
 func (s *scan) read(at int64, n int) []byte {
 	if at < 0 || n < 0 || at > s.size-int64(n) {
 		return nil
@@ -117,9 +117,9 @@ func (s *scan) read(at int64, n int) []byte {
 	return b
 }
 
-// heads finds the later of the two heads that are whole. One that is torn is what a
-// crash in mid-write leaves, and then nobody was told that it is written; but that
-// cannot be told from damage to the last head.
+// heads finds the later of the two whole heads. A crash in the middle of a write leaves a
+// torn head, and then no client was told that its change is written. It looks the same as
+// later damage to the last head.
 func (s *scan) heads() bool {
 	sizes := []int{4096}
 	for size := 1 << 9; size <= 1<<16; size <<= 1 {
@@ -157,14 +157,14 @@ func (s *scan) head(at int64) (meta, bool) {
 		return m, false
 	}
 	whole := m.pageSize >= 1<<9 && m.pageSize <= 1<<16 && m.pageSize&(m.pageSize-1) == 0 && (at == 0 || at == int64(m.pageSize))
-	if !whole { // bbolt looks at the sum alone, and would believe it
+	if !whole { // bbolt checks only the checksum, and would accept it
 		s.broken = true
-		s.problems = append(s.problems, Problem{Text: fmt.Sprintf("the head at %d tells of pages of %d bytes; no record is lost with it", at, m.pageSize)})
+		s.problems = append(s.problems, Problem{Text: fmt.Sprintf("the head at %d has a wrong page size, %d bytes; no record is lost with it", at, m.pageSize)})
 	}
 	return m, whole
 }
 
-// page reads a page with what flows over from it, if it is one and was not met before.
+// page reads a page with its overflow pages, if it is valid and was not seen before.
 func (s *scan) page(id uint64) (body []byte, flags uint16, count int, wrong string) {
 	if id < 2 || id >= s.pages || id > uint64(s.size)/uint64(s.pageSize) {
 		return nil, 0, 0, "lies outside the file"
@@ -177,7 +177,7 @@ func (s *scan) page(id uint64) (body []byte, flags uint16, count int, wrong stri
 	order := binary.NativeEndian
 	over := uint64(order.Uint32(h[12:]))
 	if order.Uint64(h) != id || over >= s.pages-id {
-		return nil, 0, 0, "is not what it should be"
+		return nil, 0, 0, "has wrong flags or a wrong number"
 	}
 	for i := id; i <= id+over; i++ {
 		if s.seen[i] {
@@ -202,13 +202,13 @@ func (s *scan) tree(kind string, id uint64, depth int, in span) {
 	case wrong != "":
 		s.damaged(in, "page %d%s %s", id, of(kind), wrong)
 	case depth > maxDepth:
-		s.damaged(in, "page %d%s is too deep in the tree", id, of(kind))
+		s.damaged(in, "page %d%s lies too deep in the tree", id, of(kind))
 	case flags == flagLeaf:
 		s.leaf(kind, body, count, in, fmt.Sprintf("page %d%s", id, of(kind)))
 	case flags == flagBranch && count > 0:
 		s.branch(kind, body, count, id, depth, in)
 	default:
-		s.damaged(in, "page %d%s is of no known sort", id, of(kind))
+		s.damaged(in, "page %d%s has an unknown type", id, of(kind))
 	}
 }
 
@@ -239,7 +239,7 @@ func (s *scan) branch(kind string, body []byte, count int, id uint64, depth int,
 		children = append(children, child{key, order.Uint64(body[at+8:])})
 	}
 	if len(children) < count {
-		s.damaged(in, "page %d%s leads astray", id, of(kind))
+		s.damaged(in, "page %d%s has invalid children", id, of(kind))
 		return
 	}
 	for i, c := range children {
@@ -251,8 +251,8 @@ func (s *scan) branch(kind string, body []byte, count int, id uint64, depth int,
 	}
 }
 
-// leaf takes what lies in a leaf. Where one element is wrong the others of the
-// leaf are still taken, and the tree counts as broken.
+// leaf visits the elements of a leaf. If one element is wrong the others are
+// still visited, and the tree counts as broken.
 func (s *scan) leaf(kind string, body []byte, count int, in span, name string) {
 	order := binary.NativeEndian
 	var last []byte
@@ -267,7 +267,7 @@ func (s *scan) leaf(kind string, body []byte, count int, in span, name string) {
 		value := cut(body, at, position+size, uint64(order.Uint32(body[at+12:])))
 		bucket := order.Uint32(body[at:])&flagBucket != 0
 		if key == nil || value == nil || !within(key, in) || i > 0 && bytes.Compare(last, key) >= 0 || bucket != (kind == "") {
-			s.damaged(in, "%s holds an element that is not what it should be", name)
+			s.damaged(in, "%s has an invalid element", name)
 			continue
 		}
 		last = key
@@ -279,10 +279,10 @@ func (s *scan) leaf(kind string, body []byte, count int, in span, name string) {
 	}
 }
 
-// bucket goes into the records of a kind: a tree, or one leaf inside the element.
+// bucket visits the records of a kind: a tree, or one leaf inside the element.
 func (s *scan) bucket(kind string, value []byte) {
 	if len(value) < pageHead {
-		s.damaged(span{kind: kind}, "the records of kind %s have no beginning", kind)
+		s.damaged(span{kind: kind}, "the records of kind %s have no root page", kind)
 		return
 	}
 	if root := binary.NativeEndian.Uint64(value); root != 0 {
@@ -291,14 +291,14 @@ func (s *scan) bucket(kind string, value []byte) {
 	}
 	page := value[pageHead:]
 	if len(page) < pageHead || binary.NativeEndian.Uint16(page[8:]) != flagLeaf {
-		s.damaged(span{kind: kind}, "the records of kind %s are not what they should be", kind)
+		s.damaged(span{kind: kind}, "the records of kind %s are not a valid leaf", kind)
 		return
 	}
 	s.leaf(kind, page, int(binary.NativeEndian.Uint16(page[10:])), span{kind: kind}, "the page"+of(kind))
 }
 
-// free looks at the list of free pages: one that is in use must not be on it, or
-// the next record is written over another.
+// free checks the list of free pages. If a used page were on it, the next change would
+// overwrite its records.
 func (s *scan) free() {
 	if s.freelist == noFreelist || s.broken {
 		return
@@ -325,8 +325,8 @@ func (s *scan) free() {
 	}
 }
 
-// cut gives size bytes at a position that counts from an element; nil where that
-// is not inside the page.
+// cut returns size bytes at a position relative to an element; nil if the range
+// leaves the page.
 func cut(body []byte, element int, position, size uint64) []byte {
 	from := uint64(element) + position
 	to := from + size

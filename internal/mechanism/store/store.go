@@ -1,16 +1,16 @@
-// Package store keeps what Lodge must not forget: one versioned record per
+// Package store keeps the records that Lodge must not lose: one versioned record per
 // object, in one bbolt file of the data directory.
 //
-// A Put or Delete that has returned nil is on disk. Those who come while others
-// are written share the next transaction, so that a storm of definitions costs a
-// few synchronisations and not one each. Only records belong here: no caches, no
-// measurements, nothing that can be asked of QEMU or of the kernel.
+// After Put or Delete has returned nil the change is on disk. Changes that arrive during
+// a transaction share the next one, so a storm of definitions costs a
+// few syncs instead of one each. Only records belong here: no caches, no
+// measurements, nothing that QEMU or the kernel can be asked for.
 //
-// A disk that fails ends nothing (decision 18). The file is looked through before
-// it is trusted. One that is damaged is put aside, never removed, and all records
-// that are left in it go on in a new one. While it is open all records are in memory
-// too, from where they are read: whatever becomes of the file then, they go on in a
-// new one. While it cannot be written to, changes are refused with the reason, and
+// A failing disk does not end the daemon (decision 18). The file is checked before
+// it is opened. A damaged file is put aside, never removed, and all readable records
+// are written to a new one. While the file is open all records are also in memory,
+// and reads use that copy. If the file is lost or damaged then, a new file gets all of
+// them. While the file cannot be written, changes are refused with the reason, and
 // each new change tries again.
 package store
 
@@ -34,14 +34,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Kind names a sort of record and the version of its present layout.
+// Kind names a type of record and the version of its present layout.
 type Kind struct {
 	Name string
 	// Version of the layout that Put writes. Get and Each refuse a record with
-	// a higher one, and Put and Delete leave it: an older daemon must not guess at
-	// a newer one's data.
+	// a higher one, and Put and Delete keep it: an older daemon must not guess the
+	// meaning of newer data.
 	Version int
-	// Older brings a record from a layout to the next one. Without it an earlier
+	// Older upgrades a record from a layout to the next one. If it is nil an earlier
 	// layout is read as the present one.
 	Older func(version int, record json.RawMessage) (json.RawMessage, error)
 }
@@ -49,54 +49,54 @@ type Kind struct {
 // Store is an open store. Its methods may be called concurrently.
 type Store struct {
 	dir, path string
-	lock      *os.File // the data directory, held against other daemons
+	lock      *os.File // the data directory, locked against other daemons
 	log       *slog.Logger
 
 	now   atomic.Pointer[opened]
-	whole atomic.Bool  // the file was when it was looked through at the start
-	size  atomic.Int64 // how much of the open file counts
+	whole atomic.Bool  // the file was whole when it was checked at the start
+	size  atomic.Int64 // how many bytes of the open file count
 
 	memory sync.RWMutex
-	known  contents // all records: of the open file, or what could be read of one that cannot be opened
+	known  contents // all records: of the open file, or the readable ones of a file that cannot be opened
 
-	// What follows is of the goroutine that commits, or of Open and Close.
-	ours        bool // known was acknowledged, or in the open file: it counts, whatever is in a file
+	// Only the goroutine that commits, Open and Close use these fields.
+	ours        bool // known was acknowledged, or read from the open file: it counts, whatever a file holds
 	serial      uint64
-	doubt       map[id]bool // what a transaction that failed may have changed
+	doubt       map[id]bool // records that a failed transaction may have changed
 	transaction int         // the last one of the open file
 	length      int64       // of the open file after that
-	torn        bool        // the open file was spoilt: bbolt may hang when it is asked again
-	tried       time.Time   // when the file was last tried to be opened
-	failed      error       // why that, or the last transaction, failed; nil: it did not
+	torn        bool        // another program changed the open file: bbolt may hang if it is called again
+	tried       time.Time   // when opening was last tried
+	failed      error       // why that, or the last transaction, failed; nil: it succeeded
 
-	trouble atomic.Pointer[error] // failed, for others
+	trouble atomic.Pointer[error] // failed, for other goroutines
 
 	mu      sync.Mutex
-	waiting []*change // for the next transaction; as many as there are callers
-	writing bool      // a goroutine commits, and takes those who wait next
-	closed  bool      // nothing is written any more: the file may be another daemon's by then
+	waiting []*change // for the next transaction; one per waiting caller
+	writing bool      // a goroutine commits, and takes waiting changes next
+	closed  bool      // nothing is written any more: the file may belong to another daemon by then
 	idle    sync.Cond // nothing is being written
 }
 
-// opened is the open file; both are nil where there is none.
+// opened is the open file; both fields are nil if it is closed.
 type opened struct {
 	db   *bbolt.DB
 	file *os.File
 }
 
-// change is what one caller wants written.
+// change is one write that a caller waits for.
 type change struct {
 	kind   Kind
 	key    string
 	body   []byte // JSON
 	remove bool
-	done   chan error // holds one
+	done   chan error // capacity one
 }
 
 // Path is the store's file in a data directory.
 func Path(dir string) string { return filepath.Join(dir, "lodge.db") }
 
-// Put writes a record, replacing the one with the same key.
+// Put writes a record, and replaces the one with the same key.
 func (s *Store) Put(k Kind, key string, record any) error {
 	var value bytes.Buffer
 	e := json.NewEncoder(&value)
@@ -107,12 +107,12 @@ func (s *Store) Put(k Kind, key string, record any) error {
 	return wrap(s.write(&change{kind: k, key: key, body: bytes.Clone(value.Bytes())}), "cannot store %s %q", k.Name, key)
 }
 
-// Delete removes a record; one that is not there is no error.
+// Delete removes a record; a missing record is no error.
 func (s *Store) Delete(k Kind, key string) error {
 	return wrap(s.write(&change{kind: k, key: key, remove: true}), "cannot delete %s %q", k.Name, key)
 }
 
-// wrap names what failed, and keeps the kind of failure.
+// wrap names the failed action, and keeps the kind of failure.
 func wrap(err error, format string, args ...any) error {
 	kind := fault.Failed
 	if fault.Is(err, fault.NoCapacity) || fault.Is(err, fault.Unsupported) {
@@ -121,7 +121,7 @@ func wrap(err error, format string, args ...any) error {
 	return fault.Wrap(err, kind, fault.Store, format, args...)
 }
 
-// Health is why changes are refused at present; nil: they are taken.
+// Health returns the reason why changes are refused now; nil: they are accepted.
 func (s *Store) Health() error {
 	if err := s.trouble.Load(); err != nil {
 		return *err
@@ -129,22 +129,22 @@ func (s *Store) Health() error {
 	return nil
 }
 
-// Aside gives the damaged files that were put aside in the data directory. While
-// there are any, what has no record may be what a lost record was of.
+// Aside returns the damaged files that were put aside in the data directory. While
+// there are any, an object without a record may belong to a lost record.
 func (s *Store) Aside() []string {
 	names, err := filepath.Glob(s.path + asideMark + "*")
 	if err != nil {
-		return nil // only for a pattern that is wrong
+		return nil // only for an invalid pattern
 	}
 	return names
 }
 
-// Sound reports that what has no record here is not known of at all: nothing was
-// lost, and everything could be read. Of a file that was made just now nobody can tell.
+// Sound reports that no record is missing: nothing was
+// lost, and everything could be read. It is false for a file that was just made.
 func (s *Store) Sound() bool { return s.whole.Load() && len(s.Aside()) == 0 }
 
-// Settle says that what a file that was made just now lacks was looked for elsewhere: to the
-// next daemon it is sound.
+// Settle records that the missing contents of a new file were looked for elsewhere: the
+// next daemon takes the file for sound.
 func (s *Store) Settle() error {
 	if s.Sound() {
 		return nil
@@ -152,8 +152,8 @@ func (s *Store) Settle() error {
 	return s.Delete(formatKind, unsettled.key)
 }
 
-// write has one thing written, and returns when it is on disk. Nobody waits for
-// company: who comes while others are written is in the next transaction.
+// write queues one change, and returns when it is on disk. It does not delay to collect
+// more changes: those that arrive during a transaction are in the next one.
 func (s *Store) write(c *change) error {
 	c.done = make(chan error, 1)
 	s.mu.Lock()
@@ -164,13 +164,13 @@ func (s *Store) write(c *change) error {
 	s.waiting = append(s.waiting, c)
 	if !s.writing {
 		s.writing = true
-		go s.commit() // ends when nobody waits
+		go s.commit() // ends when no change waits
 	}
 	s.mu.Unlock()
 	return <-c.done
 }
 
-// commit writes what waits until nothing does.
+// commit writes waiting changes until there are none.
 func (s *Store) commit() {
 	for {
 		s.mu.Lock()
@@ -187,9 +187,9 @@ func (s *Store) commit() {
 	}
 }
 
-// transact writes changes in one transaction. One that the store refuses, because
-// of its key or its size, changes nothing and keeps no other from being written.
-// Where the file turns out to be bad it is opened anew, once.
+// transact writes changes in one transaction. If the store refuses one, because
+// of its key or its size, nothing changes for it and the others are written.
+// If the file turns out to be bad it is reopened, once.
 func (s *Store) transact(all []*change) {
 	failpoint.Reach("store.commit")
 	refused := make([]error, len(all))
@@ -209,7 +209,7 @@ func (s *Store) transact(all []*change) {
 	}
 }
 
-// try is a transaction. Again says that the file has to be opened anew.
+// try runs one transaction. Again means that the file has to be reopened.
 func (s *Store) try(all []*change, refused []error) (again bool, err error) {
 	db := s.now.Load().db
 	s.serial++
@@ -227,7 +227,7 @@ func (s *Store) try(all []*change, refused []error) (again bool, err error) {
 		return false, nil
 	}
 	if !panicked && harmless(err) {
-		return false, s.explain(err) // where there is no room the present state is as it was
+		return false, s.explain(err) // without space the present state is unchanged
 	}
 	for _, c := range all {
 		s.doubt[id{c.kind.Name, c.key}] = true
@@ -236,7 +236,7 @@ func (s *Store) try(all []*change, refused []error) (again bool, err error) {
 	return true, s.explain(err)
 }
 
-// learn keeps in memory what was written.
+// learn updates the records in memory after a write.
 func (s *Store) learn(all []*change, refused []error) {
 	s.memory.Lock()
 	defer s.memory.Unlock()
@@ -250,7 +250,7 @@ func (s *Store) learn(all []*change, refused []error) {
 	}
 }
 
-// apply makes one change.
+// apply applies one change.
 func (s *Store) apply(tx *bbolt.Tx, c *change) error {
 	b, err := tx.Bucket([]byte(c.kind.Name)), error(nil)
 	if b == nil && c.remove {
@@ -275,20 +275,20 @@ func (s *Store) apply(tx *bbolt.Tx, c *change) error {
 	return b.Put([]byte(c.key), seal(c.kind.Name, c.key, c.kind.Version, s.serial, c.body))
 }
 
-// say keeps why changes are refused, and logs when that begins and ends.
+// say stores why changes are refused, and logs when that begins and ends.
 func (s *Store) say(err error) {
 	was := s.failed
 	s.failed = err
 	s.trouble.Store(&err)
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):
-		s.log.Error("changes cannot be kept and are refused; guests run on", "error", err)
+		s.log.Error("store not writable; changes refused, guests keep running", "error", err)
 	case err == nil && was != nil:
-		s.log.Info("changes are kept again", "store", s.path)
+		s.log.Info("store writable again", "store", s.path)
 	}
 }
 
-// Get reads a record into the value that into points to.
+// Get decodes a record into the value that into points to.
 func (s *Store) Get(k Kind, key string, into any) error {
 	s.memory.RLock()
 	value := s.known.sealed(id{k.Name, key})
@@ -300,8 +300,8 @@ func (s *Store) Get(k Kind, key string, into any) error {
 }
 
 // Each visits every record of a kind in the order of keys. The visitor decodes
-// what it wants and ends the walk by returning an error, which Each returns as it
-// is. Records that are written or removed meanwhile may be seen or not.
+// the records it needs. If it returns an error the walk ends, and Each returns that
+// error unchanged. Records that are written or removed during the walk may be seen or not.
 func (s *Store) Each(k Kind, visit func(key string, decode func(into any) error) error) error {
 	some := contents{}
 	s.memory.RLock()
@@ -319,7 +319,7 @@ func (s *Store) Each(k Kind, visit func(key string, decode func(into any) error)
 	return nil
 }
 
-// sealed gives a record as it lies in a file; nil: there is none.
+// sealed returns a record in its file form; nil: it does not exist.
 func (c contents) sealed(name id) []byte {
 	r, there := c[name]
 	if !there || r.damaged != nil {
@@ -328,8 +328,8 @@ func (c contents) sealed(name id) []byte {
 	return seal(name.kind, name.key, r.version, r.serial, r.body)
 }
 
-// Close waits for writers and closes the file. What is put after that is refused. The file is
-// looked through once more: what has become of it since, only this daemon can mend.
+// Close waits for writers and closes the file. Later changes are refused. The file is
+// checked once more, because only this daemon has the records to repair it with.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	again := s.closed

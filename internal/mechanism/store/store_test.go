@@ -137,7 +137,7 @@ func closeStore(t *testing.T, s *Store) {
 	}
 }
 
-// TestOthersPutNothingInTheStoresPlace has a directory that others may write, or own.
+// Other users may write to the directory, or own it.
 // Promise: X10
 func TestOthersPutNothingInTheStoresPlace(t *testing.T) {
 	open := t.TempDir()
@@ -159,7 +159,7 @@ func TestOthersPutNothingInTheStoresPlace(t *testing.T) {
 	}
 }
 
-// A change that failed for its caller, and is in the file, is not there when that is opened anew.
+// A change that failed for its caller may be in the file. It is gone after the file was reopened.
 // Promise: S15
 func TestWhatFailedIsTakenBack(t *testing.T) {
 	dir := t.TempDir()

@@ -8,19 +8,19 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// checkTries is how often a file that a daemon writes to is looked through anew.
+// checkTries is how often a file is read again because a daemon writes to it.
 const checkTries = 20
 
-// Check looks a data directory's store through and changes nothing. A daemon may
-// hold it meanwhile.
+// Check checks a data directory's store and changes nothing. A daemon may
+// hold it at the same time.
 func Check(dir string) (*Report, error) {
 	_, r, err := read(dir)
 	return r, err
 }
 
-// Visit gives every record that can be read, by kind and key, with the version of
-// its layout, and the report of Check. It reads what lies outside of its place
-// too. A daemon may hold the directory meanwhile.
+// Visit visits every readable record, by kind and key, with the version of
+// its layout, and returns the report of Check. It also reads records outside their
+// place. A daemon may hold the directory at the same time.
 func Visit(dir string, visit func(kind, key string, version int, body []byte) error) (*Report, error) {
 	all, r, err := read(dir)
 	if err != nil {
@@ -35,7 +35,7 @@ func Visit(dir string, visit func(kind, key string, version int, body []byte) er
 	return r, nil
 }
 
-// read gathers what a store holds, in one state of it.
+// read collects the records of a store in one consistent state.
 func read(dir string) (contents, *Report, error) {
 	for try := 1; ; try++ {
 		before, err := transaction(Path(dir))
@@ -46,7 +46,7 @@ func read(dir string) (contents, *Report, error) {
 		if err != nil {
 			return nil, nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot read the store of %s", dir)
 		}
-		// Pages that a state leads to are not written to before the next one.
+		// Pages of a state are not overwritten before the next state.
 		after, err := transaction(Path(dir))
 		switch {
 		case err == nil && after == before:
@@ -57,7 +57,7 @@ func read(dir string) (contents, *Report, error) {
 	}
 }
 
-// transaction gives the number of a file's last transaction.
+// transaction returns the number of a file's last transaction.
 func transaction(path string) (uint64, error) {
 	f, size, err := open(path)
 	if err != nil {
@@ -69,9 +69,9 @@ func transaction(path string) (uint64, error) {
 	return s.transaction, nil
 }
 
-// Repair makes a new file of all that can be read, records that lie outside of
-// their place included, and keeps the old one aside, whose name it gives. A store
-// that is whole is left alone. No daemon may hold the directory.
+// Repair makes a new file of all readable records, also those outside their
+// place. It keeps the old file and returns its new name. A whole store
+// is left unchanged. No daemon may hold the directory.
 func Repair(dir string, log *slog.Logger) (r *Report, aside string, err error) {
 	lock, err := hold(dir, "data", 0)
 	if err != nil {

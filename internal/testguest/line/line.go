@@ -37,7 +37,7 @@ type Request struct {
 	ID int64  `json:"id"`
 	Do string `json:"do"`
 
-	// For exec: the program with its arguments, what it reads, how long it may run.
+	// For exec: the program with its arguments, its standard input, and its time limit.
 	Argv      []string `json:"argv,omitempty"`
 	Stdin     []byte   `json:"stdin,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
