@@ -102,7 +102,7 @@ func searchFiles(t *testing.T, dir string) {
 			t.Errorf("%s holds a secret", path)
 		}
 		if holds(string(text), displaySecret) && info.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s may be read by others (%v) and holds a display's password", path, info.Mode())
+			t.Errorf("%s can be read by other users (%v) and holds a display's password", path, info.Mode())
 		}
 		return nil
 	})

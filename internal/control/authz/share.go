@@ -220,8 +220,9 @@ type taking struct {
 	over  bool   // guarded by the lock of the shares
 }
 
-// Bound checks the guests that a call makes against the client's bounds. They count until done, when the
-// guests themselves can be counted. The call has the verb v, and those in also.
+// Scope is what a call of a client may do. The call's reservations count against the client's bounds until
+// done, when the objects themselves can be counted. The call has the verb v, and those in also. Fence gives
+// the places of files.
 func (g *Gate) Scope(w Who, v Verb, also ...Verb) (_ scope.Scope, done func()) {
 	if !g.Held(w) {
 		return scope.Daemon("a client that no rules hold"), func() {}
@@ -233,8 +234,8 @@ func (g *Gate) Scope(w Who, v Verb, also ...Verb) (_ scope.Scope, done func()) {
 	return scope.Client(w.String(), scope.Anywhere, t), t.end
 }
 
-// Make checks a network or a pool that a call is to make against the bounds of its client. One that exists
-// already takes nothing more.
+// Make checks a network or a pool that a call is to make against the bounds. One that exists already takes
+// nothing more.
 func (g *Gate) Make(sc scope.Scope, v Verb, o Object) error {
 	t, _ := sc.Limits().(*taking)
 	if t == nil || (v != Networks || o.Kind != Network) && (v != Pools || o.Kind != Pool) {
@@ -243,12 +244,12 @@ func (g *Gate) Make(sc scope.Scope, v Verb, o Object) error {
 	return t.take(v, claimOf(o))
 }
 
-// volume counts a volume to be made.
+// ReserveVolume implements scope.Limits: it counts a volume to be made.
 func (t *taking) ReserveVolume(pool, name string) error {
 	return t.take(Volumes, claimOf(Object{Kind: Pool, Name: pool, Part: name}))
 }
 
-// network counts a changed network.
+// ReserveNetwork implements scope.Limits: it counts a changed network.
 func (t *taking) ReserveNetwork(name string, written uint64) error {
 	return t.take(Networks, claimOf(Object{Kind: Network, Name: name, written: written}))
 }
@@ -264,7 +265,7 @@ func (t *taking) end() {
 // OpenSecret implements scope.Limits.
 func (t *taking) OpenSecret(pool, secret string) error { return t.gate.opening(t.who, pool, secret) }
 
-// Authorize implements scope.Limits. It checks the call again when the guest's turn has come, perhaps much
+// Authorize implements scope.Limits: it checks the call again when the guest's turn has come, perhaps much
 // later: other clients may have changed the guest's name or labels. A guest that is still being made belongs
 // to no one else.
 func (t *taking) Authorize(uuid string) error {
@@ -284,9 +285,9 @@ func (t *taking) Authorize(uuid string) error {
 	return nil
 }
 
-// Again also checks the content of the call of ctx again when a guest's turn has come. Other clients may have
-// removed what the call relied on from the guest, or have added the other half of a combination of name and
-// labels that the client may not give. On is the guest of the call's document, if there is one.
+// Again also checks the content of a call again when a guest's turn has come. Other clients may have removed
+// what the call relied on from the guest, or have added the other half of a combination of name and labels
+// that the client may not give. On is the guest of the call's document, if there is one.
 func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) scope.Scope {
 	t, _ := sc.Limits().(*taking)
 	if t == nil {
@@ -306,7 +307,7 @@ func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) s
 	})
 }
 
-// guest counts a guest as it will be.
+// ReserveGuest implements scope.Limits: it counts a guest as it will be.
 func (t *taking) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
 	if err := t.gate.weigh(t.who, def, t.gate.GuestByUUID(uuid)); err != nil {
 		return err

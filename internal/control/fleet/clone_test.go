@@ -451,7 +451,7 @@ func TestClone_NamesWhatCannotBeCloned(t *testing.T) {
 		"serial uses /tmp/out":                 "<serial type='file'><source path='/tmp/out'/></serial>",
 		"channel listens on /tmp/sock":         "<channel type='unix'><source mode='bind' path='/tmp/sock'/><target type='virtio' name='org.x.0'/></channel>",
 		"virsh pool-create-as NAME dir":        disk(filepath.Join(h.dir, "stray.raw")),
-		"format raw in the guest's definition":        disk(filepath.Join(dir, "odd.raw")),
+		"format raw in the guest's definition": disk(filepath.Join(dir, "odd.raw")),
 		"no storage pool with name":            "<disk type='volume' device='disk'><source pool='nowhere' volume='x'/><target dev='vda' bus='virtio'/></disk>",
 		"\"golden\" is running":                "",
 		"from 1 to 4096 clones can be made in": "",

@@ -178,7 +178,7 @@ func TestTiles_CreateStartRemove(t *testing.T) {
 		filepath.Join(dir, "lab-1.qcow2")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
 	_, err = h.remove("lab/1")
-	refused(t, err, fault.WrongState, "default/above.qcow2, which is not of tile lab/1, lies above its volume default/lab-1.qcow2")
+	refused(t, err, fault.WrongState, "default/above.qcow2, which does not belong to tile lab/1, uses volume default/lab-1.qcow2 as its backing file")
 	ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "above.qcow2"))
 	got, err = h.remove("lab/*")
 	ok(t, err)

@@ -16,7 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// Act does one thing to all chosen guests.
+// Act applies a verb to all selected guests.
 func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect.ServerStream[lodgev1.Step]) error {
 	request, err := toRequest(r)
 	if err != nil {
@@ -31,14 +31,14 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	})
 }
 
-// Cancel ends a set under way.
+// Cancel cancels a set that is under way.
 func (s *Server) Cancel(ctx context.Context, r *lodgev1.CancelRequest) (*lodgev1.CancelResponse, error) {
 	err := s.sets.end(r.GetRun())
 	s.Audit.Note(authz.Entry{Who: caller(ctx), API: "lodge", Call: "Cancel", Verb: authz.Stop, Object: authz.Object{Name: "set '" + r.GetRun() + "'"}, Err: err})
 	return &lodgev1.CancelResponse{}, err
 }
 
-// modes are the ways of asking a guest, by their names on the wire.
+// modes are the shutdown methods by their names on the wire.
 var modes = map[string]guest.ShutdownMode{"": guest.ShutdownDefault, "acpi": guest.ShutdownACPI, "agent": guest.ShutdownAgent}
 
 func toRequest(r *lodgev1.ActRequest) (fleet.Request, error) {
@@ -49,7 +49,7 @@ func toRequest(r *lodgev1.ActRequest) (fleet.Request, error) {
 	o := r.GetOptions()
 	mode, known := modes[o.GetMode()]
 	if !known {
-		return fleet.Request{}, fault.New(fault.Invalid, fault.Call, "a guest is asked by acpi or agent, not by %q", o.GetMode())
+		return fleet.Request{}, fault.New(fault.Invalid, fault.Call, "a guest can be asked by acpi or agent, not by %q", o.GetMode())
 	}
 	timeout, grace := r.GetTimeout().AsDuration(), o.GetGrace().AsDuration()
 	if timeout < 0 || grace < 0 {
@@ -66,7 +66,7 @@ func toRequest(r *lodgev1.ActRequest) (fleet.Request, error) {
 	}, nil
 }
 
-// sets are those under way, by the numbers that their plans carry.
+// sets are the sets under way, by the number in their plan.
 type sets struct {
 	mu     sync.Mutex
 	cancel map[string]context.CancelCauseFunc
@@ -103,11 +103,11 @@ func (s *sets) count() int {
 	return len(s.cancel)
 }
 
-// telling is what is yet to be told of a set. The work on the set writes it and
-// never waits; it grows to one message for each guest at most.
+// telling is the queue of messages about a set. The work on the set writes it and never waits; it grows to at
+// most one message for each guest.
 type telling struct {
 	run  string
-	more chan struct{} // holds one when there is something to tell
+	more chan struct{} // signals that there are messages
 
 	mu    sync.Mutex
 	steps []*lodgev1.Step
@@ -151,11 +151,10 @@ func (t *telling) summary(s fleet.Summary) {
 	}}})
 }
 
-// stream works on a set, and beside that tells the client of it as fast as the
-// client reads. It returns when both have ended, with why the client was lost, or
-// what came of the work. A client that is gone, or that is given up because it
-// does not read, cancels what has not begun. A set that is refused as a whole has no guest whose
-// turn would be in the audit: what was tried is.
+// stream works on a set, and at the same time sends results as fast as the client reads. It returns when both
+// have ended, with the reason why the client was lost, or the result of the work. A client that disconnects or
+// does not read cancels the guests that have not begun. If the whole set is refused, no guest has a turn in
+// the audit, so the attempt is noted.
 func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], tried authz.Entry, work func(context.Context, *telling) (fleet.Summary, error)) (failure error) {
 	refused := func(err error) error {
 		tried.Who, tried.API, tried.Err = caller(ctx), "lodge", err
@@ -166,7 +165,7 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 	defer cancel(nil)
 	owner := caller(ctx).Owner()
 	if !s.running.take(owner, 1) {
-		return refused(fault.New(fault.NoCapacity, fault.Call, "%d sets are under way, or %d of one client; try again when one has ended", s.running.all, s.running.each))
+		return refused(fault.New(fault.NoCapacity, fault.Call, "%d sets are already under way, or %d of this client; try again when one has ended", s.running.all, s.running.each))
 	}
 	defer s.running.leave(owner, 1)
 	run := s.sets.begin(cancel)
@@ -176,11 +175,11 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 	go func() {
 		lost := t.tell(to, ended)
 		if lost != nil {
-			cancel(fault.Wrap(lost, fault.Aborted, fault.Call, "the client does not read"))
+			cancel(fault.Wrap(lost, fault.Aborted, fault.Call, "the client did not read its answers in time"))
 		}
 		told <- lost
 	}()
-	defer func() { // also where the work broke, which is for the caller to contain
+	defer func() { // also if the work panics; the caller contains that
 		close(ended)
 		if lost := <-told; lost != nil {
 			failure = lost
@@ -194,7 +193,7 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 	return nil
 }
 
-// tell sends until the work has ended and all is told, or the client is lost.
+// tell sends messages until the work has ended and all are sent, or the client is lost.
 func (t *telling) tell(to *connect.ServerStream[lodgev1.Step], ended <-chan struct{}) error {
 	for last := false; !last; {
 		select {

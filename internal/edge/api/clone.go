@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 )
 
-// CloneGuests makes guests that are like another one.
+// CloneGuests clones a guest.
 func (s *Server) CloneGuests(ctx context.Context, r *lodgev1.CloneGuestsRequest, stream *connect.ServerStream[lodgev1.Step]) error {
 	request := fleet.CloneRequest{
 		Source: r.GetSource(), Names: r.GetNames(), Thin: r.GetThin(), Pool: r.GetPool(), NoRNG: r.GetNoRng(), DryRun: r.GetDryRun(),

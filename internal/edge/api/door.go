@@ -17,18 +17,18 @@ import (
 // Listener is a socket that clients connect to.
 type Listener struct {
 	net.Listener
-	// Certificates say who comes from other hosts; nil: the listener is a unix socket.
+	// Certificates authenticate clients of other hosts; nil: the listener is a unix socket.
 	Certificates *listener.Certificates
 }
 
-// door takes connections within their bounds, and notes who comes.
+// door accepts connections within their bounds and identifies the clients.
 type door struct {
 	net.Listener
 	conns, strangers *places
 	reception        *authz.Reception
 	log              *slog.Logger
 
-	warned time.Time // belongs to who accepts
+	warned time.Time // used only by the accepting goroutine
 
 	mu     sync.Mutex
 	inside map[*client]bool
@@ -50,7 +50,7 @@ func (d *door) leave(c *client) {
 	delete(d.inside, c)
 }
 
-// heed hangs up on whom the rules, which have changed, let in no more.
+// heed disconnects clients that changed rules no longer admit.
 func (d *door) heed(ctx context.Context, gate *authz.Gate) {
 	changed := gate.Changed()
 	for {
@@ -63,18 +63,18 @@ func (d *door) heed(ctx context.Context, gate *authz.Gate) {
 		d.mu.Lock()
 		for c := range d.inside {
 			if !c.strange.Load() && gate.Admit(c.who) != nil {
-				_ = c.Conn.Close() // whoever serves it notices, and closes the rest
+				_ = c.Conn.Close() // the goroutine that serves it notices, and closes the rest
 			}
 		}
 		d.mu.Unlock()
 	}
 }
 
-// grumble is how often the log is told at most that clients are turned away.
+// grumble is the minimum time between two log lines about refused clients.
 const grumble = 10 * time.Second
 
-// Accept turns those away for whom there is no place: what one owner may hold is far more
-// than a sound client wants.
+// Accept closes connections beyond the bounds. The bound for one owner is far above the needs of a normal
+// client.
 func (d *door) Accept() (net.Conn, error) { return d.accept() }
 
 func (d *door) accept() (*client, error) {
@@ -94,7 +94,7 @@ func (d *door) accept() (*client, error) {
 		}
 		_ = conn.Close()
 		if time.Since(d.warned) > grumble {
-			d.log.Warn("too many connections to the API", "client", c.who, "pid", c.who.Peer.PID)
+			d.log.Warn("too many connections to the API; client refused", "client", c.who, "pid", c.who.Peer.PID)
 			d.warned = time.Now()
 		}
 	}
@@ -106,19 +106,19 @@ type client struct {
 	owner   authz.Owner
 	door    *door
 	once    sync.Once
-	strange atomic.Bool // no call was let in yet
+	strange atomic.Bool // no call was admitted yet
 
-	who authz.Who // of one from another host complete before the hall gives it on, and not written later
-	// proof is held by the call that has polkit asked, so that one is asked for all.
-	// Proved is guarded by it.
+	who authz.Who // for another host, set before the hall hands it over, and constant afterwards
+	// proof is held by the call that has polkit asked, so that one question serves all calls. It guards
+	// proved.
 	proof  chan struct{}
 	proved bool
 
-	// Of one that polkit decides about: the process that has come, or why it is not known.
+	// For a client that polkit decides about: its process, or why it is not known.
 	process polkit.Process
 	lost    error
 
-	unwatch func() // of one from another host: ends the watch on its certificate; written before the hall gives it on
+	unwatch func() // for another host: ends the watch on its certificate; set before the hall hands it over
 }
 
 func newClient(conn net.Conn, d *door) *client {
@@ -142,22 +142,21 @@ func (c *client) Close() error {
 	return c.Conn.Close()
 }
 
-// meet counts the client no more among the strangers.
+// meet no longer counts the client as a stranger.
 func (c *client) meet() {
 	if c.strange.CompareAndSwap(true, false) {
 		c.door.strangers.leave(c.owner, 1)
 	}
 }
 
-// find notes which process has come, while it is there: its number may be another's when it calls.
+// find records the client's process while it exists: its PID may be reused when it calls.
 func (c *client) find(r *authz.Reception) {
 	if r.Asks(c.who) {
 		c.process, c.lost = polkit.Find(c.who.Peer.PID, c.who.Peer.UID)
 	}
 }
 
-// prove has polkit say whether the client may come in, once on a connection that it
-// says yes to.
+// prove asks polkit whether the client is admitted. One positive answer holds for the connection.
 func (c *client) prove(ctx context.Context, r *authz.Reception) error {
 	select {
 	case c.proof <- struct{}{}:
@@ -176,14 +175,13 @@ func (c *client) prove(ctx context.Context, r *authz.Reception) error {
 	return err
 }
 
-// hall is where clients of other hosts show their certificates: beside one another,
-// so that the door is never held.
+// hall does the TLS handshakes of clients of other hosts concurrently, so that they never block the listener.
 type hall struct {
 	*door
 	certificates *listener.Certificates
 	audit        *authz.Audit
 
-	let  chan net.Conn // whoever was let in
+	let  chan net.Conn // admitted clients
 	life context.Context
 	end  context.CancelCauseFunc
 	work sync.WaitGroup
@@ -196,7 +194,7 @@ func (s *Server) hall(l Listener, d *door) *hall {
 	return h
 }
 
-// Accept gives the next one that was let in.
+// Accept returns the next admitted client.
 func (h *hall) Accept() (net.Conn, error) {
 	select {
 	case conn := <-h.let:
@@ -206,7 +204,7 @@ func (h *hall) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends the taking of clients, and waits for those that are being received.
+// Close stops accepting clients, and waits for the handshakes under way.
 func (h *hall) Close() error {
 	h.end(net.ErrClosed)
 	err := h.Listener.Close()
@@ -225,9 +223,9 @@ func (h *hall) receive() {
 			h.end(net.ErrClosed)
 			return
 		}
-		h.log.Warn("cannot take a client", "socket", h.Addr(), "error", err)
+		h.log.Warn("cannot accept a client", "socket", h.Addr(), "error", err)
 		select {
-		case <-time.After(100 * time.Millisecond): // out of descriptors, most likely
+		case <-time.After(100 * time.Millisecond): // probably out of descriptors
 		case <-h.life.Done():
 		}
 	}
@@ -243,7 +241,7 @@ func (h *hall) welcome(c *client) {
 	if err == nil {
 		c.unwatch = h.certificates.Watch(secure, func(why error) {
 			h.audit.Note(authz.Entry{Who: who, API: "lodge", Call: "TLS", Err: why, Login: true})
-			_ = c.Conn.Close() // whoever serves it notices, and closes the rest
+			_ = c.Conn.Close() // the goroutine that serves it notices, and closes the rest
 		})
 		select {
 		case h.let <- secure:

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// The sorts of object that events are about.
+// The kinds of object of events.
 const (
 	objectGuest      = "guest"
 	objectNetwork    = "network"
@@ -17,8 +17,8 @@ const (
 	objectSecret     = "secret"
 )
 
-// about makes an event from what happened, why, and pairs of a field's name and
-// value; fields without a value are left out.
+// about makes an event from the object, what happened, the reason, and pairs of a field's name and value;
+// fields without a value are left out.
 func about(object, what, detail string, pairs ...string) *lodgev1.Event {
 	e := &lodgev1.Event{Object: object, What: what, Detail: legible(detail)}
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -32,7 +32,7 @@ func about(object, what, detail string, pairs ...string) *lodgev1.Event {
 
 func number[N int64 | uint64](n N) string { return fmt.Sprint(n) }
 
-// describe tells what happened in words.
+// describe translates an event.
 func describe(p event.Payload) *lodgev1.Event {
 	switch p := p.(type) {
 	case event.NetworkChange:
@@ -79,7 +79,7 @@ func set(fields map[string]string, name, value string) map[string]string {
 	return fields
 }
 
-// describeDevice tells what happened to a part of a guest.
+// describeDevice translates an event about a part of a guest.
 func describeDevice(p event.Payload) *lodgev1.Event {
 	switch p := p.(type) {
 	case event.DomainIOError:

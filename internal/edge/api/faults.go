@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// codes are what kinds of fault are called on the wire.
+// codes map kinds of fault to codes of Connect.
 var codes = map[fault.Kind]connect.Code{
 	fault.Internal:     connect.CodeInternal,
 	fault.NotFound:     connect.CodeNotFound,
@@ -28,7 +28,7 @@ var codes = map[fault.Kind]connect.Code{
 	fault.Failed:       connect.CodeUnknown,
 }
 
-// toFault gives an error as messages carry it; nil stays nil.
+// toFault returns an error as messages carry it; nil stays nil.
 func toFault(err error) *lodgev1.Fault {
 	if err == nil {
 		return nil
@@ -36,12 +36,12 @@ func toFault(err error) *lodgev1.Fault {
 	return &lodgev1.Fault{Kind: fault.Of(err).String(), Subject: fault.About(err).String(), Text: legible(err.Error())}
 }
 
-// legible makes text that came from files, QEMU or the kernel fit for a message:
-// one byte that is no UTF-8 would keep the whole message from being sent.
+// legible makes text from files, QEMU or the kernel valid UTF-8: one invalid byte would prevent the whole
+// message from being sent.
 func legible(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
-// wire gives an error as the protocols carry it, with the fault as its detail.
-// What the protocols found wrong by themselves stays as it is.
+// wire returns an error in the protocols' form, with the fault as its detail. Errors that the protocols found
+// themselves are unchanged.
 func wire(err error) error {
 	_, theirs := errors.AsType[*connect.Error](err)
 	_, ours := errors.AsType[*fault.Error](err)
@@ -55,7 +55,7 @@ func wire(err error) error {
 	return e
 }
 
-// faults puts every handler's error into the protocols' terms.
+// faults converts the errors of all handlers.
 type faults struct{}
 
 func (faults) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {

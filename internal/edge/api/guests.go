@@ -21,15 +21,15 @@ const (
 	maxSelectorBytes = 128 << 10
 )
 
-// selectors reads those of a request.
+// selectors parses the selectors of a request.
 func selectors(texts []string) ([]fleet.Selector, error) {
 	if len(texts) > maxSelectors {
-		return nil, fault.New(fault.Invalid, fault.Call, "%d selectors are too many; at most %d", len(texts), maxSelectors)
+		return nil, fault.New(fault.Invalid, fault.Call, "%d selectors are too many; the maximum is %d", len(texts), maxSelectors)
 	}
 	read, size := make([]fleet.Selector, 0, len(texts)), 0
 	for _, text := range texts {
 		if size += len(text); size > maxSelectorBytes {
-			return nil, fault.New(fault.Invalid, fault.Call, "selectors of more than %d bytes are too long; choose by glob, label or tile", maxSelectorBytes)
+			return nil, fault.New(fault.Invalid, fault.Call, "selectors of more than %d bytes are too long; select by glob, label or tile", maxSelectorBytes)
 		}
 		s, err := fleet.ParseSelector(text)
 		if err != nil {
@@ -40,7 +40,7 @@ func selectors(texts []string) ([]fleet.Selector, error) {
 	return read, nil
 }
 
-// choose gives the guests that a request to look means: all, unless it says less.
+// choose returns the guests of a request that only reads: all, unless it has selectors.
 func (s *Server) choose(ctx context.Context, texts []string) ([]fleet.Member, error) {
 	if len(texts) == 0 {
 		texts = []string{"all"}
@@ -52,7 +52,7 @@ func (s *Server) choose(ctx context.Context, texts []string) ([]fleet.Member, er
 	return slices.DeleteFunc(s.Fleet.Select(read), func(m fleet.Member) bool { return !s.sees(ctx, m) }), nil
 }
 
-// ListGuests tells what is known now.
+// ListGuests returns what is known now.
 func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
 	members, err := s.choose(ctx, r.GetSelect())
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	return answer, nil
 }
 
-// toGuest translates what is known without asking anybody.
+// toGuest translates what is known without a query.
 func toGuest(m fleet.Member) *lodgev1.Guest {
 	v := m.View
 	g := &lodgev1.Guest{
@@ -105,7 +105,7 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 // tileLabel is the label that makes a guest part of a tile.
 const tileLabel = "tile"
 
-// memory is what the guest may use now.
+// memory is the guest's present memory limit, in bytes.
 func memory(d *domain.Definition) uint64 {
 	if d.CurrentMemory != 0 {
 		return d.CurrentMemory
@@ -120,7 +120,7 @@ func vcpus(d *domain.Definition) uint {
 	return d.VCPUs.Max
 }
 
-// waits tells what a guest waits for, the deepest reason first; nil: nothing.
+// waits says why a guest waits, the most basic reason first; nil: it does not wait.
 func waits(m fleet.Member, sample *guest.Stats, queued resources.Waiting) *lodgev1.Wait {
 	job := m.Guest.Job()
 	switch {

@@ -14,27 +14,27 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 )
 
-// limits bound what clients may hold, one and all together. Times are those
-// after which somebody is given up.
+// limits bound what clients may hold, one of them and all together. A client that exceeds a time is
+// disconnected.
 type limits struct {
 	conns, connsEach         int // connections; each: of one owner
-	strangers, strangersEach int // of them that no call was let in by yet
-	calls, callsEach         int // under way
-	looks, looksEach         int // of them that tell of all guests, until they are told
-	streams                  int // calls at a time on one connection
+	strangers, strangersEach int // connections without an admitted call
+	calls, callsEach         int // calls under way
+	looks, looksEach         int // calls about all guests, until their answers are sent
+	streams                  int // concurrent calls on one connection
 	sets, setsEach           int // under way
-	// Bytes of one message from a client: of most calls, and of those that bring
-	// documents. Of how many words it may be is bounded too.
+	// Bytes of one message from a client: of most calls, and of calls with documents. maxWords bounds its
+	// fields and list members too.
 	message, documents int
-	// Bytes of requests that are being taken in and worked on.
+	// Bytes of requests that are being received or worked on.
 	intake, intakeEach int
 
 	handshake time.Duration
-	upload    time.Duration // for a request to come in as a whole
+	upload    time.Duration // to receive a whole request
 	idle      time.Duration // between calls of a connection
-	patience  time.Duration // for a client to take a slice of an answer
+	patience  time.Duration // for a client to take a part of an answer
 	fresh     time.Duration // for guests to give fresh samples
-	grace     time.Duration // for calls in flight when the daemon stops, twice
+	grace     time.Duration // for calls under way when the daemon stops, twice
 }
 
 func defaultLimits() limits {
@@ -46,7 +46,7 @@ func defaultLimits() limits {
 	}
 }
 
-// places counts what is taken, in all and by each owner.
+// places counts what is held, in all and by each owner.
 type places struct {
 	all, each int
 
@@ -59,7 +59,7 @@ func newPlaces(all, each int) *places {
 	return &places{all: all, each: each, taken: map[authz.Owner]int{}}
 }
 
-// take gives the owner n more, or says no.
+// take counts n more for the owner, unless that exceeds a bound.
 func (p *places) take(by authz.Owner, n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,7 +86,7 @@ func (p *places) count() int {
 	return p.sum
 }
 
-// body is a request being taken in. It belongs to the call's goroutine.
+// body is a request that is being received. It belongs to the call's goroutine.
 type body struct {
 	io.ReadCloser
 	by     authz.Owner
@@ -104,17 +104,17 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// giveBack is the end of the call.
+// giveBack ends the call's count.
 func (b *body) giveBack() { b.intake.leave(b.by, b.taken) }
 
-// looks are the calls whose answers grow with the number of guests, and that are
-// held as a whole until the client has read them.
+// looks are the calls whose answers grow with the number of guests and stay in memory until the client has
+// read them.
 var looks = map[string]bool{lodgev1.LodgeListGuestsProcedure: true, lodgev1.LodgeStatsProcedure: true, lodgev1.LodgeListTilesProcedure: true}
 
-// clientKey is where a call's context keeps the connection that it comes by.
+// clientKey is where a call's context keeps its connection.
 type clientKey struct{}
 
-// bounded lets calls in, one by one.
+// bounded admits calls within the bounds.
 type bounded struct {
 	*Server
 	next   http.Handler
@@ -127,20 +127,20 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c, _ := r.Context().Value(clientKey{}).(*client)
 	if err := b.admit(r.Context(), c, r.URL.Path); err != nil {
 		if c.strange.Load() {
-			w.Header().Set("Connection", "close") // whoever is not let in has no connection
+			w.Header().Set("Connection", "close") // a client that was refused loses its connection
 		}
 		b.say(w, r, err)
 		return
 	}
 	r = r.WithContext(context.WithValue(r.Context(), whoKey{}, c.who))
 	if !b.calls.take(c.owner, 1) {
-		b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many calls are under way: at most %d, and %d of one client", b.calls.all, b.calls.each))
+		b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many calls are under way: the maximum is %d, and %d for one client", b.calls.all, b.calls.each))
 		return
 	}
 	defer b.calls.leave(c.owner, 1)
 	if looks[r.URL.Path] {
 		if !b.looking.take(c.owner, 1) {
-			b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many answers about all guests are on their way: at most %d, and %d to one client", b.looking.all, b.looking.each))
+			b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many answers about all guests are being sent: the maximum is %d, and %d for one client", b.looking.all, b.looking.each))
 			return
 		}
 		defer b.looking.leave(c.owner, 1)
@@ -150,11 +150,11 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = in
 	out := &answer{ResponseWriter: w, control: http.NewResponseController(w), patience: b.limits.patience}
 	if r.ContentLength != 0 {
-		// The server ends this itself when the request has come in.
-		_ = out.control.SetReadDeadline(time.Now().Add(b.limits.upload)) // every connection of this server has one
+		// The server removes this deadline itself when the request has been received.
+		_ = out.control.SetReadDeadline(time.Now().Add(b.limits.upload)) // every connection of this server supports it
 	}
 	if r.URL.Path == lodgev1.LodgeWatchProcedure {
-		out.patience = 0 // whoever does not read loses events, and holds nothing else
+		out.patience = 0 // a client that does not read loses events, and holds nothing else
 	}
 	defer out.rest()
 	b.next.ServeHTTP(out, r)
@@ -162,17 +162,17 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (b *bounded) say(w http.ResponseWriter, r *http.Request, err error) {
 	if b.refuse.IsSupported(r) {
-		_ = b.refuse.Write(w, r, wire(err)) // the client may have gone
+		_ = b.refuse.Write(w, r, wire(err)) // the client may have disconnected
 		return
 	}
 	http.Error(w, err.Error(), http.StatusForbidden)
 }
 
-// answer gives a client up that does not take what is written.
+// answer disconnects a client that does not take what is written.
 type answer struct {
 	http.ResponseWriter
 	control  *http.ResponseController
-	patience time.Duration // 0: for ever
+	patience time.Duration // 0: no limit
 }
 
 // Unwrap is for http.ResponseController.
@@ -180,12 +180,12 @@ func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 func (a *answer) Write(p []byte) (int, error) {
 	if a.patience > 0 {
-		_ = a.control.SetWriteDeadline(time.Now().Add(a.patience)) // what cannot be bounded is bounded by its connection
+		_ = a.control.SetWriteDeadline(time.Now().Add(a.patience)) // otherwise the connection's own deadline bounds it
 	}
 	return a.ResponseWriter.Write(p)
 }
 
-// Flush sends what was written; until the next write the clock stands still.
+// Flush sends what was written; until the next write no deadline runs.
 func (a *answer) Flush() {
 	_ = a.control.Flush() // a broken connection shows at the next write
 	a.rest()
@@ -197,7 +197,7 @@ func (a *answer) rest() {
 	}
 }
 
-// within bounds a call of a room by what the client asked for.
+// within bounds a call of a room by the time that the client gave.
 func within(ctx context.Context, d time.Duration, what string) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, d, fault.New(fault.Timeout, fault.Call, "%s within %v", what, d))
 }

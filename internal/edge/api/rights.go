@@ -15,16 +15,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// rights are what each call of the API takes. Read is of anything: lists show what
-// the client may see. One that is missing is refused.
+// rights are the rights that each call needs. Read is of any object: lists contain what the client may see. A
+// call that is not listed is refused.
 var rights = map[string]struct {
 	verbs []authz.Verb
 	whole bool // for everything, not for some objects
 }{
 	lodgev1.LodgeListGuestsProcedure:  {verbs: []authz.Verb{authz.Read}},
 	lodgev1.LodgeStatsProcedure:       {verbs: []authz.Verb{authz.Read}},
-	lodgev1.LodgeActProcedure:         {verbs: []authz.Verb{authz.Open}}, // each guest is asked for by its own verb
-	lodgev1.LodgeCancelProcedure:      {verbs: []authz.Verb{authz.Open}}, // whoever knows the number of a set
+	lodgev1.LodgeActProcedure:         {verbs: []authz.Verb{authz.Open}}, // each guest is checked with its own verb
+	lodgev1.LodgeCancelProcedure:      {verbs: []authz.Verb{authz.Open}}, // for every client that knows the set's number
 	lodgev1.LodgeListTilesProcedure:   {verbs: []authz.Verb{authz.Read}, whole: true},
 	lodgev1.LodgeCreateTilesProcedure: {verbs: []authz.Verb{authz.Define, authz.Volumes}, whole: true},
 	lodgev1.LodgeRemoveTilesProcedure: {verbs: []authz.Verb{authz.Stop, authz.Define, authz.Volumes}, whole: true},
@@ -34,14 +34,14 @@ var rights = map[string]struct {
 	lodgev1.LodgeStatusProcedure:      {verbs: []authz.Verb{authz.Read}},
 }
 
-// verbs are what the verbs of sets take.
+// verbs are the rights that the verbs of sets need.
 var verbs = map[fleet.Verb]authz.Verb{
 	fleet.Start: authz.Start, fleet.Resume: authz.Start, fleet.Restore: authz.Start,
 	fleet.Shutdown: authz.Stop, fleet.Destroy: authz.Stop, fleet.Suspend: authz.Stop, fleet.Reboot: authz.Stop, fleet.Reset: authz.Stop,
 	fleet.Save: authz.Save, fleet.Define: authz.Define, fleet.Undefine: authz.Define, fleet.Set: authz.Change,
 }
 
-// whoKey is where a call's context keeps who calls, once it was let in.
+// whoKey is where a call's context keeps the admitted client.
 type whoKey struct{}
 
 func caller(ctx context.Context) authz.Who {
@@ -49,12 +49,12 @@ func caller(ctx context.Context) authz.Who {
 	return who
 }
 
-// admit says whether a client may make a call. This is the one place where a call
-// as such is judged; sets ask for each of their guests besides.
+// admit checks whether a client may make a call. It is the only check of a call as a whole; sets also check
+// each of their guests.
 func (s *Server) admit(ctx context.Context, c *client, path string) (err error) {
 	who := c.who
 	switch {
-	case !who.Local: // its certificate has let it in
+	case !who.Local: // its certificate has admitted it
 	case s.Reception.Asks(who):
 		err = c.prove(ctx, s.Reception)
 	default:
@@ -78,7 +78,7 @@ func (s *Server) admit(ctx context.Context, c *client, path string) (err error) 
 func (s *Server) judge(who authz.Who, path string) error {
 	right, known := rights[path]
 	if !known {
-		return fault.New(fault.Denied, fault.Call, "nobody has said yet what right %q takes", path)
+		return fault.New(fault.Denied, fault.Call, "no right is assigned to %q", path)
 	}
 	for _, verb := range right.verbs {
 		if err := s.Gate.Check(who, verb, authz.Object{}); err != nil {
@@ -103,7 +103,7 @@ func (s *Server) seesUUID(ctx context.Context, uuid string) bool {
 	return !s.Gate.Held(who) || s.Gate.May(who, authz.Read, s.Gate.GuestByUUID(uuid))
 }
 
-// seesEvent says whether the client may see what an event is about.
+// seesEvent says whether the client may see the object of an event.
 func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 	who := caller(ctx)
 	if !s.Gate.Held(who) {
@@ -149,8 +149,8 @@ func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ scope.Scope, don
 	return s.Gate.Again(bound, authz.Object{}, func(uuid string) error { return s.admits(q, uuid) }), done
 }
 
-// takes are the verbs that a set takes; the first is the one by which it is known. A setting
-// is of the machine or of its definition, and one call may have both; a start may lose what was saved.
+// takes are the rights that a set needs; the first names it in errors. Settings belong to the running guest or
+// to its definition, and one call may change both; a start may discard a managed save.
 func takes(q *fleet.Request) []authz.Verb {
 	machine, definition := false, false
 	for name := range q.Options.Settings {
@@ -171,11 +171,11 @@ func takes(q *fleet.Request) []authz.Verb {
 	return []authz.Verb{authz.Define}
 }
 
-// mayDo asks for one guest of a set. What a guest is called by decides who may do
-// what with it, so that who changes labels has to define what comes of it.
+// mayDo checks the client's right for one guest of a set. Rules depend on names and labels, so a client that
+// changes labels must also have the right to define the result.
 func (s *Server) mayDo(who authz.Who, q *fleet.Request, m fleet.Member) error {
 	all, o := takes(q), authz.Of(m)
-	o.Found = "with the UUID " + m.View.UUID // it may not be called as the client knows it
+	o.Found = "with the UUID " + m.View.UUID // the client may know it by another name
 	for _, verb := range all {
 		if err := s.Gate.Check(who, verb, o); err != nil {
 			return err
@@ -184,7 +184,7 @@ func (s *Server) mayDo(who authz.Who, q *fleet.Request, m fleet.Member) error {
 	if q.Verb != fleet.Set || all[0] != authz.Define {
 		return nil
 	}
-	if priority, err := strconv.Atoi(q.Options.Settings["priority"]); err == nil { // else it is refused, or none
+	if priority, err := strconv.Atoi(q.Options.Settings["priority"]); err == nil { // an invalid priority is refused later
 		if err := s.Gate.Rank(who, priority, authz.Of(m)); err != nil {
 			return err
 		}
@@ -203,7 +203,7 @@ func (s *Server) mayDo(who authz.Who, q *fleet.Request, m fleet.Member) error {
 	return s.Gate.Check(who, authz.Define, authz.NewGuest(m.View.Name, m.View.UUID, labels))
 }
 
-// admits is mayDo for a guest that is known by its UUID, as it is now.
+// admits is mayDo for the present state of a guest, by UUID.
 func (s *Server) admits(q *fleet.Request, uuid string) error {
 	g, err := s.Guests.ByUUID(uuid)
 	if err != nil {
@@ -212,10 +212,10 @@ func (s *Server) admits(q *fleet.Request, uuid string) error {
 	return q.Admit(s.Fleet.Of(g))
 }
 
-// untouched are the outcomes of guests to whom nothing was done, unless something was refused.
+// untouched are the outcomes of guests that were not changed; a refusal is audited nevertheless.
 var untouched = []fleet.Outcome{fleet.Would, fleet.Unchanged, fleet.Skipped}
 
-// audited notes what came of each guest of a set, and tells it.
+// audited notes the result of each guest of a set, and sends it.
 func (s *Server) audited(ctx context.Context, call string, verb authz.Verb, tell func(fleet.Result)) func(fleet.Result) {
 	who := caller(ctx)
 	return func(r fleet.Result) {
@@ -223,7 +223,7 @@ func (s *Server) audited(ctx context.Context, call string, verb authz.Verb, tell
 			e := authz.Entry{Who: who, API: "lodge", Call: call, Verb: verb, Object: authz.Left(r.Name, r.UUID), Err: r.Error, Took: max(r.Took, time.Duration(0))}
 			if s.Gate.Held(who) && r.Error == nil {
 				if o := s.Gate.GuestByUUID(r.UUID); o.Kind == authz.Guest {
-					e.Object = o // of one that has left only the name tells
+					e.Object = o // of a removed guest only the name is known
 				}
 				e.Rule = s.Gate.Rule(who, verb, e.Object)
 			}

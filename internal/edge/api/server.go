@@ -25,27 +25,26 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// Config says what to serve, and to whom.
+// Config says what to serve, and to which clients.
 type Config struct {
 	Fleet *fleet.Fleet
-	// Networks are those whose operations the queue shows.
+	// Networks are the networks whose operations the queue shows.
 	Networks *network.Networks
 	Guests   *guest.Registry
 	Events   *event.Log
 	Starts   *resources.Starts
 	Kernel   kernel.Root
 	Log      *slog.Logger
-	// Groups may use the API, besides root and the daemon's own user.
+	// Groups may use the API, in addition to root and the daemon's own user.
 	Groups  []uint32
 	Version string
-	// LibvirtClients counts the connections of the other edge.
+	// LibvirtClients counts the connections to the libvirt server.
 	LibvirtClients func() int
-	// Gate decides who may do what; nil: whoever was let in may do everything.
+	// Gate decides which client may do what; nil: every admitted client may do everything.
 	Gate *authz.Gate
-	// Reception finds out who clients are, beyond what the kernel tells; nil: nobody comes from
-	// other hosts, and polkit is not asked.
+	// Reception authenticates clients; nil: clients of other hosts are not accepted, and polkit is not asked.
 	Reception *authz.Reception
-	// Audit takes what was done and refused; nil: nobody does.
+	// Audit receives what was done and refused; nil: there is no audit.
 	Audit *authz.Audit
 }
 
@@ -53,16 +52,16 @@ type Config struct {
 type Server struct {
 	Config
 	started time.Time
-	// life names this life of the daemon, in which events are numbered.
+	// life identifies this run of the daemon, which numbers its events.
 	life   string
 	limits limits
 
-	conns     *places // connections, by who answers for them
-	strangers *places // those by which no call was let in yet, likewise, and so on
+	conns     *places // connections, by their owner
+	strangers *places // connections without an admitted call
 	calls     *places // calls under way
-	looking   *places // calls that tell of all guests
+	looking   *places // calls about all guests
 	intake    *places // bytes of requests
-	running   *places // sets
+	running   *places // sets under way
 	sets      sets
 	work      sync.WaitGroup // the calls
 }
@@ -79,8 +78,8 @@ func newServer(c Config, l limits) *Server {
 	}
 }
 
-// Serve takes clients from the listeners until ctx ends. Sets under way then begin nothing more,
-// and what has begun has a moment to end. It closes the listeners.
+// Serve accepts clients from the listeners until ctx ends. Sets under way then begin no more guests, and the
+// work that has begun has some time to end. Serve closes the listeners.
 func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	calls, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)

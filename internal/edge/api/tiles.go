@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// ListTiles tells of the tiles there are.
+// ListTiles lists the tiles.
 func (s *Server) ListTiles(context.Context, *lodgev1.ListTilesRequest) (*lodgev1.ListTilesResponse, error) {
 	answer := &lodgev1.ListTilesResponse{}
 	for _, t := range s.Fleet.Tiles() {
@@ -25,7 +25,7 @@ func (s *Server) ListTiles(context.Context, *lodgev1.ListTilesRequest) (*lodgev1
 	return answer, nil
 }
 
-// maxTiles bounds the numbers of tiles that one call may ask for.
+// maxTiles bounds the numbers of tiles in one call.
 const maxTiles = 1 << 20
 
 // CreateTiles makes tiles.
@@ -55,8 +55,8 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	})
 }
 
-// makePool makes the pool that a template needs, for a client that no rules hold, and gives what
-// to note of that. Others are told which pool is missing.
+// makePool makes the pool that a template needs, for a client without rules, and returns a note about it.
+// Other clients get an error that names the missing pool.
 func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry bool) (note string, err error) {
 	if dry || s.Gate.Held(caller(ctx)) {
 		return "", nil

@@ -12,9 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// Watch follows the log of events from a cursor of the client's own. It reads on
-// when the client has taken what it got, so that a slow one falls behind, loses
-// the oldest events, is told how many, and holds nobody up.
+// Watch sends the event log from the client's own cursor. It reads on when the client has taken the last
+// events. A slow client thus falls behind, loses the oldest events, is told how many, and delays no other.
 func (s *Server) Watch(ctx context.Context, r *lodgev1.WatchRequest, stream *connect.ServerStream[lodgev1.WatchResponse]) error {
 	chosen, err := selectors(r.GetSelect())
 	if err != nil {
@@ -52,8 +51,8 @@ func (s *Server) Watch(ctx context.Context, r *lodgev1.WatchRequest, stream *con
 	}
 }
 
-// follow gives a reader behind the cursor. One of an earlier life says nothing
-// here: all that this life has is told, and that something is missing.
+// follow returns a reader that starts after the cursor. A cursor of an earlier run of the daemon gets all
+// events of this run, and a mark that some are missing.
 func (s *Server) follow(after *lodgev1.Cursor) (r *event.Reader, restarted bool) {
 	switch {
 	case after == nil:
@@ -68,16 +67,16 @@ func gap(lost uint64) *lodgev1.WatchResponse {
 	return &lodgev1.WatchResponse{What: &lodgev1.WatchResponse_Gap{Gap: &lodgev1.Gap{Lost: lost}}}
 }
 
-// watched tells which events a client wants.
+// watched says which events a client wants.
 type watched struct {
 	guests *guest.Registry
 	fleet  *fleet.Fleet
 	chosen []fleet.Selector // none: everything
-	known  map[string]bool  // chosen guests that are there, by UUID
+	known  map[string]bool  // selected guests that exist, by UUID
 }
 
-// wants asks the guest's present view. The event that tells of a guest's leaving
-// comes when there is none any more: it is wanted if the ones before were.
+// wants checks the guest's present view. A removal event comes when the guest no longer has one: it is wanted
+// if the guest's earlier events were.
 func (w *watched) wants(e *lodgev1.Event) bool {
 	if len(w.chosen) == 0 {
 		return true

@@ -10,12 +10,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// maxWords bounds what one message of a client may consist of: fields, and members of
-// lists and maps. An empty one takes two bytes to send and dozens to keep, so bytes
-// alone are no bound on memory.
+// maxWords bounds the fields and the members of lists and maps in a client's message. An empty one takes two
+// bytes on the wire and dozens in memory, so a bound on bytes does not bound memory.
 const maxWords = 1 << 16
 
-// codecs are those of connect, which look at a message before they understand it.
+// codecs are Connect's codecs with a check before parsing.
 func codecs() []connect.HandlerOption {
 	return []connect.HandlerOption{
 		connect.WithCodec(binaryCodec{}), connect.WithCodec(jsonCodec{"json"}), connect.WithCodec(jsonCodec{"json; charset=utf-8"}),
@@ -54,13 +53,13 @@ func (jsonCodec) Unmarshal(b []byte, message any) error {
 	if err := countJSON(b); err != nil {
 		return err
 	}
-	// Fields of later clients are left out, as the binary form does.
+	// Fields of newer clients are ignored, as in the binary form.
 	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, message.(proto.Message))
 }
 
-var errWords = fmt.Errorf("a message of more than %d fields and members of lists", maxWords)
+var errWords = fmt.Errorf("a message has more than %d fields and list members", maxWords)
 
-// countBinary adds the words of a message, and of those in it, to what was counted.
+// countBinary adds the fields of a message, and of the messages in it, to the count.
 func countBinary(b []byte, d protoreflect.MessageDescriptor, counted *int) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -78,7 +77,7 @@ func countBinary(b []byte, d protoreflect.MessageDescriptor, counted *int) error
 		}
 		field := d.Fields().ByNumber(number)
 		if kind != protowire.BytesType || field == nil {
-			continue // unknown ones are kept as they came
+			continue // unknown fields are kept unparsed
 		}
 		inner, _ := protowire.ConsumeBytes(value)
 		switch {
@@ -87,13 +86,13 @@ func countBinary(b []byte, d protoreflect.MessageDescriptor, counted *int) error
 				return err
 			}
 		case field.IsList() && field.Kind() != protoreflect.StringKind && field.Kind() != protoreflect.BytesKind:
-			*counted += len(inner) // packed numbers of a byte or more each
+			*counted += len(inner) // packed numbers have at least one byte each
 		}
 	}
 	return nil
 }
 
-// countJSON counts what stands between commas, colons and brackets outside of texts.
+// countJSON counts the values between commas, colons and brackets outside of strings.
 func countJSON(b []byte) error {
 	counted, inText := 0, false
 	for i := 0; i < len(b); i++ {

@@ -34,7 +34,7 @@ func TestMessagesOfEmptyWordsAreRefused(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		err := c.codec.Unmarshal(c.text, new(lodgev1.ActRequest))
 		runtime.ReadMemStats(&after)
-		if err == nil || !strings.Contains(err.Error(), "a message of more than") {
+		if err == nil || !strings.Contains(err.Error(), "a message has more than") {
 			t.Errorf("%s: %v", what, err)
 		}
 		if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20 {

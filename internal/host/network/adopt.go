@@ -20,8 +20,8 @@ const (
 	adoptWait   = 20 * time.Second // for one of them
 )
 
-// adoptAll takes over what an earlier daemon left running, or half made, each network
-// within its own time: none holds up the others.
+// adoptAll adopts what an earlier daemon left running or unfinished. Each network has its own time limit, so
+// none delays the others.
 func (s *Networks) adoptAll(ctx context.Context) {
 	records, err := operation.Files{Dir: s.Run}.Read()
 	if err != nil {
@@ -31,10 +31,10 @@ func (s *Networks) adoptAll(ctx context.Context) {
 	for _, r := range records {
 		all[r.Owner] = append(all[r.Owner], r)
 	}
-	found, _ := filepath.Glob(filepath.Join(s.Run, "*"+runningSuffix)) // fails for a pattern that is wrong only
+	found, _ := filepath.Glob(filepath.Join(s.Run, "*"+runningSuffix)) // Glob fails only for a malformed pattern
 	for _, path := range found {
 		id := strings.TrimSuffix(filepath.Base(path), runningSuffix)
-		all[id] = append(all[id], nil...) // one that runs has an entry, also without records
+		all[id] = append(all[id], nil...) // a running network has an entry even without records
 	}
 	var group errgroup.Group
 	group.SetLimit(adoptAtOnce)
@@ -49,7 +49,7 @@ func (s *Networks) adoptAll(ctx context.Context) {
 	_ = group.Wait() // each failure has been logged
 }
 
-// adoptOne settles first what was cut off: that changes what there is to be adopted.
+// adoptOne first settles interrupted operations, because they change what there is to adopt.
 func (s *Networks) adoptOne(ctx context.Context, id string, records []operation.Record) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait,
 		fault.New(fault.Timeout, fault.Network, "not adopted within %v", adoptWait))
@@ -70,8 +70,8 @@ func (s *Networks) adoptOne(ctx context.Context, id string, records []operation.
 	})
 }
 
-// found gives the network that something was found of. One that is neither defined nor recorded
-// to run is nobody's: only what is left of it is removed.
+// found returns the network that files or records were found of. One that is neither defined nor recorded as
+// running belongs to no one: only its remains are removed.
 func (s *Networks) found(id string) (*Network, error) {
 	if n, err := s.ByUUID(id); err == nil {
 		return n, nil
@@ -84,7 +84,7 @@ func (s *Networks) found(id string) (*Network, error) {
 	return s.claim(r.Definition)
 }
 
-// adopt runs with the turn.
+// adopt adopts a network. The caller has its turn.
 func (n *Network) adopt(ctx context.Context, r *running) error {
 	d := r.Definition
 	if r.Boot != n.home.boot || !stillThere(d) {
@@ -93,7 +93,7 @@ func (n *Network) adopt(ctx context.Context, r *running) error {
 		}
 		return n.down(ctx, d)
 	}
-	// Guests are on its bridge: a network that lacks something is adopted too.
+	// Guests are on its bridge, so a network that lacks something is adopted too.
 	err := errors.Join(forward(d), n.resume(ctx, d, r.Service))
 	v := View{}
 	if now := n.View(); now != nil {
@@ -108,12 +108,12 @@ func (n *Network) adopt(ctx context.Context, r *running) error {
 	n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
 	op, err := n.ops.Follow(scope.Daemon("mending a network"), mendKind.Name, &mend{n}, operation.Record{})
 	if err == nil {
-		_ = op.Run(ctx) // what cannot be made yet is owed
+		_ = op.Run(ctx) // what cannot be made yet is tried again
 	}
 	return err
 }
 
-// mendKind makes what a running network lacks when it can be.
+// mendKind makes what a running network lacks, as soon as possible.
 var mendKind = operation.Kind[*Network]{
 	Name: "network-mend", Version: 1, Class: operation.Change,
 	Steps: []string{"resume"},
@@ -131,7 +131,7 @@ func (m *mend) resume(ctx context.Context) error {
 	n := m.n
 	v := n.View()
 	if v == nil || v.Live == nil {
-		return nil // it is not adopted yet, and what it lacks then is found again
+		return nil // adoption will find what it lacks
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
 	defer cancel()
@@ -145,17 +145,17 @@ func (m *mend) resume(ctx context.Context) error {
 	return nil
 }
 
-// resume makes sure that everything a network consists of is there. Was is the process that
-// served it; nil: any dnsmasq with its files.
+// resume ensures that everything that a network consists of exists. was is the process that served it; nil:
+// any dnsmasq with its files.
 func (n *Network) resume(ctx context.Context, d *Definition, was *hostnet.Process) error {
 	refused := n.applyRules(d)
-	if n.service != nil { // another try needs not see to it
+	if n.service != nil { // an earlier try has done this
 		return refused
 	}
 	return errors.Join(refused, n.resumeService(ctx, d, was))
 }
 
-// resumeService makes sure that a network's dnsmasq serves it.
+// resumeService ensures that the network's dnsmasq runs.
 func (n *Network) resumeService(ctx context.Context, d *Definition, was *hostnet.Process) error {
 	content, needed := d.service()
 	service, err := hostnet.AdoptDnsmasq(n.files(), was)
@@ -187,6 +187,6 @@ func stillThere(d *Definition) bool {
 	if !d.Managed() {
 		return admitLinks(d) == nil
 	}
-	own, _ := ownBridge(d) // without an answer it is not known to be
+	own, _ := ownBridge(d) // without an answer it counts as missing
 	return own
 }

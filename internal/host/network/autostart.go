@@ -15,16 +15,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// What a network needs may come later than the daemon when the host boots: the interface that it
-// forwards to, a firewall, an address that something else still has. A start with the host that
-// fails is tried again, later after each try, for as long as that of a guest is.
+// When the host boots, an interface, a firewall or an address that a network needs may become available later
+// than the daemon. A failed start is retried after growing pauses, for as long as the autostart of a guest is.
 const (
 	autostarting = time.Hour
 	rarest       = 5 * time.Minute
 )
 
-// autostartOnce starts what is to start with the host, once a boot: a network
-// that somebody ended by hand stays ended when the daemon is restarted.
+// autostartOnce starts the networks with autostart, once a boot: a network that a user destroyed stays
+// inactive when the daemon restarts.
 func (s *Networks) autostartOnce(ctx context.Context, sc scope.Scope) {
 	marker := filepath.Join(s.Run, "autostarted")
 	done := s.ofThisBoot(marker)
@@ -47,23 +46,24 @@ func (s *Networks) ofThisBoot(path string) bool {
 	return err == nil && string(seen) == s.boot
 }
 
-// dueFile is there while a network could not be started with the host, for the next daemon.
+// dueFile exists while an autostart is pending, for the next daemon.
 func (n *Network) dueFile() string { return filepath.Join(n.home.Run, n.uuid+".due") }
 
-// noteDue leaves it to the next daemon to go on with the starts. It runs with the turn.
+// noteDue records for the next daemon that the start is pending. The caller has the turn.
 func (n *Network) noteDue() {
 	if err := os.WriteFile(n.dueFile(), []byte(n.home.boot), 0o600); err != nil {
 		n.home.Log.Error("the next daemon does not know that a network is still to be started", "network", n.name, "error", err)
 	}
 }
 
-// settle notes that this boot has not to start a network any more. It runs with the turn.
+// settle records that the start is no longer pending. The caller has the turn.
 func (n *Network) settle() {
 	n.due = false
-	_ = os.Remove(n.dueFile()) // mostly there is none
+	_ = os.Remove(n.dueFile()) // it usually does not exist
 }
 
-// startWithHost starts a network that is marked for that. It returns after the first try; more go on beside.
+// startWithHost starts a network with autostart. It returns after the first try; retries run in the
+// background.
 func (s *Networks) startWithHost(ctx context.Context, sc scope.Scope, n *Network) {
 	n.due = true
 	tried := make(chan struct{})
@@ -78,7 +78,7 @@ func (s *Networks) startWithHost(ctx context.Context, sc scope.Scope, n *Network
 		_, err := backoff.Retry(s.work, try, backoff.WithBackOff(pauses), backoff.WithNotify(told), backoff.WithMaxElapsedTime(autostarting))
 		if err != nil && s.work.Err() == nil && !fault.Is(err, fault.Aborted) {
 			s.Log.Error("cannot start a network with the host; that is given up", "network", n.name, "error", err)
-			_ = n.change(s.work, func() error { n.settle(); return nil }) // else it has gone, or the daemon ends
+			_ = n.change(s.work, func() error { n.settle(); return nil }) // otherwise it was removed, or the daemon ends
 		}
 	})
 	select {
@@ -87,12 +87,11 @@ func (s *Networks) startWithHost(ctx context.Context, sc scope.Scope, n *Network
 	}
 }
 
-// startDue starts a network unless that is not to be done any more: somebody has started or
-// forgotten it, or took its mark away.
+// startDue starts a network unless it was started or undefined, or lost its autostart mark meanwhile.
 func (n *Network) startDue(ctx context.Context, sc scope.Scope) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait, fault.New(fault.Timeout, fault.Network, "not started within %v", adoptWait))
 	defer cancel()
-	settled := fault.New(fault.Aborted, fault.Network, "network %q is not to be started with the host any more", n.name)
+	settled := fault.New(fault.Aborted, fault.Network, "network %q no longer has autostart", n.name)
 	err := n.change(ctx, func() error {
 		v := n.View()
 		if !n.due || !v.Autostart || v.Active() {

@@ -6,9 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// CheckBandwidth refuses bounds of a NIC that are not built: what a guest sends
-// can only be dropped on the host, not held back, and a floor is a promise that
-// all of a network's other guests would have to be held to.
+// CheckBandwidth refuses unsupported limits of a NIC. The host can only drop what a guest sends, not delay it,
+// and a floor would need limits on all other guests of the network.
 func CheckBandwidth(nic *device.NIC) error {
 	in := nic.Inbound
 	switch {
@@ -30,8 +29,8 @@ func unbuilt(nic *device.NIC, what string) error {
 	return fault.New(fault.Unsupported, fault.Config, "interface %s: %s is not supported; inbound average, peak and burst are", nic.MAC, what)
 }
 
-// onLink refuses bounds of a NIC that its network puts on a link of the host: what the host holds back there is
-// what the guest sends.
+// onLink refuses limits of a NIC whose guest's packets go directly to a link of the host, which cannot be
+// limited there.
 func onLink(nic *device.NIC) error {
 	if nic.Inbound == nil {
 		return nil
@@ -39,7 +38,7 @@ func onLink(nic *device.NIC) error {
 	return unbuilt(nic, "a bound of traffic on a network that forwards to interfaces of the host directly")
 }
 
-// SetBandwidth holds the host's end of a NIC to its bounds.
+// SetBandwidth sets the limits on the host's end of a NIC.
 func SetBandwidth(nic *device.NIC, ifName string) error {
 	if err := CheckBandwidth(nic); err != nil {
 		return err

@@ -20,12 +20,12 @@ const (
 	maxRange = 65536 // addresses in one DHCP range
 	maxMTU   = 65535
 	maxIPs   = 256
-	// maxWays bounds the ways out of a network, each of which is a rule of the
-	// firewall or two: from each of its subnets by each of its interfaces.
+	// maxWays bounds the pairs of subnet and outgoing interface of a network. Each pair needs one or two
+	// firewall rules.
 	maxWays = 4096
 )
 
-// check refuses a definition that could never run, whatever the host has.
+// check refuses a definition that could not run on any host.
 func (d *Definition) check() error {
 	for _, check := range []func() error{
 		d.checkNames, d.checkBridge, d.checkForward, d.checkAddresses, d.checkDNS, d.checkRoutes, d.checkPortGroups, d.checkServed,
@@ -37,12 +37,12 @@ func (d *Definition) check() error {
 	return nil
 }
 
-// invalid is about a value that is wrong by itself: libvirt's code for a wrong document.
+// invalid is the error for a single wrong value: libvirt's code for an invalid document.
 func invalid(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.XML, format, args...)
 }
 
-// unsuitable is about values that are right each and cannot be together.
+// unsuitable is the error for valid values that cannot be combined.
 func unsuitable(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Config, format, args...)
 }
@@ -52,7 +52,7 @@ func (d *Definition) checkNames() error {
 		return fault.New(fault.Invalid, fault.XML, "the network has no name")
 	}
 	if strings.ContainsAny(d.Name, "/\n") || len(d.Name) > 255 {
-		return fault.New(fault.Invalid, fault.XML, "the name %q of a network holds a slash or a line end, or is too long", d.Name)
+		return fault.New(fault.Invalid, fault.XML, "the network name %q contains a slash or a line end, or is too long", d.Name)
 	}
 	if d.UUID != "" {
 		id, err := uuid.Parse(d.UUID)
@@ -62,7 +62,7 @@ func (d *Definition) checkNames() error {
 		d.UUID = id.String()
 	}
 	if strings.Contains(d.Title, "\n") {
-		return fault.New(fault.Invalid, fault.XML, "the title of network %q holds a line end", d.Name)
+		return fault.New(fault.Invalid, fault.XML, "the title of network %q contains a line end", d.Name)
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func (d *Definition) checkBridge() error {
 		if err := hostnet.CheckName(name); err != nil {
 			return invalid("%v", err)
 		}
-		if strings.ContainsAny(d.Bridge.Name, `,*"\`) { // by which dnsmasq would serve on others, too
+		if strings.ContainsAny(d.Bridge.Name, `,*"\`) { // dnsmasq would parse these and serve other bridges, too
 			return invalid("the bridge of network %q is called %q: leave out commas, asterisks, quotes and backslashes", d.Name, d.Bridge.Name)
 		}
 	}
@@ -196,7 +196,7 @@ func checkHostAddress(ip IP) error {
 	return nil
 }
 
-// last is the highest address of a prefix, the broadcast address in IPv4.
+// last is the highest address of a prefix; in IPv4 it is the broadcast address.
 func last(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < p.Addr().BitLen(); i++ {
@@ -223,7 +223,7 @@ func (ip IP) checkDHCP() error {
 		if err := ip.checkHost(h); err != nil {
 			return err
 		}
-		// Neither is written like another, and what is not given is nobody's.
+		// The three cannot be confused with each other, and a missing value belongs to no host.
 		for _, is := range []any{"MAC " + h.MAC, "ID " + h.ID, h.Address} {
 			if known[is] && is != "MAC " && is != "ID " && is != (netip.Addr{}) {
 				return invalid("two DHCP hosts share a MAC address, an ID or an address (%s %s)", h.MAC+h.ID, text(h.Address))
@@ -264,7 +264,7 @@ func (ip IP) checkRange(r Range) error {
 	return nil
 }
 
-// beyond counts the addresses of a range behind its first, up to 64 bits.
+// beyond counts the addresses of a range after its first, up to 64 bits.
 func beyond(r Range) uint64 {
 	first, last := r.First.As16(), r.Last.As16()
 	low, borrow := bits.Sub64(binary.BigEndian.Uint64(last[8:]), binary.BigEndian.Uint64(first[8:]), 0)
@@ -407,7 +407,7 @@ func (d *Definition) checkPortGroups() error {
 	return nil
 }
 
-// checkServed refuses texts that dnsmasq would read otherwise than they are written.
+// checkServed refuses texts that dnsmasq would parse differently from their meaning.
 func (d *Definition) checkServed() error {
 	content, _ := d.service()
 	return content.Check()
@@ -421,7 +421,7 @@ func plain(s string) bool {
 // listItem reports whether a text can be one of a comma-separated list.
 func listItem(s string) bool { return plain(s) && !strings.ContainsAny(s, ", \"") }
 
-// hostName reports whether a text is made of what DNS names are made of.
+// hostName says whether a text has only the characters of DNS names.
 func hostName(s string) bool {
 	return s != "" && len(s) <= 253 && strings.IndexFunc(s, notInName) < 0
 }

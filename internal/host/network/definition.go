@@ -6,8 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// Definition says what a network is to be. It is a value: once published it is
-// never changed, only replaced.
+// Definition is the definition of a network. It is a value: once published it is replaced and never changed.
 type Definition struct {
 	Name, UUID         string
 	Title, Description string
@@ -26,10 +25,10 @@ type Definition struct {
 	Options            []string // lines for dnsmasq's configuration, as given
 }
 
-// Mode says how a network is joined to the world.
+// Mode says how a network is connected to the outside.
 type Mode string
 
-// The modes, with libvirt's words; isolation is the absence of <forward>.
+// The modes, in libvirt's words. An isolated network has no <forward>.
 const (
 	ForwardNone        Mode = ""
 	ForwardNAT         Mode = "nat"
@@ -39,20 +38,20 @@ const (
 	ForwardPrivate     Mode = "private"
 	ForwardVEPA        Mode = "vepa"
 	ForwardPassthrough Mode = "passthrough"
-	// forwardIsolated is what documents may say in place of leaving <forward> out.
+	// forwardIsolated is an explicit <forward> of an isolated network.
 	forwardIsolated Mode = "none"
 )
 
-// Forward is the way out of a network.
+// Forward is the connection of a network to the outside.
 type Forward struct {
 	Mode Mode
-	// Interfaces are the host's links that traffic may take (nat, route), or
-	// that guests are given macvtaps on (the others).
+	// Interfaces are the host's links for outgoing traffic (nat, route), or the links of the guests' macvtaps
+	// (other modes).
 	Interfaces []string
 	NAT        Translation
 }
 
-// Translation is what guests' addresses become under NAT.
+// Translation is the source address and ports of guests' packets under NAT.
 type Translation struct {
 	IPv6                device.Switch // IPv6 is translated too, not routed
 	FirstPort, LastPort uint16
@@ -73,7 +72,7 @@ type Domain struct {
 	LocalOnly device.Switch // its names are never asked for outside
 }
 
-// DNS is what a network's name server knows beside the names of its guests.
+// DNS is what a network's name server knows in addition to the guests' names.
 type DNS struct {
 	Enable            device.Switch
 	ForwardPlainNames device.Switch
@@ -83,8 +82,8 @@ type DNS struct {
 	SRVs              []SRV
 }
 
-// Forwarder answers for a domain, or for everything when Domain is empty.
-// Without an address the domain is asked for at the host's own servers.
+// Forwarder answers for a domain, or for everything if Domain is empty. Without an address the host's own
+// servers are asked.
 type Forwarder struct {
 	Domain  string
 	Address netip.Addr
@@ -105,7 +104,7 @@ type SRV struct {
 	Port, Priority, Weight            uint
 }
 
-// IP is an address of the host on a network's bridge, and what is served there.
+// IP is an address of the host on a network's bridge, with its DHCP and TFTP service.
 type IP struct {
 	Address  netip.Addr
 	Bits     int    // of the prefix
@@ -116,17 +115,17 @@ type IP struct {
 	TFTPRoot string
 }
 
-// Prefix is the address with the bits of its network.
+// Prefix is the address with its prefix length.
 func (ip IP) Prefix() netip.Prefix { return netip.PrefixFrom(ip.Address, ip.Bits) }
 
-// DHCP says which addresses are given to whom.
+// DHCP is the addresses to give out.
 type DHCP struct {
 	Ranges []Range
 	Hosts  []Host
 	Bootp  *Bootp
 }
 
-// Range is a row of addresses for anybody.
+// Range is a range of addresses for any client.
 type Range struct {
 	First, Last netip.Addr
 	Lease       *LeaseTime
@@ -139,13 +138,13 @@ type Host struct {
 	Lease         *LeaseTime
 }
 
-// LeaseTime is how long an address is given for; a Count of 0 is for ever.
+// LeaseTime is the duration of a lease; a Count of 0 is infinite.
 type LeaseTime struct {
 	Count uint
 	Unit  string // seconds, minutes, hours; empty for minutes
 }
 
-// Bootp names a file to boot from, on this host unless Server says otherwise.
+// Bootp is a boot file, on this host unless Server is set.
 type Bootp struct{ File, Server string }
 
 // Route is a network that is reached through a guest.
@@ -163,7 +162,7 @@ type PortGroup struct {
 	Default device.Switch
 }
 
-// Managed reports whether Lodge makes the bridge of such a network itself.
+// Managed says whether Lodge makes the network's bridge.
 func (d *Definition) Managed() bool {
 	switch d.Forward.Mode {
 	case ForwardNone, ForwardNAT, ForwardRoute, ForwardOpen:
@@ -173,7 +172,7 @@ func (d *Definition) Managed() bool {
 	return false
 }
 
-// direct reports whether guests get macvtaps rather than ports of a bridge.
+// direct says whether guests get macvtaps, not ports of a bridge.
 func (d *Definition) direct() bool {
 	return !d.Managed() && (d.Forward.Mode != ForwardBridge || d.Bridge.Name == "")
 }

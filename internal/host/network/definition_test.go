@@ -315,7 +315,7 @@ func TestUpdates_AmbiguousEntryIsShown(t *testing.T) {
 	d, err := Parse("<network><name>n</name>"+dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.2'/><host mac='52:54:00:00:00:02' ip='10.0.0.3'/>")+"</network>", true)
 	ok(t, err)
 	_, err = d.apply(Update{Command: Modify, Section: SectionDHCPHost, Parent: -1, XML: "<host mac='52:54:00:00:00:01' ip='10.0.0.3'/>"})
-	want := "<host mac='52:54:00:00:00:01' ip='10.0.0.2'/>, <host mac='52:54:00:00:00:02' ip='10.0.0.3'/>; say more"
+	want := "<host mac='52:54:00:00:00:01' ip='10.0.0.2'/>, <host mac='52:54:00:00:00:02' ip='10.0.0.3'/>; give more"
 	if !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), want) {
 		t.Errorf("no %q in %v", want, err)
 	}
@@ -392,9 +392,9 @@ func TestUpdates(t *testing.T) {
 	}{
 		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "ip='10.0.0.2'/>\n      <host mac='52:54:00:00:00:02' ip='10.0.0.3'/>"},
 		{AddFirst, SectionDHCPHost, 1, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "ip='10.0.0.3'/>\n      <host mac='52:54:00:00:00:01'"},
-		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.2'/>", "!an entry with the address 10.0.0.2 is there already: <host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/>"},
-		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:0:0:0:1' ip='10.0.0.3'/>", "!an entry with the MAC address 52:54:00:00:00:01 is there already: <host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/>"},
-		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' name='a' ip='10.0.0.3'/>", "!an entry with the name a is there already"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.2'/>", "!already has an entry with the address 10.0.0.2: <host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/>"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:0:0:0:1' ip='10.0.0.3'/>", "!already has an entry with the MAC address 52:54:00:00:00:01: <host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/>"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' name='a' ip='10.0.0.3'/>", "!already has an entry with the name a"},
 		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' name='v6' ip='fd00::2'/>", "!not of the family of the <ip> 10.0.0.1"},
 		{AddLast, SectionDHCPHost, 0, "<host id='0:1' name='v4' ip='10.0.0.3'/>", "!not of the family of the <ip> fd00::1"},
 		{AddLast, SectionDHCPRange, -1, "<range start='fd00::20' end='fd00::29'/>", "!not of the family"},
@@ -416,17 +416,17 @@ func TestUpdates(t *testing.T) {
 		{AddLast, SectionForwardInterface, -1, "<interface dev='eth1'/>", "<interface dev='eth0'/>\n    <interface dev='eth1'/>"},
 		{Delete, SectionForwardInterface, -1, "<interface dev='eth0'/>", "<forward mode='nat'>\n    <nat>"},
 		{AddLast, SectionPortGroup, -1, "<portgroup name='q'/>", "<portgroup name='q'/>"},
-		{AddLast, SectionPortGroup, -1, "<portgroup name='p'/>", "!there already"},
+		{AddLast, SectionPortGroup, -1, "<portgroup name='p'/>", "!already has an entry"},
 		{AddLast, SectionPortGroup, -1, "<portgroup name='q'><vlan><tag id='42'/></vlan></portgroup>", "!not supported: vlan"},
 		{Modify, SectionPortGroup, -1, "<portgroup name='p' trustGuestRxFilters='yes'/>", "!not supported"},
 		{Modify, SectionPortGroup, -1, "<portgroup name='p' default='yes'/>", "<portgroup name='p' default='yes'/>"},
 		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.3'><hostname>h</hostname></host>", "<host ip='10.0.0.3'>"},
-		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.2'><hostname>g</hostname></host>", "!an entry with the address 10.0.0.2 is there already: <host ip='10.0.0.2'><hostname>h</hostname></host>"},
+		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.2'><hostname>g</hostname></host>", "!already has an entry with the address 10.0.0.2: <host ip='10.0.0.2'><hostname>h</hostname></host>"},
 		{Delete, SectionDNSHost, -1, "<host ip='10.0.0.2'/>", "<srv"},
 		{Modify, SectionDNSTXT, -1, "<txt name='t' value='2'/>", "<txt name='t' value='2'/>"},
 		{Delete, SectionDNSSRV, -1, "<srv service='s' protocol='tcp'/>", "</host>\n  </dns>"},
-		{AddLast, SectionDNSSRV, -1, "<srv service='s' protocol='tcp'/>", "!there already"},
-		{AddLast, "bridge", -1, "<bridge name='c'/>", "!cannot be changed by itself"},
+		{AddLast, SectionDNSSRV, -1, "<srv service='s' protocol='tcp'/>", "!already has an entry"},
+		{AddLast, "bridge", -1, "<bridge name='c'/>", "!cannot be changed alone"},
 		{"none", SectionDNSTXT, -1, "<txt name='u' value='2'/>", "!no command"},
 		{AddLast, SectionDNSTXT, -1, "<txt", "!"},
 	} {

@@ -11,14 +11,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// How long to wait before a dnsmasq that keeps ending is started again. One
-// that had lived for longer than the longest is started again at once.
+// Pauses before a dnsmasq that keeps ending is started again. One that ran for longer than the longest pause
+// is restarted at once.
 const (
 	firstWait   = time.Second
 	longestWait = time.Minute
 )
 
-// serve starts a network's dnsmasq if it needs one. It runs with the turn.
+// serve starts a network's dnsmasq if it needs one. The caller has the turn.
 func (n *Network) serve(ctx context.Context, d *Definition) error {
 	content, needed := d.service()
 	if !needed {
@@ -27,7 +27,7 @@ func (n *Network) serve(ctx context.Context, d *Definition) error {
 	if err := new(kernel.Root).RoomForInotify(); err != nil {
 		return err
 	}
-	// Leases are kept there. Where somebody has removed it, it is made again; what else is wrong, dnsmasq says.
+	// Leases are stored there. The folder is made again if it was removed; dnsmasq reports other errors.
 	_ = os.Mkdir(n.home.Data, 0o755)
 	service, err := hostnet.StartDnsmasq(ctx, n.files(), content)
 	if err != nil {
@@ -37,14 +37,14 @@ func (n *Network) serve(ctx context.Context, d *Definition) error {
 	return nil
 }
 
-// watch makes a service the network's own and keeps it alive.
+// watch makes a process the network's dnsmasq and restarts it when it ends.
 func (n *Network) watch(service *hostnet.Dnsmasq) {
 	n.service = service
 	n.home.workers.Go(func() { n.keepServing(service) })
 }
 
-// stopService ends the dnsmasq, also one that a daemon before this one left
-// without a record. It runs with the turn.
+// stopService ends the dnsmasq, also one that an earlier daemon left without a record. The caller has the
+// turn.
 func (n *Network) stopService(ctx context.Context) error {
 	service := n.service
 	if service == nil {
@@ -52,7 +52,7 @@ func (n *Network) stopService(ctx context.Context) error {
 			return n.files().Clear(ctx)
 		}
 	}
-	n.service = nil // tells keepServing that this end is wanted
+	n.service = nil // tells keepServing that this end is intended
 	err := service.Stop(ctx)
 	if err != nil {
 		select {
@@ -64,8 +64,8 @@ func (n *Network) stopService(ctx context.Context) error {
 	return err
 }
 
-// keepServing starts a new dnsmasq when one ends that was not told to. It ends
-// when the network stops serving, has another service, or the daemon closes.
+// keepServing restarts dnsmasq when it ends unintentionally. It returns when the network stops serving, has
+// another dnsmasq, or the daemon closes.
 func (n *Network) keepServing(service *hostnet.Dnsmasq) {
 	wait := firstWait
 	for began := time.Now(); ; {
@@ -93,7 +93,7 @@ func (n *Network) keepServing(service *hostnet.Dnsmasq) {
 	}
 }
 
-// isOver reports whether a service has ended because it was told to.
+// isOver says whether a dnsmasq was told to end.
 func (n *Network) isOver(service *hostnet.Dnsmasq) (over bool) {
 	err := n.change(n.home.work, func() error {
 		over = n.service != service
@@ -102,7 +102,7 @@ func (n *Network) isOver(service *hostnet.Dnsmasq) (over bool) {
 	return over || errors.Is(err, errGone)
 }
 
-// pause waits, and reports whether there is still something to do.
+// pause waits, and returns false when the daemon ends.
 func (s *Networks) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -114,13 +114,13 @@ func (s *Networks) pause(d time.Duration) bool {
 	}
 }
 
-// replaceService starts a new dnsmasq in place of one that has ended. It
-// reports whether the old one needs no more care.
+// replaceService starts a new dnsmasq in place of one that has ended. done says that the old one needs no more
+// care.
 func (n *Network) replaceService(old *hostnet.Dnsmasq) (done bool) {
 	log := n.home.Log.With("network", n.name)
 	err := n.change(n.home.work, func() error {
 		v := n.View()
-		if done = n.service != old || v == nil || v.Live == nil; done { // of a start that failed, and could not end it
+		if done = n.service != old || v == nil || v.Live == nil; done { // of a failed start that could not end it
 			return nil
 		}
 		if err := n.serve(n.home.work, v.Live); err != nil {
@@ -128,31 +128,30 @@ func (n *Network) replaceService(old *hostnet.Dnsmasq) (done bool) {
 		}
 		done = true
 		old.Release()
-		log.Warn("dnsmasq had ended by itself and was started again", "pid", n.service.Process().PID)
+		log.Warn("dnsmasq ended unexpectedly; restarted", "pid", n.service.Process().PID)
 		return n.mark(v.Live, v.chosenBridge)
 	})
 	switch {
 	case err == nil:
-	case errors.Is(err, errGone): // ended and undefined meanwhile
+	case errors.Is(err, errGone): // destroyed and undefined meanwhile
 		return true
 	case done:
-		log.Error("cannot record the new dnsmasq", "error", err)
+		log.Error("new dnsmasq not recorded", "error", err)
 	default:
-		log.Error("dnsmasq has ended by itself and cannot be started again yet; guests get no address", "error", err)
+		log.Error("dnsmasq ended unexpectedly and cannot be restarted yet; guests get no addresses", "error", err)
 	}
 	return done
 }
 
-// Lease is an address that a guest was given by a network.
+// Lease is an address that a network has given to a guest.
 type Lease struct {
 	hostnet.Lease
 	Bits   int    // of the network's prefix
 	Bridge string // the interface that it was given on
 }
 
-// Leases gives the addresses that a network has given out and that have not
-// run out; with a MAC given, those of that NIC. They are read from the file
-// that dnsmasq writes.
+// Leases returns the valid leases of a network; with mac set, those of that NIC. They are read from dnsmasq's
+// lease file.
 func (n *Network) Leases(mac string) ([]Lease, error) {
 	d := n.View().current()
 	all, err := hostnet.ReadLeases(n.files().Leases)
@@ -170,7 +169,7 @@ func (n *Network) Leases(mac string) ([]Lease, error) {
 	return out, nil
 }
 
-// bitsFor gives the prefix length of the network that an address is in.
+// bitsFor returns the prefix length of the subnet that an address is in.
 func (d *Definition) bitsFor(a netip.Addr) int {
 	for _, ip := range d.IPs {
 		if ip.Prefix().Contains(a) {

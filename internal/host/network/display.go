@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 )
 
-// DisplayAddress is where a guest's display listens that is given a network: the first address that
-// the host has in it.
+// DisplayAddress is the listen address of a display with listen type network: the host's first address in the
+// network.
 func (s *Networks) DisplayAddress(name string) (string, error) {
 	n, err := s.ByName(name)
 	if err != nil {

@@ -2,10 +2,10 @@ package network
 
 import "github.com/lodge-kvm/lodge/internal/mechanism/store"
 
-// RecordKind is the kind of record that keeps a network's definition.
+// RecordKind is the kind of a network's record.
 var RecordKind = kind
 
-// Document gives what a network's record defines.
+// Document returns the definition in a network's record.
 func Document(uuid string, version int, body []byte) (store.Document, error) {
 	var r record
 	if err := kind.Decode(uuid, version, body, &r); err != nil {

@@ -11,21 +11,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// entries say how those of one section are read and told apart. X is libvirtxml's
-// word for one, T Lodge's.
+// entries say how to parse and match the entries of one section. X is libvirtxml's type of an entry, T
+// Lodge's.
 type entries[X, T any] struct {
 	element    string
 	understand func(*reader, X) T
 	check      func(given T) error // of what the section's place allows; nil: anything
-	// clash gives what an entry that is there has in common with one to be added, so
-	// that both cannot be; "" for nothing.
+	// clash names a value that an existing and a new entry have in common although it must be unique; "" if
+	// there is none.
 	clash func(there, given T) string
-	// modified and deleted say whether an entry is the one that is meant.
+	// modified and deleted say whether an entry is the one to modify or delete.
 	modified, deleted func(there, given T) bool
 	show              func(T) string // as its element
 }
 
-// apply changes a list by an update. The list given stays as it is.
+// apply applies an update to a copy of a list.
 func (e entries[X, T]) apply(u Update, network string, list []T) ([]T, error) {
 	item, err := e.read(u)
 	if err != nil {
@@ -36,7 +36,7 @@ func (e entries[X, T]) apply(u Update, network string, list []T) ([]T, error) {
 	case AddFirst, AddLast:
 		for _, there := range list {
 			if what := e.clash(there, item); what != "" {
-				return nil, fault.New(fault.WrongState, fault.Network, "in network %q an entry with %s is there already: %s", network, what, e.show(there))
+				return nil, fault.New(fault.WrongState, fault.Network, "network %q already has an entry with %s: %s", network, what, e.show(there))
 			}
 		}
 		if u.Command == AddFirst {
@@ -57,10 +57,10 @@ func (e entries[X, T]) apply(u Update, network string, list []T) ([]T, error) {
 	return nil, fault.New(fault.Unsupported, fault.Network, "%q is no command for a section of a network", u.Command)
 }
 
-// maxShown bounds how many entries a refusal shows.
+// maxShown bounds how many entries an error lists.
 const maxShown = 5
 
-// find gives the place of the one entry that an update means.
+// find returns the index of the one entry that an update selects.
 func (e entries[X, T]) find(u Update, network string, list []T, item T) (int, error) {
 	means := e.modified
 	if u.Command == Delete {
@@ -81,11 +81,11 @@ func (e entries[X, T]) find(u Update, network string, list []T, item T) (int, er
 	case 1:
 		return at[0], nil
 	}
-	return 0, fault.New(fault.WrongState, fault.Network, "network %q has %d entries in section %s like %s: %s; say more of the one that is meant",
+	return 0, fault.New(fault.WrongState, fault.Network, "network %q has %d entries in section %s like %s: %s; give more attributes to select one",
 		network, len(at), u.Section, e.show(item), strings.Join(shown, ", "))
 }
 
-// read reads the entry of an update.
+// read parses the entry of an update.
 func (e entries[X, T]) read(u Update) (item T, err error) {
 	root, err := xmltree.Parse(u.XML)
 	if err != nil {
@@ -105,13 +105,13 @@ func (e entries[X, T]) read(u Update) (item T, err error) {
 	return item, r.err
 }
 
-// agree reports whether a given field, if it is given, is what is there.
+// agree says whether a field is missing or equal.
 func agree[T comparable](there, given T) bool {
 	var none T
 	return given == none || there == given
 }
 
-// shared reports whether a field is given on both sides and the same.
+// shared says whether a field is set on both sides and equal.
 func shared[T comparable](a, b T) bool {
 	var none T
 	return a != none && a == b
@@ -132,7 +132,7 @@ var hosts = entries[libvirtxml.NetworkDHCPHost, Host]{
 		}
 		return ""
 	},
-	// As clients of libvirt expect: one thing in common finds the entry whose rest is new.
+	// As libvirt's clients expect, one common value selects the entry to modify.
 	modified: func(a, b Host) bool {
 		return shared(a.MAC, b.MAC) || shared(a.ID, b.ID) || shared(a.Address, b.Address) || shared(a.Name, b.Name)
 	},
@@ -245,7 +245,7 @@ func number(n uint) string {
 	return strconv.FormatUint(uint64(n), 10)
 }
 
-// tag writes an element as a user would, with the attributes that have values, for errors.
+// tag formats an element with its attributes, for errors.
 func tag(name string, attrs ...string) string {
 	var b strings.Builder
 	b.WriteString("<" + name)

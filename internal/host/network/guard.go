@@ -9,11 +9,11 @@ import (
 
 const (
 	firstRest   = time.Second     // between two looks at the firewall
-	longestRest = 5 * time.Minute // where another program takes the rules away again and again
+	longestRest = 5 * time.Minute // where another program keeps removing the rules
 )
 
-// guard puts the networks' firewall rules back when another program, such as a
-// firewall's service that loads its own, has taken them away. It ends with the daemon.
+// guard restores the networks' firewall rules when another program removes them, such as a firewall service
+// that loads its own rules. It ends with the daemon.
 func (s *Networks) guard(w *hostnet.FirewallWatch) {
 	defer w.Close()
 	for r := (rests{}); ; {
@@ -33,7 +33,7 @@ func (s *Networks) guard(w *hostnet.FirewallWatch) {
 	}
 }
 
-// restoreRules puts back what is lacking. It reports whether all is there.
+// restoreRules adds missing rules. It returns whether all rules are there.
 func (s *Networks) restoreRules(by string) bool {
 	lacking, err := s.firewall.Restore()
 	switch {
@@ -46,8 +46,8 @@ func (s *Networks) restoreRules(by string) bool {
 	return err == nil
 }
 
-// guardForwarding lets the host route again for running networks when somebody has turned
-// that off, as a service does that loads the kernel's settings anew. It ends with the daemon.
+// guardForwarding turns IP forwarding on again for running networks when another program turns it off, such as
+// one that reloads sysctl settings. It ends with the daemon.
 func (s *Networks) guardForwarding(w *hostnet.ForwardingWatch) {
 	defer w.Close()
 	for r := (rests{}); ; {
@@ -67,7 +67,7 @@ func (s *Networks) guardForwarding(w *hostnet.ForwardingWatch) {
 	}
 }
 
-// restoreForwarding turns on what running networks need. It reports whether all is on.
+// restoreForwarding turns on what running networks need. It returns whether all is on.
 func (s *Networks) restoreForwarding() bool {
 	four, six, need := false, false, []string{}
 	for _, n := range s.List() {
@@ -91,9 +91,8 @@ func (s *Networks) restoreForwarding() bool {
 	return err == nil
 }
 
-// rests say how long to leave the firewall alone after each look: longer each time where the
-// next is due at once, so that a program that always takes the rules away and this daemon do
-// not keep each other busy.
+// rests are the pauses after each look at the firewall. A pause grows if the next look is due at once, so that
+// a program that keeps removing the rules and this daemon do not keep each other busy.
 type rests struct {
 	last  time.Duration
 	until time.Time

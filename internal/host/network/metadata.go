@@ -10,8 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Text is a part of a network's definition that describes it for people and
-// programs.
+// Text is a description in a network's definition, for people or programs.
 type Text string
 
 // The texts, with libvirt's words.
@@ -21,7 +20,7 @@ const (
 	TextElement     Text = "element"
 )
 
-// Metadata gives a text of a network, of an element by its namespace.
+// Metadata returns a text of a network; an element is found by its namespace.
 func (n *Network) Metadata(t Text, uri string, s Affect) (string, error) {
 	v := n.View()
 	d := v.current()
@@ -29,7 +28,7 @@ func (n *Network) Metadata(t Text, uri string, s Affect) (string, error) {
 	case s.Live && v.Live == nil:
 		return "", fault.New(fault.WrongState, fault.Network, "network %q is not active", n.name)
 	case s.Config && v.Config == nil:
-		return "", fault.New(fault.WrongState, fault.Network, "network %q is transient and has no definition that is kept", n.name)
+		return "", fault.New(fault.WrongState, fault.Network, "network %q is transient and has no stored definition", n.name)
 	case s.Config:
 		d = v.Config
 	}
@@ -51,8 +50,8 @@ func (n *Network) Metadata(t Text, uri string, s Affect) (string, error) {
 	return found, nil
 }
 
-// SetMetadata sets a text of a network; an empty one removes it. An element is
-// found by its namespace, for which prefix is written.
+// SetMetadata sets a text of a network; an empty one removes it. An element is found by its namespace and
+// stored with prefix.
 func (n *Network) SetMetadata(ctx context.Context, sc scope.Scope, t Text, text, prefix, uri string, s Affect) error {
 	if err := sc.Check(); err != nil {
 		return err

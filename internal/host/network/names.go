@@ -12,22 +12,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 )
 
-// RandomMAC gives an address of the range that QEMU guests use.
+// RandomMAC returns a random address in QEMU's range (52:54:00).
 func RandomMAC() string {
 	b := [6]byte{0x52, 0x54, 0x00}
 	_, _ = rand.Read(b[3:]) // never fails
 	return net.HardwareAddr(b[:]).String()
 }
 
-// bridgeRow is the row of names that libvirt's networks have.
+// bridgeRow is the pattern of libvirt's bridge names.
 const bridgeRow = "virbr%d"
 
-// isBridgeRow says whether a bridge's name leaves its number open, as "virbr%d" does.
+// isBridgeRow says whether a bridge's name is a pattern such as "virbr%d".
 func isBridgeRow(name string) bool {
 	return strings.Count(name, "%") == 1 && strings.Contains(name, "%d")
 }
 
-// rowOf gives the row that a chosen name is of: its number is where the digits at the end are.
+// rowOf returns the pattern of a chosen name, whose number is its last digits.
 func rowOf(name string) string {
 	if row := strings.TrimRight(name, "0123456789"); row != "" && row != name {
 		return row + "%d"
@@ -35,7 +35,7 @@ func rowOf(name string) string {
 	return bridgeRow
 }
 
-// freeBridge searches a name of a row that nobody has.
+// freeBridge finds an unused name of a pattern.
 func freeBridge(row string, taken func(string) bool) (string, error) {
 	for i := range 2 * maxNetworks {
 		name := strings.Replace(row, "%d", strconv.Itoa(i), 1)
@@ -49,9 +49,8 @@ func freeBridge(row string, taken func(string) bool) (string, error) {
 	return "", fault.New(fault.NoCapacity, fault.Network, "no bridge name like %q is free", row)
 }
 
-// DefaultNetwork gives the document of the network that guests use when nobody
-// says otherwise: NAT behind 192.168.122.0/24, or the next such network that
-// the host has no route to.
+// DefaultNetwork returns the document of the default network: NAT behind 192.168.122.0/24, or the next such
+// network that the host has no route to.
 func DefaultNetwork() (string, error) {
 	routes, err := hostnet.Routes()
 	if err != nil {
@@ -65,7 +64,7 @@ func DefaultNetwork() (string, error) {
 			return d.XML(0)
 		}
 	}
-	return "", fault.New(fault.NoCapacity, fault.Network, "the host has routes into every network of 192.168.0.0/16; define a network by hand")
+	return "", fault.New(fault.NoCapacity, fault.Network, "the host has routes into every network of 192.168.0.0/16; define a network yourself")
 }
 
 func defaultNetwork(third byte) Definition {
@@ -81,9 +80,8 @@ func defaultNetwork(third byte) Definition {
 	}
 }
 
-// clash gives the route that a network would take traffic from: one into the
-// same addresses or into some of them. Wider ones stay as they are for the
-// rest.
+// clash returns a route whose traffic a network would take: one to the same addresses or a part of them. Wider
+// routes keep the rest.
 func clash(p netip.Prefix, routes []hostnet.Route) *hostnet.Route {
 	for i, r := range routes {
 		if r.Destination.Bits() >= p.Bits() && p.Contains(r.Destination.Addr()) {
@@ -93,9 +91,9 @@ func clash(p netip.Prefix, routes []hostnet.Route) *hostnet.Route {
 	return nil
 }
 
-// RouteInto gives the link by which the host has a route into some of the addresses, or into more
-// of which they are a part; empty: none but the default route. A network that has them would take
-// what the host sends there. Its own bridge, but, is none of them.
+// RouteInto returns the link by which the host routes to some of the addresses, or to a larger range; empty:
+// only the default route does. A network with these addresses would take that traffic. The network's own
+// bridge, but, does not count.
 func RouteInto(p netip.Prefix, but string) (device string, err error) {
 	routes, err := hostnet.Routes()
 	if err != nil {
@@ -104,7 +102,7 @@ func RouteInto(p netip.Prefix, but string) (device string, err error) {
 	return overlap(p, routes, func(device string) bool { return device != but }), nil
 }
 
-// overlap is RouteInto by routes of the links that are meant.
+// overlap is RouteInto with given routes and links.
 func overlap(p netip.Prefix, routes []hostnet.Route, meant func(device string) bool) string {
 	for _, r := range routes {
 		if r.Destination.Overlaps(p) && !r.Destination.Addr().IsLinkLocalUnicast() && meant(r.Device) {
@@ -114,8 +112,8 @@ func overlap(p netip.Prefix, routes []hostnet.Route, meant func(device string) b
 	return ""
 }
 
-// claimAddresses keeps the addresses of a network that starts from those that start beside it: no route
-// tells of them yet. It runs with the turn, until the end of which that holds.
+// claimAddresses reserves a starting network's addresses against concurrent starts, which have no routes yet.
+// The reservation holds until the end of the turn.
 func (s *Networks) claimAddresses(n *Network, d *Definition) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +133,7 @@ func (s *Networks) claimAddresses(n *Network, d *Definition) error {
 	return nil
 }
 
-// othersBridges are those of the other networks that run.
+// othersBridges are the bridges of other running networks.
 func (n *Network) othersBridges() map[string]bool {
 	bridges := map[string]bool{}
 	for _, other := range n.home.List() {

@@ -17,66 +17,63 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Network is one network. Verbs that change it take turns; everything else
-// reads the view and waits for nobody.
+// Network is one network. Verbs that change it take turns; all other methods read the view and never wait.
 type Network struct {
 	home       *Networks
 	uuid, name string
 
-	turn chan struct{} // holds one token; whoever has taken it may change the network
+	turn chan struct{} // holds one token; the holder may change the network
 	view atomic.Pointer[View]
 	gone bool // undefined and out of the registry; guarded by turn
-	due  bool // this boot has still to start it; guarded by turn
+	due  bool // autostart is still pending in this boot; guarded by turn
 
 	service  *hostnet.Dnsmasq // of a running network that serves; guarded by turn
 	followed []string         // operations whose change is stored; guarded by turn
-	// ops are those that are open. Their steps are done with the turn.
+	// ops are the open operations. Their steps run with the turn.
 	ops *operation.Set[*Network]
 
 	// What nobody else is given until a verb is done; guarded by home.mu.
 	reserved string      // the name of a bridge, see reserve; "" for none
 	starting *Definition // its addresses, see claimAddresses; nil for none
 
-	// ports are the NICs that are plugged in, by the host's name for them.
-	// Guarded by portMu, apart from turn, so that starting a guest does not
-	// wait for a verb.
+	// ports are the connected NICs, by the host's interface name. portMu guards them, not the turn, so that a
+	// guest's start does not wait for a verb.
 	portMu sync.Mutex
 	ports  map[string]Port
-	picked map[string]int // how often a parent was chosen for a NIC that is no port yet
+	picked map[string]int // how often a parent was chosen for a NIC that has no port yet
 }
 
-// Port is a NIC that is plugged into a network.
+// Port is a NIC that is connected to a network.
 type Port struct {
 	Interface string // the host's end
 	MAC       string
-	Owner     string        // whose NIC it is, for people
+	Owner     string        // the name of its guest, for people
 	Parent    string        // the link that a macvtap is on; "" for a port of a bridge
 	Index     int           // of a macvtap: its name may come to be another's
 	Isolated  device.Switch // what the NIC says of that, see isolates
 }
 
-// View is a network at one moment; it never changes.
+// View is a network at one moment; it is immutable.
 type View struct {
-	// Live is the definition in force, nil while the network is inactive.
+	// Live is the active definition; nil while the network is inactive.
 	Live *Definition
-	// Config is the definition that is kept, nil for a transient network.
+	// Config is the stored definition; nil for a transient network.
 	Config    *Definition
 	Autostart bool
 
 	submitted string // the document of Config as it was given
 	written   uint64 // bytes that are kept of the definitions; publish counts them
-	// chosenBridge tells that the bridge's name in Config, or without that in
-	// Live, is Lodge's choice.
+	// chosenBridge says that Lodge chose the bridge's name in Config or, without Config, in Live.
 	chosenBridge bool
 }
 
-// Active reports whether the network runs.
+// Active says whether the network runs.
 func (v *View) Active() bool { return v.Live != nil }
 
-// Persistent reports whether the network outlives being destroyed.
+// Persistent says whether the network remains when it is destroyed.
 func (v *View) Persistent() bool { return v.Config != nil }
 
-// current is the definition in force, or that which will be.
+// current is the active definition, or the stored one of an inactive network.
 func (v *View) current() *Definition {
 	if v.Live != nil {
 		return v.Live
@@ -84,7 +81,7 @@ func (v *View) current() *Definition {
 	return v.Config
 }
 
-// errGone says that a network was undefined while somebody waited for it.
+// errGone says that a network was undefined while a caller waited for it.
 var errGone = errors.New("the network is gone")
 
 func (s *Networks) newNetwork(uuid, name string) *Network {
@@ -100,8 +97,7 @@ func (n *Network) Name() string { return n.name }
 // UUID is the network's UUID, in lower case with dashes.
 func (n *Network) UUID() string { return n.uuid }
 
-// View is the network as it was last published. It is never nil for a network
-// that somebody was given.
+// View returns the last published view. It is never nil for a network that a caller was given.
 func (n *Network) View() *View { return n.view.Load() }
 
 func (n *Network) publish(v View) {
@@ -110,12 +106,10 @@ func (n *Network) publish(v View) {
 	n.home.status.notice(n)
 }
 
-// turnWait is how long a verb waits for another on the same network; each is done
-// or given up in about half of it.
+// turnWait is how long a verb waits for another one on the same network; each ends within about half of that.
 const turnWait = 30 * time.Second
 
-// change does something with the turn, unless the network has gone. One that this leaves
-// without a view has.
+// change runs do with the turn, unless the network was removed. If it has no view afterwards, it is removed.
 func (n *Network) change(ctx context.Context, do func() error) error {
 	return n.inTurn(ctx, func() error {
 		if n.gone {
@@ -129,7 +123,7 @@ func (n *Network) change(ctx context.Context, do func() error) error {
 	})
 }
 
-// inTurn waits for the turn and does something with it.
+// inTurn waits for the turn and runs do.
 func (n *Network) inTurn(ctx context.Context, do func() error) error {
 	bounded, stop := context.WithTimeoutCause(ctx, turnWait, fault.New(fault.Timeout, fault.Network, "an earlier request is not done after %v", turnWait))
 	defer stop()
@@ -153,8 +147,8 @@ func (n *Network) tell(c event.Change) {
 	n.home.Events.Append(n.source(), event.NetworkChange{Change: c})
 }
 
-// XML is the network's document: as it runs, or with inactive set, or when it
-// does not run, as it is kept.
+// XML returns the document of the network as it runs. With inactive, or if it does not run, it is the stored
+// definition.
 func (n *Network) XML(inactive bool) (string, error) {
 	v := n.View()
 	d, connections := v.current(), n.Connections()
@@ -164,14 +158,14 @@ func (n *Network) XML(inactive bool) (string, error) {
 	return d.XML(connections)
 }
 
-// Connections counts the NICs that are plugged in.
+// Connections counts the connected NICs.
 func (n *Network) Connections() int {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
 	return len(n.ports)
 }
 
-// BridgeName is the name of the bridge that guests are on.
+// BridgeName returns the name of the guests' bridge.
 func (n *Network) BridgeName() (string, error) {
 	if name := n.View().current().Bridge.Name; name != "" {
 		return name, nil
@@ -179,7 +173,7 @@ func (n *Network) BridgeName() (string, error) {
 	return "", fault.New(fault.Unsupported, fault.Network, "network %q has no bridge", n.name)
 }
 
-// save writes a view's definition to the store; returning nil means it is kept.
+// save writes a view's definition to the store; nil means that it is stored.
 func (n *Network) save(v View) error {
 	r, err := v.record()
 	if err != nil {
@@ -188,7 +182,8 @@ func (n *Network) save(v View) error {
 	return n.keep(*r)
 }
 
-// keep stores a record, with the operations that it has followed: these and those before. It runs with the turn.
+// keep stores a record with the operations that it has followed, earlier ones included. The caller has the
+// turn.
 func (n *Network) keep(r record, more ...string) error {
 	r.Followed = append(slices.DeleteFunc(slices.Clone(n.followed), func(id string) bool { return !n.ops.Remembers(id) }), more...)
 	if err := n.home.Store.Put(kind, n.uuid, r); err != nil {
@@ -207,13 +202,13 @@ func (v *View) record() (*record, error) {
 	return &record{Submitted: v.submitted, Definition: doc, Autostart: v.Autostart, ChosenBridge: v.chosenBridge}, nil
 }
 
-// Written are about the bytes that are kept of a definition: as it was given, and as it was understood.
+// Written estimates the stored bytes of a definition: the submitted document and the parsed one.
 func Written(doc string) uint64 { return 2 * uint64(len(doc)) }
 
-// Written are those of the network's.
+// Written returns the network's stored bytes.
 func (v *View) Written() uint64 { return v.written }
 
-// size counts them: of the running definition and the kept one the larger.
+// size counts the stored bytes: the larger one of the active and the stored definition.
 func (v *View) size() uint64 {
 	most := 0
 	for _, d := range []*Definition{v.Config, v.Live} {
@@ -242,8 +237,7 @@ func (n *Network) define(d *Definition, doc string, chosen bool) error {
 	return nil
 }
 
-// Undefine forgets the kept definition. A running network runs on and is gone
-// when it is destroyed.
+// Undefine removes the stored definition. A running network keeps running and is removed when it is destroyed.
 func (n *Network) Undefine(ctx context.Context, sc scope.Scope) error {
 	if err := sc.Check(); err != nil {
 		return err
@@ -267,17 +261,17 @@ func (n *Network) Undefine(ctx context.Context, sc scope.Scope) error {
 	})
 }
 
-// vanish takes the network out of the registry. It runs with the turn.
+// vanish removes the network from the registry. The caller has the turn.
 func (n *Network) vanish() {
 	failpoint.Reach("network.vanish")
 	n.gone = true
 	n.settle()
 	n.removeLeases()
-	n.home.forget(n) // at last: from then on another may have its UUID, and files by that
+	n.home.forget(n) // last, because then a new network may have its UUID, and files named by it
 	n.home.status.notice(n)
 }
 
-// SetAutostart says whether the network starts with the host.
+// SetAutostart sets whether the network starts with the host.
 func (n *Network) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error {
 	if err := sc.Check(); err != nil {
 		return err
@@ -285,7 +279,7 @@ func (n *Network) SetAutostart(ctx context.Context, sc scope.Scope, on bool) err
 	return n.change(ctx, func() error {
 		v := *n.View()
 		if !v.Persistent() {
-			return fault.New(fault.WrongState, fault.Network, "network %q is transient and cannot start by itself", n.name)
+			return fault.New(fault.WrongState, fault.Network, "network %q is transient and cannot have autostart", n.name)
 		}
 		v.Autostart = on
 		if err := n.save(v); err != nil {
@@ -296,7 +290,7 @@ func (n *Network) SetAutostart(ctx context.Context, sc scope.Scope, on bool) err
 	})
 }
 
-// Start runs the network as it is defined.
+// Start starts the network with its stored definition.
 func (n *Network) Start(ctx context.Context, sc scope.Scope) error {
 	if err := sc.Check(); err != nil {
 		return err
@@ -316,7 +310,7 @@ func (n *Network) start(ctx context.Context, sc scope.Scope, d *Definition, chos
 		return n.ops.Behind()
 	}
 	if err := n.ops.End(ctx, operation.Nothing); err != nil {
-		return fault.Wrap(err, fault.Busy, fault.Network, "network %q has not ended wholly yet, which is tried again", n.name)
+		return fault.Wrap(err, fault.Busy, fault.Network, "network %q has not been removed completely yet; this is tried again", n.name)
 	}
 	d, err := n.rename(d, chosen)
 	if err != nil {
@@ -339,8 +333,8 @@ func (n *Network) start(ctx context.Context, sc scope.Scope, d *Definition, chos
 	return nil
 }
 
-// startFault says of what kind a failed start is: what is missing or in the way
-// is not the network itself.
+// startFault returns the kind of a failed start: an object that is missing or in the way is not the network
+// itself.
 func startFault(err error) fault.Kind {
 	switch kind := fault.Of(err); kind {
 	case fault.NotFound, fault.Exists, fault.Invalid:
@@ -350,8 +344,8 @@ func startFault(err error) fault.Kind {
 	}
 }
 
-// rename gives a network whose bridge's name is Lodge's own choice another one
-// when somebody has taken that in the meantime, and keeps it. It runs with the turn.
+// rename gives a network whose bridge name Lodge chose another name if that name was taken in the meantime,
+// and stores it. The caller has the turn.
 func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 	if !chosen {
 		return d, nil
@@ -384,8 +378,7 @@ func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 	return &changed, nil
 }
 
-// Destroy ends the running network. Guests stay plugged into nothing until it
-// is started again.
+// Destroy stops the running network. Guests stay disconnected until it is started again.
 func (n *Network) Destroy(ctx context.Context, sc scope.Scope) error {
 	if err := sc.Check(); err != nil {
 		return err

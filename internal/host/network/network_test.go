@@ -646,7 +646,7 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 		t.Fatal("a change that is not stored is made")
 	}
 	add.Affect.Config = false
-	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil || !strings.Contains(err.Error(), "cannot record the running network") {
 		t.Fatalf("a change that is not recorded: %v", err)
 	}
 	ok(t, os.RemoveAll(inTheWay))
@@ -762,7 +762,7 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 	refuse := false
 	note := func(name string) error {
 		if _, err := hostnet.ByName(name); !fault.Is(err, fault.NotFound) {
-			t.Errorf("%s is noted, and there already: %v", name, err)
+			t.Errorf("%s is noted, and exists already: %v", name, err)
 		}
 		if names = append(names, name); refuse {
 			return full
@@ -1327,7 +1327,7 @@ func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
 	n := started(t, s, natNetwork("net37", 37))
 	inTheWay := markIsRefused(t, n)
 	add := Update{Command: AddLast, Section: SectionDNSSRV, Affect: Affect{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
-	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil || !strings.Contains(err.Error(), "cannot record the running network") {
 		t.Fatalf("a change that cannot be recorded: %v", err)
 	}
 	if err := n.Update(t.Context(), scope.Daemon("a test"), add); !fault.Is(err, fault.Busy) && !fault.Is(err, fault.WrongState) {

@@ -22,12 +22,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Config says where Networks live and whom they tell.
+// Config says where Networks store their data and where events go.
 type Config struct {
 	Data     string // folder for what outlives a reboot of the host
 	Run      string // folder for what must not
-	Instance string // tells this daemon's firewall table from others'; "" for the default daemon
-	// Status is the folder of what programs on the host find guests by, see statusWriter; empty: one in Data.
+	Instance string // distinguishes this daemon's firewall table; "" for the default daemon
+	// Status is the folder of the files by which programs on the host find guests, see statusWriter; empty: a
+	// folder in Data.
 	Status string
 	Store  *store.Store
 	Events *event.Log
@@ -37,18 +38,17 @@ type Config struct {
 // kind is the record of a definition; its key is the UUID.
 var kind = store.Kind{Name: "network", Version: 1}
 
-// record is what the store keeps of a network.
+// record is a network's record in the store.
 type record struct {
 	Submitted    string `json:"submitted"`  // as the client gave it
 	Definition   string `json:"definition"` // as understood, in the same format
 	Autostart    bool   `json:"autostart"`
 	ChosenBridge bool   `json:"chosenBridge"` // the bridge's name is Lodge's choice and may change
-	// Followed are the operations whose change the definition has.
+	// Followed are the operations whose change the definition includes.
 	Followed []string `json:"followed,omitempty"`
 }
 
-// maxNetworks bounds how many networks there may be: the longest list that
-// clients take.
+// maxNetworks bounds the number of networks: the longest list of libvirt's protocol.
 const maxNetworks = 16384
 
 // Networks are all networks of a daemon.
@@ -58,23 +58,22 @@ type Networks struct {
 	status   *statusWriter
 	boot     string // identity of the host's present boot
 
-	// work is what the goroutines that watch services and the firewall live in, until Close.
+	// work is the context of the goroutines that watch services and the firewall; Close ends it.
 	work    context.Context
 	endWork context.CancelCauseFunc
 	workers sync.WaitGroup
 
 	taps, macvtaps atomic.Uint64 // next number to try for a chosen name
 
-	mu     sync.RWMutex // guards the maps, and is never held over anything slow
+	mu     sync.RWMutex // guards the maps, and is never held during slow work
 	byUUID map[string]*Network
 	byName map[string]*Network
-	// left are networks that have gone and of which something is still to be removed, by UUID.
+	// left are removed networks with remains that still have to be removed, by UUID.
 	left map[string]*Network
 }
 
-// Open reads the definitions, adopts what an earlier daemon left running, and
-// at the first start after the host's boot starts what is to start by itself.
-// A network that cannot be adopted or started is logged and left inactive.
+// Open reads the definitions, adopts running networks, and, at the first start after the host's boot, starts
+// the networks with autostart. A network that cannot be adopted or started is logged and left inactive.
 func Open(ctx context.Context, c Config) (*Networks, error) {
 	for _, dir := range []string{c.Data, c.Run} {
 		// dnsmasq reads and writes here under its own user.
@@ -119,7 +118,7 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 	return s, nil
 }
 
-// dropHalfWritten removes what a daemon that was killed was just writing.
+// dropHalfWritten removes temporary files of a killed daemon.
 func (s *Networks) dropHalfWritten() {
 	for _, half := range []string{
 		filepath.Join(s.Run, "*.new"),
@@ -132,8 +131,8 @@ func (s *Networks) dropHalfWritten() {
 	}
 }
 
-// dropLeases removes the leases of networks that are neither defined nor running, unless the store may
-// have lost what defines them.
+// dropLeases removes the leases of networks that are neither defined nor running, unless the store may have
+// lost definitions.
 func (s *Networks) dropLeases() {
 	if !s.Store.Sound() {
 		return
@@ -157,7 +156,7 @@ func bootID() string {
 	return strings.TrimSpace(string(id))
 }
 
-// Close lets go of what runs, which runs on.
+// Close releases the running networks, which keep running.
 func (s *Networks) Close() {
 	s.endWork(fault.New(fault.Aborted, fault.Network, "the daemon is ending"))
 	s.workers.Wait()
@@ -180,7 +179,7 @@ func (s *Networks) load() error {
 		}
 		d, err := Parse(r.Definition, false)
 		if err != nil {
-			// One bad record must not keep all guests from their networks.
+			// One damaged record must not cost all guests their networks.
 			s.Log.Error("cannot read the definition of a network; it is left out", "uuid", id, "error", err)
 			return nil
 		}
@@ -192,7 +191,7 @@ func (s *Networks) load() error {
 	})
 }
 
-// List gives the networks there are, by name.
+// List returns the networks by name.
 func (s *Networks) List() []*Network {
 	s.mu.RLock()
 	all := make([]*Network, 0, len(s.byUUID))
@@ -228,8 +227,8 @@ func (s *Networks) ByUUID(id string) (*Network, error) {
 	return n, nil
 }
 
-// Define makes a network, or gives an existing one a new definition, which a
-// running one takes up when it is started next.
+// Define makes a network or replaces its definition. A running network uses the new definition after its next
+// start.
 func (s *Networks) Define(ctx context.Context, sc scope.Scope, doc string, strict bool) (*Network, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err
@@ -243,9 +242,8 @@ func (s *Networks) Define(ctx context.Context, sc scope.Scope, doc string, stric
 	})
 }
 
-// Create makes a network that is gone when it is destroyed, and starts it. A
-// defined and inactive network of that name and UUID is started with this
-// definition instead of its own.
+// Create makes and starts a network that is removed when it is destroyed. If an inactive network of that name
+// and UUID is defined, it is started with this definition.
 func (s *Networks) Create(ctx context.Context, sc scope.Scope, doc string, strict bool) (*Network, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err
@@ -262,9 +260,8 @@ func (s *Networks) Create(ctx context.Context, sc scope.Scope, doc string, stric
 	})
 }
 
-// withNetwork finds or makes the network that a definition is for and does
-// something to it with the definition completed. A new network that this
-// leaves without a view is gone again.
+// withNetwork finds or makes the network of a definition, and runs do with the completed definition. A new
+// network without a view afterwards is removed again.
 func (s *Networks) withNetwork(ctx context.Context, d Definition, do func(n *Network, d *Definition, chosen bool) error) (*Network, error) {
 	taken, err := linkNames()
 	if err != nil {
@@ -284,7 +281,7 @@ func (s *Networks) withNetwork(ctx context.Context, d Definition, do func(n *Net
 			return do(n, &complete, chosen)
 		})
 		if errors.Is(err, errGone) && ctx.Err() == nil {
-			continue // somebody undefined it in between
+			continue // it was undefined in between
 		}
 		return n, err
 	}
@@ -302,8 +299,7 @@ func linkNames() (map[string]bool, error) {
 	return names, nil
 }
 
-// claim finds the network that a definition is for, or enters a new one that
-// has no view yet. The definition has its UUID afterwards.
+// claim finds the network of a definition, or adds a new one without a view. It sets the definition's UUID.
 func (s *Networks) claim(d *Definition) (*Network, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -319,13 +315,13 @@ func (s *Networks) claim(d *Definition) (*Network, error) {
 	case n != nil:
 		return n, nil
 	case s.left[d.UUID] != nil:
-		return nil, fault.New(fault.Busy, fault.Network, "of a network with UUID %s that has gone something cannot be removed yet; that is tried again", d.UUID)
+		return nil, fault.New(fault.Busy, fault.Network, "remains of a removed network with UUID %s cannot be removed yet; this is tried again", d.UUID)
 	case byName != nil:
 		return nil, fault.New(fault.Exists, fault.Network, "network %q already exists with UUID %s", d.Name, byName.uuid)
-	case strings.ContainsFunc(d.Name, unicode.IsControl): // one that is there may have such a name of old
-		return nil, fault.New(fault.Invalid, fault.XML, "the name %q of a network holds a control character", d.Name)
+	case strings.ContainsFunc(d.Name, unicode.IsControl): // an old network may have such a name
+		return nil, fault.New(fault.Invalid, fault.XML, "the network name %q contains a control character", d.Name)
 	case len(s.byUUID) >= maxNetworks:
-		return nil, fault.New(fault.NoCapacity, fault.Network, "there are %d networks already; undefine one", maxNetworks)
+		return nil, fault.New(fault.NoCapacity, fault.Network, "there are already %d networks, the maximum; undefine one", maxNetworks)
 	}
 	n := s.newNetwork(d.UUID, d.Name)
 	s.byUUID[n.uuid], s.byName[n.name] = n, n
@@ -344,9 +340,8 @@ func (s *Networks) forget(n *Network) {
 	}
 }
 
-// complete gives a definition what its document left open: what the network
-// had before, or a free bridge name and a MAC. It tells whether the bridge's
-// name is Lodge's choice, and refuses that of another network.
+// complete fills in what the document left open: the network's earlier values, or a free bridge name and a
+// MAC. It returns whether Lodge chose the bridge's name, and refuses the name of another network's bridge.
 func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (chosen bool, err error) {
 	if !d.Managed() {
 		return false, nil
@@ -376,16 +371,16 @@ func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (c
 		switch {
 		case asked == "":
 			return freeBridge(row, func(name string) bool { return used[name] || taken[name] })
-		case used[asked]: // by one that is perhaps not for this client to know
-			return "", fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or leave it out", asked)
+		case used[asked]: // whose name this client may not know
+			return "", fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or omit it", asked)
 		}
 		return asked, nil
 	})
 	return asked == "" || chosen && asked == before.Bridge.Name, err
 }
 
-// reserve has choose name a network's bridge, by what other networks call theirs, and keeps them from
-// that name until the view says it: until the verb is done. It runs with the turn.
+// reserve lets choose pick a bridge name that no other network uses, and reserves it until the end of the
+// verb, when the view has it. The caller has the turn.
 func (s *Networks) reserve(n *Network, choose func(used map[string]bool) (string, error)) (name string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -395,7 +390,7 @@ func (s *Networks) reserve(n *Network, choose func(used map[string]bool) (string
 	return name, err
 }
 
-// bridges gives the names of the bridges that other networks make, or are about to. It runs with mu.
+// bridges returns the names of the bridges of other networks, present and reserved. The caller holds mu.
 func (s *Networks) bridges(except *Network) map[string]bool {
 	used := make(map[string]bool, len(s.byUUID))
 	for _, n := range s.byUUID {

@@ -17,19 +17,19 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// plug is where a NIC goes, once its type and its network's mode are resolved.
+// plug is the destination of a NIC, from its type and its network's mode.
 type plug struct {
-	network  *Network // nil for one that is on no network of ours
-	bridge   string   // the tap's bridge; "" for a tap of its own
+	network  *Network // nil if it is on no network of Lodge's
+	bridge   string   // the tap's bridge; "" for a tap without one
 	parent   string   // the macvtap's link; "" for a tap
 	mode     hostnet.MacvtapMode
 	mtu      int
 	isolated bool
-	existing bool // the tap is there already
+	existing bool // the tap exists already
 }
 
-// CheckSource says why a NIC cannot be connected, before anything is made for it: there is no such
-// network, or no such link.
+// CheckSource returns why a NIC cannot be connected, before anything is made for it: its network or link does
+// not exist.
 func (s *Networks) CheckSource(nic *device.NIC) error {
 	if nic.Type == "user" {
 		return nil
@@ -99,8 +99,8 @@ func (s *Networks) AttachNIC(ctx context.Context, sc scope.Scope, nic *device.NI
 	return a, s.plugIn(p, port), nil
 }
 
-// ofHost says of a link that a NIC needs and that is missing that the host lacks it: it is
-// no object that a client could define.
+// ofHost changes the error about a missing link: the host lacks it, because it is no object that a client
+// could define.
 func ofHost(err error) error {
 	if fault.Is(err, fault.NotFound) && fault.About(err) == fault.Interface {
 		return fault.Wrap(err, fault.NotFound, fault.File, "the host lacks a link")
@@ -108,7 +108,7 @@ func ofHost(err error) error {
 	return err
 }
 
-// plugIn is enter of a NIC that is new.
+// plugIn is enter for a new NIC.
 func (s *Networks) plugIn(p plug, port Port) (release func()) {
 	release = s.enter(p, port)
 	if p.network != nil {
@@ -117,8 +117,8 @@ func (s *Networks) plugIn(p plug, port Port) (release func()) {
 	return release
 }
 
-// AdoptNIC enters the NIC of a guest that a daemon before this one started,
-// and gives the release that AttachNIC gave then.
+// AdoptNIC enters the NIC of a guest that an earlier daemon started, and returns the release that AttachNIC
+// returned then.
 func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func(), err error) {
 	if nic.Type == "user" || ifName == "" {
 		return func() {}, nil
@@ -137,20 +137,20 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 		return nil, fault.New(fault.NotFound, fault.Interface, "no network interface with name %q", ifName)
 	}
 	if nic.Type == "network" {
-		p.network, _ = s.ByName(nic.Network) // it may have gone, and the link has not
+		p.network, _ = s.ByName(nic.Network) // the network may be gone while the link exists
 	}
 	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index, Isolated: nic.Isolated}), nil
 }
 
-// mayBe says whether a link is that of a NIC: a macvtap has its address, or that of its own parent, which
-// is lent whole, until it is given.
+// mayBe says whether a link may be a NIC's: a macvtap has the NIC's address or, until that is set, the address
+// of its parent in passthrough mode.
 func mayBe(l hostnet.Link, nic *device.NIC, all []hostnet.Link) bool {
 	mac, err := net.ParseMAC(nic.MAC)
 	return l.Kind != "macvtap" || err != nil || bytes.Equal(l.MAC, mac) ||
 		slices.ContainsFunc(all, func(p hostnet.Link) bool { return p.Index == l.Parent && bytes.Equal(p.MAC, l.MAC) })
 }
 
-// parentOf names the link that a macvtap is on; "" for any other kind.
+// parentOf names a macvtap's parent link; "" for any other link.
 func parentOf(l hostnet.Link, all []hostnet.Link) string {
 	if l.Kind != "macvtap" {
 		return ""
@@ -160,10 +160,10 @@ func parentOf(l hostnet.Link, all []hostnet.Link) string {
 			return p.Name
 		}
 	}
-	return "?" // it has moved to another namespace
+	return "?" // it was moved to another network namespace
 }
 
-// enter counts a NIC among its network's and gives what undoes it all.
+// enter counts a NIC for its network and returns the function that undoes everything.
 func (s *Networks) enter(p plug, port Port) (release func()) {
 	if n := p.network; n != nil {
 		n.portMu.Lock()
@@ -174,7 +174,7 @@ func (s *Networks) enter(p plug, port Port) (release func()) {
 	return func() {
 		if n := p.network; n != nil {
 			n.portMu.Lock()
-			if n.ports[port.Interface] == port { // and not of one that has the name by now
+			if n.ports[port.Interface] == port { // another NIC may have the name by now
 				delete(n.ports, port.Interface)
 			}
 			n.portMu.Unlock()
@@ -189,7 +189,7 @@ func (s *Networks) enter(p plug, port Port) (release func()) {
 	}
 }
 
-// Ports gives the NICs that are plugged in, by interface.
+// Ports lists the connected NICs by interface.
 func (n *Network) Ports() []Port {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
@@ -238,8 +238,7 @@ func (s *Networks) resolveNetwork(nic *device.NIC) (plug, error) {
 	return p, err
 }
 
-// isolates says whether a NIC is kept from the others of the network, by what it says itself, or by
-// what the network does.
+// isolates says whether a NIC cannot reach the network's other guests, by its own setting or the network's.
 func (d *Definition) isolates(own device.Switch) bool {
 	return own == device.On || own == device.Unset && d.Isolated == device.On
 }
@@ -258,8 +257,8 @@ func macvtapMode(word string) (hostnet.MacvtapMode, error) {
 	return 0, fault.New(fault.Invalid, fault.Config, "%q is no mode of a direct NIC", word)
 }
 
-// pickParent chooses the link of a network that has the fewest guests; one
-// that is lent whole must have none. It counts there until unpick.
+// pickParent chooses the parent link with the fewest guests; in passthrough mode it must have none. The choice
+// counts until unpick.
 func (n *Network) pickParent(d *Definition) (string, error) {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
@@ -275,7 +274,7 @@ func (n *Network) pickParent(d *Definition) (string, error) {
 	return best, nil
 }
 
-// unpick ends that: the NIC is a port, or comes to nothing.
+// unpick ends that count: the NIC has become a port, or has failed.
 func (p plug) unpick() {
 	if n := p.network; n != nil && p.parent != "" {
 		n.portMu.Lock()
@@ -284,7 +283,7 @@ func (p plug) unpick() {
 	}
 }
 
-// backend opens the kernel's back end for a NIC that can use it.
+// backend opens vhost for a NIC that can use it.
 func backend(a *device.NICAttachment, nic *device.NIC) error {
 	switch {
 	case nic.Backend == "qemu":
@@ -319,7 +318,7 @@ func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) err
 		return unsuitable("a NIC that brings its own tap needs the name of it as target")
 	}
 	if mac, err := net.ParseMAC(nic.MAC); err == nil && len(mac) == 6 && !p.existing {
-		// Above all others, so that the bridge never takes it for its own.
+		// Higher than any other address, so that the bridge never takes it for its own.
 		mac[0] = 0xfe
 		t.MAC = mac
 	}
@@ -330,13 +329,13 @@ func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) err
 	})
 }
 
-// noted notes a name that no other link has. A nil note takes none.
+// noted records a name that no other link has. A nil note records nothing.
 func noted(note func(ifName string) error, ifName string) error {
 	if note == nil {
 		return nil
 	}
 	if _, err := hostnet.ByName(ifName); err == nil {
-		return fault.New(fault.Exists, fault.Interface, "a network interface with name %q is already there", ifName)
+		return fault.New(fault.Exists, fault.Interface, "a network interface with name %q already exists", ifName)
 	} else if !fault.Is(err, fault.NotFound) {
 		return err
 	}
@@ -362,13 +361,11 @@ func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p plug,
 	})
 }
 
-// maxNames bounds the search for a free name, above the links that one host
-// can have in use.
+// maxNames bounds the search for a free name; it exceeds the number of links of one host.
 const maxNames = 1 << 16
 
-// named does something with the name given, or with names of a row until one
-// is free. Numbers count up, so that a name does not pass at once from one
-// guest to the next.
+// named runs do with the given name, or with the names of a pattern until one is free. Numbers count up, so
+// that a name is not reused at once by another guest.
 func named(given, row string, next func(uint64) uint64, do func(name string) error) error {
 	if given != "" {
 		return do(given)

@@ -9,14 +9,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// What changes a network in several steps is an operation: see package operation.
-// Each kind stands with what it does; this file joins the runner to networks. All
-// records lie in the run directory, beside the files that say what runs.
+// A change of a network in several steps is an operation: see package operation. Each kind is defined next to
+// its code; this file connects the runner to networks. The records are in the run directory, next to the files
+// about running networks.
 
 var kinds = operation.Kinds[*Network]{startKind, stopKind, updateKind, mendKind}
 
-// operations say how those of a network are run. The boot is not said: where the run
-// directory outlives it, files are to be removed, too.
+// operations configures a network's operations. The boot is not given: if the run directory outlives it, files
+// must be removed, too.
 func (n *Network) operations() operation.Config[*Network] {
 	return operation.Config[*Network]{
 		Owner: n, Name: n.uuid, Kinds: kinds, Files: operation.Files{Dir: n.home.Run},
@@ -24,7 +24,7 @@ func (n *Network) operations() operation.Config[*Network] {
 	}
 }
 
-// Operations are those that are open.
+// Operations lists the open operations.
 func (s *Networks) Operations() (all []operation.Listed) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -34,7 +34,7 @@ func (s *Networks) Operations() (all []operation.Listed) {
 	return all
 }
 
-// perform does an operation. It runs with the turn.
+// perform runs an operation. The caller has the turn.
 func (n *Network) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work) error {
 	op, err := n.ops.Begin(sc, kind, w, operation.Record{})
 	if err != nil {
@@ -43,8 +43,8 @@ func (n *Network) perform(ctx context.Context, sc scope.Scope, kind string, w op
 	return op.Run(ctx)
 }
 
-// reopen takes over the operations that an earlier daemon was cut off in, and does or undoes
-// what is left of them. Where this daemon does not know one, nothing is begun. It runs with the turn.
+// reopen completes or undoes interrupted operations of an earlier daemon. If one is of an unknown kind, no new
+// operation is begun. The caller has the turn.
 func (n *Network) reopen(ctx context.Context, records []operation.Record) error {
 	config := n.operations()
 	ops, err := operation.Open(config, records)
@@ -60,12 +60,12 @@ func (n *Network) reopen(ctx context.Context, records []operation.Record) error 
 	return nil
 }
 
-// links is the payload of what makes or removes a network's links, rules and processes.
+// links is the payload of operations on a network's links, rules and processes.
 type links struct {
 	Definition *Definition
 
 	n      *Network
-	chosen bool // the name of its bridge; of the daemon that began it
+	chosen bool // Lodge chose the bridge's name; set only in the daemon that began it
 }
 
 // Ended implements operation.Ender.
@@ -75,7 +75,7 @@ func (l *links) Ended() {
 	delete(l.n.home.left, l.n.uuid)
 }
 
-// addLeft adds the bridges of which something may be left: no other network gets their names.
+// addLeft adds the bridges that may have remains, so that no other network gets their names.
 func (n *Network) addLeft(used map[string]bool) {
 	for _, op := range n.ops.Operations() {
 		if w, is := op.Work().(interface{ bridge() string }); is {

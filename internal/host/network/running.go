@@ -10,9 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 )
 
-// running is the file by which the next daemon knows what runs. It is written by the last
-// step of a start and removed by the last one of an end; what is half made or half ended
-// is in the record of that operation.
+// running is the file that tells the next daemon about a running network. The last step of a start writes it,
+// and the last step of a stop removes it; the records of operations describe states in between.
 type running struct {
 	Boot         string           `json:"boot"`
 	Definition   *Definition      `json:"definition"`
@@ -31,7 +30,7 @@ func (n *Network) files() hostnet.DnsmasqFiles {
 
 func (n *Network) removeLeases() { _ = os.Remove(n.files().Leases) }
 
-// mark records what runs now.
+// mark records the running state.
 func (n *Network) mark(d *Definition, chosen bool) error {
 	return n.writeRunning(running{Boot: n.home.boot, Definition: d, ChosenBridge: chosen})
 }
@@ -41,10 +40,10 @@ func (n *Network) writeRunning(r running) error {
 		p := n.service.Process()
 		r.Service = &p
 	}
-	return fault.Wrap(atomicfile.WriteJSON(n.runningFile(), r), fault.Failed, fault.Network, "cannot record what runs")
+	return fault.Wrap(atomicfile.WriteJSON(n.runningFile(), r), fault.Failed, fault.Network, "cannot record the running network")
 }
 
-// readRunning gives nil where nothing says that the network runs.
+// readRunning returns nil if no file says that the network runs.
 func (n *Network) readRunning() (*running, error) {
 	r, err := atomicfile.ReadJSON[running](n.runningFile())
 	if err == nil && r != nil && r.Definition == nil {
@@ -53,7 +52,7 @@ func (n *Network) readRunning() (*running, error) {
 	return r, err
 }
 
-// applyRules puts a network's firewall rules in force, if it has any.
+// applyRules applies a network's firewall rules, if it has any.
 func (n *Network) applyRules(d *Definition) error {
 	rules, some := d.rules()
 	if !some {
@@ -62,13 +61,13 @@ func (n *Network) applyRules(d *Definition) error {
 	return n.home.firewall.Apply(rules)
 }
 
-// forward lets the host route for a network that leads anywhere.
+// forward turns on IP forwarding for a network that is not isolated.
 func forward(d *Definition) error {
 	_, err := hostnet.Forward(d.forwards())
 	return err
 }
 
-// forwards tells which families a network has the host route.
+// forwards returns the address families that a network needs forwarding for.
 func (d *Definition) forwards() (four, six bool) {
 	if !d.Managed() || d.Forward.Mode == ForwardNone {
 		return false, false
@@ -79,8 +78,7 @@ func (d *Definition) forwards() (four, six bool) {
 	return four, six
 }
 
-// plugAgain puts the guests that were plugged in when the network was ended
-// back on its bridge.
+// plugAgain connects the guests of a network that was stopped to its new bridge.
 func (n *Network) plugAgain(d *Definition) {
 	for _, p := range n.Ports() {
 		n.plug(d, p)
@@ -92,7 +90,7 @@ func (n *Network) plug(d *Definition, p Port) {
 		return
 	}
 	err := hostnet.SetBridge(p.Interface, d.Bridge.Name)
-	if err == nil && d.isolates(p.Isolated) { // which it was as a port of the bridge that has gone
+	if err == nil && d.isolates(p.Isolated) { // as it was on the old bridge
 		if err = hostnet.SetIsolated(p.Interface, true); err != nil {
 			err = errors.Join(err, hostnet.ClearBridge(p.Interface))
 		}
@@ -102,8 +100,8 @@ func (n *Network) plug(d *Definition, p Port) {
 	}
 }
 
-// plugLate puts a NIC that has just become a port on the bridge if it is on none: the network was ended and started
-// again since it was put on the bridge that there was.
+// plugLate connects a new port to the bridge if it is on none: the network was stopped and started after the
+// NIC was connected to the old bridge.
 func (n *Network) plugLate(p Port) {
 	d := n.View().Live
 	if d == nil || !d.Managed() {

@@ -11,8 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// service is what a network's dnsmasq is to serve; false says that there is
-// nothing to.
+// service is the configuration of a network's dnsmasq; false if it needs none.
 func (d *Definition) service() (hostnet.DnsmasqContent, bool) {
 	dhcp := false
 	for _, ip := range d.IPs {
@@ -27,7 +26,7 @@ func (d *Definition) service() (hostnet.DnsmasqContent, bool) {
 	if names {
 		d.writeDNS(w)
 		if dhcp {
-			// Whoever calls himself so tells the others' browsers which proxy to use.
+			// A guest with this name could give the browsers of the others a proxy.
 			w.add("dhcp-name-match=set:wpad,wpad")
 			w.add("dhcp-ignore-names=tag:wpad")
 		}
@@ -44,7 +43,7 @@ func (d *Definition) service() (hostnet.DnsmasqContent, bool) {
 	return hostnet.DnsmasqContent{Config: w.String(), Hosts: d.fixedHosts(), Names: d.fixedNames()}, true
 }
 
-// lines gathers the lines of a configuration.
+// lines collects the lines of a configuration.
 type lines struct{ strings.Builder }
 
 func (w *lines) add(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
@@ -70,7 +69,7 @@ func (d *Definition) writeDNS(w *lines) {
 	}
 	everything := false
 	for _, f := range d.DNS.Forwarders {
-		domain, server := "", "#" // "#" is the host's own servers
+		domain, server := "", "#" // "#" means the host's own servers
 		if f.Domain != "" {
 			domain = "/" + f.Domain + "/"
 		}
@@ -80,7 +79,7 @@ func (d *Definition) writeDNS(w *lines) {
 		everything = everything || f.Domain == ""
 		w.add("server=%s%s", domain, server)
 	}
-	// Guests of an isolated network learn nothing from outside.
+	// Guests of an isolated network get no answers from outside.
 	if everything || d.Forward.Mode == ForwardNone {
 		w.add("no-resolv")
 	}
@@ -97,7 +96,7 @@ func (d *Definition) writeDNS(w *lines) {
 	}
 }
 
-// quoted is a text between quotation marks, as dnsmasq reads them.
+// quoted escapes a text in quotation marks for dnsmasq.
 var quoted = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
 func (s SRV) record() string {
@@ -121,8 +120,7 @@ func (s SRV) record() string {
 	return strings.Join(fields, ",")
 }
 
-// reverseZone is the zone that holds the names of a network's addresses, cut
-// to whole octets (IPv4) or nibbles (IPv6).
+// reverseZone is the reverse zone of a network's addresses, cut to whole octets (IPv4) or nibbles (IPv6).
 func reverseZone(ip IP) string {
 	b := ip.Prefix().Masked().Addr().AsSlice()
 	var labels []string
@@ -166,11 +164,11 @@ func (ip IP) writeDHCP(w *lines) {
 	if ip.Address.Is4() {
 		w.add("dhcp-no-override")
 		w.add("dhcp-authoritative")
-		// Before an offer dnsmasq would ping the address for three seconds, and
-		// serve nobody else meanwhile: a boot storm would wait for each guest in turn.
+		// Before an offer dnsmasq would ping the address for three seconds and serve no one else meanwhile, so
+		// that a boot storm would wait for each guest in turn.
 		w.add("no-ping")
-		// Never the bound: the addresses that there are. It must not change
-		// with the hosts, which are read again without a restart.
+		// This is the number of addresses, so it never limits leases. It must not depend on the hosts, which
+		// are reloaded without a restart.
 		w.add("dhcp-lease-max=%d", 1<<min(32-ip.Bits, 16))
 	}
 	if b := ip.DHCP.Bootp; b != nil {
@@ -182,7 +180,7 @@ func (ip IP) writeDHCP(w *lines) {
 	}
 }
 
-// maskWord is a network's size as dnsmasq wants it in a range.
+// maskWord is the subnet's size in the syntax of dnsmasq's ranges.
 func (ip IP) maskWord() string {
 	if ip.Address.Is4() {
 		return net.IP(net.CIDRMask(ip.Bits, 32)).String()
@@ -190,7 +188,7 @@ func (ip IP) maskWord() string {
 	return fmt.Sprint(ip.Bits)
 }
 
-// leaseWord is a lease time as the last field of a line, comma included.
+// leaseWord is a lease time as the last field of a line, with its comma.
 func leaseWord(l *LeaseTime) string {
 	switch {
 	case l == nil:
@@ -198,14 +196,14 @@ func leaseWord(l *LeaseTime) string {
 	case l.Count == 0:
 		return ",infinite"
 	case l.Unit == "seconds":
-		return fmt.Sprintf(",%d", max(l.Count, 120)) // less than that, dnsmasq refuses
+		return fmt.Sprintf(",%d", max(l.Count, 120)) // dnsmasq refuses less
 	case l.Unit == "hours":
 		return fmt.Sprintf(",%dh", l.Count)
 	}
 	return fmt.Sprintf(",%dm", max(l.Count, 2))
 }
 
-// writeRouting tells guests of the way out, or that there is none.
+// writeRouting gives guests the default route, or none.
 func (d *Definition) writeRouting(w *lines) {
 	for _, ip := range d.IPs {
 		if ip.Address.Is6() {
@@ -235,15 +233,15 @@ func (d *Definition) fixedHosts() string {
 	return w.String()
 }
 
-// servedName is what dnsmasq takes for a name in such a line. otherWord is one that it takes for how long an
-// address is given, or for one that nobody is to be given; it passes over a line in which there is neither.
+// servedName matches what dnsmasq accepts as a name in such a line. otherWord matches words that it reads as a
+// lease time, or as "ignore"; it skips a line with neither.
 var (
 	servedName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]{1,63})*\.?$`)
 	otherWord  = regexp.MustCompile(`^(infinite|ignore|[0-9]+[wdhmsWDHMS]?)$`)
 )
 
 func (h Host) line() string {
-	// Whoever is known by more has his address at least.
+	// A host with a MAC or an ID at least gets its address.
 	if _, isAddress := netip.ParseAddr(h.Name); h.MAC+h.ID != "" && (isAddress == nil || !servedName.MatchString(h.Name) || otherWord.MatchString(h.Name)) {
 		h.Name = ""
 	}
@@ -260,7 +258,7 @@ func (h Host) line() string {
 	case h.Address.Is6():
 		fields = append(fields, "["+text(h.Address)+"]")
 	case h.Address.IsValid():
-		// The address stands between the MAC and the name.
+		// The address goes between the MAC and the name.
 		at := len(fields)
 		if h.Name != "" {
 			at--
@@ -279,7 +277,7 @@ func (d *Definition) fixedNames() string {
 	return w.String()
 }
 
-// rules are what the firewall is to do for a network; false says nothing.
+// rules are a network's firewall rules; false if it has none.
 func (d *Definition) rules() (hostnet.ForwardRules, bool) {
 	r := hostnet.ForwardRules{Bridge: d.Bridge.Name, Uplinks: d.Forward.Interfaces}
 	switch d.Forward.Mode {

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// startKind makes what a network consists of, or nothing.
+// startKind makes everything that a network consists of, or nothing.
 var startKind = operation.Kind[*Network]{
 	Name: "network-start", Version: 1, Class: operation.Change,
 	Steps: []string{"bridge", "addresses", "rules", "service", "run"}, Undo: []string{"bridge", "rules", "service"},
@@ -35,7 +35,7 @@ func (s *start) Steps() []operation.Step {
 	}
 }
 
-// up makes what a network consists of, or nothing. It runs with the turn.
+// up makes everything that a network consists of, or nothing. The caller has the turn.
 func (n *Network) up(ctx context.Context, sc scope.Scope, d *Definition, chosen bool) error {
 	if err := n.admit(d); err != nil {
 		return err
@@ -43,7 +43,7 @@ func (n *Network) up(ctx context.Context, sc scope.Scope, d *Definition, chosen 
 	return n.perform(ctx, sc, startKind.Name, &start{links{Definition: d, n: n, chosen: chosen}})
 }
 
-// admit refuses early what the host has no room for.
+// admit refuses early what cannot work on this host.
 func (n *Network) admit(d *Definition) error {
 	if !d.Managed() {
 		return admitLinks(d)
@@ -55,14 +55,14 @@ func (n *Network) admit(d *Definition) error {
 	case !fault.Is(err, fault.NotFound):
 		return fault.New(fault.Exists, fault.Network, "the bridge name %q is taken by another interface of the host", d.Bridge.Name)
 	}
-	if err := n.home.claimAddresses(n, d); err != nil { // before the routes, which have those of whom has done so before
+	if err := n.home.claimAddresses(n, d); err != nil { // before reading the routes, which include networks that have claimed and started
 		return err
 	}
 	routes, err := hostnet.Routes()
 	if err != nil {
 		return err
 	}
-	bridges := n.othersBridges() // from which not even a part may be taken
+	bridges := n.othersBridges() // a network may not take even a part of these routes
 	for _, ip := range d.IPs {
 		device := overlap(ip.Prefix(), routes, func(device string) bool { return bridges[device] })
 		if r := clash(ip.Prefix(), routes); r != nil {
@@ -79,7 +79,7 @@ func inUse(ip IP, device string) error {
 	return fault.New(fault.Busy, fault.Network, "the addresses %s are already in use on the host's interface %q; choose others", ip.Prefix().Masked(), device)
 }
 
-// admitLinks checks that the host has what an unmanaged network refers to.
+// admitLinks checks that the links of an unmanaged network exist.
 func admitLinks(d *Definition) error {
 	if d.direct() {
 		for _, name := range d.Forward.Interfaces {
@@ -131,7 +131,8 @@ func (s *start) makeRules(context.Context) error { return s.n.applyRules(s.Defin
 func (s *start) serve(ctx context.Context) error { return s.n.serve(ctx, s.Definition) }
 
 // run records that the network runs. Its guests are on its bridge before the next daemon
-// would take it for whole.
+// run records that the network runs. Its guests are on the bridge before the next daemon could take the
+// network for complete.
 func (s *start) run(context.Context) error {
 	s.n.plugAgain(s.Definition)
 	return s.n.mark(s.Definition, s.chosen)

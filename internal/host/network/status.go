@@ -14,34 +14,34 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 )
 
-// Programs on the host find guests by two files for each bridge: BRIDGE.status has the leases
-// and BRIDGE.macs the guests' addresses, both in libvirt's JSON. The host's name service
-// (libnss-libvirt) reads them in libvirt's own folder, and so do scripts.
+// Programs on the host find guests by two JSON files for each bridge, in libvirt's format: BRIDGE.status has
+// the leases, BRIDGE.macs the guests' addresses. The host's name service (libnss-libvirt) and scripts read
+// them in libvirt's own folder.
 const (
 	statusSuffix = ".status"
 	macsSuffix   = ".macs"
 )
 
-// statusPause is how long news are gathered: leases and guests come in bursts.
+// statusPause collects changes before a write: leases and guests come in bursts.
 const statusPause = 100 * time.Millisecond
 
-// statusWriter writes the files of all networks. One goroutine does that, so that the last
-// state is what stays, and no verb waits for it.
+// statusWriter writes the files of all networks in one goroutine, so that the last state wins and no verb
+// waits for it.
 type statusWriter struct {
 	folder string
-	wake   chan struct{} // holds one: there is news
+	wake   chan struct{} // signals a change
 
 	mu  sync.Mutex
 	due map[*Network]bool
 
-	written map[string]string // by UUID, the bridge that there are files of; of the goroutine
+	written map[string]string // by UUID, the bridge with files; used only by the goroutine
 }
 
 func newStatusWriter(folder string) *statusWriter {
 	return &statusWriter{folder: folder, wake: make(chan struct{}, 1), due: map[*Network]bool{}, written: map[string]string{}}
 }
 
-// notice has the files of a network written anew.
+// notice schedules a write of a network's files.
 func (w *statusWriter) notice(n *Network) {
 	w.mu.Lock()
 	w.due[n] = true
@@ -82,9 +82,8 @@ func (s *Networks) writeStatus() {
 	}
 }
 
-// dropStatus removes the status files of networks that do not run: a daemon that was
-// killed may have left some. In a folder that is not the daemon's own, files may be of
-// another program's networks, and adopt has removed those of its own.
+// dropStatus removes the status files of inactive networks that a killed daemon left. In a folder that is not
+// the daemon's own, files may belong to another program's networks; there adopt removes the daemon's own.
 func (s *Networks) dropStatus() {
 	if s.Status != "" {
 		return
@@ -129,8 +128,8 @@ func (s *Networks) watchLeases(watch *hostnet.FolderWatch) {
 	}
 }
 
-// write makes a network's files what they should be: there are some while it runs. News
-// of a network that has gone may come behind those of its successor, which counts.
+// write makes a network's files match its state: they exist while it runs. A change of a removed network may
+// be processed after those of its successor, which counts.
 func (w *statusWriter) write(n *Network) error {
 	bridge, old := "", w.written[n.uuid]
 	if now, err := n.home.ByUUID(n.uuid); err == nil {
@@ -139,7 +138,7 @@ func (w *statusWriter) write(n *Network) error {
 		case v.Live != nil && v.Live.Managed():
 			bridge = v.Live.Bridge.Name
 		case old == "" && v.Config != nil && v.Config.Managed():
-			old = v.Config.Bridge.Name // a daemon that was killed may have left some
+			old = v.Config.Bridge.Name // a killed daemon may have left some
 		}
 	}
 	var errs []error
@@ -169,8 +168,7 @@ func (w *statusWriter) remove(bridge string) error {
 	return errors.Join(errs...)
 }
 
-// replace writes a file as a whole: a reader sees the old one or the new. The folder may
-// belong to a user, whose links are not followed.
+// replace writes a file atomically. The folder may belong to a user, so links are not followed.
 func (w *statusWriter) replace(name string, content any) error {
 	body, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
@@ -203,8 +201,8 @@ type leaseStatus struct {
 	Expiry   int64  `json:"expiry-time"` // seconds since 1970; 0 for one without end
 }
 
-// statusOf leaves out leases whose client tells no MAC address, as libvirt does: readers take a
-// file with such a lease for broken.
+// statusOf leaves out leases without a MAC address, as libvirt does: readers treat a file with such a lease as
+// damaged.
 func statusOf(leases []hostnet.Lease) []leaseStatus {
 	status := []leaseStatus{}
 	for _, l := range leases {

@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// stopKind ends whatever there is of a network. The bridge goes first: without rules it
-// would let its guests out, and without it the rest does nobody harm while that is owed.
+// stopKind removes everything of a network. The bridge goes first: without rules it would let its guests out,
+// and without the bridge the rest does no harm until it is removed.
 var stopKind = operation.Kind[*Network]{
 	Name: "network-stop", Version: 1, Class: operation.Change,
 	Steps: []string{"bridge", "rules", "service", "forget"},
@@ -36,9 +36,8 @@ func (s *stop) Steps() []operation.Step {
 	}
 }
 
-// down ends what runs, also where there is no room to write that down or its request is given
-// up. What cannot be removed now is owed; while that is the bridge, an error says so. It runs
-// with the turn.
+// down stops a network, even if the stop cannot be recorded or the request is cancelled. What cannot be
+// removed now is removed later; an error says so only for the bridge. The caller has the turn.
 func (n *Network) down(ctx context.Context, d *Definition) error {
 	op, err := n.ops.Follow(scope.Daemon("taking down what an earlier daemon left of a network"), stopKind.Name, &stop{links{Definition: d, n: n}}, operation.Record{})
 	if err != nil {
@@ -46,15 +45,15 @@ func (n *Network) down(ctx context.Context, d *Definition) error {
 	}
 	ctx = context.WithoutCancel(ctx) // each step is bounded
 	err = op.Run(ctx)
-	// What changed the run, or mended it, has nothing left to do.
+	// Operations that changed or mended the running network have nothing left to do.
 	_ = n.ops.End(ctx, operation.TheProcess) // what is owed says so itself
 	if err != nil && d.Managed() && stillThere(d) {
-		return fault.Wrap(err, fault.Of(err), fault.Network, "cannot end network %q yet, which is tried again", n.name)
+		return fault.Wrap(err, fault.Of(err), fault.Network, "cannot stop network %q yet; this is tried again", n.name)
 	}
 	return nil
 }
 
-// forget removes what says that the network runs: there is nothing of it any more.
+// forget removes the record that the network runs: nothing of it is left.
 func (s *stop) forget(context.Context) error {
 	if s.Definition.Managed() {
 		if err := s.n.home.status.remove(s.bridge()); err != nil {
@@ -65,10 +64,10 @@ func (s *stop) forget(context.Context) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	return fault.Wrap(err, fault.Failed, fault.Network, "cannot forget what ran")
+	return fault.Wrap(err, fault.Failed, fault.Network, "cannot remove the record of the running network")
 }
 
-// removeBridge removes a network's bridge and no other that has taken its name.
+// removeBridge removes a network's bridge, but no other link that has its name.
 func (l *links) removeBridge(context.Context) error {
 	if own, err := ownBridge(l.Definition); !own {
 		return err
@@ -76,7 +75,7 @@ func (l *links) removeBridge(context.Context) error {
 	return hostnet.Remove(l.bridge())
 }
 
-// ownBridge reports whether the bridge of a network is there, as it was made.
+// ownBridge says whether a network's bridge exists as it was made.
 func ownBridge(d *Definition) (bool, error) {
 	l, err := hostnet.ByName(d.Bridge.Name)
 	if fault.Is(err, fault.NotFound) {

@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// understand turns libvirt's words into a definition; what it has no place for
-// is found by describing the definition again.
+// understand converts libvirtxml's types to a definition. Values without a field are found by converting the
+// definition back.
 func understand(x *libvirtxml.Network) (Definition, error) {
 	r := reader{}
 	d := Definition{
@@ -53,7 +53,7 @@ func understand(x *libvirtxml.Network) (Definition, error) {
 	return d, r.err
 }
 
-// reader turns words into values and keeps the first thing that was wrong.
+// reader parses values and keeps the first error.
 type reader struct{ err error }
 
 func (r *reader) fail(format string, args ...any) {
@@ -136,7 +136,7 @@ func (r *reader) forward(x *libvirtxml.NetworkForward) Forward {
 	f := Forward{Mode: Mode(x.Mode)}
 	switch f.Mode {
 	case ForwardNone:
-		f.Mode = ForwardNAT // the mode that <forward> without one has always meant
+		f.Mode = ForwardNAT // the default mode of <forward>
 	case ForwardNAT, ForwardRoute, ForwardOpen, ForwardBridge, ForwardPrivate, ForwardVEPA, ForwardPassthrough:
 	default:
 		if r.err == nil {
@@ -163,7 +163,7 @@ func (r *reader) forward(x *libvirtxml.NetworkForward) Forward {
 }
 
 func (r *reader) translation(x *libvirtxml.NetworkForwardNAT) Translation {
-	// Ports below 1024 are left to services that trust them.
+	// Ports below 1024 are left to services that treat them as trusted.
 	t := Translation{FirstPort: 1024, LastPort: 65535}
 	if x == nil {
 		return t

@@ -14,10 +14,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Section is a part of a definition that can be changed by itself.
+// Section is a part of a definition that can be changed alone.
 type Section string
 
-// The sections that can be changed, with virsh's words for them.
+// The sections that can be changed, in virsh's words.
 const (
 	SectionDHCPHost         Section = "ip-dhcp-host"
 	SectionDHCPRange        Section = "ip-dhcp-range"
@@ -28,10 +28,10 @@ const (
 	SectionDNSSRV           Section = "dns-srv"
 )
 
-// Command says what to do to a section.
+// Command is the change to a section.
 type Command string
 
-// The commands. Adding refuses what is there already, the others what is not.
+// The commands. Add refuses an existing entry, the others a missing one.
 const (
 	AddFirst Command = "add-first"
 	AddLast  Command = "add-last"
@@ -52,7 +52,7 @@ type Update struct {
 	Affect  Affect
 }
 
-// Update changes a network while it runs, in its kept definition, or both.
+// Update changes the active definition, the stored one, or both.
 func (n *Network) Update(ctx context.Context, sc scope.Scope, u Update) error {
 	if err := sc.Check(); err != nil {
 		return err
@@ -66,12 +66,11 @@ func (n *Network) Update(ctx context.Context, sc scope.Scope, u Update) error {
 	})
 }
 
-// edit makes a change to the definitions that a scope names: to none unless
-// it can be made to all.
+// edit changes the definitions that a scope selects: all of them or none.
 func (n *Network) edit(ctx context.Context, sc scope.Scope, s Affect, change func(Definition) (Definition, error)) error {
 	return n.change(ctx, func() error {
 		if err := n.ops.End(ctx, operation.Nothing); n.ops.Has(updateKind.Name) {
-			return fault.Wrap(err, fault.Busy, fault.Network, "an earlier change of network %q is not done or taken back wholly yet, which is tried again", n.name)
+			return fault.Wrap(err, fault.Busy, fault.Network, "an earlier change of network %q is not completed or undone yet; this is tried again", n.name)
 		}
 		v := *n.View()
 		live, config := s.Live, s.Config
@@ -82,7 +81,7 @@ func (n *Network) edit(ctx context.Context, sc scope.Scope, s Affect, change fun
 			return fault.New(fault.WrongState, fault.Network, "network %q is not active", n.name)
 		}
 		if config && !v.Persistent() {
-			return fault.New(fault.WrongState, fault.Network, "network %q is transient and has no definition that is kept", n.name)
+			return fault.New(fault.WrongState, fault.Network, "network %q is transient and has no stored definition", n.name)
 		}
 		after := v
 		for _, part := range []struct {
@@ -105,8 +104,7 @@ func (n *Network) edit(ctx context.Context, sc scope.Scope, s Affect, change fun
 	})
 }
 
-// replace puts changed definitions in force and keeps them. It runs with the
-// turn.
+// replace applies and stores changed definitions. The caller has the turn.
 func (n *Network) replace(ctx context.Context, sc scope.Scope, before, after View) (err error) {
 	if after.Live == before.Live {
 		if err := n.save(after); err != nil {
@@ -127,9 +125,9 @@ func (n *Network) replace(ctx context.Context, sc scope.Scope, before, after Vie
 	return n.perform(ctx, sc, updateKind.Name, u)
 }
 
-// updateKind changes what runs, and what is stored with it, or neither. The store decides:
-// its record has followed the operation, or it has not. A change of what runs alone is
-// decided by the record of what runs.
+// updateKind changes the running network and the stored definition, or neither. The record in the store
+// decides: it has followed the operation, or it has not. For a change of the running network alone, its run
+// record decides.
 var updateKind = operation.Kind[*Network]{
 	Name: "network-update", Version: 1, Class: operation.Change,
 	Steps: []string{"service", "store", "run"}, Undo: []string{"service"},
@@ -171,8 +169,8 @@ func (u *updating) reconfigure(ctx context.Context) error {
 	return err
 }
 
-// revert makes a running network what it was, however far a change of it had come. One that is
-// adopted will follow what is recorded, where the change is not yet.
+// revert restores a running network, however far the change had come. A network that is adopted follows its
+// record, which does not have the change yet.
 func (u *updating) revert(ctx context.Context) error {
 	n := u.n
 	if u.before == nil {
@@ -212,14 +210,15 @@ func (u *updating) recorded(context.Context, operation.Gone) (operation.Verdict,
 	return operation.Happened, nil
 }
 
-// run records what runs now, and has the view say it. Before a network is adopted that is all: it follows the record.
+// run records the running state and publishes it. Before a network is adopted that is all, because it follows
+// the record.
 func (u *updating) run(ctx context.Context) error {
 	n := u.n
 	now := n.View()
 	if now == nil || now.Live == nil {
 		r, err := n.readRunning()
 		if r == nil {
-			return err // it has ended
+			return err // it was stopped
 		}
 		r.Definition, r.Followed = u.Live, u.id
 		return n.writeRunning(*r)
@@ -230,7 +229,7 @@ func (u *updating) run(ctx context.Context) error {
 		}
 	}
 	err := n.writeRunning(running{Boot: n.home.boot, Definition: u.Live, ChosenBridge: now.chosenBridge, Followed: u.id})
-	if err == nil || u.Saved != nil { // it is decided
+	if err == nil || u.Saved != nil { // the change is decided
 		v := *now
 		v.Live = u.Live
 		n.publish(v)
@@ -238,7 +237,7 @@ func (u *updating) run(ctx context.Context) error {
 	return err
 }
 
-// reconfigure makes a running network follow a changed definition.
+// reconfigure applies a changed definition to a running network.
 func (n *Network) reconfigure(ctx context.Context, before, after *Definition) error {
 	rules, some := after.rules()
 	if some && !slices.Equal(before.Forward.Interfaces, after.Forward.Interfaces) {
@@ -260,8 +259,7 @@ func (n *Network) reconfigure(ctx context.Context, before, after *Definition) er
 	return n.serve(ctx, after)
 }
 
-// apply gives the definition with one entry changed. What it shares with the
-// one before is never written to.
+// apply returns the definition with one entry changed. Parts shared with the old definition are not modified.
 func (d Definition) apply(u Update) (Definition, error) {
 	switch u.Section {
 	case SectionDHCPHost, SectionDHCPRange:
@@ -271,7 +269,7 @@ func (d Definition) apply(u Update) (Definition, error) {
 	case SectionDNSHost, SectionDNSTXT, SectionDNSSRV:
 		return d.applyDNS(u)
 	}
-	return d, fault.New(fault.Unsupported, fault.Network, "section %q of a network cannot be changed by itself; define the network again", u.Section)
+	return d, fault.New(fault.Unsupported, fault.Network, "section %q of a network cannot be changed alone; define the network again", u.Section)
 }
 
 func (d Definition) applyDHCP(u Update) (Definition, error) {
@@ -314,21 +312,20 @@ func sameFamily(element string, of, given netip.Addr) error {
 	return fault.New(fault.WrongState, fault.Network, "the address %s of the <%s> is not of the family of the <ip> %s that it is for", given, element, of)
 }
 
-// oneDHCP refuses to begin DHCP on an <ip> where another of its family serves it.
+// oneDHCP refuses DHCP on an <ip> if another one of its family has it.
 func (d *Definition) oneDHCP(u Update, i int) error {
 	if u.Command != AddFirst && u.Command != AddLast {
 		return nil
 	}
 	for j, other := range d.IPs {
 		if j != i && other.DHCP != nil && other.Address.Is4() == d.IPs[i].Address.Is4() {
-			return fault.New(fault.WrongState, fault.Network, "network %q serves DHCP on %s already, and can on one address of a family only", d.Name, other.Address)
+			return fault.New(fault.WrongState, fault.Network, "network %q already serves DHCP on %s, and can do so on only one address of a family", d.Name, other.Address)
 		}
 	}
 	return nil
 }
 
-// dhcpParent finds the <ip> that an entry belongs to: without a number, the one
-// that serves DHCP, else the first of IPv4.
+// dhcpParent finds the <ip> of an entry: by number, else the one with DHCP, else the first of IPv4.
 func (d *Definition) dhcpParent(u Update) (int, error) {
 	if u.Parent >= len(d.IPs) || len(d.IPs) == 0 {
 		return 0, fault.New(fault.WrongState, fault.Network, "network %q has no <ip> with the number %d", d.Name, u.Parent)
@@ -364,7 +361,7 @@ func (r *reader) forwardInterface(x libvirtxml.NetworkForwardInterface) string {
 	return x.Dev
 }
 
-// portGroup refuses by name what libvirt has of one and Lodge has not: guests would be in no VLAN.
+// portGroup refuses parts of a port group that Lodge does not support: guests would be in no VLAN.
 func (r *reader) portGroup(x libvirtxml.NetworkPortGroup) PortGroup {
 	if r.err == nil && (x.VLAN != nil || x.VirtualPort != nil || x.TrustGuestRxFilters != "") {
 		r.err = fault.New(fault.Unsupported, fault.Config, "not supported: vlan, virtualport and trustGuestRxFilters of a portgroup")

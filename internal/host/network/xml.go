@@ -12,10 +12,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Parse understands a network's document. What the format knows and Lodge has
-// not built is refused by its path; with strict set, so is what the format does
-// not know. The result is checked but not completed: UUID, bridge name and MAC
-// may be empty.
+// Parse parses a network's document. Elements of the format that are not supported are refused by path; with
+// strict, so are unknown elements. The result is checked but not completed: UUID, bridge name and MAC may be
+// empty.
 func Parse(doc string, strict bool) (Definition, error) {
 	submitted, err := xmltree.Parse(doc)
 	if err != nil {
@@ -42,7 +41,7 @@ func Parse(doc string, strict bool) (Definition, error) {
 	return d, d.check()
 }
 
-// takeTexts takes what libvirtxml has no words for, or would not keep whole.
+// takeTexts reads what libvirtxml has no fields for, or would not preserve.
 func (d *Definition) takeTexts(submitted *xmltree.Element) {
 	for _, e := range submitted.Elements("title", "description", "metadata") {
 		switch e.Name {
@@ -85,13 +84,13 @@ func (d *Definition) refuseLost(submitted *xmltree.Element, x *libvirtxml.Networ
 	}
 	for _, path := range xmltree.Unknown(submitted, known) {
 		if path != "title" && path != "description" && path != "@connections" {
-			return fault.New(fault.Invalid, fault.XML, "the network's document holds an unknown element or attribute: %s", path)
+			return fault.New(fault.Invalid, fault.XML, "the network's document has an unknown element or attribute: %s", path)
 		}
 	}
 	return nil
 }
 
-// instead says what serves in place of what is not built, by the last element of its path that is here.
+// instead names alternatives to unsupported elements, by the last element of the path in this map.
 var instead = map[string]string{
 	"bandwidth":           "limit each guest by interface/bandwidth, or with virsh domiftune",
 	"virtualport":         "use a Linux bridge",
@@ -99,10 +98,10 @@ var instead = map[string]string{
 	"trustGuestRxFilters": "leave it out",
 }
 
-// mostLost is how many parts one refusal names.
+// mostLost is how many elements one error names.
 const mostLost = 10
 
-// errUnbuilt refuses what libvirt knows and Lodge has not built: by its path, with what to do.
+// errUnbuilt refuses elements that Lodge does not support, by path and with an alternative.
 func errUnbuilt(name string, lost []string) error {
 	advice := "leave it out"
 	for word := range strings.FieldsFuncSeq(lost[0], func(r rune) bool { return strings.ContainsRune("/@[]", r) }) {
@@ -116,8 +115,8 @@ func errUnbuilt(name string, lost []string) error {
 		name, strings.Join(lost, ", network/"), more, advice)
 }
 
-// saying gives a document without the elements that say nothing, which clients write who
-// print every part of their own model.
+// saying returns a document without elements that request nothing: some clients print every part of their own
+// model.
 func saying(root *xmltree.Element) *xmltree.Element {
 	out := *root
 	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n xmltree.Node) bool {
@@ -127,14 +126,14 @@ func saying(root *xmltree.Element) *xmltree.Element {
 	return &out
 }
 
-// nothing are the attributes by which an element asks for what there is without it.
+// nothing are attributes with which an element requests only the default.
 var nothing = map[string]xmltree.Attr{
 	"forward": {Name: "mode", Value: string(forwardIsolated)},
 	"mtu":     {Name: "size", Value: "0"},
 }
 
-// says reports whether an element at the top of a document asks for anything. What
-// libvirt refuses when it is empty is not left out.
+// says says whether an element at the top of a document requests anything. Elements that libvirt refuses when
+// empty are kept.
 func says(e *xmltree.Element) bool {
 	switch e.Name {
 	case "vlan", "virtualport":
@@ -153,8 +152,7 @@ func tree(x *libvirtxml.Network) (*xmltree.Element, error) {
 	return xmltree.Parse(text)
 }
 
-// XML is the document of a definition, as libvirt prints it, with the number
-// of NICs that are attached.
+// XML returns a definition's document as libvirt prints it, with the number of connected NICs.
 func (d *Definition) XML(connections int) (string, error) {
 	root, err := tree(d.describe())
 	if err != nil {
@@ -175,10 +173,11 @@ func (d *Definition) XML(connections int) (string, error) {
 	return xmltree.Format(root)
 }
 
-// kept is XML for the next daemon: what that could not read is refused. Words may be longer in writing.
+// kept is the XML for the next daemon. A definition that could not be parsed again is refused: its text may be
+// longer than the submitted one.
 func (d *Definition) kept() (string, error) {
 	doc, err := d.XML(0)
-	return doc, fault.Wrap(err, fault.Invalid, fault.Network, "the definition of network %q would be one that nobody can read", d.Name)
+	return doc, fault.Wrap(err, fault.Invalid, fault.Network, "the definition of network %q could not be parsed again", d.Name)
 }
 
 // MarshalText makes a definition a text in what is written for the next daemon.
@@ -193,8 +192,7 @@ func (d *Definition) UnmarshalText(doc []byte) (err error) {
 	return err
 }
 
-// libvirtOrder is the order in which libvirt prints the attributes and the
-// elements of some elements, where that of libvirtxml is another.
+// libvirtOrder is libvirt's order of the attributes and children of some elements, where libvirtxml's differs.
 var libvirtOrder = map[string][]string{
 	"forward":   {"dev", "mode"},
 	"ip":        {"family", "address", "netmask", "prefix", "localPtr", "tftp", "dhcp"},

@@ -17,16 +17,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// MaxValue bounds a value, in bytes: the longest that clients can send.
+// MaxValue bounds a value in bytes: the longest that libvirt's protocol carries.
 const MaxValue = 65536
 
-// maxSecrets bounds how many there may be: the longest list that clients take.
+// maxSecrets bounds the number of secrets: the longest list of libvirt's protocol.
 const maxSecrets = 16384
 
-// Config says where the secrets live and whom they tell.
+// Config says where secrets are stored and where events go.
 type Config struct {
 	Store  *store.Store
-	Key    string // file of the key; made, with mode 0600, when it is first needed
+	Key    string // file of the key; made with mode 0600 on first use
 	Events *event.Log
 	Log    *slog.Logger
 }
@@ -34,7 +34,7 @@ type Config struct {
 // kind is the record of a secret; its key is the UUID.
 var kind = store.Kind{Name: "secret", Version: 1}
 
-// record is what the store keeps of a secret that may be on disk.
+// record is the stored form of a secret that may be on disk.
 type record struct {
 	Definition Definition `json:"definition"`
 	Sealed     []byte     `json:"sealed,omitempty"`
@@ -44,19 +44,18 @@ type record struct {
 type Book struct {
 	Config
 
-	passing *key // seals what is ephemeral
+	passing *key // seals ephemeral secrets
 
-	// changing lets one change happen at a time. It is held over the store, which
-	// mu is not.
+	// changing serializes changes. It is held during writes to the store; mu is not.
 	changing sync.Mutex
-	lasting  *key // seals what is on disk; nil until it is needed, guarded by changing
+	lasting  *key // seals secrets on disk; nil until first use, guarded by changing
 
 	mu  sync.RWMutex
 	all map[string]record // by UUID; records are replaced, never changed
 }
 
-// Open reads the secrets. One whose record is damaged is logged and left out: it
-// must not keep the daemon from serving the guests that run.
+// Open reads the secrets. A damaged record is logged and left out: it must not prevent the daemon from serving
+// running guests.
 func Open(c Config) (*Book, error) {
 	b := &Book{Config: c, all: map[string]record{}}
 	var err error
@@ -78,8 +77,8 @@ func Open(c Config) (*Book, error) {
 	return b, nil
 }
 
-// Close forgets the keys: what is asked for a value after that is told that there is none
-// any more, such as work on a file system that hangs.
+// Close discards the keys. Later requests for a value, such as from work on a file system that hangs, get an
+// error.
 func (b *Book) Close() {
 	b.changing.Lock()
 	defer b.changing.Unlock()
@@ -89,7 +88,7 @@ func (b *Book) Close() {
 	}
 }
 
-// List gives the secrets there are, by UUID.
+// List returns the secrets by UUID.
 func (b *Book) List() []Definition {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -101,7 +100,7 @@ func (b *Book) List() []Definition {
 	return all
 }
 
-// ByUUID gives the secret with a UUID (lower case, with dashes).
+// ByUUID returns the secret with a UUID (lower case, with dashes).
 func (b *Book) ByUUID(id string) (Definition, error) {
 	r, err := b.record(id)
 	return r.Definition, err
@@ -117,7 +116,7 @@ func (b *Book) record(id string) (record, error) {
 	return r, nil
 }
 
-// ByUsage gives the secret that is for something.
+// ByUsage returns the secret with a usage.
 func (b *Book) ByUsage(u Usage) (Definition, error) {
 	if r, ok := b.using(u); ok {
 		return r.Definition, nil
@@ -136,8 +135,8 @@ func (b *Book) using(u Usage) (record, bool) {
 	return record{}, false
 }
 
-// Define makes a secret, or gives one that is there another definition. What it
-// is for stays, and what was private stays so. Its value stays, too.
+// Define makes a secret, or changes an existing one. The usage cannot change, and a private secret stays
+// private. The value stays, too.
 func (b *Book) Define(sc scope.Scope, doc string, strict bool) (Definition, error) {
 	if err := sc.Check(); err != nil {
 		return Definition{}, err
@@ -165,7 +164,7 @@ func (b *Book) Define(sc scope.Scope, doc string, strict bool) (Definition, erro
 	return d, nil
 }
 
-// predecessor finds what a definition replaces, and names a new one.
+// predecessor finds the secret that a definition replaces, and gives a new one a UUID.
 func (b *Book) predecessor(d *Definition) (record, error) {
 	other, used := b.using(d.Usage)
 	if d.UUID == "" && !used {
@@ -177,18 +176,18 @@ func (b *Book) predecessor(d *Definition) (record, error) {
 	before, err := b.record(d.UUID)
 	switch {
 	case err != nil && len(b.List()) >= maxSecrets:
-		return record{}, fault.New(fault.NoCapacity, fault.Secret, "there are %d secrets already; undefine one", maxSecrets)
+		return record{}, fault.New(fault.NoCapacity, fault.Secret, "there are already %d secrets, the maximum; undefine one", maxSecrets)
 	case err != nil:
 		return record{}, nil
 	case before.Definition.Usage != d.Usage:
 		return record{}, fault.New(fault.Exists, fault.Secret, "a secret with UUID %s is already defined for use with %s", d.UUID, before.Definition.Usage)
 	case before.Definition.Private && !d.Private:
-		return record{}, fault.New(fault.Denied, fault.Secret, "cannot change private flag on existing secret: who could not read its value could then; undefine it first")
+		return record{}, fault.New(fault.Denied, fault.Secret, "cannot change private flag on existing secret: clients could then read a value that was hidden from them; undefine it first")
 	}
 	return before, nil
 }
 
-// reseal seals the value of a secret that goes to disk, or from there to memory.
+// reseal seals the value of a secret that becomes ephemeral or stops being ephemeral.
 func (b *Book) reseal(before record, d Definition) ([]byte, error) {
 	value, err := b.unseal(before)
 	if err != nil {
@@ -198,7 +197,7 @@ func (b *Book) reseal(before record, d Definition) ([]byte, error) {
 	return b.seal(d, value)
 }
 
-// keep enters a record, and on disk if it may be there.
+// keep stores a record, on disk if it may be there.
 func (b *Book) keep(r record) error {
 	d := r.Definition
 	if d.Ephemeral {
@@ -214,7 +213,7 @@ func (b *Book) keep(r record) error {
 	return nil
 }
 
-// Undefine forgets a secret and its value.
+// Undefine removes a secret and its value.
 func (b *Book) Undefine(sc scope.Scope, id string) error {
 	if err := sc.Check(); err != nil {
 		return err
@@ -235,7 +234,7 @@ func (b *Book) Undefine(sc scope.Scope, id string) error {
 	return nil
 }
 
-// SetValue gives a secret its value. The slice stays the caller's, who clears it.
+// SetValue sets a secret's value. The caller keeps the slice and clears it.
 func (b *Book) SetValue(sc scope.Scope, id string, value []byte) error {
 	if err := sc.Check(); err != nil {
 		return err
@@ -259,8 +258,8 @@ func (b *Book) SetValue(sc scope.Scope, id string, value []byte) error {
 	return nil
 }
 
-// Value gives a secret's value to the daemon itself, for a guest or an image. It
-// is the caller's, who clears it after use.
+// Value returns a secret's value for the daemon's own use, for a guest or an image. The caller clears it after
+// use.
 func (b *Book) Value(id string) ([]byte, error) {
 	b.changing.Lock()
 	defer b.changing.Unlock()
@@ -271,7 +270,7 @@ func (b *Book) Value(id string) ([]byte, error) {
 	return b.unseal(r)
 }
 
-// Show gives a secret's value to a client, unless it is private.
+// Show returns a secret's value to a client, unless it is private.
 func (b *Book) Show(sc scope.Scope, id string) ([]byte, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err
@@ -311,12 +310,11 @@ func (b *Book) unseal(r record) ([]byte, error) {
 		}
 	}
 	value, err := k.open(d.UUID, r.Sealed)
-	return value, fault.Wrap(err, fault.Failed, fault.Secret, "cannot open the value of secret %s: it is damaged, or the key in %s is another than that which sealed it; set the value anew", d.UUID, b.Key)
+	return value, fault.Wrap(err, fault.Failed, fault.Secret, "cannot decrypt the value of secret %s: it is damaged, or %s is not the key that encrypted it; set the value again", d.UUID, b.Key)
 }
 
-// lastingKey gives the key of what is on disk, to seal something by it or to open what was. To seal it
-// has to be there for the next daemon: it is made when there is none, but not in the place of one that
-// has sealed something.
+// lastingKey returns the key of the values on disk, to seal or to open one. For sealing, the next daemon must
+// find the same key: a missing key file is made, unless its key has sealed values already.
 func (b *Book) lastingKey(seals bool) (*key, error) {
 	if b.lasting != nil {
 		return b.lasting, b.stays(seals)
@@ -324,7 +322,7 @@ func (b *Book) lastingKey(seals bool) (*key, error) {
 	k, err := readKey(b.Key)
 	if errors.Is(err, os.ErrNotExist) && seals {
 		if id := b.sealed(); id != "" {
-			return nil, fault.New(fault.Failed, fault.Secret, "the key in %s has gone, by which the value of secret %s and perhaps of others is sealed: put it back from a backup, or undefine the secrets that have values", b.Key, id)
+			return nil, fault.New(fault.Failed, fault.Secret, "the key file %s is missing, and the value of secret %s and perhaps others are encrypted with it; restore it from a backup, or undefine the secrets that have values", b.Key, id)
 		}
 		k, err = makeKey(b.Key)
 	}
@@ -335,8 +333,8 @@ func (b *Book) lastingKey(seals bool) (*key, error) {
 	return k, nil
 }
 
-// stays sees to it that the next daemon finds the key that this one uses: somebody may have removed
-// its file, or put another there. What was sealed before can be opened for as long as this one runs.
+// stays ensures that the next daemon finds the key that this one uses: the file may have been removed or
+// replaced. Values stay readable while this daemon runs.
 func (b *Book) stays(seals bool) error {
 	if b.lasting.page == nil { // the daemon is ending
 		return nil
@@ -348,7 +346,7 @@ func (b *Book) stays(seals bool) error {
 		}
 	} else if err == nil {
 		if !bytes.Equal(there.page[:keySize], b.lasting.page[:keySize]) {
-			err = fault.New(fault.Failed, fault.Secret, "%s is another key than the one that this daemon began with; start the daemon anew to use it, or remove it to keep this daemon's", b.Key)
+			err = fault.New(fault.Failed, fault.Secret, "%s is not the key that this daemon started with; restart the daemon to use it, or remove it to keep this daemon's key", b.Key)
 		}
 		there.close()
 	}
@@ -356,13 +354,13 @@ func (b *Book) stays(seals bool) error {
 		return nil
 	}
 	if seals {
-		return fault.Wrap(err, fault.Failed, fault.Secret, "cannot keep the key of secrets")
+		return fault.Wrap(err, fault.Failed, fault.Secret, "cannot store the key of secrets")
 	}
 	b.Log.Error("the next daemon will not have the key of secrets", "error", err)
 	return nil
 }
 
-// sealed gives a secret whose value the lasting key seals; empty: there is none.
+// sealed returns a secret whose value the lasting key seals; empty: none.
 func (b *Book) sealed() string {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

@@ -8,17 +8,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Definition says what a secret is for. It is a value, and never holds the value
-// of the secret.
+// Definition is a secret's metadata. It never contains the secret's value.
 type Definition struct {
 	UUID        string `json:"uuid"` // lower case, with dashes
 	Description string `json:"description,omitempty"`
-	Ephemeral   bool   `json:"ephemeral,omitempty"` // never on disk, gone with the daemon
-	Private     bool   `json:"private,omitempty"`   // its value is for the daemon alone
+	Ephemeral   bool   `json:"ephemeral,omitempty"` // never on disk, lost when the daemon ends
+	Private     bool   `json:"private,omitempty"`   // only the daemon may read its value
 	Usage       Usage  `json:"usage"`
 }
 
-// Usage is what a secret is for. The zero value is for nothing in particular.
+// Usage is the usage of a secret. The zero value means no usage.
 type Usage struct {
 	Type string `json:"type,omitempty"` // a key of usageElements, or empty
 	ID   string `json:"id,omitempty"`   // unique among the secrets of the type
@@ -31,18 +30,18 @@ func (u Usage) String() string {
 	return u.Type + " " + u.ID
 }
 
-// usageElements are the sorts of use, with the element that names what is used.
+// usageElements are the usage types, with the element that names the user.
 var usageElements = map[string]string{"volume": "volume", "ceph": "name", "iscsi": "target", "tls": "name", "vtpm": "name"}
 
-// maxText bounds a description, and maxUsage what a secret is for, in bytes: with that of as many secrets
-// as there may be their list fits into an answer.
+// maxText bounds a description and maxUsage a usage, in bytes, so that a list of the maximum number of secrets
+// fits into one answer.
 const (
 	maxText  = 64 << 10
 	maxUsage = 1 << 10
 )
 
-// Parse reads a secret's document. The UUID may be missing. With strict set, what
-// the format does not know is refused.
+// Parse parses a secret's document. The UUID may be missing. With strict set, unknown elements and attributes
+// are refused.
 func Parse(doc string, strict bool) (Definition, error) {
 	root, err := xmltree.Parse(doc)
 	if err != nil {
@@ -68,7 +67,7 @@ func Parse(doc string, strict bool) (Definition, error) {
 		return Definition{}, err
 	}
 	if len(d.Description) > maxText || len(d.Usage.ID) > maxUsage {
-		return Definition{}, fault.New(fault.Invalid, fault.XML, "the secret's description is longer than %d bytes, or what it is for than %d", maxText, maxUsage)
+		return Definition{}, fault.New(fault.Invalid, fault.XML, "the secret's description is longer than %d bytes, or its usage than %d", maxText, maxUsage)
 	}
 	return d, refuseUnknown(root, strict)
 }
@@ -91,10 +90,10 @@ func parseUsage(e *xmltree.Element) (Usage, error) {
 	u := Usage{Type: e.Attr("type")}
 	element, ok := usageElements[u.Type]
 	if !ok {
-		return Usage{}, fault.New(fault.Invalid, fault.XML, "there are no secrets for the use %q; there are volume, ceph, iscsi, tls and vtpm", u.Type)
+		return Usage{}, fault.New(fault.Invalid, fault.XML, "unknown usage type %q; known are volume, ceph, iscsi, tls and vtpm", u.Type)
 	}
 	if u.ID = e.Child(element).Text(); u.ID == "" {
-		return Usage{}, fault.New(fault.Invalid, fault.XML, "a secret for the use %s says in <%s> for which", u.Type, element)
+		return Usage{}, fault.New(fault.Invalid, fault.XML, "a secret with usage type %s needs the element <%s>", u.Type, element)
 	}
 	return u, nil
 }
@@ -116,7 +115,7 @@ func refuseUnknown(root *xmltree.Element, strict bool) error {
 		return err
 	}
 	for _, path := range xmltree.Unknown(root, known) {
-		return fault.New(fault.Invalid, fault.XML, "the secret's document holds an unknown element or attribute: %s", path)
+		return fault.New(fault.Invalid, fault.XML, "the secret's document has an unknown element or attribute: %s", path)
 	}
 	return nil
 }

@@ -2,10 +2,10 @@ package secret
 
 import "github.com/lodge-kvm/lodge/internal/mechanism/store"
 
-// RecordKind is the kind of record that keeps a secret.
+// RecordKind is the kind of a secret's record.
 var RecordKind = kind
 
-// Document gives what a secret's record defines. Its value stays where it is.
+// Document returns the definition in a secret's record, without the value.
 func Document(uuid string, version int, body []byte) (store.Document, error) {
 	var r record
 	if err := kind.Decode(uuid, version, body, &r); err != nil {

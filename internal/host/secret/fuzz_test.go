@@ -6,8 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// FuzzParse: what is taken as a secret's document is bounded, and is read again as
-// what it was printed from.
+// FuzzParse: an accepted document is within the bounds, and is parsed again as printed.
 func FuzzParse(f *testing.F) {
 	f.Add("<secret ephemeral='yes' private='no'><uuid>11111111-2222-3333-4444-555555555555</uuid><description>a</description><usage type='volume'><volume>/v</volume></usage></secret>")
 	f.Add("<secret><usage type='ceph'><name>n</name></usage></secret>")

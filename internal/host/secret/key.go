@@ -15,22 +15,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// keySize is that of AES-256, in bytes.
+// keySize is the size of a key of AES-256, in bytes.
 const keySize = 32
 
-// key seals values. It lies in a page of its own that is kept out of core files
-// and, where the limit of locked memory allows it, out of the swap.
+// key encrypts values. It lies in its own page, which is left out of core dumps and, if the limit of locked
+// memory allows it, out of swap.
 type key struct{ page []byte }
 
-// newKey gives a key of the bytes that fill provides.
+// newKey makes a key from the bytes that fill writes.
 func newKey(fill func([]byte) error) (*key, error) {
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Secret, "cannot make memory for the key of secrets")
 	}
 	k := &key{page: page}
-	// Neither is worth failing for: the daemon dumps no core at all, and a host
-	// that locks no memory is told so by its administrator.
+	// Failures of these are no reason to fail: the daemon dumps no core anyway, and swap is the
+	// administrator's choice.
 	_ = unix.Madvise(page, unix.MADV_DONTDUMP)
 	_ = unix.Mlock(page)
 	if err := fill(page[:keySize]); err != nil {
@@ -40,21 +40,21 @@ func newKey(fill func([]byte) error) (*key, error) {
 	return k, nil
 }
 
-// passingKey is a key that nobody else has, and that is gone with the process.
+// passingKey is a key that exists only in this process.
 func passingKey() (*key, error) {
 	return newKey(func(b []byte) error { _, err := rand.Read(b); return err })
 }
 
-// close forgets the key, which seals and opens nothing after.
+// close wipes the key, which then encrypts and decrypts nothing.
 func (k *key) close() {
 	page := k.page
 	k.page = nil
 	clear(page)
-	_ = unix.Munmap(page) // it was mapped by newKey, whole
+	_ = unix.Munmap(page) // newKey mapped the whole page
 }
 
-// seal encrypts a value for the secret of a UUID: that of one cannot be passed
-// off as that of another.
+// seal encrypts a value. The secret's UUID is authenticated, so that one secret's value cannot be passed off
+// as another's.
 func (k *key) seal(id string, value []byte) ([]byte, error) {
 	aead, err := k.aead()
 	if err != nil {
@@ -67,7 +67,7 @@ func (k *key) seal(id string, value []byte) ([]byte, error) {
 	return aead.Seal(nonce, nonce, value, label(id)), nil
 }
 
-// open decrypts what seal gave.
+// open decrypts what seal encrypted.
 func (k *key) open(id string, sealed []byte) ([]byte, error) {
 	aead, err := k.aead()
 	if err != nil {
@@ -92,23 +92,22 @@ func (k *key) aead() (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// readKey reads the key of a file that root alone may read, and gives
-// os.ErrNotExist where there is none.
+// readKey reads a key file that only root may read. It returns os.ErrNotExist if there is none.
 func readKey(path string) (*key, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = f.Close() }() // it was only read
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() != keySize {
-		return nil, fault.New(fault.Failed, fault.Secret, "%s is not a file of %d bytes; put the key back from a backup, or move it away: the values that it sealed are lost then", path, keySize)
+		return nil, fault.New(fault.Failed, fault.Secret, "%s is not a file of %d bytes; restore the key from a backup, or move it away, which loses the values that it encrypted", path, keySize)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fault.New(fault.Failed, fault.Secret, "%s may be read by others (mode %04o), so that it keeps nothing secret; make it 0600, and set the secrets anew if somebody may have read it", path, info.Mode().Perm())
+		return nil, fault.New(fault.Failed, fault.Secret, "%s can be read by other users (mode %04o); make its mode 0600, and set the values of the secrets again if it may have been read", path, info.Mode().Perm())
 	}
 	return newKey(func(b []byte) error { _, err := io.ReadFull(f, b); return err })
 }
@@ -126,8 +125,7 @@ func makeKey(path string) (*key, error) {
 	return k, nil
 }
 
-// write makes the key's file, whole or not at all: a daemon that is killed amid this
-// leaves no key that is half one.
+// write makes the key file completely or not at all, so that a killed daemon leaves no partial key.
 func (k *key) write(path string) error {
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {

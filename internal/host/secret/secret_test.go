@@ -21,7 +21,7 @@ const (
 	value    = "correct horse battery staple"
 )
 
-// shelf is a data directory with a book that can be closed and opened again.
+// shelf is a data directory with a book that can be closed and reopened.
 type shelf struct {
 	t    *testing.T
 	dir  string
@@ -56,7 +56,7 @@ func (s *shelf) reopen() {
 	}
 }
 
-// define defines a secret for a volume and gives it a value.
+// define defines a secret for a volume and sets its value.
 func (s *shelf) define(attrs, path string) string {
 	s.t.Helper()
 	d, err := s.Define(scope.Daemon("a test"), `<secret `+attrs+`><usage type='volume'><volume>`+path+`</volume></usage></secret>`, true)
@@ -77,7 +77,7 @@ func (s *shelf) holds(id string) {
 }
 
 // Promise: K1
-func TestValuesOutliveTheDaemonUnlessEphemeral(t *testing.T) {
+func TestBook_ValuesOutliveDaemonUnlessEphemeral(t *testing.T) {
 	s := open(t)
 	lasting, passing := s.define("private='yes'", "/a"), s.define("ephemeral='yes'", "/b")
 	s.holds(lasting)
@@ -90,9 +90,8 @@ func TestValuesOutliveTheDaemonUnlessEphemeral(t *testing.T) {
 	}
 }
 
-// Who asks for a value while the daemon ends, such as work that a file system has held
-// up, gets an error.
-func TestNoValueIsGivenAfterTheEnd(t *testing.T) {
+// A request for a value while the daemon ends, such as from work that a file system delayed, gets an error.
+func TestValue_AfterClose(t *testing.T) {
 	s := open(t)
 	lasting, passing := s.define("", "/a"), s.define("ephemeral='yes'", "/b")
 	s.Close()
@@ -103,10 +102,11 @@ func TestNoValueIsGivenAfterTheEnd(t *testing.T) {
 	}
 }
 
-// TestNoValueIsOnDiskInTheClear: neither the value nor, of an ephemeral secret,
-// anything at all is in any file, and the key is root's alone.
+// TestBook_NoClearTextOnDisk: no file contains the value, or anything of an ephemeral secret, and only root
+// can read the key.
+//
 // Promise: K1
-func TestNoValueIsOnDiskInTheClear(t *testing.T) {
+func TestBook_NoClearTextOnDisk(t *testing.T) {
 	s := open(t)
 	s.define("", "/a")
 	ephemeral := s.define("ephemeral='yes'", "/b")
@@ -131,7 +131,7 @@ func TestNoValueIsOnDiskInTheClear(t *testing.T) {
 	}
 }
 
-func TestASecretThatChangesItsPlaceKeepsItsValue(t *testing.T) {
+func TestDefine_EphemeralChanged(t *testing.T) {
 	s := open(t)
 	id := s.define("ephemeral='yes'", "/a")
 	redefine := func(attrs string) {
@@ -165,7 +165,7 @@ func TestWhatIsRefused(t *testing.T) {
 		want fault.Kind
 	}{
 		{"<secret><uuid>" + private + "</uuid><usage type='volume'><volume>/a</volume></usage></secret>", fault.Denied}, // no longer private
-		{"<secret private='yes'><uuid>" + private + "</uuid></secret>", fault.Exists},                                   // for something else
+		{"<secret private='yes'><uuid>" + private + "</uuid></secret>", fault.Exists},                                   // another usage
 		{"<secret><usage type='volume'><volume>/a</volume></usage></secret>", fault.Exists},
 		{"<secret><usage type='volume'/></secret>", fault.Invalid},
 		{"<secret><usage type='door'><name>a</name></usage></secret>", fault.Invalid},
@@ -188,10 +188,11 @@ func TestWhatIsRefused(t *testing.T) {
 	s.holds(private)
 }
 
-// TestDamageIsSaid: a key that is lost, cut or readable by others, and a record
-// that is damaged, cost the values and not the daemon.
+// TestBook_Damage: a key that is missing, truncated or readable by others, or a damaged record, costs the
+// values and not the daemon.
+//
 // Promise: K3
-func TestDamageIsSaid(t *testing.T) {
+func TestBook_Damage(t *testing.T) {
 	for name, damage := range map[string]func(key string) error{
 		"lost":   os.Remove,
 		"cut":    func(key string) error { return os.Truncate(key, 5) },
@@ -223,10 +224,11 @@ func TestDamageIsSaid(t *testing.T) {
 	}
 }
 
-// TestAKeyThatIsRemovedStays: the key is put back while there is somebody who has it, and none takes
-// the place of one that has sealed values.
+// TestBook_KeyFileRemoved: the key file is written again while the daemon has the key, and a key that has
+// encrypted values is never replaced.
+//
 // Promise: K3
-func TestAKeyThatIsRemovedStays(t *testing.T) {
+func TestBook_KeyFileRemoved(t *testing.T) {
 	s := open(t)
 	id := s.define("", "/a")
 	for _, use := range []func() error{
@@ -246,7 +248,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.holds(id)
-	if err := s.SetValue(scope.Daemon("a test"), id, []byte("x")); err == nil || !strings.Contains(err.Error(), "another key") {
+	if err := s.SetValue(scope.Daemon("a test"), id, []byte("x")); err == nil || !strings.Contains(err.Error(), "not the key") {
 		t.Errorf("a value is sealed that the next daemon cannot open: %v", err)
 	}
 	s.close()
@@ -254,7 +256,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.reopen()
-	if err := s.SetValue(scope.Daemon("a test"), id, []byte("x")); err == nil || !strings.Contains(err.Error(), "put it back") {
+	if err := s.SetValue(scope.Daemon("a test"), id, []byte("x")); err == nil || !strings.Contains(err.Error(), "restore it") {
 		t.Errorf("another key takes the place of the one that has gone: %v", err)
 	}
 	if err := os.Rename(away, s.Key); err != nil {
@@ -270,7 +272,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 }
 
 // Promise: K3
-func TestADamagedRecordIsLeftOut(t *testing.T) {
+func TestOpen_DamagedRecord(t *testing.T) {
 	s := open(t)
 	id := s.define("", "/a")
 	if err := s.kept.Put(kind, diskUUID, "nonsense"); err != nil {
@@ -284,9 +286,9 @@ func TestADamagedRecordIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestOneSecretIsNotPassedOffAsAnother: who can write the store cannot make the
-// daemon open one guest's disk with the value of another secret.
-func TestOneSecretIsNotPassedOffAsAnother(t *testing.T) {
+// TestValue_SwappedBetweenSecrets: an attacker who can write the store cannot make the daemon use another
+// secret's value for a guest's disk.
+func TestValue_SwappedBetweenSecrets(t *testing.T) {
 	s := open(t)
 	a, b := s.define("private='yes'", "/a"), s.define("", "/b")
 	stolen := s.all[b]
@@ -297,7 +299,7 @@ func TestOneSecretIsNotPassedOffAsAnother(t *testing.T) {
 	}
 }
 
-func TestDocumentIsPrintedAsItWasRead(t *testing.T) {
+func TestDefinition_RoundTrip(t *testing.T) {
 	const doc = `<secret ephemeral='no' private='yes'>
   <uuid>11111111-2222-3333-4444-555555555555</uuid>
   <description>a &lt;disk&gt;</description>
@@ -315,9 +317,10 @@ func TestDocumentIsPrintedAsItWasRead(t *testing.T) {
 	}
 }
 
-// What secrets are for is in each list of them.
+// Usages appear in each list of secrets.
+//
 // Promise: X9
-func TestWhatASecretIsForIsShort(t *testing.T) {
+func TestParse_UsageBound(t *testing.T) {
 	doc := func(length int) string {
 		return "<secret><usage type='volume'><volume>" + strings.Repeat("x", length) + "</volume></usage></secret>"
 	}

@@ -112,7 +112,7 @@ func (p *Pool) openToRead(sc scope.Scope, v *Volume) (*os.File, error) {
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened with O_PATH only
 		if sc.Folders() != nil {
-			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
+			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and links are not followed for a client with path limits", v.Path)
 		}
 		f, err = safepath.Open(v.Path)
 	}

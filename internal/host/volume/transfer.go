@@ -22,7 +22,7 @@ type Upload struct {
 	// client is the client that the job counts for.
 	client string
 	f      *os.File
-	sc     scope.Scope // the path limits of the client; nil: none
+	sc     scope.Scope // the client's scope
 	at     int64
 	end    int64 // the end of the given length; -1: none
 	once   sync.Once
