@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/lodge-kvm/lodge/internal/cli"
 	"github.com/lodge-kvm/lodge/internal/daemon"
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
@@ -38,7 +39,7 @@ func main() {
 		_, _ = fmt.Fprintln(said, "lodged:", err)
 		said.flush()
 		stop()
-		os.Exit(1)
+		os.Exit(int(cli.StatusOf(err)))
 	}
 }
 
@@ -80,6 +81,8 @@ func command() *cobra.Command {
 	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "let guests that were paused because a disk is full on the host go on when there is room")
 	f.BoolVar(&o.rng, "give-rng", true, "give guests that are new a virtio-rng with /dev/urandom, where their definitions say nothing of one")
 	f.StringVar(&o.level, "log-level", "info", "least `level` that is logged: debug, info, warn, error")
+	c.AddCommand(storeCommand(), importCommand(), probeCommand())
+	c.CompletionOptions.DisableDefaultCmd = true
 	return c
 }
 

@@ -16,7 +16,6 @@ import (
 // wall's clock is set while the daemon runs. Each says what it is for.
 var wallReadings = map[string]string{
 	"internal/mechanism/agent/agent.go":            "a deadline long past, to end a read",
-	"cmd/lodge/labrun.go":                          "a directory's name",
 	"internal/base/failpoint/control.go":           "tells one request of a test from another",
 	"internal/guest/coredump.go":                   "a file's name",
 	"internal/guest/inside.go":                     "the guest's own clock",
