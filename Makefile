@@ -1,4 +1,4 @@
-# make build   bin/lodged and bin/lodge
+# make build   bin/lodged, bin/lodge and bin/lodge-lab
 # make check   format, vet, lint, import law and unit tests: quick, without root
 # make test    check, and then each area with real QEMU and real clients (CI runs this)
 # make crash   every death of the crash matrix (make test draws one in ten)
@@ -57,7 +57,7 @@ LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio 
 .PHONY: build check format generate lint unit test crash clients soak fuzz nested-host vulnerabilities up down bench bench-define guest lab-image lab-mini lab-compare
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
-	$(GO) build $(STAMP) -o bin/ ./cmd/...
+	$(GO) build $(STAMP) -o bin/ ./cmd/... ./lab/cmd/...
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/lodge-lab-agent ./lab/agent/cmd
 
 # The agent is static, because it is the first process of a guest with nothing
@@ -93,10 +93,11 @@ check: lint unit
 lint: $(LINT)
 	$(LINT) fmt --diff
 	$(LINT) run
+	cd lab && $(LINT) run
 
 unit:
 	@scripts/need gcc libc6-dev
-	$(GO) test -short -race -shuffle=on ./...
+	$(GO) test -short -race -shuffle=on ./... ./lab/...
 
 # A failed test runs once more, alone, and both results are shown: on a host that is
 # busy with guests it may have been too slow. With more than eight failures none is
@@ -105,7 +106,7 @@ test: lint build guest lab-image $(RUNNER)
 	@scripts/need $(TEST_PACKAGES)
 	-@scripts/unpack $(CACHE)/sshd openssh-server netcat-openbsd # without them a test skips
 	@mkdir -p $(CACHE)/test
-	@status=0; $(RUNNER) --format pkgname-and-test-fails --hide-summary skipped --packages ./... \
+	@status=0; $(RUNNER) --format pkgname-and-test-fails --hide-summary skipped --packages "./... ./lab/..." \
 		--rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-run-root-test \
 		--rerun-fails-report $(CACHE)/test/again -- -race -shuffle=on -timeout 40m || status=$$?; \
 	if [ -s $(CACHE)/test/again ]; then echo "tests that failed, and were run again:"; cat $(CACHE)/test/again; fi; exit $$status
@@ -140,6 +141,7 @@ fuzz:
 # A machine without a network names a copy of the database: VULNDB=file:///path.
 vulnerabilities: $(VULN)
 	GOFLAGS=$(GOFLAGS) $(VULN) $(if $(VULNDB),-db $(VULNDB)) -test ./...
+	cd lab && GOFLAGS=$(GOFLAGS) $(VULN) $(if $(VULNDB),-db $(VULNDB)) -test ./...
 
 format: $(LINT)
 	$(LINT) fmt

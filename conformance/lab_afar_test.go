@@ -69,7 +69,7 @@ func (w *world) lab(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), labPatience)
 	defer cancel()
-	said, err := w.command(ctx, program(t, "lodge"), args...).CombinedOutput()
+	said, err := w.command(ctx, lodgeWithLab(t), args...).CombinedOutput()
 	if failed, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || failed.ExitCode() != labSomeFailed && failed.ExitCode() != labSomeSkipped) {
 		t.Fatalf("%v\n%s", err, said)
 	}

@@ -71,7 +71,7 @@ func (d *daemon) labBegin(t *testing.T, scenario, images string, more ...string)
 		"--images", images, "--files", filepath.Join(d.dir, "guests"), "--directory", out,
 	}, more...)
 	ctx, cancel := context.WithTimeout(t.Context(), labPatience)
-	lab := d.command(ctx, program(t, "lodge"), args...)
+	lab := d.command(ctx, lodgeWithLab(t), args...)
 	var said bytes.Buffer
 	lab.Stdout, lab.Stderr = &said, &said
 	if err := lab.Start(); err != nil {
@@ -205,7 +205,7 @@ func labBooks(t *testing.T, arm string, samples []labLine, loads, books []string
 // the run outside of guests may be left.
 func (d *daemon) labEfficiency(t *testing.T, run, cannot string, arms map[string]bool) {
 	t.Helper()
-	said := d.output(t, program(t, "lodge"), "lab", "report", run)
+	said := d.output(t, lodgeWithLab(t), "lab", "report", run)
 	if cannot != "" {
 		if !strings.Contains(said, "Efficiency was not measured: "+cannot) {
 			t.Errorf("the report does not say why there is no efficiency:\n%s", said)

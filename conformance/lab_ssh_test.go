@@ -243,7 +243,7 @@ func (w *world) killLab(t *testing.T, far *world, amid string, so func() bool, a
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := w.begin(t, program(t, "lodge"), "lab", "run", scenario, "--profile", "smoke", "--target", "far="+address, "--images", images, "--files", files, "--directory", out)
+	p := w.begin(t, lodgeWithLab(t), "lab", "run", scenario, "--profile", "smoke", "--target", "far="+address, "--images", images, "--files", files, "--directory", out)
 	p.until(t, amid, so)
 	p.end(t, "KILL")
 	eventually(t, "ssh ends with the lab", func() bool { return len(w.processes()) == 0 })

@@ -16,7 +16,7 @@ func TestLab_Storms(t *testing.T) {
 	needs(t)
 	d := start(t)
 	values := filepath.Join(t.TempDir(), "storm.ndjson")
-	lab := exec.CommandContext(t.Context(), program(t, "lodge"), "lab", "storm", "--mini", "--direct", "--directory", t.TempDir(),
+	lab := exec.CommandContext(t.Context(), lodgeWithLab(t), "lab", "storm", "--mini", "--direct", "--directory", t.TempDir(),
 		"--scenario", "start,define,stats,wedge,save,connect,same,thousand", "--target", "tested="+d.uri(), "--json", values)
 	out, err := lab.CombinedOutput()
 	if err != nil {

@@ -43,10 +43,21 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// program builds one of Lodge's commands, once, and gives its path.
+// program builds one of Lodge's commands, once, and gives its path. lodge has lodged beside
+// it, which it runs for some commands.
 func program(t *testing.T, name string) string {
 	t.Helper()
-	return built(t, name, name, buildFlags...)
+	if name == "lodge" {
+		built(t, "lodged", "../cmd/lodged", buildFlags...)
+	}
+	return built(t, name, "../cmd/"+name, buildFlags...)
+}
+
+// lodgeWithLab gives lodge with the lab's plug-in beside it.
+func lodgeWithLab(t *testing.T) string {
+	t.Helper()
+	built(t, "lodge-lab", "../lab/cmd/lodge-lab", buildFlags...)
+	return program(t, "lodge")
 }
 
 // failpointDaemon builds a lodged with fail points. It does not detect data races unless racing is set, so that it starts
@@ -54,22 +65,22 @@ func program(t *testing.T, name string) string {
 func failpointDaemon(t *testing.T, racing bool) string {
 	t.Helper()
 	if racing {
-		return built(t, "lodged-racing", "lodged", append([]string{"-tags", "failpoints"}, buildFlags...)...)
+		return built(t, "lodged-racing", "../cmd/lodged", append([]string{"-tags", "failpoints"}, buildFlags...)...)
 	}
-	return built(t, "lodged-failpoints", "lodged", "-tags", "failpoints")
+	return built(t, "lodged-failpoints", "../cmd/lodged", "-tags", "failpoints")
 }
 
-// built builds a command under a name of its own, once, and gives its path.
-func built(t *testing.T, as, name string, flags ...string) string {
+// built builds a command from its folder under a name of its own, once, and gives its path.
+func built(t *testing.T, as, from string, flags ...string) string {
 	t.Helper()
 	path := filepath.Join(bin, as)
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
 	args := append([]string{"build", "-o", path}, flags...)
-	build := exec.CommandContext(context.WithoutCancel(t.Context()), "go", append(args, "../cmd/"+name)...)
+	build := exec.CommandContext(context.WithoutCancel(t.Context()), "go", append(args, from)...)
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("cannot build %s: %v\n%s", name, err, out)
+		t.Fatalf("cannot build %s: %v\n%s", from, err, out)
 	}
 	return path
 }

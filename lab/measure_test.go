@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
+	"github.com/lodge-kvm/lodge/internal/remote"
+	"github.com/lodge-kvm/lodge/internal/remote/remotetest"
 )
 
 // daemon remembers domains and starts none. It is asked by one client at a time.

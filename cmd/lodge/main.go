@@ -4,12 +4,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -23,7 +21,11 @@ var version = "development"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err := command().ExecuteContext(ctx)
+	c := command()
+	err := runPlugin(c, os.Args[1:])
+	if err == nil {
+		err = c.ExecuteContext(ctx)
+	}
 	if err == nil {
 		return
 	}
@@ -31,43 +33,14 @@ func main() {
 		fmt.Fprintln(os.Stderr, "lodge:", err)
 	}
 	stop()
-	os.Exit(int(status(err)))
-}
-
-// status is what the caller is told where a command did not go well.
-func status(err error) cli.Status {
-	if ending, ok := errors.AsType[*cli.Ending](err); ok {
-		return ending.Status
-	}
-	return cli.SomeFailed
+	os.Exit(int(cli.StatusOf(err)))
 }
 
 // unusable makes an error that of a command which was called wrongly.
-func unusable(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &cli.Ending{Status: cli.Unusable, Text: err.Error()}
-}
+func unusable(err error) error { return cli.AsUnusable(err) }
 
 // wants checks how many arguments a command was given, and says how it is called.
-func wants(arguments cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		switch err := arguments(c, args); {
-		case err == nil:
-			return nil
-		case c.HasSubCommands():
-			text := fmt.Sprintf("there is no command %q; %s --help lists those there are", c.CommandPath()+" "+args[0], c.CommandPath())
-			c.SuggestionsMinimumDistance = 2 // letters that may be wrong
-			if alike := c.SuggestionsFor(args[0]); len(alike) > 0 {
-				text += " (is it " + strings.Join(alike, " or ") + "?)"
-			}
-			return unusable(errors.New(text))
-		default:
-			return unusable(fmt.Errorf("%w; call it as: %s", err, c.UseLine()))
-		}
-	}
-}
+func wants(arguments cobra.PositionalArgs) cobra.PositionalArgs { return cli.Wants(arguments) }
 
 func command() *cobra.Command {
 	c := &cobra.Command{
@@ -83,7 +56,8 @@ func command() *cobra.Command {
 	d.add(c)
 	c.AddCommand(verbCommands(&d)...)
 	c.AddCommand(lookCommands(&d)...)
-	c.AddCommand(tileCommand(&d), cloneCommand(&d), storeCommand(), importCommand(&d), probeCommand(), labCommand(), &cobra.Command{
+	c.AddCommand(pluginCommands()...)
+	c.AddCommand(tileCommand(&d), cloneCommand(&d), &cobra.Command{
 		Use:   "version",
 		Short: "Say which Lodge this is",
 		Args:  wants(cobra.NoArgs),

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/lodge-kvm/lodge/internal/cli"
 	"github.com/lodge-kvm/lodge/internal/daemon"
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
@@ -38,7 +39,7 @@ func main() {
 		_, _ = fmt.Fprintln(logOutput, "lodged:", err)
 		logOutput.flush()
 		stop()
-		os.Exit(1)
+		os.Exit(int(cli.StatusOf(err)))
 	}
 }
 
@@ -80,6 +81,8 @@ func command() *cobra.Command {
 	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "resume guests that were paused because the host's disk is full once there is space")
 	f.BoolVar(&o.rng, "give-rng", true, "give new guests a virtio-rng with /dev/urandom if their definitions have none")
 	f.StringVar(&o.level, "log-level", "info", "lowest `level` that is logged: debug, info, warn, error")
+	c.AddCommand(storeCommand(), importCommand(), probeCommand())
+	c.CompletionOptions.DisableDefaultCmd = true
 	return c
 }
 

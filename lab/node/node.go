@@ -16,8 +16,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/machine"
-	"github.com/lodge-kvm/lodge/lab/remote"
 )
 
 // Caller makes calls at the daemon.

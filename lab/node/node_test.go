@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/node"
-	"github.com/lodge-kvm/lodge/lab/remote"
 )
 
 // daemon answers as libvirt's own does: counts first, and then that many.

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/remote/pair"
 	"github.com/lodge-kvm/lodge/lab/agent"
-	"github.com/lodge-kvm/lodge/lab/pair"
 	"github.com/lodge-kvm/lodge/lab/session"
 	"github.com/lodge-kvm/lodge/lab/wire"
 )

@@ -7,9 +7,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/pool"
-	"github.com/lodge-kvm/lodge/lab/remote"
 )
 
 // checkAddresses refuses what cannot be reached, and what needs QEMU's processes

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
+	"github.com/lodge-kvm/lodge/internal/remote/remotetest"
 )
 
 // afar is the fake as a daemon of another host.

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/internal/remote"
 )
 
 func options(t *testing.T, plan []Step, targets ...Target) Options {

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/internal/remote"
 )
 
 // Flags of libvirt's calls.

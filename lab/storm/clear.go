@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/bare"
-	"github.com/lodge-kvm/lodge/lab/remote"
 )
 
 // errLeft says that something of a turn could not be taken away.

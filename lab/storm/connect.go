@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/internal/remote"
 )
 
 // MetricLeft is how many descriptors more than before the daemon has after all

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
+	"github.com/lodge-kvm/lodge/internal/remote"
+	"github.com/lodge-kvm/lodge/internal/remote/remotetest"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
 )
 

@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/internal/remote"
 )
 
 // acts are what clients do to one and the same guest.

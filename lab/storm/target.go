@@ -11,9 +11,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/bare"
 	"github.com/lodge-kvm/lodge/lab/machine"
-	"github.com/lodge-kvm/lodge/lab/remote"
 )
 
 // target is one whose work is measured, during a run.

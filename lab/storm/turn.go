@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/bare"
 	"github.com/lodge-kvm/lodge/lab/machine"
-	"github.com/lodge-kvm/lodge/lab/remote"
 )
 
 // turn is one scenario with one target, once.

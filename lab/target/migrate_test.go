@@ -9,8 +9,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
+	"github.com/lodge-kvm/lodge/internal/remote"
+	"github.com/lodge-kvm/lodge/internal/remote/remotetest"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
 )

@@ -10,10 +10,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/record"
-	"github.com/lodge-kvm/lodge/lab/remote"
 )
 
 // patience bounds each call: a daemon may have to find out first what its QEMU

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/image"
-	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
 )

@@ -48,7 +48,9 @@ const shownLeft = 5
 
 // measureReach prints how far each target reaches.
 func measureReach(ctx context.Context, out io.Writer, targets []target) error {
-	module, err := exec.CommandContext(ctx, "go", "list", "-m").Output()
+	list := exec.CommandContext(ctx, "go", "list", "-m")
+	list.Env = append(os.Environ(), "GOWORK=off") // the lab's module lies below
+	module, err := list.Output()
 	if err != nil {
 		return fmt.Errorf("cannot find the module: %w", err)
 	}
@@ -61,7 +63,7 @@ func measureReach(ctx context.Context, out io.Writer, targets []target) error {
 	program := filepath.Join(scratch, "program")
 	for _, t := range targets {
 		if t.Package != built { // they are in order
-			build := exec.CommandContext(ctx, "go", "test", "-c", "-cover", "-coverpkg", "./...", "-o", program, "./"+t.Package)
+			build := exec.CommandContext(ctx, "go", "test", "-c", "-cover", "-coverpkg", "./...,./lab/...", "-o", program, "./"+t.Package)
 			if said, err := build.CombinedOutput(); err != nil {
 				return fmt.Errorf("cannot build the tests of %s: %w\n%s", t.Package, err, said)
 			}

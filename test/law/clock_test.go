@@ -15,7 +15,6 @@ import (
 // a wait or order two events, since the wall clock may be set while the daemon runs. Each entry says its purpose.
 var wallReadings = map[string]string{
 	"internal/mechanism/agent/agent.go":            "a deadline long past, to end a read",
-	"cmd/lodge/labrun.go":                          "a directory's name",
 	"internal/base/failpoint/control.go":           "tells one request of a test from another",
 	"internal/guest/coredump.go":                   "a file's name",
 	"internal/guest/inside.go":                     "the guest's own clock",

@@ -22,7 +22,7 @@ type listed struct {
 
 func list(t *testing.T) []listed {
 	t.Helper()
-	command := exec.CommandContext(t.Context(), "go", "list", "-e", "-json=ImportPath,Imports,TestImports,XTestImports", "./...")
+	command := exec.CommandContext(t.Context(), "go", "list", "-e", "-json=ImportPath,Imports,TestImports,XTestImports", "./...", "./lab/...")
 	command.Dir = root
 	stdout, err := command.StdoutPipe()
 	if err != nil {

@@ -16,10 +16,10 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/remote"
+	"github.com/lodge-kvm/lodge/internal/remote/pair"
+	"github.com/lodge-kvm/lodge/internal/remote/remotetest"
 	"github.com/lodge-kvm/lodge/lab/agent"
-	"github.com/lodge-kvm/lodge/lab/pair"
-	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
 )
 
 // Daemon has what it was given and asked for. Set its fields before it is called.

@@ -6,14 +6,14 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab/storm"
 	"github.com/lodge-kvm/lodge/lab/stormreport"
 )
@@ -59,7 +59,7 @@ does not finish within --patience is recorded as blocked.
   lodge lab storm --mini --target lodged=/tmp/l/run/libvirt-sock --daemon lodged='lodged --data /tmp/l/data --run /tmp/l/run'
   lodge lab storm --target lodged=/run/lodge/libvirt-sock --step start:64x16,wedge:64 --repeat 5
   lodge lab storm --target a=/run/lodge/libvirt-sock --target b=qemu:///system --scenario start,stats,wedge --json storm.ndjson.gz`,
-		Args: wants(cobra.NoArgs),
+		Args: cli.Wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return s.run(c) },
 	}
 	f := c.Flags()
@@ -77,7 +77,7 @@ does not finish within --patience is recorded as blocked.
 	f.BoolVar(&s.mini, "mini", false, "every scenario with few guests, in about a minute, unless other flags say otherwise")
 	f.Uint64Var(&s.Seed, "seed", 0, "`number` that every random choice comes from (default: a new one)")
 	f.StringVar(&s.Directory, "directory", "/var/tmp", "`directory` for the guests' disks, on the daemons' host")
-	f.StringVar(&s.Command, "made-by", strings.Join(os.Args, " "), "`command` that is named as the one that makes these values")
+	f.StringVar(&s.Command, "made-by", calledAs(), "`command` that is named as the one that makes these values")
 	f.StringVar(&s.values, "json", "", "`file` for all values, as lines of JSON; packed if its name ends in .gz")
 	f.StringVar(&s.html, "html", "", "`file` for a page with pictures, which carries the values of --json")
 	return c
@@ -145,7 +145,7 @@ func (s *stormFlags) plan() (plan []storm.Step, err error) {
 		plan = append(plan, step)
 	}
 	if !kills && slices.ContainsFunc(plan, func(step storm.Step) bool { return step.Scenario == storm.Adopt }) {
-		return nil, unusable(errors.New("adopt kills the daemon and starts it again: name its command with --daemon NAME=COMMAND, or leave adopt out"))
+		return nil, cli.AsUnusable(errors.New("adopt kills the daemon and starts it again: name its command with --daemon NAME=COMMAND, or leave adopt out"))
 	}
 	return plan, err
 }

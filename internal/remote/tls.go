@@ -62,7 +62,7 @@ func (p papers) trusted() (*x509.CertPool, error) {
 	return all, nil
 }
 
-// ours is the lab's own certificate; none where there is none, which a daemon that
+// ours is the client's own certificate; none where there is none, which a daemon that
 // wants one will say.
 func (p papers) ours() ([]tls.Certificate, error) {
 	one, err := tls.LoadX509KeyPair(p.own, p.key)
@@ -72,7 +72,7 @@ func (p papers) ours() ([]tls.Certificate, error) {
 		}
 	}
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Invalid, fault.Config, "cannot read the lab's own certificate %s with its key %s", p.own, p.key)
+		return nil, fault.Wrap(err, fault.Invalid, fault.Config, "cannot read the client's own certificate %s with its key %s", p.own, p.key)
 	}
 	return []tls.Certificate{one}, nil
 }
@@ -108,7 +108,7 @@ func (a Address) overTLS(ctx context.Context) (net.Conn, error) {
 	return socket, nil
 }
 
-// greet shakes hands, and waits until the daemon has let the lab in.
+// greet shakes hands, and waits until the daemon has let the client in.
 func (a Address) greet(ctx context.Context, socket *tls.Conn, files papers, have bool) error {
 	ctx, stop := context.WithTimeoutCause(ctx, reachPatience, fault.New(fault.Timeout, fault.Host, "no answer within %s", reachPatience))
 	defer stop()

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/internal/remote"
 )
 
 // Answer is what a test says to a call: a result, which may be nil, or an error,

@@ -1,4 +1,4 @@
-// Package remote is the lab's client of libvirt's protocol: it connects to any
+// Package remote is a client of libvirt's protocol: it connects to any
 // daemon that speaks it and makes calls, several at a time. It knows procedures
 // by their number only; what they mean is its callers' business.
 package remote

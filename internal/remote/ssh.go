@@ -14,7 +14,7 @@ import (
 	"unicode"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/lab/pair"
+	"github.com/lodge-kvm/lodge/internal/remote/pair"
 )
 
 // leaving is how long ssh has to end once the connection has.
@@ -44,7 +44,7 @@ func (a Address) overSSH(ctx context.Context) (net.Conn, error) {
 	// It is ended by Close and not with the context, which is that of dialing.
 	t.command = exec.CommandContext(context.WithoutCancel(ctx), program, args...)
 	t.command.Stdin, t.command.Stdout, t.command.Stderr = far, far, t.words
-	// The terminal's interrupt is for the lab, which tidies up by this connection.
+	// The terminal's interrupt is for the program, which tidies up by this connection.
 	t.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.command.WaitDelay = leaving // a child of its own may hold its standard error
 	if err := t.command.Start(); err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/internal/remote"
 )
 
 // answers are what a daemon's packets may hold, and more of the like.

@@ -41,7 +41,7 @@ func ended(ctx context.Context, t *testing.T, dir string, failure error) (cli.St
 	if err == nil {
 		return cli.AllDone, ""
 	}
-	return status(err), err.Error()
+	return cli.StatusOf(err), err.Error()
 }
 
 // Promise: L34

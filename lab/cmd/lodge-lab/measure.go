@@ -4,28 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab"
 	"github.com/lodge-kvm/lodge/lab/pages"
-	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/stormreport"
 )
-
-func labCommand() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "lab",
-		Short: "Measure a daemon that speaks libvirt's protocol: Lodge's, libvirt's or another",
-		Args:  wants(cobra.NoArgs),
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(labStartCommand(), labReportCommand(), labStormCommand(), labRunCommand(), labResumeCommand(), labCompareCommand(), labPackCommand(), labCleanCommand(), labListCommand(), labImageCommand())
-	return c
-}
 
 func labStartCommand() *cobra.Command {
 	var o lab.Options
@@ -43,7 +31,7 @@ at the end. Other guests are left alone. Measure on a quiet host.`,
 		Example: `  lodge lab start --bare
   lodge lab start --bare --socket /run/lodge/libvirt-sock --samples 30 --json lodged.ndjson
   lodge lab start --socket 'qemu:///system?socket=/run/libvirt/libvirt-sock'`,
-		Args: wants(cobra.NoArgs),
+		Args: cli.Wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.Samples < 1 {
 				return errors.New("--samples wants at least 1")
@@ -66,7 +54,7 @@ at the end. Other guests are left alone. Measure on a quiet host.`,
 	f.BoolVar(&o.Bare, "bare", false, "also run QEMU without the daemon, with the same arguments")
 	f.IntVar(&o.Samples, "samples", 20, "`number` of times that each thing is done")
 	f.IntSliceVar(&o.Guests, "guests", []int{8, 64}, "`numbers` of guests at which the daemon's memory is looked at, rising")
-	f.StringVar(&o.Command, "made-by", strings.Join(os.Args, " "), "`command` that is named as the one that makes these figures")
+	f.StringVar(&o.Command, "made-by", calledAs(), "`command` that is named as the one that makes these figures")
 	f.StringVar(&values, "json", "", "`file` for every single value, as lines of JSON")
 	f.StringVar(&page, "markdown", "", "`file` of a page into which the tables are put, between its marks")
 	return c
@@ -83,7 +71,7 @@ shown as one: they must have been measured on the same host.
 
 The page of --html is one file that asks nothing of other hosts; each of its
 pictures can be kept as SVG or PNG from there. --svg puts them all into files.`,
-		Args: wants(cobra.MinimumNArgs(1)),
+		Args: cli.Wants(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, files []string) error {
 			if slices.ContainsFunc(files, pages.Holds) {
 				return reportRun(c, files, o)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
+	"github.com/lodge-kvm/lodge/internal/remote"
+	"github.com/lodge-kvm/lodge/internal/remote/remotetest"
 )
 
 // pair gives a client and the daemon's end of its connection.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/lodge-kvm/lodge/internal/cli"
 	"github.com/lodge-kvm/lodge/lab/campaign"
 	"github.com/lodge-kvm/lodge/lab/experiment"
 	"github.com/lodge-kvm/lodge/lab/image"
@@ -67,7 +67,7 @@ resume, or is cleaned up after with lodge lab clean.
   lodge lab run oltp-migrate --profile mini --target from=/run/a/libvirt-sock --to /run/b/libvirt-sock
   lodge lab run block-io --profile mini --only bus=virtio --target a=/run/lodge/libvirt-sock --target b=qemu:///system
   lodge lab run tile --profile mini --target far=qemu+ssh://root@far/system --files /srv/lab`,
-		Args: wants(cobra.ExactArgs(1)),
+		Args: cli.Wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error { return r.run(c, args[0]) },
 	}
 	f := c.Flags()
@@ -93,7 +93,7 @@ func (r *runFlags) run(c *cobra.Command, name string) (err error) {
 	if !c.Flags().Changed("seed") {
 		r.Seed = rand.Uint64()
 	}
-	r.Scenario, r.Version, r.Command = name, version, strings.Join(os.Args, " ")
+	r.Scenario, r.Version, r.Command = name, version, calledAs()
 	if r.Dir == "" {
 		r.Dir = filepath.Join(labRuns, time.Now().UTC().Format("2006-01-02-150405-")+strings.TrimSuffix(filepath.Base(name), ".yaml"))
 	}
@@ -136,7 +136,7 @@ func labResumeCommand() *cobra.Command {
 ended. What it left is taken away first, as lodge lab clean does.
 
 ` + labStatuses,
-		Args: wants(cobra.ExactArgs(1)),
+		Args: cli.Wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			r.Dir, r.Say = args[0], tell(c.ErrOrStderr())
 			return labEnding(c, r.Dir, campaign.Resume(c.Context(), r.Options))
@@ -167,7 +167,7 @@ the host itself has changed.`,
 		Example: `  lodge lab run block-io --profile mini --repetitions 10 --directory r \
     --target lodged=/run/lodge/libvirt-sock --target again=/run/lodge/libvirt-sock --target libvirtd=qemu:///system
   lodge lab compare r`,
-		Args: wants(cobra.RangeArgs(1, 2)),
+		Args: cli.Wants(cobra.RangeArgs(1, 2)),
 		RunE: func(c *cobra.Command, dirs []string) error { return pages.Compare(dirs, how, c.OutOrStdout()) },
 	}
 	c.Flags().BoolVar(&how.AcrossHosts, "across-hosts", false, "compare runs of different hosts, too: ratios, and no verdict")
@@ -180,7 +180,7 @@ func labPackCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "pack DIRECTORY...",
 		Short: "Make complete runs small, for keeping",
-		Args:  wants(cobra.MinimumNArgs(1)),
+		Args:  cli.Wants(cobra.MinimumNArgs(1)),
 		RunE: func(_ *cobra.Command, dirs []string) error {
 			var all error
 			for _, dir := range dirs {
@@ -207,7 +207,7 @@ the next one; --images-at takes these away.`,
 			if len(stored) > 0 {
 				return nil
 			}
-			return wants(cobra.MinimumNArgs(1))(c, args)
+			return cli.Wants(cobra.MinimumNArgs(1))(c, args)
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			var all error
@@ -231,7 +231,7 @@ func labListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the scenarios that ship, and the runs there are",
-		Args:  wants(cobra.NoArgs),
+		Args:  cli.Wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			return list(c.OutOrStdout(), r.runs)
 		},
@@ -275,7 +275,7 @@ func labImageCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "image",
 		Short: "Make the guest that scenarios run in, or find it made",
-		Args:  wants(cobra.NoArgs),
+		Args:  cli.Wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			how.Say = func(text string) { fmt.Fprintln(c.ErrOrStderr(), text) }
 			made, err := image.Build(c.Context(), how)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -12,14 +13,15 @@ import (
 
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/daemon"
 	"github.com/lodge-kvm/lodge/internal/edge/importer"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/internal/remote"
 )
 
-func importCommand(d *daemonFlags) *cobra.Command {
+func importCommand() *cobra.Command {
 	var o importer.Options
-	var address string
+	var address, socket, elsewhere string
 	c := &cobra.Command{
 		Use:   "import DIR",
 		Short: "Define what an /etc/libvirt tree or an export holds",
@@ -34,15 +36,15 @@ first start.
 
 Each file's result is shown. The exit status is 0 when every file was taken or left
 alone, 1 when some failed, and 2 when the directory or the daemon cannot be used.`,
-		Args: wants(cobra.ExactArgs(1)),
+		Args: cli.Wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			if address == "" && d.host != "" {
-				return unusable(errors.New("import works on the host that it is run on; log in there"))
+			if address == "" && elsewhere != "" {
+				return cli.AsUnusable(errors.New("import works on the host that it is run on; log in there"))
 			}
 			var own *cli.Client
 			if address == "" {
-				address = filepath.Join(filepath.Dir(d.socket), "libvirt-sock")
-				own = d.dial()
+				address = filepath.Join(filepath.Dir(socket), "libvirt-sock")
+				own = cli.Dial(socket)
 				defer own.Close()
 			}
 			conn, err := remote.Dial(c.Context(), address)
@@ -53,13 +55,20 @@ alone, 1 when some failed, and 2 when the directory or the daemon cannot be used
 			case o.DryRun:
 				fmt.Fprintf(c.ErrOrStderr(), "%v; the files are only read\n", err)
 			default:
-				return unusable(err)
+				return cli.AsUnusable(err)
 			}
 			return importTree(c, args[0], o)
 		},
 	}
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what would be done, and do nothing; works without a daemon, too")
 	c.Flags().BoolVar(&o.Replace, "replace", false, "give what is there already the directory's definition")
+	of := os.Getenv("LODGE_SOCKET")
+	if of == "" {
+		of = daemon.DefaultRun + "/lodge.sock"
+	}
+	c.Flags().StringVar(&socket, "socket", of, "`path` of the socket of Lodge's own API; also from LODGE_SOCKET")
+	c.Flags().StringVar(&elsewhere, "host", "", "refused: import works on the host that it is run on")
+	_ = c.Flags().MarkHidden("host") // lodge has it for its other commands
 	c.Flags().StringVar(&address, "connect", "", "the daemon's libvirt `socket` or URI (default: libvirt-sock beside --socket)")
 	return c
 }
@@ -74,7 +83,7 @@ func importTree(c *cobra.Command, dir string, o importer.Options) error {
 		showResult(c.OutOrStdout(), r)
 	})
 	if err != nil {
-		return unusable(err)
+		return cli.AsUnusable(err)
 	}
 	if failed > 0 {
 		return &cli.Ending{Status: cli.SomeFailed, Text: fmt.Sprintf("%d of %d files were not taken", failed, all)}

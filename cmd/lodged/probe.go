@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/lodge-kvm/lodge/internal/cli"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprobe"
 )
@@ -20,7 +21,7 @@ func probeCommand() *cobra.Command {
 		Long: `Ask a QEMU binary what it can do, and run a small guest under each accelerator
 to see whether guests really run on this host. Takes a few seconds, and changes
 nothing.`,
-		Args: wants(cobra.MaximumNArgs(1)),
+		Args: cli.Wants(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			binary := "/usr/bin/qemu-system-x86_64"
 			if len(args) > 0 {

@@ -18,7 +18,7 @@ func storeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "store",
 		Short: "Check, repair and export what a daemon keeps on disk",
-		Args:  wants(cobra.NoArgs),
+		Args:  cli.Wants(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	var data string
@@ -30,11 +30,11 @@ func storeCommand() *cobra.Command {
 			Long: `Look through the store of a data directory, and say which records are bad. Nothing
 is changed, and a daemon may run meanwhile. The exit status is 0 when the store is
 whole, 1 when something is wrong with it, and 2 when it cannot be read at all.`,
-			Args: wants(cobra.NoArgs),
+			Args: cli.Wants(cobra.NoArgs),
 			RunE: func(c *cobra.Command, _ []string) error {
 				r, err := store.Check(data)
 				if err != nil {
-					return unusable(err)
+					return cli.AsUnusable(err)
 				}
 				return showReport(c.OutOrStdout(), r)
 			},
@@ -49,7 +49,7 @@ alone. No daemon may use the directory: stop it first; its guests run on.
 Guests whose definition cannot be read, and that run or have a managed save, are
 defined again by the next daemon, from its run directory and the saved images. It
 removes no saved image while a damaged file lies in the data directory.`,
-			Args: wants(cobra.NoArgs),
+			Args: cli.Wants(cobra.NoArgs),
 			RunE: func(c *cobra.Command, _ []string) error { return repair(c.OutOrStdout(), data) },
 		},
 		&cobra.Command{
@@ -61,7 +61,7 @@ A daemon may run meanwhile. lodge import takes such a directory.
 
 The exit status is 0 when all is there, 1 when a definition could not be written or
 the store is damaged, and 2 when it cannot be read at all.`,
-			Args: wants(cobra.ExactArgs(1)),
+			Args: cli.Wants(cobra.ExactArgs(1)),
 			RunE: func(c *cobra.Command, args []string) error { return export(c.OutOrStdout(), data, args[0]) },
 		},
 	)
@@ -89,7 +89,7 @@ func showReport(w io.Writer, r *store.Report) error {
 func repair(w io.Writer, data string) error {
 	r, aside, err := store.Repair(data, slog.New(slog.DiscardHandler))
 	if err != nil {
-		return unusable(err)
+		return cli.AsUnusable(err)
 	}
 	if aside == "" {
 		return showReport(w, r)
@@ -109,7 +109,7 @@ func export(w io.Writer, data, dir string) error {
 	})
 	switch {
 	case err != nil:
-		return unusable(err)
+		return cli.AsUnusable(err)
 	case !r.Whole():
 		return showReport(w, r)
 	case failed > 0:

@@ -94,9 +94,9 @@ func (c *Conn) open(ctx context.Context) error {
 			return err
 		}
 	case slices.Contains(auth.Types, authSASL):
-		return fault.New(fault.Unsupported, fault.Call, "the daemon wants a proof of identity by SASL, which the lab does not have: use its local socket as root, or ssh, or TLS with certificates alone")
+		return fault.New(fault.Unsupported, fault.Call, "the daemon wants a proof of identity by SASL, which this client does not have: use its local socket as root, or ssh, or TLS with certificates alone")
 	default:
-		return fault.New(fault.Unsupported, fault.Call, "the daemon wants a proof of identity that the lab does not have (kinds %v); run as root, or use its local socket", auth.Types)
+		return fault.New(fault.Unsupported, fault.Call, "the daemon wants a proof of identity that this client does not have (kinds %v); run as root, or use its local socket", auth.Types)
 	}
 	name := System
 	return c.Call(ctx, xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Name: &name}, nil)

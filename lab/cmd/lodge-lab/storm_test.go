@@ -26,7 +26,7 @@ func TestAStormThatMakesNoSenseIsRefused(t *testing.T) {
 		"--target a=/s --scenario adopt":              "--daemon NAME=COMMAND",
 		"--target a=/s --step adopt:4":                "--daemon NAME=COMMAND",
 	} {
-		if out, err := lodge(t, append([]string{"lab", "storm"}, strings.Fields(args)...)...); err == nil || !strings.Contains(err.Error(), want) {
+		if out, err := lodgeLab(t, append([]string{"storm"}, strings.Fields(args)...)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("lodge lab storm %s: %v\n%s", args, err, out)
 		}
 	}

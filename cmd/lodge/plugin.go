@@ -1,0 +1,96 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// plugins are the commands that other programs hold, which come with Lodge. The text says what
+// to do where the program is missing.
+var plugins = []struct{ name, short, program, missing string }{
+	{"lab", "Measure a daemon that speaks libvirt's protocol: Lodge's, libvirt's or another", "lodge-lab", "build it with `make build`"},
+	{"import", "Define what an /etc/libvirt tree or an export holds", "lodged", "install the daemon on this host"},
+	{"store", "Check, repair and export what a daemon keeps on disk", "lodged", "install the daemon on this host"},
+	{"probe", "Find out what this host's QEMU can do, by trying", "lodged", "install the daemon on this host"},
+}
+
+func pluginCommands() []*cobra.Command {
+	var all []*cobra.Command
+	for _, p := range plugins {
+		all = append(all, &cobra.Command{
+			Use:                p.name,
+			Short:              p.short,
+			DisableFlagParsing: true, // flags are the program's, --help too
+			RunE: func(_ *cobra.Command, args []string) error {
+				path, err := findProgram(p.program)
+				if err != nil {
+					return unusable(fmt.Errorf("`lodge %s` needs %s, which is neither beside lodge nor on PATH: %s, and put it there", p.name, p.program, p.missing))
+				}
+				if p.program == "lodged" {
+					args = append([]string{p.name}, args...)
+				}
+				return become(path, args)
+			},
+		})
+	}
+	return all
+}
+
+// runPlugin becomes lodge-NAME where the first argument names no command of root's and there
+// is such a program. It returns where there is none.
+func runPlugin(root *cobra.Command, args []string) error {
+	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") || strings.ContainsRune(args[0], filepath.Separator) {
+		return nil
+	}
+	if found, _, err := root.Find(args); err == nil && found != root || isBuiltIn(args[0]) {
+		return nil
+	}
+	path, err := findProgram("lodge-" + args[0])
+	if err != nil {
+		return nil // and what was meant is told by the root command
+	}
+	return become(path, args[1:])
+}
+
+// isBuiltIn tells the commands that cobra adds when it runs.
+func isBuiltIn(name string) bool {
+	return name == "help" || name == "completion" || strings.HasPrefix(name, cobra.ShellCompRequestCmd)
+}
+
+// own gives the path of this program; links are followed.
+var own = func() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+// findProgram looks beside this program first, where those of the same build lie, and then on
+// PATH.
+func findProgram(name string) (string, error) {
+	if self, err := own(); err == nil {
+		beside, err := exec.LookPath(filepath.Join(filepath.Dir(self), name))
+		if err == nil {
+			return beside, nil
+		}
+	}
+	path, err := exec.LookPath(name)
+	if errors.Is(err, exec.ErrDot) {
+		return "", fmt.Errorf("%s is in the working directory only, which is not searched: %w", name, err)
+	}
+	return path, err
+}
+
+// become runs a program in the place of this one. It returns only when that fails.
+var become = func(path string, args []string) error {
+	err := syscall.Exec(path, append([]string{path}, args...), os.Environ())
+	return fmt.Errorf("cannot run %s: %w", path, err)
+}

@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// StatusOf gives the exit status of a command that ended with this error: that of an
+// Ending, else SomeFailed.
+func StatusOf(err error) Status {
+	if ending, ok := errors.AsType[*Ending](err); ok {
+		return ending.Status
+	}
+	return SomeFailed
+}
+
+// AsUnusable makes an error that of a command which was called wrongly. It gives nil for nil.
+func AsUnusable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Ending{Status: Unusable, Text: err.Error()}
+}
+
+// Wants checks how many arguments a command was given, and says how it is called. For a
+// command with commands below it, it says which of them may have been meant.
+func Wants(arguments cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		switch err := arguments(c, args); {
+		case err == nil:
+			return nil
+		case c.HasSubCommands():
+			text := fmt.Sprintf("there is no command %q; %s --help lists those there are", c.CommandPath()+" "+args[0], c.CommandPath())
+			c.SuggestionsMinimumDistance = 2 // letters that may be wrong
+			if alike := c.SuggestionsFor(args[0]); len(alike) > 0 {
+				text += " (is it " + strings.Join(alike, " or ") + "?)"
+			}
+			return AsUnusable(errors.New(text))
+		default:
+			return AsUnusable(fmt.Errorf("%w; call it as: %s", err, c.UseLine()))
+		}
+	}
+}
