@@ -1,25 +1,25 @@
 # make build   bin/lodged and bin/lodge
-# make check   format, vet, lint, import law and unit tests: quick, needs no root
-# make test    check, and then each area with real QEMU and real clients: what CI runs
-# make crash   every death of the crash matrix, where test draws one in ten
-# make clients every test with foreign clients, where test has one thread per area
+# make check   format, vet, lint, import law and unit tests: quick, without root
+# make test    check, and then each area with real QEMU and real clients (CI runs this)
+# make crash   every death of the crash matrix (make test draws one in ten)
+# make clients every test with other clients (make test runs one per area)
 # make soak    the storm alone, with the race detector, for DURATION (1h)
-# make fuzz    every fuzz target for DURATION (1h) each, or for TOTAL all together; what they learn is kept in test/corpus, the hours in docs/fuzzing.md
-# make up      a running lodged with a tile of eight booted guests
-# make down    the end of that
-# make lab-image  the guest that the lab's workloads run in (once, about two minutes), put where `lodge lab run` looks
-# make lab-mini   a tile, the shop, disks and an added processor on emulated guests, counted on both sides
-# make nested-host  tests on a host of their own, with systemd, nodes, AppArmor and an IOMMU, in an emulated guest
-# make lab-compare  docs/lab/compare.md measured anew: the lab's scenarios at lodged and at libvirt's own daemon
-# make bench   docs/figures.md measured anew, with libvirt's own daemon beside
-# make bench-define  what definitions with 1,000 devices cost, in processor time
-# make vulnerabilities  what is known against the code that Lodge uses; asks Go's database, or VULNDB=URL
-# make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
-# make format  put the sources into the form that check wants
+# make fuzz    every fuzz target for DURATION (1h) each, or TOTAL for all; inputs go to test/corpus, hours to docs/fuzzing.md
+# make up      start a lodged with a tile of eight booted guests
+# make down    stop them
+# make lab-image  build the guest for the lab's workloads (once, about two minutes) where `lodge lab run` looks for it
+# make lab-mini   run a tile, the shop, disks and an added processor on emulated guests, and compare both sides' counts
+# make nested-host  tests that need systemd, NUMA nodes, AppArmor and an IOMMU, on a host in an emulated guest
+# make lab-compare  measure docs/lab/compare.md again: the lab's scenarios at lodged and at libvirt's own daemon
+# make bench   measure docs/figures.md again, for lodged and libvirt's own daemon
+# make bench-define  the processor time of definitions with 1,000 devices
+# make vulnerabilities  known vulnerabilities in Lodge's dependencies, from Go's database or VULNDB=URL
+# make generate  generate the Go code of Lodge's own API from api/lodge/v1/lodge.proto
+# make format  format the sources as check expects
 #
 # crash, clients, soak and nested-host write result, commit and date to docs/runs.
-# Each installs the Debian packages that it misses, and says so. A second time
-# none of them needs a network.
+# Each installs missing Debian packages, and says so. The second run needs no
+# network.
 
 SHELL = /bin/bash
 .SHELLFLAGS = -euo pipefail -c
@@ -29,7 +29,7 @@ GO := $(shell scripts/go)
 ifeq ($(GO),)
 $(error no Go toolchain: see above)
 endif
-# The toolchain that go.mod asks for, whatever the machine's own default says.
+# The toolchain of go.mod, whatever the machine's default is.
 export GOFLAGS = -buildvcs=false
 
 VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -39,11 +39,11 @@ LINT    = $(CACHE)/bin/golangci-lint
 RUNNER  = $(CACHE)/bin/gotestsum
 VULN    = $(CACHE)/bin/govulncheck
 
-# Where `make up` keeps its daemon.
+# The folders of the daemon of `make up`.
 DATA ?= /var/lib/lodge
 RUN  ?= /run/lodge
 
-# What runs guests; what drives them; what the tests need besides.
+# Debian packages that run guests, that control them, and that the tests need.
 HOST_PACKAGES   = qemu-system-x86 qemu-utils dnsmasq-base nftables iproute2 xz-utils
 CLIENT_PACKAGES = libvirt-clients
 # From Debian 13 on QEMU's part for spice is a package of its own.
@@ -51,7 +51,7 @@ SPICE_PACKAGE   = $(shell . /etc/os-release; [ "$${VERSION_ID:-13}" -lt 13 ] || 
 TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools fdisk lvm2 \
                   chromium gcc libc6-dev procps dbus-daemon apparmor protobuf-compiler libprotobuf-dev openssh-client \
                   libvirt-daemon libvirt-daemon-driver-qemu iptables tini $(SPICE_PACKAGE) $(LOAD_PACKAGES)
-# What the lab's loads are tried on. None of them starts a service.
+# Servers for the tests of the lab's loads. None of these packages starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
 .PHONY: build check format generate lint unit test crash clients soak fuzz nested-host vulnerabilities up down bench bench-define guest lab-image lab-mini lab-compare
@@ -98,9 +98,9 @@ unit:
 	@scripts/need gcc libc6-dev
 	$(GO) test -short -race -shuffle=on ./...
 
-# A test that fails is run once more by itself, and both results are told: on a
-# host that is busy with guests something else may have held it up. More than eight
-# failures are not tried again. What the race detector said stands in the output.
+# A failed test runs once more, alone, and both results are shown: on a host that is
+# busy with guests it may have been too slow. With more than eight failures none is
+# repeated. The output contains the race detector's reports.
 test: lint build guest lab-image $(RUNNER)
 	@scripts/need $(TEST_PACKAGES)
 	-@scripts/unpack $(CACHE)/sshd openssh-server netcat-openbsd # without them a test skips
@@ -110,7 +110,7 @@ test: lint build guest lab-image $(RUNNER)
 		--rerun-fails-report $(CACHE)/test/again -- -race -shuffle=on -timeout 40m || status=$$?; \
 	if [ -s $(CACHE)/test/again ]; then echo "tests that failed, and were run again:"; cat $(CACHE)/test/again; fi; exit $$status
 
-# These take no test a second time.
+# These repeat no test.
 crash:
 	@scripts/need $(TEST_PACKAGES)
 	LODGE_CRASH=all scripts/record crash $(GO) test -race -count=1 -v -timeout 1h -run '^TestCrash' ./conformance
@@ -120,20 +120,20 @@ clients: build guest lab-image $(RUNNER)
 	-@scripts/unpack $(CACHE)/sshd openssh-server netcat-openbsd # without them a test skips
 	LODGE_CLIENTS=all scripts/record clients $(RUNNER) --format testname -- -race -count=1 -timeout 1h ./conformance
 
-# LODGE_STORM_SEED=n repeats what a storm drew.
+# LODGE_STORM_SEED=n repeats the random choices of a storm.
 DURATION ?= 1h
 soak:
 	@scripts/need $(TEST_PACKAGES)
 	LODGE_STORM=$(DURATION) scripts/record soak $(GO) test -race -count=1 -v -timeout 0 -run '^TestStorm$$' ./conformance
 
-# Its programs are static: the host within may have another C library.
+# Its programs are static: the nested host may have another C library.
 nested-host: guest
 	@scripts/need qemu-system-x86 qemu-utils mmdebstrap e2fsprogs debian-archive-keyring
 	CGO_ENABLED=0 $(GO) build $(STAMP) -o bin/nested/ ./cmd/... ./conformance/nested/agent
 	LODGE_NESTED=$(CACHE)/nested LODGE_NESTED_BIN=$(CURDIR)/bin/nested \
 		scripts/record nested-host $(GO) test -count=1 -v -timeout 30m -run '^TestNested' ./conformance/nested
 
-# FUZZ=xmltree chooses targets whose PACKAGE.NAME matches; of TOTAL=2h those get the most that had the least.
+# FUZZ=xmltree chooses targets whose PACKAGE.NAME matches; with TOTAL=2h the targets with the least time so far get the most.
 fuzz:
 	@scripts/fuzz $(if $(TOTAL),-total $(TOTAL),$(DURATION)) $(FUZZ)
 
@@ -167,11 +167,11 @@ up: build guest
 down:
 	@scripts/down $(DATA) $(RUN)
 
-# libvirt's daemon is installed for it, and runs only while it is measured.
+# This installs libvirt's daemon, which runs only during its measurements.
 bench: build bench-define
 	@scripts/need $(HOST_PACKAGES) libvirt-daemon libvirt-daemon-driver-qemu tini
 	@scripts/bench $(SAMPLES)
 
-# Without the race detector, which costs ten times as much.
+# Without the race detector, which takes ten times as long.
 bench-define:
 	$(GO) test -run '^$$' -bench '^BenchmarkDefine$$' -benchtime 20x ./internal/mechanism/qemu

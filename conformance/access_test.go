@@ -13,14 +13,14 @@ import (
 	"testing"
 )
 
-// Users of the tests of access. They need no entry in the host's list of users.
+// Users of the tests of access rules. The host's list of users needs no entry for them.
 const (
 	operator = 4242
 	builder  = 4243
 	stranger = 4244
 )
 
-// accessRules are read with the folder of the test in the place of @DIR@.
+// accessRules are the rules of these tests. @DIR@ stands for the test's folder.
 const accessRules = `
 version: 1
 rules:
@@ -40,7 +40,7 @@ rules:
     images: @DIR@/images
 `
 
-// ruled starts a daemon with these rules, and gives how they are changed.
+// ruled starts a daemon with these rules. It returns the daemon and a function that changes the rules.
 func ruled(t *testing.T, rules string) (d *daemon, change func(rules string)) {
 	t.Helper()
 	dir := t.TempDir()
@@ -66,7 +66,7 @@ func ruled(t *testing.T, rules string) (d *daemon, change func(rules string)) {
 	return d, change
 }
 
-// says counts the lines of the log with these words.
+// says counts the lines of the daemon's log that contain these words.
 func (d *daemon) says(words string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -79,13 +79,13 @@ func (d *daemon) says(words string) int {
 	return n
 }
 
-// as prepares a program that another user runs.
+// as prepares a program that runs as another user.
 func (d *daemon) as(ctx context.Context, uid int, name string, args ...string) *exec.Cmd {
 	id := strconv.Itoa(uid)
 	return d.command(ctx, "setpriv", append([]string{"--reuid", id, "--regid", id, "--clear-groups", "env", "HOME=/nonexistent", name}, args...)...)
 }
 
-// begin starts a program, and gives what it says.
+// begin starts a program and returns its output.
 func begin(t *testing.T, c *exec.Cmd) io.Reader {
 	t.Helper()
 	out, err := c.StdoutPipe()
@@ -98,7 +98,7 @@ func begin(t *testing.T, c *exec.Cmd) io.Reader {
 	return out
 }
 
-// virshAs is try as another user.
+// virshAs is try, run as another user.
 func (d *daemon) virshAs(t *testing.T, uid int, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -125,10 +125,9 @@ func (d *daemon) mayNot(t *testing.T, uid int, args ...string) string {
 	return out
 }
 
-// TestRulesHoldClients has users with rights to some guests try to see, to do and
-// to hear more, by libvirt's protocol and by Lodge's API.
+// Users with rights to some guests try to see, change and hear more. They use libvirt's protocol and Lodge's API.
 // Promise: A1, A4, A5
-func TestRulesHoldClients(t *testing.T) {
+func TestRules_HoldClients(t *testing.T) {
 	needs(t)
 	d, change := ruled(t, accessRules)
 	for _, name := range []string{"web-1", "db-1"} {
@@ -155,14 +154,14 @@ func TestRulesHoldClients(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, operator, "nodedev-dumpxml", link), "access denied")
 	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "user 4244")
 	d.may(t, operator, "resume", "web-1")
-	// Whoever may start a guest starts it with the disks that it has from others.
+	// A user who may start a guest starts it with the disks that others gave it.
 	disk := d.raw(t, filepath.Join(d.dir, "web.raw"))
 	d.define(t, shape{name: "web-2", devices: "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + disk + "'/><target dev='vda' bus='virtio'/></disk>"})
 	d.may(t, operator, "start", "--paused", "web-2")
 	d.virsh(t, "destroy", "web-2")
 	d.virsh(t, "undefine", "web-2")
 
-	// Who may define guests, or change them, does not speak to what is in them, nor change what runs.
+	// The right to define or change guests includes neither access to their inside nor changes of running guests.
 	d.virsh(t, "start", "--paused", d.define(t, shape{name: "made-2"}).name)
 	d.virsh(t, "start", "--paused", d.define(t, shape{name: "build-2"}).name)
 	contains(t, "the refusal", d.lodgeAs(t, operator, "set", "made-2", "memory=100MiB", "label.a=b"), `"change"`)
@@ -187,14 +186,14 @@ func TestRulesHoldClients(t *testing.T) {
 		for _, words := range []string{
 			`msg=audit api=libvirt uid=4242`, `verb=define object="domain 'web-1'" result=denied`, "uid=4244",
 			`call=DOMAIN_DEFINE_XML verb=define object="domain 'half-1'" result=invalid`,
-			`call=Act verb=start object="guests db-1" result=`, // of which the API says that it is not there
+			`call=Act verb=start object="guests db-1" result=`, // the API answers that the guest does not exist
 		} {
 			eventually(t, "the log to say "+words, func() bool { return d.says(words) > 0 }) // the test reads it beside
 		}
 	})
 }
 
-// heldByAPI asks for the same by Lodge's own API.
+// heldByAPI makes the same requests by Lodge's own API.
 func (d *daemon) heldByAPI(t *testing.T) {
 	lodge := func(uid int, args ...string) string { return d.lodgeAs(t, uid, args...) }
 	if out := lodge(operator, "ps"); !strings.Contains(out, "web-1") || strings.Contains(out, "db-1") {
@@ -202,13 +201,13 @@ func (d *daemon) heldByAPI(t *testing.T) {
 	}
 	contains(t, "the refusal", lodge(operator, "undefine", "web-1"), `"define"`)
 	if out := lodge(operator, "start", "db-1"); strings.Contains(d.virsh(t, "domstate", "db-1"), "running") {
-		t.Errorf("the operator has started what is not theirs:\n%s", out)
+		t.Errorf("the operator has started a guest of others:\n%s", out)
 	}
-	contains(t, "the refusal", lodge(stranger, "ps"), "may not come in")
+	contains(t, "the refusal", lodge(stranger, "ps"), "is not admitted")
 }
 
-// bystander holds a guest's console as the operator, and hears events. Until waits for a line
-// that begins so, and gives all that was said before.
+// bystander opens a guest's console as the operator and listens to events. The returned function waits for a line
+// with the given beginning and returns all lines before it.
 func (d *daemon) bystander(t *testing.T, guest string) (until func(line string) []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -230,7 +229,7 @@ func (d *daemon) bystander(t *testing.T, guest string) (until func(line string) 
 	}
 }
 
-// endsWithLabels holds the console of a guest whose label gives it to another team.
+// endsWithLabels keeps a guest's console open while the guest's label changes to another team's.
 func (d *daemon) endsWithLabels(t *testing.T) {
 	const marks = "https://lodge-kvm.github.io/xmlns/guest/1.0"
 	d.virsh(t, "start", "--paused", d.define(t, shape{name: "lab-1"}).name)
@@ -246,8 +245,7 @@ func (d *daemon) endsWithLabels(t *testing.T) {
 	d.virsh(t, "undefine", "lab-1")
 }
 
-// endsWithRules holds a console and a registration for events over a change of
-// the rules.
+// endsWithRules keeps a console and an event registration open while the rules change.
 func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 	until := d.bystander(t, "web-1")
 	heard := until("counts 1 1")
@@ -259,18 +257,17 @@ func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 	d.virsh(t, "suspend", "web-1")
 	heard = until("event web-1 3")
 	if slices.ContainsFunc(heard, func(line string) bool { return strings.Contains(line, "db-1") }) {
-		t.Errorf("the operator hears of what is not theirs: %q", heard)
+		t.Errorf("the operator gets events of a guest of others: %q", heard)
 	}
-	change("this is no file of rules") // leaves what was
+	change("this is no file of rules") // an invalid file leaves the old rules in force
 	d.may(t, operator, "domstate", "web-1")
 	change(strings.ReplaceAll(accessRules, ", console]", "]"))
 	until("console ended 88")
 }
 
-// TestADefinitionIsNoWayRoundTheRules has a user who may define guests try to
-// get at files of the host through their disks.
+// A user who may define guests tries to read files of the host through the disks of those guests.
 // Promise: A3
-func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
+func TestRules_DefinitionsCannotBypass(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, accessRules)
 	images := filepath.Join(d.dir, "images")
@@ -316,7 +313,7 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, operator, "create", define("made-1", "")), "access denied", `"start"`, "domain 'made-1'")
 	d.may(t, operator, "define", define("made-1", ""))
 
-	// What lies in the right place may still lead elsewhere, now or later.
+	// A path in an allowed folder may still lead elsewhere, now or later.
 	d.may(t, builder, "define", define("build-link", disk("raw", link)))
 	contains(t, "the refusal", d.mayNot(t, builder, "start", "build-link"), "access denied", secret)
 	contains(t, "the refusal", d.refuse(t, "start", "build-link"), "access denied", secret)
@@ -331,9 +328,9 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, builder, "attach-disk", "build-2", secret, "vdc"), "access denied", secret)
 }
 
-// What a client did is in the audit as done, also where its rules do not show what came of it.
+// The audit records a client's call as done, even if the rules hide its result from the client.
 // Promise: A5
-func TestWhatIsDoneUnseenIsInTheAudit(t *testing.T) {
+func TestAudit_ResultHiddenFromClient(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, "version: 1\nrules:\n  - {name: blind, who: user:4242, may: [define], guests: made-*}\n")
 	doc := d.file(t, "made.xml", "<domain type='qemu'><name>made-1</name><memory unit='MiB'>32</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
@@ -349,10 +346,10 @@ func (d *daemon) raw(t *testing.T, path string) string {
 	return path
 }
 
-// What the daemon tells a client of the client's own guest, running or saved, the client can
-// hand back: places that were chosen for a run are no files of others, nor is its user.
+// A client can define its own guest again from the XML that the daemon gave it, running or saved. Paths and the
+// user that the daemon chose for a run are not judged as files or users of others.
 // Promise: A1
-func TestADefinitionThatWasToldGoesBack(t *testing.T) {
+func TestRules_OwnDefinitionRedefined(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, "version: 1\nrules:\n  - {name: savers, who: user:4243, may: [read, start, define, save], guests: build-*, images: /nowhere}\n"+
 		"  - {name: nightly, who: user:4242, may: [read, start, save], guests: build-*, images: @DIR@}\n")
@@ -362,7 +359,7 @@ func TestADefinitionThatWasToldGoesBack(t *testing.T) {
 	d.may(t, builder, "define", doc)
 	d.may(t, builder, "start", "build-1")
 	d.may(t, builder, "define", d.file(t, "live.xml", d.may(t, builder, "dumpxml", "--security-info", "build-1")))
-	// Who may save a guest, and start it, gives it no other definition by that.
+	// The right to save and start a guest does not include giving it another definition on the way.
 	live := d.file(t, "told.xml", d.may(t, builder, "dumpxml", "--security-info", "build-1"))
 	contains(t, "the refusal", d.mayNot(t, operator, "save", "build-1", filepath.Join(d.dir, "image"), "--xml", live), "access denied", `"define"`)
 	d.may(t, operator, "managedsave", "build-1")

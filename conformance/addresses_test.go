@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestAddresses_GuestsStart defines guests whose devices need a place that is easily got wrong, finds them
-// where libvirt puts them, and has QEMU start them there.
+// The test defines guests with devices whose addresses are easy to get wrong. The addresses must be those that
+// libvirt chooses, and QEMU must start with them.
 // Promise: G9
 func TestAddresses_GuestsStart(t *testing.T) {
 	needs(t)

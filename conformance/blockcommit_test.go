@@ -11,7 +11,7 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// images makes qcow2 images of 16 MiB that lie on each other, the lowest first. Each has a megabyte of its own.
+// images makes a chain of qcow2 images of 16 MiB, the lowest first. Each contains one megabyte of its own data.
 func (d *daemon) images(t *testing.T, names ...string) (top string) {
 	t.Helper()
 	below := ""
@@ -36,7 +36,7 @@ func imageTool(t *testing.T, name string, args ...string) {
 	}
 }
 
-// layeredGuest runs a guest whose disk vda has a chain of three images. Like is a flat copy of the disk.
+// layeredGuest runs a guest whose disk vda has a chain of three images. It returns also a flat copy of the disk.
 func (d *daemon) layeredGuest(t *testing.T) (g *guest, like string) {
 	t.Helper()
 	top := d.images(t, "low", "mid", "top")
@@ -48,7 +48,7 @@ func (d *daemon) layeredGuest(t *testing.T) (g *guest, like string) {
 	return g, like
 }
 
-// endsWith shuts the guest off and compares what its disk holds.
+// endsWith shuts the guest off and compares the content of its disk with the flat copy.
 func (g *guest) endsWith(t *testing.T, image, like string) {
 	t.Helper()
 	g.d.virsh(t, "destroy", "layered")
@@ -57,7 +57,7 @@ func (g *guest) endsWith(t *testing.T, image, like string) {
 	g.d.virsh(t, "destroy", "layered")
 }
 
-// virsh commits, tells of the progress, pivots, aborts and bounds the speed, as with libvirt.
+// virsh commits, shows the progress, pivots, aborts and limits the speed, as with libvirt.
 func TestBlockCommit_Virsh(t *testing.T) {
 	needs(t, "qemu-img", "qemu-io")
 	d := start(t)
@@ -80,7 +80,7 @@ func TestBlockCommit_Virsh(t *testing.T) {
 	} {
 		contains(t, refused[0], d.refuse(t, refused...), "Requested operation is not valid")
 	}
-	// virsh 9.0 may wait for the progress of a dump that was refused at once.
+	// virsh 9.0 may wait for the progress of a dump that the daemon refused at once.
 	l := d.connect(t)
 	guest, err := l.DomainLookupByName("layered")
 	if err == nil {
@@ -111,7 +111,7 @@ func TestBlockCommit_Virsh(t *testing.T) {
 	g.endsWith(t, "low", like)
 }
 
-// Clients of the library are told by the path and by the target.
+// Clients of the library get block job events with the path and with the target.
 func TestBlockCommit_Events(t *testing.T) {
 	needs(t, "qemu-img", "qemu-io", "python3")
 	d := start(t)

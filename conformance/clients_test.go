@@ -22,7 +22,7 @@ func needsPython(t *testing.T, d *daemon) {
 	}
 }
 
-// script gives the path of a Python program in testdata.
+// script returns the path of a Python program in testdata.
 func script(t *testing.T, name string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("testdata", name))
@@ -41,14 +41,14 @@ func TestPython(t *testing.T) {
 	contains(t, "the survey", d.output(t, "/usr/bin/python3", script(t, "survey.py"), d.uri(), "snake"), "surveyed snake")
 }
 
-func TestPythonHearsEventsInOrder(t *testing.T) {
+func TestPython_EventOrder(t *testing.T) {
 	needs(t)
 	d := start(t)
 	needsPython(t, d)
 	d.define(t, shape{name: "stage"})
 	heard := strings.Split(strings.TrimSpace(d.output(t, "/usr/bin/python3", script(t, "events.py"), d.uri(), "stage")), "\n")
-	// Kinds and details as libvirt numbers them: booted 0, paused 0, unpaused 0,
-	// destroyed 1. Other events may come in between.
+	// The numbers are libvirt's for kinds and details: booted 0, paused 0, unpaused 0, destroyed 1. Other events
+	// may come in between.
 	want := []string{
 		"lifecycle stage started 0", "lifecycle stage suspended 0", "lifecycle stage resumed 0", "metadata stage 1", "reboot stage", "lifecycle stage stopped 1",
 	}
@@ -99,7 +99,7 @@ func TestGoLibvirt(t *testing.T) {
 		t.Error("the events that the guest starts and stops do not arrive")
 	}
 	if _, err := l.DomainLookupByName("nobody"); !libvirt.IsNotFound(err) {
-		t.Errorf("looking up nobody gives %v", err)
+		t.Errorf("looking up a missing domain gives %v", err)
 	}
 }
 
@@ -140,7 +140,7 @@ func (d *daemon) install(t *testing.T, name string, args ...string) *guest {
 }
 
 // Promise: G1
-func TestVirtInstallImportsADiskAndVirtCloneCopiesIt(t *testing.T) {
+func TestVirtInstall_ImportThenVirtClone(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "virt-install", "virt-clone", "virt-xml")
 	d := start(t)
@@ -162,7 +162,7 @@ func TestVirtInstallImportsADiskAndVirtCloneCopiesIt(t *testing.T) {
 	copied.up(t)
 }
 
-func TestVirtInstallBootsAKernel(t *testing.T) {
+func TestVirtInstall_BootsKernel(t *testing.T) {
 	needs(t, "virt-install")
 	d := start(t)
 	image := guestimagetest.Find(t)

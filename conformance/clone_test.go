@@ -15,10 +15,10 @@ var (
 	uuidOf     = regexp.MustCompile(`<uuid>([^<]+)</uuid>`)
 )
 
-// TestClonesHaveIdentitiesOfTheirOwn clones a guest, boots two clones and asks them
-// who they are, also by the seed that their cloud-init would find.
+// The test clones a guest, boots two clones and asks them for their identities. It also compares these with the
+// seed that their cloud-init would find.
 // Promise: H1, H3, H6
-func TestClonesHaveIdentitiesOfTheirOwn(t *testing.T) {
+func TestClone_OwnIdentity(t *testing.T) {
 	needs(t, "blkid")
 	d := start(t)
 	seeds := filepath.Join(d.dir, "seeds")
@@ -51,7 +51,8 @@ func TestClonesHaveIdentitiesOfTheirOwn(t *testing.T) {
 		contains(t, "blkid", d.output(t, "blkid", "-p", filepath.Join(seeds, name+"-seed.iso")), `LABEL="cidata"`, `TYPE="iso9660"`)
 	}
 
-	// A guest that is made by copying a definition by hand is told of.
+	// A guest that was made by copying a definition by hand shares a MAC address. Both guests are shown as
+	// tainted.
 	d.set(t, 0, "check", "one", "two")
 	twin := d.virsh(t, "dumpxml", "one", "--inactive")
 	twin = strings.Replace(uuidOf.ReplaceAllString(twin, ""), "<name>one</name>", "<name>twin</name>", 1)
@@ -64,8 +65,7 @@ func TestClonesHaveIdentitiesOfTheirOwn(t *testing.T) {
 	d.set(t, 0, "destroy", "all")
 }
 
-// whoIs gives what a clone that boots says of itself, and sees that it is what its
-// definition and its seed say.
+// whoIs returns what a booted clone reports about its identity. The report must match its definition and its seed.
 func (d *daemon) whoIs(t *testing.T, name string) []string {
 	t.Helper()
 	live := d.virsh(t, "dumpxml", name)
@@ -86,10 +86,10 @@ func (d *daemon) whoIs(t *testing.T, name string) []string {
 	return []string{uuid[1], mac[1], random[:min(len(random), 64)]}
 }
 
-// TestANewGuestHasRandomNumbers, by a definition that says nothing of them, and says
-// why; an export that is imported again is as it was, with them or without.
+// A definition without an RNG device gets one, and the daemon says why. A guest that is exported and imported
+// again does not change, with or without an RNG.
 // Promise: H7
-func TestANewGuestHasRandomNumbers(t *testing.T) {
+func TestDefine_AddsRNG(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)

@@ -43,13 +43,13 @@ func TestConnection(t *testing.T) {
 }
 
 // Promise: G4
-func TestTheReadOnlySocketChangesNothing(t *testing.T) {
+func TestReadOnlySocket_RefusesChanges(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.define(t, shape{name: "safe"})
 	reader := "qemu:///system?socket=" + d.run + "/libvirt-sock-ro"
 	contains(t, "list", d.output(t, "virsh", "-q", "-r", "-c", reader, "list", "--all"), "safe")
-	// A client that claims more than its socket gives: virsh without -r.
+	// A client claims more rights than its socket gives: virsh without -r.
 	out, err := d.command(t.Context(), "virsh", "-q", "-c", reader, "start", "safe").CombinedOutput()
 	if err == nil {
 		t.Error("the read-only socket starts guests")
@@ -60,7 +60,7 @@ func TestTheReadOnlySocketChangesNothing(t *testing.T) {
 	}
 }
 
-func TestStockSocketNames(t *testing.T) {
+func TestSocket_StockNames(t *testing.T) {
 	needs(t)
 	d := start(t, "--libvirt-sockets")
 	contains(t, "virsh without a socket in its URI", d.output(t, "virsh", "-c", "qemu:///system", "uri"), "qemu:///system")

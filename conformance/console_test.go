@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a program that believes to have a person in front of it.
+// terminal is a program that runs on a pseudo-terminal, as if a person used it.
 type terminal struct {
 	master  *os.File
 	command *exec.Cmd
 	seen    bytes.Buffer
 }
 
-// onTerminal starts a program on a terminal of its own.
+// onTerminal starts a program on a pseudo-terminal of its own.
 func onTerminal(t *testing.T, command *exec.Cmd) *terminal {
 	t.Helper()
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -50,7 +50,7 @@ func onTerminal(t *testing.T, command *exec.Cmd) *terminal {
 	return &terminal{master: master, command: command}
 }
 
-// expect reads until what is shown since the last match contains text.
+// expect reads until the output since the last match contains text.
 func (c *terminal) expect(t *testing.T, text string) {
 	t.Helper()
 	_ = c.master.SetReadDeadline(time.Now().Add(patience))
@@ -68,8 +68,7 @@ func (c *terminal) expect(t *testing.T, text string) {
 	}
 }
 
-// raw waits until the program has taken the terminal's keys for itself; what is
-// typed earlier is lost.
+// raw waits until the program has put the terminal into raw mode. Input that is typed earlier is lost.
 func (c *terminal) raw(t *testing.T) {
 	t.Helper()
 	eventually(t, "the program reading keys", func() bool {
@@ -99,7 +98,7 @@ func liveConsole(t *testing.T, g *guest) {
 	first.enter(t, "echo $((6*7)) is the answer\r")
 	first.expect(t, "42 is the answer")
 
-	// A second one is refused, and takes over by force.
+	// A second client is refused, and takes the console over with --force.
 	contains(t, "a second console", g.d.refuse(t, "console", g.name), "console")
 	second := virsh("--force")
 	second.expect(t, "Escape character is ^]")

@@ -14,23 +14,23 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
-var mortalSecret = libvirt.Secret{UUID: libvirt.UUID{0xc8, 15: 1}}
+var crashSecret = libvirt.Secret{UUID: libvirt.UUID{0xc8, 15: 1}}
 
 func defineSecret(description string) func(c *crash) error {
 	return func(c *crash) error {
 		_, err := c.l.SecretDefineXML(fmt.Sprintf(`<secret ephemeral='no' private='no'><uuid>%s</uuid><description>%s</description></secret>`,
-			uuidText(mortalSecret.UUID), description), 0)
+			uuidText(crashSecret.UUID), description), 0)
 		return err
 	}
 }
 
 func setSecret(value string) func(c *crash) error {
-	return func(c *crash) error { return c.l.SecretSetValue(mortalSecret, []byte(value), 0) }
+	return func(c *crash) error { return c.l.SecretSetValue(crashSecret, []byte(value), 0) }
 }
 
-func secretDeeds() []deed {
-	undefine := func(c *crash) error { return c.l.SecretUndefine(mortalSecret) }
-	return []deed{
+func secretActions() []action {
+	undefine := func(c *crash) error { return c.l.SecretUndefine(crashSecret) }
+	return []action{
 		{"define a secret", defineSecret("first"), undefine},
 		{"redefine a secret", defineSecret("second"), defineSecret("first")},
 		{"undefine a secret", undefine, defineSecret("second")},
@@ -55,8 +55,8 @@ func (c *crash) saySecrets(say func(string, ...any)) error {
 	return nil
 }
 
-// books kills the daemon where it makes and remakes what all else is kept by: the key
-// of secrets, the rules of access, and the file of the store.
+// books kills the daemon while it creates or replaces the files that everything else depends on: the key of
+// secrets, the access rules, and the store.
 func (c *crash) books() {
 	key := filepath.Join(c.data, "secret.key")
 	for i, point := range []string{"secret.key-made", "secret.key-named"} {
@@ -66,15 +66,15 @@ func (c *crash) books() {
 		c.signal(c.t, "KILL")
 		c.must(os.RemoveAll(key))
 		c.begin()
-		c.must(c.l.SecretUndefine(mortalSecret)) // no other key is made while it has a value
+		c.must(c.l.SecretUndefine(crashSecret)) // no other key is made while it has a value
 		c.must(defineSecret("first")(c))
 		c.killed(point, setSecret(fmt.Sprintf("value %d", i)))
 		c.begin()
-		// It was not answered, and nothing is half a key: a value can be given, and is there.
+		// The call had no answer, and no partial key is left: a secret's value can be set and read.
 		c.must(setSecret("given")(c))
 		c.signal(c.t, "KILL")
 		c.begin()
-		if value, err := c.l.SecretGetValue(mortalSecret, 0); err != nil || string(value) != "given" {
+		if value, err := c.l.SecretGetValue(crashSecret, 0); err != nil || string(value) != "given" {
 			c.t.Fatalf("%s: the secret's value is %q (%v)", point, value, err)
 		}
 	}
@@ -82,10 +82,10 @@ func (c *crash) books() {
 	c.reloads()
 }
 
-// killed asks for something in which the daemon dies at a point.
+// killed makes a request. The daemon dies at the given fail point while it serves it.
 func (c *crash) killed(point string, do func(c *crash) error) {
 	c.ask(failpoint.Armed{Point: point, Action: failpoint.Kill})
-	_ = c.attempt(deed{do: do})
+	_ = c.attempt(action{do: do})
 	c.died(point)
 }
 
@@ -99,8 +99,7 @@ func (c *crash) died(point string) {
 	c.ask(failpoint.Armed{})
 }
 
-// rewrites has the store's file damaged, and the daemon killed where it makes another
-// of it: no record is lost.
+// rewrites damages the store's file and kills the daemon while it writes a new one. No record may be lost.
 func (c *crash) rewrites() {
 	c.must(define(c))
 	records := c.settled()
@@ -116,7 +115,7 @@ func (c *crash) rewrites() {
 		c.must(file.Close())
 		c.ask(failpoint.Armed{Point: point, Action: failpoint.Kill})
 		ctx, cancel := context.WithTimeout(c.t.Context(), patience)
-		dies := c.command(ctx, mortal(c.t, false), "--data", c.data, "--run", c.run, "--prepared", "0")
+		dies := c.command(ctx, failpointDaemon(c.t, false), "--data", c.data, "--run", c.run, "--prepared", "0")
 		dies.Env = append(os.Environ(), failpoint.Variable+"="+c.commands)
 		_ = dies.Run() // it is killed
 		cancel()
@@ -133,8 +132,7 @@ func (c *crash) rewrites() {
 	c.must(undefine(c))
 }
 
-// reloads kills the daemon where it takes new rules of access: they are in force
-// under the next one.
+// reloads kills the daemon while it loads new access rules. The next daemon must apply them.
 func (c *crash) reloads() {
 	rules := filepath.Join(c.dir, "commands", "access.yaml")
 	write := func(guests string) {
@@ -145,17 +143,17 @@ func (c *crash) reloads() {
 	write("none")
 	c.signal(c.t, "KILL")
 	c.launch(c.t, "--prepared", "0", "--access", rules)
-	c.mayNot(c.t, 4242, "dominfo", "mortal")
-	write("mortal")
+	c.mayNot(c.t, 4242, "dominfo", "victim")
+	write("victim")
 	c.ask(failpoint.Armed{Point: "access.read", Action: failpoint.Kill})
 	c.output(c.t, "kill", "-HUP", c.pid)
 	c.died("access.read")
 	c.launch(c.t, "--prepared", "0", "--access", rules)
-	if said := c.may(c.t, 4242, "domstate", "mortal"); !strings.Contains(said, "shut off") {
+	if said := c.may(c.t, 4242, "domstate", "victim"); !strings.Contains(said, "shut off") {
 		c.t.Errorf("the new rules are not in force: %s", said)
 	}
 	c.signal(c.t, "KILL")
 	c.begin()
 	c.must(undefine(c))
-	c.must(c.l.SecretUndefine(mortalSecret))
+	c.must(c.l.SecretUndefine(crashSecret))
 }

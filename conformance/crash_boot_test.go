@@ -12,14 +12,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
-// The guests that start with the host.
+// The guests that are marked for autostart.
 const markedGuests = 3
 
 func markedGuest(n int) libvirt.Domain {
 	return libvirt.Domain{Name: fmt.Sprintf("marked%d", n), UUID: libvirt.UUID{0xc7, 15: byte(n)}, ID: -1}
 }
 
-// marked defines them, and lets the test say which boot of the host this is.
+// marked defines them, and lets the test choose the boot ID that the daemon reads.
 func (c *crash) marked() {
 	c.must(os.WriteFile(c.bootFile(), []byte("0\n"), 0o644)) //nolint:gosec // as the kernel's is
 	c.output(c.t, "mount", "--bind", c.bootFile(), "/proc/sys/kernel/random/boot_id")
@@ -35,9 +35,8 @@ func (c *crash) marked() {
 
 func (c *crash) bootFile() string { return filepath.Join(c.dir, "commands", "boot") }
 
-// boots kills the daemon amid the autostart of one boot after the other. The next
-// daemon goes on: all guests run, each once. What its user has destroyed by then
-// stays off for the rest of that boot.
+// boots kills the daemon during the autostart of one boot after the other. The next daemon continues: all guests
+// run, each once. A guest that its user destroyed before the kill stays off for the rest of that boot.
 func (c *crash) boots() {
 	died := false
 	for i, a := range []failpoint.Armed{
@@ -84,7 +83,7 @@ func (c *crash) boots() {
 	}
 }
 
-// running counts the guests that run.
+// running counts the running guests.
 func (c *crash) running() (n int) {
 	for i := range markedGuests {
 		if state, _, err := c.l.DomainGetState(markedGuest(i), 0); err == nil && libvirt.DomainState(state) == libvirt.DomainRunning {
@@ -94,23 +93,22 @@ func (c *crash) running() (n int) {
 	return n
 }
 
-// restarted is the definition of a guest that is started again when its QEMU ends by
-// itself.
+// restarted is the definition of a guest that restarts when its QEMU crashes.
 func restarted(c *crash) error {
-	_, err := c.l.DomainDefineXML(mortalDoc("<on_crash>restart</on_crash>"))
+	_, err := c.l.DomainDefineXML(crashDoc("<on_crash>restart</on_crash>"))
 	return err
 }
 
-// crashes ends the guest's QEMU as kill -9 does, and the daemon where it follows that:
-// the guest runs again, once. What its user has destroyed stays off.
+// crashes kills the guest's QEMU as kill -9 does, and kills the daemon while it handles that. The guest must run
+// again, once. A guest that its user destroyed stays off.
 func (c *crash) crashes() {
 	c.must(restarted(c))
 	c.must(startRunning(c))
 	runsAgain := func(what string, pid int) {
 		c.t.Helper()
 		eventually(c.t, what+": the guest runs again", func() bool {
-			state, _, err := c.l.DomainGetState(mortalGuest, 0)
-			now := c.pids()[mortalGuest.Name]
+			state, _, err := c.l.DomainGetState(crashGuest, 0)
+			now := c.pids()[crashGuest.Name]
 			return err == nil && libvirt.DomainState(state) == libvirt.DomainRunning && now != 0 && now != pid
 		})
 		c.settled()
@@ -123,7 +121,7 @@ func (c *crash) crashes() {
 			continue
 		}
 		what := fmt.Sprintf("a crash whose daemon is killed at %q", point)
-		pid := c.pids()[mortalGuest.Name]
+		pid := c.pids()[crashGuest.Name]
 		if point == "" {
 			what = "a crash while there is no daemon"
 			c.signal(c.t, "KILL")

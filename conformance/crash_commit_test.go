@@ -11,10 +11,10 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// Disks and their images, the top one last. The top image of vdb is committed, and one below the top of vdc.
+// Disks and their images, the top one last. The test commits the top image of vdb, and one below the top of vdc.
 var committed = map[string][]string{"vdb": {"b1", "b2", "b3"}, "vdc": {"c1", "c2", "c3", "c4"}}
 
-// layered has the guest run with disks that lie on several images.
+// layered starts the guest with disks that have chains of several images.
 func (c *crash) layered() {
 	c.lan1()
 	c.must(c.lay())
@@ -42,14 +42,14 @@ func (c *crash) lay() error {
 		}
 		disks += fmt.Sprintf("<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='%s'/><target dev='%s' bus='virtio'/></disk>", below, target)
 	}
-	doc := strings.Replace(mortalDoc(""), "<graphics", disks+"<graphics", 1)
+	doc := strings.Replace(crashDoc(""), "<graphics", disks+"<graphics", 1)
 	if _, err := c.l.DomainDefineXML(doc); err != nil {
 		return err
 	}
 	return startRunning(c)
 }
 
-// laid is back to where it began.
+// laid restores the images and the guest to the state before the first step.
 func laid(c *crash) error {
 	if err := destroy(c); err != nil {
 		return err
@@ -59,11 +59,11 @@ func laid(c *crash) error {
 
 // commitAll commits the active image of vdb into the base, and waits until the job is ready.
 func commitAll(c *crash) error {
-	if err := c.l.DomainBlockCommit(mortalGuest, "vdb", nil, nil, 0, libvirt.DomainBlockCommitActive); err != nil {
+	if err := c.l.DomainBlockCommit(crashGuest, "vdb", nil, nil, 0, libvirt.DomainBlockCommitActive); err != nil {
 		return err
 	}
 	for ctx := c.t.Context(); ctx.Err() == nil; pauseFor(c.t, lookAgain) {
-		xml, err := c.l.DomainGetXMLDesc(mortalGuest, 0)
+		xml, err := c.l.DomainGetXMLDesc(crashGuest, 0)
 		if err != nil {
 			return err
 		}
@@ -77,11 +77,11 @@ func commitAll(c *crash) error {
 // commitBelow commits images below the active one of vdc, and waits for the end.
 func commitBelow(c *crash) error {
 	at := func(name string) libvirt.OptString { return libvirt.OptString{filepath.Join(c.dir, name)} }
-	if err := c.l.DomainBlockCommit(mortalGuest, "vdc", at("c4"), at("c3"), 0, 0); err != nil {
+	if err := c.l.DomainBlockCommit(crashGuest, "vdc", at("c4"), at("c3"), 0, 0); err != nil {
 		return err
 	}
 	for ctx := c.t.Context(); ctx.Err() == nil; pauseFor(c.t, lookAgain) {
-		found, _, _, _, _, err := c.l.DomainGetBlockJobInfo(mortalGuest, "vdc", 0)
+		found, _, _, _, _, err := c.l.DomainGetBlockJobInfo(crashGuest, "vdc", 0)
 		if err != nil || found == 0 {
 			return err
 		}
@@ -90,10 +90,10 @@ func commitBelow(c *crash) error {
 }
 
 func endCommit(flags libvirt.DomainBlockJobAbortFlags) func(c *crash) error {
-	return func(c *crash) error { return c.l.DomainBlockJobAbort(mortalGuest, "vdb", flags) }
+	return func(c *crash) error { return c.l.DomainBlockJobAbort(crashGuest, "vdb", flags) }
 }
 
-func commitDeeds() []deed {
+func commitActions() []action {
 	again := func(more ...func(*crash) error) func(*crash) error {
 		return func(c *crash) error {
 			for _, do := range append([]func(*crash) error{laid}, more...) {
@@ -104,7 +104,7 @@ func commitDeeds() []deed {
 			return nil
 		}
 	}
-	return []deed{
+	return []action{
 		{"commit below the top", commitBelow, laid},
 		{"commit the top", commitAll, endCommit(0)},
 		{"abort that", endCommit(0), commitAll},
@@ -113,7 +113,7 @@ func commitDeeds() []deed {
 	}
 }
 
-// wholeChains checks that no write is lost, whatever was committed and killed.
+// wholeChains checks that no write is lost, after every commit and every kill.
 func (c *crash) wholeChains() {
 	c.must(destroy(c))
 	for top, patterns := range map[string]int{"b3": 3, "c1": 4} {
@@ -121,7 +121,7 @@ func (c *crash) wholeChains() {
 			read := fmt.Sprintf("read -P %d %dM 1M", i+1, i)
 			out, err := exec.CommandContext(c.t.Context(), "qemu-io", "-r", "-f", "qcow2", "-c", read, filepath.Join(c.dir, top)).CombinedOutput()
 			if err != nil || strings.Contains(string(out), "verification failed") {
-				c.t.Errorf("%s has lost what was written at %d MiB: %v: %s", top, i, err, out)
+				c.t.Errorf("%s has lost the data written at %d MiB: %v: %s", top, i, err, out)
 			}
 		}
 	}

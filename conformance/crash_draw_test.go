@@ -11,12 +11,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
-// crashVariable says which deaths of the crash matrix a run goes through: "all",
-// or those of a seed. Without it a seed is drawn.
+// crashVariable chooses the deaths of the crash matrix for this run: "all", or those of a seed. Without it the
+// test draws a seed.
 const crashVariable = "LODGE_CRASH"
 
-// crashShares is the number of parts that the matrix is cut into. One seed has one
-// part, so ten seeds in a row have every death.
+// crashShares is the number of parts of the matrix. One seed runs one part, so ten consecutive seeds run every
+// death.
 const crashShares = 10
 
 // crashDraw chooses the deaths of one run.
@@ -25,7 +25,7 @@ type crashDraw struct {
 	seed uint64
 }
 
-// drawDeaths reads crashVariable, and prints how to repeat what it draws.
+// drawDeaths reads crashVariable, and prints how to repeat the draw.
 func drawDeaths(t *testing.T) crashDraw {
 	t.Helper()
 	text := os.Getenv(crashVariable)
@@ -52,14 +52,14 @@ func (d crashDraw) takes(death string) bool {
 	return (sum.Sum64()+d.seed)%crashShares == 0
 }
 
-// drawn says whether this run kills the daemon at a point of a deed.
-func (c *crash) drawn(deed string, a failpoint.Armed) bool {
-	return c.tally.draw.takes(fmt.Sprintf("%s/%s/%s/%d", c.scenario, deed, a.Point, a.Nth))
+// drawn reports whether this run kills the daemon at a fail point of an action.
+func (c *crash) drawn(action string, a failpoint.Armed) bool {
+	return c.tally.draw.takes(fmt.Sprintf("%s/%s/%s/%d", c.scenario, action, a.Point, a.Nth))
 }
 
 func TestCrashDraw_TenSeedsInARowTakeEachDeathOnce(t *testing.T) {
 	for n := range 1000 {
-		death, taken := fmt.Sprintf("scenario/deed/point%d/1", n), 0
+		death, taken := fmt.Sprintf("scenario/action/point%d/1", n), 0
 		for seed := uint64(95); seed < 95+crashShares; seed++ {
 			if (crashDraw{seed: seed}).takes(death) {
 				taken++

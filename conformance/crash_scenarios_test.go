@@ -12,60 +12,58 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// excused are the fail points that no scenario of the matrix reaches, each with
-// the reason.
+// excused are the fail points that no scenario of the matrix reaches, each with its reason.
 var excused = map[string]string{
 	"prepare.directory": "QEMUs are prepared on a host that is quiet only, which one that runs tests is not",
 	"prepare.launched":  "as prepare.directory",
 	"prepare.claimed":   "as prepare.directory",
 	"prepare.entered":   "as prepare.directory",
 	"launch.device":     "machines that run tests have no PCI device to give away; the nested host has one",
-	// Adopted networks lack nothing on hosts that run tests.
+	// Networks that a daemon adopts lack nothing on hosts that run tests.
 	"network-mend.resume":      "a running network lacks something where a daemon comes without dnsmasq or a firewall only",
 	"network-mend.resume.done": "as network-mend.resume",
 }
 
-// scenarios are the deeds that the matrix kills the daemon in.
+// scenarios are the actions during which the matrix kills the daemon.
 func scenarios() []*scenario {
 	return []*scenario{
-		{name: "guest", prepare: (*crash).lan1, deeds: guestDeeds()},
-		{name: "devices", prepare: (*crash).machine, deeds: deviceDeeds()},
-		{name: "halves", prepare: (*crash).halves, deeds: halvesDeeds()},
-		{name: "growth", prepare: (*crash).machine, deeds: growthDeeds()},
-		{name: "media", prepare: (*crash).drive, deeds: mediaDeeds(), every: "media.open"},
-		{name: "commit", needs: []string{"qemu-img", "qemu-io"}, prepare: (*crash).layered, deeds: commitDeeds(), act: (*crash).wholeChains, refused: map[string]func(*crash) error{"pivot": endCommit(0)}},
-		{name: "books", prepare: (*crash).probe, deeds: secretDeeds(), act: (*crash).books},
+		{name: "guest", prepare: (*crash).lan1, actions: guestActions()},
+		{name: "devices", prepare: (*crash).machine, actions: deviceActions()},
+		{name: "live and stored", prepare: (*crash).pairs, actions: pairActions()},
+		{name: "growth", prepare: (*crash).machine, actions: growthActions()},
+		{name: "media", prepare: (*crash).drive, actions: mediaActions(), every: "media.open"},
+		{name: "commit", needs: []string{"qemu-img", "qemu-io"}, prepare: (*crash).layered, actions: commitActions(), act: (*crash).wholeChains, refused: map[string]func(*crash) error{"pivot": endCommit(0)}},
+		{name: "books", prepare: (*crash).probe, actions: secretActions(), act: (*crash).books},
 		{name: "boots", prepare: (*crash).marked, act: (*crash).boots},
 		{name: "crashes", prepare: (*crash).lan1, act: (*crash).crashes},
-		{name: "saves", prepare: (*crash).machine, deeds: saveDeeds()},
-		{name: "firmware", needs: []string{"swtpm"}, prepare: (*crash).probe, deeds: firmwareDeeds()},
-		{name: "networks", prepare: func(c *crash) { c.firewall = true }, deeds: networkDeeds()},
-		{name: "storage", prepare: func(c *crash) { c.must(os.Mkdir(filepath.Join(c.dir, "pool-passing"), 0o755)) }, deeds: storageDeeds()},
-		{name: "tiles", prepare: (*crash).disks, deeds: tileDeeds()},
-		{name: "clones", prepare: (*crash).golden, deeds: cloneDeeds()},
+		{name: "saves", prepare: (*crash).machine, actions: saveActions()},
+		{name: "firmware", needs: []string{"swtpm"}, prepare: (*crash).probe, actions: firmwareActions()},
+		{name: "networks", prepare: func(c *crash) { c.firewall = true }, actions: networkActions()},
+		{name: "storage", prepare: func(c *crash) { c.must(os.Mkdir(filepath.Join(c.dir, "pool-passing"), 0o755)) }, actions: storageActions()},
+		{name: "tiles", prepare: (*crash).disks, actions: tileActions()},
+		{name: "clones", prepare: (*crash).golden, actions: cloneActions()},
 	}
 }
 
-// The guest that most deeds are about.
+// The guest that most actions work on.
 var (
-	mortalUUID  = libvirt.UUID{0xc4, 15: 1}
-	mortalGuest = libvirt.Domain{Name: "mortal", UUID: mortalUUID, ID: -1}
+	crashUUID  = libvirt.UUID{0xc4, 15: 1}
+	crashGuest = libvirt.Domain{Name: "victim", UUID: crashUUID, ID: -1}
 )
 
-// rootAndPorts names each PCI controller of the guest, so that a change of its definition
-// moves none.
+// rootAndPorts names each PCI controller of the guest, so that a change of its definition does not move any.
 var rootAndPorts = "<controller type='pci' model='pcie-root'/>" + strings.Repeat("<controller type='pci' model='pcie-root-port'/>", 8)
 
-// mortalDoc is its definition.
-func mortalDoc(more string) string {
-	return fmt.Sprintf(`<domain type='qemu'><name>mortal</name><uuid>%s</uuid>%s<maxMemory slots='2' unit='MiB'>512</maxMemory>
+// crashDoc is its definition.
+func crashDoc(more string) string {
+	return fmt.Sprintf(`<domain type='qemu'><name>victim</name><uuid>%s</uuid>%s<maxMemory slots='2' unit='MiB'>512</maxMemory>
 		<memory unit='MiB'>48</memory><vcpu current='1'>2</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
 		<cpu><numa><cell id='0' cpus='0-1' memory='48' unit='MiB'/></numa></cpu><features><acpi/><tcg><tb-cache unit='MiB'>256</tb-cache></tcg></features>
 		<cputune><shares>512</shares></cputune>
 		<devices><controller type='usb' model='qemu-xhci'/>%s<controller type='sata'/>
 		<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
 		<interface type='network'><mac address='52:54:00:00:c4:01'/><source network='lan'/><model type='virtio'/><link state='up'/></interface>
-		<graphics type='vnc' autoport='yes' passwd='first'/><memballoon model='virtio'/></devices></domain>`, uuidText(mortalUUID), more, rootAndPorts)
+		<graphics type='vnc' autoport='yes' passwd='first'/><memballoon model='virtio'/></devices></domain>`, uuidText(crashUUID), more, rootAndPorts)
 }
 
 func (c *crash) must(err error) {
@@ -75,7 +73,7 @@ func (c *crash) must(err error) {
 	}
 }
 
-// lan1 makes a network, and has QEMU probed.
+// lan1 creates a network, and makes the daemon probe QEMU.
 func (c *crash) lan1() {
 	c.lan(c.t, "lan", 1)
 	c.probe()
@@ -86,7 +84,7 @@ func (c *crash) probe() {
 	c.must(undefine(c))
 }
 
-// machine has the guest run, paused.
+// machine starts the guest, paused.
 func (c *crash) machine() {
 	c.lan1()
 	c.blank(c.t, "stick.raw", 1<<20)
@@ -94,67 +92,67 @@ func (c *crash) machine() {
 	c.must(startPaused(c))
 }
 
-func define(c *crash) error { _, err := c.l.DomainDefineXML(mortalDoc("")); return err }
+func define(c *crash) error { _, err := c.l.DomainDefineXML(crashDoc("")); return err }
 
 // undefineTPM is VIR_DOMAIN_UNDEFINE_TPM, which go-libvirt does not know.
 const undefineTPM libvirt.DomainUndefineFlagsValues = 1 << 5
 
 func undefine(c *crash) error {
-	return c.l.DomainUndefineFlags(mortalGuest, libvirt.DomainUndefineManagedSave|libvirt.DomainUndefineNvram|undefineTPM)
+	return c.l.DomainUndefineFlags(crashGuest, libvirt.DomainUndefineManagedSave|libvirt.DomainUndefineNvram|undefineTPM)
 }
 
 func startPaused(c *crash) error {
-	_, err := c.l.DomainCreateWithFlags(mortalGuest, uint32(libvirt.DomainStartPaused))
+	_, err := c.l.DomainCreateWithFlags(crashGuest, uint32(libvirt.DomainStartPaused))
 	return err
 }
 
 func startRunning(c *crash) error {
-	_, err := c.l.DomainCreateWithFlags(mortalGuest, 0)
+	_, err := c.l.DomainCreateWithFlags(crashGuest, 0)
 	return err
 }
 
-func destroy(c *crash) error { return c.l.DomainDestroy(mortalGuest) }
+func destroy(c *crash) error { return c.l.DomainDestroy(crashGuest) }
 
-// anew destroys the guest and starts it.
-func anew(c *crash) error {
+// restartGuest destroys the guest and starts it.
+func restartGuest(c *crash) error {
 	if err := destroy(c); err != nil {
 		return err
 	}
 	return startPaused(c)
 }
 
-func suspend(c *crash) error { return c.l.DomainSuspend(mortalGuest) }
-func resume(c *crash) error  { return c.l.DomainResume(mortalGuest) }
+func suspend(c *crash) error { return c.l.DomainSuspend(crashGuest) }
+func resume(c *crash) error  { return c.l.DomainResume(crashGuest) }
 
 func autostart(on int32) func(c *crash) error {
-	return func(c *crash) error { return c.l.DomainSetAutostart(mortalGuest, on) }
+	return func(c *crash) error { return c.l.DomainSetAutostart(crashGuest, on) }
 }
 
-func guestDeeds() []deed {
-	transient := strings.ReplaceAll(mortalDoc(""), "mortal", "passing")
-	passing := libvirt.Domain{Name: "passing", UUID: mortalUUID, ID: -1}
+func guestActions() []action {
+	transient := strings.ReplaceAll(crashDoc(""), "victim", "passing")
+	passing := libvirt.Domain{Name: "passing", UUID: crashUUID, ID: -1}
 	create := func(c *crash) error { _, err := c.l.DomainCreateXML(transient, libvirt.DomainStartPaused); return err }
 	end := func(c *crash) error { return c.l.DomainDestroy(passing) }
-	again := func(c *crash) error { _, err := c.l.DomainDefineXML(mortalDoc("<title>again</title>")); return err }
-	loosen := func(c *crash) error { return c.l.DomainUndefineFlags(mortalGuest, libvirt.DomainUndefineManagedSave) }
-	return []deed{
+	again := func(c *crash) error { _, err := c.l.DomainDefineXML(crashDoc("<title>again</title>")); return err }
+	loosen := func(c *crash) error { return c.l.DomainUndefineFlags(crashGuest, libvirt.DomainUndefineManagedSave) }
+	return []action{
 		{"create a transient guest", create, end},
 		{"destroy a transient guest", end, create},
 		{"define", define, undefine},
 		{"redefine", again, define},
 		{"mark for autostart", autostart(1), autostart(0)},
 		{"rename", func(c *crash) error {
-			_, err := c.l.DomainRename(mortalGuest, libvirt.OptString{"other"}, 0)
+			_, err := c.l.DomainRename(crashGuest, libvirt.OptString{"other"}, 0)
 			return err
 		}, func(c *crash) error {
-			_, err := c.l.DomainRename(libvirt.Domain{Name: "other", UUID: mortalUUID, ID: -1}, libvirt.OptString{"mortal"}, 0)
+			_, err := c.l.DomainRename(libvirt.Domain{Name: "other", UUID: crashUUID, ID: -1}, libvirt.OptString{"victim"}, 0)
 			return err
 		}},
 		{"rename back", func(c *crash) error {
-			_, err := c.l.DomainRename(libvirt.Domain{Name: "other", UUID: mortalUUID, ID: -1}, libvirt.OptString{"mortal"}, 0)
+			_, err := c.l.DomainRename(libvirt.Domain{Name: "other", UUID: crashUUID, ID: -1}, libvirt.OptString{"victim"}, 0)
 			return err
 		}, func(c *crash) error {
-			_, err := c.l.DomainRename(mortalGuest, libvirt.OptString{"other"}, 0)
+			_, err := c.l.DomainRename(crashGuest, libvirt.OptString{"other"}, 0)
 			return err
 		}},
 		{"start", startRunning, destroy},
@@ -168,12 +166,12 @@ func guestDeeds() []deed {
 		{"mark again", autostart(1), autostart(0)},
 		{"suspend", suspend, resume},
 		{"resume", resume, suspend},
-		{"reset", func(c *crash) error { return c.l.DomainReset(mortalGuest, 0) }, nil},
-		{"ask for a reboot", func(c *crash) error { return c.l.DomainReboot(mortalGuest, 0) }, nil},
-		{"ask for a shutdown", func(c *crash) error { return c.l.DomainShutdown(mortalGuest) }, nil}, // no system runs that would follow
+		{"reset", func(c *crash) error { return c.l.DomainReset(crashGuest, 0) }, nil},
+		{"ask for a reboot", func(c *crash) error { return c.l.DomainReboot(crashGuest, 0) }, nil},
+		{"ask for a shutdown", func(c *crash) error { return c.l.DomainShutdown(crashGuest) }, nil}, // no system runs that would follow
 		{"dump the memory", func(c *crash) error {
-			return c.l.DomainCoreDump(mortalGuest, filepath.Join(c.dir, "mortal.core"), 0)
-		}, func(c *crash) error { return os.Remove(filepath.Join(c.dir, "mortal.core")) }},
+			return c.l.DomainCoreDump(crashGuest, filepath.Join(c.dir, "victim.core"), 0)
+		}, func(c *crash) error { return os.Remove(filepath.Join(c.dir, "victim.core")) }},
 		{"destroy", destroy, startRunning},
 		{"undefine", undefine, func(c *crash) error {
 			if err := again(c); err != nil {
@@ -184,18 +182,18 @@ func guestDeeds() []deed {
 	}
 }
 
-// deviceDeeds begin with a paused guest. A device that the guest has to let go
-// itself is taken back with the whole machine.
-func deviceDeeds() []deed {
+// deviceActions begin with a paused guest. If the guest itself must release a device, the whole machine is
+// restarted.
+func deviceActions() []action {
 	const live = uint32(libvirt.DomainAffectLive)
-	// QEMU opens it by its name, and lets go of it at once when it is unplugged.
+	// QEMU opens this file by its name, and closes it at once when the device is unplugged.
 	port := always(`<serial type='dev'><source path='/dev/fuse'/><target type='usb-serial' port='1'/></serial>`)
-	return []deed{
-		{"plug in a NIC", attach(secondNIC, live), anew},
+	return []action{
+		{"plug in a NIC", attach(secondNIC, live), restartGuest},
 		{"pull the NIC's cable", cable("down", live), cable("up", live)},
 		{"put the NIC's cable in", cable("up", live), cable("down", live)},
 		{"add a processor", processors(2, live), func(c *crash) error {
-			if err := anew(c); err != nil {
+			if err := restartGuest(c); err != nil {
 				return err
 			}
 			if err := attach(secondNIC, live)(c); err != nil {
@@ -208,14 +206,14 @@ func deviceDeeds() []deed {
 		{"plug in a device of the host", attach(port, live), detach(port, live)},
 		{"unplug a device of the host", detach(port, live), attach(port, live)},
 		{"give a title", func(c *crash) error {
-			return c.l.DomainSetMetadata(mortalGuest, 1, libvirt.OptString{"named"}, nil, nil, libvirt.DomainAffectLive)
+			return c.l.DomainSetMetadata(crashGuest, 1, libvirt.OptString{"named"}, nil, nil, libvirt.DomainAffectLive)
 		}, func(c *crash) error {
-			return c.l.DomainSetMetadata(mortalGuest, 1, nil, nil, nil, libvirt.DomainAffectLive)
+			return c.l.DomainSetMetadata(crashGuest, 1, nil, nil, nil, libvirt.DomainAffectLive)
 		}},
 	}
 }
 
-// drive has the guest run, paused, with a drive that was used.
+// drive starts the guest, paused, with a drive that had a medium before.
 func (c *crash) drive() {
 	c.machine()
 	for _, name := range []string{"one.iso", "two.iso"} {
@@ -225,44 +223,44 @@ func (c *crash) drive() {
 	c.must(medium("", libvirt.DomainDeviceModifyLive|libvirt.DomainDeviceModifyConfig)(c))
 }
 
-// medium puts a file into the drive; none, if it is empty.
+// medium inserts a file into the drive, or ejects the medium if the name is empty.
 func medium(file string, where libvirt.DomainDeviceModifyFlags) func(c *crash) error {
 	return func(c *crash) error {
 		source := ""
 		if file != "" {
 			source = fmt.Sprintf("<source file='%s'/>", filepath.Join(c.dir, file))
 		}
-		return c.l.DomainUpdateDeviceFlags(mortalGuest, `<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>`+source+
+		return c.l.DomainUpdateDeviceFlags(crashGuest, `<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>`+source+
 			`<target dev='sda' bus='sata'/></disk>`, where)
 	}
 }
 
-func mediaDeeds() []deed {
+func mediaActions() []action {
 	const live, both = libvirt.DomainDeviceModifyLive, libvirt.DomainDeviceModifyLive | libvirt.DomainDeviceModifyConfig
-	return []deed{
+	return []action{
 		{"put a medium in for good", medium("one.iso", both), medium("", both)},
 		{"exchange the medium", medium("two.iso", live), medium("one.iso", live)},
 		{"take the medium out", medium("", live), medium("two.iso", live)},
 	}
 }
 
-// mortalImage is where the guest is saved to.
-const mortalImage = "mortal.image"
+// crashImage is the file that the guest is saved to.
+const crashImage = "victim.image"
 
-func saveDeeds() []deed {
+func saveActions() []action {
 	save := func(c *crash) error {
-		return c.l.DomainSaveFlags(mortalGuest, filepath.Join(c.dir, mortalImage), nil, 0)
+		return c.l.DomainSaveFlags(crashGuest, filepath.Join(c.dir, crashImage), nil, 0)
 	}
-	restore := func(c *crash) error { return c.l.DomainRestoreFlags(filepath.Join(c.dir, mortalImage), nil, 0) }
-	// The image stays behind a restore, and its file is the user's.
+	restore := func(c *crash) error { return c.l.DomainRestoreFlags(filepath.Join(c.dir, crashImage), nil, 0) }
+	// A restore leaves the image, because the file belongs to the user.
 	unsave := func(c *crash) error {
 		if err := restore(c); err != nil {
 			return err
 		}
-		return os.Remove(filepath.Join(c.dir, mortalImage))
+		return os.Remove(filepath.Join(c.dir, crashImage))
 	}
-	managed := func(c *crash) error { return c.l.DomainManagedSave(mortalGuest, 0) }
-	return []deed{
+	managed := func(c *crash) error { return c.l.DomainManagedSave(crashGuest, 0) }
+	return []action{
 		{"save", save, unsave},
 		{"change the definition in an image", editImage("<title>again</title>", ""), editImage("", "<title>again</title>")},
 		{"change it back in the image", editImage("", "<title>again</title>"), editImage("<title>again</title>", "")},
@@ -272,7 +270,7 @@ func saveDeeds() []deed {
 		{"managed save again", managed, startPaused},
 		{"change the definition in a managed save", editSaved("<title>again</title>", ""), editSaved("", "<title>again</title>")},
 		{"change it back", editSaved("", "<title>again</title>"), editSaved("<title>again</title>", "")},
-		{"remove the managed save", func(c *crash) error { return c.l.DomainManagedSaveRemove(mortalGuest, 0) }, func(c *crash) error {
+		{"remove the managed save", func(c *crash) error { return c.l.DomainManagedSaveRemove(crashGuest, 0) }, func(c *crash) error {
 			if err := startPaused(c); err != nil {
 				return err
 			}
@@ -284,21 +282,21 @@ func saveDeeds() []deed {
 	}
 }
 
-// editSaved exchanges words in the definition that a managed save image holds.
+// editSaved replaces words in the definition inside a managed save image.
 func editSaved(add, remove string) func(c *crash) error {
 	return func(c *crash) error {
-		doc, err := c.l.DomainManagedSaveGetXMLDesc(mortalGuest, 0)
+		doc, err := c.l.DomainManagedSaveGetXMLDesc(crashGuest, 0)
 		if err != nil {
 			return err
 		}
-		return c.l.DomainManagedSaveDefineXML(mortalGuest, libvirt.OptString{exchanged(doc, add, remove)}, 0)
+		return c.l.DomainManagedSaveDefineXML(crashGuest, libvirt.OptString{exchanged(doc, add, remove)}, 0)
 	}
 }
 
-// editImage is editSaved for the image that the user has.
+// editImage is editSaved for an image in a file of the user's.
 func editImage(add, remove string) func(c *crash) error {
 	return func(c *crash) error {
-		path := filepath.Join(c.dir, mortalImage)
+		path := filepath.Join(c.dir, crashImage)
 		doc, err := c.l.DomainSaveImageGetXMLDesc(path, 0)
 		if err != nil {
 			return err
@@ -315,10 +313,10 @@ func exchanged(doc, add, remove string) string {
 	return doc
 }
 
-func firmwareDeeds() []deed {
-	doc := fmt.Sprintf(`<domain type='qemu'><name>mortal</name><uuid>%s</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+func firmwareActions() []action {
+	doc := fmt.Sprintf(`<domain type='qemu'><name>victim</name><uuid>%s</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 		<os firmware='efi'><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/><tcg><tb-cache unit='MiB'>32</tb-cache></tcg></features>
-		<devices><tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm></devices></domain>`, uuidText(mortalUUID))
+		<devices><tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm></devices></domain>`, uuidText(crashUUID))
 	def := func(c *crash) error { _, err := c.l.DomainDefineXML(doc); return err }
 	used := func(c *crash) error { // as it is once it was started
 		for _, step := range []func(*crash) error{def, startPaused, destroy} {
@@ -328,7 +326,7 @@ func firmwareDeeds() []deed {
 		}
 		return nil
 	}
-	return []deed{
+	return []action{
 		{"define with firmware", def, undefine},
 		{"start with firmware for the first time", startPaused, func(c *crash) error {
 			for _, step := range []func(*crash) error{destroy, undefine, def} {
@@ -345,7 +343,7 @@ func firmwareDeeds() []deed {
 	}
 }
 
-// refused is something that the daemon refuses.
+// refused expects the daemon to refuse an action.
 func refused(do func(c *crash) error) func(c *crash) error {
 	return func(c *crash) error {
 		err := do(c)
@@ -356,7 +354,7 @@ func refused(do func(c *crash) error) func(c *crash) error {
 	}
 }
 
-func networkDeeds() []deed {
+func networkActions() []action {
 	doc := func(name, bridge string, n int) string {
 		return fmt.Sprintf(`<network><name>%s</name><uuid>%s</uuid><forward mode='nat'/><bridge name='%s'/><mac address='52:54:00:00:c4:%02d'/>
 			<ip address='10.79.%d.1' netmask='255.255.255.0'><dhcp><range start='10.79.%[5]d.10' end='10.79.%[5]d.99'/></dhcp></ip></network>`,
@@ -378,7 +376,7 @@ func networkDeeds() []deed {
 	tooLong := "<srv service='x' protocol='tcp' target='" + strings.Repeat("x", 70) + "' port='1'/>" // dnsmasq takes no such name
 	create := func(c *crash) error { _, err := c.l.NetworkCreateXML(doc("passing", "br-passing", 2)); return err }
 	end := func(c *crash) error { return c.l.NetworkDestroy(passing) }
-	return []deed{
+	return []action{
 		{"define a network", def, func(c *crash) error { return c.l.NetworkUndefine(kept) }},
 		{"start a network", start, stop},
 		{"mark a network for autostart", auto(1), auto(0)},
@@ -414,7 +412,7 @@ func volumeDoc(name, format string, size int) string {
 	return fmt.Sprintf(`<volume><name>%s</name><capacity unit='bytes'>%d</capacity><allocation>0</allocation><target><format type='%s'/></target></volume>`, name, size, format)
 }
 
-func storageDeeds() []deed {
+func storageActions() []action {
 	pool := libvirt.StoragePool{Name: "store", UUID: libvirt.UUID{0xc6, 15: 1}}
 	passing := libvirt.StoragePool{Name: "passing", UUID: libvirt.UUID{0xc6, 15: 2}}
 	vol := func(c *crash, name string) libvirt.StorageVol {
@@ -447,7 +445,7 @@ func storageDeeds() []deed {
 		return err
 	}
 	end := func(c *crash) error { return c.l.StoragePoolDestroy(passing) }
-	return []deed{
+	return []action{
 		{"define a pool", def, func(c *crash) error { return c.l.StoragePoolUndefine(pool) }},
 		{"build a pool", build, scrap},
 		{"start a pool", start, stop},
@@ -522,9 +520,9 @@ func tile(args ...string) func(c *crash) error {
 	}
 }
 
-func tileDeeds() []deed {
+func tileActions() []action {
 	create, remove := tile("create", "set", "--template", "TEMPLATE", "--count", "1"), tile("remove", "set")
-	return []deed{
+	return []action{
 		{"create a tile", create, remove},
 		{"remove a tile", remove, create},
 		{"create a tile that cannot be", refusedFor("no-such-machine", tile("create", "set", "--template", "BROKEN", "--count", "1")), nil},
@@ -545,7 +543,7 @@ func refusedFor(reason string, do func(c *crash) error) func(c *crash) error {
 	}
 }
 
-// golden makes a guest with a disk, for clones, and one that has no target left for a seed.
+// golden makes a guest with a disk, for clones, and one without a free target for a seed disk.
 func (c *crash) golden() {
 	c.disks()
 	pool := libvirt.StoragePool{Name: "disks", UUID: libvirt.UUID{0xc6, 15: 3}}
@@ -565,7 +563,7 @@ func (c *crash) golden() {
 	c.must(err)
 }
 
-func cloneDeeds() []deed {
+func cloneActions() []action {
 	unclone := func(name string, volumes ...string) func(c *crash) error {
 		return func(c *crash) error {
 			if err := command("undefine", name)(c); err != nil {
@@ -585,7 +583,7 @@ func cloneDeeds() []deed {
 		}
 		return command("set", "golden", "template=no")(c)
 	}
-	return []deed{
+	return []action{
 		{"clone a guest", command("clone", "golden", "one", "--seed"), unclone("one", "one-vda.raw", "one-seed.iso")},
 		{"clone a guest thinly", command("clone", "--thin", "golden", "thin"), unthin},
 		{"clone a guest that cannot be", refusedFor("sdz", command("clone", "--thin", "full", "two", "--seed")), nil},

@@ -21,8 +21,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 )
 
-// state is all that can be seen of a daemon and of what it made, but for what
-// differs between two times that all is well: one line for each thing.
+// state describes everything that can be seen of a daemon and of the objects that it made, one line each. It
+// leaves out values that differ between two healthy moments.
 func (c *crash) state() (string, error) {
 	var lines []string
 	say := func(format string, args ...any) {
@@ -45,7 +45,7 @@ func (c *crash) state() (string, error) {
 
 var anyUUID = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
-// passing replaces what counts up, or comes and goes.
+// passing replaces counters and objects that come and go.
 var passing = replacements{
 	{regexp.MustCompile(`vnet\d+`), "vnet*"},
 	{regexp.MustCompile(`(<domain [^>]*)id='\d+'`), "${1}id='*'"},
@@ -82,9 +82,9 @@ func (c *crash) sayGuests(say func(string, ...any)) error {
 	return errors.Join(errs...)
 }
 
-// sayImage says what the image of a guest tells that its user has.
+// sayImage describes the guest's save image in the user's file.
 func (c *crash) sayImage(say func(string, ...any)) error {
-	path := filepath.Join(c.dir, mortalImage)
+	path := filepath.Join(c.dir, crashImage)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (c *crash) sayGuest(dom libvirt.Domain, say func(string, ...any)) error {
 	return c.sayMachine(dom, say)
 }
 
-// sayMachine says what QEMU itself has.
+// sayMachine describes the devices that QEMU itself reports.
 func (c *crash) sayMachine(dom libvirt.Domain, say func(string, ...any)) error {
 	for _, question := range []struct {
 		command string
@@ -257,8 +257,8 @@ func (c *crash) sayVolumes(p libvirt.StoragePool, say func(string, ...any)) erro
 	return nil
 }
 
-// isOwedImage reports whether a file is the record of a cleanup behind a disk: QEMU closes
-// the disk's images when its guest runs, and the guests of the matrix are paused.
+// isOwedImage reports whether a file records a pending cleanup of a disk. QEMU closes the disk's images when its
+// guest runs, and the guests of the matrix are paused.
 func isOwedImage(path string) bool {
 	if !strings.HasPrefix(filepath.Base(path), "operation-") {
 		return false
@@ -267,8 +267,7 @@ func isOwedImage(path string) bool {
 	return err == nil && r != nil && r.Kind == "cleanup" && strings.Contains(string(r.Payload), `"Images":`)
 }
 
-// sayFiles lists the files of the test's world: the daemon's own, and those that
-// it was asked to make.
+// sayFiles lists the files in the test's world: the daemon's own, and those that clients asked it to create.
 func (c *crash) sayFiles(say func(string, ...any)) error {
 	return filepath.WalkDir(c.dir, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -307,8 +306,7 @@ func (c *crash) knowsNetwork(uuid string) bool {
 	return err == nil && slices.ContainsFunc(all, func(n libvirt.Network) bool { return uuidText(n.UUID) == uuid })
 }
 
-// sayRecords lists the keys in the store, from a copy of it: the daemon has the
-// file locked.
+// sayRecords lists the keys in a copy of the store, because the daemon has locked the file.
 func (c *crash) sayRecords(say func(string, ...any)) (err error) {
 	text, err := os.ReadFile(filepath.Join(c.data, "lodge.db"))
 	if err != nil {
@@ -318,7 +316,7 @@ func (c *crash) sayRecords(say func(string, ...any)) (err error) {
 	if err := os.WriteFile(beside, text, 0o600); err != nil {
 		return err
 	}
-	defer func() { // a copy taken amid a write is none
+	defer func() { // a copy that is taken during a write may be unreadable
 		if broken := recover(); broken != nil {
 			err = fmt.Errorf("the copy of the store is broken: %v", broken)
 		}
@@ -343,8 +341,8 @@ func (c *crash) sayRecords(say func(string, ...any)) (err error) {
 	})
 }
 
-// sayHost lists what the kernel has for the daemon: processes, links, groups,
-// mounts and, where it is asked for, rules.
+// sayHost lists the daemon's objects in the kernel: processes, links, control groups, mounts and, on request,
+// firewall rules.
 func (c *crash) sayHost(say func(string, ...any)) error {
 	var found []string
 	for _, words := range c.processes() {

@@ -18,41 +18,39 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint/failpointtest"
 )
 
-// deed is something that a client asks for, and how it is taken back. What was
-// there before and what is there after is learnt once, from a deed that nothing
-// disturbs; a daemon that is killed anywhere in it must leave the one or the other.
-type deed struct {
+// action is an action of a client, and the way to take it back. The test learns the states before and after it once,
+// from a run without a death. A daemon that is killed anywhere in the action must leave one of the two states.
+type action struct {
 	name string
 	do   func(c *crash) error
-	// back makes of what is there after what was there before; nil: it is the same.
+	// back restores the state before the action; nil: both states are the same.
 	back func(c *crash) error
 }
 
-// scenario is a row of deeds in one world, each beginning where the one before
-// has ended.
+// scenario is a list of actions in one world. Each begins in the state after the one before.
 type scenario struct {
 	name    string
 	needs   []string
 	prepare func(c *crash)
-	deeds   []deed
-	// refused brings about the state after a deed, by its name, was refused at one of its steps. For other
-	// deeds that is the state before.
+	actions []action
+	// refused brings about the state after an action, by its name, that failed at one of its steps. For other
+	// actions this is the state before.
 	refused map[string]func(c *crash) error
-	// every is a point at which the daemon dies each time that it is reached, and not
-	// at the first and the last only.
+	// every is a fail point at which the daemon dies each time that it is reached, not only the first and the last
+	// time.
 	every string
-	// act is what is no deed of a client's; nil: there is nothing.
+	// act runs steps that are no action of a client; nil: there are none.
 	act func(c *crash)
 }
 
-// crash is one scenario under way.
+// crash is one running scenario.
 type crash struct {
 	*daemon
 	t *testing.T
 	l *libvirt.Libvirt // the client that asks; a new one after each death
-	// firewall has the rules of the kernel looked at.
+	// firewall adds the kernel's firewall rules to the state.
 	firewall bool
-	// anonymous says that UUIDs are made up, and differ from time to time.
+	// anonymous says that UUIDs are random, and differ from run to run.
 	anonymous bool
 	kept      string          // a definition to go back to
 	foreign   map[string]bool // mounts of the host, which come and go
@@ -64,7 +62,7 @@ type crash struct {
 type tally struct {
 	draw   crashDraw
 	points []string // of the whole source
-	kinds  []string // of operations, in whose recovery the next daemon dies too
+	kinds  []string // of operations; the next daemon also dies while it recovers each of these
 
 	mu     sync.Mutex
 	deaths map[string]int
@@ -77,7 +75,7 @@ func (s *tally) note(point string) {
 	s.deaths[point]++
 }
 
-// deathsIn are those at points of a kind of operation.
+// deathsIn returns the deaths at fail points of a kind of operation.
 func (s *tally) deathsIn(kind string) (points []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +87,7 @@ func (s *tally) deathsIn(kind string) (points []string) {
 	return points
 }
 
-// kindsOf gives the kinds of operations that have steps among the points: KIND.STEP.done is one.
+// kindsOf returns the kinds of operations with steps among the fail points. A point is named KIND.STEP.done.
 func kindsOf(points []string) (kinds []string) {
 	for _, point := range points {
 		if parts := strings.Split(point, "."); len(parts) == 3 && parts[2] == "done" {
@@ -99,12 +97,10 @@ func kindsOf(points []string) (kinds []string) {
 	return slices.Compact(kinds) // points are in order
 }
 
-// TestCrashMatrix kills the daemon at each fail point that each deed of each
-// scenario reaches, starts another and looks whether all is as it was before the
-// deed or as it is after it: guests with their processes, devices and states,
-// networks, pools, volumes, and every file, record, link, control group, mount and
-// process besides. What had been answered must be so. A run draws one death in ten;
-// `make crash` goes through all.
+// TestCrashMatrix kills the daemon at each fail point that each action of each scenario reaches, and starts
+// another. The state must be the one before the action or the one after it. It consists of guests with their
+// processes, devices and states, networks, pools, volumes, and every file, record, link, control group, mount and
+// process. An action that was answered must be done. A run draws one death in ten; `make crash` runs all.
 // Promise: F1, F6, F7, F10, F11, F14, H2
 func TestCrashMatrix(t *testing.T) {
 	needs(t, "dnsmasq", "nft")
@@ -112,7 +108,7 @@ func TestCrashMatrix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mortal(t, false)
+	failpointDaemon(t, false)
 	total := &tally{draw: drawDeaths(t), points: names, kinds: kindsOf(names), deaths: map[string]int{}}
 	all := scenarios()
 	t.Run("scenarios", func(t *testing.T) {
@@ -133,7 +129,7 @@ func TestCrashMatrix(t *testing.T) {
 	}
 	t.Logf("points: %s", strings.Join(slices.Sorted(maps.Keys(total.deaths)), " "))
 	t.Logf("record: %d deaths at %d points in %d scenarios, %s", n, len(total.deaths), len(all), verdict)
-	if t.Failed() || !total.draw.all || total.whole < len(all) { // some lack what they need, or are not asked for
+	if t.Failed() || !total.draw.all || total.whole < len(all) { // some scenarios lack programs, or were not requested
 		return
 	}
 	for _, kind := range total.kinds {
@@ -158,7 +154,7 @@ func TestCrashMatrix(t *testing.T) {
 	}
 }
 
-// run goes through a scenario.
+// run executes a scenario.
 func (s *scenario) run(t *testing.T, total *tally) {
 	needs(t, s.needs...)
 	c := &crash{daemon: &daemon{world: newWorld(t)}, t: t, scenario: s.name, tally: total}
@@ -173,7 +169,7 @@ func (s *scenario) run(t *testing.T, total *tally) {
 	if s.prepare != nil {
 		s.prepare(c)
 	}
-	for _, d := range s.deeds {
+	for _, d := range s.actions {
 		c.through(d, s)
 	}
 	if s.act != nil {
@@ -185,7 +181,7 @@ func (s *scenario) run(t *testing.T, total *tally) {
 	total.whole++
 }
 
-// begin starts a daemon and gives its client.
+// begin starts a daemon and returns a client.
 func (c *crash) begin() {
 	c.launch(c.t, "--prepared", "0")
 	c.l = c.connect(c.t)
@@ -205,8 +201,8 @@ func (c *crash) reached() []string {
 	return names
 }
 
-// through kills the daemon everywhere in a deed, and then does it.
-func (c *crash) through(d deed, s *scenario) {
+// through kills the daemon at every fail point of an action, and then executes the action without a death.
+func (c *crash) through(d action, s *scenario) {
 	t := c.t
 	before := c.settled()
 	c.reached()
@@ -235,8 +231,8 @@ func (c *crash) through(d deed, s *scenario) {
 	}
 }
 
-// ends gives where to die on a path: at the first and at the last time of each
-// point, and each time at one.
+// ends returns the deaths on a path: at the first and last time of each fail point, and at every time of one
+// point.
 func ends(path []string, every string) (all []failpoint.Armed) {
 	count := map[string]int{}
 	for _, name := range path {
@@ -254,8 +250,8 @@ func ends(path []string, every string) (all []failpoint.Armed) {
 	return all
 }
 
-// undone gives where to die as what an operation made is taken back: before and after
-// each step that can be, which is refused.
+// undone returns the deaths while an operation is undone: before and after the undo of each step. The step itself
+// fails, which starts the undo.
 func undone(path, points []string) (all []failpoint.Armed) {
 	for _, step := range slices.Compact(slices.Sorted(slices.Values(path))) {
 		for _, end := range []string{step + ".undo", step + ".undone"} {
@@ -267,7 +263,7 @@ func undone(path, points []string) (all []failpoint.Armed) {
 	return all
 }
 
-func (c *crash) goBack(d deed, before, after string) {
+func (c *crash) goBack(d action, before, after string) {
 	if d.back == nil {
 		if before != after {
 			c.t.Fatalf("%s changes something: %s", d.name, difference(before, after))
@@ -282,15 +278,14 @@ func (c *crash) goBack(d deed, before, after string) {
 	}
 }
 
-// recoveryTime is how long the daemon that is to die in its recovery may live.
+// recoveryTime limits the life of a daemon that is to die in its recovery.
 const recoveryTime = 200 * time.Millisecond
 
-// lateDeath is how long after an answer a point may be reached that lies beside
-// the road to it.
+// lateDeath is how long after the answer a fail point may be reached that does not lie on the path of the call.
 const lateDeath = 2 * time.Second
 
-// die has the daemon killed at one point of a deed, starts another, and judges.
-func (c *crash) die(d deed, a failpoint.Armed, before, after, left string) {
+// die kills the daemon at one fail point of an action, starts another daemon, and checks the state.
+func (c *crash) die(d action, a failpoint.Armed, before, after, left string) {
 	t, what := c.t, fmt.Sprintf("%s, killed at %s (time %d)", d.name, a.Point, a.Nth)
 	pids := c.pids()
 	c.ask(a)
@@ -303,13 +298,13 @@ func (c *crash) die(d deed, a failpoint.Armed, before, after, left string) {
 	select {
 	case <-c.ended:
 	case <-time.After(patience):
-		// Its way was another one this time.
+		// The action took another path this time.
 		c.ask(failpoint.Armed{})
 		if err != nil {
-			t.Fatalf("%s: it lives, and says: %v", what, err)
+			t.Fatalf("%s: the daemon is alive; the call returned %v", what, err)
 		}
 		if wrong := c.becomes(after); wrong != "" {
-			t.Fatalf("%s: it lives: %s", what, wrong)
+			t.Fatalf("%s: the daemon is alive: %s", what, wrong)
 		}
 		c.goBack(d, before, after)
 		return
@@ -336,8 +331,8 @@ func (c *crash) die(d deed, a failpoint.Armed, before, after, left string) {
 	}
 }
 
-// dieInRecovery has the next daemon killed, too, as it settles an operation that was cut
-// off: at the first, second or third point of it, by the death that came before.
+// dieInRecovery kills the next daemon, too, while it recovers an interrupted operation. It dies at the first,
+// second or third point of the recovery, in turn.
 func (c *crash) dieInRecovery(a failpoint.Armed) {
 	kind, _, _ := strings.Cut(a.Point, ".")
 	if !slices.Contains(c.tally.kinds, kind) {
@@ -358,8 +353,8 @@ func (c *crash) dieInRecovery(a failpoint.Armed) {
 	c.ask(failpoint.Armed{})
 }
 
-// attempt does a deed in which the daemon may die. Not every client notices.
-func (c *crash) attempt(d deed) error {
+// attempt executes an action during which the daemon may die. Not every client notices the death.
+func (c *crash) attempt(d action) error {
 	answer := make(chan error, 1)
 	go func() { answer <- d.do(c) }()
 	select {
@@ -377,14 +372,14 @@ func (c *crash) attempt(d deed) error {
 	}
 }
 
-// Waits for a state: how often it is looked at, and for how long it has to stay.
+// Waits for a state: how often the test reads it, and how long it must not change.
 const (
 	lookAgain = 20 * time.Millisecond
 	calmFor   = 150 * time.Millisecond
 	stateWait = 30 * time.Second
 )
 
-// settled waits until nothing changes any more, and gives what is then so.
+// settled waits until the state no longer changes, and returns it.
 func (c *crash) settled() string {
 	last, since := "", time.Now()
 	for end := time.Now().Add(patience); time.Now().Before(end); pauseFor(c.t, lookAgain) {
@@ -402,8 +397,7 @@ func (c *crash) settled() string {
 	return ""
 }
 
-// becomes waits until the state is one of those, and says what is wrong if it
-// never is.
+// becomes waits until the state is one of these. If it never is, it returns the difference.
 func (c *crash) becomes(may ...string) string {
 	var now string
 	for end := time.Now().Add(stateWait); time.Now().Before(end); pauseFor(c.t, lookAgain) {
@@ -423,7 +417,7 @@ func (c *crash) becomes(may ...string) string {
 	return wrong.String()
 }
 
-// difference lists the lines of one text alone.
+// difference lists the lines that only one of two texts has.
 func difference(a, b string) string {
 	var out strings.Builder
 	first, second := strings.Split(a, "\n"), strings.Split(b, "\n")

@@ -14,15 +14,15 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// crowd are those who only look on in a storm, or come and go: they must not be
-// refused, and must not hold up anybody.
+// crowd are the clients in a storm that only read, or connect and leave. The daemon must not refuse them, and they
+// must not delay other clients.
 type crowd struct {
 	s    *storm
 	over <-chan struct{}
 	all  sync.WaitGroup
 }
 
-// The crowd of a round.
+// The size of the crowd in a round.
 const (
 	readers   = 2 // who ask for everything about all
 	listeners = 2 // who follow the events
@@ -30,7 +30,7 @@ const (
 	passers   = 4 // who connect and leave, in the middle of a word too
 )
 
-// gather lets a crowd in until over.
+// gather starts a crowd that works until over is closed.
 func (s *storm) gather(t *testing.T, draw *rand.Rand, over <-chan struct{}) *crowd {
 	t.Helper()
 	c := &crowd{s: s, over: over}
@@ -62,14 +62,14 @@ func (c *crowd) isOver() bool {
 	}
 }
 
-// complain tells of a failure that the daemon's end does not explain.
+// complain reports a failure that the daemon's end does not explain.
 func (c *crowd) complain(t *testing.T, what string, err error) {
 	if err != nil && !c.isOver() {
 		t.Errorf("%s: %v", what, err)
 	}
 }
 
-// read asks for everything. A guest may be gone before it is asked about.
+// read queries everything. A guest may be gone before its query.
 func (c *crowd) read(t *testing.T, l *libvirt.Libvirt) {
 	defer func() { _ = l.Disconnect() }() // the daemon may have gone first
 	for !c.isOver() {
@@ -88,11 +88,10 @@ func (c *crowd) read(t *testing.T, l *libvirt.Libvirt) {
 	}
 }
 
-// listen follows the events until the round is over. It hangs up without a word:
-// the client's library may wait for itself when it ends a subscription in which
-// events arrive.
+// listen follows the events until the round is over, and then closes the connection. It does not end the
+// subscription: the client's library may deadlock if events arrive at that moment.
 func (c *crowd) listen(t *testing.T, l *libvirt.Libvirt, conn *deafConn) {
-	defer func() { _ = conn.Close() }() // likewise
+	defer func() { _ = conn.Close() }() // closes without ending the subscription, as above
 	events, err := l.LifecycleEvents(t.Context())
 	c.complain(t, "following events", err)
 	if err != nil {
@@ -120,7 +119,7 @@ func (c *crowd) ignore(l *libvirt.Libvirt, conn *deafConn) {
 	_ = conn.Close()
 }
 
-// pass comes and goes. Nobody may be refused.
+// pass connects and leaves again and again. The daemon must not refuse any connection.
 func (c *crowd) pass(t *testing.T, draw *rand.Rand) {
 	for !c.isOver() {
 		conn, err := new(net.Dialer).DialContext(t.Context(), "unix", c.s.socket())
@@ -129,7 +128,7 @@ func (c *crowd) pass(t *testing.T, draw *rand.Rand) {
 			return
 		}
 		if draw.IntN(2) == 0 {
-			// The beginning of AUTH_LIST, and sometimes all of it.
+			// This is a part of an AUTH_LIST call, and sometimes the whole call.
 			word := "\x00\x00\x00\x1c\x20\x00\x80\x86\x00\x00\x00\x01\x00\x00\x00\x42" + strings.Repeat("\x00", 12)
 			_, _ = io.WriteString(conn, word[:draw.IntN(len(word)+1)]) // it may be ending
 		}
@@ -147,7 +146,7 @@ func (c *crowd) pass(t *testing.T, draw *rand.Rand) {
 
 func (d *daemon) socket() string { return filepath.Join(d.run, "libvirt-sock") }
 
-// deafConn is a connection whose reader can be made to take nothing any more.
+// deafConn is a connection that can be told to stop reading.
 type deafConn struct {
 	net.Conn
 	deaf   atomic.Bool
@@ -168,7 +167,7 @@ func (c *deafConn) Close() error {
 	return c.Conn.Close()
 }
 
-// wrapped gives a client with its connection.
+// wrapped returns a client with its connection.
 func (d *daemon) wrapped(t *testing.T) (*libvirt.Libvirt, *deafConn) {
 	t.Helper()
 	var made *deafConn
@@ -182,7 +181,7 @@ func (d *daemon) wrapped(t *testing.T) (*libvirt.Libvirt, *deafConn) {
 	return l, made
 }
 
-// deaf gives a client that has asked for events and takes nothing.
+// deaf returns a client that has subscribed to events and reads nothing.
 func (d *daemon) deaf(t *testing.T) (*libvirt.Libvirt, *deafConn) {
 	t.Helper()
 	l, made := d.wrapped(t)

@@ -20,14 +20,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
-// daemon is one lodged in a world of its own.
+// daemon is one lodged in a world of its own (see world).
 type daemon struct {
 	*world
 	data, run string
-	// commands is the directory by which the test commands its fail points; empty:
-	// it is built without.
+	// commands is the directory through which the test controls fail points; empty: the daemon is built without
+	// them.
 	commands string
-	// racing has such a daemon look for data races all the same.
+	// racing builds a daemon with fail points that also detects data races.
 	racing bool
 
 	process *exec.Cmd
@@ -35,13 +35,13 @@ type daemon struct {
 	ended   chan struct{}
 
 	mu  sync.Mutex
-	log []string // what it wrote to standard error, the last maxLog lines
+	log []string // the last maxLog lines of its standard error
 }
 
 const maxLog = 2000
 
-// start begins a world and a daemon in it. When the test ends the daemon is
-// stopped and the world is searched for what is left.
+// start creates a world and a daemon in it. When the test ends, it stops the daemon and searches the world for
+// leftovers.
 func start(t *testing.T, flags ...string) *daemon {
 	t.Helper()
 	d := &daemon{world: newWorld(t)}
@@ -58,7 +58,7 @@ func start(t *testing.T, flags ...string) *daemon {
 	return d
 }
 
-// launch starts the daemon and waits until it takes clients.
+// launch starts the daemon and waits until it accepts clients.
 func (d *daemon) launch(t *testing.T, flags ...string) {
 	t.Helper()
 	if !d.tryLaunch(t, flags...) {
@@ -66,13 +66,13 @@ func (d *daemon) launch(t *testing.T, flags ...string) {
 	}
 }
 
-// tryLaunch is launch of a daemon that may end before it takes clients.
+// tryLaunch is launch for a daemon that may end before it accepts clients.
 func (d *daemon) tryLaunch(t *testing.T, flags ...string) (ready bool) {
 	t.Helper()
 	pidFile := filepath.Join(d.dir, "pid")
 	lodged, env := program(t, "lodged"), os.Environ()
 	if d.commands != "" {
-		lodged, env = mortal(t, d.racing), append(env, failpoint.Variable+"="+d.commands)
+		lodged, env = failpointDaemon(t, d.racing), append(env, failpoint.Variable+"="+d.commands)
 	}
 	args := append([]string{"-c", `echo $$ >"$1"; shift; exec "$@"`, "sh", pidFile, lodged, "--data", d.data, "--run", d.run}, flags...)
 	d.process = d.command(context.WithoutCancel(t.Context()), "sh", args...)
@@ -106,8 +106,7 @@ func (d *daemon) tryLaunch(t *testing.T, flags ...string) (ready bool) {
 	return true
 }
 
-// follow keeps what the daemon says, and notices when it is ready and when it
-// has ended.
+// follow keeps the lines that the daemon logs. It notices when the daemon is ready and when it has ended.
 func (d *daemon) follow(lines *bufio.Scanner, ready chan<- struct{}) {
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -126,7 +125,7 @@ func (d *daemon) follow(lines *bufio.Scanner, ready chan<- struct{}) {
 	close(d.ended)
 }
 
-// signal sends the daemon, and nobody else, a signal and waits for its end.
+// signal sends a signal to the daemon's process alone and waits for its end.
 func (d *daemon) signal(t *testing.T, name string) {
 	t.Helper()
 	d.output(t, "kill", "-"+name, d.pid)
@@ -137,10 +136,10 @@ func (d *daemon) signal(t *testing.T, name string) {
 	}
 }
 
-// uri is what clients are given.
+// uri is the connection URI for clients.
 func (d *daemon) uri() string { return "qemu:///system?socket=" + d.run + "/libvirt-sock" }
 
-// virsh runs one virsh command and gives what it printed.
+// virsh runs one virsh command and returns its output.
 func (d *daemon) virsh(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := d.try(t, args...)
@@ -150,7 +149,7 @@ func (d *daemon) virsh(t *testing.T, args ...string) string {
 	return out
 }
 
-// refuse runs a virsh command that has to fail, and gives its words.
+// refuse runs a virsh command that must fail, and returns its error text.
 func (d *daemon) refuse(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := d.try(t, args...)
@@ -170,8 +169,7 @@ func (d *daemon) try(t *testing.T, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// tearDown ends what the test left running, through the API, and then sees to
-// it that nothing stays behind.
+// tearDown ends through the API all that the test left running, and then checks that nothing is left behind.
 func (d *daemon) tearDown(t *testing.T) {
 	// The test's own context has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
@@ -202,8 +200,8 @@ func (d *daemon) tearDown(t *testing.T) {
 	}
 }
 
-// leftovers reports processes, links, control groups and files that should have
-// gone with the objects they served.
+// leftovers reports processes, links, control groups and files that the daemon should have removed with the
+// objects that used them.
 func (d *daemon) leftovers(t *testing.T) {
 	for pid, words := range d.processes() {
 		t.Errorf("process %d is left: %s", pid, words)
@@ -222,8 +220,8 @@ func (d *daemon) leftovers(t *testing.T) {
 	}
 }
 
-// runFiles lists what lies in the run directory, but for the sockets and the
-// mark that says that this boot's networks have been started.
+// runFiles lists the files in the run directory. It leaves out the sockets and the mark that this boot's networks
+// were started.
 func (d *daemon) runFiles() []string {
 	var found []string
 	_ = filepath.WalkDir(d.run, func(path string, entry fs.DirEntry, err error) error {
@@ -239,8 +237,7 @@ func (d *daemon) runFiles() []string {
 // guestGroups lists the control groups of this daemon's guests.
 func (d *daemon) guestGroups() []string { return d.controlGroups("/guest-*") }
 
-// controlGroups lists those that carry the name of the instance, which is made
-// from the run directory.
+// controlGroups lists the groups with the name of the instance, which is derived from the run directory.
 func (d *daemon) controlGroups(below string) []string {
 	sum := sha256.Sum256([]byte(d.run))
 	name := "lodge-" + hex.EncodeToString(sum[:3])

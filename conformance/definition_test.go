@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestDefinitions is about guests that do not run.
+// TestDefinitions works on guests that do not run.
 func TestDefinitions(t *testing.T) {
 	needs(t)
 	d := start(t)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// contains fails unless a text has every one of the pieces.
+// contains fails unless a text contains every one of the pieces.
 func contains(t *testing.T, what, text string, pieces ...string) {
 	t.Helper()
 	for _, p := range pieces {
@@ -15,7 +15,7 @@ func contains(t *testing.T, what, text string, pieces ...string) {
 	}
 }
 
-func TestLifeOfADomain(t *testing.T) {
+func TestDomain_Lifecycle(t *testing.T) {
 	needs(t)
 	d := start(t)
 	g := d.define(t, shape{name: "life"})

@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// TestTheGroupLetsIn has users come to both APIs' sockets: members of the group, by
-// their own group or by a further one, others, and others who only look.
+// Users connect to both APIs' sockets: members of the group (as primary or supplementary group), other users, and
+// users who only read.
 // Promise: A20
-func TestTheGroupLetsIn(t *testing.T) {
+func TestSocket_GroupMayConnect(t *testing.T) {
 	needs(t)
 	d := start(t, "--group", "games") // Debian has it anywhere
 	if err := os.Chmod(d.dir, 0o711); err != nil {
@@ -36,18 +36,18 @@ func TestTheGroupLetsIn(t *testing.T) {
 			client.Env = append(os.Environ(), "HOME=/nonexistent")
 			out, err := client.CombinedOutput()
 			if in := err == nil && strings.Contains(string(out), "web-1"); in != c.in {
-				t.Errorf("%s comes in by %s: %v, not %v: %s", who, words[0], in, c.in, out)
+				t.Errorf("%s connects by %s: %v, want %v: %s", who, words[0], in, c.in, out)
 			}
 		}
 	}
 	looks := d.as(t.Context(), stranger, "virsh", "-q", "-r", "-c", d.uri()+"-ro", "list", "--all", "--name")
 	if out, err := looks.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "web-1" {
-		t.Errorf("who looks sees %q, %v", out, err)
+		t.Errorf("a read-only client sees %q, %v", out, err)
 	}
 }
 
-// hasSocket says whether a socket that was made through an open folder, and is called by that,
-// lies in the directory of the test.
+// hasSocket reports whether a socket with this path lies in the test's directory. The daemon binds sockets through
+// an open folder, so the kernel names them by that.
 func (d *daemon) hasSocket(t *testing.T, path string) (found bool) {
 	t.Helper()
 	if !strings.HasPrefix(path, "/proc/self/fd/") {
@@ -55,7 +55,7 @@ func (d *daemon) hasSocket(t *testing.T, path string) (found bool) {
 	}
 	err := filepath.WalkDir(d.dir, func(_ string, e fs.DirEntry, err error) error {
 		found = found || err == nil && e.Type() == fs.ModeSocket && e.Name() == filepath.Base(path)
-		return nil // of what has gone meanwhile nothing is asked
+		return nil // entries that have vanished are ignored
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -63,10 +63,10 @@ func (d *daemon) hasSocket(t *testing.T, path string) (found bool) {
 	return found
 }
 
-// TestNothingListensUnlessAsked looks at all sockets that take anything from anybody in
-// a world where nothing but a daemon with its defaults and its guests is.
+// A world has only a daemon with its defaults and its guests. Apart from the daemon's own sockets, nothing there
+// may listen, whatever the family of addresses.
 // Promise: A21
-func TestNothingListensUnlessAsked(t *testing.T) {
+func TestDefaults_NoNetworkListener(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.define(t, shape{name: "plain"})
@@ -82,12 +82,12 @@ func TestNothingListensUnlessAsked(t *testing.T) {
 		return found
 	}
 	if found := listening(); len(found) > 0 {
-		t.Errorf("beyond the directories of the test these listen: %q", found)
+		t.Errorf("sockets outside the test's directories listen: %q", found)
 	}
 	d.virsh(t, "start", "--paused", "seen")
 	for _, what := range listening() {
 		if !strings.HasPrefix(what, "tcp 127.0.0.1:59") {
-			t.Errorf("a display that says no place listens at %q", what)
+			t.Errorf("a display without an address listens at %q", what)
 		}
 	}
 	if n := len(listening()); n != 2 {

@@ -10,8 +10,8 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// documentedStatistics are the names that libvirt's documentation gives to the
-// statistics of all domains, by group, and the types of their values in Go.
+// documentedStatistics are the names of libvirt's documentation for the statistics of all domains, by group, with
+// the Go types of their values.
 var documentedStatistics = []struct {
 	group libvirt.DomainStatsTypes
 	names string
@@ -39,7 +39,7 @@ var documentedStatistics = []struct {
 	{libvirt.DomainStatsIothread, `iothread\.\d+\.poll-(grow|shrink)`, uint32(0)},
 }
 
-// undocumented says what is wrong with a figure that was asked for with some groups.
+// undocumented says what is wrong with a statistic that was requested with these groups; empty: nothing.
 func undocumented(p libvirt.TypedParam, groups libvirt.DomainStatsTypes) string {
 	for _, d := range documentedStatistics {
 		if groups&d.group == 0 || !regexp.MustCompile("^"+d.names+"$").MatchString(p.Field) {
@@ -53,9 +53,8 @@ func undocumented(p libvirt.TypedParam, groups libvirt.DomainStatsTypes) string 
 	return p.Field + " is not a name that libvirt documents for these groups"
 }
 
-// readByExporters makes the calls of the exporters for Prometheus: they read each
-// group of each domain without waiting, take the names apart at dots and assert
-// the types of values, so that a name of another form ends them.
+// readByExporters makes the calls of the exporters for Prometheus. They read each group of each domain without
+// waiting, split names at dots and assert the types of values. A name of another form makes them panic.
 func readByExporters(t *testing.T, d *daemon) {
 	d.define(t, shape{
 		name: "watched", vcpus: "<vcpu>2</vcpu><iothreads>1</iothreads>",

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// folderRules give a user all rights to pools and volumes in a folder of the user's own.
+// folderRules give a user all rights to pools and volumes in the user's own folder.
 const folderRules = `
 version: 1
 rules:
@@ -18,10 +18,10 @@ rules:
     secrets: theirs
 `
 
-// A user who has pools in a folder of the user's own, where the user puts links, comes by no
-// other file of the host; and whoever copies an encrypted volume has a right to its key.
+// A user owns a folder with pools and puts symbolic links there. The links must not lead to other files of the
+// host. A copy of an encrypted volume needs the right to read its key.
 // Promise: A11
-func TestPoolsOfAUsersOwnKeepToTheirFolder(t *testing.T) {
+func TestRules_PoolsStayInFolder(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "qemu-img")
 	d, _ := ruled(t, folderRules)

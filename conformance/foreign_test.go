@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestDocumentsOfForeignClients defines what other clients write, as they write it.
+// The test defines documents exactly as other clients write them.
 // Promise: G12
-func TestDocumentsOfForeignClients(t *testing.T) {
+func TestDefine_XMLOfOtherClients(t *testing.T) {
 	needs(t)
 	d := start(t)
 	if err := os.WriteFile(filepath.Join(d.dir, "disk.raw"), make([]byte, 1<<20), 0o600); err != nil {
@@ -22,13 +22,13 @@ func TestDocumentsOfForeignClients(t *testing.T) {
 	}
 }
 
-// foreignGuest is a small guest with more in its os, its features and its devices.
+// foreignGuest is a small guest with additional elements in os and devices.
 func foreignGuest(name, os, devices string) string {
 	return "<domain type='qemu'><name>" + name + "</name><memory unit='MiB'>64</memory><os><type arch='x86_64' machine='q35'>hvm</type>" + os +
 		"</os><features><acpi/></features><devices>" + devices + "</devices></domain>"
 }
 
-// startsAs defines a guest, starts it, and gives its XML as it runs.
+// startsAs defines a guest, starts it, and returns its live XML.
 func (d *daemon) startsAs(t *testing.T, name, doc string) string {
 	t.Helper()
 	d.virsh(t, "define", d.file(t, name+".xml", doc))
@@ -39,7 +39,7 @@ func (d *daemon) startsAs(t *testing.T, name, doc string) string {
 	return xml
 }
 
-// foreignEncodings has a document of every sort declare an encoding as the writers of Python, Java and .NET do.
+// foreignEncodings declares an encoding in documents of every kind, as XML writers of Python, Java and .NET do.
 func foreignEncodings(t *testing.T, d *daemon) {
 	const latin1 = "<?xml version='1.0' encoding='ISO-8859-1'?>\n"
 	d.virsh(t, "define", d.file(t, "enc.xml", latin1+strings.Replace(foreignGuest("enc", "", ""), "<memory", "<title>caf\xe9</title><memory", 1)))
@@ -72,7 +72,7 @@ func foreignEncodings(t *testing.T, d *daemon) {
 	d.virsh(t, "undefine", "enc")
 }
 
-// foreignTerraform replays what the provider dmacvicar/libvirt 0.8.3 sends for a guest with two consoles.
+// foreignTerraform replays the calls of the provider dmacvicar/libvirt 0.8.3 for a guest with two consoles.
 func foreignTerraform(t *testing.T, d *daemon) {
 	xml := d.startsAs(t, "tf", strings.ReplaceAll(`<domain type="qemu">
   <name>tf</name>
@@ -101,7 +101,8 @@ func foreignTerraform(t *testing.T, d *daemon) {
 	contains(t, "the serial port", xml, "<serial type='pty'>", "<target type='virtio' port='1'/>")
 }
 
-// foreignOVirt is a guest as oVirt's engine writes it. Only what needs its storage or its certificates is left out.
+// foreignOVirt is a guest as oVirt's engine writes it. Only elements that need oVirt's storage or certificates are
+// left out.
 func foreignOVirt(t *testing.T, d *daemon) {
 	text, err := os.ReadFile("testdata/ovirt.xml")
 	if err != nil {
@@ -121,7 +122,7 @@ func foreignOVirt(t *testing.T, d *daemon) {
 	}
 }
 
-// foreignDefaults leaves out, or spells, what libvirt lets its clients leave out or spell so.
+// foreignDefaults leaves out, or spells differently, values for which libvirt allows that.
 func foreignDefaults(t *testing.T, d *daemon) {
 	const disk = "<disk type='file' device='disk'><source file='@/disk.raw'/><target dev='xvda' bus='virtio'/></disk>"
 	for _, c := range []struct{ name, devices, want string }{
@@ -150,7 +151,7 @@ func foreignDefaults(t *testing.T, d *daemon) {
 	d.virsh(t, "undefine", "two")
 }
 
-// foreignFirmware names a UEFI image and no file for its variables, in the ways that clients do.
+// foreignFirmware names a UEFI image and no file for its variables, in the spellings of several clients.
 func foreignFirmware(t *testing.T, d *daemon) {
 	const code, vars = "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"
 	if _, err := os.Stat(code); err != nil {

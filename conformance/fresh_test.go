@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// codesOfMissing starts guests that name what the host lacks, and prints the codes of the refusals.
+// codesOfMissing starts guests that name objects missing on the host, and prints the error codes of the refusals.
 const codesOfMissing = `
 import libvirt, sys
 libvirt.registerErrorHandler(lambda *a: None, None)
@@ -34,9 +34,9 @@ t.destroy()
 print(codes)
 `
 
-// TestFreshDaemon looks at what a daemon on an empty data directory has: libvirt's network "default", which an
-// administrator can remove for good, and no pool until the first tile needs one. What the host lacks is told by
-// the codes that say so.
+// TestFreshDaemon checks the objects of a daemon on an empty data directory. It has libvirt's network "default",
+// which an administrator can remove permanently, and no pool until the first tile needs one. Errors about objects
+// missing on the host have the codes for that.
 func TestFreshDaemon(t *testing.T) {
 	needs(t, "dnsmasq", "nft", "qemu-img")
 	d := start(t)
@@ -49,7 +49,7 @@ func TestFreshDaemon(t *testing.T) {
 	d.virsh(t, "net-start", "default")
 	contains(t, "the bridge", d.output(t, "ip", "-o", "addr", "show", "virbr0"), "192.168.122.1/24")
 
-	// The first tile of README, and the pool that it needs.
+	// The first tile of README, and the pool that its volumes need.
 	contains(t, "the first tile", d.set(t, 0, "tile", "create", "shop", "--template", "../packaging/tile.xml", "--count", "1"), "made pool default in "+filepath.Join(d.data, "images"))
 	contains(t, "the pool", strings.Join(strings.Fields(d.virsh(t, "pool-list", "--details")), " "), "default running yes yes")
 	d.set(t, 0, "tile", "remove", "shop")

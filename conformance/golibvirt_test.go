@@ -8,11 +8,10 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// connected is a go-libvirt connected to the daemon's socket. Its Connect writes,
-// as the last thing, what its listener reads when the connection ends: a daemon
-// that is killed in that moment makes a race of the library's own. So the end of
-// the connection is told to the listener only after Connect has returned, or when
-// Connect waits for an answer that will not come.
+// connected returns a go-libvirt client on the daemon's socket. The last write of its Connect is what its listener
+// reads when the connection ends. If the daemon is killed at that moment, the library has a data race of its own.
+// So the listener sees the end of the connection only after Connect has returned, or when Connect waits for an
+// answer that will not come.
 func connected(path string, wrap func(net.Conn) net.Conn) (*libvirt.Libvirt, error) {
 	d := socketDialer{path, wrap, make(chan struct{})}
 	l := libvirt.NewWithDialer(d)
@@ -21,7 +20,7 @@ func connected(path string, wrap func(net.Conn) net.Conn) (*libvirt.Libvirt, err
 	return l, err
 }
 
-// socketDialer connects to a socket, and wraps the connection if it is told how.
+// socketDialer connects to a socket. It wraps the connection if wrap is set.
 type socketDialer struct {
 	path     string
 	wrap     func(net.Conn) net.Conn
@@ -40,7 +39,7 @@ func (d socketDialer) Dial() (net.Conn, error) {
 	return lateConn{conn, d.returned}, nil
 }
 
-// lateConn tells that it has ended when Connect has returned, or a while later.
+// lateConn reports its end only when Connect has returned, or after a delay.
 type lateConn struct {
 	net.Conn
 	returned <-chan struct{}

@@ -20,10 +20,10 @@ rules:
     images: "pool:shared"
 `
 
-// TestStalledDownloadsLeavePlaces has a client begin downloads of all of a pool's volumes,
-// by several connections, and read nothing: others work on the pool as before.
+// A client starts downloads of all volumes of a pool, over several connections, and reads nothing. Other clients
+// must be able to work on the pool as before.
 // Promise: A15
-func TestStalledDownloadsLeavePlaces(t *testing.T) {
+func TestDownload_StalledClientsBlockNoOther(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, greedyRules)
 	const volumes = 40
@@ -57,7 +57,7 @@ func TestStalledDownloadsLeavePlaces(t *testing.T) {
 	defer func() { _ = c.Wait() }()
 	defer func() { _ = hold.Close() }()
 	said, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || !strings.HasPrefix(said, "8 ") || !strings.Contains(said, "for this client already") {
+	if err != nil || !strings.HasPrefix(said, "8 ") || !strings.Contains(said, "already run for this client") {
 		t.Errorf("the greedy client has %q, %v", said, err)
 	}
 	d.may(t, builder, "vol-create-as", "shared", "mine", "1M")

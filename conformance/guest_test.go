@@ -15,14 +15,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
-// guest is a domain with Lodge's test image in it.
+// guest is a domain that boots Lodge's test image.
 type guest struct {
 	d    *daemon
 	name string
 	port string // the agent's socket
 }
 
-// shape is what tests vary of a guest.
+// shape holds the properties of a guest that tests vary.
 type shape struct {
 	name    string
 	memory  int // MiB; 0: 160
@@ -32,9 +32,8 @@ type shape struct {
 	kernel  string // further arguments of the guest's kernel
 }
 
-// xml writes the definition. Guests without KVM get a small translation cache,
-// or they would need ten times their memory; one of 256 MiB where processors
-// are plugged in, because QEMU 7.2 aborts at that with a small one.
+// xml writes the definition. Guests without KVM get a small translation cache, or they would need ten times their
+// memory. With hot-plugged processors it is 256 MiB, because QEMU 7.2 aborts there with a small one.
 func (s shape) xml(t *testing.T, d *daemon) (*guest, string) {
 	t.Helper()
 	image := guestimagetest.Find(t)
@@ -74,11 +73,10 @@ func (s shape) xml(t *testing.T, d *daemon) (*guest, string) {
 
 var kindPattern = regexp.MustCompile(`<domain type='(\w+)'`)
 
-// kind is the sort of domain that the daemon found to work here: kvm, or qemu
-// without it.
+// kind is the domain type that works on this host: kvm, or else qemu.
 func (d *daemon) kind(t *testing.T) string {
 	t.Helper()
-	// What runs guests of 32 bits may be more than what runs these.
+	// Other emulators, for 32 bits, may support more than this one.
 	_, capabilities, _ := strings.Cut(d.virsh(t, "capabilities"), "<arch name='x86_64'>")
 	capabilities, _, _ = strings.Cut(capabilities, "</arch>")
 	best := "qemu"
@@ -125,7 +123,7 @@ func (d *daemon) boot(t *testing.T, s shape) *guest {
 	return g
 }
 
-// up waits until the guest's user space answers, and gives what it says.
+// up waits until the guest's user space answers, and returns its facts.
 func (g *guest) up(t *testing.T) line.Facts {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("not up within %v", patience))
@@ -137,8 +135,7 @@ func (g *guest) up(t *testing.T) line.Facts {
 	return *facts.Facts
 }
 
-// ask has one conversation with the guest's agent. The port takes one peer at a
-// time, so none is kept.
+// ask sends one request to the guest's agent. The port takes one peer at a time, so the connection is not kept.
 func (g *guest) ask(ctx context.Context, q line.Request) (line.Reply, error) {
 	host, err := line.Dial(ctx, g.port)
 	if err != nil {
@@ -148,7 +145,7 @@ func (g *guest) ask(ctx context.Context, q line.Request) (line.Reply, error) {
 	return host.Ask(ctx, q)
 }
 
-// sh runs a shell command in the guest and gives what it printed.
+// sh runs a shell command in the guest and returns its output.
 func (g *guest) sh(t *testing.T, command string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -163,14 +160,14 @@ func (g *guest) sh(t *testing.T, command string) string {
 	return strings.TrimSpace(string(r.Exit.Stdout))
 }
 
-// state is what virsh domstate says.
+// state is the output of virsh domstate.
 func (g *guest) state(t *testing.T) string {
 	t.Helper()
 	return g.d.virsh(t, "domstate", g.name, "--reason")
 }
 
-// eventually asks again, a few times a second, until ok: for what has no event
-// to wait for, such as a guest's own view of a plugged disk.
+// eventually repeats a check, a few times a second, until it succeeds. It is for states that have no event, such
+// as a guest's own view of a plugged disk.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(200 * time.Millisecond)

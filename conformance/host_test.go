@@ -5,18 +5,17 @@ import (
 	"testing"
 )
 
-// TestHostDescribesItself has one daemon read by clients that ask what the host is
-// and what it does.
+// Several clients ask one daemon what the host is and which features it has.
 // Promise: G12
-func TestHostDescribesItself(t *testing.T) {
+func TestHost_Capabilities(t *testing.T) {
 	needs(t)
 	d := start(t)
 	t.Run("exporters", func(t *testing.T) { readByExporters(t, d) })
 	t.Run("the processor", func(t *testing.T) { comparesItsProcessor(t, d) })
 }
 
-// comparesItsProcessor makes the calls of virsh and of nova-compute, which compares
-// what capabilities say with the host when it begins.
+// comparesItsProcessor makes the calls of virsh and of nova-compute. The latter compares the processor in the
+// capabilities with the host when it starts.
 func comparesItsProcessor(t *testing.T, d *daemon) {
 	capabilities := d.virsh(t, "capabilities")
 	if own, _, _ := strings.Cut(capabilities, "</cpu>"); !strings.Contains(own, "<model>") || !strings.Contains(own, "<feature name=") {

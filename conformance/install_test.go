@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// virtInstall gives the command line of virt-install for a guest that needs no
-// booting system.
+// virtInstall returns the command line of virt-install for a guest that does not need to boot a system.
 func (d *daemon) virtInstall(t *testing.T, name string, args ...string) []string {
 	t.Helper()
 	all := append([]string{
@@ -19,10 +18,9 @@ func (d *daemon) virtInstall(t *testing.T, name string, args ...string) []string
 	return all
 }
 
-// TestVirtInstallTakesWhatPeopleType starts guests with virt-install's options
-// for the devices and ways to boot that its manual shows.
+// The test starts guests with virt-install's options for devices and boot methods, as its manual shows them.
 // Promise: G1
-func TestVirtInstallTakesWhatPeopleType(t *testing.T) {
+func TestVirtInstall_Options(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "virt-install")
 	d := start(t)
@@ -71,9 +69,9 @@ func TestVirtInstallTakesWhatPeopleType(t *testing.T) {
 	}
 }
 
-// TestVirtXMLChangesARunningGuest plugs, changes and unplugs in a running guest
-// and its definition at once, as virt-xml and virt-manager do.
-func TestVirtXMLChangesARunningGuest(t *testing.T) {
+// The test plugs, changes and unplugs devices in a running guest and its definition at once, as virt-xml and
+// virt-manager do.
+func TestVirtXML_RunningGuest(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "virt-xml")
 	d := start(t)

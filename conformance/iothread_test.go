@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// An iothread that is added with virsh serves a disk at once, and is there at the next start. Its ID follows
-// those of the domain.
+// An iothread that virsh adds serves a disk at once, and exists after the next start. Its ID is the next free one
+// of the domain.
 func TestIOThreadAdd_Virsh(t *testing.T) {
 	d := start(t)
 	d.blank(t, "plugged.raw", 1<<20)

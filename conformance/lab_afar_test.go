@@ -13,15 +13,15 @@ import (
 	"testing"
 )
 
-// The ends of the wire between the lab's host and the daemon's.
+// The two ends of the network link between the lab's host and the daemon's host.
 const (
 	farAddress  = "192.0.2.1"
 	nearAddress = "192.0.2.2"
 )
 
-// startFar starts a daemon on a host of its own: it shares no file with the lab's but
-// what the tests look at, and a wire leads to it. It gives the lab's host, with the
-// address of the daemon, and the directory of the daemon's host for guests.
+// startFar starts a daemon on a host of its own. That host shares no files with the lab's, except those that the
+// test inspects; a network link connects the two. It returns the lab's host, the address of the daemon, and the
+// folder for guests on the daemon's host.
 func startFar(t *testing.T, images string) (d *daemon, near *world, address, files string) {
 	t.Helper()
 	pki, ca := t.TempDir(), newAuthority(t, "Lodge's tests")
@@ -44,10 +44,10 @@ func startFar(t *testing.T, images string) (d *daemon, near *world, address, fil
 	return d, near, "qemu+tls://" + farAddress + "/system?pkipath=" + own, files
 }
 
-// wire leads from one world to another, and is gone before these are looked through.
+// wire connects two worlds by a network link. It is removed before the worlds are searched for leftovers.
 func wire(t *testing.T, far, near *world) {
 	t.Helper()
-	// The other world is named by its first process, as this host sees it.
+	// The other world is named by its first process, with its number on this host.
 	add := exec.CommandContext(t.Context(), "nsenter", "-t", strconv.Itoa(far.keeper.Process.Pid), "-n", "--",
 		"ip", "link", "add", "far0", "type", "veth", "peer", "name", "near0", "netns", strconv.Itoa(near.keeper.Process.Pid))
 	if out, err := add.CombinedOutput(); err != nil {
@@ -64,7 +64,7 @@ func wire(t *testing.T, far, near *world) {
 	near.output(t, "ip", "link", "set", "near0", "up")
 }
 
-// lab runs the lab inside to its end, and gives what it said.
+// lab runs the lab inside the world to its end, and returns its output.
 func (w *world) lab(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), labPatience)
@@ -76,10 +76,9 @@ func (w *world) lab(t *testing.T, args ...string) string {
 	return string(said)
 }
 
-// TestLabAtAnotherHost runs a scenario whole at a daemon that is reached by TLS and
-// shares no file with the lab.
+// The test runs a whole scenario at a daemon that is reached by TLS and shares no files with the lab.
 // Promise: L72, L73
-func TestLabAtAnotherHost(t *testing.T) {
+func TestLab_RemoteHostByTLS(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "ip")
 	images := labImages(t)
@@ -91,10 +90,9 @@ func TestLabAtAnotherHost(t *testing.T) {
 	}
 }
 
-// labAfar runs a scenario at a daemon of a host that the lab's shares nothing with. Its
-// guests are not reached from the lab, so that the load from outside runs beside them,
-// which the record says; the books agree, and of the run nothing is left there but the
-// image.
+// labAfar runs a scenario at a daemon on another host. The lab's host cannot reach the guests, so the external
+// load runs beside them, and the record says so. The counts of both sides must agree. After the run only the image
+// may be left on the daemon's host.
 func (w *world) labAfar(t *testing.T, far *world, address, images, files string) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "run")
@@ -133,7 +131,7 @@ func (w *world) labAfar(t *testing.T, far *world, address, images, files string)
 		t.Errorf("the host's facts are not those that the daemon tells: %+v", h)
 	}
 	if report := w.lab(t, "lab", "report", out); !strings.Contains(report, header.Deviations[0]) {
-		t.Errorf("the report says nothing of what deviates:\n%s", report)
+		t.Errorf("the report does not list deviations:\n%s", report)
 	}
 	left := strings.Fields(far.output(t, "find", files, "-mindepth", "1", "-maxdepth", "1"))
 	if len(left) != 1 || filepath.Base(left[0]) != "images" {

@@ -17,10 +17,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
-// labPatience bounds one scenario: a tile is eight emulated guests.
+// labPatience limits one scenario: a tile is eight emulated guests.
 const labPatience = 10 * time.Minute
 
-// labImages finds what `make lab-image` has made.
+// labImages finds the images of `make lab-image`.
 func labImages(t *testing.T) string {
 	t.Helper()
 	images := guestimagetest.Made(t, "LODGE_LAB_IMAGE", "lab")
@@ -41,7 +41,7 @@ type labLine struct {
 	Labels struct{ Load, Op, Tile string }
 }
 
-// labKept is what a run of the lab kept, and how it ended.
+// labKept holds the record of a lab run, and how the run ended.
 type labKept struct {
 	samples, events []labLine
 	status          int
@@ -49,20 +49,20 @@ type labKept struct {
 	dir             string
 }
 
-// How a run ends that came to its end.
+// Exit statuses of a completed run.
 const (
 	labAllDone     = 0
 	labSomeSkipped = 4
 	labSomeFailed  = 5
 )
 
-// labRun has the lab run a scenario at the daemon, and gives what it kept.
+// labRun runs a scenario at the daemon, and returns its record.
 func (d *daemon) labRun(t *testing.T, scenario, images string, more ...string) labKept {
 	t.Helper()
 	return d.labBegin(t, scenario, images, more...)()
 }
 
-// labBegin begins one; what it gives waits for its end.
+// labBegin starts a scenario. The returned function waits for its end.
 func (d *daemon) labBegin(t *testing.T, scenario, images string, more ...string) (ended func() labKept) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "run")
@@ -114,12 +114,11 @@ func labLines(t *testing.T, path string) (all []labLine) {
 	return all
 }
 
-// TestLabScenarios runs a tile, the shop, a slice of the disk matrix and processors
-// added under load on guests of the lab's own, in their smallest size, and holds what
-// the loads count against what the servers do; of the shop also outside of a guest, for
-// its efficiency. How fast it was is no matter.
+// The test runs a tile, the shop, a part of the disk matrix and processors added under load, in their smallest
+// size. It compares the counts of the loads with those of the servers. The shop runs also outside of a guest, for
+// its efficiency. Speed does not matter here.
 // Promise: L20, L46
-func TestLabScenarios(t *testing.T) {
+func TestLab_Scenarios(t *testing.T) {
 	needs(t, "dnsmasq")
 	images := labImages(t)
 	d := start(t)
@@ -127,7 +126,7 @@ func TestLabScenarios(t *testing.T) {
 		scenario string
 		loads    []string // each has done something
 		books    []string // counted by a load and by a server
-		change   string   // what was done to a guest meanwhile
+		change   string   // the change of a guest during the run
 		outside  bool     // it is also run outside of a guest
 		clients  bool     // `make clients` runs it
 	}{
@@ -154,7 +153,7 @@ func TestLabScenarios(t *testing.T) {
 					cannot = e.Text
 					continue
 				}
-				// An operation that fails on a busy machine is counted, and no fault here.
+				// An operation that fails on a busy machine is counted. It is not an error of the test.
 				if e.Kind == "skipped" || e.Kind == "bad" && e.What == "books" || e.Kind == "failed" && e.What != "load" {
 					t.Errorf("%s %s of %s: %s", e.Kind, e.What, e.Guest, e.Text)
 				}
@@ -182,7 +181,7 @@ func TestLabScenarios(t *testing.T) {
 	}
 }
 
-// labBooks holds both sides' counts of an arm against each other.
+// labBooks compares the counts of both sides of an arm.
 func labBooks(t *testing.T, arm string, samples []labLine, loads, books []string) {
 	t.Helper()
 	counted := labCounts(slices.DeleteFunc(slices.Clone(samples), func(s labLine) bool { return s.Arm != arm }))
@@ -195,15 +194,15 @@ func labBooks(t *testing.T, arm string, samples []labLine, loads, books []string
 		load, _, _ := strings.Cut(book, " ")
 		sent, served := counted.sent[book], counted.served[book]
 		t.Logf("%s, %s: %v sent, %v served, %v failed", arm, book, sent, served, counted.failed[load])
-		// Of what failed the server may have done some.
+		// The server may have completed some of the failed requests.
 		if sent == 0 || served < sent || served > sent+counted.failed[load] {
 			t.Errorf("%s, %s: the load counts %v and %v that failed, the server %v", arm, book, sent, counted.failed[load], served)
 		}
 	}
 }
 
-// labEfficiency wants an arm in guests and one outside of them, the efficiency in the
-// report, and nothing left of what ran outside.
+// labEfficiency expects one arm in guests and one outside of them, and the efficiency in the report. Nothing of
+// the run outside of guests may be left.
 func (d *daemon) labEfficiency(t *testing.T, run, cannot string, arms map[string]bool) {
 	t.Helper()
 	said := d.output(t, program(t, "lodge"), "lab", "report", run)
@@ -239,7 +238,7 @@ func (d *daemon) labEfficiency(t *testing.T, run, cannot string, arms map[string
 	}
 }
 
-// labCount is what a run's samples add up to, by load or by load and operation.
+// labCount is the sum of a run's samples, by load or by load and operation.
 type labCount struct{ done, failed, sent, served map[string]float64 }
 
 func labCounts(samples []labLine) labCount {
@@ -260,7 +259,7 @@ func labCounts(samples []labLine) labCount {
 	return c
 }
 
-// brokenImage is the lab's guest with nothing that could be mounted for its /usr.
+// brokenImage is the lab's guest with an unmountable /usr.
 func brokenImage(t *testing.T, images, dir string) {
 	t.Helper()
 	whole, err := filepath.EvalSymlinks(filepath.Join(images, "current"))
@@ -299,11 +298,10 @@ func brokenImage(t *testing.T, images, dir string) {
 	}
 }
 
-// TestLabSaysWhyAGuestDoesNotBoot breaks the guests' /usr: the run tells what their
-// console said last, leaves out what cannot be measured, and comes to its end with
-// nothing counted and nothing left.
+// The guests' /usr is broken. The run must show the last lines of their console, skip measurements that are not
+// possible, and end with nothing counted and nothing left behind.
 // Promise: L21, L34
-func TestLabSaysWhyAGuestDoesNotBoot(t *testing.T) {
+func TestLab_GuestDoesNotBoot(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq")
 	images := labImages(t)
@@ -333,7 +331,7 @@ func TestLabSaysWhyAGuestDoesNotBoot(t *testing.T) {
 	}
 }
 
-// dying is a web server and a database, each with clients on the host.
+// dying is a scenario with a web server and a database, each with clients on the host.
 const dying = `schema: lodge.lab/1
 name: dying
 profiles: {smoke: {users: 2}}
@@ -354,11 +352,10 @@ load:
 
 var labAddress = regexp.MustCompile(`lab\.net=[0-9a-f:]+@([0-9.]+)/`)
 
-// TestLabGoesOnWhereAServiceDies ends the database while its clients work: the service
-// that died and the errors that its clients met are told, none of them is throughput,
-// and the web server beside it is measured to the end.
+// The database ends while its clients work. The report names the dead service and the errors of its clients. None
+// of these counts as throughput, and the web server beside it is measured to the end.
 // Promise: L35
-func TestLabGoesOnWhereAServiceDies(t *testing.T) {
+func TestLab_ServiceDies(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "mariadb")
 	images := labImages(t)
@@ -391,8 +388,7 @@ func TestLabGoesOnWhereAServiceDies(t *testing.T) {
 	}
 }
 
-// endDatabase waits until clients of the host work at the database in a guest of the
-// lab's, and has it end itself.
+// endDatabase waits until clients on the host use the database in one of the lab's guests, and then stops it.
 func (d *daemon) endDatabase(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), labPatience)
@@ -411,7 +407,7 @@ func (d *daemon) endDatabase(t *testing.T) {
 				address = found[1]
 			}
 		}
-		// Its own filling came from inside; one is who asks.
+		// The connection of the initial fill came from inside the guest; one more is this query.
 		if address != "" && ask("SELECT COUNT(*) > 1 FROM information_schema.processlist WHERE user = 'lab' AND host LIKE '10.%'") == "1" {
 			ask("SHUTDOWN")
 			return

@@ -13,15 +13,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
-// Who comes in by ssh, and where: an account that may use the daemon, and is not root.
+// The account that connects by ssh, and its host. It may use the daemon, and is not root.
 const (
 	sshUser   = "operator"
 	sshUserID = 60777
 	sshPort   = "2222"
 )
 
-// unpacked finds a program of the host's, or one that make test has taken out of its
-// package without installing that.
+// unpacked finds a program of the host, or one that make test has extracted from its package without installing
+// it.
 func unpacked(t *testing.T, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
@@ -38,14 +38,14 @@ func unpacked(t *testing.T, name string) string {
 	return ""
 }
 
-// process is a program that runs inside, and what it says.
+// process is a program that runs inside a world, with its output.
 type process struct {
 	world *world
 	base  string // of its files
 	ended chan struct{}
 }
 
-// begin starts one.
+// begin starts a process.
 func (w *world) begin(t *testing.T, name string, args ...string) *process {
 	t.Helper()
 	p := &process{w, filepath.Join(w.dir, filepath.Base(name)), make(chan struct{})}
@@ -68,13 +68,13 @@ func (p *process) said() string {
 	return string(text)
 }
 
-// until waits for what is to happen while it runs.
+// until waits for a condition while the process runs.
 func (p *process) until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	eventually(t, what, func() bool {
 		select {
 		case <-p.ended:
-			t.Fatalf("it has ended before that: %s:\n%s", what, p.said())
+			t.Fatalf("it ended before: %s:\n%s", what, p.said())
 		default:
 		}
 		return ok()
@@ -97,7 +97,7 @@ func (p *process) end(t *testing.T, signal string) {
 	}
 }
 
-// serve runs a program inside until the test ends, and waits until it is up.
+// serve runs a program inside until the test ends, and waits until it is ready.
 func (w *world) serve(t *testing.T, up func(said string) bool, name string, args ...string) {
 	t.Helper()
 	p := w.begin(t, name, args...)
@@ -110,7 +110,7 @@ func (w *world) serve(t *testing.T, up func(said string) bool, name string, args
 	p.until(t, name+" is up", func() bool { return up(p.said()) })
 }
 
-// account adds lines before those of a file of accounts, in this world alone.
+// account prepends lines to a file of accounts, in this world only.
 func (w *world) account(t *testing.T, file, lines string) {
 	t.Helper()
 	there, err := os.ReadFile(file)
@@ -124,9 +124,9 @@ func (w *world) account(t *testing.T, file, lines string) {
 	w.output(t, "mount", "--bind", own, file)
 }
 
-// startStock begins a host with libvirt's own daemon, whose socket the operator may
-// use and which takes clients by TLS, and a wire from another one. It gives the folder
-// for guests, and that of a client's certificate.
+// startStock starts a host with libvirt's own daemon and a network link to it from another host. The operator may
+// use the daemon's socket, and it accepts clients by TLS. It returns the folder for guests, and the folder of a
+// client's certificate.
 func startStock(t *testing.T, images string) (far, near *world, files, certificate string) {
 	t.Helper()
 	far, near = newWorld(t), newWorld(t)
@@ -172,11 +172,11 @@ key_file = "%[3]s/key.pem"
 	return far, near, files, certificate
 }
 
-// stockURI is that of libvirt's own daemon on its host.
+// stockURI is the local connection URI of libvirt's own daemon.
 const stockURI = "qemu:///system?socket=/run/libvirt/libvirt-sock"
 
-// letIn has a server of OpenSSH's let the lab's root come in as the operator, each side
-// knowing the other by its key. What ssh reads of a user's is the world's own.
+// letIn configures an OpenSSH server so that the lab's root can log in as the operator. Each side knows the
+// other's key. The user's ssh files exist in this world only.
 func (w *world) letIn(t *testing.T, near *world, server string) {
 	t.Helper()
 	home := filepath.Join(near.dir, "home/.ssh")
@@ -205,13 +205,11 @@ func (w *world) letIn(t *testing.T, near *world, server string) {
 		"env", "LD_LIBRARY_PATH="+strings.Join(libraries, ":"), server, "-D", "-e", "-f", filepath.Join(w.dir, "sshd_config"))
 }
 
-// TestLabAtStockLibvirtBySSH runs a scenario whole at libvirt's own daemon of another
-// host, as its users reach that: by OpenSSH, as an account with a key, and there by
-// libvirt's helper. Before that the lab is killed twice, and takes away what it has left.
-// A storm on guests with disks comes in by nc, and what is kept of the lab goes by TLS.
-// Nothing is left there.
+// The test runs a whole scenario at libvirt's own daemon on another host, as its users reach it: by OpenSSH with a
+// key, and there by libvirt's helper. Before that the lab is killed twice, and must remove its leftovers. A storm
+// on guests with disks connects by nc, and the last clean-up by TLS. Nothing may be left there.
 // Promise: L70, L71, L72
-func TestLabAtStockLibvirtBySSH(t *testing.T) {
+func TestLab_StockLibvirtBySSH(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "ip", "iptables", "libvirtd", "virtlogd", "virt-ssh-helper", "tini", "ssh", "ssh-keygen")
 	images, server, netcat := labImages(t), unpacked(t, "sshd"), unpacked(t, "nc.openbsd")
@@ -236,8 +234,8 @@ func TestLabAtStockLibvirtBySSH(t *testing.T) {
 	far.bare(t)
 }
 
-// killLab runs the scenario at a daemon of another host, kills the lab amid that, and
-// has it take away what is left there.
+// killLab runs the scenario at a daemon on another host, kills the lab when a condition holds, and lets the lab
+// remove its leftovers there.
 func (w *world) killLab(t *testing.T, far *world, amid string, so func() bool, address, images, files string) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "run")
@@ -256,13 +254,13 @@ func (w *world) killLab(t *testing.T, far *world, amid string, so func() bool, a
 	}
 }
 
-// stock lists what libvirt's own daemon has.
+// stock lists objects of libvirt's own daemon.
 func (w *world) stock(t *testing.T, list string) []string {
 	t.Helper()
 	return strings.Fields(w.output(t, "virsh", "-q", "-c", stockURI, list, "--all", "--name"))
 }
 
-// bare sees that it has nothing.
+// bare checks that libvirt's own daemon has no objects.
 func (w *world) bare(t *testing.T) {
 	t.Helper()
 	for _, list := range []string{"list", "pool-list", "net-list"} {

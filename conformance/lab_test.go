@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// The lab's own storms, small, against a daemon and the bare command line: every
-// scenario is gone through, nothing blocks, and nothing of it is left.
+// The test runs small versions of all storm scenarios of the lab, against a daemon and the bare command line.
+// Nothing may block, and nothing may be left.
 // Promise: L1
-func TestLabStorms(t *testing.T) {
+func TestLab_Storms(t *testing.T) {
 	needs(t)
 	d := start(t)
 	values := filepath.Join(t.TempDir(), "storm.ndjson")

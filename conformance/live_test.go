@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// liveDevices are those of the guest that TestRunningGuest works on.
+// liveDevices are the devices of TestRunningGuest's guest.
 const liveDevices = `
     <disk type='file' device='disk'>
       <driver name='qemu' type='raw' cache='none' io='threads' discard='unmap'/>
@@ -42,8 +42,8 @@ func (d *daemon) blank(t *testing.T, name string, size int64) string {
 	return path
 }
 
-// TestRunningGuest boots one guest and does to it what one does to running
-// guests. The parts share it and each leaves it as it was.
+// TestRunningGuest boots one guest and makes the usual calls for running guests. The parts share the guest, and
+// each restores it at its end.
 func TestRunningGuest(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -97,23 +97,22 @@ func liveXML(t *testing.T, g *guest) {
 			t.Errorf("the inactive XML has %s", piece)
 		}
 	}
-	// What is printed must be accepted.
+	// The daemon must accept the XML that it printed.
 	redefined := func(from string) string {
 		g.d.virsh(t, "define", g.d.file(t, "again.xml", from))
 		return g.d.virsh(t, "dumpxml", "--inactive", "live")
 	}
 	again := redefined(inactive)
 	if !sameLines(again, inactive) {
-		t.Errorf("defining what was printed changes it to\n%s\nfrom\n%s", again, inactive)
+		t.Errorf("defining the printed XML changes it to\n%s\nfrom\n%s", again, inactive)
 	}
 	if third := redefined(again); third != again {
 		t.Errorf("defining it again changes it to\n%s\nfrom\n%s", third, again)
 	}
 }
 
-// sameLines says whether two texts have the same lines, in any order. Controllers
-// that a definition was given stand last, as with libvirt, until what was printed
-// is defined.
+// sameLines reports whether two texts have the same lines, in any order. Controllers that the definition names
+// stand last, as with libvirt, until the printed XML is defined.
 func sameLines(a, b string) bool {
 	return slices.Equal(slices.Sorted(strings.Lines(a)), slices.Sorted(strings.Lines(b)))
 }
@@ -193,7 +192,7 @@ func liveMetadata(t *testing.T, g *guest) {
 	contains(t, "the metadata", v("metadata", "live", "http://example.org/app", "--config"), "<owner>me</owner>")
 	contains(t, "the XML", v("dumpxml", "live"), "<app:owner xmlns:app=\"http://example.org/app\">me</app:owner>")
 	v("metadata", "live", "http://example.org/app", "--remove", "--live", "--config")
-	// virsh 9 says that there is none, virsh 11 prints nothing.
+	// virsh 9 says that there is none; virsh 11 prints nothing.
 	if out, _ := g.d.try(t, "metadata", "live", "http://example.org/app"); strings.Contains(out, "owner") {
 		t.Errorf("metadata that were removed are\n%s", out)
 	}
@@ -216,7 +215,7 @@ func liveMemory(t *testing.T, g *guest) {
 func liveProcessors(t *testing.T, g *guest) {
 	g.d.virsh(t, "setvcpus", "live", "2", "--live")
 	if g.sh(t, "cat /sys/devices/system/cpu/possible") == "0" {
-		// Linux from 6.9 on takes no further processor where it sees no hypervisor.
+		// Linux 6.9 and later does not add a processor if it detects no hypervisor.
 		t.Log("the guest's kernel takes no processors when it is emulated")
 	} else {
 		eventually(t, "two processors in the guest", func() bool { return g.up(t).CPUs == 2 })
@@ -249,8 +248,8 @@ func liveDisk(t *testing.T, g *guest) {
 	g.d.virsh(t, "detach-disk", "live", "vdc", "--config")
 }
 
-// liveLettingGo checks that nothing stays open of what a guest was started with and
-// has let go: the file can be another guest's, and its room is free once deleted.
+// liveLettingGo checks that QEMU closes every file that the guest was started with and has released. Another guest
+// can then use the file, and its space is free after a deletion.
 func liveLettingGo(t *testing.T, g *guest) {
 	disk, disc := filepath.Join(g.d.dir, "leaves.raw"), filepath.Join(g.d.dir, "leaves.iso")
 	if !g.d.open(t, disk) || !g.d.open(t, disc) {
@@ -264,14 +263,13 @@ func liveLettingGo(t *testing.T, g *guest) {
 	}
 }
 
-// TestMemoryIsAddedToARunningGuest plugs a module into a guest that puts it to use,
-// and takes it out again, asking the guest.
+// The test plugs a memory module into a guest that uses it, and unplugs it again with the guest's cooperation.
 // Promise: G7
-func TestMemoryIsAddedToARunningGuest(t *testing.T) {
+func TestMemory_PlugAndUnplug(t *testing.T) {
 	needs(t)
 	d := start(t)
 	g := d.boot(t, shape{
-		name: "grows", memory: 256, kernel: "memhp_default_state=online_movable", // or what it uses of a module keeps it in
+		name: "grows", memory: 256, kernel: "memhp_default_state=online_movable", // or the guest's use of a module prevents its removal
 		more: "<maxMemory slots='4' unit='MiB'>1024</maxMemory><cpu><numa><cell id='0' cpus='0' memory='256' unit='MiB'/></numa></cpu>",
 	})
 	before := g.up(t).MemoryKiB
@@ -353,8 +351,7 @@ func liveKeys(t *testing.T, g *guest) {
 	contains(t, "an unknown key", g.d.refuse(t, "send-key", "live", "KEY_NONSENSE"), "KEY_NONSENSE")
 }
 
-// mark starts a program in the guest that a reboot would end, and gives a check
-// that it is still there.
+// mark starts a program in the guest that a reboot would end. The returned check verifies that it still runs.
 func (g *guest) mark(t *testing.T) func(*testing.T) {
 	t.Helper()
 	g.sh(t, "setsid sleep 100000 < /dev/null > /dev/null 2>&1 & echo $! > /run/mark")
@@ -362,7 +359,7 @@ func (g *guest) mark(t *testing.T) func(*testing.T) {
 	return func(t *testing.T) {
 		t.Helper()
 		if again := g.up(t).BootID; again != boot {
-			t.Error("the guest has booted anew")
+			t.Error("the guest has rebooted")
 		}
 		g.sh(t, "kill -0 $(cat /run/mark)")
 	}

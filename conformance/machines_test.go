@@ -7,10 +7,9 @@ import (
 	"testing"
 )
 
-// TestWhatPeopleDefineStarts starts guests of many makes, without running them:
-// QEMU itself has to accept what is made of each definition, and libvirt's own
-// names have to come back in the XML.
-func TestWhatPeopleDefineStarts(t *testing.T) {
+// The test starts guests of many machine kinds, paused. QEMU itself must accept the command line of each
+// definition, and the XML must contain libvirt's own names.
+func TestStart_MachineKinds(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.lan(t, "lan", 1)
@@ -63,7 +62,7 @@ func TestWhatPeopleDefineStarts(t *testing.T) {
 	}
 }
 
-// TestFirmware boots what needs more than SeaBIOS.
+// TestFirmware boots guests that need more than SeaBIOS.
 func TestFirmware(t *testing.T) {
 	needs(t)
 	if _, err := os.Stat("/usr/share/OVMF/OVMF_CODE_4M.fd"); err != nil {

@@ -12,8 +12,7 @@ import (
 // bin holds the daemon under test, built once.
 var bin string
 
-// binVariable names a directory with programs to test instead of those built
-// from this checkout.
+// binVariable names a directory with programs to test. Without it the tests build them from this checkout.
 const binVariable = "LODGE_BIN"
 
 func TestMain(m *testing.M) {
@@ -23,7 +22,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(deadVariable); dir != "" {
 		playDead(dir)
 	}
-	// Whether the machine's own polkit is asked would depend on the machine.
+	// Otherwise it would depend on the machine whether its own polkit is asked.
 	if err := os.Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent"); err != nil {
 		panic(err)
 	}
@@ -50,14 +49,14 @@ func program(t *testing.T, name string) string {
 	return built(t, name, name, buildFlags...)
 }
 
-// mortal is a lodged with fail points. It looks for no data races, unless it is to: it
-// shall begin and die fast.
-func mortal(t *testing.T, racing bool) string {
+// failpointDaemon builds a lodged with fail points. It does not detect data races unless racing is set, so that it starts
+// and dies fast.
+func failpointDaemon(t *testing.T, racing bool) string {
 	t.Helper()
 	if racing {
 		return built(t, "lodged-racing", "lodged", append([]string{"-tags", "failpoints"}, buildFlags...)...)
 	}
-	return built(t, "lodged-mortal", "lodged", "-tags", "failpoints")
+	return built(t, "lodged-failpoints", "lodged", "-tags", "failpoints")
 }
 
 // built builds a command under a name of its own, once, and gives its path.
@@ -75,11 +74,11 @@ func built(t *testing.T, as, name string, flags ...string) string {
 	return path
 }
 
-// clientsVariable is set by `make clients`, which runs every test here. `make test`
-// has one thread for each area, to fit the time of CI.
+// clientsVariable is set by `make clients`, which runs every test here. `make test` runs one test of each area, to
+// fit the time of CI.
 const clientsVariable = "LODGE_CLIENTS"
 
-// onlyInClients leaves the test to `make clients`.
+// onlyInClients skips the test outside of `make clients`.
 func onlyInClients(t *testing.T) {
 	t.Helper()
 	if os.Getenv(clientsVariable) == "" {
@@ -87,7 +86,7 @@ func onlyInClients(t *testing.T) {
 	}
 }
 
-// needs skips the test where the host lacks what it is about.
+// needs skips the test without root, or if the host lacks one of the programs.
 func needs(t *testing.T, programs ...string) {
 	t.Helper()
 	if testing.Short() {

@@ -38,7 +38,7 @@ func TestNetworks(t *testing.T) {
 	eventually(t, "the reserved address", func() bool {
 		return strings.Contains(d.virsh(t, "net-dhcp-leases", "office"), "10.78.2.77/24")
 	})
-	// The lease is there a moment before the guest has taken the address.
+	// The lease exists a moment before the guest has configured the address.
 	eventually(t, "the address in the guest", func() bool { return strings.Contains(g.sh(t, "ip -4 address show eth0"), "10.78.2.77") })
 	contains(t, "the network's name server", g.sh(t, "nslookup -type=a desk 10.78.2.1"), "10.78.2.77")
 	contains(t, "a stranger's bridge", d.refuse(t, "net-define", d.file(t, "clash.xml",
@@ -55,14 +55,14 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-func TestIsolatedNetworkHasNoWayOut(t *testing.T) {
+func TestNetwork_Isolated(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "nft")
 	d := start(t)
 	d.virsh(t, "net-create", d.file(t, "cell.xml", `<network><name>cell</name><bridge name='br-cell'/>
   <ip address='10.78.3.1' netmask='255.255.255.0'><dhcp><range start='10.78.3.10' end='10.78.3.20'/></dhcp></ip></network>`))
 	contains(t, "net-info", d.virsh(t, "net-info", "cell"), "Persistent:     no")
-	// Another address of this world, which the guest may not reach.
+	// Another address of this world, which the guest must not reach.
 	d.output(t, "sh", "-c", "ip link add outside type bridge && ip address add 10.99.0.1/24 dev outside && ip link set outside up")
 	g := d.boot(t, shape{name: "cell", devices: "<interface type='network'><source network='cell'/><model type='virtio'/></interface>"})
 	eventually(t, "an address", func() bool { return strings.Contains(g.sh(t, "ip -4 address show eth0"), "10.78.3.") })

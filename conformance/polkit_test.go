@@ -15,24 +15,24 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// busConfig is a system bus on which everybody may do everything.
+// busConfig is a system bus without any restriction.
 const busConfig = `<busconfig><type>system</type><listen>unix:path=@PATH@</listen><auth>EXTERNAL</auth>
 <policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*"/><allow receive_sender="*"/></policy></busconfig>`
 
-// polkitName is polkit on the bus, and its one interface's beginning.
+// polkitName is polkit's name on the bus, and the prefix of its only interface.
 const polkitName = "org.freedesktop.PolicyKit1"
 
-// policy is a polkit of the test's own, on a system bus of the test's own.
+// policy is the test's own polkit, on the test's own system bus.
 type policy struct {
 	bus *exec.Cmd
 
 	mu    sync.Mutex
 	says  map[int32]string        // by user: yes, no or who
-	holds map[int32]chan struct{} // whose question is not answered before it is closed
+	holds map[int32]chan struct{} // by user: the answer waits until the channel is closed
 	asked []string                // users and actions
 }
 
-// polkitSubject and polkitVerdict are as polkit's interface has them.
+// polkitSubject and polkitVerdict are types of polkit's interface.
 type polkitSubject struct {
 	Kind    string
 	Details map[string]dbus.Variant
@@ -43,7 +43,7 @@ type polkitVerdict struct {
 	Details               map[string]string
 }
 
-// polkit runs a bus with a polkit, which daemons that are started later will find.
+// polkit runs a bus with a polkit. Daemons that start later find it.
 func polkit(t *testing.T, says map[int32]string) *policy {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bus-") //nolint:usetesting // t.TempDir may be too long for the path of a socket
@@ -90,7 +90,7 @@ func polkit(t *testing.T, says map[int32]string) *policy {
 	return p
 }
 
-// CheckAuthorization is a method of polkit's on the bus.
+// CheckAuthorization implements polkit's method on the bus.
 func (p *policy) CheckAuthorization(s polkitSubject, action string, _ map[string]string, _ uint32, _ string) (polkitVerdict, *dbus.Error) {
 	uid, _ := s.Details["uid"].Value().(int32)
 	pid, _ := s.Details["pid"].Value().(uint32)
@@ -108,10 +108,10 @@ func (p *policy) CheckAuthorization(s polkitSubject, action string, _ map[string
 	return polkitVerdict{Authorized: says == "yes", Challenge: says == "who"}, nil
 }
 
-// CancelCheckAuthorization is another.
+// CancelCheckAuthorization implements polkit's method on the bus.
 func (p *policy) CancelCheckAuthorization(string) *dbus.Error { return nil }
 
-// take gives the actions that were asked for since the last time.
+// take returns the actions that were checked since the last call.
 func (p *policy) take() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -120,10 +120,9 @@ func (p *policy) take() []string {
 	return asked
 }
 
-// TestPolkitLetsIn has users come in by both APIs as polkit says, which takes its time
-// about one of them, and in the end is gone.
+// Users connect to both APIs, and polkit decides. It answers late about one of them, and is killed before the last call.
 // Promise: A7
-func TestPolkitLetsIn(t *testing.T) {
+func TestPolkit_Decides(t *testing.T) {
 	needs(t, "dbus-daemon")
 	p := polkit(t, map[int32]string{operator: "yes", builder: "yes", stranger: "no", asking: "who"})
 	d := start(t, "--auth", "polkit")
@@ -132,7 +131,7 @@ func TestPolkitLetsIn(t *testing.T) {
 	}
 	d.define(t, shape{name: "web-1"})
 	if asked := p.take(); len(asked) > 0 {
-		t.Errorf("root was asked for: %q", asked)
+		t.Errorf("polkit was asked about root: %q", asked)
 	}
 	if seen := d.may(t, operator, "list", "--all", "--name"); seen != "web-1" {
 		t.Errorf("the operator sees %q", seen)
@@ -144,7 +143,7 @@ func TestPolkitLetsIn(t *testing.T) {
 	p.take()
 	looks := d.as(t.Context(), operator, "virsh", "-q", "-r", "-c", d.uri()+"-ro", "list", "--name")
 	if out, err := looks.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "web-1" {
-		t.Errorf("who looks sees %q, %v", out, err)
+		t.Errorf("a read-only client sees %q, %v", out, err)
 	}
 	if asked := p.take(); !slices.Equal(asked, []string{"org.libvirt.unix.monitor"}) {
 		t.Errorf("polkit was asked %q", asked)
@@ -153,7 +152,7 @@ func TestPolkitLetsIn(t *testing.T) {
 	t.Run("an agent", d.wantsAnAgent)
 	t.Run("the API", d.lodgeByPolkit)
 	t.Run("a slow answer", func(t *testing.T) { d.waitsForPolkit(t, p) })
-	eventually(t, "the audit to have who came in", func() bool {
+	eventually(t, "the audit to list all connections", func() bool {
 		return d.says("uid=4242 ") > 0 && d.says("call=AUTH_POLKIT verb=open result=ok") > 0 && d.says("call=AUTH_POLKIT verb=open result=denied") > 0
 	})
 	_ = p.bus.Process.Kill()
@@ -162,10 +161,10 @@ func TestPolkitLetsIn(t *testing.T) {
 	d.virsh(t, "domstate", "web-1")
 }
 
-// TestPolkitIsAskedByDefault: where the host has polkit, a service's own user comes in by
-// the rule that its package brings, and members of the group come in unasked.
+// On a host with polkit, a service's user connects by the rule that its package installs. Members of the group
+// connect without a check.
 // Promise: A20
-func TestPolkitIsAskedByDefault(t *testing.T) {
+func TestPolkit_AskedByDefault(t *testing.T) {
 	needs(t, "dbus-daemon")
 	p := polkit(t, map[int32]string{operator: "yes", stranger: "no"})
 	d := start(t, "--group", "games")
@@ -196,10 +195,10 @@ func TestPolkitIsAskedByDefault(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, operator, "list"), "authentication failed", "cannot ask polkit")
 }
 
-// asking is a user who would have to type a password.
+// asking is a user that polkit would ask for a password.
 const asking = 4245
 
-// wantsAnAgent: the code is what virsh brings its agent for.
+// wantsAnAgent checks the error code for which virsh starts its polkit agent.
 func (d *daemon) wantsAnAgent(t *testing.T) {
 	needsPython(t, d)
 	program := `
@@ -216,7 +215,7 @@ except libvirt.libvirtError as e:
 	}
 }
 
-// lodgeByPolkit comes in by Lodge's own API.
+// lodgeByPolkit connects by Lodge's own API.
 func (d *daemon) lodgeByPolkit(t *testing.T) {
 	lodge := func(uid int) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -234,7 +233,7 @@ func (d *daemon) lodgeByPolkit(t *testing.T) {
 	}
 }
 
-// waitsForPolkit has one user's question wait, and everybody else go on.
+// waitsForPolkit delays the check of one user. All other clients must be served meanwhile.
 func (d *daemon) waitsForPolkit(t *testing.T, p *policy) {
 	p.take()
 	hold := make(chan struct{})
@@ -251,11 +250,11 @@ func (d *daemon) waitsForPolkit(t *testing.T, p *policy) {
 	d.may(t, operator, "list")
 	select {
 	case err := <-answer:
-		t.Errorf("who waits for polkit is done: %v", err)
+		t.Errorf("the client that waits for polkit has ended: %v", err)
 	default:
 	}
 	close(hold)
 	if err := <-answer; err != nil {
-		t.Errorf("who waited for polkit does not come in: %v", err)
+		t.Errorf("the client that waited for polkit cannot connect: %v", err)
 	}
 }

@@ -2,5 +2,5 @@
 
 package conformance
 
-// buildFlags make a daemon that looks for data races when the tests do.
+// buildFlags build a daemon that detects data races if the tests do.
 var buildFlags = []string{"-race"}

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestPluggingWhatIsNotThere asks a running guest to take what the host does not
-// have: the refusal names it, and the guest is as it was.
-func TestPluggingWhatIsNotThere(t *testing.T) {
+// The test attaches devices that the host lacks to a running guest. The error names the missing object, and the
+// guest does not change.
+func TestAttach_MissingOnHost(t *testing.T) {
 	needs(t)
 	d := start(t)
 	_, xml := shape{name: "lonely"}.xml(t, d)
@@ -32,8 +32,8 @@ func TestPluggingWhatIsNotThere(t *testing.T) {
 	d.virsh(t, "destroy", "lonely")
 }
 
-// TestStartingWithAHostDeviceThatIsNotThere is refused before QEMU is asked.
-func TestStartingWithAHostDeviceThatIsNotThere(t *testing.T) {
+// The daemon refuses such a start before it runs QEMU.
+func TestStart_HostDeviceMissing(t *testing.T) {
 	needs(t)
 	d := start(t)
 	g := d.define(t, shape{name: "greedy", devices: "<hostdev mode='subsystem' type='pci' managed='yes'><source><address domain='0xffff' bus='0xff' slot='0x1f' function='0x7'/></source></hostdev>"})

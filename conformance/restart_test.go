@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
-// emulators gives the process numbers of the QEMUs in the daemon's world.
+// emulators returns the process numbers of the QEMUs in the daemon's world.
 func (d *daemon) emulators() map[int]bool {
 	found := map[int]bool{}
 	for pid, words := range d.processes() {
@@ -23,10 +23,10 @@ func (d *daemon) emulators() map[int]bool {
 	return found
 }
 
-// TestGuestsOutliveTheDaemon kills it at its work and starts another: guests run
-// on, with all that the first one knew of them.
+// The daemon is killed at work, and another one starts. Guests keep running, and the new daemon knows everything
+// about them that the old one knew.
 // Promise: G2
-func TestGuestsOutliveTheDaemon(t *testing.T) {
+func TestDaemonKilled_GuestsKeepRunning(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.lan(t, "lan", 1)
@@ -46,7 +46,7 @@ func TestGuestsOutliveTheDaemon(t *testing.T) {
 	}
 
 	d.signal(t, "KILL")
-	// It goes while nobody looks, perhaps before it can answer; its QEMU then stays.
+	// The guest shuts down while no daemon runs, perhaps before it can answer. Its QEMU then stays.
 	gone.up(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -68,7 +68,7 @@ func TestGuestsOutliveTheDaemon(t *testing.T) {
 			t.Errorf("%s is %q, want %q", guest.name, got, want)
 		}
 	}
-	// The new daemon is not only looking on.
+	// The new daemon can also change guests.
 	d.virsh(t, "resume", "paused")
 	paused.up(t)
 	d.virsh(t, "detach-disk", "survivor", "vdb", "--live")
@@ -79,10 +79,9 @@ func TestGuestsOutliveTheDaemon(t *testing.T) {
 	eventually(t, "shut off", func() bool { return g.state(t) == "shut off (shutdown)" })
 }
 
-// TestOrderlyStopLeavesGuestsRunning is the same for a daemon that is told to
-// stop, several times in a row.
+// The same for a daemon that gets SIGTERM, several times in a row.
 // Promise: G2
-func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
+func TestDaemonStopped_GuestsKeepRunning(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)
@@ -99,10 +98,10 @@ func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
 	d.virsh(t, "destroy", "steady")
 }
 
-// TestARunDirectoryHasManyNames starts the next daemon by a link to the run directory of
-// the last: it is the same one, with all that belongs to its guests and networks.
+// The next daemon is started with a symbolic link to the run directory. It is the same instance, with all guests
+// and networks.
 // Promise: G2
-func TestARunDirectoryHasManyNames(t *testing.T) {
+func TestRunDirectory_ReachedByLink(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.lan(t, "lan", 1)
@@ -126,9 +125,9 @@ func TestARunDirectoryHasManyNames(t *testing.T) {
 	}
 }
 
-// TestDefinitionsSurviveAKill kills the daemon right after it has answered.
+// The daemon is killed right after its answer.
 // Promise: G3
-func TestDefinitionsSurviveAKill(t *testing.T) {
+func TestDaemonKilled_DefinitionsKept(t *testing.T) {
 	needs(t)
 	d := start(t)
 	for i := range 5 {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// launchOn has the daemon go on with one of its directories on a new file system in memory.
+// launchOn restarts the daemon with one of its directories on a new file system in memory.
 func (d *daemon) launchOn(t *testing.T, dir, options string) {
 	t.Helper()
 	d.signal(t, "TERM")
@@ -16,16 +16,16 @@ func (d *daemon) launchOn(t *testing.T, dir, options string) {
 	d.launch(t)
 }
 
-// fillUp leaves a file system that many free pages.
+// fillUp fills a file system up to the given number of free pages.
 func (d *daemon) fillUp(t *testing.T, dir string, pages int) {
 	t.Helper()
 	d.output(t, "sh", "-c", fmt.Sprintf(`rm -f "$1/stuffing"; dd if=/dev/zero of="$1/stuffing" bs=4k 2>/dev/null; truncate -s -%d "$1/stuffing"`, 4096*pages), "sh", dir)
 }
 
-// TestARunDirectoryWithoutRoom fills /run, with ever more room that is left: a guest that is said
-// to run runs under the next daemon, too, and what was answered is so there.
+// The test fills /run, and leaves more free pages in each round. A guest that is reported as running also runs
+// under the next daemon, and every change that was answered is still there.
 // Promise: F30
-func TestARunDirectoryWithoutRoom(t *testing.T) {
+func TestRunDirectory_Full(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.launchOn(t, d.run, "mode=0755,size=256k")
@@ -75,10 +75,10 @@ func TestARunDirectoryWithoutRoom(t *testing.T) {
 	}
 }
 
-// TestARunDirectoryThatIsReadOnly for a while keeps guests from being started and changed, in
-// words, and from nothing else; what it kept back is made up for.
+// While /run is read-only, guests cannot be started or changed, and the errors say why. Everything else works. The
+// daemon makes up for delayed writes afterwards.
 // Promise: F30
-func TestARunDirectoryThatIsReadOnly(t *testing.T) {
+func TestRunDirectory_ReadOnly(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.launchOn(t, d.run, "mode=0755")
@@ -109,10 +109,10 @@ func TestARunDirectoryThatIsReadOnly(t *testing.T) {
 	d.virsh(t, "start", "ends")
 }
 
-// TestAManagedSaveIsUsedOnce has no room in the store, or a file system that is read-only, when a
-// guest goes on from its managed save: from the same image it never does so again.
+// A guest starts from its managed save while the store is full or its file system is read-only. It must never
+// start from the same image again.
 // Promise: F31
-func TestAManagedSaveIsUsedOnce(t *testing.T) {
+func TestManagedSave_UsedOnce(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.launchOn(t, d.data, "mode=0700,size=8m")
@@ -142,10 +142,10 @@ func TestAManagedSaveIsUsedOnce(t *testing.T) {
 	contains(t, "the guest that went on", d.virsh(t, "dominfo", "once"), "Managed save:   no")
 }
 
-// TestAManagedSaveOnADiskThatFails has the file system of the image become read-only by an error,
-// as ext4 does: of some kernels it looks writable then, and nothing can be removed.
+// The image's file system becomes read-only after an error, as ext4 does. With some kernels it still looks
+// writable, and no file can be removed.
 // Promise: F31
-func TestAManagedSaveOnADiskThatFails(t *testing.T) {
+func TestManagedSave_DiskFails(t *testing.T) {
 	needs(t, "mkfs.ext4", "losetup")
 	d := start(t)
 	d.virsh(t, "define", d.spin(t, "once"))
@@ -166,10 +166,10 @@ func TestAManagedSaveOnADiskThatFails(t *testing.T) {
 	d.output(t, "umount", saves)
 }
 
-// TestABootWhoseDiskIsReadOnly has the store's file system read-only when the host boots: what
-// starts with the host does when that is over.
+// The store's file system is read-only when the host boots. Guests and networks with autostart start when it is
+// writable again.
 // Promise: F7
-func TestABootWhoseDiskIsReadOnly(t *testing.T) {
+func TestBoot_StoreReadOnly(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)

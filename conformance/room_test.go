@@ -9,13 +9,11 @@ import (
 	"time"
 )
 
-// TestGuestsGoOnWhenThereIsRoomAgain fills the file system below the disks of two
-// guests: both are paused with the reason, and with room the one goes on by itself,
-// having lost nothing, while the other, paused by its user meanwhile, does not. The
-// daemon is replaced in between, and while none runs a third is paused, which goes
-// on too.
+// The test fills the file system below the disks of two guests: both are paused with the reason. Once there is
+// free space, one resumes automatically and has lost nothing. The other was paused by its user in between, and
+// stays paused. The daemon is replaced in between. A third guest is paused while no daemon runs, and resumes, too.
 // Promise: S11
-func TestGuestsGoOnWhenThereIsRoomAgain(t *testing.T) {
+func TestENOSPC_GuestsResume(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)
@@ -47,7 +45,7 @@ func TestGuestsGoOnWhenThereIsRoomAgain(t *testing.T) {
 	eventually(t, "paused under the next daemon", func() bool { return alone.state(t) == "paused (I/O error)" })
 	d.output(t, "mount", "-o", "remount,size=64m", d.dir+"/disks")
 	for _, g := range []*guest{goesOn, alone} {
-		eventually(t, "the guest goes on", func() bool { return strings.HasPrefix(g.state(t), "running") })
+		eventually(t, "the guest resumes", func() bool { return strings.HasPrefix(g.state(t), "running") })
 		eventually(t, "its write done", func() bool { return g.sh(t, "cat /tmp/done 2>/dev/null || true") == "0" })
 		g.sh(t, "head -c 6291456 /dev/vda | cmp - /tmp/written")
 	}
@@ -58,8 +56,7 @@ func TestGuestsGoOnWhenThereIsRoomAgain(t *testing.T) {
 	eventually(t, "the other's write done", func() bool { return stays.sh(t, "cat /tmp/done 2>/dev/null || true") == "0" })
 }
 
-// saysFull asks a QEMU that no daemon listens to whether it has stopped for want of
-// room.
+// saysFull asks a QEMU without a daemon whether it has stopped because of ENOSPC.
 func saysFull(t *testing.T, monitor string) bool {
 	t.Helper()
 	conn, err := new(net.Dialer).DialContext(t.Context(), "unix", monitor)

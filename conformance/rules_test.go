@@ -5,9 +5,8 @@ import (
 	"testing"
 )
 
-// TestDefinitionsThatContradictThemselves are refused by virsh define, create and
-// attach-device alike, in words that say what to change.
-func TestDefinitionsThatContradictThemselves(t *testing.T) {
+// virsh define, create and attach-device all refuse such definitions, and the error says what to change.
+func TestDefinition_Contradictory(t *testing.T) {
 	needs(t)
 	d := start(t)
 	guest := func(name, top, devices string) string {
@@ -27,15 +26,15 @@ func TestDefinitionsThatContradictThemselves(t *testing.T) {
 	}
 	contains(t, "a call that is not built", d.refuse(t, "iface-begin"), "virsh iface-begin is not built; use the host's own network configuration")
 
-	// What may be defined for another host is refused at the start.
+	// A definition may be meant for another host, so the daemon refuses this only at the start.
 	d.virsh(t, "define", guest("passed", "<cpu mode='host-passthrough'/>", ""))
 	contains(t, "the start", d.refuse(t, "start", "passed"), "unsupported configuration", "host-passthrough needs domain type kvm")
 	contains(t, "a plug into its config", d.refuse(t, "attach-device", "passed", d.file(t, "disk.xml", readOnly), "--config"), "readonly sata disks")
 	d.virsh(t, "undefine", "passed")
 }
 
-// TestGuestOfI686 runs on the emulator of its own architecture, which capabilities tell.
-func TestGuestOfI686(t *testing.T) {
+// The guest runs on the emulator of its own architecture, which the capabilities list.
+func TestStart_I686Guest(t *testing.T) {
 	needs(t)
 	d := start(t)
 	contains(t, "capabilities", d.virsh(t, "capabilities"), "<arch name='i686'>", "<wordsize>32</wordsize>")

@@ -11,17 +11,17 @@ import (
 	"testing"
 )
 
-// What must not be found.
+// The secrets that the test searches for.
 const (
 	diskSecret    = "opens-the-disk-and-is-nowhere-else"
 	clusterSecret = "AQAcephx-and-is-nowhere-else=="
 	displaySecret = "vnc-pw-7"
 )
 
-// TestSecretsAreNowhereToBeRead starts a guest with an encrypted disk and a display with
-// a password, under a daemon that logs all it can, and looks for their secrets.
+// A guest with an encrypted disk and a display password starts under a daemon with all logging enabled. The test
+// searches for the secrets of both.
 // Promise: K8
-func TestSecretsAreNowhereToBeRead(t *testing.T) {
+func TestSecrets_NotInFilesOrLogs(t *testing.T) {
 	needs(t, "qemu-img", "pgrep")
 	audit := filepath.Join(t.TempDir(), "audit")
 	d := start(t, "--log-level", "debug", "--audit", audit)
@@ -34,7 +34,7 @@ func TestSecretsAreNowhereToBeRead(t *testing.T) {
 	define(diskID, "", diskSecret)
 	define(clusterID, "<usage type='ceph'><name>client.admin secret</name></usage>", clusterSecret)
 	disk := filepath.Join(d.dir, "locked.img")
-	// The tool measures its processor, and may find that no time went by.
+	// The tool benchmarks the processor, and fails if it measures no elapsed time.
 	d.output(t, "sh", "-c", `for i in 1 2 3 4 5 6 7 8 9 10; do
 	qemu-img create -q --object secret,id=k,file="$1" -f luks -o key-secret=k,iter-time=1 "$2" 4M && exit; done; exit 1`, "sh", key, disk)
 	d.define(t, shape{name: "vault", devices: fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'>
@@ -77,13 +77,13 @@ func TestSecretsAreNowhereToBeRead(t *testing.T) {
 	}
 }
 
-// holds says whether a text has a secret in it, as it is or as monitors are told.
+// holds reports whether a text contains a secret, in plain form or as in monitor commands.
 func holds(text, secret string) bool {
 	return strings.Contains(text, secret) || strings.Contains(text, base64.StdEncoding.EncodeToString([]byte(secret)))
 }
 
-// searchFiles looks into every file below a folder. A display's password stands in
-// the definition, which only root may read.
+// searchFiles searches each file below a folder. A display's password is in the definition, which only root may
+// read.
 func searchFiles(t *testing.T, dir string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

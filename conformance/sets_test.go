@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// lodge prepares the command line against the daemon. It runs outside the
-// daemon's world, where it can be interrupted as a user does.
+// lodge prepares a run of the command line against the daemon. It runs outside the daemon's world, so that it can
+// be interrupted as by a user.
 func (d *daemon) lodge(ctx context.Context, t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.CommandContext(ctx, program(t, "lodge"), args...)
@@ -28,8 +28,7 @@ func (d *daemon) lodge(ctx context.Context, t *testing.T, args ...string) *exec.
 	return c
 }
 
-// set runs a command of lodge to its end and gives what it printed, when it ends
-// with that status.
+// set runs a command of lodge to its end, expects the exit status, and returns the output.
 func (d *daemon) set(t *testing.T, status int, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -44,7 +43,7 @@ func (d *daemon) set(t *testing.T, status int, args ...string) string {
 	return out.String()
 }
 
-// step is one line of what a set tells.
+// step is one line of the output of a command on a set.
 type step struct {
 	Plan    *struct{ Total, Waves int }
 	Result  *struct{ Name, Outcome string }
@@ -65,7 +64,7 @@ func lines[T any](t *testing.T, text string) []T {
 	return all
 }
 
-// listed is a guest as lodge ps tells of it.
+// listed is a guest in the output of lodge ps.
 type listed struct {
 	Name, State string
 	PID         int
@@ -85,8 +84,7 @@ func (d *daemon) ps(t *testing.T, selectors ...string) map[string]listed {
 
 const setSize = 8
 
-// defineSet defines guests that are as small as can be, half of them to be
-// started before the others.
+// defineSet defines guests of the smallest size. Half of them start before the others.
 func (d *daemon) defineSet(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(d.dir, "set")
@@ -104,12 +102,12 @@ func (d *daemon) defineSet(t *testing.T) {
 	d.set(t, 0, "define", dir)
 }
 
-// TestASetOfGuests leads real guests through their life by the commands of lodge.
+// The commands of lodge take real guests through their life cycle.
 // Promise: W8
-func TestASetOfGuests(t *testing.T) {
+func TestLodge_SetLifecycle(t *testing.T) {
 	needs(t)
 	d := start(t)
-	d.set(t, 2, "start", "set-*") // nobody is there
+	d.set(t, 2, "start", "set-*") // no guest matches
 	d.defineSet(t)
 	if n := len(d.ps(t, "label=side:1")); n != setSize/2 {
 		t.Errorf("%d guests are on side 1", n)
@@ -142,7 +140,7 @@ func TestASetOfGuests(t *testing.T) {
 	d.samples(t)
 	contains(t, "the queue", d.set(t, 0, "queue"), "0 wait")
 	if told := lines[step](t, d.set(t, 0, "start", "--json", "set-1")); told[1].Result.Outcome != "unchanged" {
-		t.Errorf("what runs is %+v", told[1].Result)
+		t.Errorf("the running guests are %+v", told[1].Result)
 	}
 	d.set(t, 0, "destroy", "all")
 	events(setSize, "stopped")
@@ -152,7 +150,7 @@ func TestASetOfGuests(t *testing.T) {
 	}
 }
 
-// samples asks for fresh ones as any program can: with JSON over the socket.
+// samples requests fresh samples as any program can: with JSON over the socket.
 func (d *daemon) samples(t *testing.T) {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -189,8 +187,7 @@ func (d *daemon) samples(t *testing.T) {
 	}
 }
 
-// watch follows the events of guests. The function that it gives waits until so
-// many have told that.
+// watch follows the events of guests. The returned function waits for that many such events.
 func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what string)) {
 	t.Helper()
 	c := d.lodge(t.Context(), t, "events", "--json", selector)
@@ -238,10 +235,10 @@ func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what str
 	}
 }
 
-// TestAnInterruptCancelsWhatHasNotBegun interrupts lodge while two guests of
-// eight, whose firmware does not heed that, are asked to shut down.
+// lodge is interrupted during a shutdown of eight guests, when two are in progress. Their firmware ignores the
+// request.
 // Promise: W8
-func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
+func TestLodge_InterruptCancelsPending(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)
@@ -249,7 +246,7 @@ func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
 	d.set(t, 0, "start", "all") // not paused: such guests are destroyed without a grace
 	for _, twice := range []bool{false, true} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		// Once when the first have been done, once before any is.
+		// The interrupt comes once after the first guests are done, and once before any is.
 		grace, begun := "3s", `"result"`
 		if twice {
 			grace, begun = "10m", `"plan"`
@@ -294,7 +291,7 @@ func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
 	d.set(t, 0, "destroy", "all")
 }
 
-// interruptAt does something once when a text is written.
+// interruptAt calls a function once, when a text is written.
 type interruptAt struct {
 	to   *bytes.Buffer
 	text string
@@ -309,9 +306,8 @@ func (w *interruptAt) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// TestAStuckGuestIsShownAndHoldsNobody stops one QEMU: lists and tables tell of
-// it, at once, and everybody else goes on.
-func TestAStuckGuestIsShownAndHoldsNobody(t *testing.T) {
+// The test stops one QEMU. Lists and tables show that at once, and all other guests are served.
+func TestLodge_StuckGuestBlocksNoOther(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)
@@ -336,8 +332,8 @@ func TestAStuckGuestIsShownAndHoldsNobody(t *testing.T) {
 	})
 }
 
-// TestTiles makes two tiles of a server and its client, with a disk that the
-// daemon makes, runs them, and has everything removed.
+// TestTiles creates two tiles of a server and its client, with a disk that the daemon creates. It runs them and
+// removes everything.
 // Promise: W8
 func TestTiles(t *testing.T) {
 	needs(t)
@@ -373,7 +369,7 @@ func TestTiles(t *testing.T) {
 	d.set(t, 2, "tile", "remove", "shop")
 }
 
-// used is what the daemon says of itself.
+// used is the daemon's report about its own resources.
 type used struct{ Goroutines, Descriptors, Active int }
 
 func (d *daemon) uses(t *testing.T) used {

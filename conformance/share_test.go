@@ -34,17 +34,16 @@ rules:
     at most: {networks: 1, volumes: 2}
 `
 
-// plainDomain is a small guest that can be given more memory while it runs.
+// plainDomain is a small guest whose memory can grow while it runs.
 func plainDomain(name string, memory, vcpus int) string {
 	return fmt.Sprintf(`<domain type='qemu'><name>%s</name><uuid>%s</uuid><maxMemory slots='2' unit='MiB'>4096</maxMemory><memory unit='MiB'>%d</memory>
   <vcpu>%d</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
   <cpu><numa><cell id='0' cpus='0-%d' memory='%d' unit='MiB'/></numa></cpu></domain>`, name, uuid.NewSHA1(uuid.Nil, []byte(name)), memory, vcpus, vcpus-1, memory)
 }
 
-// TestRulesBoundWhatClientsMake has a client make more guests, and larger ones, than its
-// rules give, in every way there is, by both APIs.
+// A client creates more and larger guests than its rules allow, in every possible way, by both APIs.
 // Promise: A12
-func TestRulesBoundWhatClientsMake(t *testing.T) {
+func TestRules_QuotaEnforced(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, shareRules)
 	file := func(text string) string {
@@ -100,7 +99,7 @@ func TestRulesBoundWhatClientsMake(t *testing.T) {
 	}
 }
 
-// boundObjects has the client make more networks and volumes than it may.
+// boundObjects creates more networks and volumes than the client may have.
 func (d *daemon) boundObjects(t *testing.T, file func(string) string) {
 	t.Helper()
 	net := func(name string) string { return file("<network><name>" + name + "</name></network>") }
@@ -123,7 +122,7 @@ func (d *daemon) boundObjects(t *testing.T, file func(string) string) {
 	contains(t, "a third by a copy", d.mayNot(t, builder, "vol-clone", "--pool", "mine", "one", "three"), "at most 2 volumes")
 }
 
-// lodgeAs runs lodge as another user; what it says is what counts.
+// lodgeAs runs lodge as another user, and returns its output regardless of the exit status.
 func (d *daemon) lodgeAs(t *testing.T, uid int, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -10,10 +10,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
-// TestStartsAsClientsExpect: what clients send that start guests and plug devices into them, and
-// what they are told.
+// The test makes the calls of clients that start guests and attach devices, and checks the answers.
 // Promise: G12
-func TestStartsAsClientsExpect(t *testing.T) {
+func TestStart_AsClientsExpect(t *testing.T) {
 	needs(t)
 	image := guestimagetest.Find(t)
 	d := start(t)

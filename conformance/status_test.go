@@ -15,13 +15,13 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// status is what the daemon says that it uses.
+// status is the daemon's report about its resources.
 type status struct {
 	Goroutines, Threads, Descriptors, LibvirtClients int
 	Heap, Resident                                   int64 `json:",string"` // bytes
 }
 
-// status asks the daemon, over Lodge's own API, and has it collect its garbage.
+// status queries the daemon over Lodge's own API, after a garbage collection.
 func (d *daemon) status(t *testing.T) (s status) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -47,14 +47,13 @@ func (d *daemon) status(t *testing.T) (s status) {
 	return s
 }
 
-// What may stay after a storm: threads are kept by the runtime for the next burst,
-// and memory by its caches.
+// Allowed growth after a storm: the runtime keeps threads for the next burst, and caches keep memory.
 const (
 	moreThreads = 16
 	moreHeap    = 4 << 20
 )
 
-// grown says what a daemon has not given back since before.
+// grown lists the resources that the daemon has not released since before.
 func (s status) grown(before status) (what []string) {
 	for _, g := range []struct {
 		name           string
@@ -72,7 +71,7 @@ func (s status) grown(before status) (what []string) {
 	return what
 }
 
-// givesBack waits until the daemon uses no more than before.
+// givesBack waits until the daemon uses no more resources than before.
 func (d *daemon) givesBack(t *testing.T, before status) {
 	t.Helper()
 	var left []string
@@ -84,7 +83,7 @@ func (d *daemon) givesBack(t *testing.T, before status) {
 	t.Errorf("the daemon has %s", strings.Join(left, "; "))
 }
 
-// records counts what an ended daemon has in its store, by kind.
+// records counts the records in an ended daemon's store, by kind.
 func (d *daemon) records(t *testing.T) map[string]int {
 	t.Helper()
 	db, err := bbolt.Open(filepath.Join(d.data, "lodge.db"), 0o600, &bbolt.Options{ReadOnly: true, Timeout: patience})

@@ -44,7 +44,7 @@ func TestStorage(t *testing.T) {
 	v("vol-download", "copy.raw", down, "--pool", "images")
 	got, err := os.ReadFile(down)
 	if err != nil || len(got) != 8<<20 || !bytes.HasPrefix(got, content) {
-		t.Errorf("a clone of what was uploaded comes back with %d bytes, equal: %v, %v", len(got), bytes.HasPrefix(got, content), err)
+		t.Errorf("a clone of the uploaded volume downloads as %d bytes, equal: %v, %v", len(got), bytes.HasPrefix(got, content), err)
 	}
 	v("vol-resize", "copy.raw", "16M", "--pool", "images")
 	contains(t, "vol-info", v("vol-info", "copy.raw", "images"), "16.00 MiB")

@@ -11,16 +11,15 @@ import (
 	"testing"
 )
 
-// spin is a guest that boots nothing: it is there at once.
+// spin defines a guest without a boot device, so it runs at once.
 func (d *daemon) spin(t *testing.T, name string) string {
 	t.Helper()
 	return d.file(t, name+".xml", fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='MiB'>32</memory><os><type>hvm</type></os></domain>`, name))
 }
 
-// TestAStoreIsCheckedExportedRepairedAndImported goes the whole way of an
-// administrator whose store is damaged under running guests.
+// The test follows an administrator whose store is damaged while guests run, from the check to the import.
 // Promise: S10
-func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
+func TestStore_CheckExportRepairImport(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.virsh(t, "define", d.spin(t, "runs"))
@@ -46,9 +45,9 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// What a guest has written into a raw volume must not decide how the next daemon reads it.
+	// A guest can write a header into its raw volume. That must not change the format which the next daemon uses.
 	if text, err := os.ReadFile(filepath.Join(tree, "qemu/pooled.xml")); err != nil || !strings.Contains(string(text), "type='raw'") {
-		t.Errorf("an export forgets in which format a volume was made (%v):\n%s", err, text)
+		t.Errorf("an export loses the format of a volume (%v):\n%s", err, text)
 	}
 	d.set(t, 2, "store", "export", tree, data) // it is not empty now
 	d.set(t, 2, "store", "repair", data)       // a daemon has it
@@ -64,7 +63,7 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 
 	contains(t, "the dry run", d.set(t, 0, "import", "--dry-run", tree), "would be defined", "left alone")
 	if list := d.virsh(t, "list", "--all", "--name"); strings.Contains(list, "lost") {
-		t.Errorf("a dry run changed something, or the repair brought back what was damaged: %s", list)
+		t.Errorf("a dry run changed something, or the repair restored a damaged record: %s", list)
 	}
 	contains(t, "the import", d.set(t, 0, "import", tree), "defined, starts with the host, a template")
 	contains(t, "the imported guest", d.virsh(t, "dominfo", "lost"), id, "Autostart:      enable")
@@ -90,7 +89,7 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	put("qemu/networks/default.xml", taken)
 	contains(t, "the import of one that is refused", d.set(t, 1, "import", "--replace", tree), "lan0")
 	if after := d.virsh(t, "net-info", "default"); after != before {
-		t.Errorf("the network in whose place another was refused is\n%s, and was\n%s", after, before)
+		t.Errorf("the network that another could not replace is\n%s, and was\n%s", after, before)
 	}
 	d.virsh(t, "net-autostart", "default", "--disable")
 	put("qemu/networks/default.xml", theirs)
@@ -102,8 +101,8 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	contains(t, "the import of bad files", d.set(t, 1, "import", tree), "qemu/bad.xml", "qemu/filtered.xml", "nwfilter/clean-traffic.xml", "network filters are not built")
 }
 
-// importFirmware imports a guest of libvirt's that asks for UEFI and no more. It has to keep the
-// firmware that libvirt chose at its start, and the Secure Boot keys that lie beside its definition.
+// importFirmware imports a guest from libvirt that asks only for UEFI. It must keep the firmware that libvirt
+// chose at its start, and the Secure Boot keys beside its definition.
 func (d *daemon) importFirmware(t *testing.T) {
 	t.Helper()
 	const template = "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"
@@ -138,7 +137,7 @@ func (d *daemon) importFirmware(t *testing.T) {
 	d.virsh(t, "undefine", "efi", "--nvram")
 }
 
-// spoil changes bytes in the store's file. No daemon may run.
+// spoil overwrites bytes in the store's file. No daemon may run.
 func (d *daemon) spoil(t *testing.T, from, to string) {
 	t.Helper()
 	path := filepath.Join(d.data, "lodge.db")
@@ -154,10 +153,10 @@ func (d *daemon) spoil(t *testing.T, from, to string) {
 	}
 }
 
-// TestADaemonWhoseDiskIsFull: it serves what runs, starts what is there, refuses what it cannot keep, in
-// words, is replaced by another, and goes on by itself once there is room.
+// With a full disk the daemon serves running guests and starts defined ones. It refuses changes that it cannot
+// store, and says why. It can be replaced, and works again without help once there is free space.
 // Promise: S7
-func TestADaemonWhoseDiskIsFull(t *testing.T) {
+func TestStore_DiskFull(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.launchOn(t, d.data, "mode=0700,size=4m")
@@ -194,10 +193,10 @@ func TestADaemonWhoseDiskIsFull(t *testing.T) {
 	contains(t, "what was acknowledged", d.virsh(t, "list", "--all", "--name"), "runs", "taken")
 }
 
-// TestEveryBookMayBeDamaged overwrites every file that the daemon keeps, under
-// a guest that runs: the next daemon comes up, says so, and leaves the guest be.
+// The test overwrites every file that the daemon keeps, while a guest runs. The next daemon starts, reports the
+// damage, and leaves the guest alone.
 // Promise: S8
-func TestEveryBookMayBeDamaged(t *testing.T) {
+func TestDaemon_EachFileDamaged(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.virsh(t, "define", d.spin(t, "runs"))
@@ -229,7 +228,7 @@ func TestEveryBookMayBeDamaged(t *testing.T) {
 	d.virsh(t, "define", d.spin(t, "more"))
 	d.virsh(t, "start", "more")
 	d.virsh(t, "destroy", "more")
-	for pid := range d.emulators() { // nobody knows whose it was
+	for pid := range d.emulators() { // no daemon knows its guest
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Error(err)
 		}

@@ -24,8 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint/failpointtest"
 )
 
-// The storm lasts so long unless a longer time is given; the seed repeats what
-// was drawn, though not when the kernel ran it.
+// The default duration of the storm. The seed repeats the random choices, but not the scheduling.
 const (
 	stormVariable     = "LODGE_STORM"
 	stormSeedVariable = "LODGE_STORM_SEED"
@@ -34,8 +33,8 @@ const (
 	rivals            = 3
 )
 
-// storm is a test in which many clients do anything to many guests while the
-// daemon is killed again and again, and QEMUs with it.
+// storm is a test with many clients that make random calls on many guests. Meanwhile the daemon and QEMUs are
+// killed again and again.
 type storm struct {
 	*daemon
 	guests   []*stormGuest
@@ -43,7 +42,7 @@ type storm struct {
 	stopping atomic.Bool // the daemon is being ended: calls may fail
 }
 
-// fate is what is so about a guest, as far as calls decide it.
+// fate is the part of a guest's state that calls determine.
 type fate struct {
 	Defined bool
 	Phase   phase
@@ -62,7 +61,7 @@ const (
 
 func (f fate) exists() bool { return f.Defined || f.Phase != off }
 
-// stormGuest is one guest and what must be so about it.
+// stormGuest is one guest with its expected state.
 type stormGuest struct {
 	dom       libvirt.Domain
 	xml, disk string
@@ -70,16 +69,15 @@ type stormGuest struct {
 	contested bool
 
 	mu sync.Mutex
-	// may holds what may be so: one fate, or two when a call was cut off.
+	// may holds the possible states: one, or two after a call that was cut off.
 	may []fate
-	// loose says that more happened to it than its client did.
+	// loose says that others than its client have changed the guest.
 	loose bool
 	begun bool // its QEMU was, or may have been, exchanged since the round began
 }
 
-// act is something that a client does. Then is what is so once it has succeeded.
-// Devices come and go while a guest is paused only, and with one client: QEMU 7.2
-// may wait for ever for an emulated processor in device_add.
+// act is a call of a client. then is the guest's state after its success. Devices are attached and detached only
+// while a guest is paused, and by one client: QEMU 7.2 may wait forever for an emulated processor in device_add.
 type act struct {
 	name string
 	when func(f fate) bool
@@ -167,7 +165,7 @@ func plug(l *libvirt.Libvirt, g *stormGuest) error {
 	return l.DomainDetachDeviceFlags(g.dom, g.disk, uint32(libvirt.DomainAffectLive))
 }
 
-// plugNIC leaves the NIC in the guest, which has few places for them.
+// plugNIC attaches a NIC and leaves it in the guest, which has few slots for NICs.
 func plugNIC(l *libvirt.Libvirt, g *stormGuest) error {
 	err := l.DomainAttachDeviceFlags(g.dom, `<interface type='network'><source network='lan'/><model type='virtio'/></interface>`, uint32(libvirt.DomainAffectLive))
 	var refused libvirt.Error
@@ -185,7 +183,7 @@ func TestStorm(t *testing.T) {
 	draw := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // to be repeated, not to be secret
 	s := &storm{daemon: start(t)}
 	if os.Getenv(stormVariable) != "" {
-		s.makeMortal(t)
+		s.useFailpoints(t)
 	}
 	s.lan(t, "lan", 9)
 	s.makeGuests(t)
@@ -244,8 +242,7 @@ func uuidText(u libvirt.UUID) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
 }
 
-// round lets the clients loose, ends the daemon (or does not), and looks what
-// has become of everything.
+// round runs the clients, ends the daemon if ends is set, and then checks the state of everything.
 func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 	t.Helper()
 	before := s.pids()
@@ -273,7 +270,7 @@ func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 	}
 	length := time.After(time.Duration(200+draw.IntN(2000)) * time.Millisecond)
 	if draw.IntN(3) == 0 {
-		s.slay(draw)
+		s.killQEMU(draw)
 	}
 	select {
 	case <-length:
@@ -288,15 +285,15 @@ func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 	s.answered(t, &looking.all)
 	if ends {
 		if draw.IntN(3) == 0 {
-			s.slay(draw)
+			s.killQEMU(draw)
 		}
 		s.launch(t)
 	}
 	s.inspect(t, before)
 }
 
-// makeMortal has a daemon with fail points take the place of the present one.
-func (s *storm) makeMortal(t *testing.T) {
+// useFailpoints replaces the daemon by one with fail points.
+func (s *storm) useFailpoints(t *testing.T) {
 	t.Helper()
 	var err error
 	if s.points, err = failpointtest.Names(".."); err != nil {
@@ -310,8 +307,7 @@ func (s *storm) makeMortal(t *testing.T) {
 	s.launch(t)
 }
 
-// arm has the daemon die at a fail point, should it come there; calls may be cut off
-// from now on.
+// arm makes the daemon die when it reaches a fail point. Calls may be cut off from now on.
 func (s *storm) arm(t *testing.T, a failpoint.Armed) {
 	t.Helper()
 	if a.Point != "" {
@@ -320,12 +316,12 @@ func (s *storm) arm(t *testing.T, a failpoint.Armed) {
 	if err := failpoint.Arm(s.commands, a); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := failpoint.Reached(s.commands); err != nil { // or the list grows for ever
+	if _, err := failpoint.Reached(s.commands); err != nil { // otherwise the list grows without bound
 		t.Fatal(err)
 	}
 }
 
-// endAnyway ends a daemon that may have died by itself at a fail point.
+// endAnyway ends a daemon that may already have died at a fail point.
 func (s *storm) endAnyway(t *testing.T, name string) {
 	t.Helper()
 	if len(s.points) == 0 {
@@ -341,8 +337,7 @@ func (s *storm) endAnyway(t *testing.T, name string) {
 	s.arm(t, failpoint.Armed{})
 }
 
-// answered waits for the answers to the calls under way, or for their connections
-// to end.
+// answered waits until all pending calls have an answer, or their connections have ended.
 func (s *storm) answered(t *testing.T, clients *sync.WaitGroup) {
 	t.Helper()
 	done := make(chan struct{})
@@ -360,8 +355,8 @@ func (s *storm) answered(t *testing.T, clients *sync.WaitGroup) {
 	}
 }
 
-// slay kills the QEMU of some guest.
-func (s *storm) slay(draw *rand.Rand) {
+// killQEMU kills a random guest's QEMU.
+func (s *storm) killQEMU(draw *rand.Rand) {
 	g := s.guests[draw.IntN(len(s.guests))]
 	g.mu.Lock()
 	g.loose, g.begun = true, true
@@ -371,8 +366,7 @@ func (s *storm) slay(draw *rand.Rand) {
 	}
 }
 
-// client does one thing after another to a guest until the round is over or the
-// daemon has gone.
+// client makes one call after another on a guest, until the round is over or the daemon has ended.
 func (s *storm) client(t *testing.T, l *libvirt.Libvirt, g *stormGuest, draw *rand.Rand, over <-chan struct{}) {
 	for {
 		select {
@@ -390,7 +384,7 @@ func (s *storm) client(t *testing.T, l *libvirt.Libvirt, g *stormGuest, draw *ra
 		then := a.then(f)
 		g.mu.Lock()
 		g.may = []fate{f, then}
-		if a.name == "save" { // one that is given up takes with it what it was written over
+		if a.name == "save" { // an aborted save destroys the image that it was to replace
 			g.may[0].Image = off
 		}
 		g.begun = g.begun || f.Phase == off || then.Phase == off
@@ -410,8 +404,7 @@ func (s *storm) client(t *testing.T, l *libvirt.Libvirt, g *stormGuest, draw *ra
 	}
 }
 
-// refused judges a call that the daemon has refused: to one client alone that
-// must not happen.
+// refused judges a call that the daemon refused. This must not happen to a guest with a single client.
 func (s *storm) refused(t *testing.T, g *stormGuest, a act, f fate, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -425,7 +418,7 @@ func (s *storm) refused(t *testing.T, g *stormGuest, a act, f fate, err error) {
 	}
 }
 
-// connect gives a client of its own.
+// connect returns a new client.
 func (d *daemon) connect(t *testing.T) *libvirt.Libvirt {
 	t.Helper()
 	l, err := connected(d.socket(), nil)
@@ -437,7 +430,7 @@ func (d *daemon) connect(t *testing.T) *libvirt.Libvirt {
 
 var guestName = regexp.MustCompile(`-name guest=([^, ]+)`)
 
-// pids gives the QEMU of every guest that has one.
+// pids returns the QEMU process of every guest that has one.
 func (d *daemon) pids() map[string]int {
 	found := map[string]int{}
 	for pid, words := range d.processes() {
@@ -448,7 +441,7 @@ func (d *daemon) pids() map[string]int {
 	return found
 }
 
-// inspect waits until everything is as it must be.
+// inspect waits until every guest has an expected state.
 func (s *storm) inspect(t *testing.T, before map[string]int) {
 	t.Helper()
 	l := s.connect(t)
@@ -471,7 +464,7 @@ func (s *storm) inspect(t *testing.T, before map[string]int) {
 	}
 }
 
-// learn takes what is so for what must be so from here on.
+// learn makes the observed state the expected one.
 func (g *stormGuest) learn(f fate) {
 	last := g.may[len(g.may)-1]
 	if i := slices.IndexFunc(g.may, f.agrees); i >= 0 && !g.loose {
@@ -485,7 +478,7 @@ func (g *stormGuest) learn(f fate) {
 	g.may = []fate{f}
 }
 
-// agrees reports whether what the daemon tells of a guest is what may be so.
+// agrees reports whether a guest's state, as the daemon reports it, matches a possible one.
 func (f fate) agrees(m fate) bool {
 	return f.Defined == m.Defined && f.Phase == m.Phase && (f.Managed == off) == (m.Managed == off)
 }
@@ -497,7 +490,7 @@ func pauseFor(t *testing.T, d time.Duration) {
 	}
 }
 
-// wrongs lists what is not as it must be.
+// wrongs lists all deviations from the expected state.
 func (s *storm) wrongs(l *libvirt.Libvirt, before map[string]int) (wrong []string) {
 	now := s.pids()
 	uuids, ids := map[string]bool{}, map[int32]string{}
@@ -526,7 +519,7 @@ func (s *storm) wrongs(l *libvirt.Libvirt, before map[string]int) (wrong []strin
 	return append(wrong, s.strays(uuids, nics)...)
 }
 
-// wrongs compares one guest with what its clients were told.
+// wrongs compares one guest with the answers that its clients got.
 func (g *stormGuest) wrongs(l *libvirt.Libvirt, f fate, pidBefore, pid int) (wrong []string) {
 	say := func(format string, args ...any) { wrong = append(wrong, g.dom.Name+": "+fmt.Sprintf(format, args...)) }
 	if (f.Phase != off) != (pid != 0) {
@@ -550,7 +543,7 @@ func (g *stormGuest) wrongs(l *libvirt.Libvirt, f fate, pidBefore, pid int) (wro
 	return wrong
 }
 
-// fate asks the daemon about a guest. What an image holds cannot be asked.
+// fate asks the daemon about a guest. It cannot ask for the content of a save image.
 func (s *storm) fate(l *libvirt.Libvirt, g *stormGuest) (f fate, err error) {
 	state, _, err := l.DomainGetState(g.dom, 0)
 	if libvirt.IsNotFound(err) {
@@ -576,7 +569,7 @@ func (s *storm) fate(l *libvirt.Libvirt, g *stormGuest) (f fate, err error) {
 	return f, err
 }
 
-// strays lists what belongs to nobody.
+// strays lists processes, files and links that belong to no guest.
 func (s *storm) strays(uuids map[string]bool, nics []string) (wrong []string) {
 	for name, pid := range s.pids() {
 		if !slices.ContainsFunc(s.guests, func(g *stormGuest) bool { return g.dom.Name == name }) {
@@ -611,13 +604,13 @@ func (s *storm) strays(uuids map[string]bool, nics []string) (wrong []string) {
 	return wrong
 }
 
-// calm ends everything, and looks whether the daemon holds what it held before.
+// calm removes all guests, and checks whether the daemon holds the same resources as before.
 func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 	t.Helper()
 	s.sweep(t)
 	s.signal(t, "TERM")
 	s.launch(t)
-	s.round(t, draw, false) // so that it has what it keeps
+	s.round(t, draw, false) // so that its caches are filled
 	s.sweep(t)
 	s.quiet(t)
 	before := s.status(t)
@@ -629,7 +622,7 @@ func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 	t.Logf("the daemon used %+v before %d rounds, and %+v after", before, calmRounds, s.status(t))
 	images, _ := filepath.Glob(filepath.Join(s.data, "guest/save/*"))
 	if len(images) > 0 {
-		t.Errorf("images of nobody are left: %v", images)
+		t.Errorf("images without a guest are left: %v", images)
 	}
 	s.virsh(t, "net-destroy", "lan")
 	s.signal(t, "QUIT") // it tells what its goroutines do
@@ -640,19 +633,20 @@ func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 	s.launch(t) // to be stopped in order
 }
 
-// calmRounds are those after which the daemon must have given back all.
+// calmRounds is the number of rounds after which the daemon must have released everything.
 const calmRounds = 3
 
-// quiet waits until nobody is connected to the daemon.
+// quiet waits until no client is connected to the daemon.
 func (s *storm) quiet(t *testing.T) {
 	t.Helper()
 	eventually(t, "all clients are gone", func() bool { return s.status(t).LibvirtClients == 0 })
 }
 
-// leftover is a goroutine that serves one guest, client or network.
-var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/(guest\.\(\*(Guest|run|launching|job)\)|qmp\.|network\.\(\*Network\)|mount\.|agent\.)`)
+// leftover matches a goroutine that serves one guest, client or network.
+var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/internal/(guest(/\w+)?\.\(\*(Guest|Instance|run|launching|job)\)|` +
+	`host/network\.\(\*Network\)|mechanism/(qmp|agent|fsguard)\.)`)
 
-// idle looks for goroutines of guests in what an ended daemon has told.
+// idle looks for goroutines of guests in the goroutine dump of an ended daemon.
 func (s *storm) idle(t *testing.T) {
 	t.Helper()
 	s.mu.Lock()
@@ -664,7 +658,7 @@ func (s *storm) idle(t *testing.T) {
 	}
 }
 
-// sweep ends and forgets every guest.
+// sweep ends and undefines every guest.
 func (s *storm) sweep(t *testing.T) {
 	t.Helper()
 	l := s.connect(t)

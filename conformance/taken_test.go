@@ -10,13 +10,11 @@ import (
 	"testing"
 )
 
-// TestWhatOthersTakeAway has somebody else remove what a running guest is made of
-// on the host: its network's firewall rules, which are back at once, and then its link,
-// its bridge and its control groups. The guest is shown and
-// measured, what needs the missing is refused or done without, and nothing of it is
-// in the way of its end or of the next start.
+// Another program removes host objects of a running guest. Its network's firewall rules are back at once. Then its
+// link, its bridge and its control groups are removed. The guest is still listed and measured. A call that needs a
+// missing object fails or works without it, and nothing prevents the guest's end or its next start.
 // Promise: F9, F23
-func TestWhatOthersTakeAway(t *testing.T) {
+func TestHostObjects_RemovedByOthers(t *testing.T) {
 	needs(t, "dnsmasq", "nft", "ip")
 	d := start(t)
 	d.lan(t, "lan", 1)
@@ -55,8 +53,8 @@ func TestWhatOthersTakeAway(t *testing.T) {
 	d.virsh(t, "destroy", "robbed")
 }
 
-// removeGroup moves what is in a control group, and in those below it, to the one at
-// the top, and removes them.
+// removeGroup moves the processes of a control group, and of its descendants, to the root group and removes the
+// groups.
 func removeGroup(t *testing.T, group string) {
 	t.Helper()
 	var all []string
@@ -80,10 +78,10 @@ func removeGroup(t *testing.T, group string) {
 	}
 }
 
-// TestTwoDaemonsOnOneRunDirectory starts a second daemon with data of its own in the
-// run directory of the first: it refuses, and touches nothing of the first one's.
+// A second daemon with its own data starts in the run directory of the first. It must refuse to run, and change
+// nothing of the first one's.
 // Promise: S6
-func TestTwoDaemonsOnOneRunDirectory(t *testing.T) {
+func TestRunDirectory_SecondDaemonRefused(t *testing.T) {
 	needs(t)
 	d := start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

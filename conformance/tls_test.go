@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// authority signs certificates for a test.
+// authority is a certificate authority for a test.
 type authority struct {
 	t      *testing.T
 	key    *ecdsa.PrivateKey
@@ -48,7 +48,7 @@ func newAuthority(t *testing.T, name string) *authority {
 	return a
 }
 
-// save writes blocks into a file, whose folder it makes.
+// save writes PEM blocks into a file, and creates its folder.
 func (a *authority) save(path, kind string, blocks ...[]byte) {
 	a.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -63,8 +63,7 @@ func (a *authority) save(path, kind string, blocks ...[]byte) {
 	}
 }
 
-// issue makes a certificate and its key, of RSA as most authorities do, and gives its
-// number.
+// issue makes an RSA key and its certificate, as most authorities do, and returns the serial number.
 func (a *authority) issue(subject pkix.Name, certificate, key string) int64 {
 	a.t.Helper()
 	a.serial++
@@ -88,8 +87,8 @@ func (a *authority) issue(subject pkix.Name, certificate, key string) int64 {
 	return a.serial
 }
 
-// client makes a folder of a client's certificate, as virsh wants it. virsh trusts
-// the client's own authority too, or it would not even try.
+// client makes a folder with a client's certificate, as virsh wants it. virsh must also trust the client's own
+// authority, or it would not connect.
 func (a *authority) client(trusts *authority, subject pkix.Name) (folder string, serial int64) {
 	a.t.Helper()
 	folder = a.t.TempDir()
@@ -98,7 +97,7 @@ func (a *authority) client(trusts *authority, subject pkix.Name) (folder string,
 	return folder, serial
 }
 
-// revoke writes a list of certificates that were taken back.
+// revoke writes a certificate revocation list.
 func (a *authority) revoke(path string, serial int64) {
 	a.t.Helper()
 	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
@@ -111,8 +110,8 @@ func (a *authority) revoke(path string, serial int64) {
 	a.save(path, "X509 CRL", der)
 }
 
-// startAfar starts a daemon that clients of other hosts reach by the flags, with an
-// authority whose files are in pki. It lets alice see and start guests of one name.
+// startAfar starts a daemon that listens for remote clients as the flags say, with an authority whose files are in
+// pki. Its rules let alice see and start guests of one name.
 func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki string) {
 	t.Helper()
 	pki, ca = t.TempDir(), newAuthority(t, "Lodge's tests")
@@ -128,16 +127,16 @@ func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki str
 	return d, ca, pki
 }
 
-// hangUp has the daemon read its rules and certificates anew.
+// hangUp sends SIGHUP: the daemon reloads its rules and certificates.
 func (d *daemon) hangUp(t *testing.T) {
 	t.Helper()
 	before := d.says("the certificates were read anew")
 	d.output(t, "kill", "-HUP", d.pid)
-	eventually(t, "the certificates to be read anew", func() bool { return d.says("the certificates were read anew") > before })
+	eventually(t, "the certificates to be reloaded", func() bool { return d.says("the certificates were read anew") > before })
 }
 
-// visitor starts a client that stays, and waits for its first line. What it gives waits
-// for the client's end, of which the daemon is to be the cause.
+// visitor starts a client that stays connected, and waits for its first line. The returned function waits until
+// the daemon ends the connection.
 func (d *daemon) visitor(t *testing.T, name string, args ...string) (goes func(who string)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -151,15 +150,15 @@ func (d *daemon) visitor(t *testing.T, name string, args ...string) (goes func(w
 		defer cancel()
 		_ = c.Wait() // how it ends is its own matter
 		if ctx.Err() != nil {
-			t.Errorf("a client %s stays", who)
+			t.Errorf("a client %s stays connected", who)
 		}
 	}
 }
 
-// TestClientsOfOtherHosts has virsh come in with certificates, as it does from
-// another host: good ones, others', ones that were taken back, and none at all.
+// virsh connects with certificates, as from another host: valid ones, ones of another authority, revoked ones, and
+// none.
 // Promise: A6, A13
-func TestClientsOfOtherHosts(t *testing.T) {
+func TestTLS_Virsh(t *testing.T) {
 	needs(t)
 	stranger := newAuthority(t, "Somebody else")
 	d, ca, pki := startAfar(t, "--tls", "127.0.0.1:16514")
@@ -184,7 +183,7 @@ func TestClientsOfOtherHosts(t *testing.T) {
 	eve, _ := stranger.client(ca, pkix.Name{CommonName: "alice", Organization: []string{"Ops"}})
 	for who, folder := range map[string]string{"bob": bob, "a subject with marks": misled, "another authority": eve} {
 		if out, err := virsh(folder, "list"); err == nil {
-			t.Errorf("%s comes in: %q", who, out)
+			t.Errorf("%s connects: %q", who, out)
 		}
 	}
 	if d.says(`dn="CN=alice,O=Ops"`) == 0 || d.says("call=TLS verb=open result=denied") == 0 {
@@ -195,15 +194,14 @@ func TestClientsOfOtherHosts(t *testing.T) {
 	d.hangUp(t)
 	visitor("whose certificate was taken back")
 	if out, err := virsh(alice, "list"); err == nil {
-		t.Errorf("alice comes in with what was taken back: %q", out)
+		t.Errorf("alice connects with a revoked certificate: %q", out)
 	}
 	d.virsh(t, "list")
 }
 
-// TestTheAPIForOtherHosts has lodge come in with certificates, which are held to the
-// same rules as virsh's.
+// lodge connects with certificates. The same rules hold for it as for virsh.
 // Promise: A8, A9, A13
-func TestTheAPIForOtherHosts(t *testing.T) {
+func TestTLS_LodgeAPI(t *testing.T) {
 	needs(t)
 	other := newAuthority(t, "Somebody else")
 	d, ca, pki := startAfar(t, "--api-tls", "127.0.0.1:16515")
@@ -260,14 +258,14 @@ func TestTheAPIForOtherHosts(t *testing.T) {
 	d.hangUp(t)
 	visitor("whose certificate was taken back")
 	if out, err := lodge(alice, "ps"); err == nil {
-		t.Errorf("alice comes in with what was taken back: %q", out)
+		t.Errorf("alice connects with a revoked certificate: %q", out)
 	}
-	// Whoever fails too often is not even looked at, for a while.
+	// An address with too many failures is not even checked, for a while.
 	d.output(t, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do : 3<>/dev/tcp/127.0.0.1/16515; done")
-	eventually(t, "the address to be turned away", func() bool { return d.says("turned away for a minute") > 0 })
+	eventually(t, "the address to be turned away", func() bool { return d.says("locked out for a minute") > 0 })
 	d.output(t, "bash", "-c", "for i in {1..60}; do : 3<>/dev/tcp/127.0.0.1/16515; done")
 	if out, err := lodge(alice, "ps"); err == nil {
-		t.Errorf("an address that was turned away comes in: %q", out)
+		t.Errorf("an address that was refused connects: %q", out)
 	}
 	if n := d.says("call=TLS verb=open result=denied"); n > 40 {
 		t.Errorf("the audit has %d lines of clients that were turned away", n)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// liveTuning changes how the running guest shares the host, and reads it back.
+// liveTuning changes the running guest's resource limits on the host, and reads them back.
 func liveTuning(t *testing.T, g *guest) {
 	device := strings.Fields(g.d.virsh(t, "domiflist", "live"))[0]
 	for _, c := range []struct {
@@ -30,8 +30,7 @@ func liveTuning(t *testing.T, g *guest) {
 	g.d.virsh(t, "emulatorpin", "live", "r", "--live")
 }
 
-// liveFileSystem makes the guest's disk larger, puts a file system on it, and
-// freezes it through the agent.
+// liveFileSystem enlarges the guest's disk, makes a file system on it, and freezes it through the agent.
 func liveFileSystem(t *testing.T, g *guest) {
 	g.d.virsh(t, "blockresize", "live", "vda", "96M")
 	eventually(t, "a larger disk", func() bool { return g.sh(t, "cat /sys/class/block/vda/size") == strconv.Itoa(96<<20/512) })
@@ -48,8 +47,7 @@ func liveFileSystem(t *testing.T, g *guest) {
 	g.sh(t, "umount /mnt")
 }
 
-// liveDump writes the guest's memory to a file that debuggers read; the guest
-// goes on.
+// liveDump writes the guest's memory to a file that debuggers can read. The guest keeps running.
 func liveDump(t *testing.T, g *guest) {
 	unbroken := g.mark(t)
 	path := filepath.Join(g.d.dir, "core")

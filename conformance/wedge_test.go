@@ -21,22 +21,22 @@ import (
 
 const (
 	wedgeGuests = 20
-	wedgeStuck  = 2  // of them, whose QEMU is stopped
+	wedgeStuck  = 2  // of these guests have a stopped QEMU
 	wedgeHung   = 25 // clients that hang on those
-	// promptTime is far below every deadline of a call that hangs, and far above
-	// what a busy machine needs for one that does not.
+	// promptTime is far below every deadline of a call that hangs, and far above the time that other calls take on
+	// a busy machine.
 	promptTime = 3 * time.Second
-	// hungTime is the longest deadline of a call that hangs, and some.
+	// hungTime is the longest deadline of a call that hangs, with a margin.
 	hungTime = 50 * time.Second
-	// deadCalls are made to a file system that does not answer. The daemon holds
-	// fewer threads for it than a call each.
+	// deadCalls is the number of calls on a file system that does not answer. The daemon uses fewer threads for it
+	// than there are calls.
 	deadCalls = 100
 )
 
 // operationTimeout is VIR_ERR_OPERATION_TIMEOUT.
 const operationTimeout = 68
 
-// wedge is a daemon with a part of its world stuck.
+// wedge is a daemon in a world with hanging parts.
 type wedge struct {
 	*daemon
 	l      *libvirt.Libvirt
@@ -47,14 +47,14 @@ type wedge struct {
 	round  int
 }
 
-// hung is a call that waits for what is stuck.
+// hung is a call that waits for a hanging part.
 type hung struct {
 	name string
 	do   func() error
 	says string // a pattern of what its error names; empty: the silent command
 }
 
-// silence is what a call on a stuck guest says of its wait.
+// silence is the part of a call's error that says that a stuck guest did not answer.
 const silence = `(did not answer|has not answered) \S+ (within|for) \d`
 
 // Promise: W1
@@ -62,7 +62,7 @@ func TestWedge(t *testing.T) {
 	needs(t, "dnsmasq", "nft", "qemu-img")
 	w := &wedge{stop: stoppableTool(t)}
 	w.daemon = start(t)
-	w.furnish(t)
+	w.createObjects(t)
 	w.work(t) // all is well
 	threads := w.count(t, "Threads:")
 
@@ -101,7 +101,7 @@ func TestWedge(t *testing.T) {
 	w.recover(t)
 }
 
-// prompt does what must not wait for anything that is stuck.
+// prompt makes a call that must not wait for any hanging part.
 func prompt(t *testing.T, what string, do func() error) {
 	t.Helper()
 	begun := time.Now()
@@ -113,9 +113,8 @@ func prompt(t *testing.T, what string, do func() error) {
 	}
 }
 
-// stoppableTool puts a qemu-img in front of the host's, which stops itself before it
-// copies once stop is called with true. It changes in its place: it runs where nothing
-// else of the host's is to be seen.
+// stoppableTool puts a script in the place of the host's qemu-img. After stop(true) it stops itself before it
+// copies. The script is changed in place: it runs in a sandbox that contains no other file of the host.
 func stoppableTool(t *testing.T) (stop func(bool)) {
 	t.Helper()
 	real, err := exec.LookPath("qemu-img")
@@ -139,8 +138,8 @@ func stoppableTool(t *testing.T) (stop func(bool)) {
 	return stop
 }
 
-// furnish makes guests, networks and pools.
-func (w *wedge) furnish(t *testing.T) {
+// createObjects creates guests, networks and pools.
+func (w *wedge) createObjects(t *testing.T) {
 	t.Helper()
 	w.lan(t, "lan", 1)
 	w.lan(t, "sick", 2)
@@ -202,8 +201,7 @@ func (w *wedge) guest(t *testing.T, name, devices string) libvirt.Domain {
 	return g
 }
 
-// stopProcesses stops the QEMUs of the guests that are to be stuck, and the
-// dnsmasq of a network.
+// stopProcesses stops the QEMUs of the guests that are to be stuck, and a network's dnsmasq.
 func (w *wedge) stopProcesses(t *testing.T, with syscall.Signal) (pids []int) {
 	t.Helper()
 	for _, g := range w.stuck {
@@ -229,8 +227,8 @@ func (w *wedge) stopProcesses(t *testing.T, with syscall.Signal) (pids []int) {
 	return pids
 }
 
-// deadVariable tells a copy of the test program to mount a file system that does
-// not answer on a directory, for as long as its standard input is open.
+// deadVariable tells a copy of the test program to mount a file system over a directory. The file system does not
+// answer until the program's standard input is closed.
 const deadVariable = "LODGE_CONFORMANCE_DEAD"
 
 // killMount mounts such a file system over a directory in the daemon's world.
@@ -258,7 +256,7 @@ func (w *wedge) killMount(t *testing.T, name string) (release func()) {
 	return release
 }
 
-// playDead is the life of that copy.
+// playDead is the main function of that copy.
 func playDead(dir string) {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -271,13 +269,13 @@ func playDead(dir string) {
 	}
 	fmt.Fprintln(os.Stdout, "mounted")
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	_ = unix.Close(fd) // whoever waits is answered with an error
+	_ = unix.Close(fd) // all waiting calls then fail
 	_ = unix.Unmount(dir, unix.MNT_DETACH)
 	os.Exit(0)
 }
 
-// hang lets clients loose on what is stuck. Each of their calls must end at its
-// deadline and say what it waited for; what it gives says what is wrong with that.
+// hang starts clients that call hanging parts. Each call must end at its deadline and say what it waited for. The
+// channel delivers an error for each call that does not.
 func (w *wedge) hang(t *testing.T) <-chan error {
 	t.Helper()
 	var calls []hung
@@ -311,7 +309,7 @@ func (w *wedge) hang(t *testing.T) <-chan error {
 	return ends
 }
 
-// judge does the call and says what is wrong with its end.
+// judge makes the call and returns what is wrong with its end.
 func (c hung) judge() error {
 	begun := time.Now()
 	err := c.do()
@@ -328,7 +326,7 @@ func (c hung) judge() error {
 	return nil
 }
 
-// clone copies a volume into another format, which is qemu-img's work.
+// clone copies a volume into another format, with qemu-img.
 func (w *wedge) clone(l *libvirt.Libvirt) error {
 	well, err := l.StoragePoolLookupByName("well")
 	if err != nil {
@@ -353,10 +351,10 @@ func (w *wedge) refresh(l *libvirt.Libvirt, name string) error {
 	return l.StoragePoolRefresh(pool, 0)
 }
 
-// fill fills the disk under a guest, and looks that it and others go on.
+// fill fills the disk under a guest, and checks that all guests still work.
 func (w *wedge) fill(t *testing.T) {
 	t.Helper()
-	// What becomes of the write is told to QEMU's own standard output.
+	// QEMU prints the result of the write to its own standard output.
 	_, err := w.l.QEMUDomainMonitorCommand(w.guests[0], `qemu-io -d /machine/peripheral/virtio-disk0/virtio-backend "write 0 8M"`, 1)
 	if err != nil {
 		t.Error(err)
@@ -371,7 +369,7 @@ func (w *wedge) fill(t *testing.T) {
 	})
 }
 
-// askDead asks many times for what lies on a file system that does not answer.
+// askDead makes many calls about files on a file system that does not answer.
 func (w *wedge) askDead(t *testing.T) {
 	t.Helper()
 	ends := make(chan error, deadCalls)
@@ -393,7 +391,7 @@ func (w *wedge) askDead(t *testing.T) {
 	}
 }
 
-// work does all that must go on whatever else is stuck, promptly.
+// work makes all calls that must work promptly while other parts hang.
 func (w *wedge) work(t *testing.T) {
 	t.Helper()
 	w.round++
@@ -430,7 +428,7 @@ func (w *wedge) work(t *testing.T) {
 	}
 }
 
-// readAll asks about every guest what needs no answer of its QEMU.
+// readAll makes all queries about every guest that need no answer of its QEMU.
 func (w *wedge) readAll() error {
 	for _, g := range append(w.guests, w.stuck...) {
 		if _, _, _, _, _, err := w.l.DomainGetInfo(g); err != nil {
@@ -470,7 +468,7 @@ func (w *wedge) makeVolume() error {
 	return w.l.StorageVolDelete(v, 0)
 }
 
-// replace kills the daemon while things are stuck, and begins another.
+// replace kills the daemon while parts hang, and starts another.
 func (w *wedge) replace(t *testing.T) error {
 	w.signal(t, "KILL")
 	w.launch(t)
@@ -480,7 +478,7 @@ func (w *wedge) replace(t *testing.T) error {
 	return err
 }
 
-// recover looks whether all that was stuck is back.
+// recover checks that all hanging parts work again.
 func (w *wedge) recover(t *testing.T) {
 	t.Helper()
 	w.stop(false)
@@ -488,7 +486,7 @@ func (w *wedge) recover(t *testing.T) {
 		if err := w.refresh(w.l, "dead"); err == nil {
 			return true
 		}
-		_, _ = w.try(t, "pool-start", "dead") // what was answered in the end was an error
+		_, _ = w.try(t, "pool-start", "dead") // the call before it ended with an error
 		return false
 	})
 	eventually(t, "the guest obeys", func() bool { return w.l.DomainSuspend(w.stuck[1]) == nil })
@@ -508,7 +506,7 @@ func (w *wedge) recover(t *testing.T) {
 	w.work(t)
 }
 
-// count reads a figure of the daemon's process.
+// count reads a value from the status file of the daemon's process.
 func (d *daemon) count(t *testing.T, field string) (n int) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.number(t)))
@@ -522,7 +520,7 @@ func (d *daemon) count(t *testing.T, field string) (n int) {
 	return n
 }
 
-// number is the daemon's process as seen from outside.
+// number is the daemon's process number outside the world.
 func (d *daemon) number(t *testing.T) int {
 	t.Helper()
 	for pid, words := range d.processes() {

@@ -19,16 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keeperVariable tells a copy of the test program to be the first process of a
-// world instead of running tests.
+// keeperVariable tells a copy of the test program to be the first process of a world instead of running tests.
 const keeperVariable = "LODGE_CONFORMANCE_KEEPER"
 
-// patience bounds every wait for something that takes seconds on an idle
-// machine; boots are emulated and machines are busy.
+// patience limits every wait for something that takes seconds on an idle machine. Guests are emulated, and
+// machines are busy.
 const patience = 2 * time.Minute
 
-// world is a set of name spaces with one resident process. When that ends, the
-// kernel ends every process in the world.
+// world is a set of name spaces with one resident process. When that process ends, the kernel kills every process
+// in the world.
 type world struct {
 	keeper *exec.Cmd
 	stdin  io.Closer // the keeper leaves when it is closed
@@ -65,7 +64,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// end lets the world go with all that is in it.
+// end ends the world with everything in it.
 func (w *world) end(t *testing.T) {
 	_ = w.stdin.Close()
 	_ = w.keeper.Wait()
@@ -86,7 +85,7 @@ func (w *world) command(ctx context.Context, name string, args ...string) *exec.
 	return c
 }
 
-// output runs a program inside to its end and gives what it printed.
+// output runs a program inside to its end and returns its output.
 func (w *world) output(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -98,8 +97,8 @@ func (w *world) output(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// processes gives the command lines of what runs inside, the keeper and what is
-// entering just now left out, by process number as seen from outside.
+// processes returns the command lines of the processes inside, by their number on the host. It leaves out the
+// keeper and processes that are just entering.
 func (w *world) processes() map[int]string {
 	space, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", w.keeper.Process.Pid))
 	if err != nil {
@@ -121,11 +120,11 @@ func (w *world) processes() map[int]string {
 	return found
 }
 
-// keep is the life of a world's first process: it makes the mounts that the new
-// name spaces need, reaps orphans, and leaves when its standard input ends.
+// keep is the main function of a world's first process. It makes the mounts for the new name spaces, reaps
+// orphans, and ends when its standard input does.
 func keep() {
-	if err := furnish(); err != nil {
-		fmt.Fprintln(os.Stderr, "cannot furnish the world:", err)
+	if err := mountWorld(); err != nil {
+		fmt.Fprintln(os.Stderr, "cannot mount the world:", err)
 		os.Exit(1)
 	}
 	fmt.Fprintln(os.Stdout, "ready")
@@ -142,9 +141,9 @@ func keep() {
 	os.Exit(0)
 }
 
-// furnish gives the world its own view of processes and links, keeping the
-// host's control groups, and empty places where stock clients look for daemons.
-func furnish() error {
+// mountWorld mounts the world's own view of processes and links. It keeps the host's control groups, and mounts empty
+// folders where stock clients look for daemons.
+func mountWorld() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
 	}

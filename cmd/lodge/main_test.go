@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/cli"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
 // lodge runs the command line and gives what it prints.
@@ -26,12 +26,12 @@ func lodge(t *testing.T, args ...string) (string, error) {
 
 func TestProbeSaysWhyAnAcceleratorDoesNotWork(t *testing.T) {
 	var out bytes.Buffer
-	err := showCapabilities(&out, &qemu.Capabilities{
-		Binary: qemu.Identity{Path: "/usr/bin/qemu"}, Arch: "x86_64", Version: qemu.Version{Major: 7, Minor: 2, Micro: 22},
-		Machines: []qemu.Machine{{Name: "pc-q35-7.2", Alias: "q35", MaxCPUs: 288}, {Name: "pc-q35-7.1"}},
-		Accelerators: []qemu.Accelerator{
+	err := showCapabilities(&out, &qemucaps.Capabilities{
+		Binary: qemucaps.Identity{Path: "/usr/bin/qemu"}, Arch: "x86_64", Version: qemucaps.Version{Major: 7, Minor: 2, Micro: 22},
+		Machines: []qemucaps.Machine{{Name: "pc-q35-7.2", Alias: "q35", MaxCPUs: 288}, {Name: "pc-q35-7.1"}},
+		Accelerators: []qemucaps.Accelerator{
 			{Name: "kvm", Reason: "the guest did not run"},
-			{Name: "tcg", Usable: true, Reason: "a trial guest ran", HostModel: qemu.HostModel{Base: "EPYC"}},
+			{Name: "tcg", Usable: true, Reason: "a trial guest ran", HostModel: qemucaps.HostModel{Base: "EPYC"}},
 		},
 	})
 	if err != nil {

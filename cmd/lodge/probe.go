@@ -8,7 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprobe"
 )
 
 func probeCommand() *cobra.Command {
@@ -25,7 +26,7 @@ nothing.`,
 			if len(args) > 0 {
 				binary = args[0]
 			}
-			found, err := qemu.Probe(c.Context(), binary, nil)
+			found, err := qemuprobe.Probe(c.Context(), binary, nil)
 			if err != nil {
 				return err
 			}
@@ -60,7 +61,7 @@ Displays:{{range .Displays}} {{.}}{{end}}
 Extras:{{range .Facts}} {{.}}{{end}}
 {{end}}`))
 
-func showCapabilities(w io.Writer, c *qemu.Capabilities) error {
+func showCapabilities(w io.Writer, c *qemucaps.Capabilities) error {
 	if err := capabilities.Execute(w, c); err != nil {
 		return fmt.Errorf("cannot show what was found: %w", err)
 	}

@@ -8,12 +8,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// guestsGroup is where systemd keeps the guests of the host's daemon.
+// guestsGroup is the control group that systemd delegates for the guests of the host's daemon.
 const guestsGroup = "/machine.slice/lodge-guests.service"
 
-// groupState tells, for each guest's QEMU, its process and group with the limits,
-// and what the groups above pass on. root is left out of that: systemd turns
-// controllers on there for units of its own.
+// groupState prints each guest's QEMU with its process, group and limits, and the controllers of the groups above.
+// It leaves out the root group: systemd enables controllers there for units of its own.
 const groupState = `
 cd /sys/fs/cgroup
 grep -H . machine.slice/cgroup.subtree_control machine.slice/lodge-guests.service/cgroup.subtree_control
@@ -24,12 +23,11 @@ for pid in $(pgrep --full -- ^/usr/bin/qemu-system.*-uuid | sort); do
 done
 `
 
-// beside lists the groups at the top of the tree that are no units of systemd's.
+// beside lists the top-level groups that are not units of systemd.
 const beside = `find /sys/fs/cgroup -mindepth 1 -maxdepth 1 -type d ! -name '*.slice' ! -name '*.scope' ! -name '*.mount'`
 
-// TestNestedGroups_SystemdOwnsTheTree: guests are in a delegated unit with the limits
-// that they ask for. Neither a reload of systemd, nor systemd executed anew, nor a
-// restart of the daemon changes their processes, groups or limits.
+// Guests are in a delegated unit with the limits of their definitions. Three events must not change their
+// processes, groups or limits: a reload of systemd, a re-execution of systemd, and a restart of the daemon.
 // Promise: G13
 func TestNestedGroups_SystemdOwnsTheTree(t *testing.T) {
 	m := begin(t)
@@ -40,7 +38,7 @@ func TestNestedGroups_SystemdOwnsTheTree(t *testing.T) {
 			<numatune><memory mode='strict' nodeset='2'/></numatune>`})
 	}
 	if found := m.run(beside); found != "" {
-		t.Errorf("beside systemd's units there is\n%s", found)
+		t.Errorf("groups that are not systemd's units:\n%s", found)
 	}
 	if got := m.run("cat /proc/$(pidof lodged)/cgroup"); got != "0::/system.slice/lodged.service" {
 		t.Errorf("the daemon is in %s", got)
@@ -72,9 +70,8 @@ func TestNestedGroups_SystemdOwnsTheTree(t *testing.T) {
 	}
 }
 
-// TestNestedGroups_UnitOutlivesItsGuests: guests start again when the unit has been
-// empty, through a reload, or was stopped, which ends the guests in it. It goes
-// with a daemon that has none.
+// Guests start again after the unit was empty, also through a reload, and after the unit was stopped, which ends
+// its guests. The unit ends with a daemon that has no guests.
 func TestNestedGroups_UnitOutlivesItsGuests(t *testing.T) {
 	m := begin(t)
 	uuid := m.paused(guest{name: "one"})

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// guest is what tests vary of a guest in the nested host.
+// guest holds the properties of a guest in the nested host that tests vary.
 type guest struct {
 	name    string
 	kind    string // "kvm", or empty: emulated twice over, which takes a minute to boot
@@ -25,7 +25,7 @@ func (g guest) xml() string {
 		g.memory = 160
 	}
 	if g.kind == "kvm" {
-		// With QEMU's own model no guest has booted on the emulated KVM: see attempts.
+		// With QEMU's own CPU model no guest has booted on the emulated KVM: see attempts.
 		g.more += "<cpu mode='host-passthrough'/>"
 	}
 	return fmt.Sprintf(`<domain type='%s'>
@@ -47,7 +47,7 @@ func (g guest) xml() string {
 `, g.kind, g.name, g.memory, max(g.vcpus, 1), g.more, g.name, g.devices)
 }
 
-// define defines a guest and gives its UUID.
+// define defines a guest and returns its UUID.
 func (m *machine) define(g guest) (uuid string) {
 	m.t.Helper()
 	path := "/root/" + g.name + ".xml"
@@ -66,24 +66,24 @@ func (m *machine) paused(g guest) (uuid string) {
 	return uuid
 }
 
-// pid gives the process of a guest's QEMU.
+// pid returns the process number of a guest's QEMU.
 func (m *machine) pid(uuid string) string {
 	m.t.Helper()
 	return m.run(pidScript(uuid))
 }
 
-// pidScript finds QEMU alone, not the shell that this is said to.
+// pidScript finds QEMU only, and not the shell that runs this script.
 func pidScript(uuid string) string {
 	return "pgrep --full -- '^/usr/bin/qemu-system.* -uuid " + uuid + "'"
 }
 
-// virsh runs it in the host.
+// virsh runs virsh in the host.
 func (m *machine) virsh(words ...string) string {
 	m.t.Helper()
 	return m.run(virshScript(words))
 }
 
-// refused runs virsh for something that must fail, and gives what it says.
+// refused runs a virsh command that must fail, and returns its error text.
 func (m *machine) refused(words ...string) string {
 	m.t.Helper()
 	return m.run("! " + virshScript(words))
@@ -97,19 +97,17 @@ func virshScript(words []string) string {
 	return script
 }
 
-// attempts is how often boot starts a guest under KVM, each time for attemptPatience.
-// QEMU 7.2, which emulates the host, may deliver an interrupt that the guest has
-// masked: the guest's kernel then waits for a lock that it holds itself. The busier
-// the machine, the more often. A guest that is emulated boots the first time.
+// attempts is how often boot starts a guest under KVM, each time for attemptPatience. The host is emulated by QEMU
+// 7.2, which may deliver an interrupt that the guest has masked. The guest's kernel then deadlocks on a lock that
+// it holds. This happens more often on a busy machine. A guest without KVM boots the first time.
 const (
 	attempts         = 5
 	attemptPatience  = 100 * time.Second
 	emulatedPatience = 4 * time.Minute
 )
 
-// boot starts a guest and waits until its user space answers. Before its
-// processors run, a script may set up what it needs. The wait reads its console: a
-// client that keeps asking would take the time that the guest needs.
+// boot starts a guest and waits until its user space answers. A script may set up what the guest needs before its
+// processors run. The wait reads the guest's console: a client that polls would take CPU time from the guest.
 func (m *machine) boot(g guest, script string) {
 	m.t.Helper()
 	m.define(g)

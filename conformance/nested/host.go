@@ -22,24 +22,23 @@ import (
 const (
 	bootPatience  = 3 * time.Minute
 	statePatience = 2 * time.Minute // for saving and rewinding
-	// reserve is what an answer may come late, on a machine that is busy.
+	// reserve is how late an answer may come on a busy machine.
 	reserve = 20 * time.Second
 )
 
-// nodes is how many NUMA nodes a host has, of nodeMemory MiB each. The first two
-// have a processor.
+// nodes is the number of NUMA nodes of a host, each with nodeMemory MiB. The first two have a processor.
 const (
 	nodes      = 4
 	nodeMemory = 1024
 )
 
-// Options are what a host is booted with.
+// Options configure the boot of a host.
 type Options struct {
 	Image Image
-	// Files are put into the folder /srv/lodge of the host: paths here by names
-	// there. The host needs the program "agent".
+	// Files are copied into the host's folder /srv/lodge: paths on this machine by names there. The host needs the
+	// program "agent".
 	Files map[string]string
-	// Arguments are further ones for QEMU, devices mostly.
+	// Arguments are additional ones for QEMU, mostly devices.
 	Arguments []string
 }
 
@@ -52,7 +51,7 @@ type Host struct {
 	agent   *line.Host
 }
 
-// Boot boots a host and waits until its systemd has started what it starts.
+// Boot boots a host and waits until systemd has finished starting units.
 func Boot(ctx context.Context, o Options) (*Host, error) {
 	ctx, stop := context.WithTimeout(ctx, bootPatience)
 	defer stop()
@@ -71,7 +70,7 @@ func Boot(ctx context.Context, o Options) (*Host, error) {
 
 func (h *Host) path(name string) string { return filepath.Join(h.dir, name) }
 
-// console is the end of what the kernel has said.
+// console returns the end of the kernel's output.
 func (h *Host) console() []byte {
 	text, _ := os.ReadFile(h.path("console"))
 	return text[max(0, len(text)-4000):]
@@ -95,13 +94,13 @@ func (h *Host) boot(ctx context.Context, o Options) error {
 	if _, err := h.agent.Ping(ctx); err != nil {
 		return err
 	}
-	// "degraded" is a start with a unit that failed: tests see to the units they need.
+	// "degraded" means that a unit failed to start. Tests check the units that they need.
 	_, err = h.Run(ctx, "systemctl is-system-running --wait || true", bootPatience)
 	return err
 }
 
-// launch starts QEMU, which Close ends, or the kernel with this process. The kernel
-// means the thread that started it, so that is kept until QEMU has ended.
+// launch starts QEMU. Close ends it, or the kernel does when this process ends. For the kernel that is the end of
+// the thread that started QEMU, so launch keeps the thread until QEMU has ended.
 func (h *Host) launch(ctx context.Context, o Options, said *os.File) error {
 	h.qemu = exec.CommandContext(context.WithoutCancel(ctx), "qemu-system-x86_64", h.arguments(o)...)
 	h.qemu.Stdout, h.qemu.Stderr = said, said
@@ -124,8 +123,7 @@ func (h *Host) launch(ctx context.Context, o Options, said *os.File) error {
 	return err
 }
 
-// makeDisks makes the root, an overlay that also holds saved states, and the disk
-// with what is Lodge's.
+// makeDisks creates the root disk, an overlay that also stores saved states, and a disk with Lodge's files.
 func (h *Host) makeDisks(ctx context.Context, o Options) error {
 	tree := h.path("files")
 	if err := os.Mkdir(tree, 0o755); err != nil {
@@ -152,9 +150,8 @@ func (h *Host) makeDisks(ctx context.Context, o Options) error {
 	return run(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-b", o.Image.Root, "-F", "raw", h.path("root.qcow2"))
 }
 
-// arguments are QEMU's. One thread runs all processors: with several the host
-// hangs when KVM makes its first guest, because the threads go on with code that
-// the kernel has patched.
+// arguments returns QEMU's arguments. One thread runs all processors. With several threads the host hangs when KVM
+// creates its first guest, because the threads continue with code that the kernel has patched.
 func (h *Host) arguments(o Options) []string {
 	argv := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,kernel-irqchip=split",
@@ -205,7 +202,7 @@ func (h *Host) connect(ctx context.Context) error {
 	}
 }
 
-// Close ends the host at once and removes what it was made of.
+// Close ends the host at once and removes its files.
 func (h *Host) Close() error {
 	if h.agent != nil {
 		h.agent.Close()
@@ -220,8 +217,8 @@ func (h *Host) Close() error {
 	return os.RemoveAll(h.dir)
 }
 
-// Run runs a script of bash in the host, as root, and gives what it wrote to both
-// outputs. It is an error when the script fails, or is not done in time.
+// Run runs a bash script in the host, as root, and returns its standard output and error together. It fails if the
+// script fails, or does not end within the limit.
 func (h *Host) Run(ctx context.Context, script string, limit time.Duration) (string, error) {
 	exit, err := h.exec(ctx, limit, nil, "bash", "-euo", "pipefail", "-c", "exec 2>&1\n"+script)
 	if err != nil {
@@ -237,8 +234,7 @@ func (h *Host) Run(ctx context.Context, script string, limit time.Duration) (str
 	return out, nil
 }
 
-// exec runs a program. The host ends it at its limit; should the host hang
-// itself, that is an error a little later.
+// exec runs a program. The host kills it at the limit. If the host itself hangs, exec fails a little later.
 func (h *Host) exec(ctx context.Context, limit time.Duration, stdin []byte, argv ...string) (*line.Exit, error) {
 	ctx, stop := context.WithTimeoutCause(ctx, limit+reserve, fmt.Errorf("the nested host hangs: it did not end a program of %v", limit))
 	defer stop()
@@ -252,7 +248,7 @@ func (h *Host) exec(ctx context.Context, limit time.Duration, stdin []byte, argv
 	return r.Exit, nil
 }
 
-// chunk is what Put and Fetch move at a time: it fits a line of the agent's.
+// chunk is the number of bytes that Put and Fetch move at a time. It fits a line of the agent's protocol.
 const chunk = line.MaxOutput
 
 // filePatience bounds the move of one chunk.
@@ -297,7 +293,7 @@ func (h *Host) Fetch(ctx context.Context, path string) ([]byte, error) {
 	}
 }
 
-// Save keeps the host's whole state, memory and disks, under a name.
+// Save stores the host's whole state, memory and disks, under a name.
 func (h *Host) Save(ctx context.Context, name string) error { return h.snapshot(ctx, "savevm", name) }
 
 // Rewind takes the host back to a saved state, and sets its clock to now.
@@ -322,8 +318,8 @@ func (h *Host) snapshot(ctx context.Context, verb, name string) error {
 	return nil
 }
 
-// Keep leaves in a folder what tells why a test failed: the console, the journal,
-// the kernel's log, and what the processors are at should the host not answer.
+// Keep writes diagnostics of a failed test into a folder: the console, the journal, the kernel's log, and the
+// processors' registers if the host does not answer.
 func (h *Host) Keep(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -1,13 +1,12 @@
-// Package nested boots a whole host in a guest, for tests of what a test host
-// rarely has: systemd with version 2 control groups, several NUMA nodes,
-// AppArmor that enforces, an IOMMU. The guest is emulated, and KVM works in it
-// all the same: QEMU emulates the virtualization of AMD's processors.
+// Package nested boots a whole host in a guest, for tests of features that a test host rarely has: systemd with
+// version 2 control groups, several NUMA nodes, AppArmor that enforces, an IOMMU. The guest is emulated, and KVM
+// still works in it: QEMU emulates the virtualization of AMD's processors.
 //
-// A test boots a Host once, saves its state, and rewinds to that state in a
-// second. It runs scripts in it as root, each bounded in time.
+// A test boots a Host once, saves its state, and rewinds to that state in a second. It runs scripts in it as root,
+// each with a time limit.
 //
-// The tests here are those that need such a host. They are started by
-// `make nested-host`. What must not move in: tests that any host can run.
+// The tests in this package need such a host; `make nested-host` runs them. Tests that any host can run belong
+// elsewhere.
 package nested
 
 import (
@@ -30,16 +29,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest"
 )
 
-// suite is the Debian that the host is made of, whatever the machine's own is.
+// suite is the Debian release of the host, independent of the machine's own release.
 const suite = "bookworm"
 
-// packages are what the host has beyond what Debian needs to run at all.
+// packages are the host's packages beyond Debian's minimum.
 var packages = strings.Fields(`
 	linux-image-cloud-amd64 systemd systemd-sysv dbus udev kmod busybox-static
 	iproute2 iputils-arping iputils-ping e2fsprogs procps pciutils nftables apparmor dnsmasq-base
 	qemu-system-x86 qemu-utils libvirt-clients`)
 
-// drivers are what the kernel needs for its root. ext4 is built in.
+// drivers are the modules that the kernel needs for its root. ext4 is built in.
 var drivers = []string{"virtio_pci", "virtio_blk", "virtio_console"}
 
 // maxRoot is the size of the root file system; the file is sparse.
@@ -48,15 +47,14 @@ const maxRoot = "4G"
 //go:embed image
 var recipe embed.FS
 
-// Image is a Debian that can be booted. Its files must not be written to.
+// Image is a bootable Debian. Its files must not be written to.
 type Image struct{ Kernel, Initrd, Root string }
 
-// whole is made last in an image's folder.
+// whole is the file that marks a complete image; Build creates it last.
 const whole = "whole"
 
-// Build makes the image, or finds it in the cache: it is named by what it is made
-// of. It takes about two minutes, downloads 200 MB and needs root. Another Build in
-// the same cache is waited for.
+// Build makes the image, or finds it in the cache under a name derived from its inputs. It takes about two
+// minutes, downloads 200 MB and needs root. It waits for another Build in the same cache.
 func Build(ctx context.Context, cache string) (Image, error) {
 	dir := filepath.Join(cache, "debian-"+digest())
 	image := Image{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd"), Root: filepath.Join(dir, "root.ext4")}
@@ -104,7 +102,7 @@ func lock(cache string) (unlock func(), err error) {
 	return func() { file.Close() }, nil
 }
 
-// digest names all that an image is made from, but for the versions of its packages.
+// digest identifies all inputs of an image, apart from the versions of its packages.
 func digest() string {
 	sum := sha256.New()
 	fmt.Fprintln(sum, suite, packages, drivers, maxRoot, mmdebstrap("", ""))
@@ -139,7 +137,7 @@ func bootstrap(ctx context.Context, dir, tree string) error {
 	return run(ctx, mmdebstrap(hook, tree)...)
 }
 
-// takeKernel moves the kernel out of the tree, and makes the first file system.
+// takeKernel moves the kernel out of the tree, and makes the initramfs.
 func takeKernel(ctx context.Context, tree string, image Image) error {
 	kernels, err := filepath.Glob(filepath.Join(tree, "boot/vmlinuz-*"))
 	if err != nil || len(kernels) != 1 {
@@ -167,7 +165,7 @@ func takeKernel(ctx context.Context, tree string, image Image) error {
 	return os.WriteFile(image.Initrd, initrd(busybox, initProgram, order), 0o644)
 }
 
-// initrd gives the first file system as an archive.
+// initrd returns the initramfs as an archive.
 func initrd(busybox, initProgram []byte, modules []testguest.Module) []byte {
 	var out bytes.Buffer
 	a := testguest.NewArchive(&out)
@@ -199,7 +197,7 @@ func readModules(dir string) (map[string][]byte, error) {
 	return files, err
 }
 
-// run runs a tool. Cancelled, it gets time to clean up: mmdebstrap has mounts.
+// run runs a tool. After a cancellation the tool gets time to clean up, because mmdebstrap has mounts.
 func run(ctx context.Context, argv ...string) error {
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	command.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8",

@@ -5,9 +5,8 @@ import (
 	"testing"
 )
 
-// TestNestedKVM_GuestBootsAndQEMUIsProbedOnce: a guest boots under KVM, and the
-// machines that KVM makes are no reason to probe QEMU again: udev handles an event
-// of /dev/kvm for each.
+// A guest boots under KVM. udev handles an event of /dev/kvm for each machine that KVM creates, and these events
+// must not make the daemon probe QEMU again.
 // Promise: G15
 func TestNestedKVM_GuestBootsAndQEMUIsProbedOnce(t *testing.T) {
 	m := begin(t)

@@ -5,11 +5,9 @@ import (
 	"testing"
 )
 
-// TestNestedAppArmor_EachGuestHasAProfileThatFits: each guest's QEMU runs under an
-// enforced profile of its own. What a guest needs, the profile allows: the kernel
-// denies nothing while guests start, get a disk and a card, and end. The profile
-// goes with the guest.
-func TestNestedAppArmor_EachGuestHasAProfileThatFits(t *testing.T) {
+// Each guest's QEMU runs under an enforced profile of its own, which allows what the guest needs. The kernel
+// denies nothing while guests start, get a disk and a card, and end. The profile is removed with the guest.
+func TestNestedAppArmor_ProfileFitsGuest(t *testing.T) {
 	m := begin(t)
 	m.run("qemu-img create -q -f qcow2 /var/lib/libvirt/disk.qcow2 64M 2>/dev/null || { mkdir -p /var/lib/libvirt; qemu-img create -q -f qcow2 /var/lib/libvirt/disk.qcow2 64M; }\nqemu-img create -q -f raw /var/lib/libvirt/plugged.raw 8M")
 	guests := []guest{
@@ -34,7 +32,7 @@ func TestNestedAppArmor_EachGuestHasAProfileThatFits(t *testing.T) {
 		m.virsh("destroy", g.name)
 	}
 	if denied := m.run("journalctl --dmesg --no-pager | grep 'apparmor=\"DENIED\"' || true"); denied != "" {
-		t.Errorf("the kernel has denied what guests or the daemon did:\n%s", denied)
+		t.Errorf("the kernel has denied accesses of guests or the daemon:\n%s", denied)
 	}
 	if left := m.run("grep ^lodge- /sys/kernel/security/apparmor/profiles || true"); left != "" {
 		t.Errorf("profiles are left of guests that have ended:\n%s", left)

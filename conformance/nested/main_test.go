@@ -13,14 +13,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
-// Set by make nested-host: the folder for the image and for the logs of failed
-// tests, and the one with the programs to test.
+// make nested-host sets these: the folder for the image and the logs of failed tests, and the folder with the
+// programs to test.
 const (
 	cacheVariable = "LODGE_NESTED"
 	binVariable   = "LODGE_NESTED_BIN"
 )
 
-// shared is the one host of all tests.
+// shared is the host that all tests use.
 var shared struct {
 	sync.Once
 	host *Host
@@ -38,10 +38,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// ready is the state that each test begins with: lodged runs and has probed QEMU.
+// ready is the saved state at the start of each test: lodged runs and has probed QEMU.
 const ready = "ready"
 
-// readyPatience bounds the start of lodged and its first probe.
+// readyPatience limits the start of lodged with its first probe.
 const readyPatience = 5 * time.Minute
 
 // machine is the host for one test.
@@ -50,8 +50,8 @@ type machine struct {
 	t *testing.T
 }
 
-// begin gives the host, as it was when lodged was ready. What a failed test has
-// left in its logs is kept.
+// begin returns the host, rewound to the state in which lodged was ready. After a failed test it keeps the host's
+// logs.
 func begin(t *testing.T) *machine {
 	t.Helper()
 	cache := os.Getenv(cacheVariable)
@@ -108,7 +108,7 @@ func bootShared(t *testing.T, cache string) (*Host, error) {
 		return nil, err
 	}
 	t.Logf("the host is up after %.1f s", time.Since(started).Seconds())
-	// A probe fails where it takes more than a minute, as on a machine that is very busy.
+	// On a very busy machine a probe may take more than a minute, and then it fails.
 	_, err = host.Run(ctx, "systemctl start lodged\nuntil virsh -c qemu:///system domcapabilities >/dev/null; do sleep 5; done", readyPatience)
 	if err == nil {
 		err = host.Save(ctx, ready)
@@ -121,10 +121,10 @@ func bootShared(t *testing.T, cache string) (*Host, error) {
 	return host, nil
 }
 
-// patience bounds a script of a test that says nothing else.
+// patience is the default time limit of a test's script.
 const patience = 3 * time.Minute
 
-// run runs a script that must succeed, and gives what it said, trimmed.
+// run runs a script that must succeed, and returns its output, trimmed.
 func (m *machine) run(script string) string {
 	m.t.Helper()
 	out, err := m.Run(m.t.Context(), script, patience)
@@ -134,10 +134,9 @@ func (m *machine) run(script string) string {
 	return strings.TrimSpace(out)
 }
 
-// TestNestedHostIsAsTheTestsNeedIt: KVM works, and there are version 2 control
-// groups alone, several nodes, an IOMMU and AppArmor. Otherwise the other tests
-// would pass and say little.
-func TestNestedHostIsAsTheTestsNeedIt(t *testing.T) {
+// The nested host has KVM, version 2 control groups only, several nodes, an IOMMU and AppArmor. Otherwise the
+// other tests would pass and prove little.
+func TestNestedHost_MeetsRequirements(t *testing.T) {
 	m := begin(t)
 	if said := m.run("lodge probe"); !strings.Contains(said, "a trial guest ran with -accel kvm") {
 		t.Errorf("KVM does not work:\n%s", said)

@@ -16,7 +16,7 @@ type monitor struct {
 	in   *json.Decoder
 }
 
-// openMonitor greets QEMU.
+// openMonitor connects to QEMU and negotiates capabilities.
 func openMonitor(ctx context.Context, path string) (*monitor, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -31,7 +31,7 @@ func openMonitor(ctx context.Context, path string) (*monitor, error) {
 	return m, nil
 }
 
-// call gives a command's answer.
+// call returns the answer of a command.
 func (m *monitor) call(ctx context.Context, command string, arguments map[string]any) (json.RawMessage, error) {
 	text, err := json.Marshal(struct {
 		Execute   string         `json:"execute"`
@@ -55,7 +55,7 @@ func (m *monitor) call(ctx context.Context, command string, arguments map[string
 		if err := m.in.Decode(&answer); err != nil {
 			return nil, fmt.Errorf("QEMU does not answer %s: %w", command, err)
 		}
-		switch { // what is neither is the greeting or an event
+		switch { // other lines are the greeting or an event
 		case answer.Error != nil:
 			return nil, fmt.Errorf("QEMU refuses %s: %s", command, answer.Error.Desc)
 		case answer.Return != nil:
@@ -64,7 +64,7 @@ func (m *monitor) call(ctx context.Context, command string, arguments map[string
 	}
 }
 
-// human runs a command of the monitor for people. Most say nothing when all is well.
+// human runs a command of the human monitor. Most print nothing on success.
 func (m *monitor) human(ctx context.Context, line string) (string, error) {
 	answer, err := m.call(ctx, "human-monitor-command", map[string]any{"command-line": line})
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// pagesOn reads, out of the kernel's list of a process's memory, how many KiB of
-// anonymous memory lie on each node in mappings that are bound to nodes.
+// pagesOn parses the kernel's numa_maps of a process. It returns how many KiB of anonymous memory lie on each
+// node, in mappings that are bound to nodes.
 func pagesOn(maps string) map[int]int {
 	found := map[int]int{}
 	field := regexp.MustCompile(`^N(\d+)=(\d+)$`)
@@ -35,9 +35,9 @@ func pagesOn(maps string) map[int]int {
 	return found
 }
 
-// TestNestedNodes_MemoryLiesWhereItIsBound: by the kernel's word, the memory of a
-// guest that is bound to a node lies there and nowhere else, whole or by its cells.
-func TestNestedNodes_MemoryLiesWhereItIsBound(t *testing.T) {
+// According to the kernel, the memory of a guest that is bound to a node lies on that node only, whole or by
+// cells.
+func TestNestedNodes_MemoryOnBoundNode(t *testing.T) {
 	m := begin(t)
 	const mib = 64
 	immediate := "<memoryBacking><allocation mode='immediate'/></memoryBacking>"
@@ -53,7 +53,7 @@ func TestNestedNodes_MemoryLiesWhereItIsBound(t *testing.T) {
 	} {
 		maps := m.run("cat /proc/" + m.pid(m.paused(c.guest)) + "/numa_maps")
 		for node, kib := range pagesOn(maps) {
-			// What QEMU has besides, its firmware and video memory, may lie there, too.
+			// QEMU's other memory, for firmware and video, may lie there, too.
 			if most := c.want[node]<<10 + 32<<10; c.want[node] == 0 || kib < c.want[node]<<10 || kib > most {
 				t.Errorf("guest %s has %d KiB on node %d:\n%s", c.name, kib, node, maps)
 			}

@@ -6,12 +6,10 @@ import (
 	"testing"
 )
 
-// TestNestedVFIO_DeviceGoesToAGuestAndComesBack: a managed device is taken from its
-// driver when its guest starts, and is the host's again when the guest ends, also
-// where the daemon was restarted meanwhile. virsh nodedev-detach and
-// nodedev-reattach do so by hand.
+// A managed device is taken from its driver when its guest starts, and returned to the host when the guest ends,
+// also if the daemon was restarted in between. virsh nodedev-detach and nodedev-reattach do the same by hand.
 // Promise: G14
-func TestNestedVFIO_DeviceGoesToAGuestAndComesBack(t *testing.T) {
+func TestNestedVFIO_AssignAndReturn(t *testing.T) {
 	m := begin(t)
 	link := m.run("basename $(dirname $(grep --files-with-matches " + nicMAC + " /sys/class/net/*/address))")
 	slot := m.run("basename $(readlink /sys/class/net/" + link + "/device)")

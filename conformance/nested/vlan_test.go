@@ -2,8 +2,8 @@ package nested
 
 import "testing"
 
-// vlans makes two other hosts, name spaces far10 and far20, at the far end of a
-// trunk. The host's bridge is in VLAN 10 of it.
+// vlans creates two other hosts, the name spaces far10 and far20, at the far end of a trunk. The host's bridge is
+// in VLAN 10 of the trunk.
 const vlans = `
 modprobe 8021q
 for vlan in 10 20; do ip netns add far$vlan; done
@@ -21,13 +21,12 @@ for vlan in 10 20; do
 done
 `
 
-// TestNestedVLAN_GuestIsInTheVLANOfItsBridge: a guest on a bridge over a VLAN of a
-// trunk is reached from that VLAN, and not from another.
-func TestNestedVLAN_GuestIsInTheVLANOfItsBridge(t *testing.T) {
+// A guest is on a bridge over a VLAN of a trunk. It can be reached from that VLAN, and not from another one.
+func TestNestedVLAN_BridgeOverVLAN(t *testing.T) {
 	m := begin(t)
 	m.run(vlans)
 	m.boot(guest{name: "one", devices: `<interface type='bridge'><mac address='52:54:00:00:00:10'/><source bridge='bridge10'/><model type='virtio'/></interface>`}, "")
-	// The guest's own address of its link, made of that of its card.
+	// The guest's link-local address, derived from its card's MAC address.
 	const address = "fe80::5054:ff:fe00:10"
 	m.eventually("ip netns exec far10 ping -6 -c 1 -W 2 " + address + "%far.10")
 	m.run("! ip netns exec far20 ping -6 -c 3 -W 2 " + address + "%far.20")
@@ -38,10 +37,9 @@ func TestNestedVLAN_GuestIsInTheVLANOfItsBridge(t *testing.T) {
 	}
 }
 
-// TestNestedVLAN_GuestIsBehindAFilteringBridge: the same with a bridge that knows
-// VLANs and carries the whole trunk, where the administrator puts the guest's port
-// into one of them.
-func TestNestedVLAN_GuestIsBehindAFilteringBridge(t *testing.T) {
+// The same with a bridge that filters VLANs and carries the whole trunk. The administrator puts the guest's port
+// into one of the VLANs.
+func TestNestedVLAN_FilteringBridge(t *testing.T) {
 	m := begin(t)
 	m.run(vlans + `
 ip link set trunk.10 nomaster down

@@ -92,9 +92,9 @@ type Daemon struct {
 	log      *slog.Logger
 	ledger   *resources.Ledger
 	labels   *seclabel.Host
-	noLabels error // why guests have no labels
-	quarters *sandbox.Quarters
-	opened   []func() error // closes the open packages
+	noLabels error // why there are none
+	quarters *sandbox.Isolation
+	opened   []func() error // what closes it
 }
 
 // Open opens every package, each with directories of its own. It adopts the state that an earlier daemon has left.

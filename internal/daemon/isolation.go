@@ -21,28 +21,28 @@ func (d *Daemon) isolate() error {
 	}
 	users, err := sandbox.ParseUsers(cmp.Or(d.config.Users, sandbox.DefaultUsers(number(d.Instance))))
 	if err == nil {
-		err = users.Survey(nil) // includes guests that already run
+		err = users.ReserveInUse(nil) // of guests that run already
 	}
 	if err != nil {
 		return err
 	}
-	house, err := sandbox.Open(d.labels.Content())
+	house, err := sandbox.NewBuilder(d.labels.Content())
 	if err != nil {
 		return fmt.Errorf("%w; start with --isolation=off to run guests without it", err)
 	}
 	d.onClose(house.Close)
-	if absent := house.Absent(); len(absent) > 0 {
-		d.log.Warn("kernel lacks features that isolate guests", "absent", strings.Join(absent, ", "))
+	if absent := house.Missing(); len(absent) > 0 {
+		d.log.Warn("this kernel lacks parts of what isolates guests", "absent", strings.Join(absent, ", "))
 	}
 	if d.config.Cores {
-		if err := house.ShareNoCore(); err != nil {
-			d.log.Warn("core scheduling not available; guests may share a core", "cause", err)
+		if err := house.EnableCoreScheduling(); err != nil {
+			d.log.Warn("guests may run on one core at the same time", "cause", err)
 		}
 	}
 	if why, absent := d.Groups.Absent()[kernel.DeviceController]; absent {
 		d.log.Warn("device control groups not available; only sandboxes keep guests from devices of others", "cause", why)
 	}
-	d.quarters = &sandbox.Quarters{House: house, Users: users}
+	d.quarters = &sandbox.Isolation{Builder: house, Users: users}
 	return nil
 }
 

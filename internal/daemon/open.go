@@ -21,6 +21,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/systemd"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // settleTimeout bounds the time that readiness waits for pools, so that an
@@ -141,7 +142,7 @@ func (d *Daemon) seed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := d.Networks.Define(ctx, doc, false); err != nil && !fault.Is(err, fault.Exists) {
+	if _, err := d.Networks.Define(ctx, scope.Daemon("the default network"), doc, false); err != nil && !fault.Is(err, fault.Exists) {
 		return err
 	}
 	return d.Store.Put(seeds, "default network", true)

@@ -11,9 +11,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Only what is missing is absent. What is there, or may be, is not left out of a guest.
+// Only a missing object is absent. An object that exists, or may exist, is not left out of a guest.
 func TestAbsent_IsWhatIsMissing(t *testing.T) {
 	dir := t.TempDir()
 	plain, damaged := filepath.Join(dir, "plain"), filepath.Join(dir, "damaged")
@@ -23,7 +24,7 @@ func TestAbsent_IsWhatIsMissing(t *testing.T) {
 		}
 	}
 	open := func(path string, format image.Format) error {
-		chain, err := image.OpenChain(t.Context(), path, format)
+		chain, err := image.OpenChain(t.Context(), scope.Daemon("a test"), path, format)
 		chain.Close()
 		return err
 	}

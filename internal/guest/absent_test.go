@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // dropped reads events until one tells of a disk that a guest started without.
@@ -57,7 +58,7 @@ func TestStartupPolicy_OptionalDiskIsDropped(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := d.define(small(strings.ReplaceAll(name, " ", "-"), c.disk))
 			events := d.events.Reader()
-			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 			if got := dropped(t, events); got.Reason != "drop missing on start" || got.OldPath != c.path || got.NewPath != "" || got.Alias == "" {
 				t.Errorf("the event is %+v", got)
 			}
@@ -81,7 +82,7 @@ func TestStartupPolicy_DamagedDiskIsNotDropped(t *testing.T) {
 	damaged := filepath.Join(d.dir, "damaged.qcow2")
 	ok(t, os.WriteFile(damaged, append([]byte("QFI\xfb"), make([]byte, 1<<16)...), 0o600))
 	g := d.define(small("damaged", "<disk type='file'><driver type='qcow2'/><source file='"+damaged+"' startupPolicy='optional'/><target dev='sda' bus='sata'/></disk>"))
-	if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil || !strings.Contains(err.Error(), damaged) {
+	if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); err == nil || !strings.Contains(err.Error(), damaged) {
 		t.Errorf("it starts without its disk: %v", err)
 	}
 }
@@ -95,7 +96,7 @@ func TestStartupPolicy_Drives(t *testing.T) {
 	drive := func(policy string) string {
 		return "<disk type='file' device='cdrom'><source file='" + medium + "' startupPolicy='" + policy + "'/><target dev='sda' bus='sata'/><readonly/></disk>"
 	}
-	start := func(g *guest.Guest) error { return g.Start(d.ctx(), guest.StartOptions{}) }
+	start := func(g *guest.Guest) error { return g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}) }
 	isEmpty := func(g *guest.Guest, events *event.Reader) {
 		t.Helper()
 		if got := dropped(t, events); got.Reason != "missing on start" || got.OldPath != medium {
@@ -110,16 +111,16 @@ func TestStartupPolicy_Drives(t *testing.T) {
 	fixed := d.define(small("fixed", strings.Replace(strings.Replace(drive("optional"), "device='cdrom'", "", 1), "<readonly/>", "<shareable/>", 1)))
 	for _, g := range []*guest.Guest{requisite, fixed} {
 		ok(t, start(g))
-		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	}
 	ok(t, os.Remove(medium))
 	events := d.events.Reader()
 	ok(t, start(requisite))
 	isEmpty(requisite, events)
 	if err := start(fixed); err == nil || !strings.Contains(err.Error(), medium) {
-		t.Errorf("a guest goes on without its disk: %v", err)
+		t.Errorf("a guest is restored without its disk: %v", err)
 	}
-	ok(t, requisite.Destroy(d.ctx(), false))
+	ok(t, requisite.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if err := start(requisite); err == nil || !strings.Contains(err.Error(), medium) {
 		t.Errorf("a guest boots without a medium that it requires: %v", err)
 	}
@@ -138,14 +139,14 @@ func TestUSB_MissingDevice(t *testing.T) {
 	}
 	for name, policy := range map[string]string{"default": "", "mandatory": " startupPolicy='mandatory'", "requisite": " startupPolicy='requisite'"} {
 		g := d.define(small(name, usb(policy)))
-		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.NotFound, "no USB device 1234:beef")
+		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.NotFound, "no USB device 1234:beef")
 	}
 	g := d.define(small("optional", usb(" startupPolicy='optional'")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if text := liveText(t, g); strings.Contains(text, "<hostdev") {
 		t.Errorf("it has the device:\n%s", text)
 	}
-	refused(t, g.Attach(d.ctx(), usb(" startupPolicy='optional'"), guest.Affect{Live: true}), fault.NotFound, "no USB device 1234:beef")
-	refused(t, g.Attach(d.ctx(), "<hostdev mode='subsystem' type='usb'><source><address bus='7' device='9'/></source></hostdev>", guest.Affect{Live: true}),
+	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), usb(" startupPolicy='optional'"), guest.Affect{Live: true}), fault.NotFound, "no USB device 1234:beef")
+	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), "<hostdev mode='subsystem' type='usb'><source><address bus='7' device='9'/></source></hostdev>", guest.Affect{Live: true}),
 		fault.NotFound, "no USB device at bus 7, device 9")
 }

@@ -7,13 +7,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// AddressSource is who is asked for a guest's addresses.
+// AddressSource is the source that is asked for a guest's addresses.
 type AddressSource int
 
-// The sources: DHCP leases of Lodge's own networks, the guest's agent, and what
-// the host has seen on its links.
+// The sources: DHCP leases of Lodge's own networks, the guest's agent, and the neighbours that the host has
+// seen on its links.
 const (
 	ByLease AddressSource = iota
 	ByAgent
@@ -26,15 +27,15 @@ type Interface struct {
 	Addresses []Address
 }
 
-// Address is an IP address with the length of its prefix.
+// Address is an IP address with its prefix length.
 type Address struct {
 	IP     string
 	Prefix uint
 	IPv6   bool
 }
 
-// Addresses tells the addresses of a running guest, as the source knows them.
-func (g *Guest) Addresses(ctx context.Context, source AddressSource) ([]Interface, error) {
+// Addresses returns the addresses of a running guest that the source knows.
+func (g *Guest) Addresses(ctx context.Context, sc scope.Scope, source AddressSource) ([]Interface, error) {
 	v := g.View()
 	if v.Active == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -43,7 +44,7 @@ func (g *Guest) Addresses(ctx context.Context, source AddressSource) ([]Interfac
 	case ByLease:
 		return g.reg.leasedAddresses(v.Active)
 	case ByAgent:
-		return g.agentAddresses(ctx)
+		return g.agentAddresses(ctx, sc)
 	case ByARP:
 		return seenAddresses(v.Active)
 	}
@@ -58,7 +59,7 @@ func (r *Registry) leasedAddresses(def *domain.Definition) ([]Interface, error) 
 		}
 		net, err := r.Networks.ByName(n.Network)
 		if err != nil {
-			continue // it has gone since
+			continue // the network is gone since
 		}
 		leases, err := net.Leases(n.MAC)
 		if err != nil {
@@ -95,10 +96,10 @@ func seenAddresses(def *domain.Definition) ([]Interface, error) {
 	return all, nil
 }
 
-// maxInterfaces bounds what is believed of an agent.
+// maxInterfaces bounds how many interfaces an agent may report.
 const maxInterfaces = 1024
 
-func (g *Guest) agentAddresses(ctx context.Context) ([]Interface, error) {
+func (g *Guest) agentAddresses(ctx context.Context, sc scope.Scope) ([]Interface, error) {
 	var answer []struct {
 		Name      string
 		MAC       string `json:"hardware-address"`
@@ -108,11 +109,11 @@ func (g *Guest) agentAddresses(ctx context.Context) ([]Interface, error) {
 			Prefix uint
 		} `json:"ip-addresses"`
 	}
-	if err := g.Agent(ctx, "guest-network-get-interfaces", nil, &answer, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-network-get-interfaces", nil, &answer, 0); err != nil {
 		return nil, err
 	}
 	if len(answer) > maxInterfaces {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d interfaces, which is not believed", len(answer))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d interfaces, more than a guest can have", len(answer))
 	}
 	all := make([]Interface, 0, len(answer))
 	for _, a := range answer {

@@ -10,12 +10,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 )
 
-// within takes steps one after another, all of them within a limit; 0 is none.
-// It ends between two steps when ctx does.
+// within runs steps in order, all of them within limit (0: no limit). It also ends, between two steps, when
+// ctx does.
 func within(ctx context.Context, limit time.Duration, steps ...func(context.Context) error) error {
 	if limit > 0 {
 		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Domain, "it did not get there within %v", limit))
+		ctx, stop = context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Domain, "it did not complete within %v", limit))
 		defer stop()
 	}
 	for _, step := range steps {
@@ -24,7 +24,7 @@ func within(ctx context.Context, limit time.Duration, steps ...func(context.Cont
 		}
 		if err := step(ctx); err != nil {
 			if errors.Is(err, ctx.Err()) {
-				return context.Cause(ctx) // says who ended it, and why
+				return context.Cause(ctx) // the cause says who ended it, and why
 			}
 			return err
 		}
@@ -32,8 +32,7 @@ func within(ctx context.Context, limit time.Duration, steps ...func(context.Cont
 	return nil
 }
 
-// limit bounds the last steps. Loading a saved image takes as long as it takes,
-// until somebody destroys the guest.
+// limit bounds the last steps. Loading a saved image has no bound: the user can destroy the guest.
 func (l *launching) limit() time.Duration {
 	if l.from != nil {
 		return 0
@@ -41,9 +40,9 @@ func (l *launching) limit() time.Duration {
 	return startLimit
 }
 
-// runAdmitted waits until the host can take one more launch, and runs QEMU until
-// its monitor answers. The wait has no limit of its own: the queue is visible, it
-// moves, and who stops waiting destroys the guest.
+// runAdmitted waits until the host can take one more launch, and runs QEMU until its monitor answers. The
+// wait has no bound: the queue is visible and moves, and a user who does not want to wait destroys the
+// guest.
 func (l *launching) runAdmitted(ctx context.Context) error {
 	release, err := l.g.reg.Starts.Admit(ctx, l.startRequest())
 	if err != nil {
@@ -59,9 +58,9 @@ func (l *launching) runAdmitted(ctx context.Context) error {
 	return nil
 }
 
-// startRequest is what a start asks of the host's memory. Huge pages are in the
-// books already, and are no memory that is free otherwise. A guest that is loaded
-// from an image touches its memory though it may stay paused.
+// startRequest returns what a start needs of the host's memory. Huge pages are not counted: the ledger has
+// them already, and they are never free memory. A restored guest touches its memory even if it stays
+// paused, so it does not count as paused.
 func (l *launching) startRequest() resources.StartRequest {
 	def := l.run.def
 	return resources.StartRequest{

@@ -18,13 +18,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Open makes the registry: it reads the definitions and adopts the guests that
-// an earlier daemon left running, all at once. A guest whose monitor does not
-// answer delays nobody: it is adopted and shown as stuck.
+// Open makes the registry. It reads the stored definitions and adopts, all at once, the guests that an
+// earlier daemon left running. A guest without an answering monitor delays no other guest: it is adopted
+// and shown as stuck.
 func Open(c Config) (*Registry, error) {
 	r := newRegistry(c)
 	var err error
@@ -65,7 +66,7 @@ func Open(c Config) (*Registry, error) {
 		return nil, err
 	}
 	if err := r.store.Settle(); err != nil {
-		r.log.Error("the next daemon, too, looks for guests that the store may have lost", "error", err)
+		r.log.Error("cannot mark the store as settled; the next daemon searches for lost guests again", "error", err)
 	}
 	r.sweepLabels()
 	r.sweepDropped()
@@ -75,13 +76,14 @@ func Open(c Config) (*Registry, error) {
 		r.run(g)
 	}
 	r.loops.Go(func() { r.sampler.run(r.life) })
-	r.loops.Go(func() { r.pool.run(r.life) })
-	r.loops.Go(func() { r.rooms.run(r.life) })
+	r.loops.Go(func() { r.pool.run(r.life, scope.Daemon("preparing QEMUs for starts")) })
+	r.loops.Go(func() { r.rooms.run(r.life, scope.Daemon("resuming a guest whose disk has room again")) })
 	r.loops.Go(func() { r.boundLogs(r.life) })
 	return r, nil
 }
 
-// furnish makes the folders of the data directory, those too that somebody has removed since.
+// furnish makes the missing folders of the data directory, also those that were removed while the daemon
+// ran.
 func (r *Registry) furnish() error {
 	for _, dir := range []string{r.logDir(), r.saveDir(), r.nvramDir(), r.coreDir()} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -91,18 +93,18 @@ func (r *Registry) furnish() error {
 	return nil
 }
 
-// load reads the persistent definitions. One that can no longer be read is
-// reported and left in the store; it must not keep the others from being served.
+// load reads the persistent definitions. A definition that cannot be read is logged and left in the store,
+// and the other guests are still served.
 func (r *Registry) load() error {
 	return r.store.Each(domains, func(uuid string, decode func(any) error) error {
 		var rec record
 		if err := decode(&rec); err != nil {
-			r.log.Error("cannot read a stored domain; it is left as it is", "uuid", uuid, "error", err)
+			r.log.Error("cannot read a stored domain; record kept", "uuid", uuid, "error", err)
 			return nil
 		}
 		def, err := domainxml.Parse(rec.XML, domainxml.Options{})
 		if err != nil {
-			r.log.Error("cannot understand a stored domain; it is left as it is", "domain", rec.Name, "uuid", uuid, "error", err)
+			r.log.Error("cannot parse a stored domain; record kept", "domain", rec.Name, "uuid", uuid, "error", err)
 			return nil
 		}
 		g := newGuest(r, rec.Name, uuid)
@@ -114,14 +116,13 @@ func (r *Registry) load() error {
 	})
 }
 
-// sweepSaved removes managed save images that were not completed, and those of
-// guests that were forgotten when their daemon was killed: they hold secrets, and
-// another guest of the same UUID must not find them. While the store may have lost
-// records, an image without one is kept.
+// sweepSaved removes incomplete managed save images, and images of guests that no longer have a record.
+// Such images hold secrets, and a new guest of the same UUID must not find them. While the store may have
+// lost records, it keeps images without a record.
 func (r *Registry) sweepSaved() {
 	names, err := filepath.Glob(filepath.Join(r.saveDir(), "*.save*"))
 	if err != nil {
-		return // only for a pattern that is wrong
+		return // only a malformed pattern fails
 	}
 	for _, path := range names {
 		uuid, rest, _ := strings.Cut(filepath.Base(path), ".")
@@ -132,8 +133,8 @@ func (r *Registry) sweepSaved() {
 	}
 }
 
-// sweepDropped removes the managed save images that were given up: those of guests
-// that have none by their records, and are not writing one. The loops do not run yet.
+// sweepDropped removes the managed save images that were given up: the record of the guest names none, and
+// no save is in progress. It runs before the loops start.
 func (r *Registry) sweepDropped() {
 	for _, g := range r.byUUID {
 		writing := g.run != nil && g.run.ops.HasClass(operation.Move) || g.quarantine != ""
@@ -146,23 +147,23 @@ func (r *Registry) sweepDropped() {
 	}
 }
 
-// Patience of an adoption: how long the daemon waits for the first monitor to be
-// reached, and for the next one after each. Then it serves without the others,
-// which are taken in when they answer: one that is stuck delays nobody.
+// These bound how long an adoption waits: for the first monitor to answer, and for the next one after each
+// answer. Then the daemon begins to serve. Monitors that answer later are connected then, so that a stuck
+// guest delays no other.
 const (
 	firstReached = time.Second
 	nextReached  = 100 * time.Millisecond
 )
 
-// adopting is an adoption of all guests that is under way.
+// adopting is the adoption of all guests while it is in progress.
 type adopting struct {
 	*Registry
-	reached  chan struct{}   // told of each monitor that was reached
-	patience context.Context // ends when those that are left are not waited for
+	reached  chan struct{}   // receives once for each monitor that answered
+	patience context.Context // ends when the remaining monitors are no longer waited for
 }
 
-// adoptAll looks into every run directory and adopts what it finds. The loops
-// do not run yet, so that each adoption may write its guest.
+// adoptAll adopts the guest of every run directory, each in a goroutine. The loops do not run yet, so that
+// an adoption may change its guest.
 func (r *Registry) adoptAll() error {
 	r.findOrphans()
 	entries, err := os.ReadDir(r.RunDir)
@@ -203,9 +204,9 @@ func (r *Registry) adoptAll() error {
 	}
 }
 
-// findOrphans gives a run directory again to the guests whose own somebody has removed while
-// their QEMUs run on in their control groups, so that they are set aside, and not started
-// twice: no monitor leads to them any more. One that was prepared and only waits is ended.
+// findOrphans makes a new run directory for a guest if its directory was removed while its QEMU still runs
+// in its control group. The guest is then quarantined and cannot be started twice: no monitor can reach
+// that QEMU any more. A prepared QEMU that still waits is ended instead.
 func (r *Registry) findOrphans() {
 	for _, name := range r.Cgroups.Guests() {
 		dir := r.guestDir(name)
@@ -217,13 +218,13 @@ func (r *Registry) findOrphans() {
 			continue
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
-			r.log.Error("a guest runs whose run directory has gone, and cannot be kept from being started twice", "uuid", name, "error", err)
+			r.log.Error("run directory of a running guest is missing; the guest may be started twice", "uuid", name, "error", err)
 		}
 	}
 }
 
-// adopt takes over one guest, or finishes what a start or an end under way left.
-// An error says why that cannot be done.
+// adopt takes over one guest, or finishes an interrupted start or stop. An error says why the guest cannot
+// be adopted.
 func (r *adopting) adopt(dir string) error {
 	rec, err := readRunRecord(dir)
 	if err != nil {
@@ -235,16 +236,16 @@ func (r *adopting) adopt(dir string) error {
 			return err
 		}
 		if pid != 0 {
-			return errors.New("its run record has gone") // one is written before a QEMU is launched
+			return errors.New("its run record is missing") // the record is written before QEMU is launched
 		}
-		return removeTree(dir) // a start that had not yet written anything
+		return removeTree(dir) // the start had not written anything yet
 	}
-	if rec.User != nil && len(rec.Isolation) == 0 { // its daemon did not say, and did this much
+	if rec.User != nil && len(rec.Isolation) == 0 { // an older record names none, and these were set up
 		rec.Isolation = []string{"user", "root", "capabilities"}
 	}
 	run := newRun(*rec, dir, r.Kernel, r.log.With("domain", rec.Name, "uuid", rec.UUID))
 	if run.def, err = domainxml.Parse(rec.XML, domainxml.Options{Active: true}); err != nil {
-		return fmt.Errorf("cannot understand its run record: %w", err)
+		return fmt.Errorf("cannot parse its run record: %w", err)
 	}
 	process, err := r.findProcess(run)
 	started := rec.State.Phase.Active()
@@ -252,7 +253,7 @@ func (r *adopting) adopt(dir string) error {
 		r.hasRun(rec.UUID)
 	}
 	if err == nil && process != nil && !started {
-		run.log.Warn("taking back a start that its daemon did not live to complete", "pid", process.PID)
+		run.log.Warn("start interrupted by the end of its daemon; undoing it", "pid", process.PID)
 		process, err = nil, killAndWait(process)
 	}
 	if err != nil {
@@ -268,7 +269,7 @@ func (r *adopting) adopt(dir string) error {
 	}
 	r.rehold(run)
 	run.ops.Rehold()
-	rec.State = run.State // what is open may have changed it
+	rec.State = run.State // open operations may have changed it
 	run.shorten = run.Surplus
 	if process == nil {
 		r.bury(run, rec, started)
@@ -278,26 +279,26 @@ func (r *adopting) adopt(dir string) error {
 	return nil
 }
 
-// dropHalfWritten removes what a daemon that was killed was just writing.
+// dropHalfWritten removes the incomplete run record that a killed daemon left.
 func (r *Registry) dropHalfWritten(dir string) {
 	removeFile(r.log, filepath.Join(dir, runRecordFile)+atomicfile.Half)
 }
 
-// takeUp makes a guest that runs on this daemon's own.
-func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
+// takeUp makes a running guest this daemon's own.
+func (r *adopting) takeUp(run *run, rec *runRecord, process *qemuprocess.Process) {
 	run.process = process
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
-	if err := run.seal(); err != nil { // its daemon may not have known how
-		run.log.Error("a QEMU may go on to write into its run directory", "error", err)
+	if err := run.seal(); err != nil { // an older daemon may not have sealed it
+		run.log.Error("cannot seal the run directory; QEMU may still write to it", "error", err)
 	}
 	g := r.adopted(rec)
 	run.guest = g
 	g.run, g.state, g.since = run, rec.State, rec.Since
 	g.findRunning(rec, run.def)
-	if g.inactive == nil && rec.State.Persistent { // a daemon to come may know it again
+	if g.inactive == nil && rec.State.Persistent { // a later daemon may have the definition again
 		run.KeepTPM, run.MadeNVRAM = true, false
 	}
-	g.state.Persistent = g.inactive != nil // what is stored counts
+	g.state.Persistent = g.inactive != nil // the store decides
 	g.settleManaged(run)
 	g.live.Store(run)
 	if len(run.NoRoom) > 0 && !r.StayFull {
@@ -310,7 +311,8 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	g.publish()
 }
 
-// adopted gives the guest of a run record, making it when it is transient.
+// adopted returns the guest of a run record. It makes a guest if none has that UUID, as for a transient
+// one.
 func (r *Registry) adopted(rec *runRecord) *Guest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -321,17 +323,17 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 		r.byUUID[rec.UUID] = g
 		if other := r.byName[rec.Name]; other == nil {
 			r.byName[rec.Name] = g
-		} else { // by the store of a backup, say
-			g.log.Error("a guest runs that has another's name; it is found by its UUID", "other", other.uuid)
+		} else { // after the store was restored from a backup, for example
+			g.log.Error("running guest has the name of another guest; find it by UUID", "other", other.uuid)
 		}
 	}
 	return g
 }
 
-// findProcess finds the process of a run record again; nil when it has ended.
-func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
+// findProcess finds the process of a run record. It returns nil if the process has ended.
+func (r *Registry) findProcess(run *run) (*qemuprocess.Process, error) {
 	pid, start := run.PID, run.StartTime
-	if pid == 0 { // launched, perhaps, but not yet recorded
+	if pid == 0 { // QEMU may have been launched before its PID was recorded
 		var err error
 		if pid, err = r.emulatorIn(run.dir); pid == 0 || err != nil {
 			return nil, err
@@ -345,18 +347,18 @@ func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
 		}
 		start = p.Start
 	}
-	process, err := qemu.Adopt(pid, start)
+	process, err := qemuprocess.Adopt(pid, start)
 	if fault.Is(err, fault.NotFound) {
-		run.log.Info("a guest ended while no daemon looked", "cause", err)
+		run.log.Info("guest ended while no daemon ran", "cause", err)
 		return nil, nil
 	}
 	return process, err
 }
 
-// emulatorIn finds the QEMU that was launched in a guest's run directory; 0 when
-// there is none. An administrator may look around there too.
-// An error says that this cannot be told, because no more files can be opened, say: whoever took that
-// for none would end a guest, or start it twice.
+// emulatorIn finds the QEMU that was launched in a guest's run directory. It returns 0 if there is none.
+// Other processes, such as an administrator's shell, may work in that directory too. An error means that
+// the answer is unknown, for example because no more files can be opened. The caller must not take it for
+// 0: it would end a running guest or start it twice.
 func (r *Registry) emulatorIn(dir string) (int, error) {
 	if pid, err := r.emulatorOf(dir); pid != 0 || err != nil {
 		return pid, err
@@ -372,7 +374,7 @@ func (r *Registry) emulatorIn(dir string) (int, error) {
 	return r.guestAmong(append(inGroup, there...), dir)
 }
 
-// guestAmong finds the QEMU of a run directory among processes; 0: it is none of them.
+// guestAmong finds the QEMU of a run directory among processes. It returns 0 if none of them is.
 func (r *Registry) guestAmong(pids []int, dir string) (int, error) {
 	for _, pid := range pids {
 		command, err := r.Kernel.Command(pid)
@@ -386,9 +388,9 @@ func (r *Registry) guestAmong(pids []int, dir string) (int, error) {
 	return 0, nil
 }
 
-// killAndWait ends a process and waits for that, but not for one that the kernel
-// does not let go.
-func killAndWait(p *qemu.Process) error {
+// killAndWait kills a process and waits, at most nowPatience, until it has ended. A process that hangs in
+// the kernel is reported as an error.
+func killAndWait(p *qemuprocess.Process) error {
 	if err := p.Kill(); err != nil {
 		return err
 	}
@@ -403,8 +405,8 @@ func killAndWait(p *qemu.Process) error {
 	}
 }
 
-// bury settles a guest that ended while no daemon looked: what it held is given
-// back, and it is shown as what it became.
+// bury settles a guest that ended while no daemon ran. It releases what the guest held and publishes the
+// guest's final state.
 func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
@@ -413,29 +415,29 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	r.mu.RUnlock()
 	run.guest, run.alone = g, true
 	if g != nil && started && rec.revives(rec.State) {
-		r.noteCrash(rec.UUID) // the autostart takes it up
+		r.noteCrash(rec.UUID) // autostart starts it again
 	}
-	if g == nil && started && rec.State.Persistent { // nobody else has its definition any more
+	if g == nil && started && rec.State.Persistent { // no other record has its definition any more
 		g = r.lostWith(rec, run.def)
 	}
 	if g != nil && started {
 		run.guest = g
-		g.settleManaged(run) // it may need what is released now
+		g.settleManaged(run) // it may need resources that are released below
 	}
 	_ = run.releaseAll(ctx) // each failure has been logged
 	r.giveBackLater(run)
 	if !started {
-		fenced := ctx
+		sc := scope.Daemon("a start that was cut off")
 		if g != nil {
-			fenced = withFences(ctx, g.View().fences)
+			sc = sc.Noting(g.View().fences)
 		}
-		dropHalfNVRAM(fenced, run)
+		dropHalfNVRAM(ctx, sc, run)
 	}
 	switch {
 	case g != nil || !started:
-	case rec.State.Persistent: // a daemon to come may know it again
+	case rec.State.Persistent: // a later daemon may have the definition again
 		r.noteLeft(rec.UUID, rec.Name, run.log)
-	case r.store.Sound(): // else its definition may be lost
+	case r.store.Sound(): // otherwise its definition may be lost
 		r.dropSecretsOf(rec, run.def, run.log)
 	}
 	if g == nil || !started {
@@ -445,31 +447,31 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	g.publish()
 }
 
-// clear removes the run directory of a guest that has ended, and what can be
-// known from it alone. It refuses while a QEMU works there.
+// clear removes the run directory of a guest that has ended, and what can be released without a record. It
+// refuses while a QEMU still works there.
 func (r *Registry) clear(ctx context.Context, dir string) error {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	pid, err := r.emulatorIn(dir)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run lives on in %s", dir)
+		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run still works in %s", dir)
 	}
 	if pid != 0 {
-		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
+		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run still works in %s; end that process first", pid, dir)
 	}
-	// The emulator of a TPM is in the group, which would give it no time to write down what it has.
+	// The TPM emulator runs in the control group. Ended with the group, it would have no time to save its
+	// state, so it is stopped first.
 	return errors.Join(stopTPMs(ctx, &run{dir: dir}), r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), removeTree(dir))
 }
 
-// rehold rebuilds the releases of an adopted guest from its record, in the order
-// in which a start acquires them.
+// rehold pushes the releases of an adopted guest again, by its run record and in the order of a start.
 func (r *Registry) rehold(run *run) {
-	r.reholdClaims(run) // dropped last: a later daemon finds no record then that names them
+	r.reholdClaims(run) // released last: only then no later daemon finds a record that names them
 	r.holdUser(run)
 	run.hold("run directory", run.removeDir)
 	r.reholdLabels(run)
-	r.Ledger.Restore(run.UUID, demand(run.def), r.need(run.def)) // it has it already: nothing can be refused
+	r.Ledger.Restore(run.UUID, demand(run.def), r.need(run.def)) // the guest already has it: this cannot be refused
 	run.hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
 	for _, at := range run.Taken {
 		r.holdDevice(run, at)
@@ -477,7 +479,7 @@ func (r *Registry) rehold(run *run) {
 	for _, n := range run.NICs {
 		release, err := r.readoptNIC(run, n)
 		if err != nil {
-			run.log.Info("an interface of an adopted guest is not there", "interface", n.IfName, "cause", err)
+			run.log.Info("interface of an adopted guest is missing", "interface", n.IfName, "cause", err)
 			continue
 		}
 		run.hold(n.what(), release)

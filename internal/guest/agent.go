@@ -16,25 +16,26 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// AgentChannel is the name under which QEMU's guest agent is reached.
+// AgentChannel is the name of the channel of QEMU's guest agent.
 const AgentChannel = "org.qemu.guest_agent.0"
 
-// IsAgents says whether the agent in a guest may take a channel of that name for its own. udev makes the agent's link of a
-// name in which that is one of several words, or has spaces behind it.
+// IsAgents reports whether the guest agent may take a channel of that name for its own. udev makes the
+// agent's link also for a name that contains the agent's as one of several words, or ends in spaces.
 func IsAgents(channel string) bool { return strings.Contains(channel, AgentChannel) }
 
-// agentLimit is how long an agent is waited for, as libvirt does.
+// agentLimit is how long to wait for an agent's answer, as libvirt does.
 const agentLimit = 5 * time.Second
 
-// agentLine is the connection to a guest's agent, made when it is first used.
+// agentLine is the connection to a guest's agent. It is made at the first use.
 type agentLine struct {
 	mu      sync.Mutex
 	session *agent.Session
 }
 
-// open gives the session, dialling when there is none.
+// open returns the session, and connects if there is none.
 func (l *agentLine) open(ctx context.Context, path string, dial func(context.Context, string) (net.Conn, error)) (*agent.Session, error) {
 	if s := l.keep(nil); s != nil {
 		return s, nil
@@ -50,13 +51,13 @@ func (l *agentLine) open(ctx context.Context, path string, dial func(context.Con
 		return nil, fault.Wrap(err, fault.Unresponsive, fault.Agent, "cannot reach the channel of the guest agent")
 	}
 	kept := l.keep(s)
-	if kept != s { // somebody else was first, and a channel takes one
+	if kept != s { // another request was faster, and a channel takes one connection
 		s.Close()
 	}
 	return kept, nil
 }
 
-// keep gives the session that there is, or takes this one.
+// keep returns the present session, or stores s if there is none.
 func (l *agentLine) keep(s *agent.Session) *agent.Session {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +67,7 @@ func (l *agentLine) keep(s *agent.Session) *agent.Session {
 	return l.session
 }
 
-// drop closes a session whose line is in an unknown state.
+// drop closes a session after its connection came into an unknown state.
 func (l *agentLine) drop(s *agent.Session) {
 	s.Close()
 	l.mu.Lock()
@@ -76,7 +77,7 @@ func (l *agentLine) drop(s *agent.Session) {
 	}
 }
 
-// close ends the session with a guest that has ended.
+// close closes the session of a guest that has ended.
 func (l *agentLine) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,7 +87,7 @@ func (l *agentLine) close() {
 	}
 }
 
-// agentChar gives the agent's channel of a running guest, or why there is none.
+// agentChar returns the agent's channel of a running guest, or an error that says why there is none.
 func agentChar(def *domain.Definition) (*device.Char, error) {
 	for _, c := range def.Devices.Channels {
 		if c.Name == AgentChannel && c.Backend.Type == "unix" {
@@ -99,18 +100,19 @@ func agentChar(def *domain.Definition) (*device.Char, error) {
 	return nil, fault.New(fault.WrongState, fault.Agent, "QEMU guest agent is not configured")
 }
 
-// agentConnected reports whether an agent listens in the guest. It is called in
-// the loop.
+// agentConnected reports whether an agent listens in the guest. It is called in the loop.
 func (r *run) agentConnected() bool {
 	_, err := agentChar(r.def)
 	return err == nil
 }
 
-// askAgent gives the agent one command and its answer to into.
+// askAgent sends the agent one command and stores its answer in into.
 func (r *run) askAgent(ctx context.Context, def *domain.Definition, command string, args, into any) error {
 	return r.withAgent(ctx, def, func(s *agent.Session) error { return s.Execute(ctx, command, args, into) })
 }
 
+// withAgent calls do with the agent's session. It drops the session after an error, unless the agent
+// refused the command or is busy.
 func (r *run) withAgent(ctx context.Context, def *domain.Definition, do func(*agent.Session) error) error {
 	c, err := agentChar(def)
 	if err != nil {
@@ -122,14 +124,14 @@ func (r *run) withAgent(ctx context.Context, def *domain.Definition, do func(*ag
 	}
 	err = do(s)
 	var refused *agent.Error
-	if err != nil && !errors.As(err, &refused) && !fault.Is(err, fault.Busy) { // which has another's command under way
+	if err != nil && !errors.As(err, &refused) && !fault.Is(err, fault.Busy) { // busy: another command is in progress
 		r.agent.drop(s)
 	}
 	return err
 }
 
-// agentShutdown has the agent turn the guest off or reboot it. An agent that
-// obeys does not answer.
+// agentShutdown tells the agent to power the guest off or to reboot it. An agent that does so sends no
+// answer.
 func (r *run) agentShutdown(ctx context.Context, def *domain.Definition, mode string) error {
 	ctx, stop := context.WithTimeout(ctx, agentLimit)
 	defer stop()
@@ -137,13 +139,16 @@ func (r *run) agentShutdown(ctx context.Context, def *domain.Definition, mode st
 		return s.Order(ctx, "guest-shutdown", map[string]any{"mode": mode})
 	})
 	if r.ending() {
-		return nil // it obeyed, and went before its silence was believed
+		return nil // it obeyed, and ended before the time for an answer was over
 	}
 	return err
 }
 
-// Agent asks the guest's agent, within limit (0: the usual).
-func (g *Guest) Agent(ctx context.Context, command string, args, into any, limit time.Duration) error {
+// Agent sends a command to the guest's agent and waits for the answer up to limit. 0 means agentLimit.
+func (g *Guest) Agent(ctx context.Context, sc scope.Scope, command string, args, into any, limit time.Duration) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	v, r := g.View(), g.live.Load()
 	if r == nil || v.Active == nil {
 		return fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -162,9 +167,11 @@ func (g *Guest) Agent(ctx context.Context, command string, args, into any, limit
 	return r.askAgent(ctx, v.Active, command, args, into)
 }
 
-// AgentCommand gives the agent a command of the user's own, as JSON, and returns
-// its answer.
-func (g *Guest) AgentCommand(ctx context.Context, command string, limit time.Duration) (string, error) {
+// AgentCommand sends the agent a command of the user, as JSON, and returns its answer.
+func (g *Guest) AgentCommand(ctx context.Context, sc scope.Scope, command string, limit time.Duration) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	var c struct {
 		Execute   string          `json:"execute"`
 		Arguments json.RawMessage `json:"arguments"`
@@ -180,7 +187,7 @@ func (g *Guest) AgentCommand(ctx context.Context, command string, limit time.Dur
 		g.remark(ctx, r, agentCommanded)
 	}
 	var answer json.RawMessage
-	if err := g.Agent(ctx, c.Execute, args, &answer, limit); err != nil {
+	if err := g.Agent(ctx, sc, c.Execute, args, &answer, limit); err != nil {
 		return "", err
 	}
 	if len(answer) == 0 {

@@ -7,17 +7,17 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
-	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// attachKind plugs a device into a running guest. QEMU decides: it has a device of
+// attachKind attaches a device to a running guest. QEMU decides whether it happened: it has a device of
 // that alias, or it does not.
 var attachKind = operation.Kind[*run]{
 	Name: "attach", Version: 1, Class: operation.Change,
@@ -25,25 +25,25 @@ var attachKind = operation.Kind[*run]{
 	Bind: func(r *run) operation.Work { return &attach{r: r} },
 }
 
-// attach is the payload.
+// attach is the journalled payload of an attachment.
 type attach struct {
-	Device string    // its XML, complete
-	Saved  string    `json:",omitempty"` // the device of the stored definition; empty: it gets none
-	NIC    *heldNIC  `json:",omitempty"` // what is made for it on the host
-	Undo   []undoing `json:",omitempty"` // in the order in which the steps were to be made
+	Device string    // its complete XML
+	Saved  string    `json:",omitempty"` // the device for the stored definition; empty: none
+	NIC    *heldNIC  `json:",omitempty"` // the interface made for it on the host
+	Undo   []undoing `json:",omitempty"` // in the order of the steps that they undo
 
 	r     *run
 	op    *operation.Operation
 	dev   device.Device
 	saved device.Device
-	plan  *qemu.Plan  // of the daemon that began it
-	steps []qemu.Step // the same
+	plan  *qemu.Plan  // known only to the daemon that began it
+	steps []qemu.Step // known only to the daemon that began it
 
-	what    string // what release gives back
+	what    string // names what release gives back
 	release func(context.Context) error
-	// reserved is what the host's books have of a module's memory; nil: nothing.
+	// reserved is what the host's ledger counts for a memory module. Nil: nothing.
 	reserved *topology.Reservation
-	// defined says that the running guest has the device, with all that is held for it.
+	// defined says that the live definition has the device, and that the run owns its resources.
 	defined bool
 }
 
@@ -73,15 +73,15 @@ func (a *attach) Opened(op *operation.Operation) (err error) {
 	return err
 }
 
-// Rehold implements operation.Rehold: QEMU may have the device, and is asked later.
+// Rehold implements operation.Rehold. QEMU may have the device already: it is asked later.
 func (a *attach) Rehold() {
 	r := a.r
 	r.notesNode(a.dev)
-	if r.def.Devices.ByAlias(a.alias()) != nil { // its resources are the guest's
+	if r.def.Devices.ByAlias(a.alias()) != nil { // the run owns its resources
 		a.defined = true
 		return
 	}
-	r.relayAgain(withFences(r.reg.life, r.Fences), a.dev)
+	r.relayAgain(r.reg.life, a.op.Scope().Noting(r.Fences), a.dev)
 	if m, is := a.dev.(*device.Memory); is {
 		demand := moduleDemand(r.def, m)
 		r.reg.Ledger.Add(r.UUID, demand)
@@ -90,13 +90,13 @@ func (a *attach) Rehold() {
 	if at := pciFunction(a.dev); at != nil {
 		release, err := r.reg.claimDevice(*at, r)
 		if err != nil {
-			r.log.Error("a device that was being plugged in is not the guest's", "error", err)
+			r.log.Error("cannot claim the device of an interrupted attachment", "error", err)
 		} else {
 			a.what, a.release = claimOf(*at), release
 		}
 	}
 	if nic, is := a.dev.(*device.NIC); is && a.NIC != nil {
-		if release, err := r.reg.readopt(r, nic, a.NIC); err == nil { // or it went with its last file
+		if release, err := r.reg.readopt(r, nic, a.NIC); err == nil { // otherwise the interface ended with its last descriptor
 			a.what, a.release = a.NIC.what(), release
 		}
 	}
@@ -104,9 +104,9 @@ func (a *attach) Rehold() {
 
 func (a *attach) alias() string { return a.dev.Common().Alias }
 
-// attachDevice plugs a device in, beside the loop. Saved is the device that the
-// stored definition gets with it; nil: none.
-func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, saved device.Device) (err error) {
+// attachDevice attaches a device, beside the loop. saved is the device for the stored definition. Nil:
+// none.
+func (g *Guest) attachDevice(ctx context.Context, sc scope.Scope, r *run, p *qemu.Plan, dev, saved device.Device) (err error) {
 	if _, err := r.monitor(); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, sav
 	switch d := dev.(type) {
 	case *device.Disk:
 		objects = append(objects, "disk/"+d.Target)
-		found, present, err := g.reg.findDisk(ctx, r, d)
+		found, present, err := g.reg.findDisk(ctx, sc, r, d)
 		if err != nil {
 			return err
 		}
@@ -138,10 +138,10 @@ func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, sav
 	if err := a.describe(); err != nil {
 		return err
 	}
-	return explainKey(dev, r.perform(ctx, attachKind.Name, a, objects...))
+	return explainKey(dev, r.perform(ctx, sc, attachKind.Name, a, objects...))
 }
 
-// describe writes the devices into the payload.
+// describe formats the devices into the payload.
 func (a *attach) describe() (err error) {
 	if a.Device, err = domainxml.FormatDevice(a.dev, domainxml.Style{Active: true, Secure: true}); err != nil || a.saved == nil {
 		return err
@@ -150,12 +150,12 @@ func (a *attach) describe() (err error) {
 	return err
 }
 
-// hold takes what the device needs of the host, and plans its steps.
+// hold takes the host's resources for the device, and plans the QMP steps.
 func (a *attach) hold(ctx context.Context) (err error) {
 	r := a.r
 	switch d := a.dev.(type) {
 	case *device.NIC:
-		err = a.connect(ctx, d)
+		err = a.connect(ctx, a.op.Scope(), d)
 	case *device.HostDevice:
 		if at := pciFunction(d); at != nil {
 			a.what = claimOf(*at)
@@ -173,7 +173,7 @@ func (a *attach) hold(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := r.reg.admit(ctx, r, a.plan, a.dev); err != nil {
+	if err := r.reg.admit(ctx, a.op.Scope(), r, a.plan, a.dev); err != nil {
 		return err
 	}
 	if a.steps, err = qemu.Plug(a.plan, a.dev); err != nil {
@@ -195,21 +195,21 @@ func (a *attach) hold(ctx context.Context) (err error) {
 	return a.op.Save()
 }
 
-// connect gives a NIC its interface on the host. It is noted before it is made, where
-// it would outlive a daemon that is killed.
-func (a *attach) connect(ctx context.Context, n *device.NIC) error {
+// connect gives a NIC its interface on the host. If the interface would outlive a killed daemon, its name
+// is journalled before it is made.
+func (a *attach) connect(ctx context.Context, sc scope.Scope, n *device.NIC) error {
 	r := a.r
-	noting := network.WithNote(ctx, func(ifName string) error {
+	note := func(ifName string) error {
 		a.NIC = &heldNIC{Alias: n.Alias, IfName: ifName}
 		return a.op.Save()
-	})
-	made, release, err := r.reg.attachNIC(noting, a.plan.Definition, n)
+	}
+	made, release, err := r.reg.attachNIC(ctx, sc, a.plan.Definition, n, note)
 	if err != nil {
 		return err
 	}
 	if made == nil {
 		if r.reg.lacksNetwork(r) {
-			return r.reg.serveUserNetwork(ctx, a, n)
+			return r.reg.serveUserNetwork(ctx, sc, a, n)
 		}
 		return nil
 	}
@@ -219,7 +219,7 @@ func (a *attach) connect(ctx context.Context, n *device.NIC) error {
 	return nil
 }
 
-// giveBack gives the host back what was held.
+// giveBack releases the resources that hold took.
 func (a *attach) giveBack(ctx context.Context) error {
 	if a.defined {
 		return nil
@@ -239,10 +239,10 @@ func (a *attach) giveBack(ctx context.Context) error {
 	return err
 }
 
-// make has QEMU make what is behind the device.
+// make makes the objects behind the device in QEMU.
 func (a *attach) make(ctx context.Context) error { return a.r.tell(ctx, a.steps[:a.decides()]) }
 
-// decides is which step makes the device itself.
+// decides returns the index of the step that makes the device itself.
 func (a *attach) decides() int {
 	for i := len(a.steps) - 1; i > 0; i-- {
 		if a.steps[i].Command == "device_add" {
@@ -252,7 +252,7 @@ func (a *attach) decides() int {
 	return 0
 }
 
-// plug has QEMU make the device. One that refuses its limits is not the guest's.
+// plug makes the device in QEMU. If QEMU refuses its limits, the attachment fails.
 func (a *attach) plug(ctx context.Context) error {
 	defer a.r.guest.endTerminals(a.r)
 	if err := a.r.tell(ctx, a.steps[a.decides():]); err != nil {
@@ -261,8 +261,10 @@ func (a *attach) plug(ctx context.Context) error {
 	return a.tune(ctx)
 }
 
+// takeBack undoes the QMP steps of the attachment.
 func (a *attach) takeBack(ctx context.Context) error { return a.r.takeBack(ctx, a.Undo) }
 
+// probe asks QEMU whether it has the device.
 func (a *attach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
 	there, err := a.r.hasDevice(ctx, a.alias())
 	if err != nil || !there {
@@ -271,23 +273,24 @@ func (a *attach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict
 	return operation.Happened, nil
 }
 
-// settle tells QEMU what cannot be said when a device is made. A device that was cut
-// off is the guest's, with its limits or without.
+// settle sets the limits that cannot be given when the device is made. After an interrupted attachment the
+// guest keeps the device even if QEMU refuses its limits.
 func (a *attach) settle(ctx context.Context) error {
-	if a.steps != nil { // plug has
+	if a.steps != nil { // plug has set them
 		return nil
 	}
 	err := a.tune(ctx)
 	if err == nil || noAnswer(err) {
 		return err
 	}
-	a.r.log.Warn("a device that was being plugged in is the guest's without its limits, which QEMU refuses", "alias", a.alias(), "error", err)
+	a.r.log.Warn("QEMU refuses the limits of a device; device attached without them", "alias", a.alias(), "error", err)
 	if d, is := a.dev.(*device.Disk); is {
 		d.Tune = nil
 	}
 	return nil
 }
 
+// tune sends QEMU the settings that cannot be part of device_add.
 func (a *attach) tune(ctx context.Context) error {
 	s, err := a.r.monitor()
 	if err != nil {
@@ -296,8 +299,7 @@ func (a *attach) tune(ctx context.Context) error {
 	return settlePlugged(ctx, s, a.dev)
 }
 
-// define makes the device part of the running guest and, where that was asked for,
-// of its stored definition.
+// define adds the device to the live definition and, if asked, to the stored one.
 func (a *attach) define(ctx context.Context) error {
 	return a.r.inLoop(ctx, func(g *Guest) error {
 		if a.r.def.Devices.ByAlias(a.alias()) == nil {
@@ -309,11 +311,11 @@ func (a *attach) define(ctx context.Context) error {
 		if a.saved == nil {
 			return nil
 		}
-		return g.followOnce(ctx, a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
+		return g.followOnce(ctx, a.op.Scope(), a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
 	})
 }
 
-// addAttached makes a device part of the running guest, with what it holds.
+// addAttached adds a device to the live definition, and its resources to the run.
 func (g *Guest) addAttached(a *attach) error {
 	var err error
 	g.setActive(func(d *domain.Definition) { err = d.Add(a.dev) })
@@ -331,7 +333,7 @@ func (g *Guest) addAttached(a *attach) error {
 	return nil
 }
 
-// tell has QEMU carry out steps, until one is refused or not answered.
+// tell executes steps in QEMU until one is refused or not answered.
 func (r *run) tell(ctx context.Context, steps []qemu.Step) error {
 	s, err := r.monitor()
 	if err != nil {
@@ -340,8 +342,7 @@ func (r *run) tell(ctx context.Context, steps []qemu.Step) error {
 	return executeAll(ctx, s, steps)
 }
 
-// takeBack undoes, last first, whatever QEMU has made of steps. What it refuses it has
-// not made.
+// takeBack undoes steps in reverse order. If QEMU refuses an undo, it had not carried out the step.
 func (r *run) takeBack(ctx context.Context, steps []undoing) error {
 	s, err := r.monitor()
 	if err != nil {
@@ -351,13 +352,13 @@ func (r *run) takeBack(ctx context.Context, steps []undoing) error {
 		if err := s.Execute(ctx, u.Command, u.Args, nil); noAnswer(err) {
 			return err
 		} else if err != nil {
-			r.log.Debug("nothing to take back of a device", "command", u.Command, "error", err)
+			r.log.Debug("no part of the device to undo", "command", u.Command, "error", err)
 		}
 	}
 	return nil
 }
 
-// hasDevice asks QEMU whether it has a device of an alias.
+// hasDevice asks QEMU whether it has a device of that alias.
 func (r *run) hasDevice(ctx context.Context, alias string) (bool, error) {
 	s, err := r.monitor()
 	if err != nil {
@@ -367,7 +368,7 @@ func (r *run) hasDevice(ctx context.Context, alias string) (bool, error) {
 	return present[alias], err
 }
 
-// devicesOf asks QEMU which devices with an alias it has.
+// devicesOf asks QEMU for the aliases of its devices.
 func devicesOf(ctx context.Context, s *qmp.Session) (map[string]bool, error) {
 	var objects []struct{ Name string }
 	if err := s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects); err != nil {

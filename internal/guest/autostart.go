@@ -11,43 +11,43 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// The guests that are marked for it are started once in each boot of the host. Which
-// they are is noted before the first is started, and each is struck off when it has
-// run, or is given up: a daemon that is cut off in the middle leaves the
-// rest to the next one, and what ran is not started again.
+// Guests marked for autostart are started once in each boot of the host. The list is stored before the
+// first start. A guest is removed from it when it has run, or when its start is given up. So a daemon that
+// is killed halfway leaves the rest to the next daemon, and no guest that ran is started again.
 
-// bootKind is the record of the last boot of the host whose autostart was noted.
+// bootKind is the record of the last boot with a stored autostart list.
 var bootKind = store.Kind{Name: "boot", Version: 1}
 
 const lastBoot = "autostarted"
 
-// dueKind is the record of one guest that a boot has still to start, by UUID.
+// dueKind is the record of one guest that this boot has still to start, by UUID.
 var dueKind = store.Kind{Name: "autostart", Version: 1}
 
-// due says in which boot a guest is to be started, and by which mark.
+// due names the boot for a guest's start, and the reason.
 type due struct {
 	Boot string
-	Once bool // by that for one boot, which is taken back
-	// Crashed says that it ran, and is started again because its QEMU ended by itself.
+	Once bool // by AutostartOnce, which is then cleared
+	// Crashed says that the guest ran and is started again because its QEMU ended unexpectedly.
 	Crashed bool `json:",omitempty"`
 }
 
-// dues are the guests that this boot has still to start.
+// dues are the guests that this boot has still to start. mu guards left.
 type dues struct {
 	mu   sync.Mutex
 	left map[string]due
 }
 
-// loadDues finds again what an earlier daemon left to be started, and forgets what
-// an earlier boot did.
+// loadDues loads what an earlier daemon of this boot left to start, and deletes the records of earlier
+// boots.
 func (r *Registry) loadDues() error {
 	var old []string
 	err := r.store.Each(dueKind, func(uuid string, decode func(any) error) error {
 		var d due
 		if err := decode(&d); err != nil {
-			r.log.Error("cannot learn whether a guest is still to be started", "uuid", uuid, "error", err)
+			r.log.Error("cannot read whether a guest must still be started", "uuid", uuid, "error", err)
 		}
 		if r.Boot == "" || d.Boot != r.Boot {
 			old = append(old, uuid)
@@ -62,16 +62,16 @@ func (r *Registry) loadDues() error {
 	return err
 }
 
-// forgetDue strikes a guest off in the store, later where that takes no changes: another daemon of
-// this boot would start it again.
+// forgetDue deletes a guest's record from the store, and keeps trying if the store takes no changes.
+// Otherwise another daemon of this boot would start the guest again.
 func (r *Registry) forgetDue(uuid string) {
 	err := r.store.Delete(dueKind, uuid)
 	if err == nil {
 		return
 	}
-	r.log.Error("cannot forget yet that a guest was to be started with the host", "uuid", uuid, "error", err)
+	r.log.Error("cannot delete an autostart record; trying again", "uuid", uuid, "error", err)
 	r.loops.Go(func() {
-		_ = UntilDone(r.life, lastTry, func() error { // fails with the daemon's end
+		_ = UntilDone(r.life, lastTry, func() error { // fails when the daemon stops
 			if _, again := r.isDue(uuid); again { // it has crashed since
 				return nil
 			}
@@ -80,7 +80,7 @@ func (r *Registry) forgetDue(uuid string) {
 	})
 }
 
-// isDue says whether and why this boot has still to start a guest.
+// isDue reports whether, and why, this boot has still to start a guest.
 func (r *Registry) isDue(uuid string) (due, bool) {
 	r.dues.mu.Lock()
 	defer r.dues.mu.Unlock()
@@ -88,8 +88,8 @@ func (r *Registry) isDue(uuid string) (due, bool) {
 	return d, is
 }
 
-// hasRun strikes a guest off: it runs or ran in this boot, whoever started it, or its
-// start is given up.
+// hasRun removes a guest from the list: it runs or ran in this boot, for whatever reason, or its start is
+// given up.
 func (r *Registry) hasRun(uuid string) {
 	r.dues.mu.Lock()
 	_, is := r.dues.left[uuid]
@@ -101,54 +101,54 @@ func (r *Registry) hasRun(uuid string) {
 	}
 }
 
-// Autostart starts the guests that are marked for it, once for each boot of the
-// host. One that fails is told, tried again, and delays no other.
+// Autostart starts the marked guests, once for each boot of the host. A start that fails is logged and
+// tried again, and delays no other.
 func (r *Registry) Autostart(ctx context.Context) {
 	if r.Boot == "" {
 		return
 	}
 	var noted string
 	if err := r.store.Get(bootKind, lastBoot, &noted); err != nil && !fault.Is(err, fault.NotFound) {
-		r.log.Error("cannot learn whether this boot's autostart is done; no more is started than is noted", "error", err)
+		r.log.Error("cannot read whether this boot's autostart is done; only recorded guests are started", "error", err)
 		noted = r.Boot
-		if err := r.store.Put(bootKind, lastBoot, noted); err != nil { // else no boot's to come would be
-			r.log.Error("nor can that be noted", "error", err)
+		if err := r.store.Put(bootKind, lastBoot, noted); err != nil { // otherwise no later boot would start any guest
+			r.log.Error("cannot record that this boot's autostart is done", "error", err)
 		}
 	}
 	if noted != r.Boot {
 		r.chooseDues()
 		if err := r.noteDues(); err != nil {
 			r.log.Error("cannot note this boot's autostart; nothing is started until that can be done", "error", err)
-			r.loops.Go(func() { r.autostartLate(ctx) })
+			r.loops.Go(func() { r.autostartLate(ctx, scope.Daemon("autostart")) })
 			return
 		}
 	}
-	r.startDues(ctx)
+	r.startDues(ctx, scope.Daemon("autostart"))
 }
 
-// autostartLate starts the guests of a boot when the store, which may be on a disk that is full,
-// takes note of them: started without that, each would be started again by the next daemon.
-func (r *Registry) autostartLate(ctx context.Context) {
+// autostartLate starts the guests of a boot as soon as the store accepts the list: its disk may have been
+// full. If they were started without it, the next daemon would start each of them again.
+func (r *Registry) autostartLate(ctx context.Context, sc scope.Scope) {
 	if UntilDone(ctx, lastPause, r.noteDues) != nil {
 		return // the daemon stops
 	}
 	r.log.Info("this boot's autostart is noted now, and begins")
-	r.startDues(ctx)
+	r.startDues(ctx, sc)
 }
 
 // startDues starts the guests that are left.
-func (r *Registry) startDues(ctx context.Context) {
+func (r *Registry) startDues(ctx context.Context, sc scope.Scope) {
 	for _, uuid := range r.dues.all() {
 		g, err := r.ByUUID(uuid)
 		if err != nil || g.View().State.Active() {
-			r.hasRun(uuid) // or is not defined any more
+			r.hasRun(uuid) // or it is no longer defined
 			continue
 		}
-		r.loops.Go(func() { g.autostart(ctx) })
+		r.loops.Go(func() { g.autostart(ctx, sc) })
 	}
 }
 
-// all gives the guests that are left, by UUID, in no order.
+// all returns the UUIDs of the guests that are left, in no order.
 func (d *dues) all() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -168,8 +168,7 @@ func (r *Registry) chooseDues() {
 	}
 }
 
-// noteDues notes which guests this boot is to start. All are written at once, so
-// that they share transactions.
+// noteDues stores the list. All records are written concurrently, so that they share transactions.
 func (r *Registry) noteDues() error {
 	var noting errgroup.Group
 	for _, uuid := range r.dues.all() {
@@ -186,33 +185,35 @@ func (r *Registry) noteDues() error {
 	return err
 }
 
-func (g *Guest) autostart(ctx context.Context) {
+// autostart starts one guest of the list: after a crash at once, otherwise if its mark is still set. A
+// failed start is repeated after a pause.
+func (g *Guest) autostart(ctx context.Context, sc scope.Scope) {
 	d, _ := g.reg.isDue(g.uuid)
 	v := g.View()
 	switch {
 	case d.Crashed:
-		_ = g.change(ctx, "", func() error { // else it has gone, or the daemon stops
-			if g.run == nil { // and else its start, if one is under way, is found to have been made
-				g.startAgain("QEMU ended by itself")
+		_ = g.change(ctx, sc, "", func() error { // otherwise it is gone, or the daemon stops
+			if g.run == nil { // otherwise it is started already
+				g.startAgain("QEMU ended unexpectedly")
 			}
 			return nil
 		})
 		return
 	case d.Once && v.AutostartOnce:
-		if err := g.SetAutostartOnce(ctx, false); err != nil {
+		if err := g.SetAutostartOnce(ctx, sc, false); err != nil {
 			g.log.Error("cannot take back the mark for one autostart", "error", err)
 		}
-	case !d.Once && !v.Autostart: // its user has changed their mind
+	case !d.Once && !v.Autostart: // the user has cleared the mark since
 		g.reg.hasRun(g.uuid)
 		return
 	}
 	failpoint.Reach("autostart.start")
-	err := g.Start(ctx, StartOptions{})
+	err := g.Start(ctx, sc, StartOptions{})
 	if err == nil || ctx.Err() != nil {
-		return // the daemon stops: the next one goes on
+		return // the daemon stops: the next one continues
 	}
-	_ = g.change(ctx, "", func() error { // else it has gone, or the daemon stops
-		if _, is := g.reg.isDue(g.uuid); is { // else its user was faster
+	_ = g.change(ctx, sc, "", func() error { // otherwise it is gone, or the daemon stops
+		if _, is := g.reg.isDue(g.uuid); is { // otherwise the user was faster
 			g.revival.boot = true
 			g.notRevived(err)
 		}

@@ -10,11 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A daemon was killed amid the autostart of a boot: the next one starts those that
-// are left, and not what has run before: neither what was destroyed, nor what ended
-// by itself while no daemon looked, nor what is not marked any more.
+// A daemon is killed during the autostart of a boot. The next one starts the guests that remain. It does not start
+// guests that ran before: destroyed ones, ones that ended while no daemon ran, and ones without the mark now.
 // Promise: F7
 func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	d := newDaemon(t)
@@ -22,10 +22,10 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	byName := map[string]*guest.Guest{}
 	for _, name := range []string{"left", "ended", "done", "unmarked"} {
 		byName[name] = d.define(small(name))
-		ok(t, byName[name].SetAutostart(d.ctx(), true))
+		ok(t, byName[name].SetAutostart(d.ctx(), scope.Daemon("a test"), true))
 	}
-	ok(t, byName["ended"].Start(d.ctx(), guest.StartOptions{}))
-	ok(t, byName["unmarked"].SetAutostart(d.ctx(), false))
+	ok(t, byName["ended"].Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, byName["unmarked"].SetAutostart(d.ctx(), scope.Daemon("a test"), false))
 	pid := d.pid("ended")
 	d.reopen(func() {
 		ok(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -42,7 +42,7 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	d.Autostart(d.ctx())
 	left := d.again(byName["left"])
 	d.settle(left, domain.Running)
-	ok(t, left.Destroy(d.ctx(), false))
+	ok(t, left.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	for range 2 { // this daemon has nothing more to start, and the next one neither
 		d.Autostart(d.ctx())
 		for name, g := range byName {
@@ -69,7 +69,7 @@ func TestADamagedNoteOfAnAutostartHoldsForOneBoot(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	g := d.define(small("marked"))
-	ok(t, g.SetAutostart(d.ctx(), true))
+	ok(t, g.SetAutostart(d.ctx(), scope.Daemon("a test"), true))
 	ok(t, d.store.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", []int{1}))
 	for _, boot := range []string{"first", "second"} {
 		d.boot = boot
@@ -87,8 +87,8 @@ func TestAnAutostartThatFailsIsTold(t *testing.T) {
 	d.boot, d.heard = "first", make(chan string, 1000)
 	d.reopen(func() {})
 	pool, disk := d.shelf()
-	ok(t, d.define(small("without-its-pool", disk)).SetAutostart(d.ctx(), true))
-	ok(t, pool.Stop(d.ctx()))
+	ok(t, d.define(small("without-its-pool", disk)).SetAutostart(d.ctx(), scope.Daemon("a test"), true))
+	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.Autostart(d.ctx())
 	d.logged("cannot start a guest that is marked for autostart", "without-its-pool", "is not active")
 }
@@ -101,29 +101,29 @@ func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
 	d.boot = "first"
 	d.reopen(func() {})
 	pool, disk := d.shelf()
-	const waits = "could not be started"
+	const waits = "autostart failed"
 	byName := map[string]*guest.Guest{}
 	for _, name := range []string{"patient", "destroyed", "undefined", "unmarked"} {
 		byName[name] = d.define(small(name, disk))
-		ok(t, byName[name].SetAutostart(d.ctx(), true))
+		ok(t, byName[name].SetAutostart(d.ctx(), scope.Daemon("a test"), true))
 	}
-	ok(t, pool.Stop(d.ctx()))
+	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.Autostart(d.ctx())
 	for name, g := range byName {
 		if words := waiting(t, g, waits); !strings.Contains(words, `pool "shelf" is not active`) || !strings.Contains(words, "virsh destroy "+name) {
 			t.Errorf("%s says: %s", name, words)
 		}
 	}
-	ok(t, byName["destroyed"].Destroy(d.ctx(), false))
-	ok(t, byName["undefined"].Undefine(d.ctx(), guest.UndefineOptions{}))
-	ok(t, byName["unmarked"].SetAutostart(d.ctx(), false))
+	ok(t, byName["destroyed"].Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, byName["undefined"].Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, byName["unmarked"].SetAutostart(d.ctx(), scope.Daemon("a test"), false))
 	d.reopen(func() {})
 	d.Autostart(d.ctx())
 	patient := d.again(byName["patient"])
 	waiting(t, patient, waits)
 	pool, err := d.pools.ByName("shelf")
 	ok(t, err)
-	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
 	d.settle(patient, domain.Running)
 	if words := patient.View().Messages; len(words) > 0 {
 		t.Errorf("it runs, and says: %q", words)

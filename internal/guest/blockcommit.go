@@ -16,15 +16,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// blockCommitKind commits images of a disk into their base.
+// blockCommitKind commits images of a disk into their base image.
 //
-// An active commit ends with a pivot: the guest then writes to the base only, so the stored definition must name the
-// base before. The job waits (pending) with both images equal and the guest stopped, the definition is stored, and
-// then QEMU changes its chain. The stored definition decides.
+// An active commit ends with a pivot: after it the guest writes to the base only, so the stored definition
+// must name the base first. The order is: the job waits (pending) with both images equal and the guest
+// stopped; the definition is stored; QEMU changes its chain. After a crash the stored definition decides
+// whether the pivot happened.
 //
-// Any other commit changes the backing file name of the image above. QEMU decides; after its end that header does.
+// Any other commit changes the backing file name in the image above. QEMU decides whether it happened, and
+// after QEMU's end that image's header does.
 var blockCommitKind = operation.Kind[*run]{
 	Name: "blockcommit", Version: 1, Class: operation.DiskJob,
 	Steps: []string{"lend", "start", "copy", "pause", "complete", "store", "note", "finalize", "resume", "define", "dismiss", "forget"},
@@ -32,29 +35,30 @@ var blockCommitKind = operation.Kind[*run]{
 	Bind:  func(r *run) operation.Work { return &blockCommit{r: r} },
 }
 
-// blockCommit is the payload.
+// blockCommit is the journalled payload of a commit.
 type blockCommit struct {
 	diskJob
-	Active bool      // the base takes the place of the image that the guest writes
-	Speed  uint64    `json:",omitempty"` // bytes a second; 0: as much as goes
-	Base   written   // the image that is written
+	Active bool      // the base replaces the image that the guest writes
+	Speed  uint64    `json:",omitempty"` // bytes a second; 0: no limit
+	Base   written   // the image that the job writes to
 	Block  bool      `json:",omitempty"` // the base is a block device
-	Gone   []written // the images that go, from the top down
-	Above  *written  `json:",omitempty"` // lies on the uppermost of them; nil: the guest's device does
-	Lent   []written // the images that QEMU may write for the job
-	// Was and Will are what the header of Above names below it before and after.
+	Gone   []written // the committed images, from the top down; they leave the chain
+	Above  *written  `json:",omitempty"` // the image on top of the first of Gone; nil: that one is the active image
+	Lent   []written // the images that QEMU may write to for the job
+	// Was and Will are the backing file references in the header of Above, before and after the commit.
 	Was, Will image.Backing
-	// Ran says that the guest ran when it was stopped for the change.
+	// Ran says that the guest was running when the pivot stopped it.
 	Ran bool `json:",omitempty"`
-	// Stored is the disk of the stored definition before it followed; nil: that has another disk there.
+	// Stored is the disk of the stored definition before the change. Nil: the stored definition has another
+	// disk there.
 	Stored *storedImage `json:",omitempty"`
-	// Failed is why QEMU did not change its chain although it was to; empty: it did not fail.
+	// Failed is QEMU's reason for not changing its chain. Empty: it did not fail.
 	Failed string `json:",omitempty"`
 
 	r    *run
 	op   *operation.Operation
-	disk *device.Disk // of the daemon that began it
-	span span         // likewise
+	disk *device.Disk // known only to the daemon that began the commit
+	span span         // known only to the daemon that began the commit
 }
 
 // Steps implements operation.Work.
@@ -88,7 +92,7 @@ func (c *blockCommit) Steps() []operation.Step {
 func (c *blockCommit) Opened(op *operation.Operation) error {
 	c.op = op
 	if len(c.Gone) == 0 || c.Active == (c.Above != nil) {
-		return errors.New("it names no images that go, or not the one above them")
+		return errors.New("it lacks the committed images, or the image above them")
 	}
 	return nil
 }
@@ -102,10 +106,10 @@ func (c *blockCommit) Ended() {
 	c.tellEnd(c.r, path)
 }
 
-// BlockCommit begins a commit of images of a running guest's disk into their base. An active commit runs until
-// EndBlockJob.
-func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+// BlockCommit begins a commit of images of a running guest's disk into their base image. An active commit
+// runs until the client calls EndBlockJob.
+func (g *Guest) BlockCommit(ctx context.Context, sc scope.Scope, disk string, o CommitOptions) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		r, err := g.runningDisks()
 		if err != nil {
 			return nil, err
@@ -118,22 +122,23 @@ func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) e
 			return nil, fault.New(fault.Busy, fault.Device, "disk '%s' already in active block job", d.Target)
 		}
 		if d.CopyOnRead == device.On {
-			return nil, fault.New(fault.Unsupported, fault.Call, "a commit of a disk that copies on read is not built (disk %s)", d.Target)
+			return nil, fault.New(fault.Unsupported, fault.Call, "a commit of a disk with copy_on_read is not supported (disk %s)", d.Target)
 		}
 		s, err := findCommit(d, o)
 		if err != nil {
 			return nil, err
 		}
 		c := newBlockCommit(r, d, s, o)
-		return func(ctx context.Context) (settle, error) {
-			if err := g.admitCommit(ctx, c, o.Relative); err != nil {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			if err := g.admitCommit(ctx, sc, c, o.Relative); err != nil {
 				return nil, err
 			}
-			return nil, r.perform(ctx, blockCommitKind.Name, c, c.objects()...)
+			return nil, r.perform(ctx, sc, blockCommitKind.Name, c, c.objects()...)
 		}, nil
 	})
 }
 
+// newBlockCommit makes the payload of a commit of the images in s.
 func newBlockCommit(r *run, d *device.Disk, s span, o CommitOptions) *blockCommit {
 	images := d.Images()
 	at := func(place int) written {
@@ -152,12 +157,13 @@ func newBlockCommit(r *run, d *device.Disk, s span, o CommitOptions) *blockCommi
 		return c
 	}
 	above := at(s.top - 1)
-	if c.Above = &above; s.top > 1 { // else the guest writes it
+	if c.Above = &above; s.top > 1 { // otherwise it is the active image, which is writable
 		c.Lent = append(c.Lent, above)
 	}
 	return c
 }
 
+// objects returns the disk and the lent images, which no other operation may use at the same time.
 func (c *blockCommit) objects() []string {
 	all := []string{"disk/" + c.Target}
 	for _, w := range c.Lent {
@@ -166,9 +172,10 @@ func (c *blockCommit) objects() []string {
 	return all
 }
 
-// admitCommit refuses images that have other users, and finds the new backing file name of the image above.
-func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) error {
-	chain, err := g.reg.openShown(ctx, c.r, g.View().fences, c.disk)
+// admitCommit refuses images with other users. It also computes the new backing file name of the image
+// above.
+func (g *Guest) admitCommit(ctx context.Context, sc scope.Scope, c *blockCommit, relative bool) error {
+	chain, err := g.reg.openShown(ctx, sc, c.r, g.View().fences, c.disk)
 	if err != nil {
 		return err
 	}
@@ -180,35 +187,36 @@ func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) 
 			return err
 		}
 	}
-	return g.checkSoleUser(ctx, c.disk, chain[c.span.top:c.span.base+1], above)
+	return g.checkSoleUser(ctx, sc, c.disk, chain[c.span.top:c.span.base+1], above)
 }
 
-// renamed gives the backing file name of the image above, before and after the commit.
+// renamed returns the backing file reference of the image above, before and after the commit.
 func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing, err error) {
 	if chain[s.top-1].Backing == nil {
-		return was, will, fault.New(fault.WrongState, fault.Volume, "%s lies on nothing", chain[s.top-1].Path)
+		return was, will, fault.New(fault.WrongState, fault.Volume, "%s has no backing file", chain[s.top-1].Path)
 	}
 	was, will.Format = *chain[s.top-1].Backing, chain[s.base].Format
 	will.Name, err = chain.NameBelow(s.top-1, s.base, relative)
 	return was, will, err
 }
 
-// lend gives QEMU write access to images that it has open to read.
+// lend gives QEMU write access to images that it has open for reading.
 func (c *blockCommit) lend(ctx context.Context) error {
 	for _, w := range c.Lent {
 		place := slices.Index(c.disk.Nodes(), w.Number)
-		if err := c.r.guest.lendToWrite(ctx, c.r, c.disk, place); err != nil {
+		if err := c.r.guest.lendToWrite(ctx, c.op.Scope(), c.r, c.disk, place); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// takeBack takes that access back.
+// takeBack withdraws that write access.
 func (c *blockCommit) takeBack(ctx context.Context) error {
-	return c.r.takeBackImages(ctx, c.Lent)
+	return c.r.takeBackImages(ctx, c.op.Scope(), c.Lent)
 }
 
+// start begins the job in QEMU.
 func (c *blockCommit) start(ctx context.Context) error {
 	job := qemu.Commit{
 		Job: c.Job, Device: qemu.TopNode(c.disk), Top: c.Gone[0].Number, Base: c.Base.Number, Backing: c.Will.Name, Speed: c.Speed,
@@ -219,7 +227,7 @@ func (c *blockCommit) start(ctx context.Context) error {
 	return c.showMirror(ctx, "")
 }
 
-// cancel ends the job without its effect.
+// cancel ends the job without changing the chain.
 func (c *blockCommit) cancel(ctx context.Context) error {
 	if err := c.r.cancelJob(ctx, c.Job); err != nil {
 		return err
@@ -227,10 +235,11 @@ func (c *blockCommit) cancel(ctx context.Context) error {
 	return c.showMirror(ctx, noMirror)
 }
 
-// noMirror has showMirror remove the mirror.
+// noMirror makes showMirror remove the mirror.
 const noMirror = "none"
 
-// showMirror shows the base as the mirror of the active image in the live definition.
+// showMirror shows the base in the live definition as the mirror of the active image. Only an active commit
+// has one.
 func (c *blockCommit) showMirror(ctx context.Context, ready string) error {
 	if !c.Active {
 		return nil
@@ -249,7 +258,7 @@ func (c *blockCommit) showMirror(ctx context.Context, ready string) error {
 	})
 }
 
-// newSource is the base as the source of a disk.
+// newSource returns the base image as the source of a disk.
 func (c *blockCommit) newSource() *device.DiskSource {
 	if c.Block {
 		return &device.DiskSource{Block: c.Base.Path, Index: c.Base.Number}
@@ -257,14 +266,14 @@ func (c *blockCommit) newSource() *device.DiskSource {
 	return &device.DiskSource{File: c.Base.Path, Index: c.Base.Number}
 }
 
-// copied checks whether all is copied and, for an active commit, whether a client has asked to pivot.
+// copied checks whether all data is copied and, for an active commit, whether a client has asked to pivot.
 func (c *blockCommit) copied(ctx context.Context) error {
 	job, err := c.r.findJob(ctx, c.Job)
 	switch {
 	case err != nil:
 		return err
 	case job == nil:
-		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' has gone: QEMU does not know it any more", c.Target)
+		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' is gone: QEMU no longer knows it", c.Target)
 	case job.Status == qemu.JobConcluded:
 		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' failed: %s", c.Target, told(job.Error))
 	case job.Status == qemu.JobPending: // an earlier daemon told it to complete
@@ -285,7 +294,7 @@ func (c *blockCommit) copied(ctx context.Context) error {
 	return operation.ErrWaiting
 }
 
-// pause stops the guest for the change.
+// pause stops the guest for the pivot and journals first that it was running.
 func (c *blockCommit) pause(ctx context.Context) error {
 	s, err := c.r.monitor()
 	if err != nil {
@@ -293,7 +302,7 @@ func (c *blockCommit) pause(ctx context.Context) error {
 	}
 	var now struct{ Status string }
 	if err := s.Execute(ctx, "query-status", nil, &now); err != nil || now.Status != "running" {
-		return err // what a client paused stays so
+		return err // a guest that a client has paused stays paused
 	}
 	c.Ran = true
 	if err := c.op.Save(); err != nil {
@@ -302,7 +311,7 @@ func (c *blockCommit) pause(ctx context.Context) error {
 	return s.Execute(ctx, "stop", nil, nil)
 }
 
-// resume lets the guest run if it did.
+// resume resumes the vCPUs if the guest was running before the pivot.
 func (c *blockCommit) resume(ctx context.Context) error {
 	if !c.Ran {
 		return nil
@@ -314,7 +323,8 @@ func (c *blockCommit) resume(ctx context.Context) error {
 	return goOnOnce(ctx, s)
 }
 
-// unpause resumes the guest of a commit that waits again, once: a client may pause it afterwards.
+// unpause resumes the guest of a commit that did not pivot and waits again. It does so once, because a
+// client may pause the guest later.
 func (c *blockCommit) unpause(ctx context.Context) error {
 	if err := c.resume(ctx); err != nil || !c.Ran {
 		return err
@@ -323,7 +333,7 @@ func (c *blockCommit) unpause(ctx context.Context) error {
 	return c.op.Save()
 }
 
-// complete brings the job to pending: only the change of the chain is left.
+// complete brings the job to the pending state: only the change of the chain is left.
 func (c *blockCommit) complete(ctx context.Context) error {
 	job, err := c.r.completeJob(ctx, c.Job)
 	if err == nil && (job == nil || job.Status != qemu.JobPending) {
@@ -332,23 +342,24 @@ func (c *blockCommit) complete(ctx context.Context) error {
 	return err
 }
 
+// broken returns the error of a job that failed during the pivot. job is nil if QEMU no longer knows it.
 func (c *blockCommit) broken(job *qemu.Job) error {
-	why := "QEMU does not know it any more"
+	why := "QEMU no longer knows it"
 	if job != nil {
 		why = told(job.Error)
 	}
 	return fault.New(fault.Failed, fault.Device, "block job '%s' failed while pivoting: %s", c.Job, why)
 }
 
-// store has the stored definition name the base, through to the disk.
+// store makes the stored definition name the base image, and syncs it to the disk.
 func (c *blockCommit) store(ctx context.Context) error {
 	return c.r.inLoop(ctx, func(g *Guest) error {
-		return g.followOnce(ctx, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(ctx, c.op.Scope(), c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			d := findDiskByName(config, c.Target)
 			if d == nil || d.Source == nil {
 				return config, nil
 			}
-			if path, _, err := g.reg.source(d); err != nil || path != c.Gone[0].Path { // it is another by now
+			if path, _, err := g.reg.source(d); err != nil || path != c.Gone[0].Path { // the stored definition names another image by now
 				return config, nil
 			}
 			if c.Stored == nil {
@@ -366,7 +377,7 @@ func (c *blockCommit) store(ctx context.Context) error {
 	})
 }
 
-// storedImage is what a definition says of a disk's image.
+// storedImage holds the fields of a stored definition that describe a disk's image.
 type storedImage struct {
 	Source      *device.DiskSource
 	Format      string
@@ -374,7 +385,8 @@ type storedImage struct {
 	BackingSaid bool
 }
 
-// belowImage gives what a definition says to lie below an image. Said false: it says nothing of that image.
+// belowImage returns the layers below the image at path, as a definition lists them. said is false if the
+// definition does not list that image.
 func belowImage(layers []device.BackingLayer, path string) (below []device.BackingLayer, said bool) {
 	i := slices.IndexFunc(layers, func(l device.BackingLayer) bool { return l.Source.Path() == path })
 	if i < 0 {
@@ -383,7 +395,7 @@ func belowImage(layers []device.BackingLayer, path string) (below []device.Backi
 	return layers[i+1:], true
 }
 
-// probe finds out on which side of its decisive step a commit is.
+// probe reports whether the decisive step of a commit has happened.
 func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation.Verdict, error) {
 	var followed, shown bool
 	err := c.r.inLoop(ctx, func(g *Guest) error {
@@ -400,7 +412,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	case gone != operation.Nothing && c.Active:
 		return operation.Never, nil
 	case gone != operation.Nothing:
-		return c.inHeader(ctx)
+		return c.inHeader(ctx, c.op.Scope())
 	}
 	job, err := c.r.findJob(ctx, c.Job)
 	switch {
@@ -408,8 +420,8 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 		return operation.Never, err
 	case job == nil && c.Active:
 		return operation.Never, nil
-	case job == nil: // it has not begun, or was dismissed by a daemon that could not write down how the chain is
-		return c.inHeader(ctx)
+	case job == nil: // it has not begun, or its daemon dismissed it and could not record the new chain
+		return c.inHeader(ctx, c.op.Scope())
 	case job.Status != qemu.JobConcluded:
 		return operation.NotYet, nil
 	case job.Error == "":
@@ -418,7 +430,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	return operation.Never, nil
 }
 
-// finalize has QEMU change its chain.
+// finalize lets QEMU change its chain.
 func (c *blockCommit) finalize(ctx context.Context) error {
 	job, err := c.r.finalizeJob(ctx, c.Job)
 	if err == nil && job != nil && job.Error != "" {
@@ -427,8 +439,8 @@ func (c *blockCommit) finalize(ctx context.Context) error {
 	return err
 }
 
-// pivot has QEMU put the base into the place of the image that the guest writes. Where it does not, the stored
-// definition is put back before the guest runs again.
+// pivot lets QEMU replace the image that the guest writes by the base. If QEMU refuses, the stored
+// definition is restored before the guest resumes.
 func (c *blockCommit) pivot(ctx context.Context) error {
 	job, err := c.r.completeJob(ctx, c.Job)
 	if err == nil {
@@ -447,6 +459,7 @@ func (c *blockCommit) pivot(ctx context.Context) error {
 	return operation.Final(c.broken(job))
 }
 
+// unstore restores the disk of the stored definition, unless it was changed since.
 func (c *blockCommit) unstore(ctx context.Context) error {
 	return c.r.inLoop(ctx, func(g *Guest) error {
 		if g == nil || g.inactive == nil || c.Stored == nil {
@@ -462,13 +475,13 @@ func (c *blockCommit) unstore(ctx context.Context) error {
 	})
 }
 
-// define shows the shortened chain, in the stored definition too where that says one.
+// define shows the shortened chain in the live definition, and in the stored one if that lists the chain.
 func (c *blockCommit) define(ctx context.Context) error {
 	if c.Failed != "" {
 		return c.showMirror(ctx, noMirror)
 	}
 	if !c.r.isOver() && c.Active && c.r.labels != nil {
-		f, err := openNamed(ctx, c.Base.Path, unix.O_RDWR)
+		f, err := openNamed(ctx, c.op.Scope(), c.Base.Path, unix.O_RDWR)
 		if err != nil {
 			return err
 		}
@@ -486,15 +499,15 @@ func (c *blockCommit) define(ctx context.Context) error {
 			g.keepActive()
 		}
 		c.completed = true
-		if c.Active { // it has followed
+		if c.Active { // the stored definition was changed by the step store
 			return nil
 		}
-		return c.shortenStored(ctx, g)
+		return c.shortenStored(ctx, c.op.Scope(), g)
 	})
 }
 
-// shortenStored takes the images that went out of the chain that the stored definition says, if it says one.
-func (c *blockCommit) shortenStored(ctx context.Context, g *Guest) error {
+// shortenStored removes the committed images from the chain in the stored definition, if that lists one.
+func (c *blockCommit) shortenStored(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if g.inactive == nil {
 		return nil
 	}
@@ -502,7 +515,7 @@ func (c *blockCommit) shortenStored(ctx context.Context, g *Guest) error {
 	if d == nil || d.Source == nil || !d.BackingSaid {
 		return nil
 	}
-	return g.followOnce(ctx, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(ctx, sc, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		d := findDiskByName(config, c.Target)
 		d.Backing = slices.DeleteFunc(slices.Clone(d.Backing), func(l device.BackingLayer) bool {
 			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w written) bool { return w.Path == l.Source.Path() })
@@ -511,7 +524,7 @@ func (c *blockCommit) shortenStored(ctx context.Context, g *Guest) error {
 	})
 }
 
-// shorten takes the images that went out of a running guest's disk.
+// shorten removes the committed images from a running guest's disk.
 func (c *blockCommit) shorten(d *device.Disk) {
 	if d == nil {
 		return
@@ -520,25 +533,25 @@ func (c *blockCommit) shorten(d *device.Disk) {
 	numbers := d.Nodes()
 	s := span{slices.Index(numbers, c.Gone[0].Number), slices.Index(numbers, c.Base.Number)}
 	if s.top < 0 || s.base <= s.top {
-		return // it has been
+		return // it was shortened before
 	}
 	labels := d.Source.SecLabels
 	committed(d, s)
 	d.Source.SecLabels = labels
 }
 
-// forget has QEMU let go of the images that went, and takes back what it was lent.
+// forget closes the committed images in QEMU and withdraws the write access that was lent.
 func (c *blockCommit) forget(ctx context.Context) error {
 	if c.Failed != "" {
 		return c.takeBack(ctx)
 	}
 	if c.Above != nil {
-		if err := c.renote(ctx); err != nil {
+		if err := c.renote(ctx, c.op.Scope()); err != nil {
 			return err
 		}
 	}
 	lent := c.Lent
-	if c.Active && !c.r.isOver() { // the guest writes it from now on; QEMU needs its set no more
+	if c.Active && !c.r.isOver() { // the guest writes to it from now on; QEMU's file descriptor set is no longer needed
 		lent = nil
 		if err := c.r.emptySet(ctx, c.Base); err != nil {
 			return err
@@ -547,32 +560,34 @@ func (c *blockCommit) forget(ctx context.Context) error {
 	if err := c.r.dropImages(ctx, c.Gone); err != nil {
 		return err
 	}
-	return c.r.takeBackImages(ctx, lent)
+	return c.r.takeBackImages(ctx, c.op.Scope(), lent)
 }
 
-// dismiss has QEMU forget the job, which keeps the images that went.
+// dismiss removes the concluded job from QEMU: the job keeps the committed images open.
 func (c *blockCommit) dismiss(ctx context.Context) error { return c.r.dismissJob(ctx, c.Job) }
 
-// note has the image above be believed whichever of both its header names: QEMU is about to change it.
+// note makes Lodge accept either backing file name in the image above, because QEMU is about to change it.
 func (c *blockCommit) note(ctx context.Context) error {
-	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
+	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.RecordRebase(f, c.Was, c.Will) })
 }
 
+// unnote removes the note: only the old backing file name is accepted again.
 func (c *blockCommit) unnote(ctx context.Context) error {
-	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
+	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Was) })
 }
 
-func (c *blockCommit) renote(ctx context.Context) error {
-	err := onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
-	if fault.Is(err, fault.Denied) { // somebody has written another name there, and the note keeps that from use
+// renote ends the note after the commit: only the new backing file name is accepted.
+func (c *blockCommit) renote(ctx context.Context, sc scope.Scope) error {
+	err := onImage(ctx, sc, *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Will) })
+	if fault.Is(err, fault.Denied) { // its header names another file by now; the note keeps that one from being used
 		return operation.Final(err)
 	}
 	return err
 }
 
-// inHeader reads in the header of the image above which of both it names.
-func (c *blockCommit) inHeader(ctx context.Context) (verdict operation.Verdict, err error) {
-	err = onImage(ctx, *c.Above, func(f *os.File) error {
+// inHeader reads from the header of the image above whether the commit happened.
+func (c *blockCommit) inHeader(ctx context.Context, sc scope.Scope) (verdict operation.Verdict, err error) {
+	err = onImage(ctx, sc, *c.Above, func(f *os.File) error {
 		info, err := image.Inspect(f, image.Format(c.Above.Format))
 		if err == nil && info.Backing != nil && info.Backing.Name == c.Will.Name {
 			verdict = operation.Happened
@@ -582,14 +597,15 @@ func (c *blockCommit) inHeader(ctx context.Context) (verdict operation.Verdict, 
 	return verdict, err
 }
 
-// onImage does something with an image, which is open to read. One that somebody has removed needs nothing.
-func onImage(ctx context.Context, w written, do func(*os.File) error) error {
-	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+// onImage opens an image for reading and calls do with it. An image that was removed is skipped without an
+// error.
+func onImage(ctx context.Context, sc scope.Scope, w written, do func(*os.File) error) error {
+	f, err := openNamed(ctx, sc, w.Path, unix.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("cannot look at %s: %w", w.Path, err)
+		return fmt.Errorf("cannot open %s: %w", w.Path, err)
 	}
 	defer f.Close()
 	return fsguard.Run(ctx, w.Path, func() error { return do(f) })

@@ -2,12 +2,12 @@ package guest
 
 import "time"
 
-// catchUpPatience bounds how long the loop waits for events that are on their
-// way to it: a matter of microseconds, unless they were lost.
+// catchUpPatience bounds how long the loop waits for events that QEMU has sent. They take microseconds,
+// unless they were lost.
 const catchUpPatience = 100 * time.Millisecond
 
-// catchUp takes in what QEMU told before it answered the work that has just
-// ended: whoever suspended a guest must find it suspended. It runs in the loop.
+// catchUp handles the events that QEMU sent before it answered the work that has just ended. A client that
+// has suspended a guest must see it suspended. It runs in the loop.
 func (g *Guest) catchUp() {
 	r := g.run
 	if r == nil || r.events == nil {
@@ -19,9 +19,9 @@ func (g *Guest) catchUp() {
 	for sent := s.Sent(); r.events != nil && r.seen < sent; {
 		select {
 		case e, ok := <-r.events:
-			g.handleEvent(e, ok)
+			g.reg.handleEvent(g, e, ok)
 		case <-late.C:
-			r.seen = sent // they were lost; do not wait for them again
+			r.seen = sent // they were lost: do not wait for them again
 			return
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // chain makes qcow2 images that lie on each other, and gives the path of the topmost. Each has a megabyte of its
@@ -49,7 +50,7 @@ func qcow2Disk(path, target string) string {
 	return fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='%s'/><target dev='%s' bus='virtio'/></disk>`, path, target)
 }
 
-// lets is a guest of which QEMU takes devices away by itself.
+// lets is a guest without ACPI. QEMU removes its devices without the guest's cooperation.
 func lets(name string, devices ...string) string {
 	return strings.Replace(small(name, devices...), "<acpi/>", "", 1)
 }
@@ -120,7 +121,7 @@ func TestChain_IsShownWhileTheGuestRuns(t *testing.T) {
 		return fmt.Sprintf(`<disk type='file' device='cdrom'><driver name='qemu' type='qcow2'/><source file='%s'/><target dev='sda' bus='sata'/></disk>`, path)
 	}
 	g := d.define(lets("a", qcow2Disk(top, "vda"), drive(medium), `<disk type='file' device='cdrom'><target dev='sdb' bus='sata'/></disk>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.wantChain(g, "started", "vda", "4:top 5:mid 6:base")
 	d.wantChain(g, "started", "sda", "2:upper 3:lower")
 	d.wantChain(g, "started", "sdb", "")
@@ -131,9 +132,9 @@ func TestChain_IsShownWhileTheGuestRuns(t *testing.T) {
 	if got := strings.Join(d.nodes(g), " "); got != "libvirt-2-format libvirt-2-storage libvirt-3-format libvirt-3-storage "+allOf {
 		t.Errorf("QEMU has %s", got)
 	}
-	ok(t, g.Attach(d.ctx(), qcow2Disk(d.chain("plugged", "under"), "vdb"), guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), qcow2Disk(d.chain("plugged", "under"), "vdb"), guest.Affect{Live: true}))
 	d.wantChain(g, "plugged", "vdb", "7:plugged 8:under")
-	ok(t, g.Update(d.ctx(), drive(d.chain("next", "beneath")), guest.Affect{Live: true}, false))
+	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive(d.chain("next", "beneath")), guest.Affect{Live: true}, false))
 	d.wantChain(g, "with another medium", "sda", "9:next 10:beneath")
 	if text, err := domainxml.Format(g.View().Inactive, domainxml.Style{}); err != nil || strings.Contains(text, "backingStore") {
 		t.Errorf("the definition says (%v)\n%s", err, text)
@@ -144,13 +145,13 @@ func TestChain_IsShownWhileTheGuestRuns(t *testing.T) {
 	d.wantChain(g, "adopted", "vda", "4:top 5:mid 6:base")
 	d.wantChain(g, "adopted", "vdb", "7:plugged 8:under")
 	d.wantChain(g, "adopted", "sda", "9:next 10:beneath")
-	ok(t, g.Detach(d.ctx(), qcow2Disk("/whatever", "vdb"), guest.Affect{Live: true}))
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), qcow2Disk("/whatever", "vdb"), guest.Affect{Live: true}))
 	if got := strings.Join(d.nodes(g), " "); got != "libvirt-10-format libvirt-10-storage "+allOf+" libvirt-9-format libvirt-9-storage" {
 		t.Errorf("after a disk has gone QEMU has %s", got)
 	}
-	ok(t, g.Attach(d.ctx(), qcow2Disk(filepath.Join(d.dir, "plugged"), "vdb"), guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), qcow2Disk(filepath.Join(d.dir, "plugged"), "vdb"), guest.Affect{Live: true}))
 	d.wantChain(g, "plugged again", "vdb", "11:plugged 12:under")
-	ok(t, g.Update(d.ctx(), strings.Replace(drive(""), "<source file=''/>", "", 1), guest.Affect{Live: true}, false))
+	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), strings.Replace(drive(""), "<source file=''/>", "", 1), guest.Affect{Live: true}, false))
 	d.wantChain(g, "without a medium", "sda", "")
 }
 
@@ -161,7 +162,7 @@ func (d *daemon) jobs(g *guest.Guest) (all []struct{ ID, Status, Error string })
 	return all
 }
 
-// awaitJob waits for a job of QEMU's to be in a status, of which its events tell.
+// awaitJob waits until a QEMU job has a status that its events report.
 func (d *daemon) awaitJob(g *guest.Guest, status string) {
 	d.t.Helper()
 	for ctx := d.ctx(); ctx.Err() == nil; {
@@ -201,8 +202,8 @@ func TestLendToWrite(t *testing.T) {
 	d.chain("top2", "mid2", "base2")
 	at := func(name string) string { return filepath.Join(d.dir, name) }
 	g := d.define(lets("a", qcow2Disk(at("top"), "vda")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), qcow2Disk(at("top2"), "vdb"), guest.Affect{Live: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), qcow2Disk(at("top2"), "vdb"), guest.Affect{Live: true}))
 	for _, c := range []struct {
 		target, suffix string
 		top            uint
@@ -213,7 +214,7 @@ func TestLendToWrite(t *testing.T) {
 			"backing-file": at("base" + c.suffix), "auto-finalize": false, "auto-dismiss": false,
 		}
 		if err := g.Session().Execute(d.ctx(), "block-commit", commit, nil); err == nil {
-			t.Fatal("QEMU writes to what it was not lent")
+			t.Fatal("QEMU writes to an image that it was not lent")
 		}
 		for range 2 { // as a daemon would that was killed after it had lent it
 			ok(t, g.LendToWrite(d.ctx(), c.target, 2))
@@ -224,7 +225,7 @@ func TestLendToWrite(t *testing.T) {
 			t.Errorf("%s: of what the base lies on nothing is noted", c.target)
 		}
 		if ways := d.opened(g, at("base"+c.suffix)); !slices.Contains(ways, "rw") {
-			t.Errorf("%s: amid the job the base is open %v", c.target, ways)
+			t.Errorf("%s: during the job the base is open %v", c.target, ways)
 		}
 		d.qmp(g, nil, "job-finalize", map[string]any{"id": "j"})
 		d.awaitJob(g, "concluded")
@@ -242,7 +243,7 @@ func TestLendToWrite(t *testing.T) {
 			t.Errorf("%s: after the job the base is open %v", c.target, ways)
 		}
 		if out := d.run("qemu-io", "-U", "-r", "-f", "qcow2", "-c", "read -P 2 1M 1M", at("base"+c.suffix)); strings.Contains(out, "verification failed") {
-			t.Errorf("%s: the base has not what was committed: %s", c.target, out)
+			t.Errorf("%s: the base lacks committed data: %s", c.target, out)
 		}
 		if out := d.run("qemu-img", "info", "-U", at("top"+c.suffix)); !strings.Contains(out, "backing file: "+at("base"+c.suffix)+"\n") || !strings.Contains(out, "backing file format: qcow2") {
 			t.Errorf("%s: the top lies on\n%s", c.target, out)
@@ -256,7 +257,7 @@ func TestLendToWrite_CancelledJob(t *testing.T) {
 	d := newDaemonOf(t, true)
 	top, base := d.chain("top", "mid", "base"), filepath.Join(d.dir, "mid")
 	g := d.define(small("a", strings.Replace(qcow2Disk(top, "vda"), "type='qcow2'", "type='qcow2' cache='none' discard='unmap'", 1)))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	for range 2 {
 		ok(t, g.LendToWrite(d.ctx(), "vda", 1))
 		d.qmp(g, nil, "block-commit", map[string]any{
@@ -283,7 +284,7 @@ func TestLendToWrite_CancelledJob(t *testing.T) {
 	}
 }
 
-// noted is what is noted of an image that a QEMU has to write.
+// noted returns the note on an image that a QEMU has to write: an extended attribute.
 func (d *daemon) noted(path string) string {
 	text := make([]byte, 256)
 	n, err := unix.Getxattr(path, "trusted.lodge.backing", text)
@@ -300,7 +301,7 @@ func TestCheckSoleUser(t *testing.T) {
 	top := d.chain("top", "mid", "base")
 	at := func(name string) string { return filepath.Join(d.dir, name) }
 	g := d.define(small("a", qcow2Disk(top, "vda")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
 
 	d.run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", at("mid"), at("other"))
@@ -308,15 +309,15 @@ func TestCheckSoleUser(t *testing.T) {
 	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `cannot change `+at("mid")+`: disk vda of domain "b" uses it`)
 	refused(t, g.CheckSoleUser(d.ctx(), "vda", 2, 2), fault.WrongState, `cannot change `+at("base"))
 	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 0))
-	ok(t, b.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, b.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
 
-	pool, err := d.pools.Define(d.ctx(), "<pool type='dir'><name>p</name><target><path>"+at("pool")+"</path></target></pool>", false)
+	pool, err := d.pools.Define(d.ctx(), scope.Daemon("a test"), "<pool type='dir'><name>p</name><target><path>"+at("pool")+"</path></target></pool>", false)
 	ok(t, err)
-	ok(t, pool.Start(d.ctx(), volume.MakeTarget))
-	_, err = pool.CreateVolume(d.ctx(), "<volume><name>thin</name><target><format type='qcow2'/></target><backingStore><path>"+at("base")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
+	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.MakeTarget))
+	_, err = pool.CreateVolume(d.ctx(), scope.Daemon("a test"), "<volume><name>thin</name><target><format type='qcow2'/></target><backingStore><path>"+at("base")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
 	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" lies on it`)
-	ok(t, pool.DeleteVolume(d.ctx(), "thin"))
+	ok(t, pool.DeleteVolume(d.ctx(), scope.Daemon("a test"), "thin"))
 	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
 }

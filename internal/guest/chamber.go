@@ -19,36 +19,37 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A guest's QEMU runs as a user of its own in a chamber, where it sees what it
-// needs and nothing else. Its disks, its firmware and what its serial ports write
-// to are opened by the daemon and handed over, so that no file changes its owner:
-// nothing has to be given back, and nothing is lost when the daemon dies.
+// A guest's QEMU runs as a user of its own in a sandbox, where it sees only the files that it needs. The
+// daemon opens its disks, its firmware and the output files of its serial ports, and passes the descriptors
+// on. So no file changes its owner: nothing must be restored, and nothing is lost if the daemon dies.
 
-// ownDir is the one directory, in its run directory, that a guest's QEMU may write
-// to, and only until it is sealed. What the daemon keeps of the guest lies outside of it.
+// ownDir is the one directory, inside the run directory, that a guest's QEMU may write to, and only until
+// it is sealed. The daemon keeps its own files of the guest outside of it.
 const ownDir = "own"
 
-// ownPath is where a guest's QEMU makes its sockets.
+// ownPath returns the directory where the guest's QEMU makes its sockets.
 func (r *run) ownPath() string {
 	if r.User == nil {
-		return r.dir // it was started without a chamber
+		return r.dir // it was started without a sandbox
 	}
 	return filepath.Join(r.dir, ownDir)
 }
 
-// takeUser gives the guest a user, and a directory that is the user's own.
+// takeUser gives the guest a user and a directory that this user owns.
 func (l *launching) takeUser(context.Context) error {
 	r := l.g.reg
 	if r.Quarters == nil {
 		return nil
 	}
-	if l.run.User == nil { // what was prepared has one
+	if l.run.User == nil { // a prepared QEMU has a user already
 		user, err := r.userOf(l.run.def)
 		if err != nil {
 			return err
@@ -63,14 +64,14 @@ func (l *launching) takeUser(context.Context) error {
 	return nil
 }
 
-// userOf gives the user that a definition names, or a new one.
+// userOf returns the user that the definition names in a static seclabel of model dac, or else a new one.
 func (r *Registry) userOf(def *domain.Definition) (sandbox.User, error) {
 	for _, label := range def.SecLabels {
 		if label.Model == dac && label.Type == "static" {
 			u, err := parseUser(label.Label)
 			for _, id := range []uint32{u.UID, u.GID} {
 				if err == nil && r.Quarters.Users.Has(id) {
-					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is one of those that guests are given one by one", label.Label, id)
+					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is in the range that Lodge assigns to guests; choose another one", label.Label, id)
 				}
 			}
 			return u, err
@@ -79,8 +80,8 @@ func (r *Registry) userOf(def *domain.Definition) (sandbox.User, error) {
 	return r.Quarters.Users.Take(def.UUID)
 }
 
-// parseUser reads a label of model dac: "+107:+107". Names are not looked up: they
-// may be others tomorrow.
+// parseUser parses a seclabel of model dac, such as "+107:+107". Names are not looked up, because a name
+// may belong to another user tomorrow.
 func parseUser(label string) (u sandbox.User, err error) {
 	uid, gid, both := strings.Cut(label, ":")
 	for _, id := range []struct {
@@ -91,11 +92,12 @@ func parseUser(label string) (u sandbox.User, err error) {
 		*id.to, err = uint32(n), errors.Join(err, e)
 	}
 	if err != nil || both && gid == "" {
-		return u, fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: say numbers, as in +107:+107", label)
+		return u, fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: use numbers, as in +107:+107", label)
 	}
 	return u, nil
 }
 
+// makeOwn makes the directory in dir that user u owns.
 func makeOwn(dir string, u sandbox.User) error {
 	own := filepath.Join(dir, ownDir)
 	err := os.Mkdir(own, 0o700)
@@ -105,7 +107,8 @@ func makeOwn(dir string, u sandbox.User) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the guest's own directory")
 }
 
-// surveyUsers finds which users' processes and directories earlier daemons left.
+// surveyUsers finds the users whose processes and directories earlier daemons left, so that none is given
+// out twice.
 func (r *Registry) surveyUsers() error {
 	if r.Quarters == nil {
 		return nil
@@ -115,15 +118,15 @@ func (r *Registry) surveyUsers() error {
 	}
 	left, err := filepath.Glob(filepath.Join(r.RunDir, "*", ownDir))
 	if err == nil {
-		err = r.Quarters.Users.Survey(left)
+		err = r.Quarters.Users.ReserveInUse(left)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
 }
 
-// holdRecordedUsers holds the users that run records name: their programs may have ended,
-// and the guest still frees the user later. A record that cannot be read is reported when
-// its guest is adopted. A guest's own user goes before that of a user network, which
-// another guest may have been given since.
+// holdRecordedUsers reserves the users that run records name. A guest still owns its user after its
+// processes have ended, until it releases the user. A record that cannot be read is reported when its guest
+// is adopted. The guests' own users come first, then the users of user networks, which another guest may
+// have been given since.
 func (r *Registry) holdRecordedUsers() error {
 	dirs, err := filepath.Glob(filepath.Join(r.RunDir, "*"))
 	if err != nil {
@@ -136,19 +139,20 @@ func (r *Registry) holdRecordedUsers() error {
 			continue
 		}
 		if rec.User != nil {
-			r.Quarters.Users.Hold(*rec.User, rec.UUID)
+			r.Quarters.Users.Reserve(*rec.User, rec.UUID)
 		}
 		networks[rec.UUID] = append(networks[rec.UUID], userNetworks(rec, dir)...)
 	}
 	for guest, users := range networks {
 		for _, user := range users {
-			r.Quarters.Users.Hold(user, guest)
+			r.Quarters.Users.Reserve(user, guest)
 		}
 	}
 	return nil
 }
 
-// holdUser gives the guest's user back when all else has been: see rehold, too.
+// holdUser pushes the release of the guest's user. It runs after the releases of everything else; rehold
+// keeps this order.
 func (r *Registry) holdUser(run *run) {
 	run.hold("user", func(context.Context) error {
 		if run.User == nil || r.Quarters == nil {
@@ -158,8 +162,8 @@ func (r *Registry) holdUser(run *run) {
 	})
 }
 
-// emulatorOf finds the QEMU that has the directory as its own by the user; 0: there is
-// none, or it has no user of its own.
+// emulatorOf finds the QEMU of a run directory by the user of that directory. It returns 0 if there is
+// none, or if it has no user of its own.
 func (r *Registry) emulatorOf(dir string) (int, error) {
 	user := userIn(dir)
 	if user == 0 {
@@ -172,9 +176,9 @@ func (r *Registry) emulatorOf(dir string) (int, error) {
 	return r.guestAmong(pids, dir)
 }
 
-// userIn tells who a guest's own directory is for; 0: nobody. Before it is sealed that is
-// its owner. After that the run record says it, and without one the group, whose number
-// is the user's where numbers are given out.
+// userIn returns the user of a guest's own directory, or 0 if there is none. Before the directory is sealed
+// this is its owner. Afterwards the run record tells. Without a record it is the directory's group, which
+// has the user's number if Lodge chose the user.
 func userIn(dir string) uint32 {
 	var st unix.Stat_t
 	if err := unix.Lstat(filepath.Join(dir, ownDir), &st); err != nil {
@@ -189,21 +193,20 @@ func userIn(dir string) uint32 {
 	return st.Gid
 }
 
-// isGuest tells a QEMU that was launched for the guest of a run directory, which has the
-// UUID's name, from whatever else runs there or as the same user. The UUID is the first that is said: what
-// the user adds (<cmdline>) comes later.
+// isGuest reports whether a command line is a QEMU that was launched for the guest of a run directory. The
+// directory's name is the UUID. Only the first -uuid counts: arguments from the document (<cmdline>) come
+// later.
 func isGuest(command []string, dir string) bool {
 	at := slices.Index(command, "-uuid") + 1
 	return at > 0 && at < len(command) && command[at] == filepath.Base(dir) &&
 		slices.ContainsFunc(command, func(word string) bool { return strings.HasPrefix(word, "guest=") })
 }
 
-// chamberOf describes where a guest's QEMU runs. The files shown are the caller's
-// to close.
-func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Chamber, error) {
-	c := &sandbox.Chamber{
-		User: u, Own: []sandbox.Own{{Dir: filepath.Join(dir, ownDir), At: filepath.Join(r.guestDir(def.UUID), ownDir)}},
-		Terminals: hasTerminals(def), Network: needsNetwork(def), Rings: needsRings(def),
+// chamberOf describes the sandbox of a guest's QEMU. The caller must close the shown files.
+func (r *Registry) chamberOf(ctx context.Context, sc scope.Scope, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Spec, error) {
+	c := &sandbox.Spec{
+		User: u, WritableDirs: []sandbox.WritableDir{{HostPath: filepath.Join(dir, ownDir), Path: filepath.Join(r.guestDir(def.UUID), ownDir)}},
+		Terminals: hasTerminals(def), HostNetwork: needsNetwork(def), AllowIOUring: needsRings(def),
 		Limits: sandbox.Limits{Threads: maxThreads(def), Locked: maxLocked(def), Open: max(2*need(def).Files, freelyOpen)},
 	}
 	for _, path := range hostNodes(r, def) {
@@ -213,33 +216,33 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u sand
 		}
 		c.Devices = append(c.Devices, node)
 	}
-	if err := r.placeDisplays(ctx, def, c); err != nil {
+	if err := r.placeDisplays(ctx, sc, def, c); err != nil {
 		return nil, err
 	}
 	for _, path := range shownFiles(def) {
-		f, err := openToShow(ctx, path)
+		f, err := openToShow(ctx, sc, path)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // QEMU says so, in its own words
+			continue // QEMU reports this with a message of its own
 		}
 		if err != nil {
 			closeShown(c)
 			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot open %s", path)
 		}
-		c.Shown = append(c.Shown, sandbox.Shown{Path: filepath.Clean(path), File: f})
+		c.ReadOnlyFiles = append(c.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: filepath.Clean(path), File: f})
 	}
-	read, err := openRead(ctx, def)
+	read, err := openRead(ctx, sc, def)
 	if err != nil {
 		closeShown(c)
 		return nil, err
 	}
 	for path, f := range read {
-		c.Shown = append(c.Shown, sandbox.Shown{Path: filepath.Clean(path), File: f})
+		c.ReadOnlyFiles = append(c.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: filepath.Clean(path), File: f})
 	}
 	return c, nil
 }
 
-// nodeAt looks at the device node that a path leads to: in a user's folder a link could lead to
-// any disk of the host's.
+// nodeAt looks up the device node at a path. safepath refuses a link in a user's folder, which could lead
+// to any disk of the host.
 func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
 	return fsguard.Do(ctx, path, func() (node sandbox.Device, err error) {
 		at, err := safepath.Open(path)
@@ -253,17 +256,17 @@ func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
 		}
 		kind := st.Mode & unix.S_IFMT
 		if kind != unix.S_IFCHR && kind != unix.S_IFBLK {
-			return node, fault.New(fault.Invalid, fault.Host, "%s is no device", path)
+			return node, fault.New(fault.Invalid, fault.Host, "%s is not a device", path)
 		}
 		return sandbox.Device{Path: path, Mode: kind, Dev: st.Rdev}, nil
 	}, nil)
 }
 
-// allowDevices has the guest's control group open the device nodes that are in its
-// chamber, for these definitions, and no others: the kernel then refuses those that
-// a QEMU which was taken over might come by in a way that nobody thought of.
+// allowDevices lets the guest's control group open the device nodes of these definitions, and no others.
+// The same nodes are in its sandbox. The kernel then refuses every other node, even if a compromised QEMU
+// gets at one in an unforeseen way.
 func (r *Registry) allowDevices(ctx context.Context, uuid string, defs ...*domain.Definition) error {
-	paths := sandbox.Nodes()
+	paths := sandbox.DeviceNodes()
 	var nodes []kernel.DeviceNode
 	for _, def := range defs {
 		paths = append(paths, hostNodes(r, def)...)
@@ -274,7 +277,7 @@ func (r *Registry) allowDevices(ctx context.Context, uuid string, defs ...*domai
 	for _, path := range paths {
 		at, err := nodeAt(ctx, path)
 		if err != nil {
-			continue // told by who needs it
+			continue // the caller that needs the node reports it
 		}
 		n := kernel.DeviceNode{Block: at.Mode == unix.S_IFBLK, Major: unix.Major(at.Dev), Minor: unix.Minor(at.Dev)}
 		if !slices.Contains(nodes, n) {
@@ -284,15 +287,15 @@ func (r *Registry) allowDevices(ctx context.Context, uuid string, defs ...*domai
 	return r.Cgroups.Guest(uuid).AllowDevices(nodes)
 }
 
-// hasNodes says that the guest may have been let open a node for a device.
+// hasNodes reports whether the guest may have been allowed to open a node for dev.
 func (r *Registry) hasNodes(dev device.Device) bool {
-	_, passed := dev.(*device.HostDevice) // the host may have lost it meanwhile
+	_, passed := dev.(*device.HostDevice) // the host may have lost the device since
 	return passed || len(r.nodesOf(dev)) > 0
 }
 
-// shortenNodes takes the nodes of devices that have gone off the list of what the
-// guest may open. It runs in the loop; the list is written beside it, as work of its
-// own: no plug is under way then whose node would be refused.
+// shortenNodes takes the nodes of detached devices off the list of nodes that the guest may open. It runs
+// in the loop and writes the list beside it, as a job. No attach is then in progress whose node would be
+// refused.
 func (g *Guest) shortenNodes() {
 	r := g.run
 	if r == nil || !r.shorten || r.User == nil || r.ops.Has(attachKind.Name) || g.job != nil || g.over || r.ending() {
@@ -300,10 +303,10 @@ func (g *Guest) shortenNodes() {
 	}
 	r.shorten = false
 	def := r.def
-	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context) (settle, error) {
+	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context, sc scope.Scope) (settle, error) {
 		failpoint.Reach("unplug.nodes")
 		if err := g.reg.allowDevices(ctx, r.UUID, def); err != nil {
-			g.log.Warn("the guest may still open the nodes of a device that it has let go", "error", err)
+			g.log.Warn("cannot revoke device nodes; the guest may still open those of a detached device", "error", err)
 			return nil, err
 		}
 		return func() error {
@@ -314,36 +317,37 @@ func (g *Guest) shortenNodes() {
 	})
 }
 
-func closeShown(c *sandbox.Chamber) {
-	for _, s := range c.Shown {
-		_ = s.File.Close() // opened to be looked at
+// closeShown closes the files that a sandbox shows.
+func closeShown(c *sandbox.Spec) {
+	for _, s := range c.ReadOnlyFiles {
+		_ = s.File.Close() // opened for reading only
 	}
-	c.Shown = nil
+	c.ReadOnlyFiles = nil
 }
 
-// freelyLocked is what any guest may lock: rings of requests to the kernel.
+// freelyLocked is how many bytes any guest may lock: 64 MiB, for io_uring's rings.
 const freelyLocked = 64 << 20
 
-// freelyOpen is how many files any guest's QEMU may have open, with what may be plugged in: more than it ever needs, and no
-// more than a part of those that the host can have.
+// freelyOpen is how many files any guest's QEMU may have open, including those of devices attached later.
+// It is more than QEMU ever needs, and only a part of what the host allows.
 const freelyOpen = 1 << 16
 
-// workers are those in the pool that each of QEMU's loops has: its main one, and each iothread.
+// workers is the size of the thread pool of each of QEMU's event loops: the main loop and each iothread.
 const workers = 64
 
-// spareThreads are those that QEMU makes for disks, displays and jobs.
+// spareThreads are the threads that QEMU makes for disks, displays and jobs.
 const spareThreads = 3 * workers
 
-// maxThreads bounds the threads of a guest's QEMU.
+// maxThreads returns the largest number of threads that a guest's QEMU may have.
 func maxThreads(def *domain.Definition) uint64 {
 	return need(def).Threads + spareThreads + workers*uint64(def.IOThreads)
 }
 
-// openToShow opens a file that lies where whoever named it is held to.
-func openToShow(ctx context.Context, path string) (*os.File, error) {
-	held := heldTo(ctx, path)
+// openToShow opens a file for the sandbox, if its path is permitted to the client that named it.
+func openToShow(ctx context.Context, sc scope.Scope, path string) (*os.File, error) {
+	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.At(path, held, func(at string, nofollow int) error {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			f, err = openShown(at, nofollow)
 			return err
 		})
@@ -351,15 +355,15 @@ func openToShow(ctx context.Context, path string) (*os.File, error) {
 	}, func(f *os.File) { _ = f.Close() })
 }
 
-// openShown opens a file to be shown in a chamber; sockets, pipes and directories
-// only by name. What is looked at is what is opened: the path is followed once.
+// openShown opens a file for a sandbox. Sockets, pipes and directories are opened by name only (O_PATH).
+// The path is followed once, so that the file which was checked is the one that is opened.
 func openShown(path string, nofollow int) (*os.File, error) {
 	at, err := os.OpenFile(path, unix.O_PATH|nofollow, 0)
 	if err != nil {
 		return nil, err
 	}
 	info, err := at.Stat()
-	if err == nil && info.Mode().Type() == os.ModeSymlink { // only where none is followed
+	if err == nil && info.Mode().Type() == os.ModeSymlink { // only with nofollow
 		err = unix.ELOOP
 	}
 	if err == nil && !info.Mode().IsRegular() {
@@ -372,7 +376,7 @@ func openShown(path string, nofollow int) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", at.Fd()), unix.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// removeSockets removes what listenFor made, and nobody listens on any more.
+// removeSockets removes the sockets that listenFor made and on which no process listens any more.
 func removeSockets(ctx context.Context, run *run) error {
 	if run.User == nil {
 		return nil
@@ -380,8 +384,8 @@ func removeSockets(ctx context.Context, run *run) error {
 	def := run.last()
 	var failed []error
 	for _, b := range backends(def) {
-		if b.Listens() && !strings.HasPrefix(b.Path, run.dir+"/") { // which goes as a whole
-			failed = append(failed, removeSocket(ctx, b.Path, qemu.RemoveDeserted))
+		if b.Listens() && !strings.HasPrefix(b.Path, run.dir+"/") { // those are removed with the run directory
+			failed = append(failed, removeSocket(ctx, b.Path, qemuprocess.RemoveDeserted))
 		}
 	}
 	for _, path := range displaySockets(def, run.ownPath()) {
@@ -390,8 +394,8 @@ func removeSockets(ctx context.Context, run *run) error {
 	return errors.Join(failed...)
 }
 
-// removeSocket has do remove what a path names. What is behind a link to what others have is none
-// of the guest's any more.
+// removeSocket calls do to remove the socket at path. A socket behind another user's link is not the
+// guest's and is skipped.
 func removeSocket(ctx context.Context, path string, do func(at string) error) error {
 	err := fsguard.Run(ctx, path, func() error { return safepath.OpenLink(path, do) })
 	if errors.Is(err, os.ErrNotExist) || fault.Is(err, fault.Denied) {
@@ -400,8 +404,8 @@ func removeSocket(ctx context.Context, path string, do func(at string) error) er
 	return err
 }
 
-// admit gives the QEMU of a running guest what it needs to make one more device.
-func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device.Device) error {
+// admit gives a running guest's QEMU access to what dev needs: device nodes, memory, files and labels.
+func (r *Registry) admit(ctx context.Context, sc scope.Scope, run *run, p *qemu.Plan, dev device.Device) error {
 	if run.User == nil {
 		return nil
 	}
@@ -413,11 +417,11 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 	served := isNIC && p.NICs[nic.Alias] != nil && p.NICs[nic.Alias].Wire != nil
 	if needsNetwork(alone) && !served && r.lacksNetwork(run) {
 		return fault.New(fault.Unsupported, fault.Config,
-			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest again", dev.Kind())
 	}
 	if needsRings(alone) && slices.Contains(run.Isolation, ringBarrier) {
 		return fault.New(fault.Unsupported, fault.Config,
-			"this guest was started without io_uring, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+			"this guest was started without io_uring, which its %s needs: add it to the configuration (--config), and start the guest again", dev.Kind())
 	}
 	if err := r.allowDevices(ctx, run.UUID, p.Definition, alone); err != nil {
 		return err
@@ -427,10 +431,10 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 			return err
 		}
 	}
-	if err := r.openBackends(ctx, run, p, []device.Device{dev}); err != nil {
+	if err := r.openBackends(ctx, sc, run, p, []device.Device{dev}); err != nil {
 		return err
 	}
-	c, err := r.chamberOf(ctx, alone, *run.User, run.dir)
+	c, err := r.chamberOf(ctx, sc, alone, *run.User, run.dir)
 	if err != nil {
 		return err
 	}
@@ -439,11 +443,11 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 	if err := run.labels.admit(ctx, p, dev, c); err != nil {
 		return err
 	}
-	return c.Admit(run.PID)
+	return c.AddTo(run.PID)
 }
 
-// environment is what a QEMU in a chamber is told of the host's: nothing that
-// could be a secret of the daemon's.
+// environment returns the environment of a QEMU in a sandbox. It holds no variable that could be a secret
+// of the daemon.
 func environment(own string) []string {
 	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + own, "TMPDIR=" + own}
 	for _, e := range os.Environ() {
@@ -455,8 +459,8 @@ func environment(own string) []string {
 	return env
 }
 
-// overruled gives an environment in which what a definition says takes the place of what is called the same: of two QEMU
-// finds the first.
+// overruled returns env with the variables that the definition sets in place of those of the same name.
+// With duplicates QEMU would find the first.
 func overruled(env, said []string) []string {
 	called := func(variable string) string { name, _, _ := strings.Cut(variable, "="); return name }
 	return append(slices.DeleteFunc(env, func(there string) bool {

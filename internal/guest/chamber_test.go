@@ -60,7 +60,7 @@ func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
 	}
 }
 
-// What a QEMU has made in its directory is bounded: whoever looks through it has an end.
+// The number of files that QEMU creates in its directory is limited, so a walk through the directory ends.
 // Promise: I11
 func TestADirectoryThatIsFullIsNotSealed(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -78,7 +78,7 @@ func TestADirectoryThatIsFullIsNotSealed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(sealTree(dir, os.Getgid(), &most), dir.Close()); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "more lies there") {
+		if err := errors.Join(sealTree(dir, os.Getgid(), &most), dir.Close()); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "it holds more") {
 			t.Errorf("with %d left: %v", most, err)
 		}
 	}

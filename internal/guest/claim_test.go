@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const claimedUUID = "c0ffee00-0000-4000-8000-0000000000a6"
@@ -48,11 +49,11 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	g, err := r.claimed(t.Context(), "passing", claimedUUID, func(g *Guest) error {
 		if asked++; asked == 1 {
 			first = g
-			if err := g.change(t.Context(), "", func() error { g.forget(); return nil }); err != nil {
+			if err := g.change(t.Context(), scope.Daemon("a test"), "", func() error { g.forget(); return nil }); err != nil {
 				t.Fatal(err)
 			}
 		}
-		return g.change(t.Context(), "", func() error { return nil })
+		return g.change(t.Context(), scope.Daemon("a test"), "", func() error { return nil })
 	})
 	if err != nil || asked != 2 || g == first {
 		t.Errorf("asked %d times, it answers %v", asked, err)
@@ -62,14 +63,14 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	}
 }
 
-// A request that waits for its guest's turn is judged anew when that has come, and what it has begun
-// goes on.
+// A request that waits for its turn on the guest is judged again when its turn comes. Steps that it has started
+// continue.
 // Promise: A1
 func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
 	var denied atomic.Bool
-	held := WithJudge(t.Context(), func(uuid string) error {
+	held := scope.Daemon("a test").Authorizing(func(uuid string) error {
 		if uuid != claimedUUID || denied.Load() {
 			return fault.New(fault.Denied, fault.Call, "no")
 		}
@@ -78,18 +79,18 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	ask := func(do work) <-chan error {
 		answer := make(chan error, 1)
 		go func() {
-			answer <- g.perform(held, "", domain.JobModify, modifyLimit, func() (work, error) { return do, nil })
+			answer <- g.perform(t.Context(), held, "", domain.JobModify, modifyLimit, func() (work, error) { return do, nil })
 		}()
 		return answer
 	}
 	begun, end := make(chan struct{}), make(chan struct{})
-	first := ask(func(ctx context.Context) (settle, error) {
+	first := ask(func(ctx context.Context, sc scope.Scope) (settle, error) {
 		close(begun)
 		<-end
-		return nil, g.change(ctx, "", func() error { return nil })
+		return nil, g.change(ctx, sc, "", func() error { return nil })
 	})
 	<-begun
-	second := ask(func(context.Context) (settle, error) {
+	second := ask(func(context.Context, scope.Scope) (settle, error) {
 		t.Error("what is not allowed any more is begun")
 		return nil, nil
 	})
@@ -99,14 +100,14 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 			t.Fatal("the second one does not wait")
 		case <-time.After(time.Millisecond):
 		}
-		if err := g.change(t.Context(), "", func() error { waits = len(g.waiting); return nil }); err != nil {
+		if err := g.change(t.Context(), scope.Daemon("a test"), "", func() error { waits = len(g.waiting); return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
 	denied.Store(true)
 	close(end)
 	if err := <-first; err != nil {
-		t.Errorf("what has begun: %v", err)
+		t.Errorf("the request that has begun: %v", err)
 	}
 	if err := <-second; !fault.Is(err, fault.Denied) {
 		t.Errorf("what waited: %v", err)
@@ -130,7 +131,7 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	for late := time.After(time.Minute); visits() == 0; { // the removal has not come so far
 		select {
 		case <-late:
-			t.Fatal("nobody removes the files of the last guest")
+			t.Fatal("the files of the last guest are not removed")
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -152,13 +153,13 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 	r := bareRegistry(t)
 	r.noteCrash(claimedUUID)
 	g, err := r.claimed(t.Context(), "crashed", claimedUUID, func(g *Guest) error {
-		return g.change(t.Context(), "", func() error {
+		return g.change(t.Context(), scope.Daemon("a test"), "", func() error {
 			g.state.Persistent = true
 			return g.redefine(&domain.Definition{Name: "crashed", UUID: claimedUUID})
 		})
 	})
 	if err == nil {
-		err = g.Undefine(t.Context(), UndefineOptions{})
+		err = g.Undefine(t.Context(), scope.Daemon("a test"), UndefineOptions{})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -169,8 +170,8 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 	}
 }
 
-// A start that fails when its guest was about to go on from its managed save image says at once that it did not: what it
-// has taken is given back after that, which may take longer than its daemon lives.
+// A start from a managed save image fails, and the store says at once that the image was not used. The start's
+// resources are released after that, which may take longer than its daemon lives.
 // Promise: F31
 func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	r := bareRegistry(t)
@@ -180,16 +181,16 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	var rec record
 	run.hold("what takes long", func(context.Context) error { return r.store.Get(domains, claimedUUID, &rec) })
 	l := &launching{g: g, run: run, from: &savedImage{managed: true}}
-	l.unwind(t.Context())
+	l.unwind(t.Context(), scope.Daemon("a test"))
 	if !rec.ManagedSave {
 		t.Error("the store does not know it while the rest is given back")
 	}
-	if err := g.RemoveManagedSave(t.Context()); err != nil {
+	if err := g.RemoveManagedSave(t.Context(), scope.Daemon("a test")); err != nil {
 		t.Fatal(err)
 	}
-	_ = g.change(t.Context(), "", func() error {
+	_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error {
 		if g.settleImage(run); g.record.ManagedSave {
-			t.Error("an image that was removed meanwhile is there again")
+			t.Error("an image that was removed in between is back")
 		}
 		return nil
 	})
@@ -206,11 +207,11 @@ func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 	run.hold("something", func(context.Context) error { undone = true; return nil })
 	begun := make(chan struct{})
 	go func() {
-		_ = g.perform(context.WithoutCancel(t.Context()), "", domain.JobStart, 0, func() (work, error) {
-			return func(ctx context.Context) (settle, error) {
+		_ = g.perform(context.WithoutCancel(t.Context()), scope.Daemon("a test"), "", domain.JobStart, 0, func() (work, error) {
+			return func(ctx context.Context, sc scope.Scope) (settle, error) {
 				close(begun)
 				<-ctx.Done()
-				(&launching{g: g, run: run, from: &savedImage{managed: true}}).unwind(ctx)
+				(&launching{g: g, run: run, from: &savedImage{managed: true}}).unwind(ctx, sc)
 				return nil, context.Cause(ctx)
 			}, nil
 		})
@@ -223,7 +224,7 @@ func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 	}
 	var rec record
 	if err := r.store.Get(domains, claimedUUID, &rec); err != nil || !rec.ManagedSave {
-		t.Errorf("the image is nobody's: %v", err)
+		t.Errorf("the image has no guest: %v", err)
 	}
 }
 
@@ -231,7 +232,7 @@ func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
 	t.Helper()
 	g, err := r.claimed(t.Context(), "of "+uuid, uuid, func(g *Guest) error {
-		return g.change(t.Context(), "", func() error {
+		return g.change(t.Context(), scope.Daemon("a test"), "", func() error {
 			g.state.Persistent = true
 			d := &domain.Definition{Name: "of " + uuid, UUID: uuid}
 			d.OS.NVRAM.Path = vars
@@ -244,7 +245,7 @@ func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
 	return g
 }
 
-// nailed stands for variables that nobody can remove, not even root.
+// nailed makes variables that cannot be removed, not even by root.
 func nailed(t *testing.T) string {
 	t.Helper()
 	vars := filepath.Join(t.TempDir(), "vars")
@@ -301,7 +302,7 @@ func (r *Registry) awaitUndefined(t *testing.T) {
 func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
-	err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), UndefineOptions{NVRAM: true})
+	err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), scope.Daemon("a test"), UndefineOptions{NVRAM: true})
 	if err == nil || !strings.Contains(err.Error(), "is undefined, but its UEFI variables are left") || !strings.Contains(err.Error(), "remove "+vars+":") {
 		t.Errorf("the answer is %v", err)
 	}
@@ -309,7 +310,7 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 		t.Errorf("%s is still there", g.Name())
 	}
 	if r.undefinitionsLeft(t) > 0 {
-		t.Error("the next daemon would remove what has been told as left")
+		t.Error("the next daemon would remove files that were reported as left")
 	}
 }
 
@@ -323,8 +324,8 @@ func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 	}
 	g := guestOf(t, r, claimedUUID, vars)
 	ctx, leave := context.WithCancelCause(t.Context())
-	leaving := WithJudge(ctx, func(string) error { leave(nil); return nil })
-	_ = g.Undefine(leaving, UndefineOptions{NVRAM: true}) // which has nobody to answer to
+	leaving := scope.Daemon("a test").Authorizing(func(string) error { leave(nil); return nil })
+	_ = g.Undefine(ctx, leaving, UndefineOptions{NVRAM: true}) // no client waits for the answer
 	r.awaitUndefined(t)
 	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the variables are left: %v", err)
@@ -379,7 +380,7 @@ func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	if err := r.recoverUndefinitions(); err != nil {
 		t.Fatal(err)
 	}
-	if err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), UndefineOptions{KeepNVRAM: true}); err != nil {
+	if err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), scope.Daemon("a test"), UndefineOptions{KeepNVRAM: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
@@ -391,8 +392,8 @@ func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	}
 }
 
-// A half-made file of a start that was cut off goes from where it was made, and not from
-// where a client who is held to folders has made a link lead meanwhile.
+// A partial file of an interrupted start is removed from where it was created. A client that is restricted to
+// folders may have put a symbolic link there since; the removal must not follow it.
 // Promise: A3
 func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	r := bareRegistry(t)
@@ -426,7 +427,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	}
 }
 
-// For whoever has gone before his turn nothing is done: what is done instead would come before it.
+// A request whose client has gone before its turn is not executed. It could run after the client's next request.
 func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := r.claimed(t.Context(), "busy", claimedUUID, func(*Guest) error { return nil })
@@ -435,12 +436,12 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	}
 	held, hold, holder := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		holder <- g.change(t.Context(), "", func() error { close(held); <-hold; return nil })
+		holder <- g.change(t.Context(), scope.Daemon("a test"), "", func() error { close(held); <-hold; return nil })
 	}()
 	<-held
 	ctx, leave := context.WithCancelCause(t.Context())
 	done, gone := false, make(chan error, 1)
-	go func() { gone <- g.change(ctx, "", func() error { done = true; return nil }) }()
+	go func() { gone <- g.change(ctx, scope.Daemon("a test"), "", func() error { done = true; return nil }) }()
 	for late := time.After(time.Minute); len(g.mailbox) == 0; {
 		select {
 		case <-late:
@@ -453,11 +454,11 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 		t.Error("it is done already")
 	}
 	close(hold)
-	if err := errors.Join(<-holder, g.change(t.Context(), "", func() error { return nil })); err != nil {
+	if err := errors.Join(<-holder, g.change(t.Context(), scope.Daemon("a test"), "", func() error { return nil })); err != nil {
 		t.Error(err)
 	}
 	if done {
-		t.Error("it is done when nobody waits for it")
+		t.Error("it is done although no client waits for it")
 	}
 }
 
@@ -499,7 +500,7 @@ func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 	}
 }
 
-// Whoever destroys a transient guest that is being started is told that it has gone, as he asked.
+// A client destroys a transient guest during its start. The answer must be that the guest has gone, as requested.
 func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := r.claim("starting", claimedUUID, true)
@@ -508,8 +509,8 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 	}
 	begun, started := make(chan struct{}), make(chan error, 1)
 	go func() {
-		started <- g.perform(t.Context(), lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-			return func(ctx context.Context) (settle, error) {
+		started <- g.perform(t.Context(), scope.Daemon("a test"), lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+			return func(ctx context.Context, sc scope.Scope) (settle, error) {
 				close(begun)
 				<-ctx.Done()
 				return nil, context.Cause(ctx)
@@ -517,7 +518,7 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 		})
 	}()
 	<-begun
-	if err := g.Destroy(t.Context(), false); err != nil {
+	if err := g.Destroy(t.Context(), scope.Daemon("a test"), false); err != nil {
 		t.Errorf("who destroys it is told: %v", err)
 	}
 	if err := <-started; !fault.Is(err, fault.Aborted) {
@@ -533,7 +534,7 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
 	g, begun := newGuest(bareRegistry(t), "forgotten", claimedUUID), 0
 	for range 2 {
-		g.waiting = append(g.waiting, &task{ctx: t.Context(), kind: domain.JobModify, reply: make(chan error, 1), plan: func() (work, error) {
+		g.waiting = append(g.waiting, &task{ctx: t.Context(), sc: scope.Daemon("a test"), kind: domain.JobModify, reply: make(chan error, 1), plan: func() (work, error) {
 			begun++
 			g.forgetIfNothing()
 			return nil, nil
@@ -544,7 +545,7 @@ func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
 	}
 }
 
-// endsLate is a context that has ended when it is asked for the second time, once what was asked is answered.
+// endsLate is a context that has ended when it is asked for the second time, after the request was answered.
 type endsLate struct {
 	context.Context
 
@@ -560,7 +561,8 @@ func (c *endsLate) Done() <-chan struct{} {
 	return c.answered
 }
 
-// Who asked for what is done is told that it is, and takes back nothing, whatever has ended just then.
+// A completed request is answered with success, and nothing is undone, even if the client's context has just
+// ended.
 // Promise: F36
 func TestWhatIsDoneIsNoFailure(t *testing.T) {
 	g := newGuest(bareRegistry(t), "asked", claimedUUID)
@@ -570,7 +572,7 @@ func TestWhatIsDoneIsNoFailure(t *testing.T) {
 			(<-g.mailbox).answer(nil)
 			close(ctx.answered)
 		}()
-		if err := g.change(ctx, "", func() error { return nil }); err != nil {
+		if err := g.change(ctx, scope.Daemon("a test"), "", func() error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

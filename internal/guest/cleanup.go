@@ -12,38 +12,37 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// cleanupKind takes away what stays of a device that the guest has let go: in QEMU,
-// and on the host. It always goes forward. A guest that is paused keeps images busy,
-// so that it may be owed for hours.
+// cleanupKind removes the rest of a device that the guest has released, in QEMU and on the host. It only
+// goes forward. While a guest is paused QEMU keeps its images open, so a cleanup may stay open for hours.
 var cleanupKind = operation.Kind[*run]{
 	Name: "cleanup", Version: 1, Class: operation.Cleanup,
 	Steps: []string{"objects", "images", "release"},
 	Bind:  func(r *run) operation.Work { return &cleanup{r: r} },
 }
 
-// cleanup is the payload.
+// cleanup is the journalled payload of a cleanup.
 type cleanup struct {
-	Alias   string    `json:",omitempty"` // of the device; empty: an image of a drive is all there is
-	Objects []undoing `json:",omitempty"` // the commands that remove what is behind it
+	Alias   string    `json:",omitempty"` // the device's alias; empty: only images of a drive
+	Objects []undoing `json:",omitempty"` // the commands that remove its objects
 	NIC     *heldNIC  `json:",omitempty"`
-	Images  []uint    `json:",omitempty"` // the numbers of those that QEMU is to let go
-	Lent    []written `json:",omitempty"` // those that QEMU had to write, and has not any more
-	// Device is a PCI device of the host; nil: it was none. Taken says that the host's
-	// driver gets it back.
+	Images  []uint    `json:",omitempty"` // the numbers of the images that QEMU must close
+	Lent    []written `json:",omitempty"` // the images to which QEMU no longer needs write access
+	// Device is a PCI device of the host. Nil: none. Taken says that the host's driver gets it back.
 	Device *kernel.PCIAddress `json:",omitempty"`
 	Taken  bool               `json:",omitempty"`
-	// For names what was labelled, or allowed, for it.
+	// For names the device in the labels and in the AppArmor profile.
 	For string `json:",omitempty"`
-	// Socket is where it listened; empty: nowhere.
+	// Socket is the path of the socket it listened on. Empty: none.
 	Socket string `json:",omitempty"`
 
 	r       *run
 	op      *operation.Operation
-	release func(context.Context) error // of its NIC or PCI device; nil: there is nothing
+	release func(context.Context) error // of its NIC or PCI device; nil: none
 }
 
 // Steps implements operation.Work.
@@ -61,7 +60,7 @@ func (c *cleanup) Opened(op *operation.Operation) error {
 	return nil
 }
 
-// newCleanup takes what is left of a device out of the running guest. It runs in the loop.
+// newCleanup moves the remaining resources of a device from the run to a cleanup. It runs in the loop.
 func (r *run) newCleanup(dev device.Device) *cleanup {
 	c := &cleanup{r: r, Alias: dev.Common().Alias}
 	c.NIC, c.release = r.takeNIC(c.Alias)
@@ -88,13 +87,13 @@ func (r *run) newCleanup(dev device.Device) *cleanup {
 		}
 	}
 	if err != nil {
-		r.log.Error("cannot clean up all behind a removed device", "alias", c.Alias, "error", err)
+		r.log.Error("cannot clean up after a removed device", "alias", c.Alias, "error", err)
 	}
 	return c
 }
 
-// objects are in the way of a new device of the same alias: what is removed by name
-// would be taken from that. Images have numbers of their own.
+// objects returns what blocks a new device of the same alias: removing objects by name would hit the new
+// device's. Images need no such entry, because their numbers are unique.
 func (c *cleanup) objects() []string {
 	if c.Alias == "" {
 		return nil
@@ -106,7 +105,7 @@ func (c *cleanup) objects() []string {
 func (c *cleanup) Rehold() {
 	r := c.r
 	if c.NIC != nil {
-		// Its network has forgotten it: only the link may be there.
+		// Its network no longer knows the NIC: only the link may be left.
 		if release, err := r.reg.readopt(r, &device.NIC{Type: "ethernet"}, c.NIC); err == nil {
 			c.release = release
 		}
@@ -115,14 +114,13 @@ func (c *cleanup) Rehold() {
 		return
 	}
 	if err := r.reg.holdClaim(r, *c.Device); err != nil {
-		r.log.Info("a device that was unplugged has been plugged in since", "cause", err)
+		r.log.Info("detached device was attached again since", "cause", err)
 	} else if c.Taken {
 		c.release = r.reg.returning(r, *c.Device)
 	}
 }
 
-// removeObjects has QEMU let go of what was behind the device. QEMU that has ended
-// has.
+// removeObjects removes the objects behind the device in QEMU, unless QEMU has ended.
 func (c *cleanup) removeObjects(ctx context.Context) error {
 	if c.r.isOver() {
 		return nil
@@ -137,20 +135,21 @@ func (c *cleanup) removeObjects(ctx context.Context) error {
 	return err
 }
 
-// removeAll has QEMU remove what nothing uses any more. What is in use still is removed later.
+// removeAll removes objects that are no longer used. It returns an error for an object that is still in
+// use, which is removed later.
 func (r *run) removeAll(ctx context.Context, s *qmp.Session, all []undoing) error {
 	for _, u := range all {
 		switch err := insist(ctx, s, u); {
 		case inUse(err) || noAnswer(err):
 			return err
-		case err != nil: // it went before
-			r.log.Debug("nothing is left to remove", "command", u.Command, "cause", err)
+		case err != nil: // it was removed before
+			r.log.Debug("object is gone already", "command", u.Command, "cause", err)
 		}
 	}
 	return nil
 }
 
-// closeImages has QEMU close the images of a disk. It does not while the guest is paused.
+// closeImages closes a disk's images in QEMU. QEMU refuses while the guest is paused.
 func (c *cleanup) closeImages(ctx context.Context) error {
 	if len(c.Images)+len(c.Lent) == 0 || c.r.isOver() {
 		return nil
@@ -171,21 +170,21 @@ func (c *cleanup) closeImages(ctx context.Context) error {
 	if kept {
 		return errors.New("QEMU closes the images of a paused guest when it runs")
 	}
-	if err != nil && !noAnswer(err) { // nor can it later
-		c.r.log.Warn("QEMU does not let go of the images of a disk", "alias", c.Alias, "error", err)
+	if err != nil && !noAnswer(err) { // a later attempt would fail, too
+		c.r.log.Warn("QEMU does not close the images of a disk", "alias", c.Alias, "error", err)
 		return nil
 	}
 	return err
 }
 
-// giveBack gives the host back what was held for the device.
+// giveBack releases the host's resources for the device.
 func (c *cleanup) giveBack(ctx context.Context) (err error) {
 	c.r.relays.stop(c.Alias)
 	for _, w := range c.Lent {
 		err = errors.Join(err, forgetNote(ctx, w))
 	}
 	if c.Socket != "" {
-		err = errors.Join(err, removeSocket(ctx, c.Socket, qemu.RemoveDeserted))
+		err = errors.Join(err, removeSocket(ctx, c.Socket, qemuprocess.RemoveDeserted))
 	}
 	if c.For != "" {
 		err = errors.Join(err, c.r.labels.giveBack(ctx, c.For))
@@ -199,18 +198,18 @@ func (c *cleanup) giveBack(ctx context.Context) (err error) {
 	return err
 }
 
-// Ended implements operation.Ender: others may have the PCI device only now, since the
-// next daemon gives back what a record names.
+// Ended implements operation.Ender. It drops the claim on the PCI device only now: until the record is
+// gone, the next daemon would return the device to its driver.
 func (c *cleanup) Ended() {
 	if c.Device == nil {
 		return
 	}
-	c.r.reg.loops.Go(func() { // else the guest has gone, or the daemon stops
+	c.r.reg.loops.Go(func() { // fails if the guest is gone or the daemon stops
 		_ = c.r.inLoop(c.r.reg.life, func(*Guest) error { c.r.dropClaimAt(*c.Device); return nil })
 	})
 }
 
-// undoing is a command that takes something away which QEMU may have.
+// undoing is a command that removes something from QEMU, if QEMU has it.
 type undoing struct {
 	Command string
 	Args    json.RawMessage
@@ -218,11 +217,11 @@ type undoing struct {
 
 func newUndoing(step *qemu.Step) (undoing, error) {
 	args, err := json.Marshal(step.Args)
-	return undoing{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot note how a device is undone")
+	return undoing{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot record how to undo a device")
 }
 
-// forgetImages has QEMU let go of images that were handed to it and that nothing in
-// it uses any more. Kept says that it has not: one that is paused does not close them.
+// forgetImages closes images in QEMU that it was given and no longer uses. kept says that QEMU still has
+// them: a paused QEMU does not close them.
 func forgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept bool, err error) {
 	sets := func() (steps []qemu.Step, err error) {
 		held, err := fileSets(ctx, s)
@@ -241,8 +240,8 @@ func forgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept boo
 	return len(steps) > 0, err
 }
 
-// insist repeats a command for a little while: QEMU lets go of what was behind a
-// device somewhat later than of the device.
+// insist repeats a command for at most about a second: QEMU releases the objects behind a device somewhat
+// later than the device.
 func insist(ctx context.Context, s *qmp.Session, u undoing) error {
 	for wait := firstLook; ; wait *= 2 {
 		err := s.Execute(ctx, u.Command, u.Args, nil)
@@ -257,8 +256,8 @@ func insist(ctx context.Context, s *qmp.Session, u undoing) error {
 	}
 }
 
-// inUse reports whether QEMU refused to remove what it still uses; it has no
-// class of error for that.
+// inUse reports whether QEMU refused to remove something that it still uses. QEMU has no error class for
+// that, so the text decides.
 func inUse(err error) bool {
 	var refused *qmp.Error
 	return errors.As(err, &refused) && (strings.Contains(refused.Desc, "in use") || strings.Contains(refused.Desc, "busy"))

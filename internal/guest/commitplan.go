@@ -9,27 +9,28 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// CommitOptions say what a block commit is to do.
+// CommitOptions say which images a block commit merges, and how fast.
 type CommitOptions struct {
-	// Top is the uppermost image that goes, Base the one that its data is written to: a path, or
-	// TARGET[NUMBER]. Without Top it is the image that the guest writes, without Base the lowest one.
+	// Top is the uppermost image to commit, and Base is the image that its data is written to. Each is a
+	// path or TARGET[NUMBER]. Without Top it is the active image, without Base the lowest one.
 	Top, Base string
-	// Shallow has Base be the image right below Top, and Active says that Top is the one that the guest writes.
+	// Shallow makes Base the image directly below Top. Active says that Top is the active image, which the
+	// guest writes.
 	Shallow, Active bool
-	// Relative keeps the names in headers relative.
+	// Relative keeps backing file names in headers relative.
 	Relative bool
-	// Speed is the most that is written in a second, in bytes; 0: as much as goes.
+	// Speed limits the job, in bytes a second. 0: no limit.
 	Speed uint64
 }
 
-// span is the part of a disk's chain that a commit works on. Top and base are places in the chain; 0 is the
-// image that the guest writes.
+// span is the part of a disk's chain that a commit works on. top and base are positions in the chain.
+// Position 0 is the active image.
 type span struct{ top, base int }
 
-// isActive says that the guest writes the uppermost image that goes.
+// isActive reports whether the uppermost committed image is the active one.
 func (s span) isActive() bool { return s.top == 0 }
 
-// findCommit finds what a client means by a commit, and refuses what libvirt refuses.
+// findCommit resolves the images that a client names, and refuses what libvirt refuses.
 func findCommit(d *device.Disk, o CommitOptions) (s span, err error) {
 	if s.top, err = findTop(d, o.Top); err != nil {
 		return s, err
@@ -51,11 +52,13 @@ func findCommit(d *device.Disk, o CommitOptions) (s span, err error) {
 	return s, checkCommit(d, s)
 }
 
+// refusedCall returns an error for an invalid call, with libvirt's text.
 func refusedCall(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Call, format, args...)
 }
 
-// findTop finds the place of an image in a disk's chain; an empty name, or the disk's own, is the first.
+// findTop returns the position of an image in a disk's chain. An empty name, or the disk's own, means the
+// active image.
 func findTop(d *device.Disk, name string) (int, error) {
 	if d.Source == nil {
 		return 0, refusedCall("could not find base image in chain for '%s'", d.Target)
@@ -66,7 +69,7 @@ func findTop(d *device.Disk, name string) (int, error) {
 	return findImage(d, 0, name, func() error { return refusedCall("could not find image '%s' in chain for '%s'", name, d.Target) })
 }
 
-// findBelow finds the place of an image below another; an empty name is the lowest.
+// findBelow returns the position of an image below another one. An empty name means the lowest.
 func findBelow(d *device.Disk, top int, name string) (int, error) {
 	images := d.Images()
 	switch {
@@ -80,7 +83,7 @@ func findBelow(d *device.Disk, top int, name string) (int, error) {
 	})
 }
 
-// findImage finds an image by its number, its path, or its name from where the image above lies.
+// findImage finds an image by number, by path, or by its name relative to the image above.
 func findImage(d *device.Disk, from int, name string, missing func() error) (int, error) {
 	target, number, numbered := indexed(name)
 	if numbered && target != d.Target {
@@ -104,7 +107,7 @@ func findImage(d *device.Disk, from int, name string, missing func() error) (int
 	return 0, missing()
 }
 
-// indexed takes a name like vda[3] apart.
+// indexed splits a name like vda[3].
 func indexed(name string) (target string, number uint, is bool) {
 	target, rest, is := strings.Cut(name, "[")
 	rest, closed := strings.CutSuffix(rest, "]")
@@ -112,23 +115,23 @@ func indexed(name string) (target string, number uint, is bool) {
 	return target, uint(n), is && closed && err == nil && n > 0
 }
 
-// checkCommit refuses what cannot be committed, whatever a client says.
+// checkCommit refuses disks and formats for which no commit is possible.
 func checkCommit(d *device.Disk, s span) error {
 	format := formatAt(d, s.base)
 	switch {
 	case d.Transient:
 		return fault.New(fault.Unsupported, fault.Call, "block jobs are not supported on transient disk '%s'", d.Target)
 	case d.ReadOnly:
-		return fault.New(fault.Unsupported, fault.Call, "disk %s is read-only, and what lies below it is not written for it; shut the guest off and use qemu-img commit", d.Target)
+		return fault.New(fault.Unsupported, fault.Call, "disk %s is read-only, so nothing is committed to its backing files; shut the guest off and use qemu-img commit", d.Target)
 	case d.Encryption != nil:
-		return fault.New(fault.Unsupported, fault.Call, "disk %s is encrypted, and what lies below it is not: a commit would write its data there in the clear", d.Target)
+		return fault.New(fault.Unsupported, fault.Call, "disk %s is encrypted and its backing file is not: a commit would write the data unencrypted", d.Target)
 	case format != "raw" && format != "qcow2":
-		return fault.New(fault.Unsupported, fault.Call, "a commit into an image of format %s is not built; raw and qcow2 are", format)
+		return fault.New(fault.Unsupported, fault.Call, "a commit into an image of format %s is not supported; only raw and qcow2 are", format)
 	}
 	return nil
 }
 
-// formatAt is the format of an image of a running guest's disk.
+// formatAt returns the format of an image in a running guest's chain.
 func formatAt(d *device.Disk, place int) string {
 	if place > 0 {
 		return d.Backing[place-1].Format
@@ -139,7 +142,7 @@ func formatAt(d *device.Disk, place int) string {
 	return d.Format
 }
 
-// committed gives the definition's disk as it is when a commit has ended: without the images that went.
+// committed changes the definition's disk to its state after the commit: without the committed images.
 func committed(d *device.Disk, s span) {
 	if !s.isActive() {
 		d.Backing = append(d.Backing[:s.top-1:s.top-1], d.Backing[s.base-1:]...)

@@ -50,7 +50,7 @@ func TestFindCommit(t *testing.T) {
 	}
 }
 
-// What libvirt refuses is refused with its words, and what Lodge refuses besides says why.
+// Commits that libvirt refuses are refused with its error texts. Lodge's own refusals say the reason.
 func TestFindCommit_Refuses(t *testing.T) {
 	disk := func(change func(*device.Disk)) *device.Disk { d := chained(); change(d); return d }
 	plain := func(*device.Disk) {}
@@ -74,7 +74,7 @@ func TestFindCommit_Refuses(t *testing.T) {
 		{func(d *device.Disk) { d.Source, d.Backing = nil, nil }, CommitOptions{Active: true}, fault.Invalid, "could not find base image"},
 		{func(d *device.Disk) { d.Backing = d.Backing[3:] }, CommitOptions{Active: true}, fault.Invalid, "could not find base image"},
 		{func(d *device.Disk) { d.ReadOnly = true }, CommitOptions{Active: true}, fault.Unsupported, "qemu-img commit"},
-		{func(d *device.Disk) { d.Encryption = &device.Encryption{} }, CommitOptions{Active: true}, fault.Unsupported, "in the clear"},
+		{func(d *device.Disk) { d.Encryption = &device.Encryption{} }, CommitOptions{Active: true}, fault.Unsupported, "unencrypted"},
 		{func(d *device.Disk) { d.Backing[2].Format = "vmdk" }, CommitOptions{Active: true}, fault.Unsupported, "format vmdk"},
 	} {
 		_, err := findCommit(disk(c.change), c.o)
@@ -111,7 +111,7 @@ func TestCommitted(t *testing.T) {
 	}
 }
 
-// A name in a header may begin with the way in which QEMU opens a file.
+// A file name in a header may begin with the protocol by which QEMU opens the file.
 func TestRenamed_KeepsNamesRelative(t *testing.T) {
 	chain := image.Chain{{Path: "/i/top"}, {Path: "/i/mid"}, {Path: "/i/low/base"}}
 	chain[0].Backing, chain[1].Backing = &image.Backing{Name: "file:mid"}, &image.Backing{Name: "file:low/base"}

@@ -16,33 +16,33 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// confine makes the profile of a QEMU that starts: of its chamber, and of what it is
-// handed.
-func (l *labels) confine(ctx context.Context, place *sandbox.Chamber, p *qemu.Plan, handed []*os.File) error {
+// confine makes the AppArmor profile of a QEMU that starts, from its sandbox and the files that it is
+// passed. It does nothing under SELinux.
+func (l *labels) confine(ctx context.Context, place *sandbox.Spec, p *qemu.Plan, handed []*os.File) error {
 	if l == nil || l.host == nil || !l.host.Made(l.Guest, l.uuid) {
 		return nil
 	}
 	return l.inTurn(ctx, func() error {
-		l.Profile = &seclabel.Profile{Name: l.Process, Peer: l.host.Own, Network: place.Network || len(p.Listeners) > 0}
+		l.Profile = &seclabel.Profile{Name: l.Process, Peer: l.host.Own, Network: place.HostNetwork || len(p.Listeners) > 0}
 		for alias, a := range p.Disks {
 			l.allowImages(p.Definition.Devices.ByAlias(alias), a)
 		}
-		l.allow("", place.Reach(), handed)
+		l.allow("", place.AccessList(), handed)
 		return l.load(ctx)
 	})
 }
 
-// load has the kernel know the profile as it is now. It is the caller's turn.
+// load loads the profile into the kernel. The caller must have the turn.
 func (l *labels) load(ctx context.Context) error {
-	if err := l.keep(); err != nil { // first: else nobody would unload it
+	if err := l.keep(); err != nil { // first: without the journal no later daemon would unload it
 		return err
 	}
 	return l.host.Load(ctx, *l.Profile)
 }
 
-// admit lets the guest have what a device needs: labels for its images, and rules for
-// what it is shown and handed. Place is nil where the chamber has all.
-func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, place *sandbox.Chamber) error {
+// admit permits the guest what a device needs: labels on its images, and rules for its files. place is nil
+// if the sandbox has everything already.
+func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, place *sandbox.Spec) error {
 	if l == nil || l.host == nil {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, pla
 	return l.inTurn(ctx, func() error {
 		var reach []sandbox.Access
 		if place != nil {
-			reach = place.Reach()
+			reach = place.AccessList()
 		}
 		if d, is := dev.(*device.Disk); is {
 			l.allowImages(d, p.Disks[d.Alias])
@@ -78,7 +78,8 @@ func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, pla
 	})
 }
 
-// allowImages allows what a disk has been handed, each image for itself: a job may take one away.
+// allowImages permits the images that a disk is passed. Each image has rules of its own, because a block
+// job may remove one.
 func (l *labels) allowImages(dev device.Device, a device.DiskAttachment) {
 	d, is := dev.(*device.Disk)
 	if !is {
@@ -90,8 +91,7 @@ func (l *labels) allowImages(dev device.Device, a device.DiskAttachment) {
 	}
 }
 
-// allow adds rules to the profile. What is allowed for nobody in particular is not
-// said again.
+// allow adds rules to the profile. A rule of the guest itself is not repeated for a device.
 func (l *labels) allow(by string, reach []sandbox.Access, handed []*os.File) {
 	add := func(rule seclabel.Rule) {
 		general := rule
@@ -118,8 +118,8 @@ func (l *labels) allow(by string, reach []sandbox.Access, handed []*os.File) {
 	}
 }
 
-// ruleFor is what a profile says of an open file: its path as the kernel has it, and how
-// it was opened. What has no path needs no rule.
+// ruleFor returns the rule for an open file: its path as the kernel knows it, and its access mode. A file
+// without a path needs no rule.
 func ruleFor(f *os.File) (seclabel.Rule, bool) {
 	if f == nil {
 		return seclabel.Rule{}, false
@@ -135,7 +135,7 @@ func ruleFor(f *os.File) (seclabel.Rule, bool) {
 	if err != nil || strings.HasSuffix(path, " (deleted)") {
 		return seclabel.Rule{}, false
 	}
-	if strings.HasPrefix(path, "socket:") { // one that listens has a place
+	if strings.HasPrefix(path, "socket:") { // a listening socket has a path
 		path = f.Name()
 		return seclabel.Rule{Path: path, May: "rw"}, filepath.IsAbs(path)
 	}
@@ -159,7 +159,7 @@ func imagesOf(a device.DiskAttachment) []*os.File {
 	return all
 }
 
-// handedBy is all that a plan hands over.
+// handedBy returns all files that a plan passes to QEMU.
 func handedBy(p *qemu.Plan) []*os.File {
 	var all []*os.File
 	for _, a := range p.Disks {
@@ -176,7 +176,7 @@ func handedBy(p *qemu.Plan) []*os.File {
 	return all
 }
 
-// forbid takes back what AppArmor allowed for a device. It is the caller's turn.
+// forbid removes the rules of a device from the profile. The caller must have the turn.
 func (l *labels) forbid(ctx context.Context, by string) error {
 	if l.Profile == nil || l.host == nil || by == "" {
 		return nil
@@ -189,7 +189,7 @@ func (l *labels) forbid(ctx context.Context, by string) error {
 	return l.load(ctx)
 }
 
-// unload takes the guest's profile out of the kernel.
+// unload removes the guest's profile from the kernel.
 func (l *labels) unload() error {
 	if err := l.root.RemoveProfile(l.Profile.Name); err != nil {
 		return err

@@ -15,19 +15,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A character device in mode connect is a client of a socket that somebody else serves, often as
-// root. A guest's QEMU runs as a user of its own, who may not open that socket. So the daemon
-// connects, and QEMU is handed the connection. QEMU cannot connect again by that: where it is to,
-// it connects to a relay of the daemon's.
+// A character device in mode connect is the client of a socket that another program serves, often as root.
+// A guest's QEMU runs as a user of its own, which may not open that socket. So the daemon connects and
+// passes the connection to QEMU. QEMU cannot reconnect that way. If it must, it connects to a relay of the
+// daemon.
 
-// connectFor connects the character device of an alias to the socket that its definition names.
-func (r *run) connectFor(ctx context.Context, p *qemu.Plan, alias string, b *device.Backend) error {
+// connectFor connects the character device of an alias to the socket in its definition.
+func (r *run) connectFor(ctx context.Context, sc scope.Scope, p *qemu.Plan, alias string, b *device.Backend) error {
 	if p.Sockets[alias] != nil || p.Relays[alias] != "" {
 		return nil // the first console is the first serial port
 	}
-	held := heldTo(ctx, b.Path)
+	held := sc.FoldersOf(b.Path)
 	if b.Reconnects() {
 		path, err := r.relays.start(r, alias, b.Path, held)
 		if err != nil {
@@ -46,7 +47,7 @@ func (r *run) connectFor(ctx context.Context, p *qemu.Plan, alias string, b *dev
 	defer conn.Close()
 	f, err := copyOf(conn, b.Path)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot hand over the socket %s", b.Path)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot pass the socket %s to QEMU", b.Path)
 	}
 	if p.Sockets == nil {
 		p.Sockets = map[string]*os.File{}
@@ -55,10 +56,10 @@ func (r *run) connectFor(ctx context.Context, p *qemu.Plan, alias string, b *dev
 	return nil
 }
 
-// connectHeld connects to a socket that lies where whoever named it is held to.
+// connectHeld connects to a socket, if its path is permitted to the client that named it (held).
 func connectHeld(ctx context.Context, path string, held []string) (*net.UnixConn, error) {
 	return fsguard.Do(ctx, path, func() (conn *net.UnixConn, err error) {
-		err = image.At(path, held, func(at string, nofollow int) error {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			socket, err := openSocket(at, nofollow)
 			if err != nil {
 				return err
@@ -71,8 +72,8 @@ func connectHeld(ctx context.Context, path string, held []string) (*net.UnixConn
 	}, func(conn *net.UnixConn) { _ = conn.Close() })
 }
 
-// copyOf gives a connection as a file that has the socket's path for its name, as the rules of
-// AppArmor know it.
+// copyOf returns a duplicate of a connection. Its file name is the socket's path, because the AppArmor
+// rules need it.
 func copyOf(conn *net.UnixConn, path string) (f *os.File, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -87,7 +88,7 @@ func copyOf(conn *net.UnixConn, path string) (f *os.File, err error) {
 	return f, errors.Join(failed, err)
 }
 
-// openSocket opens a socket to be named.
+// openSocket opens a socket by name only (O_PATH).
 func openSocket(at string, nofollow int) (*os.File, error) {
 	f, err := os.OpenFile(at, unix.O_PATH|nofollow, 0)
 	if err != nil {
@@ -99,14 +100,14 @@ func openSocket(at string, nofollow int) (*os.File, error) {
 	case info.Mode().Type() == os.ModeSymlink:
 		err = unix.ELOOP
 	case info.Mode().Type() != os.ModeSocket:
-		err = errors.New("it is no socket")
+		err = errors.New("it is not a socket")
 	default:
 		return f, nil
 	}
 	return nil, errors.Join(err, f.Close())
 }
 
-// connectTo connects to an open socket. A path in place of the file could lead elsewhere by then.
+// connectTo connects to an open socket. A path instead could lead to another socket by now.
 func connectTo(ctx context.Context, socket *os.File) (*net.UnixConn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", socket.Fd()))
 	if err == nil {
@@ -117,10 +118,10 @@ func connectTo(ctx context.Context, socket *os.File) (*net.UnixConn, error) {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case errors.As(err, &number):
-		err = number // Go's words would name the descriptor
+		err = number // Go's text would name the descriptor
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		err = errors.New("nobody listens there; start the program that serves it first")
+		err = errors.New("no program listens on it; start the program that serves it first")
 	}
 	return nil, err
 }

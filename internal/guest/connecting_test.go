@@ -13,11 +13,11 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
-	images "github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// served is a socket that a program of root's serves, as nobody else may open it.
+// served is a socket that a root program serves; no other user may open it.
 type served struct {
 	t    *testing.T
 	path string
@@ -39,13 +39,13 @@ func (s *served) client() *net.UnixConn {
 	ok(s.t, s.SetDeadline(time.Now().Add(30*time.Second)))
 	c, err := s.AcceptUnix()
 	if err != nil {
-		s.t.Fatalf("nobody connects to %s: %v", s.path, err)
+		s.t.Fatalf("no connection to %s: %v", s.path, err)
 	}
 	s.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-// speaking is a guest whose BIOS writes to its first serial port.
+// speaking is a guest with a BIOS that writes to its first serial port.
 func speaking(name, devices string) string {
 	doc := strings.Replace(small(name), "</type>", "</type><bios useserial='yes'/>", 1)
 	return strings.Replace(doc, "<serial type='pty'/>", devices, 1)
@@ -70,13 +70,13 @@ func TestConnect_SocketThatOnlyRootMayOpen(t *testing.T) {
 	g := d.define(speaking("connects",
 		"<serial type='unix'><source mode='connect' path='"+serial.path+"'/></serial>"+
 			"<channel type='unix'><source mode='connect' path='"+channel.path+"'/><target type='virtio' name='org.libguestfs.channel.0'/></channel>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	line := serial.client()
 	channel.client()
 	hears(t, line)
 
 	port := "<channel type='unix'><source mode='connect' path='" + plugged.path + "'/><target type='virtio' name='plugged'/></channel>"
-	ok(t, g.Attach(d.ctx(), port, guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), port, guest.Affect{Live: true}))
 	plugged.client()
 }
 
@@ -94,7 +94,7 @@ func TestConnect_NobodyListens(t *testing.T) {
 			ok(t, unix.Close(f))
 		}
 		g := d.define(speaking(name, "<serial type='unix'><source mode='connect' path='"+path+"'/></serial>"))
-		err := g.Start(d.ctx(), guest.StartOptions{})
+		err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
 		if err == nil || !strings.Contains(err.Error(), "cannot connect to the socket "+path) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -109,11 +109,11 @@ func TestConnect_Reconnects(t *testing.T) {
 	path := filepath.Join(d.dir, "again")
 	source := "<source mode='connect' path='" + path + "'><reconnect enabled='yes' timeout='1'/></source>"
 	g := d.define(speaking("reconnects", "<serial type='unix'>"+source+"</serial>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true})) // nobody serves it yet
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true})) // no program serves it yet
 
 	first := serve(t, path)
 	line := first.client()
-	ok(t, g.Resume(d.ctx()))
+	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
 	hears(t, line)
 	ok(t, errors.Join(line.Close(), first.Close()))
 	second := serve(t, path)
@@ -125,9 +125,9 @@ func TestConnect_Reconnects(t *testing.T) {
 
 	late := serve(t, filepath.Join(d.dir, "late"))
 	// It brings a controller for the channel along.
-	ok(t, g.Attach(d.ctx(), "<controller type='virtio-serial' index='0'/>", guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), "<controller type='virtio-serial' index='0'/>", guest.Affect{Live: true}))
 	port := "<channel type='unix'>" + strings.Replace(source, path, late.path, 1) + "<target type='virtio' name='late'/></channel>"
-	ok(t, g.Attach(d.ctx(), port, guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), port, guest.Affect{Live: true}))
 	late.client()
 }
 
@@ -139,7 +139,7 @@ func TestConnect_HeldToFolders(t *testing.T) {
 	ok(t, os.Mkdir(mine, 0o755))
 	other := serve(t, filepath.Join(d.dir, "other"))
 	ok(t, os.Symlink(other.path, mine+"/link"))
-	g, err := d.Define(images.WithFence(d.ctx(), []string{mine}), speaking("held", "<serial type='unix'><source mode='connect' path='"+mine+"/link'/></serial>"), false)
+	g, err := d.Define(d.ctx(), scope.Daemon("a test").Within([]string{mine}), speaking("held", "<serial type='unix'><source mode='connect' path='"+mine+"/link'/></serial>"), false)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "no link is followed there")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "no link is followed there")
 }

@@ -22,32 +22,40 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// ConsoleOptions say how a console is shared.
+// ConsoleOptions say how a console is shared among clients.
 type ConsoleOptions struct {
-	// Force ends the sessions of others.
+	// Force ends the sessions of other clients.
 	Force bool
-	// Safe wants the console alone: it fails when others have it, and keeps others
-	// out.
+	// Safe asks for exclusive use: opening fails if another client has the console, and later clients are
+	// refused.
 	Safe bool
 }
 
-// OpenConsole opens a serial or paravirtual console: the first one, or that of
-// an alias. Several may have it at once; each sees all output and may type.
-func (g *Guest) OpenConsole(ctx context.Context, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+// OpenConsole opens a serial, parallel or paravirtual console: the first one, or the one with that alias.
+// Up to maxSessions clients may share it; each sees all output and may type.
+func (g *Guest) OpenConsole(ctx context.Context, sc scope.Scope, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	return g.openChar(ctx, alias, o, func(s *device.Set) []*device.Char {
 		return append(append(append([]*device.Char{}, s.Serials...), s.Consoles...), s.Parallels...)
 	})
 }
 
-// OpenChannel opens the host's end of a channel: the first one, or that of an
-// alias or name. That of the guest's agent is none of them: who speaks there has the guest do
-// what he likes, as root, and takes the line from the daemon.
-func (g *Guest) OpenChannel(ctx context.Context, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+// OpenChannel opens the host's end of a channel: the first one, or the one with that alias or name. The
+// channel of the guest agent is refused: its client could run anything in the guest as root, and would take
+// the connection from the daemon.
+func (g *Guest) OpenChannel(ctx context.Context, sc scope.Scope, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
 }
 
+// openChar opens a character device of those that of returns, except for the agent's channel.
 func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of func(*device.Set) []*device.Char) (io.ReadWriteCloser, error) {
 	r, v := g.live.Load(), g.View()
 	if r == nil || v.Active == nil {
@@ -58,12 +66,12 @@ func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of 
 		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
 	}
 	if IsAgents(c.Name) {
-		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s is that of the guest's agent, to whom the daemon speaks for all: send the agent commands (virsh qemu-agent-command), or name another channel", c.Alias)
+		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s belongs to the guest agent, which only the daemon may use: send it commands (virsh qemu-agent-command), or name another channel", c.Alias)
 	}
 	return r.consoles.open(ctx, c, o, r.openBackend)
 }
 
-// pickChar finds a character device by alias or name, or the first one.
+// pickChar finds a character device by alias or name. An empty name means the first device.
 func pickChar(all []*device.Char, name string) *device.Char {
 	for _, c := range all {
 		if name == "" || c.Alias == name || c.Name == name {
@@ -73,18 +81,18 @@ func pickChar(all []*device.Char, name string) *device.Char {
 	return nil
 }
 
-// consoles are the back ends of a running guest that clients have open, by alias.
+// consoles holds the open back ends of a running guest, by device alias.
 type consoles struct {
 	mu      sync.Mutex
 	byAlias map[string]*console
 }
 
-// console is one open back end. One goroutine reads it and gives what it reads
-// to every session; another writes what they type, of which a guest may take nothing.
+// console is one open back end. One goroutine reads it and copies the output to every session. Another
+// writes the input of all sessions, because a guest may accept no input and block the writer.
 type console struct {
 	back  io.ReadWriteCloser
 	typed chan typed
-	gone  chan struct{} // closed when there is nothing more to read
+	gone  chan struct{} // closed when the back end has ended
 
 	mu       sync.Mutex
 	sessions map[*session]bool
@@ -92,28 +100,29 @@ type console struct {
 	ended    bool
 }
 
-// session is one client's part in a console.
+// session is one client's connection to a console.
 type session struct {
 	of  *console
 	out *io.PipeReader
 	in  *io.PipeWriter
-	// queue holds output that the client has not read; beyond it the oldest is lost,
-	// so that a client that does not read delays nobody.
+	// queue holds output that the client has not read. When it is full, the oldest output is dropped, so
+	// that a slow client delays no other.
 	queue chan []byte
 	end   sync.Once
-	left  chan struct{} // closed when its client has left
+	left  chan struct{} // closed when its client has disconnected
 	leave sync.Once
 }
 
-// typed is what a session types.
+// typed is the input of one Write.
 type typed struct {
 	text []byte
-	done chan error // room for the one answer
+	done chan error // buffered: holds the one answer
 }
 
-// sessionQueue bounds the pieces of output that wait for a slow client.
+// sessionQueue bounds how many pieces of output are queued for a slow client, each of at most 16 KiB.
 const sessionQueue = 256
 
+// open adds a session to the console of a character device. It opens the back end if no session is open.
 func (cs *consoles) open(
 	ctx context.Context, c *device.Char, o ConsoleOptions, openBackend func(context.Context, *device.Char) (io.ReadWriteCloser, error),
 ) (io.ReadWriteCloser, error) {
@@ -121,7 +130,7 @@ func (cs *consoles) open(
 	defer cs.mu.Unlock()
 	con := cs.byAlias[c.Alias]
 	if con != nil && !o.Force && con.isFull() {
-		return nil, fault.New(fault.NoCapacity, fault.Domain, "%d have %s %s open; end one, or force them out", maxSessions, c.Role, c.Alias)
+		return nil, fault.New(fault.NoCapacity, fault.Domain, "%d clients have %s %s open; end one session, or force them out", maxSessions, c.Role, c.Alias)
 	}
 	if con != nil && !con.admit(o) {
 		return nil, fault.New(fault.WrongState, fault.Domain, "Active console session exists for this domain")
@@ -148,8 +157,8 @@ func (c *console) isOver() bool {
 	return c.ended
 }
 
-// maxSessions bounds those of one console: each takes some of the daemon's memory for as long as
-// its client likes.
+// maxSessions bounds the sessions of one console. Each takes memory of the daemon for as long as its client
+// stays.
 const maxSessions = 64
 
 func (c *console) isFull() bool {
@@ -158,8 +167,7 @@ func (c *console) isFull() bool {
 	return len(c.sessions) >= maxSessions
 }
 
-// admit decides whether one more may come, and sends the others away where the
-// newcomer forces it.
+// admit reports whether another session may join. With Force it closes the other sessions first.
 func (c *console) admit(o ConsoleOptions) bool {
 	c.mu.Lock()
 	others := make([]*session, 0, len(c.sessions))
@@ -180,6 +188,7 @@ func (c *console) admit(o ConsoleOptions) bool {
 	return !o.Safe && !alone
 }
 
+// join adds a session.
 func (c *console) join(o ConsoleOptions) *session {
 	s := &session{of: c, queue: make(chan []byte, sessionQueue), left: make(chan struct{})}
 	s.out, s.in = io.Pipe()
@@ -195,8 +204,8 @@ func (c *console) join(o ConsoleOptions) *session {
 	return s
 }
 
-// distribute reads the back end until it ends, or until the last session has
-// left and closed it.
+// distribute copies output to the sessions until the back end ends. Closing the last session closes the
+// back end.
 func (c *console) distribute() {
 	buffer := make([]byte, 16<<10)
 	for {
@@ -220,7 +229,7 @@ func (c *console) distribute() {
 	}
 }
 
-// typeOn writes what is typed until the back end has ended.
+// typeOn writes the input of the sessions until the back end ends.
 func (c *console) typeOn() {
 	for {
 		select {
@@ -233,19 +242,21 @@ func (c *console) typeOn() {
 	}
 }
 
+// give queues a piece of output for every session. A full queue drops its oldest piece.
 func (c *console) give(piece []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s := range c.sessions {
 		for !s.offer(piece) {
 			select {
-			case <-s.queue: // the oldest makes room
+			case <-s.queue: // drop the oldest
 			default:
 			}
 		}
 	}
 }
 
+// offer queues a piece of output, and reports false if the queue is full.
 func (s *session) offer(piece []byte) bool {
 	select {
 	case s.queue <- piece:
@@ -255,7 +266,7 @@ func (s *session) offer(piece []byte) bool {
 	}
 }
 
-// deliver moves a session's queue to its reader.
+// deliver moves output from a session's queue to its reader.
 func (s *session) deliver() {
 	for piece := range s.queue {
 		if _, err := s.in.Write(piece); err != nil {
@@ -265,11 +276,11 @@ func (s *session) deliver() {
 	_ = s.in.Close() // end of the console
 }
 
-// Read gives the guest's output.
+// Read reads the guest's output.
 func (s *session) Read(p []byte) (int, error) { return s.out.Read(p) }
 
-// Write types into the console. It ends with the session, though the guest may not have taken all of it yet: others
-// may have the console for as long as they like.
+// Write sends input to the guest. It returns when the session is closed, even if the guest has not accepted
+// all input: other clients may keep the console open for any time.
 func (s *session) Write(p []byte) (int, error) {
 	t := typed{bytes.Clone(p), make(chan error, 1)}
 	select {
@@ -290,7 +301,7 @@ func (s *session) Write(p []byte) (int, error) {
 	}
 }
 
-// Close ends the session; the console goes with the last one.
+// Close ends the session. The last session closes the back end.
 func (s *session) Close() error {
 	s.leave.Do(func() { close(s.left) })
 	s.of.mu.Lock()
@@ -307,8 +318,8 @@ func (s *session) Close() error {
 	return nil
 }
 
-// finish ends the session's output; a reader that is behind still gets what was
-// queued, unless it has gone.
+// finish ends the session's output. A slow reader still gets the queued output, unless its client has
+// disconnected.
 func (s *session) finish() {
 	s.end.Do(func() { close(s.queue) })
 }
@@ -333,8 +344,9 @@ func (r *run) openBackend(ctx context.Context, c *device.Char) (io.ReadWriteClos
 	return nil, fault.New(fault.Unsupported, fault.Device, "character device %s is not using a PTY or a UNIX socket", c.Alias)
 }
 
-// dial connects to a socket of the guest's. Those in QEMU's own directory may have become
-// links to anybody's, to whom the daemon is root: only QEMU's user is believed there.
+// dial connects to a socket of the guest. In QEMU's own directory a compromised QEMU could replace a socket
+// by a link to any other, and the daemon connects as root. There, dial accepts only a peer that runs as
+// QEMU's user.
 func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
 	conn, err := connect(ctx, path)
 	if err != nil {
@@ -345,13 +357,13 @@ func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
 	}
 	if peer := listener.PeerOf(conn); peer.Unknown != nil || peer.UID != r.User.UID {
 		_ = conn.Close()
-		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has put something else in its place", path)
+		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has replaced it", path)
 	}
 	return conn, nil
 }
 
-// connect connects to the socket that a path leads to: whoever may write to its folder could lead
-// the daemon to any other by a link, and speak there as root.
+// connect connects to the socket at path. safepath refuses links of untrusted owners: with one, a user who
+// may write to the folder could direct the daemon, as root, to any other socket.
 func connect(ctx context.Context, path string) (net.Conn, error) {
 	at, err := safepath.Open(path)
 	if err != nil {
@@ -361,13 +373,13 @@ func connect(ctx context.Context, path string) (net.Conn, error) {
 	return connectTo(ctx, at)
 }
 
-// ptyMajors are the device numbers of the host's ends of pseudo-terminals: the first, and
-// the one behind the last.
+// The device major numbers of the slave ends of pseudo-terminals: the first one, and the one after the
+// last.
 const firstPTYMajor, endPTYMajor = 136, 144
 
-// openPTY opens the pty of a character device. Which one that is QEMU has said, and is
-// not believed: it has to be one that QEMU's user has made, and not another terminal, or
-// a device that does something when it is opened.
+// openPTY opens the pty of a character device. QEMU named its path, and a compromised QEMU may lie. The
+// path must be a pseudo-terminal that QEMU's user owns: not another terminal, and not a device that acts on
+// being opened.
 func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -381,13 +393,13 @@ func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
 	major := unix.Major(st.Rdev)
 	isPTY := st.Mode&unix.S_IFMT == unix.S_IFCHR && major >= firstPTYMajor && major < endPTYMajor
 	if !isPTY || r.User != nil && st.Uid != r.User.UID {
-		return nil, fault.New(fault.Denied, fault.Device, "%s is no pseudo-terminal of this guest's, as its QEMU says", path)
+		return nil, fault.New(fault.Denied, fault.Device, "%s is not a pseudo-terminal of this guest, although its QEMU says so", path)
 	}
 	return openTTY(fmt.Sprintf("/proc/self/fd/%d", fd))
 }
 
-// openTerminal opens the terminal that a path of the definition leads to, where whoever may write
-// to its folder could put a link to another's.
+// openTerminal opens the terminal at a path of the definition. safepath refuses a link that a user who may
+// write to the folder could put there.
 func openTerminal(path string) (io.ReadWriteCloser, error) {
 	at, err := safepath.Open(path)
 	if err != nil {
@@ -397,8 +409,8 @@ func openTerminal(path string) (io.ReadWriteCloser, error) {
 	return openTTY(fmt.Sprintf("/proc/self/fd/%d", at.Fd()))
 }
 
-// openTTY opens a terminal without making it the daemon's own, in the mode
-// that lets Close end a Read.
+// openTTY opens a terminal without making it the daemon's controlling terminal. It is non-blocking, so that
+// Close can interrupt a Read.
 func openTTY(path string) (io.ReadWriteCloser, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -410,7 +422,7 @@ func openTTY(path string) (io.ReadWriteCloser, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// makeRaw keeps the line discipline from changing what guest and client say.
+// makeRaw sets the terminal to raw mode, so that the line discipline changes no byte in either direction.
 func makeRaw(fd int) error {
 	t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 	if err != nil {
@@ -423,7 +435,7 @@ func makeRaw(fd int) error {
 	return fault.Wrap(unix.IoctlSetTermios(fd, unix.TCSETS, t), fault.Failed, fault.Device, "cannot set up the console")
 }
 
-// readBack learns what QEMU chose by itself: the ptys of character devices.
+// readBack reads what QEMU chose on its own: the ptys of character devices.
 func (l *launching) readBack(ctx context.Context) error {
 	ptys, err := findPTYs(ctx, l.run.session.Load())
 	if err != nil {
@@ -441,30 +453,31 @@ func findPTYs(ctx context.Context, s *qmp.Session) (map[string]string, error) {
 	}
 	ptys := map[string]string{}
 	for _, c := range chardevs {
-		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok && isPTY(path) { // QEMU might say anything
+		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok && isPTY(path) { // a compromised QEMU may return any path
 			ptys[c.Label] = path
 		}
 	}
 	return ptys, nil
 }
 
-// isPTY says whether a path is one that the kernel gives pseudo-terminals: another, which clients would be shown and
-// the daemon look at, leads wherever QEMU likes, to a server that is mounted for that.
+// isPTY reports whether the kernel could have given that path to a pseudo-terminal. Clients see the path
+// and the daemon looks it up, so a compromised QEMU could otherwise direct both elsewhere, for example to a
+// network mount.
 func isPTY(path string) bool {
 	number, is := strings.CutPrefix(path, "/dev/pts/")
 	_, err := strconv.ParseUint(number, 10, 31)
 	return is && err == nil
 }
 
-// setPTY notes the pty of a character device, if it has one.
+// setPTY records the pty of a character device, if it has one.
 func setPTY(c *device.Char, ptys map[string]string) {
 	if path := ptys["char"+c.Alias]; path != "" && c.Backend.Type == "pty" {
 		c.Backend.Path = path
 	}
 }
 
-// setPTYs notes the ptys in the definition. A console that shows the first
-// serial port shares its pty.
+// setPTYs records the ptys in the definition. A console that stands for the first serial port shares its
+// pty.
 func setPTYs(def *domain.Definition, ptys map[string]string) {
 	for _, group := range [][]*device.Char{def.Devices.Serials, def.Devices.Parallels, def.Devices.Consoles, def.Devices.Channels} {
 		for _, c := range group {

@@ -42,11 +42,12 @@ func TestAConsoleIsNotOpenedWithoutBound(t *testing.T) {
 	_ = s.Close()
 }
 
-// TestWhoLeavesAConsoleIsNotHeld: a guest may take nothing of what is typed, and others have the console for as long as they like.
+// A client leaves a console of a guest that reads no input. The client must not be held up, also if other clients
+// keep the console open.
 // Promise: A15
 func TestWhoLeavesAConsoleIsNotHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ours, guests := net.Pipe() // which nobody reads
+		ours, guests := net.Pipe() // no guest reads it
 		defer guests.Close()
 		var all consoles
 		open := func() io.ReadWriteCloser {
@@ -82,8 +83,8 @@ func TestWhoLeavesAConsoleIsNotHeld(t *testing.T) {
 	})
 }
 
-// TestAUsersLinkLeadsToNoOthersTerminal: in whose folder the terminal of a guest of root's lies has
-// the daemon, who is root, open no other by a link.
+// A root guest's terminal lies in a user's folder. The user puts a symbolic link there, and the daemon, as root,
+// must not open another terminal by it.
 func TestAUsersLinkLeadsToNoOthersTerminal(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to make a link of another's")
@@ -129,7 +130,7 @@ func TestPicturesThatNobodyReadsAreBounded(t *testing.T) {
 		t.Error("one alone is not taken")
 	}
 	if p.take(1) {
-		t.Error("another is taken beside it")
+		t.Error("a second connection is accepted beside it")
 	}
 	p.give(2 * maxPicture)
 	for range 2 {

@@ -11,24 +11,25 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A guest whose definition asks for it leaves its memory in the data directory when
-// it panics (on_crash coredump-*). Guests decide how often that is: so many of each are
-// kept, the newest, and of all together, and none is begun that would fill the file system.
+// A guest with on_crash coredump-* leaves its memory in the data directory when it panics. Guests decide
+// how often that happens. So at most keepCores dumps of each guest, and keepAllCores of all guests, are
+// kept: the newest. No dump is begun that would fill the file system.
 const keepCores, keepAllCores = 4, 32
 
 // core is a dump of a guest's memory.
 type core struct {
-	path, guest string // "": of one that is no longer there
+	path, guest string // guest is empty if it no longer exists
 	at          time.Time
 }
 
-// coreTime is how a dump's name, behind that of its guest, tells when it began.
+// coreTime is the part of a dump's name after the guest's: when the dump began.
 const coreTime, coreSuffix = "-20060102-150405", ".core"
 
-// dumpCore dumps the memory of the guest, which has panicked, and lets its policy go
-// on, whether that succeeds or not. It runs in the loop, or before that.
+// dumpCore dumps the memory of a panicked guest and then continues with its on_crash policy, even if the
+// dump fails. It runs in the loop, or before the loop starts.
 func (g *Guest) dumpCore() {
 	r := g.run
 	if r.dumping {
@@ -40,7 +41,7 @@ func (g *Guest) dumpCore() {
 	g.reg.loops.Go(func() {
 		err := g.reg.roomForCore(name, memory)
 		if err == nil {
-			err = g.Dump(g.reg.life, path, DumpOptions{Memory: "elf", in: r})
+			err = g.Dump(g.reg.life, scope.Daemon("the dump of a guest that has panicked"), path, DumpOptions{Memory: "elf", in: r})
 		}
 		if g.reg.life.Err() != nil {
 			return // the next daemon begins again
@@ -51,7 +52,7 @@ func (g *Guest) dumpCore() {
 			g.log.Warn("the guest has panicked; its memory was dumped", "path", path)
 		}
 		_ = UntilDone(g.reg.life, lastTry, func() error { // or the daemon stops
-			err := g.perform(g.reg.life, "", domain.JobModify, modifyLimit, func() (work, error) {
+			err := g.perform(g.reg.life, scope.Daemon("the dump of a guest that has panicked"), "", domain.JobModify, modifyLimit, func() (work, error) {
 				g.dumped(r)
 				return nil, nil
 			})
@@ -63,8 +64,8 @@ func (g *Guest) dumpCore() {
 	})
 }
 
-// dumped has a guest that has panicked go on, in its turn: restarted while it is saved it would run on disks that its
-// image does not fit any more. It runs in the loop.
+// dumped continues with the policy of a panicked guest, as a job. Outside of a job the guest could be
+// restarted while it is being saved, and its disks would no longer fit the image. It runs in the loop.
 func (g *Guest) dumped(r *run) {
 	r.dumping = false
 	if g.run == r {
@@ -72,12 +73,12 @@ func (g *Guest) dumped(r *run) {
 	}
 }
 
-// roomForCore removes dumps that leave no place for another one of the guest, and tells
-// whether that has room with as much left as it takes.
+// roomForCore removes surplus dumps before another one of the guest. It fails unless the file system has
+// space for the dump and as much again.
 func (r *Registry) roomForCore(name string, memory uint64) error {
 	paths, err := filepath.Glob(filepath.Join(r.coreDir(), "*"+coreSuffix))
 	if err != nil {
-		return err // only for a pattern that is wrong
+		return err // only a malformed pattern fails
 	}
 	var cores []core
 	for _, p := range paths {
@@ -101,14 +102,14 @@ func (r *Registry) roomForCore(name string, memory uint64) error {
 		return err
 	}
 	if free < 2*memory {
-		return fault.New(fault.NoCapacity, fault.Host, "%s has %d MiB left, too few for a dump of %d MiB", r.coreDir(), free>>20, memory>>20)
+		return fault.New(fault.NoCapacity, fault.Host, "%s has %d MiB of free space, too little for a dump of %d MiB; free some space", r.coreDir(), free>>20, memory>>20)
 	}
 	return nil
 }
 
-// surplus gives the dumps that are one too many when a guest has another: the oldest of its own
-// and, of all together, the oldest of whoever has most. Guests that are gone count as one, or
-// whoever may define guests would push out those of others by ever new ones.
+// surplus returns the dumps to remove before the guest next gets another: its own oldest and, of all guests
+// together, the oldest of the guest with the most dumps. Guests that no longer exist count as one.
+// Otherwise a user could push out the dumps of others by defining ever new guests.
 func surplus(cores []core, next string) (gone []core) {
 	slices.SortFunc(cores, func(a, b core) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path)) })
 	has := map[string]int{next: 1}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A guest that crashes again and again pushes out its own dumps, and guests that many others
-// have made, and that crash, those of who has most.
+// A guest that crashes again and again replaces its own dumps. Crashes of many other
+// guests remove dumps of the guest with the most.
 func TestDumpsAreNotPushedOutByAnothersGuest(t *testing.T) {
 	var cores []core
 	began := time.Unix(1e9, 0)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // userOf gives who a guest's QEMU runs as.
@@ -25,9 +26,8 @@ func userOf(t *testing.T, g *guest.Guest) uint32 {
 	return own.Gid // it is root's by now
 }
 
-// A QEMU that its guest has taken over names terminals that are not its guest's, and puts
-// links in the place of its sockets: the daemon, who may open anything, opens neither for
-// whoever wants to see the guest's console.
+// A compromised QEMU reports terminals that are not its guest's, and replaces its sockets by symbolic links. The
+// daemon may open any file, but must open neither for a client that wants the guest's console.
 // Promise: I1
 func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -38,17 +38,17 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 		return fmt.Sprintf("<channel type='unix'><source mode='bind' path='%s/%s'/><target type='virtio' name='%s'/></channel>", own, name, name)
 	}
 	g := d.define(strings.Replace(small("deceiver", channel("org.test.0"), channel("org.qemu.guest_agent.0")), "<name>", "<uuid>"+uuid+"</uuid><name>", 1))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	for name, open := range map[string]func() error{
 		"console": func() error {
-			c, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
+			c, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
 			if err == nil {
 				err = c.Close()
 			}
 			return err
 		},
 		"channel": func() error {
-			c, err := g.OpenChannel(d.ctx(), "org.test.0", guest.ConsoleOptions{})
+			c, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), "org.test.0", guest.ConsoleOptions{})
 			if err == nil {
 				err = c.Close()
 			}
@@ -68,7 +68,7 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	ok(t, err)
 	for _, path := range []string{fmt.Sprintf("/dev/pts/%d", number), "/dev/null", "/proc/self/fd/0"} {
 		ok(t, g.SetPTY(path))
-		c, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
+		c, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
 		if err == nil {
 			_ = c.Close()
 		}
@@ -82,7 +82,7 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	for _, c := range g.View().Active.Devices.Channels[:1] { // the other is the agent's
 		ok(t, os.Remove(c.Backend.Path))
 		ok(t, os.Symlink(socket, c.Backend.Path))
-		channel, err := g.OpenChannel(d.ctx(), c.Name, guest.ConsoleOptions{})
+		channel, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), c.Name, guest.ConsoleOptions{})
 		if err == nil {
 			_ = channel.Close()
 		}
@@ -90,9 +90,9 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	}
 }
 
-// Whoever may write to the folder of a guest's socket leads the daemon, who would be root
-// there, to no other socket by a link, and has it remove none: neither in the socket's place
-// nor in that of a folder above it.
+// A user can write to the folder of a guest's socket. A symbolic link there, in place of the socket or of a folder
+// above it, must not lead the daemon to another socket. The daemon, as root, must not connect to one or remove
+// one.
 // Promise: A3, X11
 func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -112,9 +112,9 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 		return fmt.Sprintf("<channel type='unix'><source mode='bind' path='%s'/><target type='virtio' name='%s'/></channel>", path(name), name)
 	}
 	g := d.define(small("led", channel("org.test.0"), channel("org.qemu.guest_agent.0")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	open := func() error {
-		c, err := g.OpenChannel(d.ctx(), "org.test.0", guest.ConsoleOptions{})
+		c, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), "org.test.0", guest.ConsoleOptions{})
 		if err == nil {
 			err = c.Close()
 		}
@@ -139,15 +139,14 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 	link(others, way)
 	refused(t, open(), fault.Denied, path("org.test.0"))
 
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if _, err := os.Lstat(filepath.Join(others, "org.qemu.guest_agent.0")); err != nil {
-		t.Errorf("the end of the guest has removed what was not its: %v", err)
+		t.Errorf("the end of the guest has removed a file of others: %v", err)
 	}
 }
 
-// Whoever has a folder in which a guest's files lie puts links to what is not theirs in their
-// places: neither disk, log, socket nor saved image leads there, also for a client that no rules
-// hold.
+// A user owns a folder with a guest's files and replaces them by links to files of others. Disks, logs, sockets
+// and save images must not follow these links, also for a client without rules.
 // Promise: X11
 func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -170,19 +169,19 @@ func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 		"a console's log":  "<serial type='pty'><log file='" + file + "'/></serial>",
 	} {
 		g := d.define(strings.Replace(small("led"), "<serial type='pty'/>", device, 1))
-		if err := g.Start(d.ctx(), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) {
+		if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", what, err)
 		}
-		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+		ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	}
 	link(theirs)
 	g := d.define(small("led", "<channel type='unix'><source mode='bind' path='"+below+"'/><target type='virtio' name='org.test.0'/></channel>"))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Denied, "have root make the link")
-	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Denied, "have root make the link")
+	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	g = d.define(small("led"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	refused(t, g.Save(d.ctx(), below, guest.SaveOptions{}), fault.Denied, "have root make the link")
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	refused(t, g.Save(d.ctx(), scope.Daemon("a test"), below, guest.SaveOptions{}), fault.Denied, "have root make the link")
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	content, err := os.ReadFile(filepath.Join(theirs, "shadow"))
 	entries, e := os.ReadDir(theirs)
 	if ok(t, errors.Join(err, e)); string(content) != "secret" || len(entries) != 1 {
@@ -196,12 +195,12 @@ func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("parent"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	id := userOf(t, g)
 	left := exec.CommandContext(t.Context(), "sleep", "600")
 	left.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
 	ok(t, left.Start())
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if err := left.Wait(); err == nil || t.Context().Err() != nil {
 		t.Errorf("it ended by itself: %v", err)
 	}
@@ -211,25 +210,25 @@ func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {
 func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
 	d := newDaemonOf(t, true)
 	first := d.define(small("first"))
-	ok(t, first.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, first.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	id := userOf(t, first)
 	for i, who := range []string{fmt.Sprintf("+%d:+%d", id, id), fmt.Sprintf("+107:+%d", id)} {
 		label := "<seclabel type='static' model='dac' relabel='no'><label>" + who + "</label></seclabel></domain>"
 		second := d.define(strings.Replace(small(fmt.Sprintf("second-%d", i)), "</domain>", label, 1))
-		refused(t, second.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, fmt.Sprint(id))
+		refused(t, second.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Invalid, fmt.Sprint(id))
 	}
 }
 
-// Whoever may open the guest's consoles and channels does not speak to its agent by that, which does
-// as root what it is told.
+// The right to open a guest's consoles and channels does not include its agent's channel. The agent executes
+// commands as root.
 // Promise: A1
 func TestTheAgentsChannelIsNobodysToOpen(t *testing.T) {
 	d := newDaemonOf(t, true)
 	channel := "<channel type='unix'><target type='virtio' name='%s'/></channel>"
 	g := d.define(small("agent", fmt.Sprintf(channel, "org.qemu.guest_agent.0"), fmt.Sprintf(channel, "org.test.0")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	open := func(name string) error {
-		c, err := g.OpenChannel(d.ctx(), name, guest.ConsoleOptions{Force: true})
+		c, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), name, guest.ConsoleOptions{Force: true})
 		if err == nil {
 			ok(t, c.Close())
 		}

@@ -10,29 +10,34 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Define makes or replaces a persistent definition from libvirt's domain XML.
-// It is on disk when Define returns.
-func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Guest, error) {
+// Define makes or replaces a persistent definition from libvirt's domain XML. The definition is on disk
+// when Define returns.
+func (r *Registry) Define(ctx context.Context, sc scope.Scope, doc string, validate bool) (*Guest, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	u, err := r.understand(ctx, doc, validate)
 	if err != nil {
 		return nil, err
 	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
-		return g.change(ctx, "", func() error {
+		return g.change(ctx, sc, "", func() error {
 			if err := g.isCalled(u.plain.Name); err != nil {
 				return err
 			}
 			def := u.after(g.current())
-			if err := askBound(ctx, g.uuid, def, doc); err != nil {
+			if err := askBound(sc, g.uuid, def, doc); err != nil {
 				return err
 			}
 			before := g.record.Fences
-			g.fence(ctx, def)
+			g.fence(sc, def)
 			err := g.define(def, doc)
 			if err != nil {
 				g.record.Fences = before
@@ -42,8 +47,7 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 	})
 }
 
-// understand turns a document into a complete definition, as the QEMU that it
-// names can make it.
+// understand parses a document and completes it, by the capabilities of the QEMU that it names.
 func (r *Registry) understand(ctx context.Context, doc string, validate bool) (u understood, err error) {
 	var def *domain.Definition
 	err = fairqueue.Do(ctx, func() (err error) {
@@ -82,8 +86,8 @@ func (r *Registry) understand(ctx context.Context, doc string, validate bool) (u
 	})
 }
 
-// completion is what the defaults of a definition need to know of QEMU.
-func completion(c *qemu.Capabilities) *domainxml.Host {
+// completion returns what the defaults of a definition depend on in QEMU.
+func completion(c *qemucaps.Capabilities) *domainxml.Host {
 	canonical := func(machine string) string {
 		if m, known := c.Machine(machine); known {
 			return m.Name
@@ -99,7 +103,7 @@ func completion(c *qemu.Capabilities) *domainxml.Host {
 	return h
 }
 
-// define takes a definition in. It runs in the loop.
+// define stores a definition. It runs in the loop.
 func (g *Guest) define(def *domain.Definition, doc string) error {
 	text, err := domainxml.Format(def, domainxml.Style{Secure: true, Settled: true})
 	if err != nil {
@@ -127,12 +131,12 @@ func (g *Guest) define(def *domain.Definition, doc string) error {
 		g.tellDecisions()
 	}
 	for _, clash := range g.reg.Clashes(g.View(), nil) {
-		g.log.Warn("a guest was defined that is not unique", "message", clash)
+		g.log.Warn("guest defined with a property of another guest", "message", clash)
 	}
 	return nil
 }
 
-// markUpdated notes that the next start will differ from what runs.
+// markUpdated records that the next start will differ from the running guest.
 func (g *Guest) markUpdated() {
 	if g.run != nil {
 		g.run.Updated = true
@@ -165,46 +169,45 @@ func policy(d *domain.Definition) lifecycle.Policy {
 	return lifecycle.Policy{OnPoweroff: d.OnPoweroff, OnReboot: d.OnReboot, OnCrash: d.OnCrash}
 }
 
-// forgetIfNothing lets go of a guest that was claimed for something that then
-// failed: neither defined nor running, as far as is known, and not on the way there.
+// forgetIfNothing removes a guest after a failure that followed its claim: it is neither defined nor
+// running nor starting, as far as is known.
 func (g *Guest) forgetIfNothing() {
 	if g.inactive == nil && g.run == nil && g.job == nil && g.quarantine == "" {
 		g.forget()
 	}
 }
 
-// UndefineOptions say what goes with a definition.
+// UndefineOptions say what else is removed with a definition, or kept.
 type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVRAM, TPM, KeepTPM bool }
 
-// Undefine takes back the persistent definition. A running guest becomes
-// transient.
-func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
+// Undefine removes the persistent definition. A running guest becomes transient.
+func (g *Guest) Undefine(ctx context.Context, sc scope.Scope, o UndefineOptions) error {
 	leave, err := g.reg.removing.take(ctx, g.uuid)
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Domain, "cannot undefine domain %q yet", g.Name())
 	}
 	defer leave()
-	u, err := g.newUndefinition(ctx, o)
+	u, err := g.newUndefinition(ctx, sc, o)
 	if err != nil {
 		return err
 	}
-	return g.reg.undefine(ctx, u)
+	return g.reg.undefine(ctx, sc, u)
 }
 
-// nvramFile is where the guest's UEFI variables are; empty: there are none.
-func (g *Guest) nvramFile(ctx context.Context) (string, error) {
+// nvramFile returns the path of the guest's UEFI variables. Empty: there are none.
+func (g *Guest) nvramFile(ctx context.Context, sc scope.Scope) (string, error) {
 	def := g.View().Inactive
-	if def == nil || def.OS.NVRAM.Path == "" || def.OS.NVRAM.Type == "block" { // a disk is no file of the guest's
+	if def == nil || def.OS.NVRAM.Path == "" || def.OS.NVRAM.Type == "block" { // a block device is not a file of the guest
 		return "", nil
 	}
-	there, err := fileExists(ctx, def.OS.NVRAM.Path)
-	if !there && !fault.Is(err, fault.Denied) { // else there is a link, which goes by itself
+	there, err := fileExists(ctx, sc, def.OS.NVRAM.Path)
+	if !there && !fault.Is(err, fault.Denied) { // otherwise it is a link, which is removed as such
 		return "", err
 	}
 	return def.OS.NVRAM.Path, nil
 }
 
-// dropDefinition takes the definition away. It runs in the loop.
+// dropDefinition removes the definition from the store. It runs in the loop.
 func (g *Guest) dropDefinition(o UndefineOptions, nvram string) error {
 	if err := g.admitUndefine(o, nvram); err != nil {
 		return err
@@ -225,7 +228,7 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram string) error {
 		g.removeManagedSave()
 	}
 	if g.run == nil {
-		g.giveUpRevival() // the next guest of its UUID has not crashed
+		g.giveUpRevival() // the next guest of this UUID has not crashed
 	}
 	g.state.Persistent, g.record.Autostart, g.record.AutostartOnce = false, false, false
 	g.keepRun()
@@ -235,13 +238,13 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram string) error {
 	return nil
 }
 
-// loosen writes down of a running guest that it is to be transient, before the store forgets it, and
-// of one that has just run: the next daemon takes one that is said to be persistent and has no record
-// for lost. Tighten takes that back.
+// loosen records in the run record, before the store forgets the guest, that a running guest becomes
+// transient. It does so for a guest that has just ended, too. Otherwise the next daemon would find a
+// persistent guest without a stored definition, and take it for lost. tighten reverts this.
 func (g *Guest) loosen(o UndefineOptions) (tighten func(), err error) {
 	r := g.run
 	if r == nil {
-		if g.unstored != nil { // what the record said is to be the store's before
+		if g.unstored != nil { // what the run record said must be in the store first
 			if err := g.keep(); err != nil {
 				return nil, err
 			}
@@ -258,13 +261,13 @@ func (g *Guest) loosen(o UndefineOptions) (tighten func(), err error) {
 	}
 	if err != nil {
 		back()
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that domain %q is to be undefined", r.Name)
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot record that domain %q is being undefined", r.Name)
 	}
 	return func() { back(); g.keepActive() }, nil
 }
 
-// keepMarks has the running definition say of the guest's marks what the stored one, which goes, says: by
-// those that the guest was started with it may be another's.
+// keepMarks copies the guest's marks from the stored definition, which is removed, to the live one. The
+// marks that the guest was started with may name another owner.
 func (g *Guest) keepMarks() error {
 	was, is := g.run.def, g.inactive
 	if !strings.Contains(was.Metadata+is.Metadata, MarksNamespace) {
@@ -280,8 +283,8 @@ func (g *Guest) keepMarks() error {
 	return err
 }
 
-// admitUndefine refuses what would leave, or take, what the user has not spoken of. The file of the UEFI variables, if there is
-// one, was looked for before the guest's turn.
+// admitUndefine refuses to remove or to leave anything that the options do not mention. nvram is the path
+// of the UEFI variables, which was looked up before the task ran; empty: none.
 func (g *Guest) admitUndefine(o UndefineOptions, nvram string) error {
 	if g.record.ManagedSave && !o.ManagedSave {
 		return fault.New(fault.WrongState, fault.Domain,
@@ -293,27 +296,26 @@ func (g *Guest) admitUndefine(o UndefineOptions, nvram string) error {
 	switch {
 	case nvram == "":
 	case nvram != g.inactive.OS.NVRAM.Path:
-		return fault.New(fault.WrongState, fault.Domain, "domain %q has been given other UEFI variables just now; try again", g.record.Name)
+		return fault.New(fault.WrongState, fault.Domain, "the UEFI variables of domain %q were changed just now; try again", g.record.Name)
 	case !o.NVRAM && !o.KeepNVRAM:
 		return fault.New(fault.WrongState, fault.Domain,
-			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", nvram)
+			"cannot undefine domain with nvram %s; use --nvram to remove it or --keep-nvram to keep it", nvram)
 	}
 	return nil
 }
 
-// SetAutostart says whether the guest starts with the host.
-func (g *Guest) SetAutostart(ctx context.Context, on bool) error {
-	return g.setAutostart(ctx, func(r *record) { r.Autostart = on })
+// SetAutostart sets whether the guest starts with the host.
+func (g *Guest) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error {
+	return g.setAutostart(ctx, sc, func(r *record) { r.Autostart = on })
 }
 
-// SetAutostartOnce says whether the guest starts with the next start of the
-// host, and not with those that follow.
-func (g *Guest) SetAutostartOnce(ctx context.Context, on bool) error {
-	return g.setAutostart(ctx, func(r *record) { r.AutostartOnce = on })
+// SetAutostartOnce sets whether the guest starts with the next start of the host only.
+func (g *Guest) SetAutostartOnce(ctx context.Context, sc scope.Scope, on bool) error {
+	return g.setAutostart(ctx, sc, func(r *record) { r.AutostartOnce = on })
 }
 
-func (g *Guest) setAutostart(ctx context.Context, set func(*record)) error {
-	return g.change(ctx, lifecycle.Autostart, func() error {
+func (g *Guest) setAutostart(ctx context.Context, sc scope.Scope, set func(*record)) error {
+	return g.change(ctx, sc, lifecycle.Autostart, func() error {
 		before := g.record
 		set(&g.record)
 		if err := g.keep(); err != nil {
@@ -325,16 +327,18 @@ func (g *Guest) setAutostart(ctx context.Context, set func(*record)) error {
 	})
 }
 
-// Rename gives a guest that is shut off another name.
-func (g *Guest) Rename(ctx context.Context, name string) error {
+// Rename renames a guest that is shut off.
+func (g *Guest) Rename(ctx context.Context, sc scope.Scope, name string) error {
 	if err := domain.CheckName(name); err != nil {
 		return err
 	}
-	// It has its turn like work, so that no start is under way.
-	return g.perform(ctx, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(ctx, name) })
+	// It runs as a job, so that no start is in progress.
+	return g.perform(ctx, sc, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(ctx, sc, name) })
 }
 
-func (g *Guest) rename(ctx context.Context, name string) error {
+// rename stores the new name and announces it. During the change the guest has both names. It runs in the
+// loop.
+func (g *Guest) rename(ctx context.Context, sc scope.Scope, name string) error {
 	if g.inactive == nil {
 		return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")
 	}
@@ -343,7 +347,7 @@ func (g *Guest) rename(ctx context.Context, name string) error {
 	}
 	def := g.inactive.Clone()
 	def.Name = name
-	if err := g.bounded(ctx, def); err != nil {
+	if err := g.bounded(sc, def); err != nil {
 		return err
 	}
 	from := g.record.Name

@@ -11,18 +11,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// detachKind asks a running guest for a device. The guest decides, and may take for
-// ever; it may let go while no daemon listens. What stays behind the device is taken
-// away by a cleanup.
+// detachKind asks a running guest to release a device. The guest decides and may take any time. It may
+// release the device while no daemon runs. A cleanup then removes the rest of the device.
 var detachKind = operation.Kind[*run]{
 	Name: "detach", Version: 1, Class: operation.Unplug,
 	Steps: []string{"ask", "gone", "define"},
 	Bind:  func(r *run) operation.Work { return &detach{r: r} },
 }
 
-// detach is the payload.
+// detach is the journalled payload of a detachment.
 type detach struct {
 	Alias string
 	Saved string `json:",omitempty"` // the device that the stored definition loses; empty: none
@@ -31,8 +31,8 @@ type detach struct {
 	op      *operation.Operation
 	saved   device.Device
 	request qemu.Step
-	asked   bool // by this daemon
-	// refused says that the guest keeps the device; the loop's word.
+	asked   bool // this daemon has asked
+	// refused is closed when the guest refuses to release the device. The loop closes it.
 	refused chan struct{}
 }
 
@@ -59,8 +59,8 @@ func (d *detach) ask(ctx context.Context) error {
 	return d.r.tell(ctx, []qemu.Step{d.request})
 }
 
-// askAgain asks in place of a daemon that may not have lived to. That QEMU refuses says
-// that it did.
+// askAgain repeats the request, because the earlier daemon may have died before it. A refusal by QEMU means
+// that the request was made.
 func (d *detach) askAgain(ctx context.Context) error {
 	var dev device.Device
 	err := d.r.inLoop(ctx, func(*Guest) error { dev = d.r.def.Devices.ByAlias(d.Alias); return nil })
@@ -76,7 +76,7 @@ func (d *detach) askAgain(ctx context.Context) error {
 	return nil
 }
 
-// gone looks whether the guest has let go, as far as the loop has heard.
+// gone checks whether the guest has released the device, as far as the loop has heard.
 func (d *detach) gone(ctx context.Context) error {
 	if !d.asked {
 		if err := d.askAgain(ctx); err != nil {
@@ -85,7 +85,7 @@ func (d *detach) gone(ctx context.Context) error {
 	}
 	select {
 	case <-d.refused:
-		return fault.New(fault.Failed, fault.Device, "the guest refuses to let device %s go", d.Alias)
+		return fault.New(fault.Failed, fault.Device, "the guest refuses to release device %s", d.Alias)
 	default:
 	}
 	return d.r.inLoop(ctx, func(*Guest) error {
@@ -96,7 +96,7 @@ func (d *detach) gone(ctx context.Context) error {
 	})
 }
 
-// probe asks QEMU: the guest may have let go while nobody listened, and may still.
+// probe asks QEMU. The guest may have released the device while no daemon ran, and may still do so.
 func (d *detach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
 	there, err := d.r.hasDevice(ctx, d.Alias)
 	switch {
@@ -108,20 +108,20 @@ func (d *detach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict
 	return operation.Happened, nil
 }
 
-// define has both definitions lose the device.
+// define removes the device from both definitions.
 func (d *detach) define(ctx context.Context) error {
 	return d.r.inLoop(ctx, func(g *Guest) error {
 		g.deviceGone(d.Alias)
-		return d.follow(ctx, g)
+		return d.follow(ctx, d.op.Scope(), g)
 	})
 }
 
-// follow has the stored definition lose its device. It runs in the loop.
-func (d *detach) follow(ctx context.Context, g *Guest) error {
+// follow removes the device from the stored definition. It runs in the loop.
+func (d *detach) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if d.saved == nil {
 		return nil
 	}
-	return g.followOnce(ctx, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(ctx, sc, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		dev, err := findLike(&config.Devices, d.saved)
 		if fault.Is(err, fault.NotFound) {
 			return config, nil
@@ -133,20 +133,19 @@ func (d *detach) follow(ctx context.Context, g *Guest) error {
 	})
 }
 
-// Detach removes the device that the document describes. It returns when QEMU
-// has asked the guest; the device is gone when the guest lets it go, which is
-// waited for a little.
-func (g *Guest) Detach(ctx context.Context, doc string, a Affect) error {
+// Detach detaches the device that the document describes. It returns when the guest has been asked, after a
+// wait of at most detachPatience. The device is gone when the guest releases it.
+func (g *Guest) Detach(ctx context.Context, sc scope.Scope, doc string, a Affect) error {
 	like, err := domainxml.ParseDevice(doc, domainxml.Options{Active: true})
 	if err != nil {
 		return err
 	}
-	return g.detach(ctx, a, func(s *device.Set) (device.Device, error) { return findLike(s, like) }, false)
+	return g.detach(ctx, sc, a, func(s *device.Set) (device.Device, error) { return findLike(s, like) }, false)
 }
 
-// DetachAlias removes the device of that alias, and waits for nothing.
-func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
-	return g.detach(ctx, a, func(s *device.Set) (device.Device, error) {
+// DetachAlias detaches the device of that alias, and does not wait for the guest.
+func (g *Guest) DetachAlias(ctx context.Context, sc scope.Scope, alias string, a Affect) error {
+	return g.detach(ctx, sc, a, func(s *device.Set) (device.Device, error) {
 		if d := s.ByAlias(alias); d != nil {
 			return d, nil
 		}
@@ -154,9 +153,10 @@ func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
 	}, true)
 }
 
-func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
+// detach plans the removal of the device that find returns. async means not to wait for the guest.
+func (g *Guest) detach(ctx context.Context, sc scope.Scope, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
 	var stored device.Device
-	return g.edit(ctx, a, func() (_ *domain.Definition, err error) {
+	return g.edit(ctx, sc, a, func() (_ *domain.Definition, err error) {
 		config := g.inactive.Clone()
 		if stored, err = find(&config.Devices); err != nil {
 			return nil, err
@@ -175,12 +175,12 @@ func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (de
 	})
 }
 
-// detachPatience is how long a detach waits for the guest to let go, as libvirt
-// does. The removal goes on after that, and its event tells of it.
+// detachPatience is how long a detach waits for the guest, as libvirt does. The removal continues after
+// that, and an event reports its end.
 const detachPatience = 5 * time.Second
 
-// planDetach plans to ask the guest for a device. Stored is what the stored
-// definition loses: as soon as the guest lets go, or has been waited for.
+// planDetach plans to ask the guest for a device. stored is the device that the stored definition loses:
+// when the guest releases the device, or when the wait is over.
 func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) {
 	request, _, err := qemu.Unplug(dev)
 	if err != nil {
@@ -196,16 +196,16 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 			return nil, err
 		}
 	}
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		object := "alias/" + d.Alias
-		if earlier := r.ops.Find(detachKind.Name, object); earlier != nil { // the guest is asked once more
-			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the device %s was asked for once more", d.Alias))
+		if earlier := r.ops.Find(detachKind.Name, object); earlier != nil { // ask the guest once more
+			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the detachment of device %s was requested again", d.Alias))
 		}
 		objects := []string{object}
 		if disk, is := dev.(*device.Disk); is {
 			objects = append(objects, "disk/"+disk.Target)
 		}
-		err := r.perform(ctx, detachKind.Name, d, objects...)
+		err := r.perform(ctx, sc, detachKind.Name, d, objects...)
 		if err != nil || d.op.Status().State == operation.Unanswered {
 			return nil, err
 		}
@@ -215,12 +215,12 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 		if err != nil {
 			return nil, err
 		}
-		return func() error { return d.follow(ctx, g) }, nil
+		return func() error { return d.follow(ctx, sc, g) }, nil
 	}, nil
 }
 
-// awaitDetach waits for the guest to let go, and for what stays behind the device to
-// be taken away. That it takes longer is no failure.
+// awaitDetach waits for the guest to release the device, and for the cleanup. It is no error if this takes
+// longer than patience.
 func (r *run) awaitDetach(ctx context.Context, d *detach, patience time.Duration) error {
 	late := time.NewTimer(patience)
 	defer late.Stop()
@@ -245,19 +245,19 @@ func (r *run) awaitDetach(ctx context.Context, d *detach, patience time.Duration
 	return nil
 }
 
-// deviceGone takes a device out that the guest has let go: QEMU's other objects
-// for it and what the host held for it follow, beside the loop. It runs in the loop.
+// deviceGone removes a device that the guest has released. A cleanup removes QEMU's other objects and the
+// host's resources, beside the loop. It runs in the loop.
 func (g *Guest) deviceGone(alias string) {
 	r := g.run
 	dev := r.def.Devices.ByAlias(alias)
-	if dev == nil || r.noticed { // what an ended guest held is given back as a whole
+	if dev == nil || r.noticed { // what an ended guest held is released as a whole
 		return
 	}
 	rest := r.newCleanup(dev)
 	r.Surplus = r.Surplus || g.reg.hasNodes(dev)
 	r.shorten = r.Surplus
 	g.returnMemory(r.def, dev)
-	follow, err := r.ops.Follow(cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
+	follow, err := r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
 	if err != nil {
 		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
 	}

@@ -9,15 +9,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// deviceClaims says which run has each PCI device of the host, so that no two take the same
-// one. A run claims a device before it looks at its driver, and drops the claim after its record
-// no longer names the device. The zero value is ready.
+// deviceClaims records which run has each PCI device of the host, so that no two runs take the same one. A
+// run claims a device before it looks at the device's driver. It drops the claim after its record no longer
+// names the device. The zero value is ready.
 type deviceClaims struct {
 	mu   sync.Mutex
 	held map[kernel.PCIAddress]*run
 }
 
-// take refuses a device that is claimed, also by the same run.
+// take claims a device. It refuses one that is claimed already, also by the same run.
 func (c *deviceClaims) take(at kernel.PCIAddress, by *run) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -25,7 +25,7 @@ func (c *deviceClaims) take(at kernel.PCIAddress, by *run) error {
 	case other != nil && other.Name == "":
 		return fault.New(fault.Busy, fault.NodeDevice, "the driver of PCI device %s is just being changed; try again when that is over", at)
 	case other != nil:
-		return fault.New(fault.Busy, fault.NodeDevice, "PCI device %s is in use by domain '%s': detach it there, or end that first", at, other.Name)
+		return fault.New(fault.Busy, fault.NodeDevice, "PCI device %s is in use by domain '%s': detach it there, or shut that domain off first", at, other.Name)
 	case c.held == nil:
 		c.held = map[kernel.PCIAddress]*run{}
 	}
@@ -33,13 +33,14 @@ func (c *deviceClaims) take(at kernel.PCIAddress, by *run) error {
 	return nil
 }
 
+// has reports whether the run has claimed the device.
 func (c *deviceClaims) has(at kernel.PCIAddress, by *run) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.held[at] == by
 }
 
-// drop ends a claim; one that the run does not have is fine.
+// drop ends a claim. It does nothing if the run has none.
 func (c *deviceClaims) drop(at kernel.PCIAddress, by *run) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,24 +69,23 @@ func (r *Registry) holdClaim(run *run, at kernel.PCIAddress) error {
 	return err
 }
 
-// dropClaimAt lets others have a PCI device of the host that the guest no longer has. It
-// runs in the loop.
+// dropClaimAt drops the claim on a PCI device that the guest no longer has. It runs in the loop.
 func (r *run) dropClaimAt(at kernel.PCIAddress) {
-	if r.noticed { // the end of the guest drops it
+	if r.noticed { // the end of the run drops it
 		return
 	}
 	if drop := r.takeRelease(claimOf(at)); drop != nil {
-		_ = drop(context.Background()) // never fails
+		_ = drop(context.Background()) // it never fails
 	}
 }
 
-// holdDevice has a device that was taken from the host's driver given back at the end.
+// holdDevice pushes the release that returns a device to the host's driver.
 func (r *Registry) holdDevice(run *run, at kernel.PCIAddress) {
 	run.hold(deviceHold(at), r.returning(run, at))
 }
 
-// returning gives a device back to the host's driver, unless another run has claimed it: a
-// try that comes late has no claim any more.
+// returning returns a device to the host's driver, unless another run has claimed it: a late attempt no
+// longer has a claim.
 func (r *Registry) returning(run *run, at kernel.PCIAddress) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if !r.devices.has(at, run) {
@@ -105,12 +105,12 @@ func (r *Registry) reholdClaims(run *run) {
 			continue
 		}
 		if err := r.holdClaim(run, hostAddress(d)); err != nil {
-			run.log.Error("an adopted guest has a device that is not its own", "error", err)
+			run.log.Error("cannot claim a device of an adopted guest", "error", err)
 		}
 	}
 }
 
-// pciFunction is the address of a PCI device of the host; nil: the device is none.
+// pciFunction returns the host address of a PCI device. Nil: the device is not one.
 func pciFunction(dev device.Device) *kernel.PCIAddress {
 	d, is := dev.(*device.HostDevice)
 	if !is || d.Type != "pci" {

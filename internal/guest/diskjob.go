@@ -15,36 +15,39 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A block job is a job in QEMU and an operation of the guest. QEMU's events name the job, and wake the operation.
+// A block job is a job in QEMU and an operation of the guest. QEMU's events name the job, and wake the
+// operation.
 
-// diskJob is the part of a payload that each such operation has.
+// diskJob is the part of the journalled payload that all operations with a block job share.
 type diskJob struct {
-	Target string // of the disk
+	Target string // the disk's target name, such as vda
 	Job    string // its name in QEMU
-	Path   string // of the image that the guest writes when it begins
+	Path   string // the active image when the job begins
 	Kind   string // commit, active-commit
 
-	pivotAsked, cancelAsked atomic.Bool // a client wants that
-	ready                   bool        // clients were told; its operation's
-	completed               bool        // it had its effect; its operation's
+	pivotAsked, cancelAsked atomic.Bool // a client has asked for it
+	ready                   bool        // clients were told; only the operation uses it
+	completed               bool        // the job had its effect; only the operation uses it
 }
 
-// copying is the step that waits: for QEMU, and then for a client's pivot.
+// copying is the name of the step that waits for QEMU, and then for a client's pivot.
 const copying = "copy"
 
-// diskJobber is the work of an operation that is a job of QEMU's, too.
+// diskJobber is the work of an operation with a block job.
 type diskJobber interface{ job() *diskJob }
 
 func (j *diskJob) job() *diskJob { return j }
 
+// tell sends clients an event about the job.
 func (j *diskJob) tell(r *run, path, status string) {
 	r.reg.events.Append(event.Source{Name: r.Name, UUID: r.UUID, ID: r.ID},
 		event.DomainBlockJob{Path: path, Target: j.Target, Kind: j.Kind, Status: status})
 }
 
-// tellReady tells clients once that a job is ready.
+// tellReady sends the event "ready" once per job.
 func (j *diskJob) tellReady(r *run) {
 	if !j.ready {
 		j.ready = true
@@ -52,7 +55,8 @@ func (j *diskJob) tellReady(r *run) {
 	}
 }
 
-// tellEnd tells clients how a job ended. That a guest ended tells enough by itself.
+// tellEnd sends the event that says how a job ended. It sends none after the guest has ended, because that
+// event suffices.
 func (j *diskJob) tellEnd(r *run, path string) {
 	if r.isOver() {
 		return
@@ -70,7 +74,7 @@ func (j *diskJob) tellEnd(r *run, path string) {
 // isOver reports whether QEMU has ended, or was never found.
 func (r *run) isOver() bool { return r.process == nil || r.gone() }
 
-// diskJobs are the jobs that are under way.
+// diskJobs returns the first open block job for which the function which returns true. Nil: there is none.
 func (r *run) diskJobs(which func(*diskJob) bool) (*operation.Operation, *diskJob) {
 	for _, op := range r.ops.Operations() {
 		if w, is := op.Work().(diskJobber); is && which(w.job()) {
@@ -80,18 +84,18 @@ func (r *run) diskJobs(which func(*diskJob) bool) (*operation.Operation, *diskJo
 	return nil, nil
 }
 
-// onJobStatus wakes the operation of a job whose status has changed. It runs in the loop.
+// onJobStatus wakes the operation of a job after a change of its status. It runs in the loop.
 func (g *Guest) onJobStatus(data json.RawMessage) {
 	var e qemu.JobEvent
 	if !g.decode("JOB_STATUS_CHANGE", data, &e) {
 		return
 	}
 	if op, _ := g.run.diskJobs(func(j *diskJob) bool { return j.Job == e.ID }); op != nil {
-		g.run.ops.Wake(op) // one that is just about to wait looks once more
+		g.run.ops.Wake(op) // an operation that is about to wait looks once more
 	}
 }
 
-// runningDisks gives the run of a guest whose disks can be worked on. It runs in the loop.
+// runningDisks returns the run of a guest with an answering monitor. It runs in the loop.
 func (g *Guest) runningDisks() (*run, error) {
 	if g.run == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -100,9 +104,9 @@ func (g *Guest) runningDisks() (*run, error) {
 	return g.run, err
 }
 
-// jobOn finds the job on a disk that a client names.
-func (g *Guest) jobOn(ctx context.Context, disk string) (r *run, op *operation.Operation, j *diskJob, err error) {
-	err = g.change(ctx, "", func() (err error) {
+// jobOn returns the job on a disk, by target or path. op is nil if there is none.
+func (g *Guest) jobOn(ctx context.Context, sc scope.Scope, disk string) (r *run, op *operation.Operation, j *diskJob, err error) {
+	err = g.change(ctx, sc, "", func() (err error) {
 		if r, err = g.runningDisks(); err != nil {
 			return err
 		}
@@ -118,32 +122,33 @@ func (g *Guest) jobOn(ctx context.Context, disk string) (r *run, op *operation.O
 
 func noJob(disk string) error { return refusedCall("disk %s does not have an active block job", disk) }
 
-// EndBlockJob ends the job on a disk: with its effect (pivot), or without. Async does not wait for that.
-func (g *Guest) EndBlockJob(ctx context.Context, disk string, pivot, async bool) error {
+// EndBlockJob ends the job on a disk: with pivot so that it takes effect, otherwise without effect. With
+// async it returns before the job has ended.
+func (g *Guest) EndBlockJob(ctx context.Context, sc scope.Scope, disk string, pivot, async bool) error {
 	if async {
-		if _, _, _, err := g.endable(ctx, disk, pivot); err != nil {
+		if _, _, _, err := g.endable(ctx, sc, disk, pivot); err != nil {
 			return err
 		}
-		g.reg.loops.Go(func() { // clients are told by an event
-			if err := g.endBlockJob(g.reg.life, disk, pivot); err != nil {
+		g.reg.loops.Go(func() { // an event tells clients of the end
+			if err := g.endBlockJob(g.reg.life, sc.Begun(), disk, pivot); err != nil {
 				g.log.Warn("a block job is not ended as a client asked", "disk", disk, "error", err)
 			}
 		})
 		return nil
 	}
-	return g.endBlockJob(ctx, disk, pivot)
+	return g.endBlockJob(ctx, sc, disk, pivot)
 }
 
-// endable finds the job on a disk, and refuses one that cannot be ended now.
-func (g *Guest) endable(ctx context.Context, disk string, pivot bool) (*run, *operation.Operation, *diskJob, error) {
-	r, op, j, err := g.jobOn(ctx, disk)
+// endable finds the job on a disk, and returns an error if it cannot be ended now.
+func (g *Guest) endable(ctx context.Context, sc scope.Scope, disk string, pivot bool) (*run, *operation.Operation, *diskJob, error) {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	switch {
 	case err != nil:
 	case op == nil:
 		err = noJob(disk)
 	case op.Status().State == operation.Owed || op.Status().Step != copying:
 		err = fault.New(fault.WrongState, fault.Domain, "block job on disk '%s' is still being ended", j.Target)
-	case pivot: // a job for which there is no pivot is never ready for one
+	case pivot: // a kind of job without a pivot never becomes ready
 		var job *qemu.Job
 		if job, err = r.findJob(ctx, j.Job); err == nil && (job == nil || job.Status != qemu.JobReady) {
 			err = fault.New(fault.Busy, fault.Device, "block job '%s' not ready for pivot yet", j.Job)
@@ -152,15 +157,17 @@ func (g *Guest) endable(ctx context.Context, disk string, pivot bool) (*run, *op
 	return r, op, j, err
 }
 
-func (g *Guest) endBlockJob(ctx context.Context, disk string, pivot bool) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
-		if pivot && g.inactive != nil { // else the base would be the guest's, and no definition could say so
+// endBlockJob ends the job on a disk and waits for its end. A pivot first checks that the store takes
+// changes.
+func (g *Guest) endBlockJob(ctx context.Context, sc scope.Scope, disk string, pivot bool) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
+		if pivot && g.inactive != nil { // otherwise the guest would own the base, and no definition could say so
 			if err := g.keepAhead(); err != nil {
 				return nil, err
 			}
 		}
-		return func(ctx context.Context) (settle, error) {
-			r, op, j, err := g.endable(ctx, disk, pivot)
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			r, op, j, err := g.endable(ctx, sc, disk, pivot)
 			if err != nil {
 				return nil, err
 			}
@@ -187,16 +194,16 @@ func abortJob(ctx context.Context, op *operation.Operation, j *diskJob) error {
 	return err
 }
 
-// BlockJob is what clients are told of a job on a disk.
+// BlockJob is the progress of a job on a disk.
 type BlockJob struct {
 	Kind        string // commit, active-commit
-	Speed       uint64 // bytes a second at most; 0: unbounded
-	Done, Total uint64 // bytes; equal only when it is ready
+	Speed       uint64 // at most this many bytes a second; 0: no limit
+	Done, Total uint64 // bytes; equal only when the job is ready
 }
 
-// BlockJob tells of the job on a disk of a running guest. Found false: there is none.
-func (g *Guest) BlockJob(ctx context.Context, disk string) (b BlockJob, found bool, err error) {
-	r, op, j, err := g.jobOn(ctx, disk)
+// BlockJob returns the progress of the job on a running guest's disk. found is false if there is none.
+func (g *Guest) BlockJob(ctx context.Context, sc scope.Scope, disk string) (b BlockJob, found bool, err error) {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	if err != nil || op == nil {
 		return b, false, err
 	}
@@ -213,21 +220,21 @@ func (g *Guest) BlockJob(ctx context.Context, disk string) (b BlockJob, found bo
 		one := jobs[i]
 		b.Speed, b.Done, b.Total = one.Speed, one.Offset, one.Len
 		switch {
-		case b.Total == 0: // QEMU has not begun, or there was nothing to do
+		case b.Total == 0: // QEMU has not begun, or there was nothing to copy
 			b.Total = 1
 			if one.Ready {
 				b.Done = 1
 			}
-		case b.Done == b.Total && !one.Ready: // clients take equal figures for ready
+		case b.Done == b.Total && !one.Ready: // clients take equal figures for a job that is ready
 			b.Done--
 		}
 	}
 	return b, true, nil
 }
 
-// SetBlockJobSpeed bounds the job on a disk, in bytes a second; 0: not at all.
-func (g *Guest) SetBlockJobSpeed(ctx context.Context, disk string, speed uint64) error {
-	r, op, j, err := g.jobOn(ctx, disk)
+// SetBlockJobSpeed limits the job on a disk to speed bytes a second. 0 removes the limit.
+func (g *Guest) SetBlockJobSpeed(ctx context.Context, sc scope.Scope, disk string, speed uint64) error {
+	r, op, j, err := g.jobOn(ctx, sc, disk)
 	if err != nil {
 		return err
 	}
@@ -237,7 +244,7 @@ func (g *Guest) SetBlockJobSpeed(ctx context.Context, disk string, speed uint64)
 	return r.tell(ctx, []qemu.Step{qemu.SetJobSpeed(j.Job, speed)})
 }
 
-// findJob asks QEMU for a job; nil: it has none of that name.
+// findJob asks QEMU for the job of that name. Nil: there is none.
 func (r *run) findJob(ctx context.Context, name string) (*qemu.Job, error) {
 	s, err := r.monitor()
 	if err != nil {
@@ -253,7 +260,7 @@ func (r *run) findJob(ctx context.Context, name string) (*qemu.Job, error) {
 	return nil, nil
 }
 
-// awaitJob waits for a job to be in one of the statuses, or to go.
+// awaitJob waits until a job has one of the statuses, or is gone (nil).
 func (r *run) awaitJob(ctx context.Context, name string, statuses ...qemu.JobStatus) (*qemu.Job, error) {
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
 		job, err := r.findJob(ctx, name)
@@ -270,17 +277,17 @@ func (r *run) awaitJob(ctx context.Context, name string, statuses ...qemu.JobSta
 	}
 }
 
-// completeJob has a job that is ready become pending. It gives what became of it.
+// completeJob brings a ready job to pending. It returns the job's state after that.
 func (r *run) completeJob(ctx context.Context, name string) (*qemu.Job, error) {
 	return r.advanceJob(ctx, name, qemu.JobReady, qemu.CompleteJob(name), qemu.JobPending, qemu.JobConcluded)
 }
 
-// finalizeJob has a job that is pending change the chain. It gives what became of it.
+// finalizeJob lets a pending job change the chain. It returns the job's state after that.
 func (r *run) finalizeJob(ctx context.Context, name string) (*qemu.Job, error) {
 	return r.advanceJob(ctx, name, qemu.JobPending, qemu.FinalizeJob(name), qemu.JobConcluded)
 }
 
-// advanceJob takes a step with a job that is in a status, and waits until it is in one of others.
+// advanceJob sends step if the job has status in, and waits until it has one of the other statuses.
 func (r *run) advanceJob(ctx context.Context, name string, in qemu.JobStatus, step qemu.Step, until ...qemu.JobStatus) (*qemu.Job, error) {
 	job, err := r.findJob(ctx, name)
 	if err == nil && job != nil && job.Status == in {
@@ -292,7 +299,7 @@ func (r *run) advanceJob(ctx context.Context, name string, in qemu.JobStatus, st
 	return r.awaitJob(ctx, name, until...)
 }
 
-// cancelJob ends a job without its effect, and has QEMU forget it.
+// cancelJob ends a job without its effect and removes it from QEMU.
 func (r *run) cancelJob(ctx context.Context, name string) error {
 	job, err := r.findJob(ctx, name)
 	if err != nil || job == nil {
@@ -301,7 +308,7 @@ func (r *run) cancelJob(ctx context.Context, name string) error {
 	if job.Status != qemu.JobConcluded {
 		if err := r.tell(ctx, []qemu.Step{qemu.CancelJob(name)}); noAnswer(err) {
 			return err
-		} else if err != nil { // it is ending
+		} else if err != nil { // it is ending on its own
 			r.log.Debug("a job cannot be cancelled", "job", name, "cause", err)
 		}
 	}
@@ -311,7 +318,7 @@ func (r *run) cancelJob(ctx context.Context, name string) error {
 	return r.dismissJob(ctx, name)
 }
 
-// dismissJob has QEMU forget a job that has ended.
+// dismissJob removes a concluded job from QEMU.
 func (r *run) dismissJob(ctx context.Context, name string) error {
 	job, err := r.findJob(ctx, name)
 	if err != nil || job == nil {
@@ -320,19 +327,21 @@ func (r *run) dismissJob(ctx context.Context, name string) error {
 	return r.tell(ctx, []qemu.Step{qemu.DismissJob(name)})
 }
 
-// imageObject names an image among what operations work on. QEMU cannot be lent one that it has still to close.
+// imageObject names an image as an object of operations. QEMU cannot be given write access to an image that
+// it has yet to close.
 func imageObject(number uint) string { return fmt.Sprintf("image/%d", number) }
 
-// takeBackImages takes back what QEMU was lent to write. What it keeps open until its guest runs is taken by a cleanup.
-func (r *run) takeBackImages(ctx context.Context, all []written) error {
+// takeBackImages withdraws QEMU's write access to images. An image that QEMU keeps open until its guest
+// runs is left to a cleanup.
+func (r *run) takeBackImages(ctx context.Context, sc scope.Scope, all []written) error {
 	for _, w := range all {
-		if r.guest == nil || r.isOver() { // its labels go with the guest
+		if r.guest == nil || r.isOver() { // the labels are restored when the guest ends
 			if err := forgetNote(ctx, w); err != nil {
 				return err
 			}
 			continue
 		}
-		kept, err := r.guest.takeBackToRead(ctx, r, w)
+		kept, err := r.guest.takeBackToRead(ctx, sc, r, w)
 		if err == nil && kept {
 			err = r.cleanUpLater(w)
 		}
@@ -343,7 +352,7 @@ func (r *run) takeBackImages(ctx context.Context, all []written) error {
 	return nil
 }
 
-// emptySet has QEMU let go of the descriptors that it was lent of an image that the guest writes from now on.
+// emptySet closes the descriptors that QEMU was lent for an image which the guest writes to from now on.
 func (r *run) emptySet(ctx context.Context, w written) error {
 	s, err := r.monitor()
 	if err != nil {
@@ -356,24 +365,24 @@ func (r *run) emptySet(ctx context.Context, w written) error {
 	return err
 }
 
-// cleanUpLater has QEMU let go of what it was lent of an image, when its guest runs.
+// cleanUpLater begins a cleanup that closes what QEMU was lent for an image, once the guest runs.
 func (r *run) cleanUpLater(w written) error {
 	return r.follow(&cleanup{r: r, Lent: []written{w}}, imageObject(w.Number))
 }
 
-// follow begins a cleanup, unless the same was begun in an earlier try.
+// follow begins a cleanup, unless an earlier attempt has begun the same one.
 func (r *run) follow(c *cleanup, object string) error {
 	if r.ops.Find(cleanupKind.Name, object) != nil {
 		return nil
 	}
-	op, err := r.ops.Follow(cleanupKind.Name, c, operation.Record{Objects: []string{object}})
+	op, err := r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, c, operation.Record{Objects: []string{object}})
 	if err == nil {
 		r.ops.Wake(op)
 	}
 	return err
 }
 
-// dropImages has QEMU let go of images that a job has taken out of a chain, from the top down.
+// dropImages closes in QEMU the images that a job has removed from a chain, from the top down.
 func (r *run) dropImages(ctx context.Context, all []written) error {
 	if !r.isOver() {
 		kept, err := r.closeDropped(ctx, all)
@@ -383,13 +392,14 @@ func (r *run) dropImages(ctx context.Context, all []written) error {
 	}
 	for _, w := range all {
 		if err := forgetNote(ctx, w); err != nil {
-			r.log.Warn("what is noted of an image stays", "path", w.Path, "error", err)
+			r.log.Warn("cannot remove the note about an image", "path", w.Path, "error", err)
 		}
 	}
 	return nil
 }
 
-// closeDropped has QEMU close images and takes their labels back. Kept says that a cleanup does that, and the rest.
+// closeDropped closes images in QEMU and restores their labels. kept means that a cleanup does this later,
+// with all that follows.
 func (r *run) closeDropped(ctx context.Context, all []written) (kept bool, err error) {
 	s, err := r.monitor()
 	if err != nil {
@@ -412,14 +422,14 @@ func (r *run) closeDropped(ctx context.Context, all []written) (kept bool, err e
 		return false, err
 	}
 	if err := r.labels.giveBack(ctx, by); err != nil {
-		r.log.Warn("an image that a job took out of a chain may keep the guest's label", "error", err)
+		r.log.Warn("cannot restore the label of a committed image", "error", err)
 	}
 	return false, nil
 }
 
-// forgetNote forgets what was noted of an image that a QEMU had to write.
+// forgetNote removes the note that protects an image while QEMU could write to it.
 func forgetNote(ctx context.Context, w written) error {
-	_, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.TakeBack(w.Path, image.Format(w.Format)) }, nil)
+	_, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.RemoveRecord(w.Path, image.Format(w.Format)) }, nil)
 	if fault.Is(err, fault.NotFound) {
 		return nil
 	}

@@ -12,9 +12,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// blockStats is QEMU's answer to query-blockstats, as far as Lodge reads it.
+// blockStats is the part of QEMU's answer to query-blockstats that Lodge reads.
 type blockStats struct {
 	Device string
 	QDev   string
@@ -29,12 +30,12 @@ type blockStats struct {
 		FlTime  int64  `json:"flush_total_time_ns"`
 		Highest uint64 `json:"wr_highest_offset"`
 	}
-	// Parent is the file or device that holds the image: its offsets are the host's.
+	// Parent is the file or device below the image. Its offsets are those on the host.
 	Parent  *blockStats
 	Backing *blockStats
 }
 
-// highest is how far into its file or device an image was written.
+// highest returns the highest offset, in bytes, that was written in an image's file or device.
 func (c *blockStats) highest() uint64 {
 	if c.Parent != nil {
 		return c.Parent.Stats.Highest
@@ -42,8 +43,8 @@ func (c *blockStats) highest() uint64 {
 	return c.Stats.Highest
 }
 
-// sampleDisks counts the traffic of the guest's disks and asks for the sizes of
-// their images, for which QEMU asks the file system.
+// sampleDisks reads the traffic of the guest's disks and the sizes of their images. For the sizes QEMU asks
+// the file system, which may be slow.
 func sampleDisks(ctx context.Context, s *qmp.Session, def *domain.Definition) ([]DiskStats, error) {
 	if len(def.Devices.Disks) == 0 {
 		return nil, nil
@@ -59,8 +60,7 @@ func sampleDisks(ctx context.Context, s *qmp.Session, def *domain.Definition) ([
 	return disksOf(def, counters, blocks), nil
 }
 
-// disksOf makes the sample of the definition's disks from QEMU's answers, which
-// may hold anything.
+// disksOf makes the sample of the definition's disks from QEMU's answers, which are not trusted.
 func disksOf(def *domain.Definition, counters []blockStats, blocks []blockInfo) []DiskStats {
 	disks := make([]DiskStats, len(def.Devices.Disks))
 	for i, d := range def.Devices.Disks {
@@ -80,8 +80,8 @@ func disksOf(def *domain.Definition, counters []blockStats, blocks []blockInfo) 
 	return disks
 }
 
-// recount is sampleDisks without the sizes, which are those of the last sample.
-// QEMU answers from its own memory.
+// recount is sampleDisks without the sizes, which stay those of the last sample. QEMU answers it from
+// memory.
 func recount(ctx context.Context, s *qmp.Session, st *Stats) error {
 	if len(st.Disks) == 0 {
 		return nil
@@ -97,7 +97,7 @@ func recount(ctx context.Context, s *qmp.Session, st *Stats) error {
 	return nil
 }
 
-// count enters the traffic of one disk.
+// count sets the traffic of one disk.
 func (d *DiskStats) count(all []blockStats) {
 	for i := range all {
 		if c := &all[i]; belongsTo(c.QDev, d.Alias) {
@@ -106,7 +106,7 @@ func (d *DiskStats) count(all []blockStats) {
 	}
 }
 
-// measure enters the sizes of a disk's image and of those below it.
+// measure sets the sizes of a disk's image and of those below it.
 func (d *DiskStats) measure(image *blockImage) {
 	d.Capacity, d.Physical = image.VirtualSize, image.ActualSize
 	for i := range d.Backing {
@@ -118,7 +118,8 @@ func (d *DiskStats) measure(image *blockImage) {
 	}
 }
 
-// name says which images lie below the top one: QEMU knows only numbers of files that it was handed.
+// name sets the paths of the images below the top one: QEMU knows only the numbers of the files it was
+// passed.
 func (d *DiskStats) name(images []*device.DiskSource) {
 	for i := range d.Backing {
 		if i+1 < len(images) {
@@ -127,6 +128,8 @@ func (d *DiskStats) name(images []*device.DiskSource) {
 	}
 }
 
+// into copies the counters to st. It keeps the sizes of the layers, and follows at most image.MaxDepth
+// layers.
 func (c *blockStats) into(st *DiskStats) {
 	s := c.Stats
 	st.ReadOps, st.ReadBytes, st.ReadTime = s.RdOps, s.RdBytes, time.Duration(s.RdTime)
@@ -144,7 +147,7 @@ func (c *blockStats) into(st *DiskStats) {
 	st.Backing = layers
 }
 
-// blockInfo is QEMU's answer to query-block, as far as Lodge reads it.
+// blockInfo is the part of QEMU's answer to query-block that Lodge reads.
 type blockInfo struct {
 	QDev     string
 	Locked   bool
@@ -157,16 +160,15 @@ type blockInfo struct {
 	}
 }
 
-// blockImage is an image as QEMU has it open, with those below it.
+// blockImage is an image that QEMU has open, with the images below it.
 type blockImage struct {
 	VirtualSize uint64      `json:"virtual-size"`
 	ActualSize  uint64      `json:"actual-size"`
 	Backing     *blockImage `json:"backing-image"`
 }
 
-// belongsTo reports whether QEMU's id or path of a block device is that of the
-// device with this alias: some show the path of their back end, or of the disk
-// inside them.
+// belongsTo reports whether QEMU's id or path of a block device belongs to the device with this alias. Some
+// devices show the path of their back end, or of the disk inside them.
 func belongsTo(qdev, alias string) bool {
 	if alias == "" {
 		return false
@@ -175,11 +177,11 @@ func belongsTo(qdev, alias string) bool {
 	return qdev == alias || qdev == path || strings.HasPrefix(qdev, path+"/")
 }
 
-// BlockInfo is the sizes of one disk, in bytes.
+// BlockInfo holds the sizes of one disk, in bytes.
 type BlockInfo struct{ Capacity, Allocation, Physical uint64 }
 
-// BlockInfo tells the sizes of the disk with that target or path.
-func (g *Guest) BlockInfo(ctx context.Context, disk string) (BlockInfo, error) {
+// BlockInfo returns the sizes of the disk with that target or path.
+func (g *Guest) BlockInfo(ctx context.Context, sc scope.Scope, disk string) (BlockInfo, error) {
 	v := g.View()
 	d := findDiskByName(v.Current(), disk)
 	if d == nil {
@@ -188,13 +190,13 @@ func (g *Guest) BlockInfo(ctx context.Context, disk string) (BlockInfo, error) {
 	if d.Source == nil {
 		return BlockInfo{}, fault.New(fault.WrongState, fault.Device, "disk %s has no medium", d.Target)
 	}
-	info, err := g.reg.imageSizes(ctx, d)
+	info, err := g.reg.imageSizes(ctx, sc, d)
 	if err != nil || v.Active == nil {
 		return info, err
 	}
 	st, err := g.Stats(ctx, time.Second)
 	if err != nil {
-		return info, nil // the sizes on the host are known all the same
+		return info, nil // the sizes on the host are known even so
 	}
 	for _, s := range st.Disks {
 		if s.Target == d.Target && s.Allocation > 0 && d.Format != "raw" {
@@ -221,15 +223,15 @@ func findDiskByName(def *domain.Definition, name string) *device.Disk {
 	return nil
 }
 
-// imageSizes asks the image itself.
-func (r *Registry) imageSizes(ctx context.Context, d *device.Disk) (BlockInfo, error) {
+// imageSizes reads the sizes from the image itself.
+func (r *Registry) imageSizes(ctx context.Context, sc scope.Scope, d *device.Disk) (BlockInfo, error) {
 	ctx, stop := context.WithTimeout(ctx, queryLimit)
 	defer stop()
 	path, format, err := r.source(d)
 	if err != nil {
 		return BlockInfo{}, err
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
 		return BlockInfo{}, err
 	}
@@ -238,8 +240,8 @@ func (r *Registry) imageSizes(ctx context.Context, d *device.Disk) (BlockInfo, e
 	return BlockInfo{Capacity: top.Virtual, Allocation: top.Allocated, Physical: top.Physical}, nil
 }
 
-// DiskErrors tells which disks of a running guest have failed, and how: "no
-// space" or "unspecified".
+// DiskErrors returns, by target, the disks of a running guest that have failed: "no space" or
+// "unspecified".
 func (g *Guest) DiskErrors(ctx context.Context) (map[string]string, error) {
 	r := g.live.Load()
 	s, err := r.monitor()
@@ -283,7 +285,7 @@ func (r *run) diskByDevice(qdev string) (path, alias string) {
 	return "", ""
 }
 
-// diskByNode finds a disk by the block node that its device reads and writes.
+// diskByNode finds a disk by the block node that its device uses.
 func (r *run) diskByNode(node string) (path, alias string) {
 	for _, d := range r.def.Devices.Disks {
 		if d.Source != nil && qemu.TopNode(d) == node {

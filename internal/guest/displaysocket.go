@@ -11,34 +11,34 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// placeDisplays lets displays make their sockets where the user wants them: what
-// QEMU takes for that directory is one of its own, and a link leads there.
-func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c *sandbox.Chamber) error {
-	own := c.Own[0]
-	for _, path := range displaySockets(def, own.At) {
-		dir := filepath.Join(own.Dir, fmt.Sprintf("display%d", len(c.Own)))
+// placeDisplays lets displays make their sockets at the paths of the definition. QEMU gets a directory of
+// its own in place of the socket's directory, and a link at the socket's path leads into it.
+func (r *Registry) placeDisplays(ctx context.Context, sc scope.Scope, def *domain.Definition, c *sandbox.Spec) error {
+	own := c.WritableDirs[0]
+	for _, path := range displaySockets(def, own.Path) {
+		dir := filepath.Join(own.HostPath, fmt.Sprintf("display%d", len(c.WritableDirs)))
 		err := os.Mkdir(dir, 0o700)
 		if err == nil {
 			err = os.Lchown(dir, int(c.User.UID), int(c.User.GID))
 		}
 		if err == nil {
-			err = linkSocket(ctx, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
+			err = linkSocket(ctx, sc, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
 		}
 		if err != nil {
-			return fault.Wrap(err, failure(err), fault.Host, "cannot make a place for the display's socket %s", path)
+			return fault.Wrap(err, failure(err), fault.Host, "cannot prepare the directory of the display's socket %s", path)
 		}
-		c.Own = append(c.Own, sandbox.Own{Dir: dir, At: filepath.Dir(path)})
+		c.WritableDirs = append(c.WritableDirs, sandbox.WritableDir{HostPath: dir, Path: filepath.Dir(path)})
 	}
 	return nil
 }
 
-// displaySockets are the sockets of displays that do not lie in the guest's own
-// directory.
+// displaySockets returns the paths of display sockets outside of the guest's own directory.
 func displaySockets(def *domain.Definition, own string) []string {
 	var paths []string
 	for _, g := range def.Devices.Graphics {
@@ -49,13 +49,13 @@ func displaySockets(def *domain.Definition, own string) []string {
 	return paths
 }
 
-// linkSocket makes a link at path, where whoever named it is held to. It replaces what
-// an earlier run left, and nothing else.
-func linkSocket(ctx context.Context, to, path, runDir string) error {
-	held := heldTo(ctx, path)
+// linkSocket makes a link at path, if the path is permitted to the client that named it. It replaces only
+// what an earlier run left.
+func linkSocket(ctx context.Context, sc scope.Scope, to, path, runDir string) error {
+	held := sc.FoldersOf(path)
 	return fsguard.Run(ctx, path, func() error {
-		return image.Beside(path, held, func(at string) error {
-			if err := qemu.RemoveDeserted(at); err != nil {
+		return image.WithParent(path, held, func(at string) error {
+			if err := qemuprocess.RemoveDeserted(at); err != nil {
 				return err
 			}
 			if err := unlinkSocket(at, runDir); err != nil {
@@ -66,8 +66,8 @@ func linkSocket(ctx context.Context, to, path, runDir string) error {
 	})
 }
 
-// unlinkSocket removes a link of a run's. It looks into one folder and removes there,
-// although another may come to be called so meanwhile.
+// unlinkSocket removes a link of a run. It opens the folder once and removes there, because another folder
+// may take its path between the check and the removal.
 func unlinkSocket(path, runDir string) error {
 	folder, err := os.OpenRoot(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {

@@ -5,18 +5,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// RecordKind is the kind of record that keeps a persistent guest.
+// RecordKind is the kind of the records of persistent guests.
 var RecordKind = domains
 
-// Document gives what a guest's record defines.
+// Document returns the document that a guest's record defines.
 func Document(uuid string, version int, body []byte) (store.Document, error) {
 	var r record
 	err := domains.Decode(uuid, version, body, &r)
 	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.Fences) > 0}, err
 }
 
-// WithFormats writes into a document in which formats the volumes are that its disks name
-// without one; format gives "" for what it does not know. What cannot be understood stays as it is.
+// WithFormats adds the format of each volume that a document's disks name without one. format returns ""
+// for a volume that it does not know. A document that cannot be parsed is returned unchanged.
 func WithFormats(doc string, format func(pool, volume string) string) string {
 	def, err := domainxml.Parse(doc, domainxml.Options{})
 	if err != nil {

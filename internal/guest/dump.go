@@ -15,54 +15,57 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// DumpOptions say what of a guest is dumped, and what becomes of the guest.
+// DumpOptions say what a dump contains, and what happens to the guest afterwards.
 type DumpOptions struct {
-	// Memory is the format of a dump of memory and registers alone, for debuggers,
-	// by QEMU's name. Empty: all of the machine, as it would migrate.
+	// Memory is QEMU's name for the format of a dump of memory and registers only, for debuggers. Empty:
+	// the whole machine state, as in a migration.
 	Memory string
-	// Live lets the guest run as long as possible.
+	// Live lets the guest run for as long as possible.
 	Live bool
-	// Crash ends the guest after the dump; Reset resets it.
+	// Crash ends the guest after the dump. Reset resets it.
 	Crash, Reset bool
 	BypassCache  bool
 
-	in *run // of which it is; nil: whichever the guest is in
+	in *run // the run to dump; nil: the current one
 }
 
-// Dump writes what the guest holds to a file, for those who look into what went
-// wrong. Unless the options say otherwise, the guest goes on afterwards.
-func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
+// Dump writes the guest's memory, or its whole state, to a file for debugging. Unless the options say
+// otherwise, the guest continues afterwards.
+func (g *Guest) Dump(ctx context.Context, sc scope.Scope, path string, o DumpOptions) error {
 	if err := checkPlace("dump", path); err != nil {
 		return err
 	}
-	return g.moveMemory(ctx, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
+	return g.moveMemory(ctx, sc, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
 		return g.planDump(path, o, p)
 	})
 }
 
 func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) {
 	r, def := g.run, g.run.def
-	if o.in != nil && o.in != r { // that has ended, and the guest was started again
-		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended meanwhile", g.record.Name)
+	if o.in != nil && o.in != r { // that run has ended, and the guest was started again
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended since", g.record.Name)
 	}
 	if err := r.admitMove(); err != nil {
 		return nil, err
 	}
 	d := &dump{memoryImage: memoryImage{Path: path, WasRunning: g.state.Phase == domain.Running, r: r, progress: p}, options: o, def: def}
-	return func(ctx context.Context) (settle, error) { return nil, r.perform(ctx, dumpKind.Name, d, memoryObject) }, nil
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		return nil, r.perform(ctx, sc, dumpKind.Name, d, memoryObject)
+	}, nil
 }
 
-// dumpKind writes the guest's memory to a file. The guest then continues as before,
-// also when the dump fails.
+// dumpKind writes the guest's memory to a file. The guest then continues as before, also when the dump
+// fails.
 var dumpKind = operation.Kind[*run]{
 	Name: "dump", Version: 1, Class: operation.Move,
 	Steps: []string{"file", "write", "leave"}, Undo: []string{"file", "write"},
 	Bind: func(r *run) operation.Work { return &dump{memoryImage: memoryImage{r: r}} },
 }
 
-// dump is the payload.
+// dump is the journalled payload of a dump.
 type dump struct {
 	memoryImage
 
@@ -79,8 +82,9 @@ func (d *dump) Steps() []operation.Step {
 	}
 }
 
+// makeFile creates the file and records it, so that a later daemon finds it.
 func (d *dump) makeFile(ctx context.Context) error {
-	if err := d.create(ctx); err != nil {
+	if err := d.create(ctx, d.op.Scope()); err != nil {
 		return err
 	}
 	d.r.guest.noteHalf(d.Path, d.file)
@@ -108,6 +112,7 @@ func (d *dump) leave(ctx context.Context) error {
 	return d.restore(ctx, s)
 }
 
+// crash ends the guest as crashed.
 func (d *dump) crash(ctx context.Context) error {
 	return d.r.inLoop(ctx, func(g *Guest) error {
 		g.advance(lifecycle.Ending{Reason: domain.ReasonCrashed})
@@ -116,10 +121,10 @@ func (d *dump) crash(ctx context.Context) error {
 	})
 }
 
-// write has QEMU write the dump.
+// write lets QEMU write the dump.
 func (d *dump) write(ctx context.Context) error {
 	path, o, p, labels := d.Path, d.options, d.progress, d.r.labels
-	defer d.r.reg.forgetHalf(d.r.UUID) // the file is complete, or has gone
+	defer d.r.reg.forgetHalf(d.r.UUID) // the file is complete, or removed
 	s, err := d.r.monitor()
 	if err == nil {
 		err = d.r.inLoop(ctx, func(g *Guest) error { g.advance(lifecycle.Pausing{Reason: domain.ReasonDump}); return nil })
@@ -128,7 +133,7 @@ func (d *dump) write(ctx context.Context) error {
 		return err
 	}
 	fill := func(f *os.File) (err error) {
-		if err := fsguard.RunLong(ctx, path, func() error { return image.Distrust(f) }); err != nil { // it is QEMU that says what is in it
+		if err := fsguard.RunLong(ctx, path, func() error { return image.RecordBeforeWrite(f) }); err != nil { // QEMU decides about its content
 			return err
 		}
 		back, err := labels.lendImage(ctx, f)
@@ -142,9 +147,9 @@ func (d *dump) write(ctx context.Context) error {
 			}
 		}
 		switch most := mostState(d.def); {
-		case o.Memory != "": // for which QEMU halts it
+		case o.Memory != "": // QEMU stops the guest for it
 			err = dumpMemory(ctx, s, f, most, o.Memory, p, labels)
-		case o.Live: // it writes meanwhile
+		case o.Live: // the guest writes to its memory during the dump
 			err = migrateTo(ctx, s, f, math.MaxInt64, p, labels)
 		default:
 			err = migrateTo(ctx, s, f, most, p, labels)
@@ -154,7 +159,7 @@ func (d *dump) write(ctx context.Context) error {
 		}
 		return nil
 	}
-	return fillImage(ctx, d.file, path, fill, func(f *os.File) error {
+	return fillImage(ctx, d.op.Scope(), d.file, path, fill, func(f *os.File) error {
 		if err := f.Sync(); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", f.Name())
 		}
@@ -165,8 +170,8 @@ func (d *dump) write(ctx context.Context) error {
 	})
 }
 
-// dumpMemory has QEMU dump the guest's memory, with so many bytes at most, and waits until it has. QEMU is
-// given the file itself only for formats in which it writes here and there.
+// dumpMemory lets QEMU dump the guest's memory, in at most most bytes, and waits until it has ended. QEMU
+// gets the file itself only for formats that make it seek; otherwise it writes to a pipe.
 func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, format string, p *progress, labels *labels) error {
 	if strings.HasPrefix(format, "kdump-raw-") {
 		if err := beginDump(ctx, s, f, format); err != nil {
@@ -186,6 +191,7 @@ func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, for
 	return t.end(ctx, err)
 }
 
+// beginDump passes QEMU the file and begins the dump in the background.
 func beginDump(ctx context.Context, s *qmp.Session, to *os.File, format string) error {
 	if err := s.ExecuteFD(ctx, to, "getfd", map[string]any{"fdname": "lodge-dump"}, nil); err != nil {
 		return err
@@ -198,8 +204,8 @@ func beginDump(ctx context.Context, s *qmp.Session, to *os.File, format string) 
 	return err
 }
 
-// followDump waits until QEMU has dumped the guest's memory. QEMU cannot be stopped in that: when ctx ends, the
-// end is waited for all the same, and the dump is not kept.
+// followDump waits until QEMU has dumped the guest's memory. QEMU cannot cancel a dump: if ctx ends, it
+// still waits for the end, and the dump is discarded.
 func followDump(ctx context.Context, s *qmp.Session, p *progress) error {
 	asking := context.WithoutCancel(ctx)
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {

@@ -5,13 +5,14 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Affect says which definition a change is for. Neither means the running guest,
-// or the definition of one that is shut off.
+// Affect says which definitions a change is for. Neither means the live one of a running guest, or else the
+// stored one.
 type Affect struct{ Live, Config bool }
 
-// resolve settles what a change affects, in the loop.
+// resolve decides which definitions a change affects. It runs in the loop.
 func (g *Guest) resolve(a Affect) (Affect, error) {
 	if !a.Live && !a.Config {
 		a.Live = g.run != nil
@@ -26,11 +27,11 @@ func (g *Guest) resolve(a Affect) (Affect, error) {
 	return a, nil
 }
 
-// edit changes the stored definition, the running guest, or both. Stored gives
-// the changed definition; where the guest runs too, live plans the change to it,
-// and has the other one follow (nil when it is not asked for) once it is done.
-func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Definition, error), live func(config *domain.Definition) (work, error)) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+// edit changes the stored definition, the running guest, or both. stored returns the changed definition. If
+// the running guest is changed, live plans that change. config is the changed stored definition, which must
+// follow once the change is done. Nil: it is not to be changed.
+func (g *Guest) edit(ctx context.Context, sc scope.Scope, a Affect, stored func() (*domain.Definition, error), live func(config *domain.Definition) (work, error)) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		a, err := g.resolve(a)
 		if err != nil {
 			return nil, err
@@ -40,15 +41,15 @@ func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Defin
 			if config, err = stored(); err != nil {
 				return nil, err
 			}
-			if err := g.bounded(ctx, config); err != nil {
+			if err := g.bounded(sc, config); err != nil {
 				return nil, err
 			}
-			g.fence(ctx, config)
+			g.fence(sc, config)
 		}
 		if !a.Live {
 			return nil, g.redefine(config)
 		}
-		if a.Config { // else the running guest would have what cannot be stored then
+		if a.Config { // otherwise the running guest would have what cannot be stored
 			if err := g.keepAhead(); err != nil {
 				return nil, err
 			}

@@ -11,22 +11,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// checkEncrypted compares what a definition says of an image with its header.
+// checkEncrypted compares an image's header with what the definition says about encryption.
 func checkEncrypted(d *device.Disk, is bool) error {
 	switch {
 	case is && d.Encryption == nil:
-		return fault.New(fault.Invalid, fault.Config, "the source of disk %s is encrypted; say in <encryption> with which secret it is opened", d.Target)
+		return fault.New(fault.Invalid, fault.Config, "the source of disk %s is encrypted; name its secret in <encryption>", d.Target)
 	case !is && d.Encryption != nil:
-		return fault.New(fault.Invalid, fault.Config, "the source of disk %s is not encrypted, and the definition says that it is", d.Target)
+		return fault.New(fault.Invalid, fault.Config, "the source of disk %s is not encrypted, but the definition says that it is", d.Target)
 	}
 	return nil
 }
 
-// passphrase gives what opens a disk. The caller clears it.
+// passphrase returns the passphrase of a disk. The caller must clear it.
 func (r *Registry) passphrase(d *device.Disk) ([]byte, error) {
 	e := d.Encryption
 	if r.Secrets == nil {
-		return nil, fault.New(fault.NotFound, fault.Secret, "disk %s is encrypted and there are no secrets", d.Target)
+		return nil, fault.New(fault.NotFound, fault.Secret, "disk %s is encrypted, and this daemon has no secrets", d.Target)
 	}
 	id := e.SecretUUID
 	if id == "" {
@@ -40,7 +40,7 @@ func (r *Registry) passphrase(d *device.Disk) ([]byte, error) {
 	return value, fault.Wrap(err, fault.Of(err), fault.Secret, "cannot open disk %s", d.Target)
 }
 
-// checkKey finds early that there is nothing to open a disk with.
+// checkKey reports early that a disk's passphrase is missing.
 func (r *Registry) checkKey(d *device.Disk) error {
 	if d.Encryption == nil || d.Source == nil {
 		return nil
@@ -50,7 +50,7 @@ func (r *Registry) checkKey(d *device.Disk) error {
 	return err
 }
 
-// giveKey puts the passphrase of a disk into a plan until it is made to forget it.
+// giveKey puts a disk's passphrase into a plan until forget is called.
 func (r *Registry) giveKey(p *qemu.Plan, d *device.Disk) (forget func(), err error) {
 	if d.Encryption == nil || d.Source == nil {
 		return func() {}, nil
@@ -60,7 +60,7 @@ func (r *Registry) giveKey(p *qemu.Plan, d *device.Disk) (forget func(), err err
 	return func() { clear(value); p.Keys = nil }, err
 }
 
-// unlock gives the device of an encrypted disk its image.
+// unlock opens the image of an encrypted disk in QEMU.
 func (l *launching) unlock(ctx context.Context, s *qmp.Session, d *device.Disk) error {
 	if _, present := l.plan.Disks[d.Alias]; !present || d.Encryption == nil || d.Tray == "open" {
 		return nil
@@ -75,14 +75,14 @@ func (l *launching) unlock(ctx context.Context, s *qmp.Session, d *device.Disk) 
 		return err
 	}
 	for _, step := range steps {
-		if err := execute(ctx, s, step); err != nil { // the start fails with it
+		if err := execute(ctx, s, step); err != nil { // the start fails
 			return explainKey(d, err)
 		}
 	}
 	return nil
 }
 
-// explainKey says in our own words that a passphrase does not open a disk.
+// explainKey replaces QEMU's error for a wrong passphrase by a clear one.
 func explainKey(dev device.Device, err error) error {
 	d, ok := dev.(*device.Disk)
 	if err == nil || !ok || d.Encryption == nil || !strings.Contains(err.Error(), "cannot unlock any keyslot") {

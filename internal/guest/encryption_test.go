@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -28,9 +29,9 @@ const (
 // secret defines a secret and gives it a value.
 func (d *daemon) secret(id, value string) {
 	d.t.Helper()
-	_, err := d.Secrets.Define("<secret private='yes'><uuid>"+id+"</uuid></secret>", true)
+	_, err := d.Secrets.Define(scope.Daemon("a test"), "<secret private='yes'><uuid>"+id+"</uuid></secret>", true)
 	ok(d.t, err)
-	ok(d.t, d.Secrets.SetValue(id, []byte(value)))
+	ok(d.t, d.Secrets.SetValue(scope.Daemon("a test"), id, []byte(value)))
 }
 
 // locked makes an encrypted image that is opened quickly.
@@ -61,9 +62,9 @@ func lockedDisk(path, format, target, bus, key string) string {
 // blocks asks QEMU what stands behind its devices, and which objects it has.
 func (d *daemon) blocks(g *guest.Guest) string {
 	d.t.Helper()
-	blocks, err := g.MonitorCommand(d.ctx(), `{"execute":"query-block"}`, false)
+	blocks, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-block"}`, false)
 	ok(d.t, err)
-	objects, err := g.MonitorCommand(d.ctx(), `{"execute":"qom-list","arguments":{"path":"/objects"}}`, false)
+	objects, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"qom-list","arguments":{"path":"/objects"}}`, false)
 	ok(d.t, err)
 	return blocks + objects
 }
@@ -78,7 +79,7 @@ func TestEncryptedDisks(t *testing.T) {
 	g := d.define(small("vault", lockedDisk(root, "raw", "vda", "virtio", diskKey), lockedDisk(data, "qcow2", "sda", "sata", diskKey),
 		"<graphics type='vnc' port='-1' autoport='yes' passwd='"+passphrase[:8]+"'/>", "<controller type='pci' index='8' model='pcie-root-port'/>"))
 
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	opened := func() {
 		t.Helper()
 		said := d.blocks(g)
@@ -96,22 +97,22 @@ func TestEncryptedDisks(t *testing.T) {
 		}
 	}
 	opened()
-	refused(t, g.Attach(d.ctx(), lockedDisk(more, "raw", "vdb", "virtio", wrongKey), guest.Affect{Live: true}), fault.Failed,
+	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), lockedDisk(more, "raw", "vdb", "virtio", wrongKey), guest.Affect{Live: true}), fault.Failed,
 		"the value of secret "+wrongKey+" does not open disk vdb")
-	ok(t, g.Attach(d.ctx(), lockedDisk(more, "raw", "vdb", "virtio", diskKey), guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), lockedDisk(more, "raw", "vdb", "virtio", diskKey), guest.Affect{Live: true}))
 	opened()
 	d.leaksNothing(g)
-	ok(t, g.Dump(d.ctx(), filepath.Join(t.TempDir(), "dump"), guest.DumpOptions{}))
+	ok(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(t.TempDir(), "dump"), guest.DumpOptions{}))
 	d.want(g, domain.Running, domain.ReasonUnpaused)
 	opened()
 
 	image := filepath.Join(t.TempDir(), "saved")
-	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
 	until(t, events, event.Stopped, event.DetailSaved)
 	if text, err := os.ReadFile(image); err != nil || bytes.Contains(text, []byte(passphrase)) {
 		t.Errorf("the saved image holds the passphrase (%v)", err)
 	}
-	_, err := d.Restore(d.ctx(), image, guest.SaveOptions{})
+	_, err := d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
 	ok(t, err)
 	d.want(g, domain.Running, domain.ReasonRestored)
 	opened()
@@ -140,7 +141,7 @@ func (d *daemon) leaksNothing(g *guest.Guest) {
 	}
 	look("the definition", []byte(xmlOf(d, g, false)), nil)
 	if doc := xmlOf(d, g, false); strings.Contains(doc, passphrase[:8]) {
-		d.t.Error("the definition shows the password of the display to everybody")
+		d.t.Error("the definition shows the display's password to every client")
 	}
 	err := filepath.WalkDir(d.dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
@@ -180,7 +181,7 @@ func TestDisksThatCannotBeOpened(t *testing.T) {
 	start := func(name, disk string) error {
 		g := d.define(small(name, disk))
 		before := time.Now()
-		err := g.Start(d.ctx(), guest.StartOptions{})
+		err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
 		if g.View().State != domain.ShutOff {
 			t.Errorf("%s runs since %v", name, before)
 		}
@@ -191,5 +192,5 @@ func TestDisksThatCannotBeOpened(t *testing.T) {
 	refused(t, start("clear", lockedDisk(clear, "raw", "vda", "virtio", wrongKey)), fault.Invalid, "it is no LUKS container")
 	undeclared := strings.NewReplacer("<encryption format='luks'>", "", "</encryption>", "", "<secret type='passphrase' uuid='"+wrongKey+"'/>", "")
 	qcow := d.locked("qcow", "qcow2")
-	refused(t, start("undeclared", undeclared.Replace(lockedDisk(qcow, "qcow2", "vda", "virtio", wrongKey))), fault.Invalid, "say in <encryption> with which secret")
+	refused(t, start("undeclared", undeclared.Replace(lockedDisk(qcow, "qcow2", "vda", "virtio", wrongKey))), fault.Invalid, "name its secret in <encryption>")
 }

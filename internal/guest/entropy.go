@@ -6,34 +6,33 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// A guest without a source of random numbers makes its keys from what little a
-// machine without users and disks of its own has to offer. So Lodge gives one to a
-// machine that is new and says nothing of it. Everything else stays as it is: what
-// a client gives back that it was given, an export, an imported tree, a saved
-// image. A machine that exists already keeps its hardware.
+// A guest without a random number source makes its keys from the little entropy that a machine without
+// users and disks has. So Lodge adds a source to a new machine whose document mentions none. Everything
+// else stays as it is: a document that a client returns, an export, an imported tree, a saved image. An
+// existing machine keeps its hardware.
 
-// givenRNG is the alias of a source that Lodge gave. It tells whose idea the device
-// was in every document that shows it, goes where the definition goes, and ends
-// with the device, so that nothing need be kept beside.
+// givenRNG is the alias of a source that Lodge added. The alias shows in every document where the device
+// came from. It moves with the definition and ends with the device, so nothing else must be stored.
 const givenRNG = "ua-lodge-rng"
 
-// MarksNamespace is that of the element in <metadata> by which users tell Lodge
-// what libvirt has no words for. Room fleet reads the most of it.
+// MarksNamespace is the namespace of the element in <metadata> for settings that libvirt cannot express.
+// Package fleet reads most of it.
 const MarksNamespace = "https://lodge-kvm.github.io/xmlns/guest/1.0"
 
-// NewRNG is the source that Lodge gives: one that neither waits nor runs dry.
+// NewRNG returns the source that Lodge adds: /dev/urandom, which neither blocks nor runs dry.
 func NewRNG() *device.RNG {
 	return &device.RNG{Info: device.Info{Alias: givenRNG}, Model: "virtio", Backend: "random", Path: "/dev/urandom"}
 }
 
-// lacksRNG says whether a definition, as its document says it, is that of a new
-// machine for which nobody has decided about random numbers. What libvirt and Lodge
-// write has its PCI root and addresses in it: such a machine has been before.
+// lacksRNG reports whether a definition, as its document says it, is that of a new machine without any
+// decision about random numbers. Documents written by libvirt or Lodge have a PCI root and addresses: such
+// a machine existed before.
 func lacksRNG(d *domain.Definition) bool {
 	if len(d.Devices.RNGs) > 0 || declinesRNG(d.Metadata) {
 		return false
@@ -49,8 +48,8 @@ func lacksRNG(d *domain.Definition) bool {
 	return true
 }
 
-// declinesRNG says whether a guest's marks have rng="no". Marks that cannot be read
-// say nothing; whoever reads all of them says what is wrong.
+// declinesRNG reports whether a guest's marks have rng="no". Marks that cannot be parsed count as absent
+// here: the code that reads all of them reports the error.
 func declinesRNG(metadata string) bool {
 	if !strings.Contains(metadata, MarksNamespace) {
 		return false
@@ -63,10 +62,10 @@ func declinesRNG(metadata string) bool {
 	return err == nil && marks.Attr("rng") == "no"
 }
 
-// withRNG gives a complete definition with a source besides, in the place that is
-// left for it: no other device moves. It gives nil where there is no such place (the
-// machine has no PCI, or QEMU no such device).
-func withRNG(d *domain.Definition, caps *qemu.Capabilities) *domain.Definition {
+// withRNG returns a copy of a complete definition with a random number source in a free slot, so that no
+// other device moves. It returns nil if there is no such slot: the machine has no PCI, or QEMU lacks the
+// device.
+func withRNG(d *domain.Definition, caps *qemucaps.Capabilities) *domain.Definition {
 	if !caps.HasDevice("virtio-rng-pci") || !caps.HasObject("rng-random") || d.Devices.ByAlias(givenRNG) != nil {
 		return nil
 	}
@@ -80,13 +79,12 @@ func withRNG(d *domain.Definition, caps *qemu.Capabilities) *domain.Definition {
 	return with
 }
 
-// understood is a document, understood: as it is, and with the source of random
-// numbers that a new machine gets; nil: it gets none.
+// understood is a parsed document: plain as it is, and given with the added random number source. given is
+// nil if none is added.
 type understood struct{ plain, given *domain.Definition }
 
-// after chooses by what the guest has been till now; nil: it is new. One without a
-// source stays without, and one that was given one keeps it when its user gives the
-// same words again.
+// after chooses by the guest's previous definition; nil: the guest is new. A guest without a source stays
+// without. A guest that Lodge gave one keeps it when its user defines the same document again.
 func (u understood) after(before *domain.Definition) *domain.Definition {
 	if u.given != nil && (before == nil || before.Devices.ByAlias(givenRNG) != nil) {
 		return u.given
@@ -94,7 +92,7 @@ func (u understood) after(before *domain.Definition) *domain.Definition {
 	return u.plain
 }
 
-// current is what the guest is now, for the loop; nil: nothing yet.
+// current returns the guest's present definition, for the loop. Nil: there is none yet.
 func (g *Guest) current() *domain.Definition {
 	if g.inactive == nil && g.run != nil {
 		return g.run.def
@@ -102,19 +100,19 @@ func (g *Guest) current() *domain.Definition {
 	return g.inactive
 }
 
-// Decision is something that Lodge chose for a guest by itself.
+// Decision is something that Lodge chose for a guest without being asked.
 type Decision struct{ What, Why, Undo string }
 
 func (d Decision) String() string { return fmt.Sprintf("%s: %s; undo: %s", d.What, d.Why, d.Undo) }
 
-// tellDecisions notes in the log what was chosen for a guest that is new.
+// tellDecisions logs what Lodge chose for a new guest.
 func (g *Guest) tellDecisions() {
 	for _, d := range g.View().Decisions() {
-		g.log.Info("a guest was given what its definition does not say", "what", d.What, "why", d.Why, "undo", d.Undo)
+		g.log.Info("device added to a guest whose definition has none", "what", d.What, "why", d.Why, "undo", d.Undo)
 	}
 }
 
-// Decisions tells what Lodge chose for the guest by itself.
+// Decisions returns what Lodge chose for the guest without being asked.
 func (v *View) Decisions() []Decision {
 	d := v.Current()
 	if d == nil || d.Devices.ByAlias(givenRNG) == nil {

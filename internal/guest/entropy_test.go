@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // newGenerous makes a daemon that gives new guests a source of random numbers.
@@ -65,7 +66,7 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 		told := g.View().Decisions()[0].String()
 		for _, word := range []string{"virtio-rng", "/dev/urandom", "named no <rng>", machine, "virsh detach-device-alias new-" + machine + " " + rng.Alias + " --config"} {
 			if !strings.Contains(told, word) {
-				t.Errorf("what is told does not say %q: %s", word, told)
+				t.Errorf("the message does not contain %q: %s", word, told)
 			}
 		}
 		id := strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1)
@@ -73,10 +74,10 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 		d.wantRNGs(g, 1)
 		d.define(inactive(t, g))
 		d.wantRNGs(g, 1)
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		d.want(g, domain.Running, domain.ReasonBooted)
 		d.wantRNGs(g, 1)
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		// The others are where they would be without.
 		bare := d.define(strings.NewReplacer("new-"+machine, "bare-"+machine, "<vcpu>", declines+"<vcpu>").Replace(doc))
 		for n, dev := range bare.View().Inactive.Devices.All() {
@@ -88,10 +89,10 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 			}
 		}
 	}
-	transient, err := d.Create(d.ctx(), small("transient"), guest.StartOptions{Paused: true})
+	transient, err := d.Create(d.ctx(), scope.Daemon("a test"), small("transient"), guest.StartOptions{Paused: true})
 	ok(t, err)
 	d.wantRNGs(transient, 1)
-	ok(t, transient.Destroy(d.ctx(), false))
+	ok(t, transient.Destroy(d.ctx(), scope.Daemon("a test"), false))
 }
 
 const declines = `<metadata><l:guest xmlns:l='` + guest.MarksNamespace + `' rng='no'/></metadata>`
@@ -101,9 +102,11 @@ const declines = `<metadata><l:guest xmlns:l='` + guest.MarksNamespace + `' rng=
 func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 	d := newGenerous(t)
 	for name, remove := range map[string]func(*guest.Guest){
-		"alias": func(g *guest.Guest) { ok(t, g.DetachAlias(d.ctx(), "ua-lodge-rng", guest.Affect{Config: true})) },
+		"alias": func(g *guest.Guest) {
+			ok(t, g.DetachAlias(d.ctx(), scope.Daemon("a test"), "ua-lodge-rng", guest.Affect{Config: true}))
+		},
 		"device": func(g *guest.Guest) {
-			ok(t, g.Detach(d.ctx(), "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", guest.Affect{Config: true}))
+			ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", guest.Affect{Config: true}))
 		},
 		"edit": func(g *guest.Guest) { d.define(without(t, inactive(t, g))) },
 	} {
@@ -114,12 +117,12 @@ func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 		d.wantRNGs(g, 0)
 		d.define(strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
 		d.wantRNGs(g, 0)
-		run, err := d.Create(d.ctx(), strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1), guest.StartOptions{Paused: true})
+		run, err := d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1), guest.StartOptions{Paused: true})
 		ok(t, err)
 		d.wantRNGs(run, 0)
-		ok(t, run.Destroy(d.ctx(), false))
+		ok(t, run.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		edited := inactive(t, g)
-		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+		ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 		d.wantRNGs(d.define(edited), 0)
 	}
 }
@@ -150,7 +153,7 @@ func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
 	d.gives = false
 	d.open()
 	old := d.define(small("old"))
-	_, err := d.Create(d.ctx(), small("runs"), guest.StartOptions{Paused: true})
+	_, err := d.Create(d.ctx(), scope.Daemon("a test"), small("runs"), guest.StartOptions{Paused: true})
 	ok(t, err)
 	saved := inactive(t, old)
 	d.close()
@@ -167,6 +170,6 @@ func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
 	}
 	again, err := d.ByName("old")
 	ok(t, err)
-	ok(t, again.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, again.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	d.wantRNGs(d.define(saved), 0)
 }

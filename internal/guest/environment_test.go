@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestADefinitionOverrulesTheDaemonsEnvironment: a guest whose clock is of a time zone has that, and not the daemon's.
+// A guest with a time zone in its clock element gets that zone, and not the daemon's.
 func TestADefinitionOverrulesTheDaemonsEnvironment(t *testing.T) {
 	t.Setenv("TZ", "Asia/Tokyo")
 	env := overruled(environment("/own"), []string{"TZ=Europe/Berlin"})

@@ -19,13 +19,14 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // The escape attempt: a program of ours that the daemon runs in QEMU's place tries
 // what a QEMU that its guest has taken over would try, writes down what became of
 // it, and then becomes QEMU, so that the daemon notices nothing.
 
-// escapist is the name by which the test's own binary is that program.
+// escapist is the name under which the test's own binary acts as that program.
 const escapist = "escapist"
 
 func TestMain(m *testing.M) {
@@ -59,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// targets are what it tries to reach.
+// targets are the objects that it tries to reach.
 type targets struct {
 	Victim, Daemon     int      // processes
 	VictimDisk, Disk   string   // another's, and one that it may only read
@@ -70,7 +71,7 @@ type targets struct {
 	DiskInode, Threads uint64   // of Disk; the daemon's bound
 	Calls              []string // of those below, what this kernel has
 	Linger             bool     // leave a program behind: see squatter_test.go
-	Handle             []byte   // of the victim's disk, by which the kernel knows it on its file system
+	Handle             []byte   // the file handle of the victim's disk on its file system
 	HandleType         int32
 	Device             string // the host's, that it may read; empty: there is none
 	DeviceNumber       uint64
@@ -162,8 +163,7 @@ func (t targets) tell(w io.Writer) {
 	}
 }
 
-// descriptors lists the inodes of what is open beyond the standard descriptors,
-// each with its type.
+// descriptors lists the inodes of all open files except the standard descriptors, with their types.
 func descriptors() []string {
 	var all []string
 	for fd := 3; fd < 1024; fd++ {
@@ -200,7 +200,7 @@ func (t targets) writesHanded() error {
 	return nil
 }
 
-// traces reads another's memory where there is none: whoever may not is told so.
+// traces reads unmapped memory of another process. Without the permission the error is not EFAULT.
 func traces(pid int) error {
 	local := make([]byte, 1)
 	_, err := unix.ProcessVMReadv(pid, []unix.Iovec{{Base: &local[0], Len: 1}}, []unix.RemoteIovec{{Base: 0, Len: 1}}, 0)
@@ -224,7 +224,7 @@ func tracesItsOwn() error {
 }
 
 func connects(kind, address string) error {
-	c, err := net.Dial(kind, address) //nolint:noctx // nobody waits
+	c, err := net.Dial(kind, address) //nolint:noctx // no caller waits
 	if err != nil {
 		return err
 	}
@@ -239,7 +239,7 @@ func (t targets) mounts() error {
 }
 
 func makesUserNamespace() error {
-	c := exec.Command("/bin/true") //nolint:noctx // ends by itself
+	c := exec.Command("/bin/true") //nolint:noctx // ends on its own
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
 	return c.Run()
 }
@@ -294,7 +294,7 @@ func testEscape(t *testing.T, isolated, withTPM bool) {
 	}
 	theirs, own := disk("theirs"), disk("own")
 	victim := d.define(small("victim", `<disk type='file'><driver type='raw'/><source file='`+theirs+`'/><target dev='vda' bus='virtio'/></disk>`))
-	ok(t, victim.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, victim.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00001"
 	run := filepath.Join(d.dir, "run/guest", uuid)
@@ -325,7 +325,7 @@ func testEscape(t *testing.T, isolated, withTPM bool) {
 		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+html.EscapeString(string(text))+"'/></qemu:commandline></domain>",
 		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
 		`<disk type='file'><driver type='raw'/><source file='`+own+`'/><target dev='vda' bus='virtio'/><readonly/></disk><graphics type='vnc' autoport='yes'/>`+device)))
-	ok(t, taken.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	log, err := os.ReadFile(filepath.Join(d.dir, "data/guest/log/taken.log"))
 	ok(t, err)
 	d.judge(at, string(log), isolated)
@@ -337,7 +337,7 @@ func testEscape(t *testing.T, isolated, withTPM bool) {
 	}
 }
 
-// judge compares what the program says with what it may.
+// judge compares the program's report with its permissions.
 func (d *daemon) judge(at targets, log string, isolated bool) {
 	d.t.Helper()
 	for name := range at.attempts() {
@@ -352,7 +352,7 @@ func (d *daemon) judge(at targets, log string, isolated bool) {
 	}
 }
 
-// judgeDescriptors sees to it that QEMU has open what it needs and nothing else.
+// judgeDescriptors checks that QEMU has only the files open that it needs.
 func (d *daemon) judgeDescriptors(at targets, log string) {
 	d.t.Helper()
 	var has []string

@@ -128,7 +128,7 @@ func (t *targets) disk() string {
 	return "<disk type='block'><driver type='raw'/><source dev='" + t.Device + "'/><target dev='vdb' bus='virtio'/><readonly/></disk>"
 }
 
-// userModeOnly is the flag by which everybody may have userfaultfd, whatever the host's setting for it: UFFD_USER_MODE_ONLY.
+// userModeOnly is UFFD_USER_MODE_ONLY. With it every user may have a userfaultfd, whatever the host's setting.
 const userModeOnly = 1
 
 // tryCalls finds out which of the calls there are here.
@@ -142,7 +142,7 @@ func (t *targets) tryCalls(test *testing.T) {
 	}
 }
 
-// share makes what the host's programs share with each other, for everybody who finds it.
+// share creates IPC objects of the host that every process may find.
 func (t *targets) share(test *testing.T) {
 	t.Segment = 0x10d9e000 + os.Getpid()
 	if id, err := unix.SysvShmGet(t.Segment, os.Getpagesize(), unix.IPC_CREAT|0o666); err == nil {
@@ -187,7 +187,7 @@ func makes(family, kind, protocol int) error {
 	return err
 }
 
-// closed closes what was opened.
+// closed closes the descriptor if it was opened.
 func closed(fd int, err error) error {
 	if err != nil {
 		return err
@@ -263,12 +263,12 @@ func enters(process int) error {
 
 // leavesForUserNamespace is what makesUserNamespace does, by the other call that there is for it.
 func leavesForUserNamespace() error {
-	c := exec.Command("/bin/true") //nolint:noctx // ends by itself
+	c := exec.Command("/bin/true") //nolint:noctx // ends on its own
 	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWUSER}
 	return c.Run()
 }
 
-// locks locks more than a QEMU needs whose guest's memory is not to be.
+// locks locks more memory than QEMU needs for a guest without locked memory.
 func locks() error {
 	memory, err := unix.Mmap(-1, 0, 128<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

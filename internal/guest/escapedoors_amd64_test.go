@@ -14,7 +14,7 @@ import (
 
 func init() {
 	calls["call the kernel as a program of 32 bits"] = func(targets) error {
-		return exec.Command(os.Args[0], oldDoor).Run() //nolint:noctx // ends by itself: where there is no such door, by a signal
+		return exec.Command(os.Args[0], oldDoor).Run() //nolint:noctx // ends on its own: by a signal if the interface is missing
 	}
 	calls["call the kernel by long numbers"] = func(targets) error {
 		const x32 = 0x40000000
@@ -28,7 +28,7 @@ func init() {
 	}
 }
 
-// oldDoor is the word by which the test's own binary asks for its number by that door.
+// oldDoor is the argument that makes the test's own binary ask for its process number by that interface.
 const oldDoor = "by-the-old-door"
 
 func throughOldDoor() int {
@@ -47,7 +47,8 @@ func throughOldDoor() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	// What a func is to Go: where its code is, which has this, in rdx, for what it was made with.
+	// A Go func value points to a closure: the address of its code, and then its variables. The code gets it in
+	// rdx.
 	f := &struct {
 		code           unsafe.Pointer
 		number, result int32

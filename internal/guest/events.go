@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// handleEvent takes one QEMU event in. It runs in the loop and does not wait.
-// More false says that the monitor is lost and that this was its end.
+// handleEvent handles one event of QEMU. It runs in the loop and does not block. more is false if the
+// session has ended, so that the monitor is lost.
 func (g *Guest) handleEvent(e qmp.Event, more bool) {
 	if !more {
 		g.run.events = nil
@@ -25,12 +25,12 @@ func (g *Guest) handleEvent(e qmp.Event, more bool) {
 		g.resync()
 	}
 	if handle := qemuEvents[e.Name]; handle != nil {
-		_ = g.contain("QEMU's event "+e.Name, func() error { handle(g, e.Data); return nil }) // it was logged
+		_ = g.contain("QEMU's event "+e.Name, func() error { handle(g, e.Data); return nil }) // contain logs the error
 	}
 }
 
-// qemuEvents says what each of QEMU's events means here. QEMU is not trusted: an
-// event that does not parse is logged by decode and changes nothing.
+// qemuEvents maps each event of QEMU to its handler. QEMU is not trusted: an event that does not parse is
+// logged by decode and changes nothing.
 var qemuEvents = map[string]func(*Guest, json.RawMessage){
 	"STOP":         func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Stopped{}) },
 	"RESUME":       func(g *Guest, _ json.RawMessage) { g.hasRoomAgain(); g.advance(lifecycle.Resumed{}); g.run.ops.Again() },
@@ -58,7 +58,7 @@ var qemuEvents = map[string]func(*Guest, json.RawMessage){
 	"SPICE_DISCONNECTED":        onDisplay("disconnect"),
 }
 
-// decode reads an event's data, or logs why not.
+// decode parses an event's data. It logs a failure once per run.
 func (g *Guest) decode(name string, data json.RawMessage, into any) bool {
 	if err := json.Unmarshal(data, into); err != nil {
 		if !g.run.garbled {
@@ -70,8 +70,8 @@ func (g *Guest) decode(name string, data json.RawMessage, into any) bool {
 	return true
 }
 
-// onReset notes that nobody in the guest has a channel open any more.
-func (g *Guest) onReset(json.RawMessage) {
+// onReset records that the guest has no channel open any more.
+func (g *Guest) onReset(_ json.RawMessage) {
 	g.setActive(func(d *domain.Definition) {
 		for _, c := range d.Devices.Channels {
 			if c.State != "" {
@@ -88,7 +88,7 @@ func (g *Guest) onShutdown(data json.RawMessage) {
 		Reason string
 	}
 	if g.decode("SHUTDOWN", data, &e) {
-		// A quit or signal of ours is not news: the end of the process is.
+		// Lodge's own quit or signal is no news: the end of the process will be.
 		if e.Reason == "host-signal" || e.Reason == "host-qmp-quit" {
 			return
 		}
@@ -153,8 +153,9 @@ func (g *Guest) onBalloon(data json.RawMessage) {
 	g.announce(event.DomainBalloon{Actual: e.Actual})
 }
 
-// leaveMemory notes what the balloon leaves of the guest's memory. QEMU might say more
-// than there is, or nothing: no definition holds that, and no daemon adopts the guest.
+// leaveMemory records the memory that the balloon leaves to the guest, in bytes. QEMU may report more than
+// the guest has, or 0. Such a definition could not be parsed again, and the next daemon could not adopt the
+// guest.
 func leaveMemory(d *domain.Definition, bytes uint64) {
 	if bytes >= 1<<10 { // it is written in KiB
 		d.CurrentMemory = min(bytes, d.Memory)
@@ -196,8 +197,8 @@ func (g *Guest) onTray(data json.RawMessage) {
 	g.announce(event.DomainTray{Alias: alias, Open: e.Open})
 }
 
-// onChannel notes whether the guest's end of a channel is open. The agent's
-// channel tells that the agent came or went.
+// onChannel records whether the guest's end of a channel is open. For the agent's channel this tells that
+// the agent has started or ended.
 func (g *Guest) onChannel(data json.RawMessage) {
 	var e struct {
 		ID   string `json:"id"`
@@ -222,7 +223,7 @@ func (g *Guest) onChannel(data json.RawMessage) {
 	}
 }
 
-// displayEnd is one end of a display connection, as QEMU tells it.
+// displayEnd is one end of a display connection, as QEMU reports it.
 type displayEnd struct {
 	Host, Service, Family string
 	Port                  string // spice
@@ -231,11 +232,11 @@ type displayEnd struct {
 	SASL                  string `json:"sasl_username"`
 }
 
-// maxBrief bounds, in bytes, a name in an event that QEMU sends: the log keeps thousands
-// of events, for every client.
+// maxBrief bounds, in bytes, a name in an event that QEMU sends. The event log keeps thousands of events,
+// for every client.
 const maxBrief = 512
 
-// brief is what is passed on of such a name.
+// brief returns such a name in the length that is passed on.
 func brief(text string) string { return told(text[:min(len(text), maxBrief)]) }
 
 func onDisplay(phase string) func(*Guest, json.RawMessage) {
@@ -252,8 +253,8 @@ func onDisplay(phase string) func(*Guest, json.RawMessage) {
 	}
 }
 
-// setActive changes the active definition: a copy, since readers may hold the
-// present one. It runs in the loop.
+// setActive changes the active definition. It changes a copy, because readers may hold the present one. It
+// runs in the loop.
 func (g *Guest) setActive(change func(*domain.Definition)) {
 	if g.run == nil {
 		return

@@ -8,10 +8,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Prepare keeps a QEMU for the guest at once, whatever else the host does.
-func (g *Guest) Prepare(ctx context.Context) error { return g.reg.pool.add(ctx, g.View().Inactive, 0) }
+func (g *Guest) Prepare(ctx context.Context) error {
+	return g.reg.pool.add(ctx, scope.Daemon("a test"), g.View().Inactive, 0)
+}
 
 // PauseBefore is how long the start waits that follows the nth crash in a row.
 func PauseBefore(n int) time.Duration { return pauseBefore(n) }
@@ -56,7 +59,7 @@ func (r *Registry) LogPath(name string) string { return filepath.Join(r.logDir()
 
 // SetPTY has the guest's first serial port lie where QEMU might say that it does.
 func (g *Guest) SetPTY(path string) error {
-	return g.change(context.Background(), "", func() error {
+	return g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 		g.setActive(func(d *domain.Definition) { d.Devices.Serials[0].Backend.Path = path })
 		return nil
 	})
@@ -65,18 +68,20 @@ func (g *Guest) SetPTY(path string) error {
 // DestroyerOfThisRun destroys the guest as long as it is in the run that it is in now.
 func (g *Guest) DestroyerOfThisRun() func(context.Context) error {
 	r := g.live.Load()
-	return func(ctx context.Context) error { return g.destroy(ctx, false, r) }
+	return func(ctx context.Context) error { return g.destroy(ctx, scope.Daemon("a test"), false, r) }
 }
 
 // DumperOfThisRun dumps the memory that the guest has in the run that it is in now.
 func (g *Guest) DumperOfThisRun() func(ctx context.Context, path string) error {
 	r := g.live.Load()
-	return func(ctx context.Context, path string) error { return g.Dump(ctx, path, DumpOptions{in: r}) }
+	return func(ctx context.Context, path string) error {
+		return g.Dump(ctx, scope.Daemon("a test"), path, DumpOptions{in: r})
+	}
 }
 
 // Waiting is how many requests wait for their turn.
 func (g *Guest) Waiting() (n int) {
-	_ = g.change(g.reg.life, "", func() error { n = len(g.waiting); return nil })
+	_ = g.change(g.reg.life, scope.Daemon("a test"), "", func() error { n = len(g.waiting); return nil })
 	return n
 }
 
@@ -102,18 +107,18 @@ func (r *Registry) IsDue(uuid string) bool {
 // LendToWrite lends QEMU an image of a disk to write, by its place in the chain.
 func (g *Guest) LendToWrite(ctx context.Context, target string, place int) error {
 	r := g.live.Load()
-	return g.lendToWrite(ctx, r, findDiskByName(g.View().Active, target), place)
+	return g.lendToWrite(ctx, scope.Daemon("a test"), r, findDiskByName(g.View().Active, target), place)
 }
 
 // TakeBackToRead takes it back.
 func (g *Guest) TakeBackToRead(ctx context.Context, number uint, path, format string) (kept bool, err error) {
-	return g.takeBackToRead(ctx, g.live.Load(), written{number, path, format})
+	return g.takeBackToRead(ctx, scope.Daemon("a test"), g.live.Load(), written{number, path, format})
 }
 
 // CheckSoleUser refuses what others have of the images of a disk, from one place in its chain to another.
 func (g *Guest) CheckSoleUser(ctx context.Context, target string, from, to int) error {
 	d := findDiskByName(g.View().Active, target)
-	chain, err := g.reg.openShown(ctx, g.live.Load(), g.View().fences, d)
+	chain, err := g.reg.openShown(ctx, scope.Daemon("a test"), g.live.Load(), g.View().fences, d)
 	if err != nil {
 		return err
 	}
@@ -122,5 +127,5 @@ func (g *Guest) CheckSoleUser(ctx context.Context, target string, from, to int) 
 	if from > 0 {
 		above = chain[from-1].Path
 	}
-	return g.checkSoleUser(ctx, d, chain[from:to+1], above)
+	return g.checkSoleUser(ctx, scope.Daemon("a test"), d, chain[from:to+1], above)
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// shownFiles are the paths that QEMU opens by itself, beside what it reads at once.
+// shownFiles returns the paths that QEMU opens later, on its own, in addition to those that it reads at its
+// start.
 func shownFiles(def *domain.Definition) []string {
 	var paths []string
 	for _, b := range backends(def) {
@@ -29,12 +30,12 @@ func shownFiles(def *domain.Definition) []string {
 		}
 	}
 	for _, h := range def.Devices.HostDevices {
-		paths = append(paths, "/sys") // where the device is described, and its resources are
+		paths = append(paths, "/sys") // the device's description and resources
 		if h.Type == "usb" {
 			paths = append(paths, "/run/udev")
 		}
 	}
-	for _, arg := range def.QEMUArgs { // the user's own, of which nothing is known but what is a path
+	for _, arg := range def.QEMUArgs { // the user's own arguments: only paths can be recognized
 		for word := range strings.FieldsFuncSeq(arg, func(c rune) bool { return c == '=' || c == ',' }) {
 			if filepath.IsAbs(word) && !strings.HasPrefix(word, "/dev/") {
 				paths = append(paths, word)
@@ -46,13 +47,13 @@ func shownFiles(def *domain.Definition) []string {
 	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || ofTheHost(p) || slices.Contains(read, p) })
 }
 
-// readFiles are those that QEMU reads to the end while it makes the machine, and nobody writes. Those
-// that belong to the host's programs every guest may read anyway.
+// readFiles returns the files that QEMU only reads, to the end, while it makes the machine. Files of the
+// host's programs are left out: every guest may read them.
 func readFiles(def *domain.Definition) []string {
 	return slices.DeleteFunc(bootFiles(def), ofTheHost)
 }
 
-// bootFiles are all that a definition has QEMU read while it makes the machine.
+// bootFiles returns all files that QEMU reads for a definition while it makes the machine.
 func bootFiles(def *domain.Definition) []string {
 	paths := []string{def.OS.Kernel, def.OS.Initrd, def.OS.DTB}
 	if def.OS.Loader.Type != "pflash" {
@@ -64,14 +65,14 @@ func bootFiles(def *domain.Definition) []string {
 		}
 	}
 	for _, dev := range def.Devices.All() {
-		if rom := dev.Common().ROM; rom != nil && filepath.IsAbs(rom.File) { // others QEMU has
+		if rom := dev.Common().ROM; rom != nil && filepath.IsAbs(rom.File) { // other names are QEMU's own files
 			paths = append(paths, rom.File)
 		}
 	}
 	return slices.DeleteFunc(paths, func(p string) bool { return p == "" })
 }
 
-// backends are the host's ends of all character devices.
+// backends returns the host's ends of all character devices.
 func backends(def *domain.Definition) []*device.Backend {
 	var all []*device.Backend
 	for _, dev := range def.Devices.All() {
@@ -82,6 +83,7 @@ func backends(def *domain.Definition) []*device.Backend {
 	return all
 }
 
+// backendOf returns the host's end of a character device. Nil: the device has none.
 func backendOf(dev device.Device) *device.Backend {
 	switch d := dev.(type) {
 	case *device.Char:
@@ -94,7 +96,7 @@ func backendOf(dev device.Device) *device.Backend {
 	return nil
 }
 
-// hostNodes are the devices of the host that a guest uses by itself.
+// hostNodes returns the device nodes of the host that a guest's QEMU opens on its own.
 func hostNodes(r *Registry, def *domain.Definition) []string {
 	var nodes []string
 	if def.Virt == "kvm" {
@@ -106,7 +108,7 @@ func hostNodes(r *Registry, def *domain.Definition) []string {
 	return nodes
 }
 
-// nodesOf are the device nodes behind one device.
+// nodesOf returns the device nodes behind one device.
 func (r *Registry) nodesOf(dev device.Device) []string {
 	if b := backendOf(dev); b != nil && b.Type == "dev" {
 		return []string{b.Path}
@@ -134,8 +136,8 @@ func (r *Registry) nodesOf(dev device.Device) []string {
 	return nil
 }
 
-// renderNode is the graphics adapter by which a display draws: the one that is named,
-// or the host's first. On a host without one QEMU says so.
+// renderNode returns the graphics adapter that a display renders with: the one in the definition, or the
+// host's first. On a host without one, QEMU reports the error.
 func (r *Registry) renderNode(d *device.Graphics) []string {
 	if d.RenderNode != "" {
 		return []string{d.RenderNode}
@@ -152,8 +154,8 @@ func hasTerminals(def *domain.Definition) bool {
 	return slices.ContainsFunc(backends(def), func(b *device.Backend) bool { return b.Type == "pty" })
 }
 
-// needsNetwork reports whether a guest's QEMU talks to the host's network by
-// itself. Interfaces on taps and displays of VNC do not: their descriptors are handed over.
+// needsNetwork reports whether a guest's QEMU uses the host's network itself. Interfaces on taps and VNC
+// displays do not need it: QEMU is passed their descriptors.
 func needsNetwork(def *domain.Definition) bool {
 	return len(def.QEMUArgs) > 0 ||
 		slices.ContainsFunc(def.Devices.NICs, func(n *device.NIC) bool { return n.Type == "user" }) ||
@@ -168,12 +170,12 @@ func needsRings(def *domain.Definition) bool {
 	return len(def.QEMUArgs) > 0 || slices.ContainsFunc(def.Devices.Disks, func(d *device.Disk) bool { return d.IO == "io_uring" })
 }
 
-// passedNodes are the nodes by which QEMU reaches a device of the host's.
+// passedNodes returns the device nodes of a host device that is passed through.
 func (r *Registry) passedNodes(d *device.HostDevice) []string {
 	if d.Type == "pci" {
 		found, ok := r.Kernel.PCIDevice(hostAddress(d))
 		if !ok {
-			return nil // the start says so
+			return nil // the start reports it
 		}
 		return []string{"/dev/vfio/vfio", fmt.Sprintf("/dev/vfio/%d", found.IOMMUGroup)}
 	}

@@ -2,24 +2,22 @@ package guest
 
 import (
 	"cmp"
-	"context"
 	"maps"
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// fence notes which folders the disks and files of a definition are held to: those of the
-// client that brings them, and what was noted before for those that stay. A client
-// that may write an image could else make it lead elsewhere later, and one that may write
-// a folder put a link in a file's place. It runs in
-// the loop, before the definition is stored; what is noted of others stays until
-// it is, because it may never be (see unfence).
-func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
-	noted, _ := ctx.Value(fencesKey{}).(map[string][]string)
-	if image.FenceOf(ctx) == nil && len(noted) == 0 && len(g.record.Fences) == 0 {
+// fence records the folders to which the paths of a definition are restricted: those of the client that
+// brings the paths, and the recorded ones for paths that stay. Without the record, a client that may write
+// an image could later make it lead elsewhere, and one that may write a folder could replace a file by a
+// link. It runs in the loop, before the definition is stored. Records of other paths stay until the
+// definition is stored, which may fail (see unfence).
+func (g *Guest) fence(sc scope.Scope, def *domain.Definition) {
+	if sc.Folders() == nil && !sc.Notes() && len(g.record.Fences) == 0 {
 		return
 	}
 	there := map[reading]bool{}
@@ -34,23 +32,23 @@ func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
 	fences := copied(g.record.Fences)
 	for _, d := range def.Devices.Disks {
 		switch source := sourceOf(d); {
-		case source == "" || there[readingOf(d)]: // as it was
-		case heldTo(ctx, source) != nil:
-			fences[source] = heldTo(ctx, source)
+		case source == "" || there[readingOf(d)]: // unchanged
+		case sc.FoldersOf(source) != nil:
+			fences[source] = sc.FoldersOf(source)
 		default:
 			delete(fences, source)
 		}
 	}
 	for _, path := range filesOf(def) {
-		if folders := heldTo(ctx, path); folders != nil && !there[reading{source: path}] && fences[path] == nil {
+		if folders := sc.FoldersOf(path); folders != nil && !there[reading{source: path}] && fences[path] == nil {
 			fences[path] = folders
 		}
 	}
 	g.record.Fences = fences
 }
 
-// filesOf are the files beside disks that a definition names and that the daemon opens, or
-// makes, for the guest.
+// filesOf returns the paths, other than disks, that a definition names and that the daemon opens or creates
+// for the guest.
 func filesOf(def *domain.Definition) []string {
 	paths := slices.Concat(shownFiles(def), readFiles(def), displaySockets(def, ""))
 	paths = append(paths, def.OS.Loader.Path, def.OS.NVRAM.Path, def.OS.NVRAM.Template)
@@ -60,27 +58,10 @@ func filesOf(def *domain.Definition) []string {
 	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
 }
 
-// fencesKey is where a context keeps what was noted of a guest's files.
-type fencesKey struct{}
-
-// withFences has the guest's files opened as they are held.
-func withFences(ctx context.Context, fences map[string][]string) context.Context {
-	return context.WithValue(ctx, fencesKey{}, fences)
-}
-
-// heldTo gives the folders that whoever named a path is held to: as was noted, or who does
-// it now.
-func heldTo(ctx context.Context, path string) []string {
-	if fences, _ := ctx.Value(fencesKey{}).(map[string][]string); fences[path] != nil {
-		return fences[path]
-	}
-	return image.FenceOf(ctx)
-}
-
-// fenceLive notes the folders for what a device names that its client brings to the running
-// guest alone: the image of a managed save tells of it, and may be started by others.
-func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
-	folders := image.FenceOf(ctx)
+// fenceLive records the folders for a device that the client attaches to the running guest only. The
+// managed save image will name the device, and another client may start it.
+func (g *Guest) fenceLive(sc scope.Scope, dev device.Device) error {
+	folders := sc.Folders()
 	if folders == nil {
 		return nil
 	}
@@ -106,18 +87,18 @@ func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
 	return g.keepFences(before)
 }
 
-// fenceRun notes the folders for what a definition names by which the guest is to run, or go on, and
-// which is not stored: so comes it back with a managed save.
-func (g *Guest) fenceRun(ctx context.Context, def *domain.Definition) error {
-	if image.FenceOf(ctx) == nil {
+// fenceRun records the folders for a definition that the guest runs with and that is not stored. It may be
+// restored later from a managed save image.
+func (g *Guest) fenceRun(sc scope.Scope, def *domain.Definition) error {
+	if sc.Folders() == nil {
 		return nil
 	}
 	before := g.record.Fences
-	g.fence(ctx, def)
+	g.fence(sc, def)
 	return g.keepFences(before)
 }
 
-// keepFences keeps what was noted: in the store, or in the run record of a transient guest.
+// keepFences stores the record: in the store, or in the run record of a transient guest.
 func (g *Guest) keepFences(before map[string][]string) error {
 	keep := g.keep
 	if g.inactive == nil {
@@ -131,29 +112,31 @@ func (g *Guest) keepFences(before map[string][]string) error {
 	return nil
 }
 
-// Fences are the folders that what a guest names is held to, for guests that are made like it:
-// whoever may write there could else do to the one what he cannot to the other.
+// Fences are the folders to which a guest's paths are restricted, for guests that are cloned from it.
+// Otherwise a client that may write there could change the clone's files although it cannot change the
+// original's.
 type Fences map[string][]string
 
-// Fences gives those of the guest; they are the caller's.
+// Fences returns a copy of the guest's.
 func (g *Guest) Fences() Fences { return copied(g.View().fences) }
 
-// On bounds the opening of a disk of the guest.
-func (f Fences) On(ctx context.Context, d *device.Disk) context.Context { return fenced(ctx, f, d) }
+// On applies the fences to the opening of one disk of the guest.
+func (f Fences) On(sc scope.Scope, d *device.Disk) scope.Scope { return fenced(sc, f, d) }
 
-// Like holds a disk as the one that it was made like, and to the folder that it was made in.
+// Like restricts the disk made as the disk of that it was cloned from, and also permits the folder it was
+// made in.
 func (f Fences) Like(of, made *device.Disk, folder string) {
 	if folders, held := f[sourceOf(of)]; held {
 		f[sourceOf(made)] = append(slices.Clone(folders), folder)
 	}
 }
 
-// In has a definition that is stored under ctx held so.
-func (f Fences) In(ctx context.Context) context.Context { return withFences(ctx, f) }
+// In applies the fences to a definition that is stored under ctx.
+func (f Fences) In(sc scope.Scope) scope.Scope { return sc.Noting(f) }
 
-// unfence forgets what was noted of disks that the guest has no more: in the definition
-// that is about to be stored, as it runs, or in an image that it goes on from. What it is about
-// to have by work under way stays noted.
+// unfence removes the records of paths that the guest no longer has: neither in the definition that is
+// about to be stored, nor in the live one. It removes none while there is a managed save image, or while a
+// job may add paths.
 func (g *Guest) unfence(def *domain.Definition) {
 	if len(g.record.Fences) == 0 || g.record.ManagedSave || g.job != nil {
 		return
@@ -169,24 +152,24 @@ func (g *Guest) unfence(def *domain.Definition) {
 	g.record.Fences = fences
 }
 
-// copied is a copy to be changed: readers may hold the present one.
+// copied returns a copy that may be changed: readers may hold the present one.
 func copied(fences map[string][]string) map[string][]string {
 	c := map[string][]string{}
 	maps.Copy(c, fences)
 	return c
 }
 
-// fenced bounds the opening of a disk by what was noted for it.
-func fenced(ctx context.Context, fences map[string][]string, d *device.Disk) context.Context {
+// fenced applies the recorded folders of a disk to its opening.
+func fenced(sc scope.Scope, fences map[string][]string, d *device.Disk) scope.Scope {
 	if folders, held := fences[sourceOf(d)]; held {
-		return image.WithFence(ctx, folders)
+		return sc.Within(folders)
 	}
-	return ctx
+	return sc
 }
 
-// reading is how a disk uses what is behind it. Another format, or writing where there
-// was reading, is another disk: a guest's own data must not become a header that leads
-// elsewhere, nor what it shares with others its own.
+// reading is how a disk uses its source. With another format, or with write access instead of read access,
+// it is another disk: a guest's own data must not become a header that leads elsewhere, and shared data
+// must not become the guest's own.
 type reading struct {
 	source, format string
 	readOnly       bool
@@ -196,7 +179,7 @@ func readingOf(d *device.Disk) reading {
 	return reading{sourceOf(d), cmp.Or(d.Format, string(image.Raw)), d.ReadOnly}
 }
 
-// sourceOf names what is behind a disk; empty: nothing.
+// sourceOf names the source of a disk. Empty: it has none.
 func sourceOf(d *device.Disk) string {
 	switch {
 	case d.Source == nil:

@@ -18,18 +18,19 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
-	images "github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
+	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
 // fencedIn is a folder, a client that is held to it, and a secret beside it.
-func (d *daemon) fencedIn() (folder, secret string, client context.Context) {
+func (d *daemon) fencedIn() (folder, secret string, client scope.Scope) {
 	d.t.Helper()
 	folder, secret = filepath.Join(d.dir, "images"), filepath.Join(d.dir, "secret")
 	ok(d.t, os.Mkdir(folder, 0o755))
 	ok(d.t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
-	return folder, secret, images.WithFence(d.ctx(), []string{folder})
+	return folder, secret, scope.Daemon("a test").Within([]string{folder})
 }
 
 func tool(t *testing.T, args ...string) {
@@ -56,20 +57,20 @@ func TestAnotherFormatIsAnotherDisk(t *testing.T) {
 	given := filepath.Join(d.dir, "given.raw")
 	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", given)
 	g := d.define(small("given", diskOf("raw", given, "")))
-	_, err := d.Define(client, again(small("given", diskOf("raw", given, "")), g), false)
+	_, err := d.Define(d.ctx(), client, again(small("given", diskOf("raw", given, "")), g), false)
 	ok(t, err)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, g.Destroy(d.ctx(), false))
-	_, err = d.Define(client, again(small("given", diskOf("qcow2", given, "")), g), false)
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	_, err = d.Define(d.ctx(), client, again(small("given", diskOf("qcow2", given, "")), g), false)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, given)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, given)
 
 	shared := filepath.Join(d.dir, "shared.raw")
 	ok(t, os.WriteFile(shared, make([]byte, 1<<20), 0o600))
 	g = d.define(small("reader", diskOf("raw", shared, "<readonly/>")))
-	_, err = d.Define(client, again(small("reader", diskOf("raw", shared, "")), g), false)
+	_, err = d.Define(d.ctx(), client, again(small("reader", diskOf("raw", shared, "")), g), false)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, shared)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, shared)
 }
 
 // A change that the running guest does not take leaves the stored disk where it was held.
@@ -82,21 +83,21 @@ func TestAChangeThatFailsLeavesTheFence(t *testing.T) {
 	drive := func(path string) string {
 		return "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/><source file='" + path + "'/><target dev='sda' bus='sata'/></disk>"
 	}
-	g, err := d.Define(client, small("changer", drive(own)), false)
+	g, err := d.Define(d.ctx(), client, small("changer", drive(own)), false)
 	ok(t, err)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	both := guest.Affect{Live: true, Config: true}
-	refused(t, g.Update(client, drive(filepath.Join(folder, "nowhere.iso")), both, false), fault.NotFound, "nowhere.iso")
-	ok(t, g.Destroy(d.ctx(), false))
+	refused(t, g.Update(d.ctx(), client, drive(filepath.Join(folder, "nowhere.iso")), both, false), fault.NotFound, "nowhere.iso")
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	ok(t, os.Remove(own))
 	ok(t, os.Symlink(secret, own))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 	d.reopen(func() {})
-	refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 }
 
-// A disk that was plugged into the running guest alone comes back with its saved image,
-// whoever starts that.
+// A disk is plugged into the running guest only. It comes back with the save image, and the client's path rules
+// still hold for it, whichever client starts the guest.
 // Promise: A3
 func TestASavedGuestKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
@@ -104,18 +105,18 @@ func TestASavedGuestKeepsTheFence(t *testing.T) {
 	own := filepath.Join(folder, "own.qcow2")
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Attach(client, diskOf("qcow2", own, ""), guest.Affect{Live: true}))
-	ok(t, g.ManagedSave(client, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), client, diskOf("qcow2", own, ""), guest.Affect{Live: true}))
+	ok(t, g.ManagedSave(d.ctx(), client, guest.SaveOptions{}))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 	d.define(again(small("saved"), g)) // which has no such disk
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
-	ok(t, g.RemoveManagedSave(d.ctx()))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+	ok(t, g.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 }
 
-// So does one of a definition by which the guest ran once.
+// The same for a disk in a definition with which the guest ran once.
 // Promise: A3
 func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
@@ -130,7 +131,7 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 		if how == "persistent" {
 			define()
 		}
-		g, err := d.Create(client, strings.Replace(small(name, diskOf("qcow2", own, "")), "<name>", "<uuid>22222222-2222-3333-4444-000000000001</uuid><name>", 1), guest.StartOptions{})
+		g, err := d.Create(d.ctx(), client, strings.Replace(small(name, diskOf("qcow2", own, "")), "<name>", "<uuid>22222222-2222-3333-4444-000000000001</uuid><name>", 1), guest.StartOptions{})
 		ok(t, err)
 		if how == "restarted" {
 			d.reopen(func() {})
@@ -139,18 +140,18 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 		if how != "persistent" { // no sooner than it runs
 			define()
 		}
-		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 		tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 		d.reopen(func() {})
 		g = d.again(g)
-		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
-		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}))
+		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+		ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true}))
 		tool(t, "rebase", "-u", "-f", "qcow2", "-b", "", own)
 	}
 }
 
-// So does one that comes while the guest is defined anew.
+// The same for a disk that is attached while the guest is redefined.
 // Promise: A3
 func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
@@ -158,36 +159,36 @@ func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
 	own := filepath.Join(folder, "own.qcow2")
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid := d.pid("saved")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 	told := make(chan error, 1)
-	go func() { told <- g.Attach(client, diskOf("qcow2", own, ""), guest.Affect{Live: true}) }()
+	go func() { told <- g.Attach(d.ctx(), client, diskOf("qcow2", own, ""), guest.Affect{Live: true}) }()
 	eventually(t, "an attach under way", func() bool { return g.Job().Kind == domain.JobModify })
-	_, err := d.Define(d.ctx(), again(small("saved"), g), false)
+	_, err := d.Define(d.ctx(), scope.Daemon("a test"), again(small("saved"), g), false)
 	ok(t, err)
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	ok(t, <-told)
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 }
 
-// So does one of a guest whose definition the store has lost.
+// The same for a disk of a guest with a definition that the store has lost.
 // Promise: A3
 func TestAGuestThatIsFoundKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
 	own := filepath.Join(folder, "own.qcow2")
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
-	g, err := d.Define(client, small("found", diskOf("qcow2", own, "")), false)
+	g, err := d.Define(d.ctx(), client, small("found", diskOf("qcow2", own, "")), false)
 	ok(t, err)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() { ok(t, os.Remove(store.Path(filepath.Join(d.dir, "data")))) })
 	g = d.again(g)
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 }
 
 // So does one of a definition that came along with the save.
@@ -199,12 +200,12 @@ func TestAGuestThatIsSavedOtherwiseKeepsTheFence(t *testing.T) {
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
 	tool(t, "create", "-q", "-f", "qcow2", before, "1M")
 	g := d.define(small("saved", diskOf("qcow2", before, "")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	text, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
 	ok(t, err)
-	ok(t, g.ManagedSave(client, guest.SaveOptions{XML: strings.Replace(text, before, own, 1)}))
+	ok(t, g.ManagedSave(d.ctx(), client, guest.SaveOptions{XML: strings.Replace(text, before, own, 1)}))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
 }
 
 // So does what a character device writes to, which the daemon empties as root.
@@ -216,22 +217,22 @@ func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
 	ok(t, os.Mkdir(way, 0o755))
 	port := "<channel type='file'><source path='" + filepath.Join(way, filepath.Base(precious)) + "'/><target type='virtio' name='org.test.0'/></channel>"
 	g := d.define(small("saved", "<controller type='virtio-serial'/>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Attach(client, port, guest.Affect{Live: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), client, port, guest.Affect{Live: true}))
 	d.define(again(small("saved", "<controller type='virtio-serial'/>"), g)) // which has no such port
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	ok(t, os.RemoveAll(way))
 	ok(t, os.Symlink(d.dir, way))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, way)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, way)
 	d.reopen(func() {})
-	refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Denied, way)
+	refused(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, way)
 	if info, err := os.Stat(precious); err != nil || info.Size() == 0 {
 		t.Errorf("what the link led to is now %v (%v)", info, err)
 	}
 }
 
-// What a client names that may write a folder is opened there and nowhere else, although
-// it becomes a link, or a folder above it does: by the daemon, who may write everywhere.
+// A client that may write a folder names a path in it. The path, or a folder above it, later becomes a symbolic
+// link. The daemon may write everywhere, and must still not follow the link.
 // Promise: A3
 func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -248,38 +249,38 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 		if path == logged {
 			port = "<serial type='null'><log file='" + path + "'/></serial>"
 		}
-		g, err := d.Define(client, small("port", port), false)
+		g, err := d.Define(d.ctx(), client, small("port", port), false)
 		ok(t, err)
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		ok(t, os.RemoveAll(link[1]))
 		ok(t, os.Symlink(link[0], link[1]))
-		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, path)
-		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, path)
+		ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	}
 	template := filepath.Join(folder, "template")
 	ok(t, os.WriteFile(template, []byte("variables"), 0o600))
 	firmware := "<loader readonly='yes' type='pflash'>" + template + "</loader><nvram template='" + template + "'>" + deep + ".vars</nvram></os>"
-	g, err := d.Define(client, strings.Replace(small("uefi"), "</os>", firmware, 1), false)
+	g, err := d.Define(d.ctx(), client, strings.Replace(small("uefi"), "</os>", firmware, 1), false)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, deep)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, deep)
 	copied := filepath.Join(folder, "copied")
 	ok(t, os.WriteFile(copied, []byte("variables"), 0o600))
 	firmware = "<loader readonly='yes' type='pflash'>" + template + "</loader><nvram template='" + copied + "'>" + folder + "/vars</nvram></os>"
-	g, err = d.Define(client, strings.Replace(small("copying"), "</os>", firmware, 1), false)
+	g, err = d.Define(d.ctx(), client, strings.Replace(small("copying"), "</os>", firmware, 1), false)
 	ok(t, err)
 	ok(t, os.Remove(copied))
 	ok(t, os.Symlink(precious, copied))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, copied)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, copied)
 	g = d.define(small("dumped"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	refused(t, g.Dump(client, deep, guest.DumpOptions{Memory: "elf"}), fault.Denied, deep)
-	refused(t, g.Save(client, deep, guest.SaveOptions{}), fault.Denied, deep)
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	refused(t, g.Dump(d.ctx(), client, deep, guest.DumpOptions{Memory: "elf"}), fault.Denied, deep)
+	refused(t, g.Save(d.ctx(), client, deep, guest.SaveOptions{}), fault.Denied, deep)
 	if text, err := os.ReadFile(precious); err != nil || string(text) != "precious" {
 		t.Errorf("what a link led to has %d bytes, %v", len(text), err)
 	}
 	if entries, err := os.ReadDir(others); err != nil || len(entries) != 1 {
-		t.Errorf("beside it lie %v, %v", entries, err)
+		t.Errorf("other files are there: %v, %v", entries, err)
 	}
 }
 
@@ -290,32 +291,32 @@ func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, _, client := d.fencedIn()
 	others, precious := filepath.Join(d.dir, "of-others"), filepath.Join(d.dir, "precious")
-	other := images.WithFence(d.ctx(), []string{others})
+	other := scope.Daemon("a test").Within([]string{others})
 	ok(t, os.Mkdir(others, 0o755))
 	ok(t, os.WriteFile(precious, []byte("precious"), 0o600))
 	port := func(path, number string, more ...string) string {
 		return "<channel type='file'><source path='" + path + "'/><target type='virtio' name='org.test." + number + "'/>" + strings.Join(more, "") + "</channel>"
 	}
 	const bus = "<controller type='virtio-serial'/>"
-	// Of what is stored, and named for the running guest.
+	// Paths in the stored definition, and paths named for the running guest.
 	stored := filepath.Join(folder, "stored")
-	g, err := d.Define(client, small("stored", bus, port(stored, "0")), false)
+	g, err := d.Define(d.ctx(), client, small("stored", bus, port(stored, "0")), false)
 	ok(t, err)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Attach(other, port(stored, "1", "<log file='"+others+"/log'/>"), guest.Affect{Live: true})) // and something of its own
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), other, port(stored, "1", "<log file='"+others+"/log'/>"), guest.Affect{Live: true})) // and something of its own
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	// Of what the running guest has, and is stored.
 	live := filepath.Join(folder, "live")
 	h := d.define(small("live", bus))
-	ok(t, h.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, h.Attach(client, port(live, "0"), guest.Affect{Live: true}))
-	_, err = d.Define(other, again(small("live", bus, port(live, "0")), h), false)
+	ok(t, h.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, h.Attach(d.ctx(), client, port(live, "0"), guest.Affect{Live: true}))
+	_, err = d.Define(d.ctx(), other, again(small("live", bus, port(live, "0")), h), false)
 	ok(t, err)
-	ok(t, h.Destroy(d.ctx(), false))
+	ok(t, h.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	for path, of := range map[string]*guest.Guest{stored: g, live: h} {
 		ok(t, os.Remove(path))
 		ok(t, os.Symlink(precious, path))
-		refused(t, of.Start(d.ctx(), guest.StartOptions{}), fault.Denied, path)
+		refused(t, of.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, path)
 	}
 }
 
@@ -335,34 +336,34 @@ func TestNoSocketIsMadeBehindALink(t *testing.T) {
 			ok(t, os.Mkdir(way, 0o755))
 			path := filepath.Join(way, "socket")
 			doc := small(what, strings.ReplaceAll(device, "PATH", path))
-			g, err := d.Define(client, doc, false)
+			g, err := d.Define(d.ctx(), client, doc, false)
 			ok(t, err)
-			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 			if info, err := os.Stat(path); err != nil || info.Mode().Type() != os.ModeSocket {
 				t.Errorf("there is no socket: %v, %v", info, err)
 			}
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 			if entries, err := os.ReadDir(way); err != nil || len(entries) != 0 {
 				t.Errorf("after the end there are %v, %v", entries, err)
 			}
 			ok(t, os.Remove(way))
 			ok(t, os.Symlink(others, way))
-			refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, path) // whoever starts it
-			_, err = d.Create(client, small(what+"2", strings.ReplaceAll(device, "PATH", path)), guest.StartOptions{})
+			refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, path) // whichever client starts it
+			_, err = d.Create(d.ctx(), client, small(what+"2", strings.ReplaceAll(device, "PATH", path)), guest.StartOptions{})
 			refused(t, err, fault.Denied, path)
 			if entries, err := os.ReadDir(others); err != nil || len(entries) != 0 {
 				t.Errorf("behind the link there are %v, %v", entries, err)
 			}
-			// Whom nothing holds goes by links.
+			// A client without rules may follow links.
 			g = d.define(small("free", strings.ReplaceAll(device, "PATH", path)))
-			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		})
 	}
 }
 
-// What QEMU reads while it makes the machine is a file. With a pipe QEMU would wait for somebody
-// to write to it, and the start keep its place from others all that time.
+// Files that QEMU reads while it creates the machine must be regular. With a pipe QEMU would wait for a writer,
+// and the start would block a slot that other starts need.
 func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		d := newDaemonOf(t, isolated)
@@ -382,10 +383,10 @@ func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
 		} {
 			for kind, path := range at {
 				doc := strings.Replace(small(use+"-"+kind), "</type>", "</type>"+strings.ReplaceAll(os, "%s", path), 1)
-				g, err := d.Define(client, doc, false)
+				g, err := d.Define(d.ctx(), client, doc, false)
 				ok(t, err)
-				ctx, stop := context.WithTimeout(client, 20*time.Second)
-				refused(t, g.Start(ctx, guest.StartOptions{}), fault.Invalid, path+": it is neither a file nor a block device")
+				ctx, stop := context.WithTimeout(d.ctx(), 20*time.Second)
+				refused(t, g.Start(ctx, client, guest.StartOptions{}), fault.Invalid, path+": it is neither a file nor a block device")
 				stop()
 			}
 		}
@@ -397,27 +398,27 @@ func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
 func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	client := scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		if def.Tune.Shares > 1024 {
 			return fault.New(fault.Denied, fault.Call, "too heavy")
 		}
 		return nil
-	})
+	}})
 	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
-		refused(t, g.Tune(client, a, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }), fault.Denied, "too heavy")
+		refused(t, g.Tune(d.ctx(), client, a, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }), fault.Denied, "too heavy")
 	}
 	if v := g.View(); v.Active.Tune.Shares != 0 || v.Inactive.Tune.Shares != 0 {
 		t.Errorf("it weighs %d, and will %d", v.Active.Tune.Shares, v.Inactive.Tune.Shares)
 	}
-	client = guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+	client = scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		if len(def.Devices.NICs) > 0 {
 			return fault.New(fault.NoCapacity, fault.Call, "no more interfaces")
 		}
 		return nil
-	})
+	}})
 	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
-		refused(t, g.Attach(client, "<interface type='user'><model type='virtio'/></interface>", a), fault.NoCapacity, "no more interfaces")
+		refused(t, g.Attach(d.ctx(), client, "<interface type='user'><model type='virtio'/></interface>", a), fault.NoCapacity, "no more interfaces")
 	}
 }
 
@@ -430,15 +431,15 @@ func TestAGuestIsToldByFilesNoMoreThanItHolds(t *testing.T) {
 	for n := range 4 {
 		entries += fmt.Sprintf("<entry name='opt/org.test/%d' file='%s'/>", n, each)
 	}
-	g, err := d.Define(client, strings.Replace(small("told"), "<features>", "<sysinfo type='fwcfg'>"+entries+"</sysinfo><features>", 1), false)
+	g, err := d.Define(d.ctx(), client, strings.Replace(small("told"), "<features>", "<sysinfo type='fwcfg'>"+entries+"</sysinfo><features>", 1), false)
 	ok(t, err)
 	ok(t, errors.Join(os.WriteFile(each, nil, 0o600), os.Truncate(each, 16<<20+1)))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, "may have 64 MiB together")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Invalid, "may have 64 MiB together")
 	ok(t, os.Truncate(each, 16<<20))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 }
 
-// Whoever has a folder learns nothing of others' by a link in the place of a guest's variables.
+// The owner of a folder puts a link in the place of a guest's variables. Errors must not reveal the link's target.
 func TestNoLinkTellsWhatIsThere(t *testing.T) {
 	d := newDaemon(t)
 	folder := filepath.Join(d.dir, "alice")
@@ -448,8 +449,8 @@ func TestNoLinkTellsWhatIsThere(t *testing.T) {
 	var said []string
 	for _, to := range []string{"secret", "none"} {
 		ok(t, errors.Join(os.Symlink("../"+to, vars), os.Lchown(vars, 4242, 4242), os.Chown(folder, 4242, 4242)))
-		err := g.Start(d.ctx(), guest.StartOptions{Paused: true})
-		refused(t, err, fault.Denied, "user 4242 made it")
+		err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true})
+		refused(t, err, fault.Denied, "is a link that user 4242 made")
 		said = append(said, err.Error())
 		ok(t, os.Remove(vars))
 	}
@@ -458,8 +459,7 @@ func TestNoLinkTellsWhatIsThere(t *testing.T) {
 	}
 }
 
-// Whoever has the folder in which a device of a guest's is named leads the guest to no other of
-// the host's.
+// The owner of the folder with a guest's device path must not lead the guest to another device of the host.
 // Promise: X11
 func TestNoLinkLeadsToAnothersDevice(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -470,10 +470,10 @@ func TestNoLinkLeadsToAnothersDevice(t *testing.T) {
 	xhci := "<controller type='usb' model='qemu-xhci'/>"
 	live, g := guest.Affect{Live: true}, d.define(small("led", xhci, doc))
 	bare := d.define(small("bare", xhci))
-	ok(t, errors.Join(os.Lchown(port, 4242, 4242), bare.Start(d.ctx(), guest.StartOptions{Paused: true})))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Denied, "user 4242 made it")
-	refused(t, bare.Attach(d.ctx(), doc, live), fault.Denied, "user 4242 made it")
+	ok(t, errors.Join(os.Lchown(port, 4242, 4242), bare.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true})))
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Denied, "is a link that user 4242 made")
+	refused(t, bare.Attach(d.ctx(), scope.Daemon("a test"), doc, live), fault.Denied, "is a link that user 4242 made")
 	ok(t, errors.Join(os.Lchown(port, 0, 0), os.Remove(disk), unix.Mknod(disk, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229)))))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, bare.Attach(d.ctx(), doc, live))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, bare.Attach(d.ctx(), scope.Daemon("a test"), doc, live))
 }

@@ -7,16 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// longName is the length in bytes from which on a guest's name leaves no room for what
-// else is in the names of its files, and keptOfName how much of it is in them then.
+// longName is the length in bytes up to which a guest's name fits into its file names. keptOfName is how
+// much of a longer name is kept.
 const (
 	longName   = 200
 	keptOfName = 190
 )
 
-// fileStem begins the names of a guest's files. A long name is cut and has a hash instead
-// of the rest; what comes out is longer than any name that is not cut, so that none is taken
-// for another's.
+// fileStem returns the beginning of the names of a guest's files. A long name is cut and followed by a
+// hash. The result is longer than any name that is not cut, so that no two guests share one.
 func fileStem(name string) string {
 	if len(name) <= longName {
 		return name
@@ -29,7 +28,7 @@ func fileStem(name string) string {
 	return name[:cut] + "-" + hex.EncodeToString(sum[:8])
 }
 
-// stemTaken says whether there is a guest whose files are called so.
+// stemTaken reports whether there is a guest with that file stem.
 func (r *Registry) stemTaken(stem string) bool {
 	if len(stem) <= longName {
 		_, err := r.ByName(stem)

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// TestFilesOfLongNamesFit: names that are as long as libvirt takes them leave room for what is behind them.
+// The longest names that libvirt allows leave room for the suffixes of file names.
 func TestFilesOfLongNamesFit(t *testing.T) {
 	seen := map[string]string{}
 	for _, name := range []string{

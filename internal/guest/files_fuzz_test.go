@@ -16,16 +16,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const machine = `<domain type='qemu'><name>a</name><uuid>11111111-2222-3333-4444-555555555555</uuid><memory>65536</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><devices><controller type='pci' index='0' model='pcie-root'/>
 <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/a'/><target dev='vda' bus='virtio'/><address type='pci' domain='0' bus='0' slot='3' function='0'/></disk></devices></domain>`
 
-// FuzzSavedImage reads an image of a saved guest, which may be anybody's file: a sound
-// one, with whatever bytes written over its beginning, and a definition in place of its
-// own, or none. No such definition makes another machine, and what is rewritten is read
-// as it was, with the same stream behind it.
+// FuzzSavedImage reads a save image, which may come from any user. It is a valid one with arbitrary bytes over its
+// beginning, and another definition in place of its own, or none. No such definition may create a different
+// machine. A rewritten image must read as before, with the same stream behind the header.
 func FuzzSavedImage(f *testing.F) {
 	const stream = "QEVM and so on"
 	f.Add([]byte{}, machine, "", uint32(0))
@@ -99,8 +99,8 @@ func FuzzSavedImage(f *testing.F) {
 	})
 }
 
-// FuzzJournals reads what lies in a guest's run directory, each file of whatever
-// bytes. What is understood is understood the same when it is written anew.
+// FuzzJournals reads the files of a guest's run directory with arbitrary content. Accepted content must read the
+// same after it is written again.
 func FuzzJournals(f *testing.F) {
 	add := func(which uint8, value any) {
 		text, err := json.Marshal(value)
@@ -129,7 +129,7 @@ func FuzzJournals(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		add(1, operation.Record{ID: "a", Kind: kind, Version: 1, Owner: "u", Folders: []string{"/a"}, Payload: text})
+		add(1, operation.Record{ID: "a", Kind: kind, Version: 1, Owner: "u", Scope: scope.Record{Granted: true, Folders: []string{"/a"}}, Payload: text})
 	}
 	add(2, map[string]any{"Label": "s", "Files": []any{map[string]any{"Path": "/a", "Was": "system_u:object_r:x_t:s0"}}})
 	for which := range uint8(3) {
@@ -160,11 +160,11 @@ func FuzzJournals(f *testing.F) {
 			return
 		}
 		if err := atomicfile.WriteJSON(path, value); err != nil {
-			t.Fatalf("what was read cannot be written: %v", err)
+			t.Fatalf("the read content cannot be written: %v", err)
 		}
 		again, err := j.read(dir)
 		if err != nil {
-			t.Fatalf("what was written cannot be read: %v", err)
+			t.Fatalf("the written content cannot be read: %v", err)
 		}
 		once, _ := json.Marshal(value)
 		if twice, err := json.Marshal(again); err != nil || !reflect.DeepEqual(once, twice) {

@@ -18,16 +18,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// chooseFirmware settles which image a definition boots from, where it asks for
-// UEFI in general, and where the guest keeps its variables. It is called when
-// a guest is defined: the choice is part of the definition from then on, so that
-// a firmware package installed later does not change a guest.
+// chooseFirmware chooses the firmware image for a definition that asks for UEFI in general, and the path of
+// the guest's variables. It is called when a guest is defined. From then on the choice is part of the
+// definition, so that a firmware package installed later does not change the guest.
 func (r *Registry) chooseFirmware(def *domain.Definition) error {
 	o := &def.OS
 	if o.Loader.Path == "" && o.Firmware == "efi" || keepsVariables(o) && o.NVRAM.Template == "" {
-		all, unread := resources.Firmwares() // a description that cannot be read hides that firmware only
+		all, unread := resources.Firmwares() // an unreadable description hides only its own firmware
 		if err := settleFirmware(def, all); err != nil {
 			return errors.Join(err, unread)
 		}
@@ -38,7 +38,8 @@ func (r *Registry) chooseFirmware(def *domain.Definition) error {
 	return nil
 }
 
-// settleFirmware takes one of the host's images, or finds what belongs to the one that is named.
+// settleFirmware picks one of the host's images, or finds the template of the image that the definition
+// names.
 func settleFirmware(def *domain.Definition, all []resources.Firmware) error {
 	if def.OS.Loader.Path == "" {
 		return pickFirmware(def, all)
@@ -46,14 +47,13 @@ func settleFirmware(def *domain.Definition, all []resources.Firmware) error {
 	return findTemplate(def, all)
 }
 
-// keepsVariables says whether the firmware has its variables in a file of their own.
+// keepsVariables reports whether the firmware keeps its variables in a separate file.
 func keepsVariables(o *domain.OS) bool {
 	return o.Loader.Type == "pflash" && o.Loader.Stateless != device.On && o.Loader.ReadOnly != device.Off
 }
 
-// pickFirmware takes the first of the host's images, by the names of their
-// descriptions, that fits what the definition asks for, as libvirt does. What is
-// not asked for is left to that order.
+// pickFirmware picks the first of the host's images that fits the definition, in the order of the names of
+// their descriptions, as libvirt does. Where the definition asks for nothing, this order decides.
 func pickFirmware(def *domain.Definition, all []resources.Firmware) error {
 	asked := askedOfFirmware(def)
 	for _, f := range all {
@@ -66,12 +66,12 @@ func pickFirmware(def *domain.Definition, all []resources.Firmware) error {
 		"this host has no UEFI firmware for machine %s%s; ask for less, or install firmware that has it (package ovmf)", def.OS.Machine, asked)
 }
 
-// askedFirmware is what a definition asks of firmware that is picked for it.
+// askedFirmware is what a definition asks of the firmware that is picked for it.
 type askedFirmware struct {
 	arch, machine string
-	features      []domain.FirmwareFeature // each said "yes" or "no"
+	features      []domain.FirmwareFeature // each is "yes" or "no"
 	kind          string                   // rom, pflash; empty: either
-	code, vars    string                   // formats; empty: as the other, or raw
+	code, vars    string                   // formats; empty: the other's, or raw
 	secure        device.Switch
 	smm           device.Switch
 	stateless     bool
@@ -89,6 +89,7 @@ func askedOfFirmware(def *domain.Definition) *askedFirmware {
 	}
 }
 
+// fits reports whether the firmware has everything that is asked for.
 func (a *askedFirmware) fits(f *resources.Firmware) bool {
 	for _, feature := range a.features {
 		if f.Has(feature.Name) != (feature.Enabled == device.On) {
@@ -109,7 +110,7 @@ func (a *askedFirmware) fits(f *resources.Firmware) bool {
 	return a.kind != "rom" && f.Format == code && f.Stateless == a.stateless && (f.Stateless || f.TemplateFormat == vars)
 }
 
-// String names what was asked for, by its place in the definition.
+// String lists the requested properties, by their place in the definition.
 func (a *askedFirmware) String() string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -148,6 +149,7 @@ func (a *askedFirmware) String() string {
 
 var yesNo = map[device.Switch]string{device.On: "yes", device.Off: "no"}
 
+// takeFirmware enters the firmware, its template and its needs in the definition.
 func takeFirmware(def *domain.Definition, f *resources.Firmware) {
 	o := &def.OS
 	o.Loader.Path, o.Loader.Type = f.Code, "rom"
@@ -159,7 +161,7 @@ func takeFirmware(def *domain.Definition, f *resources.Firmware) {
 	secureFirmware(def, f)
 }
 
-// useTemplate has the guest's variables begin as the firmware's own template.
+// useTemplate sets the firmware's own template for the guest's variables, unless the definition names one.
 func useTemplate(def *domain.Definition, f *resources.Firmware) {
 	n := &def.OS.NVRAM
 	if n.Template != "" || f.Template == "" {
@@ -169,23 +171,22 @@ func useTemplate(def *domain.Definition, f *resources.Firmware) {
 	setFormat(&n.Format, f.TemplateFormat)
 }
 
-// setFormat notes the format of a file unless it is the one that is meant anyway.
+// setFormat sets the format of a file unless it is the default, raw.
 func setFormat(format *string, is string) {
 	if *format == "" && is != "raw" {
 		*format = is
 	}
 }
 
-// secureFirmware switches on what Secure Boot needs of the machine.
+// secureFirmware enables what Secure Boot needs of the machine.
 func secureFirmware(def *domain.Definition, f *resources.Firmware) {
 	if f.Has("requires-smm") && def.OS.Loader.Secure != device.Off {
 		def.Features.SMM, def.OS.Loader.Secure = device.On, device.On
 	}
 }
 
-// findTemplate finds the variables that belong to firmware that is given by its
-// path: those in the first description of that image that fits, or else those
-// in libvirt's own list. Firmware that nobody knows is left as it is.
+// findTemplate finds the template for firmware that the definition names by path. It takes the first
+// description of that image that fits, or else libvirt's own list. Unknown firmware is left as it is.
 func findTemplate(def *domain.Definition, all []resources.Firmware) error {
 	o := &def.OS
 	for _, f := range all {
@@ -196,10 +197,10 @@ func findTemplate(def *domain.Definition, all []resources.Firmware) error {
 			return err
 		}
 		setFormat(&o.Loader.Format, f.Format)
-		if o.NVRAM.Path == "" || cmp.Or(o.NVRAM.Format, "raw") == f.TemplateFormat { // else the file has to be there
+		if o.NVRAM.Path == "" || cmp.Or(o.NVRAM.Format, "raw") == f.TemplateFormat { // otherwise the file must exist
 			useTemplate(def, &f)
 		}
-		if o.NVRAM.Path == "" { // a guest that has variables already keeps its machine as it is
+		if o.NVRAM.Path == "" { // a guest with variables keeps its machine as it is
 			secureFirmware(def, &f)
 		}
 		o.Loader.ReadOnly = device.On
@@ -211,69 +212,66 @@ func findTemplate(def *domain.Definition, all []resources.Firmware) error {
 	return nil
 }
 
-// checkNamed refuses firmware that is given by its path and is not what the
-// definition says of it.
+// checkNamed refuses firmware, named by its path, that contradicts the definition.
 func checkNamed(def *domain.Definition, f *resources.Firmware) error {
 	o := &def.OS
 	switch {
 	case o.Loader.Format != "" && o.Loader.Format != f.Format:
 		return fault.New(fault.Unsupported, fault.Config, "os/loader/@format: the firmware %s is %s, not %s; leave the format out", f.Code, f.Format, o.Loader.Format)
 	case o.NVRAM.Format != "" && o.NVRAM.Format != f.TemplateFormat && o.NVRAM.Path == "":
-		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is %s, not %s; leave the format out, or name a file that has it",
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is %s, not %s; leave the format out, or name a file of that format",
 			f.Template, f.TemplateFormat, o.NVRAM.Format)
 	case f.Has("requires-smm") && def.Features.SMM == device.Off && o.NVRAM.Path == "":
-		return fault.New(fault.Unsupported, fault.Config, "features/smm: the firmware %s needs SMM; take <smm state='off'/> out, or name other firmware", f.Code)
+		return fault.New(fault.Unsupported, fault.Config, "features/smm: the firmware %s needs SMM; remove <smm state='off'/>, or name other firmware", f.Code)
 	}
 	return nil
 }
 
-// makeNVRAM gives a guest its variable store, from the template, at its first
-// start, or anew where that is asked for. It stays when the guest ends, unless it was transient.
+// makeNVRAM creates a guest's variable store from the template, at its first start or when a reset is asked
+// for. The store outlives the run, unless the guest is transient.
 func (l *launching) makeNVRAM(ctx context.Context) error {
 	o := l.run.def.OS
 	if o.NVRAM.Path == "" || !keepsVariables(&o) {
 		return nil
 	}
-	there, err := fileExists(ctx, o.NVRAM.Path)
+	there, err := fileExists(ctx, l.sc, o.NVRAM.Path)
 	if err != nil || there && !l.opts.ResetNVRAM {
 		return err
 	}
 	if err := checkTemplate(&o); err != nil {
 		return err
 	}
-	err = copyTemplate(ctx, &o.NVRAM)
+	err = copyTemplate(ctx, l.sc, &o.NVRAM)
 	l.run.MadeNVRAM = err == nil && !there
 	return fault.Wrap(err, failure(err), fault.Host, "cannot make the guest's UEFI variables")
 }
 
-// checkTemplate refuses to make variables of nothing, or in the place of a disk.
+// checkTemplate refuses to make variables without a template, or on a block device.
 func checkTemplate(o *domain.OS) error {
 	switch {
 	case o.NVRAM.Type == "block":
 		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@type: UEFI variables are not written to a disk; copy the template to %s yourself", o.NVRAM.Path)
 	case o.NVRAM.Template == "":
 		return fault.New(fault.Failed, fault.Config,
-			"no template in format %s for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or put the guest's own into %s",
+			"no template in format %s for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or copy the guest's variables to %s",
 			cmp.Or(o.NVRAM.Format, "raw"), o.Loader.Path, o.NVRAM.Path)
 	}
 	return nil
 }
 
-// dropHalfNVRAM removes what a start that was cut off had written of a variable
-// store.
-func dropHalfNVRAM(ctx context.Context, r *run) {
+// dropHalfNVRAM removes the incomplete variable store of an interrupted start.
+func dropHalfNVRAM(ctx context.Context, sc scope.Scope, r *run) {
 	path := r.def.OS.NVRAM.Path
 	if path == "" || r.def.OS.NVRAM.Template == "" {
 		return
 	}
-	held := heldTo(ctx, path)
+	held := sc.FoldersOf(path)
 	if err := fsguard.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
-		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
+		r.log.Warn("cannot remove an incomplete file of UEFI variables", "path", partial(path), "error", err)
 	}
 }
 
-// failure is the kind of an error where Lodge knows it, and else of what the host
-// refused.
+// failure returns the kind of an error if Lodge knows it, else fault.Failed: the host refused something.
 func failure(err error) fault.Kind {
 	if k := fault.Of(err); k != fault.Internal {
 		return k
@@ -284,29 +282,30 @@ func failure(err error) fault.Kind {
 // maxTemplate bounds a template of UEFI variables, in bytes.
 const maxTemplate = 64 << 20
 
-// copyTemplate makes variables of their template, which has to have their format.
-func copyTemplate(ctx context.Context, n *domain.NVRAM) error {
-	text, err := readTemplate(ctx, n.Template)
+// copyTemplate makes variables from their template, which must have the same format.
+func copyTemplate(ctx context.Context, sc scope.Scope, n *domain.NVRAM) error {
+	text, err := readTemplate(ctx, sc, n.Template)
 	if err != nil {
 		return err
 	}
 	if n.Format == "qcow2" && !bytes.HasPrefix(text, []byte("QFI\xfb")) {
-		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a template that is", n.Template)
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a qcow2 template", n.Template)
 	}
-	return writeVariables(ctx, n.Path, text)
+	return writeVariables(ctx, sc, n.Path, text)
 }
 
-// copyFile copies a small file into its place in one step.
-func copyFile(ctx context.Context, from, to string) error {
-	text, err := readTemplate(ctx, from)
+// copyFile copies a small file atomically.
+func copyFile(ctx context.Context, sc scope.Scope, from, to string) error {
+	text, err := readTemplate(ctx, sc, from)
 	if err != nil {
 		return err
 	}
-	return writeVariables(ctx, to, text)
+	return writeVariables(ctx, sc, to, text)
 }
 
-func readTemplate(ctx context.Context, from string) ([]byte, error) {
-	held := heldTo(ctx, from)
+// readTemplate reads a template of at most maxTemplate bytes.
+func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, error) {
+	held := sc.FoldersOf(from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {
 		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
 		if err != nil {
@@ -315,23 +314,22 @@ func readTemplate(ctx context.Context, from string) ([]byte, error) {
 		defer in.Close()
 		text, err := io.ReadAll(io.LimitReader(in, maxTemplate+1))
 		if len(text) > maxTemplate {
-			return nil, fault.New(fault.Invalid, fault.Config, "%s has more than the %d MiB that UEFI variables may have; name a smaller one", from, maxTemplate>>20)
+			return nil, fault.New(fault.Invalid, fault.Config, "%s is larger than the %d MiB that UEFI variables may have; name a smaller template", from, maxTemplate>>20)
 		}
 		return text, err
 	}, nil)
 }
 
-// writeVariables puts a small file into its place in one step. A disk that is busy
-// may take long to write it out.
-func writeVariables(ctx context.Context, to string, text []byte) error {
+// writeVariables writes a small file atomically. On a busy disk this may take long.
+func writeVariables(ctx context.Context, sc scope.Scope, to string, text []byte) error {
 	fill := func(f *os.File) error {
 		return fsguard.RunLong(ctx, to, func() error {
-			if err := image.Distrust(f); err != nil { // to may be the disk of another, to whom it is an image
+			if err := image.RecordBeforeWrite(f); err != nil { // path to may be a disk of another guest, which must not read it as an image
 				return err
 			}
 			_, err := f.Write(text)
 			return err
 		})
 	}
-	return writeImage(ctx, to, fill, (*os.File).Sync)
+	return writeImage(ctx, sc, to, fill, (*os.File).Sync)
 }

@@ -9,10 +9,11 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestFirmwareLeadsNowhere: what a guest has for firmware, or for its variables, is an image whose header names a file
-// below it, or in its place. QEMU opened that by itself, by any way that it knows, and the guest read it.
+// A guest's firmware or variables file is replaced by an image with a header that names a backing or data file.
+// QEMU would open that file by any protocol that it knows, and the guest would read it.
 // Promise: A3
 func TestFirmwareLeadsNowhere(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
@@ -35,12 +36,12 @@ func testFirmware(t *testing.T, isolated bool) {
 	}
 	const says = "its header names another file"
 	for _, leads := range []string{above, beside} {
-		refused(t, define(leads, whole).Start(d.ctx(), guest.StartOptions{}), fault.Unsupported, says)
-		refused(t, define(whole, leads).Start(d.ctx(), guest.StartOptions{}), fault.Unsupported, says)
+		refused(t, define(leads, whole).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Unsupported, says)
+		refused(t, define(whole, leads).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Unsupported, says)
 	}
 	vars := filepath.Join(dir, "vars")
 	tool(t, "create", "-q", "-f", "qcow2", vars, "1M")
-	ok(t, define(whole, vars).Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, define(whole, vars).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 }
 
 // TestAnOptionROMIsSeen: a device's ROM in a file of the user's own is read by a QEMU that sees little of the host.
@@ -49,5 +50,5 @@ func TestAnOptionROMIsSeen(t *testing.T) {
 	rom := filepath.Join(t.TempDir(), "rom")
 	ok(t, os.WriteFile(rom, make([]byte, 4<<10), 0o600))
 	g := d.define(small("read", "<interface type='user'><model type='virtio'/><rom file='"+rom+"'/></interface>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 }

@@ -10,40 +10,37 @@ import (
 )
 
 const (
-	// hopeless is after how long without an answer a guest's figures count as
-	// stale, and nobody else begins to wait for the same answer.
+	// hopeless is how long after an unanswered query a guest's figures count as stale. From then on no
+	// further caller waits for that answer.
 	hopeless = time.Second
-	// lastResort bounds the wait for an answer that nobody waits for any more. It
-	// is long because the question stays with QEMU: asked again and again, one
-	// that is stuck would gather questions until its monitor is full.
+	// lastResort bounds how long an unanswered query is kept. It is long because the query stays with QEMU:
+	// repeated queries to a stuck QEMU would fill its monitor.
 	lastResort = time.Hour
 )
 
-// gauge keeps one guest's newest sample and takes the next. One sample is taken
-// at a time, and all who want it wait for that one; so a guest that is stuck
-// holds one goroutine and one question, however many ask.
+// gauge keeps one guest's newest sample and takes the next one. Only one sample is taken at a time, and all
+// callers wait for that one. So a stuck guest costs one goroutine and one query, however many clients ask.
 type gauge struct {
 	take taker
 
-	// mu guards what follows; it is held for the length of some assignments only.
+	// mu guards the fields below. It is held for a few assignments only.
 	mu   sync.Mutex
 	last *Stats
-	// early is what the kernel told of a guest of which QEMU has not told anything yet.
+	// early holds the kernel's figures for a guest until QEMU has reported its own.
 	early   *Stats
-	trouble *trouble // what the newest sampling ended in; nil: all was well
+	trouble *trouble // how the newest sampling failed; nil: it did not
 	next    *sampling
 	begun   time.Time // when the newest sampling began; zero: there was none
-	since   time.Time // when the guest came to run: what was begun before is of an earlier life
-	// outdated says that something has changed which is looked at rarely.
+	since   time.Time // when the guest started: older samplings belong to an earlier run
+	// outdated says that a figure which is sampled rarely has changed.
 	outdated bool
 }
 
-// taker takes a sample. Last is the one before it, if there is one; thorough
-// asks for everything, also what changes slowly. What is known already before
-// QEMU is asked goes to early.
+// taker takes a sample. last is the previous sample, if there is one. thorough asks for all figures, also
+// those that change slowly. early receives the figures that are known before QEMU is asked.
 type taker func(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (*Stats, error)
 
-// sampling is a sample being taken; done closes when it is there.
+// sampling is a sample in progress. done is closed when it has ended.
 type sampling struct {
 	began time.Time
 	done  chan struct{}
@@ -51,13 +48,13 @@ type sampling struct {
 	err   error
 }
 
-// trouble is why there is no new sample.
+// trouble is the reason why there is no new sample.
 type trouble struct {
 	since time.Time
 	why   error
 }
 
-// restart forgets the samples of an earlier life.
+// restart forgets the samples of an earlier run.
 func (g *gauge) restart(now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -65,14 +62,14 @@ func (g *gauge) restart(now time.Time) {
 	g.begun, g.since, g.outdated = time.Time{}, now, false
 }
 
-// outdate has the next sample look at everything again.
+// outdate makes the next sample read all figures.
 func (g *gauge) outdate() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.outdated = true
 }
 
-// newest gives the newest sample, marked as stale if it is; nil: there is none.
+// newest returns the newest sample, marked as stale if it is. Nil: there is none.
 func (g *gauge) newest() *Stats {
 	g.mu.Lock()
 	last, trouble := g.known()
@@ -83,7 +80,7 @@ func (g *gauge) newest() *Stats {
 	return last.stale(trouble)
 }
 
-// known is newest with the trouble beside it; mu is held.
+// known is newest with the trouble returned beside it. mu must be held.
 func (g *gauge) known() (*Stats, *trouble) {
 	late := g.trouble
 	if late == nil && g.next != nil {
@@ -103,8 +100,8 @@ func (s *Stats) stale(t *trouble) *Stats {
 	return &old
 }
 
-// fresh gives a sample not older than maxAge, taking one if need be. Life is how
-// long a sampling may go on after its caller has gone.
+// fresh returns a sample not older than maxAge, and takes one if needed. life bounds a sampling that
+// outlives its caller.
 func (g *gauge) fresh(ctx, life context.Context, maxAge time.Duration) (*Stats, error) {
 	g.mu.Lock()
 	last, late := g.known()
@@ -114,7 +111,7 @@ func (g *gauge) fresh(ctx, life context.Context, maxAge time.Duration) (*Stats, 
 	}
 	s := g.begin(life, true)
 	if waits := time.Since(s.began); waits <= hopeless {
-		late = nil // the answer may come
+		late = nil // the answer may still come
 	}
 	g.mu.Unlock()
 	if late == nil {
@@ -137,7 +134,7 @@ func (g *gauge) fresh(ctx, life context.Context, maxAge time.Duration) (*Stats, 
 	return last.stale(late), nil
 }
 
-// begin takes a sample, or joins the one being taken; mu is held.
+// begin begins a sample, or joins the one in progress. mu must be held.
 func (g *gauge) begin(life context.Context, thorough bool) *sampling {
 	if g.next != nil {
 		return g.next
@@ -155,18 +152,18 @@ func (g *gauge) begin(life context.Context, thorough bool) *sampling {
 	return s
 }
 
-// contain takes a sample. What QEMU answered may break that; then it is this
-// guest's trouble, and nobody else's.
+// contain takes a sample and turns a panic into an error. QEMU's answer may trigger one, and it must affect
+// this guest only.
 func (g *gauge) contain(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (st *Stats, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
-			st, err = nil, fault.New(fault.Internal, fault.Domain, "the sample broke: %v", bug)
+			st, err = nil, fault.New(fault.Internal, fault.Domain, "taking the sample failed: %v", bug)
 		}
 	}()
 	return g.take(ctx, last, thorough, early)
 }
 
-// foresee keeps what is known before QEMU has answered.
+// foresee keeps the figures that are known before QEMU answers.
 func (g *gauge) foresee(s *sampling, st *Stats) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -175,8 +172,7 @@ func (g *gauge) foresee(s *sampling, st *Stats) {
 	}
 }
 
-// settle keeps what a sampling came to, unless the guest has begun another life
-// meanwhile.
+// settle stores the result of a sampling, unless the guest has been restarted since it began.
 func (g *gauge) settle(s *sampling) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -194,14 +190,13 @@ func (g *gauge) settle(s *sampling) {
 	}
 }
 
-// due says whether the sampler may take a sample, and whether it is the first.
-// Age is how old the newest attempt must be, settled how long the guest must
-// have run before the first.
+// due reports whether the sampler may take a sample, and whether it is the first. age is how old the newest
+// attempt must be. settled is how long the guest must have run before the first.
 func (g *gauge) due(now time.Time, age, settled time.Duration) (begun time.Time, first, due bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case g.next != nil: // it has its place already, and keeps it until it is answered
+	case g.next != nil: // one is in progress
 		return g.begun, false, false
 	case g.begun.IsZero():
 		return g.since, true, now.Sub(g.since) >= settled

@@ -7,17 +7,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// displayClient is what QEMU knows the socket of a new client as, until the
-// display has taken it.
+// displayClient is QEMU's name for the socket of a new client, until the display has taken it.
 const displayClient = "lodge-display"
 
-// OpenGraphics gives a connected socket to one of the displays of a running
-// guest, counted from 0: whoever holds its other end is a new client there. The
-// socket stays the caller's to close.
-func (g *Guest) OpenGraphics(ctx context.Context, index uint, skipAuth bool, client *os.File) error {
-	return g.perform(ctx, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
+// OpenGraphics passes a connected socket to one of the displays of a running guest, counted from 0. The
+// peer of the socket becomes a client of the display. The caller must close the socket.
+func (g *Guest) OpenGraphics(ctx context.Context, sc scope.Scope, index uint, skipAuth bool, client *os.File) error {
+	return g.perform(ctx, sc, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
 		displays := r.def.Devices.Graphics
 		if index >= uint(len(displays)) {
@@ -25,9 +24,9 @@ func (g *Guest) OpenGraphics(ctx context.Context, index uint, skipAuth bool, cli
 		}
 		protocol := displays[index].Type
 		if protocol != "vnc" && protocol != "spice" {
-			return nil, fault.New(fault.Unsupported, fault.Config, "graphics of type %s take no clients by socket", protocol)
+			return nil, fault.New(fault.Unsupported, fault.Config, "graphics of type %s accept no client sockets", protocol)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err
@@ -36,7 +35,7 @@ func (g *Guest) OpenGraphics(ctx context.Context, index uint, skipAuth bool, cli
 				return nil, err
 			}
 			err = s.Execute(ctx, "add_client", map[string]any{"protocol": protocol, "fdname": displayClient, "skipauth": skipAuth}, nil)
-			if err != nil { // QEMU still has the socket; its refusal counts, and not that of this
+			if err != nil { // QEMU still has the socket; report its refusal, not a failure of this
 				_ = s.Execute(ctx, "closefd", map[string]any{"fdname": displayClient}, nil)
 			}
 			return nil, err

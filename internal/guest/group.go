@@ -14,19 +14,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// makeGroup makes the guest's control group with the limits of its definition.
+// makeGroup makes the guest's control group and sets the limits of its definition.
 func (l *launching) makeGroup(ctx context.Context) error {
 	group := l.g.reg.Cgroups.Guest(l.run.UUID)
 	run := l.run
 	run.hold("sockets", func(ctx context.Context) error { return removeSockets(ctx, run) })
-	run.hold("control group", group.Clear) // it may be made in part
+	run.hold("control group", group.Clear) // it may have been made in part
 	if err := group.Create(); err != nil {
 		return err
 	}
@@ -41,9 +43,9 @@ func (l *launching) makeGroup(ctx context.Context) error {
 	return l.boundQEMU(ctx, group)
 }
 
-// boundQEMU holds back a QEMU that multiplies, or that takes huge pages or opens devices other than its own.
-// Where the kernel has no controller for the first, the process's own limit, which is that of its user, does; for
-// the last, its chamber, where there are no others.
+// boundQEMU limits the number of QEMU's threads, its huge pages and the devices it may open. On a host
+// without the pids controller the process limit (RLIMIT_NPROC) of its user takes its place. On a host
+// without the devices controller the sandbox does, which has no other device nodes.
 func (l *launching) boundQEMU(ctx context.Context, group *kernel.Group) error {
 	if l.run.User == nil {
 		return nil
@@ -58,8 +60,8 @@ func (l *launching) boundQEMU(ctx context.Context, group *kernel.Group) error {
 	return l.g.reg.allowDevices(ctx, l.run.UUID, l.run.def)
 }
 
-// boundHugePages has a guest take the host's huge pages that its definition, with these modules of memory, says,
-// and no others: whoever asks the kernel for them has all that are free, which no limit of memory counts.
+// boundHugePages limits the guest's huge pages to what its definition and the attached modules need.
+// Otherwise QEMU could take all free huge pages of the host, which no memory limit counts.
 func (r *Registry) boundHugePages(uuid string, def *domain.Definition, plugged []*device.Memory) error {
 	if !r.Cgroups.Has(kernel.HugePages) {
 		return nil
@@ -67,17 +69,17 @@ func (r *Registry) boundHugePages(uuid string, def *domain.Definition, plugged [
 	for _, size := range r.Kernel.HugePageSizes() {
 		most := map[uint64]uint64{size: mostHugePages(def, plugged, size)}
 		_, err := r.Cgroups.Guest(uuid).Apply(kernel.Limits{HugePages: most})
-		if err != nil && !errors.Is(err, unix.EBUSY) { // it has more yet of a module that is going
+		if err != nil && !errors.Is(err, unix.EBUSY) { // EBUSY: it still has pages of a module that is being detached
 			return err
 		}
 	}
 	return nil
 }
 
-// mostHugePages is what a guest's memory may take in pages of this size, in bytes: all of it. Each part of it has
-// pages of its own.
+// mostHugePages returns how many bytes the guest may take in pages of this size. All of its memory counts.
+// Each part of the memory has pages of its own, so each is rounded up.
 func mostHugePages(def *domain.Definition, plugged []*device.Memory, size uint64) (most uint64) {
-	if len(def.QEMUArgs) > 0 { // which may say anything
+	if len(def.QEMUArgs) > 0 { // they may configure any memory
 		return kernel.Unlimited
 	}
 	if def.Backing.HasHugePages {
@@ -91,17 +93,17 @@ func mostHugePages(def *domain.Definition, plugged []*device.Memory, size uint64
 	return most
 }
 
-// warnAbsent tells the administrator of limits that this host cannot hold.
+// warnAbsent adds a message for each limit that this host cannot enforce.
 func (r *run) warnAbsent(limits []string) {
 	for _, limit := range limits {
-		message := fmt.Sprintf("this host cannot hold the limit %s", limit)
+		message := fmt.Sprintf("this host cannot enforce the limit %s", limit)
 		if !slices.Contains(r.Messages, message) {
 			r.Messages = append(r.Messages, message)
 		}
 	}
 }
 
-// limits are what the definition says of the group as a whole.
+// limits returns the limits that the definition sets for the whole group.
 func limits(d *domain.Definition) kernel.Limits {
 	var l kernel.Limits
 	set := func(to **uint64, value uint64) {
@@ -124,7 +126,7 @@ func limits(d *domain.Definition) kernel.Limits {
 	return l
 }
 
-// joinGroup puts the new process into its group.
+// joinGroup moves the new process into its group.
 func (l *launching) joinGroup(context.Context) error {
 	if err := l.g.reg.Cgroups.Guest(l.run.UUID).AddProcess(l.run.PID); err != nil {
 		return err
@@ -133,14 +135,14 @@ func (l *launching) joinGroup(context.Context) error {
 	return nil
 }
 
-// launch launches a guest's QEMU: in a chamber, where it has a user.
-func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Chamber) error) (*qemu.Process, error) {
-	spec := qemu.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
+// launch launches a guest's QEMU, in a sandbox if it has a user of its own.
+func (r *Registry) launch(ctx context.Context, sc scope.Scope, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Spec) error) (*qemuprocess.Process, error) {
+	spec := qemuprocess.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
 	if u == nil {
 		spec.Env, spec.Dir = overruled(os.Environ(), c.Env), dir
-		return qemu.Launch(ctx, spec)
+		return qemuprocess.Launch(ctx, spec)
 	}
-	place, err := r.chamberOf(ctx, def, *u, dir)
+	place, err := r.chamberOf(ctx, sc, def, *u, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -149,20 +151,20 @@ func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.C
 	if err := finish(place); err != nil {
 		return nil, err
 	}
-	own := place.Own[0].At
-	spec.House, spec.Chamber, spec.Dir = r.Quarters.House, place, own
+	own := place.WritableDirs[0].Path
+	spec.Builder, spec.Sandbox, spec.Dir = r.Quarters.Builder, place, own
 	spec.Env = overruled(environment(own), c.Env)
-	return qemu.Launch(ctx, spec)
+	return qemuprocess.Launch(ctx, spec)
 }
 
-// vcpuThread is one processor of a running guest and its thread on the host.
+// vcpuThread is one vCPU of a running guest and its thread on the host.
 type vcpuThread struct {
 	Index  uint
 	Thread int
 }
 
-// pinThreads binds the guest's threads as its definition says: processors one by
-// one where they are pinned, and everything else where the guest as a whole is.
+// pinThreads binds the guest's threads as its definition says: each pinned vCPU to its CPUs, and all other
+// threads to those of the whole guest.
 func (r *Registry) pinThreads(ctx context.Context, run *run) error {
 	t := run.def.Tune
 	whole := run.def.VCPUs.CPUs
@@ -208,7 +210,7 @@ func (r *Registry) pinThreads(ctx context.Context, run *run) error {
 	return nil
 }
 
-// repin binds the threads whose binding differs between two definitions.
+// repin binds the threads with a different binding in two definitions.
 func (r *Registry) repin(ctx context.Context, s *qmp.Session, run *run, before, after *domain.CPUTune) error {
 	moved := map[string]topology.CPUSet{}
 	for index, to := range rebound(before.VCPUPins, after.VCPUPins) {
@@ -240,7 +242,7 @@ func (r *Registry) repin(ctx context.Context, s *qmp.Session, run *run, before, 
 	return nil
 }
 
-// rebound gives where each goes that is to be bound otherwise; the empty set: anywhere.
+// rebound returns the new CPUs of each thread with a changed binding. The empty set means any CPU.
 func rebound(before, after map[uint]topology.CPUSet) map[uint]topology.CPUSet {
 	moved := map[uint]topology.CPUSet{}
 	for n, was := range before {
@@ -256,13 +258,13 @@ func rebound(before, after map[uint]topology.CPUSet) map[uint]topology.CPUSet {
 	return moved
 }
 
-// setAffinity binds one thread; an empty set leaves it alone.
+// setAffinity binds one thread. An empty set leaves it unchanged.
 func setAffinity(tid int, to topology.CPUSet) error {
 	if to.IsEmpty() {
 		return nil
 	}
 	if err := kernel.SetAffinity(tid, to); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot bind thread %d to processors %s", tid, to)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot bind thread %d to CPUs %s", tid, to)
 	}
 	return nil
 }

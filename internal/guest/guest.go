@@ -1,18 +1,16 @@
-// Package guest keeps the guests of this host: one loop per guest, the registry
-// that finds them, and what their loops do.
+// Package guest keeps the guests of this host: one loop per guest, and the registry that finds the guests.
 //
-// A guest's loop is the only writer of what the daemon knows about that guest.
-// Requests come in as tasks, QEMU's events in the order in which QEMU sent
-// them, and the end of the process from the kernel. The loop itself never
-// waits: whatever may be slow (QEMU, disks, links) is work beside the loop, one
-// piece at a time per guest, that reports back. So no guest can delay another,
-// and destroying a guest never waits for what that guest is stuck in.
+// A guest's loop is the only writer of the daemon's state of that guest. It receives requests as tasks,
+// QEMU's events in their order, and the end of the process from the kernel. The loop itself never blocks.
+// Everything that may be slow (QEMU, disks, links) runs beside the loop as a job, one at a time per guest,
+// and reports back. So no guest can delay another, and destroying a guest never waits for the operation
+// that blocks it.
 //
-// Everybody else reads the View that the loop publishes; reading never waits.
+// All other code reads the View that the loop publishes. Reading it never blocks.
 //
-// What belongs here: the order in which things are done to a guest, and undone.
-// What does not: how QEMU is spoken to (qmp), what its arguments are (qemu), what
-// its XML looks like (domainxml), which states follow which (lifecycle).
+// This package decides the order of the steps that change a guest, and of undoing them. Other packages know
+// QEMU's protocol (qmp), its arguments (qemu), the guest's XML (domainxml), and the rules how states follow
+// each other (lifecycle).
 package guest
 
 import (
@@ -26,55 +24,55 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// Guest is one guest. Its methods may be called from anywhere.
+// Guest is one guest. Its methods may be called from any goroutine.
 type Guest struct {
 	reg  *Registry
 	log  *slog.Logger
 	uuid string
 
 	view    atomic.Pointer[View]
-	live    atomic.Pointer[run] // the running guest's connections, for reads beside the loop
+	live    atomic.Pointer[run] // the current run, for readers beside the loop
 	mailbox chan *task          // bounded: senders wait, with their own deadline
 	ended   chan struct{}       // closed when the loop has returned
 	gauge   *gauge
 
-	// Everything below belongs to the loop.
+	// The fields below belong to the loop.
 
 	record record
 	state  lifecycle.State
 	since  time.Time
-	// inactive is the persistent definition; nil for a transient guest.
+	// inactive is the persistent definition. Nil: the guest is transient.
 	inactive *domain.Definition
 	run      *run
 	job      *job
 	waiting  []*task
-	// still counts those who need the guest's disks to stay as they are.
+	// still counts the callers that need the guest's disks not to change.
 	still int
-	// turn fires when the first of those waiting has waited too long.
+	// turn fires when the first waiting task has waited too long.
 	turn *time.Timer
-	// late fires when a record is to be written that could not be.
+	// late fires when a failed write of a record is to be repeated.
 	late *time.Timer
-	// unstored is the run whose directory tells the next daemon what the store does not take; nil:
-	// the store knows all.
+	// unstored is the run that keeps its directory, because the store has not accepted all changes yet.
+	// Nil: the store has everything.
 	unstored *run
-	// destroyers wait for the end of the process.
+	// destroyers are the tasks that wait for the end of the process.
 	destroyers []*task
-	// quarantine says what keeps a guest from being adopted whose QEMU lives on.
+	// quarantine says why a guest with a running QEMU cannot be adopted.
 	quarantine string
 	lastJob    domain.Progress
 	revival    revival
 	// over says that the loop is to end: the guest is forgotten, or the daemon stops.
 	over bool
-	// noted are the definitions, inactive and active, that are in the index of traits.
+	// noted are the definitions, inactive and active, that the index of unique traits has.
 	noted [2]*domain.Definition
 }
 
-// mailboxSize bounds the requests that wait for a guest's loop to look at them.
-// The loop never waits, so that this is passed in microseconds.
+// mailboxSize bounds the requests that wait for the guest's loop. The loop never blocks, so they wait
+// microseconds.
 const mailboxSize = 32
 
-// maxWaiting bounds the requests that wait for the work on a guest to end. Beyond
-// it a request is refused as Busy at once.
+// maxWaiting bounds the requests that wait for the guest's current job. A further request is refused as
+// Busy at once.
 const maxWaiting = 128
 
 func newGuest(r *Registry, name, uuid string) *Guest {
@@ -97,18 +95,17 @@ func newGuest(r *Registry, name, uuid string) *Guest {
 	return g
 }
 
-// Name gives the guest's present name.
+// Name returns the guest's present name.
 func (g *Guest) Name() string { return g.View().Name }
 
-// UUID gives the guest's identity, which never changes.
+// UUID returns the guest's UUID, which never changes.
 func (g *Guest) UUID() string { return g.uuid }
 
-// loop runs until ctx ends or the guest is forgotten. Ending the loop ends no
-// QEMU process.
+// loop runs until ctx ends or the guest is forgotten. It leaves the QEMU process running.
 func (g *Guest) loop(ctx context.Context) {
 	defer close(g.ended)
 	defer g.retire()
-	g.continueAfter() // an adopted guest may bring work along
+	g.continueAfter() // an adopted guest may have work to finish
 	for !g.over {
 		if g.handleEvents() {
 			continue
@@ -134,8 +131,8 @@ func (g *Guest) loop(ctx context.Context) {
 	}
 }
 
-// handleEvents handles one waiting QEMU event, so that events come before the
-// requests and results that may depend on them.
+// handleEvents handles one pending event of QEMU, so that events are handled before the requests and
+// results that may depend on them.
 func (g *Guest) handleEvents() bool {
 	select {
 	case e, ok := <-g.run.qemuEvents():
@@ -146,12 +143,11 @@ func (g *Guest) handleEvents() bool {
 	}
 }
 
-// retirePatience is how long a stopping daemon waits for work to undo itself.
+// retirePatience is how long a stopping daemon waits for a job to undo itself.
 const retirePatience = 10 * time.Second
 
-// retire ends what the loop began, when the daemon stops or the guest is
-// forgotten: those who wait are answered, work under way is cancelled and may
-// undo itself, and the monitor is left to the next daemon.
+// retire ends what the loop began, when the daemon stops or the guest is forgotten. It answers waiting
+// clients, cancels the current job, which may undo itself, and leaves the monitor to the next daemon.
 func (g *Guest) retire() {
 	g.over = true
 	g.turn.Stop()
@@ -170,8 +166,8 @@ func (g *Guest) retire() {
 	}
 }
 
-// awaitWork waits until work under way has undone itself. What that asks of the loop meanwhile, such as to
-// settle what became of an image, is still done: it would wait for the loop, and the loop for it.
+// awaitWork waits until the current job has undone itself. Requests of the job to the loop, such as to
+// settle an image, are still served: otherwise the job would wait for the loop, and the loop for the job.
 func (g *Guest) awaitWork(reason error) {
 	late := time.NewTimer(retirePatience)
 	defer late.Stop()
@@ -180,20 +176,20 @@ func (g *Guest) awaitWork(reason error) {
 		case o := <-g.job.done:
 			g.settle(o)
 		case t := <-g.mailbox:
-			if t.kind != domain.JobNone || t.later { // a client's
+			if t.kind != domain.JobNone || t.later { // a client's request
 				t.answer(reason)
 			} else {
 				g.begin(t)
 			}
 		case <-late.C:
-			g.log.Warn("work on a guest does not end with the daemon", "work", g.job.describe())
+			g.log.Warn("job still running at the end of the daemon", "work", g.job.describe())
 			return
 		}
 	}
 }
 
-// advance applies a fact to the guest's state, publishes the result, keeps it
-// for the next daemon, and carries out what follows.
+// advance applies a fact to the guest's state, publishes the result, stores it for the next daemon, and
+// carries out the effects.
 func (g *Guest) advance(f lifecycle.Fact) {
 	before := g.state
 	next, effects := lifecycle.Step(before, f)
@@ -206,10 +202,11 @@ func (g *Guest) advance(f lifecycle.Fact) {
 	}
 	g.publish()
 	for _, e := range effects {
-		g.carryOut(e)
+		g.reg.carryOut(g, e)
 	}
 }
 
+// carryOut carries out one effect of a lifecycle step. It runs in the loop.
 func (g *Guest) carryOut(e lifecycle.Effect) {
 	switch e := e.(type) {
 	case lifecycle.Announce:
@@ -223,7 +220,7 @@ func (g *Guest) carryOut(e lifecycle.Effect) {
 	case lifecycle.Restart:
 		g.restartMachine()
 	case lifecycle.StartAgain:
-		g.startAgain("QEMU ended by itself: " + g.revival.cause)
+		g.startAgain("QEMU ended unexpectedly: " + g.revival.cause)
 	case lifecycle.Forget:
 		g.forget()
 	}
@@ -233,6 +230,7 @@ func (g *Guest) announce(p event.Payload) {
 	g.reg.events.Append(event.Source{Name: g.record.Name, UUID: g.uuid, ID: g.id()}, p)
 }
 
+// id returns the ID of the running guest, or -1.
 func (g *Guest) id() int {
 	if g.run == nil {
 		return -1
@@ -240,7 +238,7 @@ func (g *Guest) id() int {
 	return g.run.ID
 }
 
-// forget takes the guest out of the registry and ends its loop.
+// forget removes the guest from the registry and ends its loop.
 func (g *Guest) forget() {
 	g.reg.noteLeft(g.uuid, g.record.Name, g.log)
 	g.reg.hasRun(g.uuid)

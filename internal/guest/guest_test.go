@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const emulator = "/usr/bin/qemu-system-x86_64"
@@ -50,11 +51,11 @@ type daemon struct {
 	// has none. Required has guests start only with labels.
 	enforces string
 	required bool
-	// heard gets what the daemon logs; nil: nobody listens.
+	// heard gets the daemon's log; nil: it is discarded.
 	heard chan string
 }
 
-// newDaemon makes a daemon whose guests end with the test.
+// newDaemon creates a daemon. Its guests end with the test.
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	return newDaemonOf(t, false)
@@ -125,7 +126,7 @@ func (d *daemon) close() { d.whole.Close() }
 func (d *daemon) destroyAll() {
 	for _, g := range d.All() {
 		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
-		if err := g.Destroy(ctx, false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
+		if err := g.Destroy(ctx, scope.Daemon("a test"), false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
 			d.t.Errorf("cannot destroy %s: %v", g.Name(), err)
 		}
 		stop()
@@ -171,17 +172,17 @@ func (d *daemon) logged(pieces ...string) {
 // shelf makes a pool with a volume, and gives a disk that is this volume.
 func (d *daemon) shelf() (pool *volume.Pool, disk string) {
 	d.t.Helper()
-	pool, err := d.pools.Define(d.ctx(), "<pool type='dir'><name>shelf</name><target><path>"+filepath.Join(d.dir, "shelf")+"</path></target></pool>", false)
+	pool, err := d.pools.Define(d.ctx(), scope.Daemon("a test"), "<pool type='dir'><name>shelf</name><target><path>"+filepath.Join(d.dir, "shelf")+"</path></target></pool>", false)
 	ok(d.t, err)
-	ok(d.t, pool.Start(d.ctx(), volume.MakeTarget))
-	_, err = pool.CreateVolume(d.ctx(), "<volume><name>v</name><capacity unit='MiB'>1</capacity></volume>", volume.CreateOptions{})
+	ok(d.t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.MakeTarget))
+	_, err = pool.CreateVolume(d.ctx(), scope.Daemon("a test"), "<volume><name>v</name><capacity unit='MiB'>1</capacity></volume>", volume.CreateOptions{})
 	ok(d.t, err)
 	return pool, "<disk type='volume' device='disk'><driver name='qemu' type='raw'/><source pool='shelf' volume='v'/><target dev='vda' bus='virtio'/></disk>"
 }
 
 func (d *daemon) define(doc string) *guest.Guest {
 	d.t.Helper()
-	g, err := d.Define(d.ctx(), doc, false)
+	g, err := d.Define(d.ctx(), scope.Daemon("a test"), doc, false)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -201,8 +202,8 @@ func small(name string, devices ...string) string {
 		<devices><serial type='pty'/>%s</devices></domain>`, name, strings.Join(devices, ""))
 }
 
-// wordy is a guest of whose memory there is more to save than pipes and sockets take, whatever it has
-// come to do: nine bytes of each page that is empty.
+// wordy is a guest with more memory to save than pipes and sockets buffer, even if all its pages are empty: nine
+// bytes for each page.
 func wordy(name string) string {
 	return strings.Replace(small(name), "<memory unit='MiB'>64<", "<memory unit='MiB'>512<", 1)
 }
@@ -251,27 +252,27 @@ func TestALife(t *testing.T) {
 	until(t, events, event.Defined, event.DetailAdded)
 	d.want(g, domain.ShutOff, domain.ReasonUnknown)
 
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonBooted)
 	until(t, events, event.Started, event.DetailBooted)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.WrongState, "already running")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.WrongState, "already running")
 	if found, err := d.ByID(g.View().ID); err != nil || found != g {
 		t.Fatalf("the running guest is not found by its id: %v", err)
 	}
 
-	ok(t, g.Suspend(d.ctx()))
+	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
 	until(t, events, event.Suspended, event.DetailPaused)
 	d.want(g, domain.Paused, domain.ReasonUser)
-	ok(t, g.Resume(d.ctx()))
+	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
 	until(t, events, event.Resumed, event.DetailUnpaused)
 	d.want(g, domain.Running, domain.ReasonUnpaused)
 
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	until(t, events, event.Stopped, event.DetailDestroyed)
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
-	refused(t, g.Destroy(d.ctx(), false), fault.WrongState, "not running")
+	refused(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false), fault.WrongState, "not running")
 
-	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	until(t, events, event.Undefined, event.DetailRemoved)
 	if _, err := d.ByName("life"); !fault.Is(err, fault.NotFound) {
 		t.Fatalf("an undefined guest is still there: %v", err)
@@ -280,22 +281,22 @@ func TestALife(t *testing.T) {
 
 func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 	d := newDaemon(t)
-	g, err := d.Create(d.ctx(), small("passing"), guest.StartOptions{Paused: true})
+	g, err := d.Create(d.ctx(), scope.Daemon("a test"), small("passing"), guest.StartOptions{Paused: true})
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
 	if g.View().Persistent {
 		t.Fatal("a created guest is persistent")
 	}
-	// What is defined while it runs makes it persistent.
+	// A definition while it runs makes it persistent.
 	ok(t, func() error {
-		_, err := d.Define(d.ctx(), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), false)
+		_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), false)
 		return err
 	}())
 	if !g.View().Persistent {
 		t.Fatal("a guest defined while it ran is not persistent")
 	}
-	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if _, err := d.ByName("passing"); !fault.Is(err, fault.NotFound) {
 		t.Fatalf("a transient guest is still there: %v", err)
 	}
@@ -304,24 +305,24 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 func TestAFailedStartLeavesNothing(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("broken", `<disk type='file' device='disk'><source file='/nowhere/at-all.raw'/><target dev='vda' bus='virtio'/></disk>`))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.NotFound, "/nowhere/at-all.raw")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.NotFound, "/nowhere/at-all.raw")
 	d.want(g, domain.ShutOff, domain.ReasonUnknown)
 	if left, _ := filepath.Glob(filepath.Join(d.dir, "run/guest/*")); len(left) > 0 {
 		t.Fatalf("a failed start left %v", left)
 	}
 	g = d.define(strings.Replace(small("refused"), "</domain>",
 		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Failed, "no-such-option")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Failed, "no-such-option")
 }
 
 func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	d := newDaemon(t)
 	running := d.define(small("running"))
-	ok(t, running.Start(d.ctx(), guest.StartOptions{}))
-	paused, err := d.Create(d.ctx(), small("paused"), guest.StartOptions{Paused: true})
+	ok(t, running.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	paused, err := d.Create(d.ctx(), scope.Daemon("a test"), small("paused"), guest.StartOptions{Paused: true})
 	ok(t, err)
 	dies := d.define(small("dies"))
-	ok(t, dies.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, dies.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	before := running.View()
 	pid := d.pid("dies")
 
@@ -335,18 +336,18 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	if after.State != domain.Running || after.ID != before.ID || !after.StuckSince.IsZero() {
 		t.Fatalf("adopted as %s with id %d, stuck since %v; want running with id %d", after.State, after.ID, after.StuckSince, before.ID)
 	}
-	ok(t, g.Suspend(d.ctx()))
-	ok(t, g.Resume(d.ctx()))
+	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
+	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
 	g, err = d.ByUUID(paused.UUID())
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
-	ok(t, g.Resume(d.ctx()))
+	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
 	g, err = d.ByName("dies")
 	ok(t, err)
 	if g.View().State != domain.ShutOff {
-		t.Fatalf("a guest that died meanwhile is %s", g.View().State)
+		t.Fatalf("a guest that died in between is %s", g.View().State)
 	}
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 }
 
 // pid finds the QEMU process of a guest, as an administrator does: by name.
@@ -367,27 +368,27 @@ func (d *daemon) pid(name string) int {
 func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
-	ok(t, stuck.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, healthy.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, stuck.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, healthy.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	_, err := stuck.Stats(d.ctx(), 0)
 	ok(t, err)
 	ok(t, syscall.Kill(d.pid("stuck"), syscall.SIGSTOP))
 
 	waiting := make(chan error, 1)
-	go func() { waiting <- stuck.Suspend(context.WithoutCancel(d.ctx())) }()
+	go func() { waiting <- stuck.Suspend(context.WithoutCancel(d.ctx()), scope.Daemon("a test")) }()
 	ctx, stop := context.WithTimeout(d.ctx(), 200*time.Millisecond)
 	defer stop()
 	st, err := stuck.Stats(ctx, 0)
 	if err != nil || st.Stale == nil {
 		t.Fatalf("statistics of a stuck guest: %v, %v; want stale ones", st, err)
 	}
-	ok(t, healthy.Suspend(d.ctx()))
+	ok(t, healthy.Suspend(d.ctx(), scope.Daemon("a test")))
 	if _, err := healthy.Stats(d.ctx(), 0); err != nil {
 		t.Fatal(err)
 	}
-	ok(t, stuck.Destroy(d.ctx(), false))
+	ok(t, stuck.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if err := <-waiting; err == nil {
-		t.Fatal("a suspend of a guest that was destroyed meanwhile succeeded")
+		t.Fatal("a suspend of a destroyed guest succeeded")
 	}
 	d.want(stuck, domain.ShutOff, domain.ReasonDestroyed)
 }
@@ -396,7 +397,7 @@ func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 func TestAQEMUThatIsKilledIsACrash(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("killed"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	events := d.events.Reader()
 	ok(t, syscall.Kill(d.pid("killed"), syscall.SIGKILL))
 	until(t, events, event.Stopped, event.DetailCrashed)
@@ -406,43 +407,43 @@ func TestAQEMUThatIsKilledIsACrash(t *testing.T) {
 func TestSaveAndRestore(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	d.want(g, domain.ShutOff, domain.ReasonSaved)
 	if !g.View().ManagedSave {
 		t.Fatal("no managed save image")
 	}
-	refused(t, g.Undefine(d.ctx(), guest.UndefineOptions{}), fault.WrongState, "managed save")
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	refused(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "managed save")
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 	if g.View().ManagedSave {
 		t.Fatal("the image is still there after the start that used it")
 	}
 
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Suspend(d.ctx()))
-	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	again, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	again, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	ok(t, err)
 	if again != g {
 		t.Fatal("the restored guest is another one")
 	}
 	d.want(g, domain.Paused, domain.ReasonUser)
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	info, err := os.Stat(path)
 	ok(t, err)
 	ok(t, os.Truncate(path, info.Size()*3/4))
-	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	refused(t, err, fault.Failed, "load of migration failed") // QEMU's own words
 	ok(t, os.WriteFile(path, []byte("LibvirtQemudSave and nonsense"), 0o600))
-	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	refused(t, err, fault.Failed, "cannot read the saved image")
 }
 
-// Whoever owns the directory that an image goes to must neither read the guest's
-// memory nor choose a file of the host that is overwritten.
+// The owner of an image's directory must neither read the guest's memory nor choose a file of the host to
+// overwrite.
 func TestASavedImageIsNobodyElsesFile(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("private"))
@@ -455,8 +456,8 @@ func TestASavedImageIsNobodyElsesFile(t *testing.T) {
 		"a link": func() error { return os.Symlink(other, path+".partial") },
 	} {
 		ok(t, lay())
-		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-		ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+		ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
 		if info, err := os.Lstat(path); err != nil || info.Mode() != 0o600 {
 			t.Errorf("with %s in its place the image has mode %v (%v)", what, info.Mode(), err)
@@ -483,11 +484,11 @@ func (d *daemon) settle(g *guest.Guest, state domain.State) {
 func TestConflictingDefinitionsAreRefused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("taken"))
-	_, err := d.Define(d.ctx(), small("taken"), false)
+	_, err := d.Define(d.ctx(), scope.Daemon("a test"), small("taken"), false)
 	refused(t, err, fault.Exists, "already exists with uuid "+g.UUID())
 	other := d.define(small("other"))
-	refused(t, other.Rename(d.ctx(), "taken"), fault.Exists, "taken")
-	ok(t, other.Rename(d.ctx(), "renamed"))
+	refused(t, other.Rename(d.ctx(), scope.Daemon("a test"), "taken"), fault.Exists, "taken")
+	ok(t, other.Rename(d.ctx(), scope.Daemon("a test"), "renamed"))
 	if found, err := d.ByName("renamed"); err != nil || found != other {
 		t.Fatal(err)
 	}
@@ -496,18 +497,18 @@ func TestConflictingDefinitionsAreRefused(t *testing.T) {
 func TestTheConsoleIsShared(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(strings.Replace(small("talks"), "</type>", "</type><bios useserial='yes'/>", 1))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	first, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	first, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
 	ok(t, err)
-	second, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
+	second, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
 	ok(t, err)
-	_, err = g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{Safe: true})
+	_, err = g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{Safe: true})
 	refused(t, err, fault.WrongState, "Active console session exists")
-	ok(t, g.Resume(d.ctx()))
+	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
 	for _, c := range []io.Reader{first, second} { // SeaBIOS speaks on the serial port
 		readUntil(t, c, "SeaBIOS")
 	}
-	third, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{Force: true})
+	third, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{Force: true})
 	ok(t, err)
 	if _, err := io.Copy(io.Discard, first); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		t.Fatal(err)
@@ -528,8 +529,8 @@ func readUntil(t *testing.T, r io.Reader, wanted string) {
 	}
 }
 
-// TestAGenerationIsOfWhatIsRestored: a guest learns that it may have gone on before from where
-// it is, and is not told so when it is only started anew.
+// A guest learns from a new generation ID that it may have run from the same state before. After a normal start it
+// must not be told so.
 // Promise: H8
 func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
 	d := newDaemon(t)
@@ -537,7 +538,7 @@ func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
 	defined := g.View().Inactive.GenID
 	generation := func() string {
 		t.Helper()
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		var seen struct{ GUID string }
 		ok(t, g.Session().Execute(d.ctx(), "query-vm-generation-id", nil, &seen))
 		if told := g.View().Active.GenID; told != seen.GUID {
@@ -546,11 +547,11 @@ func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
 		return seen.GUID
 	}
 	first := generation()
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if again := generation(); first != defined || again != defined {
 		t.Errorf("it is defined with %q, and started with %s and %s", defined, first, again)
 	}
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	if restored := generation(); restored == defined {
 		t.Errorf("it is restored with %s, as which it has gone on", restored)

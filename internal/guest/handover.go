@@ -15,12 +15,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// openLayers opens the images of a disk as QEMU is to use them, which then are the
-// attachment's.
+// openLayers opens the images of a disk for QEMU: the top one for writing unless readOnly, the others for
+// reading. The attachment owns the files.
 func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device.DiskAttachment, err error) {
 	defer func() {
 		if err != nil {
@@ -32,7 +34,7 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 		if i == 0 && !readOnly {
 			mode = unix.O_RDWR
 		}
-		f, err := fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) },
+		f, err := fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.OpenForQEMU(mode) },
 			func(f *os.File) { _ = f.Close() })
 		if err != nil {
 			return a, err
@@ -42,24 +44,24 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 	return a, nil
 }
 
-// openFiles opens what QEMU is handed beside disks: its firmware, and what
-// character devices write to or listen on; and it looks whether what QEMU opens can be read.
+// openFiles opens the files for QEMU other than disks: its firmware, and the files and sockets of character
+// devices. It also checks that QEMU can read the files that it opens itself.
 func (l *launching) openFiles(ctx context.Context) error {
-	if err := checkHostFiles(ctx, l.run.def); err != nil {
+	if err := checkHostFiles(ctx, l.sc, l.run.def); err != nil {
 		return err
 	}
-	read, err := openRead(ctx, l.run.def) // so that none waits for its turn in vain
+	read, err := openRead(ctx, l.sc, l.run.def) // fail before the start waits for admission
 	if err != nil {
 		return err
 	}
-	defer closeAll(maps.Values(read)) // opened to be looked at
+	defer closeAll(maps.Values(read)) // opened for the check only
 	o := l.run.def.OS
-	if o.Loader.Type != "pflash" { // then it is read as it is
+	if o.Loader.Type != "pflash" { // QEMU then reads it without a format
 		o.Loader.Format, o.NVRAM.Format = "", ""
 	}
 	if l.run.User == nil {
 		for _, file := range [][2]string{{o.Loader.Path, o.Loader.Format}, {o.NVRAM.Path, o.NVRAM.Format}} {
-			if err := openInto(ctx, read, file[0], file[1], unix.O_RDONLY); err != nil && !errors.Is(err, os.ErrNotExist) { // which QEMU says
+			if err := openInto(ctx, l.sc, read, file[0], file[1], unix.O_RDONLY); err != nil && !errors.Is(err, os.ErrNotExist) { // QEMU reports a missing file
 				return err
 			}
 		}
@@ -72,34 +74,35 @@ func (l *launching) openFiles(ctx context.Context) error {
 		if o.Loader.ReadOnly == device.Off {
 			code = unix.O_RDWR
 		}
-		if err := openInto(ctx, l.plan.Files, o.Loader.Path, o.Loader.Format, code); err != nil {
+		if err := openInto(ctx, l.sc, l.plan.Files, o.Loader.Path, o.Loader.Format, code); err != nil {
 			return err
 		}
 		if o.NVRAM.Path != "" && o.Loader.Stateless != device.On {
-			if err := openInto(ctx, l.plan.Files, o.NVRAM.Path, o.NVRAM.Format, unix.O_RDWR); err != nil {
+			if err := openInto(ctx, l.sc, l.plan.Files, o.NVRAM.Path, o.NVRAM.Format, unix.O_RDWR); err != nil {
 				return err
 			}
 		}
 	}
-	return l.g.reg.openBackends(ctx, l.run, &l.plan, l.run.def.Devices.All())
+	return l.g.reg.openBackends(ctx, l.sc, l.run, &l.plan, l.run.def.Devices.All())
 }
 
-// openNamed opens a file or a disk that a definition names.
-func openNamed(ctx context.Context, path string, mode int) (*os.File, error) {
-	held := heldTo(ctx, path)
+// openNamed opens a file or a disk that a definition names, if the path is permitted to the client that
+// named it.
+func openNamed(ctx context.Context, sc scope.Scope, path string, mode int) (*os.File, error) {
+	held := sc.FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 }
 
-// checkHostFiles refuses a guest that boots from a file of the host's programs which is missing.
-// These files are not opened for QEMU.
-func checkHostFiles(ctx context.Context, def *domain.Definition) error {
+// checkHostFiles refuses a guest that boots from a missing file of the host's programs. These files are not
+// opened for QEMU.
+func checkHostFiles(ctx context.Context, sc scope.Scope, def *domain.Definition) error {
 	for _, path := range bootFiles(def) {
 		if !ofTheHost(path) {
 			continue
 		}
-		f, err := openNamed(ctx, path, unix.O_RDONLY)
+		f, err := openNamed(ctx, sc, path, unix.O_RDONLY)
 		if errors.Is(err, os.ErrNotExist) {
-			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read what the guest is started with")
+			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read a boot file of the guest")
 		}
 		if err == nil {
 			_ = f.Close()
@@ -108,9 +111,10 @@ func checkHostFiles(ctx context.Context, def *domain.Definition) error {
 	return nil
 }
 
-// openRead opens what QEMU reads while it makes the machine, by its paths. With a pipe QEMU would wait for its other end, and all that time the start would have
-// its place. What it reads it has in memory that is in nobody's books, beside the guest's.
-func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os.File, err error) {
+// openRead opens, by path, the files that QEMU reads while it makes the machine. It refuses pipes: QEMU
+// would wait for the other end and hold its place in the admission queue. It also bounds the total size,
+// because QEMU keeps the contents in memory that the ledger does not count.
+func openRead(ctx context.Context, sc scope.Scope, def *domain.Definition) (files map[string]*os.File, err error) {
 	files = map[string]*os.File{}
 	defer func() {
 		if err != nil {
@@ -120,13 +124,13 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 	most := max(def.Memory, leastRead)
 	var all uint64
 	for _, path := range readFiles(def) {
-		f, err := openNamed(ctx, path, unix.O_RDONLY)
+		f, err := openNamed(ctx, sc, path, unix.O_RDONLY)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read what the guest is started with")
+			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read a boot file of the guest")
 		}
 		if files[path] == nil {
 			files[path] = f
-		} else { // once more for each time that it is read
+		} else { // count it once for each time that it is read
 			defer f.Close()
 		}
 		size, err := f.Seek(0, io.SeekEnd)
@@ -134,23 +138,23 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot find the size of %s", path)
 		}
 		if all += uint64(size); all > most || all < uint64(size) {
-			return nil, fault.New(fault.Invalid, fault.Config, "cannot have QEMU read %s: what the guest boots from and is told by files may have %d MiB together, as its memory has; "+
+			return nil, fault.New(fault.Invalid, fault.Config, "cannot let QEMU read %s: the boot files of a guest may have %d MiB together, the size of its memory; "+
 				"make the files smaller, or give the guest more memory", path, most>>20)
 		}
 	}
 	return files, nil
 }
 
-// leastRead is what QEMU may read, in bytes, for a guest of little memory.
+// leastRead is how many bytes QEMU may read for a guest with little memory.
 const leastRead = 64 << 20
 
-// openInto opens a file of the firmware's.
-func openInto(ctx context.Context, files map[string]*os.File, path, format string, mode int) error {
+// openInto opens a file of the firmware.
+func openInto(ctx context.Context, sc scope.Scope, files map[string]*os.File, path, format string, mode int) error {
 	if path == "" {
 		return nil
 	}
 	if files[path] == nil {
-		f, err := openNamed(ctx, path, mode)
+		f, err := openNamed(ctx, sc, path, mode)
 		if err != nil {
 			return err
 		}
@@ -158,7 +162,7 @@ func openInto(ctx context.Context, files map[string]*os.File, path, format strin
 	}
 	return fsguard.Run(ctx, path, func() error {
 		if mode == unix.O_RDWR {
-			if err := image.Distrust(files[path]); err != nil {
+			if err := image.RecordBeforeWrite(files[path]); err != nil {
 				return err
 			}
 		}
@@ -166,55 +170,54 @@ func openInto(ctx context.Context, files map[string]*os.File, path, format strin
 	})
 }
 
-// standsAlone refuses firmware, or its variables, in an image whose header leads elsewhere: to any file
-// that QEMU has, or to whatever listens on the host's network where it has that.
+// standsAlone refuses firmware, or its variables, in an image whose header names another file. QEMU would
+// open that file, or connect to any address that the header names.
 func standsAlone(f *os.File, format string) error {
 	if format != string(image.Qcow2) {
 		return nil
 	}
-	err := image.Claim(f)
+	err := image.LockForQEMU(f)
 	var info image.Info
 	if err == nil {
 		info, err = image.Inspect(f, image.Qcow2)
 	}
-	if err == nil && (info.Backing != nil || info.External) {
+	if err == nil && (info.Backing != nil || info.ExternalData) {
 		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")
 	}
 	return fault.Wrap(err, fault.Of(err), fault.Config, "cannot use the firmware %s", f.Name())
 }
 
-// openBackends opens the host's ends of character devices that are files, or sockets
-// on which they listen. Those that were given no place lie beside the directory that
-// QEMU may write to.
-func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all []device.Device) error {
+// openBackends opens the files and listening sockets of character devices. Sockets without a path are
+// placed in the run directory, beside the directory that QEMU may write to.
+func (r *Registry) openBackends(ctx context.Context, sc scope.Scope, run *run, p *qemu.Plan, all []device.Device) error {
 	for _, dev := range all {
 		b := backendOf(dev)
 		if b == nil {
 			continue
 		}
 		if b.Type == "file" {
-			if err := openOutput(ctx, p, b.Path, b.Append.Or(false)); err != nil {
+			if err := openOutput(ctx, sc, p, b.Path, b.Append.Or(false)); err != nil {
 				return err
 			}
 		}
 		if b.LogFile != "" {
-			if err := openOutput(ctx, p, b.LogFile, b.LogAppend.Or(false)); err != nil {
+			if err := openOutput(ctx, sc, p, b.LogFile, b.LogAppend.Or(false)); err != nil {
 				return err
 			}
 		}
 		alias := dev.Common().Alias
-		if _, is := dev.(*device.RNG); !is { // which has one place to ask
+		if _, is := dev.(*device.RNG); !is { // it has one address only
 			if err := qemu.PlaceSocket(run.dir, alias, b); err != nil {
 				return err
 			}
 		}
 		if b.Listens() && filepath.Dir(b.Path) != run.ownPath() {
-			if err := listenFor(ctx, run.labels, p, alias, b.Path); err != nil {
+			if err := listenFor(ctx, sc, run.labels, p, alias, b.Path); err != nil {
 				return err
 			}
 		}
 		if b.Connects() {
-			if err := run.connectFor(ctx, p, alias, b); err != nil {
+			if err := run.connectFor(ctx, sc, p, alias, b); err != nil {
 				return err
 			}
 		}
@@ -223,7 +226,7 @@ func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all
 }
 
 // openOutput opens a file that a character device writes to.
-func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) error {
+func openOutput(ctx context.Context, sc scope.Scope, p *qemu.Plan, path string, extend bool) error {
 	if p.Files[path] != nil {
 		return nil
 	}
@@ -231,14 +234,14 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 	if extend {
 		how = os.O_WRONLY | os.O_CREATE | os.O_APPEND
 	}
-	held := heldTo(ctx, path)
+	held := sc.FoldersOf(path)
 	f, err := fsguard.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.At(path, held, func(at string, nofollow int) error {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
 			return err
 		})
 		if err == nil {
-			err = image.Distrust(f) // it may be the disk of another, to whom it is an image
+			err = image.RecordBeforeWrite(f) // it may be another guest's disk, which must not read it as an image
 		}
 		return f, err
 	}, func(f *os.File) { _ = f.Close() })
@@ -252,15 +255,15 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 	return nil
 }
 
-// listenFor makes the socket of a character device. It is removed with the guest.
-func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path string) error {
+// listenFor makes the listening socket of a character device. It is removed when the run ends.
+func listenFor(ctx context.Context, sc scope.Scope, labels *labels, p *qemu.Plan, alias, path string) error {
 	if p.Sockets[alias] != nil {
 		return nil // the first console is the first serial port
 	}
-	held := heldTo(ctx, path)
+	held := sc.FoldersOf(path)
 	listen := func() (f *os.File, err error) {
-		err = image.Beside(path, held, func(at string) error {
-			return labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(at); return err })
+		err = image.WithParent(path, held, func(at string) error {
+			return labels.sockets(func() (err error) { f, err = qemuprocess.ListenMonitor(at); return err })
 		})
 		return f, err
 	}
@@ -275,7 +278,7 @@ func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path st
 	return nil
 }
 
-// closePlan closes the daemon's copies of what QEMU has been handed.
+// closePlan closes the daemon's copies of the files that QEMU is passed.
 func closePlan(p *qemu.Plan) {
 	for _, a := range p.NICs {
 		a.Close()

@@ -16,24 +16,23 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// headerChanges is the kind of record that keeps a change of a saved image's header while
-// it is under way, by the image's real path. The header stands before gigabytes that
-// are not written anew, and so is changed in place: a daemon that is killed amid would
-// leave a guest that nobody can restore. The record lies in the store and not beside
-// the image, whose folder may be somebody else's, full, or read-only.
+// headerChanges is the kind of record that holds a change of a saved image's header while it is in
+// progress, by the image's real path. The header precedes gigabytes that are not rewritten, so it is
+// changed in place. A daemon killed halfway would leave a guest that cannot be restored. The record lies in
+// the store and not beside the image, whose folder may be another user's, full, or read-only.
 var headerChanges = store.Kind{Name: "header", Version: 1}
 
-// headerChange is the beginning of an image up to the last byte that changes.
+// headerChange is the beginning of an image, up to the last byte that changes.
 type headerChange struct{ Before, After []byte }
 
-// headerBlock is what a disk writes whole or not at all, in bytes.
+// headerBlock is how many bytes a disk writes atomically.
 const headerBlock = 512
 
-// saveChanging is the magic of an image while its header is neither the old one nor the
-// new one, so that nobody, here or elsewhere, takes such a header for one: also not
-// where the image was moved away, or copied, and of what was noted nothing is known.
+// saveChanging is the magic of an image with a partly changed header. It keeps Lodge and libvirt from
+// reading such a header, even if the image was moved or copied and the record is not found.
 const saveChanging = "LodgeSaveChanges"
 
 func newHeaderChange(before, after []byte) headerChange {
@@ -44,8 +43,8 @@ func newHeaderChange(before, after []byte) headerChange {
 	return headerChange{before[:n], after[:n]}
 }
 
-// amid reports whether each block is the old one or the new one: the change was cut off
-// there, and not before it nor behind it.
+// amid reports whether each block is the old or the new one, but not all are: the change was interrupted
+// there.
 func (c headerChange) amid(now []byte) bool {
 	if len(c.After) != len(c.Before) || len(now) != len(c.Before) || bytes.Equal(now, c.Before) || bytes.Equal(now, c.After) {
 		return false
@@ -64,8 +63,7 @@ func (c headerChange) amid(now []byte) bool {
 
 func isChanging(header []byte) bool { return bytes.HasPrefix(header, []byte(saveChanging)) }
 
-// writeHeader puts the beginning of an image in its place, and out to the disk: the first
-// block, with the magic, last.
+// writeHeader writes the beginning of an image and syncs it. The first block, with the magic, comes last.
 func writeHeader(f *os.File, header []byte) error {
 	blocks := slices.Collect(slices.Chunk(header, headerBlock))
 	if len(blocks) > 1 {
@@ -79,6 +77,7 @@ func writeHeader(f *os.File, header []byte) error {
 	return writeSynced(f, 0, blocks[:min(1, len(blocks))]...)
 }
 
+// writeSynced writes blocks from an offset on and syncs them.
 func writeSynced(f *os.File, at int64, blocks ...[]byte) error {
 	for _, block := range blocks {
 		if err := failpoint.Err("header.block"); err != nil {
@@ -92,8 +91,8 @@ func writeSynced(f *os.File, at int64, blocks ...[]byte) error {
 	return f.Sync()
 }
 
-// changeHeader changes the header of an image, or leaves it as it was. Where neither
-// can be done, as on a disk that fails, whoever opens the image next tries again.
+// changeHeader changes the header of an image, or restores the old one. If neither is possible, as on a
+// failing disk, the next open of the image tries again.
 func (r *Registry) changeHeader(f *os.File, path string, c headerChange) error {
 	if err := r.store.Put(headerChanges, path, c); err != nil {
 		return err
@@ -101,7 +100,7 @@ func (r *Registry) changeHeader(f *os.File, path string, c headerChange) error {
 	failpoint.Reach("header.noted")
 	if err := writeHeader(f, c.After); err != nil {
 		if e := writeHeader(f, c.Before); e != nil {
-			return errors.Join(err, fmt.Errorf("the old one cannot be put back yet: %w", e))
+			return errors.Join(err, fmt.Errorf("cannot restore the old one yet: %w", e))
 		}
 		r.forgetHeader(path)
 		return err
@@ -111,8 +110,8 @@ func (r *Registry) changeHeader(f *os.File, path string, c headerChange) error {
 	return nil
 }
 
-// settleHeader ends a change of an image's header that was cut off: one that is partly
-// the new one becomes the old one again. Another image that lies there now stays as it is.
+// settleHeader finishes an interrupted change of an image's header: a partly new header becomes the old one
+// again. If another image lies there by now, it stays unchanged.
 func (r *Registry) settleHeader(f *os.File, path string) error {
 	var c headerChange
 	err := r.store.Get(headerChanges, path, &c)
@@ -126,24 +125,24 @@ func (r *Registry) settleHeader(f *os.File, path string) error {
 	if err == nil && amid {
 		err = r.undoHeader(f, path, c)
 	} else if err == nil {
-		err = f.Sync() // a whole one may not be on the disk yet
+		err = f.Sync() // a complete header may not be on the disk yet
 	}
 	if err != nil {
 		return err
 	}
 	r.forgetHeader(path)
 	if !amid {
-		return r.settleMoved(f, path) // one that was moved here
+		return r.settleMoved(f, path) // an image that was moved here
 	}
 	return nil
 }
 
-// settleMoved does so for an image that came here by another name than is noted: it is
-// known by what it holds.
+// settleMoved is settleHeader for an image that was moved or copied here. It finds the record by the
+// image's content.
 func (r *Registry) settleMoved(f *os.File, path string) error {
 	magic := make([]byte, len(saveChanging))
 	if _, err := f.ReadAt(magic, 0); err != nil || !isChanging(magic) {
-		return nil // whoever reads on says what is wrong with it
+		return nil // the code that reads on reports the error
 	}
 	noted := map[string]headerChange{}
 	err := r.store.Each(headerChanges, func(from string, decode func(any) error) error {
@@ -166,7 +165,7 @@ func (r *Registry) settleMoved(f *os.File, path string) error {
 		}
 		ctx, stop := context.WithTimeout(r.life, closeTime)
 		defer stop()
-		if there, err := fileExists(ctx, from); err == nil && !there { // it was moved and not copied
+		if there, err := fileExists(ctx, scope.Daemon("a change of a header that was cut off"), from); err == nil && !there { // it was moved and not copied
 			r.forgetHeader(from)
 		}
 		return nil
@@ -174,7 +173,7 @@ func (r *Registry) settleMoved(f *os.File, path string) error {
 	return nil
 }
 
-// cutOff reports whether the change stopped amid an image.
+// cutOff reports whether the change was interrupted in this image.
 func (c headerChange) cutOff(f *os.File) (bool, error) {
 	now := make([]byte, len(c.Before))
 	if n, err := f.ReadAt(now, 0); errors.Is(err, io.EOF) {
@@ -185,6 +184,7 @@ func (c headerChange) cutOff(f *os.File) (bool, error) {
 	return c.amid(now), nil
 }
 
+// undoHeader writes the old header again.
 func (r *Registry) undoHeader(f *os.File, path string, c headerChange) error {
 	w, err := image.Reopen(int(f.Fd()), path, unix.O_RDWR)
 	if err != nil {
@@ -192,14 +192,14 @@ func (r *Registry) undoHeader(f *os.File, path string, c headerChange) error {
 	}
 	defer w.Close()
 	if err := writeHeader(w, c.Before); err != nil {
-		return fmt.Errorf("its header was being changed, and the old one cannot be put back: %w", err)
+		return fmt.Errorf("a change of its header was interrupted, and the old header cannot be restored: %w", err)
 	}
-	r.log.Info("the change of a saved image's header was cut off, and is undone", "image", path)
+	r.log.Info("interrupted change of a saved image's header undone", "image", path)
 	return nil
 }
 
-// settleHeaders does so for what the last daemon did not come to. An image that cannot be
-// read yet, because its file system is not mounted, say, is left to who reads it.
+// settleHeaders settles the changes that the last daemon did not finish. An image that cannot be read yet,
+// for example because its file system is not mounted, is settled when it is opened.
 func (r *Registry) settleHeaders() error {
 	own, _ := filepath.EvalSymlinks(r.saveDir()) // it was made before
 	var paths []string
@@ -215,27 +215,26 @@ func (r *Registry) settleHeaders() error {
 			case errors.Is(err, os.ErrNotExist) && filepath.Dir(path) == own:
 				r.forgetHeader(path)
 			default:
-				r.log.Warn("the header of a saved image was being changed, and cannot be looked at yet", "image", path, "error", err)
+				r.log.Warn("cannot read a saved image whose header change was interrupted", "image", path, "error", err)
 			}
 		})
 	}
 	return err
 }
 
-// forgetHeader forgets a change that is done, or whose image is gone.
+// forgetHeader deletes the record of a change that is done, or whose image is gone.
 func (r *Registry) forgetHeader(path string) {
 	var noted any
 	if fault.Is(r.store.Get(headerChanges, path, &noted), fault.NotFound) {
 		return
 	}
 	if err := r.store.Delete(headerChanges, path); err != nil {
-		r.log.Error("cannot forget the change of a saved image's header", "image", path, "error", err)
+		r.log.Error("cannot delete the record of a saved image's header change", "image", path, "error", err)
 	}
 }
 
-// headerTurn waits for the turn at the header of an open image, and gives its real path:
-// whoever reads amid a change would read neither the old one nor the new one. It is the
-// file's, by whatever name that goes, or comes to go.
+// headerTurn locks the header of an open image and returns the image's real path. A reader during a change
+// would read neither header. The lock belongs to the file, under any name.
 func (r *Registry) headerTurn(ctx context.Context, f *os.File) (path string, leave func(), err error) {
 	path, id, err := whereIs(f)
 	if err != nil {

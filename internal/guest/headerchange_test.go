@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // imageShelf is a daemon that has nothing but saved images.
@@ -128,9 +129,9 @@ func (s *imageShelf) cutOff(f *os.File, blocks [][]byte, n int) {
 // of it goes with the other's.
 var alike = strings.ReplaceAll(title("other"), "long ", "LONG ")
 
-// TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused moves or copies an image whose change was
-// cut off away before the next daemon starts: it is mended where it is met, and where nothing is
-// known of what it was it is refused, in words, whatever half of the new definition it has.
+// The header change of an image is interrupted, and the image is moved or copied before the next daemon starts.
+// The daemon repairs it on its next use. If nothing is recorded about the image it is refused with a reason,
+// whatever part of the new definition it has.
 // Promise: F14
 func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 	s := newImageShelf(t)
@@ -150,20 +151,20 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 		if is := s.says(); is != "first" || s.noted() {
 			t.Errorf("%d of %d blocks: moved away it is %q; noted: %v", n, len(blocks), is, s.noted())
 		}
-		s.must(os.WriteFile(elsewhere, torn, 0o600)) // a copy of which nobody knows any more
+		s.must(os.WriteFile(elsewhere, torn, 0o600)) // a copy without any record
 		i, err := s.openSaved(t.Context(), elsewhere, SaveOptions{})
 		if err == nil {
 			i.close()
 			t.Fatalf("%d of %d blocks: half a header is taken, that of %q", n, len(blocks), i.def.Title)
 		}
-		if !strings.Contains(err.Error(), elsewhere) || !strings.Contains(err.Error(), "was cut off") || !strings.Contains(err.Error(), "take another copy") {
+		if !strings.Contains(err.Error(), elsewhere) || !strings.Contains(err.Error(), "was interrupted") || !strings.Contains(err.Error(), "use another copy") {
 			t.Errorf("the refusal is %v", err)
 		}
-		if err := s.RedefineSaved(t.Context(), elsewhere, SaveOptions{XML: alike}); err == nil {
+		if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), elsewhere, SaveOptions{XML: alike}); err == nil {
 			t.Error("half a header is changed once more")
 		}
 		if after, err := os.ReadFile(elsewhere); err != nil || !bytes.Equal(after, torn) {
-			t.Errorf("what is refused is changed (%v)", err)
+			t.Errorf("a refused image is changed (%v)", err)
 		}
 	}
 }
@@ -242,7 +243,7 @@ func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 			}
 		}
 	}
-	s.must(s.RedefineSaved(t.Context(), s.path, SaveOptions{XML: title("third")}))
+	s.must(s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title("third")}))
 	if is := s.says(); is != "third" || s.noted() {
 		t.Errorf("changed once more it is %q; noted: %v", is, s.noted())
 	}
@@ -266,7 +267,7 @@ func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
 	s.must(err)
 	newer := store.Kind{Name: headerChanges.Name, Version: headerChanges.Version + 1}
 	s.must(s.store.Put(newer, s.path, "a later daemon's")) // which the store keeps from being replaced
-	if err := s.RedefineSaved(t.Context(), s.path, SaveOptions{XML: title("second")}); err == nil {
+	if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title("second")}); err == nil {
 		t.Error("a header is changed of which nothing could be noted")
 	}
 	if after, err := os.ReadFile(s.path); err != nil || !bytes.Equal(after, before) {
@@ -290,8 +291,7 @@ func TestAnImageThatTookTheOthersPlaceStaysAsItIs(t *testing.T) {
 	}
 }
 
-// What is noted of an image stays while its file system may come back, and goes with a
-// managed one.
+// The record of an image is kept while its file system may come back. With a managed save image it is removed.
 func TestWhatIsNotedOfAnImageGoesWithIt(t *testing.T) {
 	s := newImageShelf(t)
 	s.begun(title("second"))
@@ -316,8 +316,7 @@ func TestWhatIsNotedOfAnImageGoesWithIt(t *testing.T) {
 	}
 }
 
-// Whoever reads while others change sees a header that somebody wrote, by whatever name
-// the image goes.
+// A reader during header changes sees a complete header of one writer, by every path of the image.
 func TestOneAtATimeChangesAHeader(t *testing.T) {
 	s := newImageShelf(t)
 	link := filepath.Join(t.TempDir(), "link")
@@ -330,7 +329,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 	for n, name := range names[1:] {
 		all.Go(func() {
 			at := []string{s.path, link}[n%2]
-			if err := s.RedefineSaved(t.Context(), at, SaveOptions{XML: title(name)}); err != nil {
+			if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), at, SaveOptions{XML: title(name)}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -342,7 +341,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 			}
 			defer i.close()
 			if !slices.Contains(names, i.def.Title) {
-				t.Errorf("a definition is read that nobody wrote: %q", i.def.Title)
+				t.Errorf("a definition is read that was never written: %q", i.def.Title)
 			}
 		})
 	}
@@ -354,7 +353,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 
 func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 	s := newImageShelf(t)
-	err := s.RedefineSaved(t.Context(), s.path, SaveOptions{XML: title(strings.Repeat("x", saveAlign))})
+	err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title(strings.Repeat("x", saveAlign))})
 	if !fault.Is(err, fault.Invalid) && (err == nil || !strings.Contains(err.Error(), "too long")) {
 		t.Errorf("a definition that has no room is taken: %v", err)
 	}
@@ -363,7 +362,7 @@ func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 	}
 }
 
-// An image whose definition nobody could have defined is not gone on from, whoever wrote it.
+// An image with a definition that could not be defined is refused, no matter which user wrote it.
 // Promise: A3
 func TestAnImageWithoutBoundsIsNotRead(t *testing.T) {
 	s := newImageShelf(t)

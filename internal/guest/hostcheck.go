@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// checkHost refuses, before anything is made, a guest that asks for processors or memory which this
+// checkHost refuses, before anything is made, a guest that needs CPUs, cells or lockable memory that this
 // host does not have.
 func (l *launching) checkHost(context.Context) error {
 	if err := l.g.reg.checkPins(&domain.Definition{}, l.run.def); err != nil {
@@ -23,13 +23,13 @@ func (l *launching) checkHost(context.Context) error {
 	return l.checkLocked()
 }
 
-// binding is something of a guest's that is bound to processors or cells of the host.
+// binding is a part of a guest that is bound to CPUs or cells of the host.
 type binding struct {
 	what string
 	to   topology.CPUSet
 }
 
-// bindings are all that a definition has, in an order that is always the same.
+// bindings returns all bindings of a definition, in a fixed order.
 func bindings(def *domain.Definition) (processors, cells []binding) {
 	for _, n := range slices.Sorted(maps.Keys(def.Tune.VCPUPins)) {
 		processors = append(processors, binding{fmt.Sprintf("vCPU %d", n), def.Tune.VCPUPins[n]})
@@ -45,7 +45,7 @@ func bindings(def *domain.Definition) (processors, cells []binding) {
 	return processors, cells
 }
 
-// newBindings are those that a definition has and the one before it had not.
+// newBindings returns the bindings of def that before does not have.
 func newBindings(before, def *domain.Definition) (processors, cells []binding) {
 	fresh := func(was, is []binding) []binding {
 		return slices.DeleteFunc(is, func(b binding) bool {
@@ -57,8 +57,8 @@ func newBindings(before, def *domain.Definition) (processors, cells []binding) {
 	return fresh(wasP, p), fresh(wasC, c)
 }
 
-// checkPins refuses bindings to nothing that this host has. The kernel leaves out what there is not
-// beside what there is.
+// checkPins refuses bindings to CPUs or cells that this host does not have. A CPU set needs one existing
+// CPU at least, because the kernel ignores the missing ones.
 func (r *Registry) checkPins(before, def *domain.Definition) error {
 	processors, cells := newBindings(before, def)
 	if len(processors)+len(cells) == 0 {
@@ -70,7 +70,7 @@ func (r *Registry) checkPins(before, def *domain.Definition) error {
 	}
 	for _, b := range processors {
 		if b.to.Intersect(host.Online).IsEmpty() {
-			return fault.New(fault.Invalid, fault.Config, "%s is bound to processors %s; this host has only processors %s", b.what, b.to, host.Online)
+			return fault.New(fault.Invalid, fault.Config, "%s is bound to CPUs %s; this host has only CPUs %s", b.what, b.to, host.Online)
 		}
 	}
 	var there topology.CPUSet
@@ -85,8 +85,8 @@ func (r *Registry) checkPins(before, def *domain.Definition) error {
 	return nil
 }
 
-// maxLocked bounds the memory that a guest's QEMU may lock, in bytes. Where all is to be locked and
-// nothing bounds the guest, nobody knows how much QEMU takes beside the guest's memory.
+// maxLocked returns how many bytes of memory a guest's QEMU may lock. If all memory is locked and the guest
+// has no hard limit, there is no bound, because QEMU's own need is unknown.
 func maxLocked(def *domain.Definition) uint64 {
 	switch {
 	case def.MemTune.HardLimit != 0:
@@ -97,7 +97,7 @@ func maxLocked(def *domain.Definition) uint64 {
 	return max(need(def).Locked, freelyLocked)
 }
 
-// checkLocked refuses a guest whose memory cannot be locked, as the daemon may let it lock too little.
+// checkLocked refuses a guest if its memory cannot be locked because the daemon's own limit is too low.
 func (l *launching) checkLocked() error {
 	def := l.run.def
 	if !def.Backing.Locked || l.g.reg.Quarters == nil {
@@ -113,20 +113,20 @@ func (l *launching) checkLocked() error {
 	return nil
 }
 
-// tooLittleLocked says why the guest's memory cannot be locked, and what to do.
+// tooLittleLocked returns an error that says why the guest's memory cannot be locked, and what to do.
 func (l *launching) tooLittleLocked() error {
 	def := l.run.def
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &own); err == nil && own.Max < min(maxLocked(def), 2*def.Memory+lockedBeside) {
 		return fault.New(fault.NoCapacity, fault.Host,
-			"the domain's memory of %d MiB is to be locked (<memoryBacking><locked/>), and the daemon may let guests lock %d MiB: "+
-				"raise its limit (LimitMEMLOCK=infinity in its unit), or leave <locked/> out", def.Memory>>20, own.Max>>20)
+			"the domain's memory of %d MiB must be locked (<memoryBacking><locked/>), and the daemon may let guests lock only %d MiB: "+
+				"raise its limit (LimitMEMLOCK=infinity in its unit), or remove <locked/>", def.Memory>>20, own.Max>>20)
 	}
 	if limit := def.MemTune.HardLimit; limit != 0 {
 		return fault.New(fault.NoCapacity, fault.Config,
-			"the domain's memory of %d MiB is to be locked (<memoryBacking><locked/>), and its hard_limit of %d MiB is too small for that and for what QEMU takes: "+
-				"raise <memtune><hard_limit>, or leave <locked/> out", def.Memory>>20, limit>>20)
+			"the domain's memory of %d MiB must be locked (<memoryBacking><locked/>), and its hard_limit of %d MiB is too small for that memory and QEMU's own: "+
+				"raise <memtune><hard_limit>, or remove <locked/>", def.Memory>>20, limit>>20)
 	}
 	return fault.New(fault.NoCapacity, fault.Host,
-		"the domain's memory of %d MiB is to be locked (<memoryBacking><locked/>), and the host does not have it: free memory of the host, or leave <locked/> out", def.Memory>>20)
+		"the domain's memory of %d MiB must be locked (<memoryBacking><locked/>), and the host lacks free memory: free some, or remove <locked/>", def.Memory>>20)
 }

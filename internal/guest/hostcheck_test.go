@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -16,13 +17,13 @@ import (
 func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 	d := newDaemonOf(t, true)
 	for name, c := range map[string]struct{ xml, says string }{
-		"vcpu":     {"<vcpu>2</vcpu><cputune><vcpupin vcpu='1' cpuset='7777'/></cputune>", "vCPU 1 is bound to processors 7777"},
-		"emulator": {"<vcpu>1</vcpu><cputune><emulatorpin cpuset='7777'/></cputune>", "the emulator is bound to processors 7777"},
+		"vcpu":     {"<vcpu>2</vcpu><cputune><vcpupin vcpu='1' cpuset='7777'/></cputune>", "vCPU 1 is bound to CPUs 7777"},
+		"emulator": {"<vcpu>1</vcpu><cputune><emulatorpin cpuset='7777'/></cputune>", "the emulator is bound to CPUs 7777"},
 		"iothread": {"<vcpu>1</vcpu><iothreads>1</iothreads><cputune><iothreadpin iothread='1' cpuset='7777'/></cputune>", "iothread 1 is bound"},
 		"whole":    {"<vcpu cpuset='7777'>1</vcpu>", "<vcpu cpuset>"},
 		"memory":   {"<vcpu>1</vcpu><numatune><memory mode='strict' nodeset='77'/></numatune>", "bound to NUMA nodes 77"},
 		"limit": {
-			"<vcpu>1</vcpu><memtune><hard_limit unit='MiB'>32</hard_limit></memtune><memoryBacking><locked/></memoryBacking>", "memory of 64 MiB is to be locked",
+			"<vcpu>1</vcpu><memtune><hard_limit unit='MiB'>32</hard_limit></memtune><memoryBacking><locked/></memoryBacking>", "memory of 64 MiB must be locked",
 		},
 		"kernel": {"<vcpu>1</vcpu>", "/nosuch: no such file"},
 	} {
@@ -30,18 +31,18 @@ func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 		if name == "kernel" {
 			doc = strings.Replace(doc, "</os>", "<kernel>/nosuch</kernel></os>", 1)
 		}
-		g, err := d.Define(d.ctx(), doc, false)
+		g, err := d.Define(d.ctx(), scope.Daemon("a test"), doc, false)
 		if err == nil {
-			err = g.Start(d.ctx(), guest.StartOptions{})
+			err = g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
 		}
 		if err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	g := d.define(small("runs"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	refused(t, g.PinVCPU(d.ctx(), 0, topology.Range(7777, 7777), guest.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to processors 7777")
-	ok(t, g.PinVCPU(d.ctx(), 0, topology.Range(0, 0), guest.Affect{Live: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	refused(t, g.PinVCPU(d.ctx(), scope.Daemon("a test"), 0, topology.Range(7777, 7777), guest.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to processors 7777")
+	ok(t, g.PinVCPU(d.ctx(), scope.Daemon("a test"), 0, topology.Range(0, 0), guest.Affect{Live: true}))
 	d.want(g, domain.Running, domain.ReasonBooted)
 }
 
@@ -53,11 +54,11 @@ func TestDisplay_ListensOnItsNetworkOnly(t *testing.T) {
 		return strings.Replace(small(name), "</devices>", "<graphics type='vnc'><listen type='network' network='"+net+"'/></graphics></devices>", 1)
 	}
 	missing := d.define(doc("missing", "nonesuch"))
-	refused(t, missing.Start(d.ctx(), guest.StartOptions{}), fault.NotFound, `no network with name "nonesuch"`)
-	_, err := d.Networks.Define(d.ctx(), "<network><name>idle</name><ip address='10.213.7.1' prefix='24'/></network>", false)
+	refused(t, missing.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.NotFound, `no network with name "nonesuch"`)
+	_, err := d.Networks.Define(d.ctx(), scope.Daemon("a test"), "<network><name>idle</name><ip address='10.213.7.1' prefix='24'/></network>", false)
 	ok(t, err)
 	idle := d.define(doc("idle", "idle"))
-	refused(t, idle.Start(d.ctx(), guest.StartOptions{}), fault.WrongState, `network "idle" is not active`)
+	refused(t, idle.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.WrongState, `network "idle" is not active`)
 }
 
 // TestStart_NamesTheMissingFile: a file that the host lacks is its fault, which clients get as a
@@ -75,12 +76,12 @@ func TestStart_NamesTheMissingFile(t *testing.T) {
 		"template":    "<loader readonly='yes' type='pflash'>" + code + "</loader><nvram template='/nosuch'>" + d.dir + "/vars.fd</nvram>",
 	} {
 		g := d.define(strings.Replace(small(name), "</os>", boot+"</os>", 1))
-		err := g.Start(d.ctx(), guest.StartOptions{})
+		err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
 		if !fault.Is(err, fault.NotFound) || fault.About(err) != fault.Host || !strings.Contains(err.Error(), "/nosuch: no such file") {
 			t.Errorf("%s: %v (%v, %v)", name, err, fault.Of(err), fault.About(err))
 		}
 	}
-	_, err := d.Define(d.ctx(), strings.Replace(small("emulator"), "<devices>", "<devices><emulator>/nosuch</emulator>", 1), false)
+	_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("emulator"), "<devices>", "<devices><emulator>/nosuch</emulator>", 1), false)
 	if !fault.Is(err, fault.NotFound) || fault.About(err) != fault.Host {
 		t.Errorf("emulator: %v", err)
 	}
@@ -92,21 +93,21 @@ func TestPlug_RefusalsSayWhatHelps(t *testing.T) {
 	d := newDaemonOf(t, true)
 	live := guest.Affect{Live: true}
 	q35 := d.define(small("q35"))
-	ok(t, q35.Start(d.ctx(), guest.StartOptions{}))
-	refused(t, q35.Attach(d.ctx(), "<interface type='network'><source network='nosuch'/></interface>", live), fault.NotFound, `no network with name "nosuch"`)
-	refused(t, q35.Attach(d.ctx(), "<interface type='bridge'><source bridge='nosuch'/></interface>", live), fault.NotFound, `no network interface with name "nosuch"`)
+	ok(t, q35.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	refused(t, q35.Attach(d.ctx(), scope.Daemon("a test"), "<interface type='network'><source network='nosuch'/></interface>", live), fault.NotFound, `no network with name "nosuch"`)
+	refused(t, q35.Attach(d.ctx(), scope.Daemon("a test"), "<interface type='bridge'><source bridge='nosuch'/></interface>", live), fault.NotFound, `no network interface with name "nosuch"`)
 	for _, dev := range []string{"<interface type='user'><model type='rtl8139'/></interface>", "<watchdog model='i6300esb'/>"} {
-		err := q35.Attach(d.ctx(), dev, live)
+		err := q35.Attach(d.ctx(), scope.Daemon("a test"), dev, live)
 		refused(t, err, fault.NoCapacity, "pcie-to-pci-bridge")
 		refused(t, err, fault.NoCapacity, "virtio model")
 	}
-	ok(t, q35.Attach(d.ctx(), "<interface type='user'><model type='virtio'/></interface>", live))
+	ok(t, q35.Attach(d.ctx(), scope.Daemon("a test"), "<interface type='user'><model type='virtio'/></interface>", live))
 
 	pc := d.define(strings.NewReplacer("'q35'", "'pc'", "<acpi/>", "").Replace(small("pc")))
-	ok(t, pc.Start(d.ctx(), guest.StartOptions{}))
-	refused(t, pc.Attach(d.ctx(), "<interface type='user'><model type='virtio'/></interface>", live), fault.Unsupported, "only with <acpi/>")
+	ok(t, pc.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	refused(t, pc.Attach(d.ctx(), scope.Daemon("a test"), "<interface type='user'><model type='virtio'/></interface>", live), fault.Unsupported, "only with <acpi/>")
 	path := filepath.Join(d.dir, "sda.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	disk := "<disk type='file'><source file='" + path + "'/><target dev='sda' bus='scsi'/></disk>" // which brings a controller
-	refused(t, pc.Attach(d.ctx(), disk, live), fault.Unsupported, "cannot plug in controller scsi0: a guest of machine type pc takes PCI devices only with <acpi/>")
+	refused(t, pc.Attach(d.ctx(), scope.Daemon("a test"), disk, live), fault.Unsupported, "cannot plug in controller scsi0: a guest of machine type pc takes PCI devices only with <acpi/>")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // promptly fails when something takes longer than no waiting explains.
@@ -34,19 +35,19 @@ func TestADeadFileSystemHoldsNoGuest(t *testing.T) {
 
 	disk := d.define(small("disk", `<disk type='file'><driver type='raw'/><source file='`+path+`'/><target dev='vda' bus='virtio'/></disk>`))
 	started := make(chan error, 1)
-	go func() { started <- disk.Start(d.ctx(), guest.StartOptions{}) }()
+	go func() { started <- disk.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}) }()
 	eventually(t, "the start has come to its disk", func() bool { return visits() > 0 })
-	promptly(t, "ending a start that waits for its disk", func() { ok(t, disk.Destroy(d.ctx(), false)) })
+	promptly(t, "ending a start that waits for its disk", func() { ok(t, disk.Destroy(d.ctx(), scope.Daemon("a test"), false)) })
 	refused(t, <-started, fault.Aborted, dead)
 
 	saver := d.define(small("saver"))
-	ok(t, saver.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, saver.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	saved := make(chan error, 1)
-	go func() { saved <- saver.Save(d.ctx(), path, guest.SaveOptions{}) }()
+	go func() { saved <- saver.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}) }()
 	eventually(t, "the save has begun", func() bool { return saver.Job().Kind == domain.JobSave })
-	promptly(t, "a destroy in a save", func() { ok(t, saver.Destroy(d.ctx(), false)) })
+	promptly(t, "a destroy in a save", func() { ok(t, saver.Destroy(d.ctx(), scope.Daemon("a test"), false)) })
 	if err := <-saved; err == nil || !strings.Contains(err.Error(), "destroyed") {
 		t.Errorf("the save ends with %v", err)
 	}
-	promptly(t, "the next start", func() { ok(t, saver.Start(d.ctx(), guest.StartOptions{})) })
+	promptly(t, "the next start", func() { ok(t, saver.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})) })
 }

@@ -10,20 +10,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A saved image, which may come from anywhere, is of the guest of its UUID, however that is spelt. One that
-// names none is of nobody: folders are called by it, and without it that of all guests was cleared away.
+// A save image may come from anywhere. It belongs to the guest with its UUID, in any spelling. An image without a
+// UUID belongs to no guest: folders are named by the UUID, and without one the folder of all guests was removed.
 // Promise: X9
 func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
 	d := newDaemon(t)
 	g, other := d.define(small("saved")), d.define(small("other"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	ok(t, g.Rename(d.ctx(), "renamed"))
+	ok(t, g.Rename(d.ctx(), scope.Daemon("a test"), "renamed"))
 	spelt := "<uuid>" + g.UUID() + "</uuid>"
 	respell := func(to string) {
 		image, err := os.ReadFile(path)
@@ -36,17 +37,17 @@ func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
 	}
 
 	respell(strings.Repeat(" ", len(spelt)))
-	_, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	if _, e := os.Stat(other.RunDir()); e != nil {
 		t.Errorf("another guest has lost its run directory: %v", e)
 	}
 	refused(t, err, fault.Failed, "names no UUID")
 
 	respell("<uuid>" + strings.ToUpper(g.UUID()) + "</uuid>")
-	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	refused(t, err, fault.Exists, "already defined with uuid")
-	ok(t, g.Rename(d.ctx(), "saved"))
-	again, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	ok(t, g.Rename(d.ctx(), scope.Daemon("a test"), "saved"))
+	again, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	ok(t, err)
 	if again != g || len(d.All()) != 2 {
 		t.Errorf("%s is restored as %s: there are %d guests", g.UUID(), again.UUID(), len(d.All()))

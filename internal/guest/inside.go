@@ -10,21 +10,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// freezeLimit is how long freezing and trimming may take: they wait for the
-// guest's disks.
+// freezeLimit is how long freezing and trimming may take. Both wait for the guest's disks.
 const freezeLimit = 60 * time.Second
 
-// maxInside bounds the lists that an agent is believed, and maxTold its texts, in
-// bytes: longer ones are cut.
+// maxInside bounds the length of a list from an agent. maxTold bounds a text, in bytes: longer ones are
+// cut.
 const (
 	maxInside = 1024
 	maxTold   = 4096
 )
 
-// told is what is passed on of a text that an agent tells: nothing that steers the terminal of
-// whoever asks.
+// told returns a text from an agent without control characters, which could steer the terminal of the
+// client.
 func told(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -34,62 +34,60 @@ func told(text string) string {
 	}, strings.ToValidUTF8(text[:min(len(text), maxTold)], "?"))
 }
 
-// Freeze has the guest hold back writes to the file systems at these mount
-// points, or to all, and tells how many it froze.
-func (g *Guest) Freeze(ctx context.Context, mountPoints []string) (frozen int, err error) {
+// Freeze makes the guest hold back writes to the file systems at these mount points, or to all of them. It
+// returns how many it froze.
+func (g *Guest) Freeze(ctx context.Context, sc scope.Scope, mountPoints []string) (frozen int, err error) {
 	if len(mountPoints) == 0 {
-		err = g.Agent(ctx, "guest-fsfreeze-freeze", nil, &frozen, freezeLimit)
+		err = g.Agent(ctx, sc, "guest-fsfreeze-freeze", nil, &frozen, freezeLimit)
 		return frozen, err
 	}
-	err = g.Agent(ctx, "guest-fsfreeze-freeze-list", map[string]any{"mountpoints": mountPoints}, &frozen, freezeLimit)
+	err = g.Agent(ctx, sc, "guest-fsfreeze-freeze-list", map[string]any{"mountpoints": mountPoints}, &frozen, freezeLimit)
 	return frozen, err
 }
 
-// Thaw lets the guest write again, and tells how many file systems it thawed.
-func (g *Guest) Thaw(ctx context.Context) (thawed int, err error) {
-	err = g.Agent(ctx, "guest-fsfreeze-thaw", nil, &thawed, freezeLimit)
+// Thaw lets the guest write again. It returns how many file systems it thawed.
+func (g *Guest) Thaw(ctx context.Context, sc scope.Scope) (thawed int, err error) {
+	err = g.Agent(ctx, sc, "guest-fsfreeze-thaw", nil, &thawed, freezeLimit)
 	return thawed, err
 }
 
-// Trim has the guest tell its disks what its file systems do not use, in
-// extents of at least that many bytes.
-func (g *Guest) Trim(ctx context.Context, minimum uint64) error {
-	return g.Agent(ctx, "guest-fstrim", map[string]any{"minimum": minimum}, nil, freezeLimit)
+// Trim makes the guest discard the unused extents of its file systems, of at least minimum bytes each.
+func (g *Guest) Trim(ctx context.Context, sc scope.Scope, minimum uint64) error {
+	return g.Agent(ctx, sc, "guest-fstrim", map[string]any{"minimum": minimum}, nil, freezeLimit)
 }
 
-// Time tells the guest's time.
-func (g *Guest) Time(ctx context.Context) (time.Time, error) {
+// Time returns the guest's time.
+func (g *Guest) Time(ctx context.Context, sc scope.Scope) (time.Time, error) {
 	var nanoseconds int64
-	err := g.Agent(ctx, "guest-get-time", nil, &nanoseconds, 0)
+	err := g.Agent(ctx, sc, "guest-get-time", nil, &nanoseconds, 0)
 	return time.Unix(0, nanoseconds), err
 }
 
-// SetTime sets the guest's time; nil sets it from its own hardware clock.
-func (g *Guest) SetTime(ctx context.Context, to *time.Time) error {
+// SetTime sets the guest's time. Nil sets it from the guest's hardware clock.
+func (g *Guest) SetTime(ctx context.Context, sc scope.Scope, to *time.Time) error {
 	if to == nil {
-		return g.Agent(ctx, "guest-set-time", nil, nil, 0)
+		return g.Agent(ctx, sc, "guest-set-time", nil, nil, 0)
 	}
-	return g.Agent(ctx, "guest-set-time", map[string]any{"time": to.UnixNano()}, nil, 0)
+	return g.Agent(ctx, sc, "guest-set-time", map[string]any{"time": to.UnixNano()}, nil, 0)
 }
 
-// SetPassword sets the password of a user in the guest. Crypted says that it is
-// a hash already.
-func (g *Guest) SetPassword(ctx context.Context, user, password string, crypted bool) error {
-	return g.Agent(ctx, "guest-set-user-password", map[string]any{
+// SetPassword sets the password of a user in the guest. crypted says that password is a hash already.
+func (g *Guest) SetPassword(ctx context.Context, sc scope.Scope, user, password string, crypted bool) error {
+	return g.Agent(ctx, sc, "guest-set-user-password", map[string]any{
 		"username": user, "password": base64.StdEncoding.EncodeToString([]byte(password)), "crypted": crypted,
 	}, nil, 0)
 }
 
-// AgentHostname asks the agent for the guest's name.
-func (g *Guest) AgentHostname(ctx context.Context) (string, error) {
+// AgentHostname asks the agent for the guest's host name.
+func (g *Guest) AgentHostname(ctx context.Context, sc scope.Scope) (string, error) {
 	var answer struct {
 		Name string `json:"host-name"`
 	}
-	err := g.Agent(ctx, "guest-get-host-name", nil, &answer, 0)
+	err := g.Agent(ctx, sc, "guest-get-host-name", nil, &answer, 0)
 	return told(answer.Name), err
 }
 
-// LeaseHostname is the name under which the guest asked for an address.
+// LeaseHostname returns the host name that the guest sent with its DHCP request.
 func (g *Guest) LeaseHostname() (string, error) {
 	v := g.View()
 	if v.Active == nil {
@@ -101,7 +99,7 @@ func (g *Guest) LeaseHostname() (string, error) {
 		}
 		net, err := g.reg.Networks.ByName(n.Network)
 		if err != nil {
-			continue // it has gone since
+			continue // the network is gone since
 		}
 		leases, err := net.Leases(n.MAC)
 		if err != nil {
@@ -113,36 +111,36 @@ func (g *Guest) LeaseHostname() (string, error) {
 			}
 		}
 	}
-	return "", fault.New(fault.NotFound, fault.Call, "no hostname found for domain %s: no lease of it has one", v.Name)
+	return "", fault.New(fault.NotFound, fault.Call, "no hostname found for domain %s: none of its leases has one", v.Name)
 }
 
-// AgentVCPU is a processor as the guest knows it.
+// AgentVCPU is a vCPU as the guest sees it.
 type AgentVCPU struct {
 	ID         uint `json:"logical-id"`
 	Online     bool `json:"online"`
 	CanOffline bool `json:"can-offline"`
 }
 
-// AgentVCPUs tells of the processors that the guest sees.
-func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
+// AgentVCPUs asks the agent for the vCPUs that the guest sees.
+func (g *Guest) AgentVCPUs(ctx context.Context, sc scope.Scope) ([]AgentVCPU, error) {
 	var all []AgentVCPU
-	if err := g.Agent(ctx, "guest-get-vcpus", nil, &all, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-get-vcpus", nil, &all, 0); err != nil {
 		return nil, err
 	}
 	if len(all) > maxVCPUs {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d processors, which is not believed", len(all))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d vCPUs, more than a guest can have", len(all))
 	}
 	for _, c := range all {
 		if c.ID >= maxVCPUs {
-			return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of processor %d, which is not believed", c.ID)
+			return nil, fault.New(fault.Failed, fault.Agent, "the agent reports vCPU %d, which no guest can have", c.ID)
 		}
 	}
 	return all, nil
 }
 
-// SetAgentVCPUs has the guest use that many of the processors that it sees.
-func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
-	all, err := g.AgentVCPUs(ctx)
+// SetAgentVCPUs makes the guest use n of the vCPUs that it sees.
+func (g *Guest) SetAgentVCPUs(ctx context.Context, sc scope.Scope, n uint) error {
+	all, err := g.AgentVCPUs(ctx, sc)
 	if err != nil {
 		return err
 	}
@@ -166,7 +164,7 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 		}
 	}
 	if online != n {
-		return fault.New(fault.Invalid, fault.Call, "the guest cannot use %d processors: it sees %d, of which it must keep %d", n, len(all), online)
+		return fault.New(fault.Invalid, fault.Call, "the guest cannot use %d vCPUs: it sees %d and must keep %d", n, len(all), online)
 	}
 	if len(change) == 0 {
 		return nil
@@ -176,11 +174,11 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 		set[i] = map[string]any{"logical-id": c.ID, "online": c.Online}
 	}
 	var done uint
-	if err := g.Agent(ctx, "guest-set-vcpus", map[string]any{"vcpus": set}, &done, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-set-vcpus", map[string]any{"vcpus": set}, &done, 0); err != nil {
 		return err
 	}
 	if done < uint(len(change)) {
-		return fault.New(fault.Failed, fault.Agent, "the guest changed %d of %d processors", done, len(change))
+		return fault.New(fault.Failed, fault.Agent, "the guest changed only %d of %d vCPUs", done, len(change))
 	}
 	return nil
 }
@@ -188,17 +186,17 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 // FileSystem is a file system that is mounted in the guest.
 type FileSystem struct {
 	Name, MountPoint, Type string
-	Total, Used            *uint64 // bytes; nil where the agent does not tell
+	Total, Used            *uint64 // bytes; nil: the agent does not report it
 	Disks                  []FileSystemDisk
 }
 
 // FileSystemDisk is a disk below a file system.
 type FileSystemDisk struct {
-	Target         string // of the definition; empty for one that is not in it
+	Target         string // of the definition; empty: the disk is not in it
 	Serial, Device string // as the guest knows them
 }
 
-// agentDisk is where a disk sits, as an agent tells it.
+// agentDisk is the position of a disk, as an agent reports it.
 type agentDisk struct {
 	BusType string `json:"bus-type"`
 	Bus     uint   `json:"bus"`
@@ -210,19 +208,19 @@ type agentDisk struct {
 	Serial, Dev string
 }
 
-// FileSystems tells what is mounted in the guest.
-func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
+// FileSystems asks the agent for the file systems that are mounted in the guest.
+func (g *Guest) FileSystems(ctx context.Context, sc scope.Scope) ([]FileSystem, error) {
 	var answer []struct {
 		Name, MountPoint, Type string
 		Total                  *uint64 `json:"total-bytes"`
 		Used                   *uint64 `json:"used-bytes"`
 		Disk                   []agentDisk
 	}
-	if err := g.Agent(ctx, "guest-get-fsinfo", nil, &answer, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-get-fsinfo", nil, &answer, 0); err != nil {
 		return nil, err
 	}
 	if len(answer) > maxInside {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d file systems, which is not believed", len(answer))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d file systems, more than Lodge accepts", len(answer))
 	}
 	def := g.View().Current()
 	all := make([]FileSystem, 0, len(answer))
@@ -236,7 +234,8 @@ func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
 	return all, nil
 }
 
-// target gives the name in the definition of the disk that an agent means; nil: the guest has left meanwhile.
+// target returns the definition's name of the disk that an agent reports. def is nil if the guest has ended
+// meanwhile.
 func (a agentDisk) target(def *domain.Definition) string {
 	if def == nil {
 		return ""
@@ -256,17 +255,17 @@ func (a agentDisk) target(def *domain.Definition) string {
 	return ""
 }
 
-// User is somebody who is logged in.
+// User is a user with a session in the guest.
 type User struct {
 	Name   string  `json:"user"`
 	Domain string  `json:"domain"`
 	Login  float64 `json:"login-time"` // seconds since 1970
 }
 
-// Users tells who is logged in.
-func (g *Guest) Users(ctx context.Context) ([]User, error) {
+// Users asks the agent for the users who are logged in.
+func (g *Guest) Users(ctx context.Context, sc scope.Scope) ([]User, error) {
 	var all []User
-	err := g.Agent(ctx, "guest-get-users", nil, &all, 0)
+	err := g.Agent(ctx, sc, "guest-get-users", nil, &all, 0)
 	all = all[:min(len(all), maxInside)]
 	for i := range all {
 		all[i].Name, all[i].Domain = told(all[i].Name), told(all[i].Domain)
@@ -274,14 +273,14 @@ func (g *Guest) Users(ctx context.Context) ([]User, error) {
 	return all, err
 }
 
-// OSInfo tells of the guest's operating system, by the agent's own names.
-func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
+// OSInfo asks the agent for the guest's operating system. The keys are the agent's.
+func (g *Guest) OSInfo(ctx context.Context, sc scope.Scope) (map[string]string, error) {
 	var info map[string]string
-	if err := g.Agent(ctx, "guest-get-osinfo", nil, &info, 0); err != nil {
+	if err := g.Agent(ctx, sc, "guest-get-osinfo", nil, &info, 0); err != nil {
 		return nil, err
 	}
 	if len(info) > maxInside {
-		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells %d things of its system, which is not believed", len(info))
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent reports %d values about its system, more than Lodge accepts", len(info))
 	}
 	words := map[string]string{}
 	for name, text := range info {
@@ -290,18 +289,17 @@ func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
 	return words, nil
 }
 
-// Timezone is the guest's: its name, which may be empty, and what it is ahead
-// of UTC.
-func (g *Guest) Timezone(ctx context.Context) (name string, ahead time.Duration, err error) {
+// Timezone returns the name of the guest's time zone, which may be empty, and its offset from UTC.
+func (g *Guest) Timezone(ctx context.Context, sc scope.Scope) (name string, ahead time.Duration, err error) {
 	var answer struct {
 		Zone   string
 		Offset int64
 	}
-	if err = g.Agent(ctx, "guest-get-timezone", nil, &answer, 0); err != nil {
+	if err = g.Agent(ctx, sc, "guest-get-timezone", nil, &answer, 0); err != nil {
 		return "", 0, err
 	}
 	if day := int64(24 * 60 * 60); answer.Offset > day || answer.Offset < -day {
-		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent tells of a clock %d seconds ahead, which is not believed", answer.Offset)
+		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent reports a time zone %d seconds ahead of UTC, which does not exist", answer.Offset)
 	}
 	return told(answer.Zone), time.Duration(answer.Offset) * time.Second, nil
 }

@@ -16,8 +16,8 @@ func findNIC(def *domain.Definition, name string) *device.NIC {
 	return nil
 }
 
-// InterfaceStats counts the traffic of a running guest's interface, named by
-// its MAC address or by its name on the host. The kernel counts: QEMU is not asked.
+// InterfaceStats returns the traffic of a running guest's interface, by its MAC address or its name on the
+// host. The kernel counts it: QEMU is not asked.
 func (g *Guest) InterfaceStats(name string) (NICStats, error) {
 	v := g.View()
 	if v.Active == nil {

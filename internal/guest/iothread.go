@@ -12,23 +12,24 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// IOThread is one of a running guest's threads for its disks.
+// IOThread is one of a running guest's threads for its disks, with the host CPUs it may run on.
 type IOThread struct {
 	ID       uint
 	Affinity topology.CPUSet
 }
 
-// IOThreadStats is how an iothread polls before it sleeps. Times are in
-// nanoseconds; growth and shrinking are factors, 0 being QEMU's own.
+// IOThreadStats says how an iothread polls before it sleeps. PollMax is in nanoseconds. PollGrow and
+// PollShrink are factors; 0 is QEMU's default.
 type IOThreadStats struct {
 	ID                            uint
 	PollMax, PollGrow, PollShrink uint64
 }
 
-// ioThread is QEMU's answer to query-iothreads, as far as Lodge reads it.
+// ioThread is the part of QEMU's answer to query-iothreads that Lodge reads.
 type ioThread struct {
 	ID         string `json:"id"`
 	Thread     int    `json:"thread-id"`
@@ -37,15 +38,15 @@ type ioThread struct {
 	PollShrink uint64 `json:"poll-shrink"`
 }
 
-// number is the ID in the definition of an iothread; ok is false for one that
-// is not of the definition.
+// number returns the iothread's ID in the definition. ok is false for an iothread that the definition does
+// not have.
 func (t ioThread) number() (id uint, ok bool) {
 	n, err := strconv.ParseUint(strings.TrimPrefix(t.ID, "iothread"), 10, 32)
 	return uint(n), err == nil
 }
 
-// queryIOThreads maps the IDs of iothreads to their threads on the host, which are
-// QEMU's own.
+// queryIOThreads maps the IDs of iothreads to their host threads. Only threads of the QEMU process are
+// accepted.
 func (r *Registry) queryIOThreads(ctx context.Context, s *qmp.Session, pid int) (map[uint]int, error) {
 	var answer []ioThread
 	if err := s.Execute(ctx, "query-iothreads", nil, &answer); err != nil {
@@ -75,10 +76,10 @@ func sampleIOThreads(ctx context.Context, s *qmp.Session, def *domain.Definition
 		}
 	}
 	slices.SortFunc(all, func(a, b IOThreadStats) int { return cmp.Compare(a.ID, b.ID) })
-	return slices.Clone(all[:min(len(all), int(def.IOThreads))]), nil // QEMU might say anything
+	return slices.Clone(all[:min(len(all), int(def.IOThreads))]), nil // QEMU may return any number
 }
 
-// IOThreads tells where the iothreads of a running guest may run.
+// IOThreads returns the iothreads of a running guest and the CPUs they may run on.
 func (g *Guest) IOThreads(ctx context.Context) ([]IOThread, error) {
 	r := g.live.Load()
 	s, err := r.monitor()
@@ -103,9 +104,11 @@ func (g *Guest) IOThreads(ctx context.Context) ([]IOThread, error) {
 	return all, nil
 }
 
-// PinIOThread binds an iothread of the guest to processors of the host; an
-// empty set lets it go.
-func (g *Guest) PinIOThread(ctx context.Context, id uint, to topology.CPUSet, a Affect) error {
+// PinIOThread binds an iothread of the guest to CPUs of the host. An empty set removes the binding.
+func (g *Guest) PinIOThread(ctx context.Context, sc scope.Scope, id uint, to topology.CPUSet, a Affect) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	def, err := g.definition(a)
 	if err != nil {
 		return err
@@ -113,7 +116,7 @@ func (g *Guest) PinIOThread(ctx context.Context, id uint, to topology.CPUSet, a 
 	if id == 0 || id > def.IOThreads {
 		return fault.New(fault.Invalid, fault.Call, "the domain has no iothread %d", id)
 	}
-	return g.Tune(ctx, a, func(d *domain.Definition) error {
+	return g.Tune(ctx, sc, a, func(d *domain.Definition) error {
 		setPin(&d.Tune.IOThreadPins, id, to)
 		return nil
 	})

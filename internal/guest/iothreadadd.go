@@ -11,20 +11,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// iothreadKind adds an iothread to a running guest. The record decides, once the new
-// thread has its limits and may run where it should: until then it is taken back.
+// iothreadKind adds an iothread to a running guest. The record decides: the addition counts once the new
+// thread has its limits and its CPUs. Until then it is undone.
 var iothreadKind = operation.Kind[*run]{
 	Name: "iothread", Version: 1, Class: operation.Change,
 	Steps: []string{"add", "settle", "define"}, Undo: []string{"add"},
 	Bind: func(r *run) operation.Work { return &iothreadAddition{r: r} },
 }
 
-// iothreadAddition is the payload.
+// iothreadAddition is the journalled payload.
 type iothreadAddition struct {
-	ID     uint // of the new iothread
-	Config bool `json:",omitempty"` // the stored definition gets it, too
+	ID     uint // the ID of the new iothread
+	Config bool `json:",omitempty"` // add it to the stored definition, too
 
 	r  *run
 	op *operation.Operation
@@ -48,9 +49,9 @@ func (a *iothreadAddition) Opened(op *operation.Operation) error {
 	return nil
 }
 
-// AddIOThread adds a thread for disks, with the ID that follows those of the domain.
-func (g *Guest) AddIOThread(ctx context.Context, id uint, a Affect) error {
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+// AddIOThread adds an iothread. Its ID must be the one after the domain's last.
+func (g *Guest) AddIOThread(ctx context.Context, sc scope.Scope, id uint, a Affect) error {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return withIOThread(g.inactive, id)
 	}, func(config *domain.Definition) (work, error) {
 		r := g.run
@@ -58,20 +59,20 @@ func (g *Guest) AddIOThread(ctx context.Context, id uint, a Affect) error {
 		if err != nil {
 			return nil, err
 		}
-		if err := g.bounded(ctx, after); err != nil {
+		if err := g.bounded(sc, after); err != nil {
 			return nil, err
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			if _, err := r.monitor(); err != nil {
 				return nil, err
 			}
 			w := &iothreadAddition{ID: id, Config: config != nil, r: r}
-			return nil, r.perform(ctx, iothreadKind.Name, w, w.name())
+			return nil, r.perform(ctx, sc, iothreadKind.Name, w, w.name())
 		}, nil
 	})
 }
 
-// withIOThread gives a copy of a definition that has one iothread more.
+// withIOThread returns a copy of a definition with one more iothread.
 func withIOThread(d *domain.Definition, id uint) (*domain.Definition, error) {
 	switch next := d.IOThreads + 1; {
 	case id == 0:
@@ -88,10 +89,10 @@ func withIOThread(d *domain.Definition, id uint) (*domain.Definition, error) {
 	return d, nil
 }
 
-// name is that of the thread's object in QEMU and of its control group.
+// name returns the name of the thread's object in QEMU, which its control group also has.
 func (a *iothreadAddition) name() string { return "iothread" + strconv.FormatUint(uint64(a.ID), 10) }
 
-// add has QEMU make the thread, once QEMU may have that many.
+// add makes the thread in QEMU, after the bound of QEMU's threads is raised.
 func (a *iothreadAddition) add(ctx context.Context) error {
 	s, err := a.r.monitor()
 	if err != nil {
@@ -114,8 +115,8 @@ func (a *iothreadAddition) isThere(ctx context.Context, s *qmp.Session) (bool, e
 	return slices.ContainsFunc(threads, func(t ioThread) bool { return t.ID == a.name() }), nil
 }
 
-// allowThreads raises the bound of QEMU's threads: an iothread has workers of its own, and
-// a QEMU that gets no thread ends. The bound stays where the iothread is then refused.
+// allowThreads raises the bound of QEMU's threads. An iothread has workers of its own, and QEMU aborts if
+// it cannot make a thread. If the iothread is refused later, the bound stays raised.
 func (a *iothreadAddition) allowThreads(ctx context.Context) error {
 	r := a.r
 	if r.User == nil {
@@ -135,13 +136,13 @@ func (a *iothreadAddition) allowThreads(ctx context.Context) error {
 		return err
 	}
 	if least := need(after).Threads + workers*uint64(1+after.IOThreads); allowed < least {
-		return fault.New(fault.NoCapacity, fault.Host, "the guest's QEMU may have %d threads and might need %d with iothread %d, and this daemon may not raise that; "+
+		return fault.New(fault.NoCapacity, fault.Host, "the guest's QEMU may have %d threads and might need %d with iothread %d, and this daemon cannot raise the limit; "+
 			"add it to the config and start the guest again", allowed, least, a.ID)
 	}
 	return nil
 }
 
-// remove takes the thread back. No disk has it yet.
+// remove removes the thread. No disk uses it yet.
 func (a *iothreadAddition) remove(ctx context.Context) error {
 	s, err := a.r.monitor()
 	if err != nil {
@@ -157,8 +158,8 @@ func (a *iothreadAddition) remove(ctx context.Context) error {
 	return a.r.reg.Cgroups.Guest(a.r.UUID).Threads(a.name()).Remove(ctx)
 }
 
-// settle gives the thread what those from the start have: their share, and their binding
-// instead of that of the thread which made it.
+// settle gives the thread its limits and CPUs, like those of the threads made at the start. A new thread
+// inherits the CPUs of the thread that made it.
 func (a *iothreadAddition) settle(ctx context.Context) error {
 	r := a.r
 	s, err := r.monitor()
@@ -169,7 +170,7 @@ func (a *iothreadAddition) settle(ctx context.Context) error {
 	if err := r.inLoop(ctx, func(*Guest) error { def = r.def; return nil }); err != nil {
 		return err
 	}
-	if _, err := r.reg.limitThreads(ctx, s, r, &domain.CPUTune{}, &def.Tune); err != nil { // what the host cannot hold was said at the start
+	if _, err := r.reg.limitThreads(ctx, s, r, &domain.CPUTune{}, &def.Tune); err != nil { // missing limits were reported at the start
 		return err
 	}
 	threads, err := r.reg.queryIOThreads(ctx, s, r.PID)
@@ -178,12 +179,12 @@ func (a *iothreadAddition) settle(ctx context.Context) error {
 	}
 	thread, is := threads[a.ID]
 	if !is {
-		return fault.New(fault.Failed, fault.Domain, "QEMU has no %s after it has added it", a.name())
+		return fault.New(fault.Failed, fault.Domain, "QEMU added %s but does not list it", a.name())
 	}
 	return setAffinity(thread, orAnywhere(def.VCPUs.CPUs))
 }
 
-// define has the running definition take the thread and, where that was asked for, the stored one.
+// define adds the thread to the running definition and, if asked, to the stored one.
 func (a *iothreadAddition) define(ctx context.Context) error {
 	return a.r.inLoop(ctx, func(g *Guest) error {
 		g.setActive(func(d *domain.Definition) { d.IOThreads = max(d.IOThreads, a.ID) })
@@ -191,8 +192,8 @@ func (a *iothreadAddition) define(ctx context.Context) error {
 		if !a.Config {
 			return nil
 		}
-		return g.followOnce(ctx, a.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
-			config.IOThreads = max(config.IOThreads, a.ID) // somebody may have stored it meanwhile
+		return g.followOnce(ctx, a.op.Scope(), a.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+			config.IOThreads = max(config.IOThreads, a.ID) // another client may have stored it since
 			return config, nil
 		})
 	})

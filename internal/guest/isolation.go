@@ -9,15 +9,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Isolation is what keeps guests' QEMUs from the host and from each other.
+// Isolation describes how guests' QEMUs are isolated from the host and from each other.
 type Isolation struct {
 	On      bool
 	InForce []string // for guests that start now
-	Lacking []string // what this host does not have of it, with the reason
+	Lacking []string // barriers that this host lacks, each with the reason
 }
 
-// Isolation tells how guests are isolated that start now. What it means for one
-// that runs is in its view.
+// Isolation returns how guests that start now are isolated. The view of a running guest has that of its own
+// start.
 func (r *Registry) Isolation() Isolation {
 	if r.Quarters == nil {
 		return Isolation{Lacking: []string{"all: the daemon was started with --isolation=off"}}
@@ -28,7 +28,7 @@ func (r *Registry) Isolation() Isolation {
 	} else if r.NoLabels != nil {
 		i.Lacking = append(i.Lacking, fmt.Sprintf("labels (%v)", r.NoLabels))
 	}
-	i.Lacking = append(i.Lacking, r.Quarters.House.Absent()...)
+	i.Lacking = append(i.Lacking, r.Quarters.Builder.Missing()...)
 	absent := r.Cgroups.Absent()
 	for _, c := range []kernel.Controller{kernel.DeviceController, kernel.PIDsController, kernel.HugePages} {
 		if why, is := absent[c]; is {
@@ -38,13 +38,13 @@ func (r *Registry) Isolation() Isolation {
 	return i
 }
 
-// The barriers by which QEMU is kept from calls of the kernel's that lead out of its chamber.
+// The barriers that keep QEMU from system calls that lead out of its sandbox.
 const callBarrier, ringBarrier = "calls", "io_uring"
 
-// barriers names what a guest's QEMU is kept within that starts now.
+// barriers names the barriers around the QEMU of a guest that starts now.
 func (r *Registry) barriers(def *domain.Definition) []string {
 	all := []string{"user", "root", "capabilities"}
-	if !needsNetwork(def) && r.Quarters.House.ParsNetwork() {
+	if !needsNetwork(def) && r.Quarters.Builder.HasNetNS() {
 		all = append(all, "network")
 	}
 	if r.Cgroups.Has(kernel.DeviceController) {
@@ -53,20 +53,20 @@ func (r *Registry) barriers(def *domain.Definition) []string {
 	if r.Cgroups.Has(kernel.PIDsController) {
 		all = append(all, "threads")
 	}
-	if r.Quarters.House.HasSeccomp() {
+	if r.Quarters.Builder.HasSeccomp() {
 		all = append(all, callBarrier)
 		if !needsRings(def) {
 			all = append(all, ringBarrier)
 		}
 	}
-	if r.Quarters.House.SharesNoCore() {
+	if r.Quarters.Builder.HasCoreScheduling() {
 		all = append(all, "cores")
 	}
 	return all
 }
 
-// label shows in the definition of a guest that starts which user it runs as, as
-// libvirt's driver dac does. Files are not relabelled: they are handed over.
+// label adds to the definition of a starting guest the user that it runs as, as libvirt's driver dac does.
+// Files are not relabelled, because QEMU is passed descriptors.
 func (r *run) label() {
 	if slices.ContainsFunc(r.def.SecLabels, func(l domain.SecLabel) bool { return l.Model == dac && l.Type != "dynamic" }) {
 		return
@@ -77,18 +77,18 @@ func (r *run) label() {
 	})
 }
 
-// dac is the name of the security model that tells users apart.
+// dac is the name of the security model that separates guests by user.
 const dac = "dac"
 
-// SecurityModel is one way in which guests are told apart.
+// SecurityModel is one way to separate guests.
 type SecurityModel struct {
 	Name, DOI string
-	// Base are what labels of guests are made from, by their types; may be none.
+	// Base maps types of guests to the labels that theirs are made from. It may be empty.
 	Base map[string]string
 }
 
-// SecurityModels are those of guests that start now, the one first that its
-// administrator asked for by a policy.
+// SecurityModels returns the models of guests that start now. The host's mandatory access control comes
+// first.
 func (r *Registry) SecurityModels() []SecurityModel {
 	if r.Quarters == nil {
 		return nil
@@ -100,14 +100,14 @@ func (r *Registry) SecurityModels() []SecurityModel {
 	return models
 }
 
-// SecurityLabel is who a running guest's QEMU is to the kernel, by one model.
+// SecurityLabel is the label of a running guest's QEMU, by one model.
 type SecurityLabel struct {
 	Model, Label string
 	Enforcing    bool
 }
 
-// SecurityLabels are those of a guest, in the order of the models; none: it does not run,
-// or nothing tells it from the daemon.
+// SecurityLabels returns the labels of a guest, in the order of the models. It is empty if the guest does
+// not run, or runs as the daemon.
 func (r *Registry) SecurityLabels(v *View) []SecurityLabel {
 	if v.Active == nil {
 		return nil

@@ -18,11 +18,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// opensIn has a process of root's open a file to read when it is in a guest's control
-// group, and gives what it says when it may not.
+// opensIn runs a root process in a guest's control group that opens a file for reading. It returns the error text,
+// if any.
 func (d *daemon) opensIn(group *kernel.Group, path string) string {
 	d.t.Helper()
 	return d.doesIn(group, exec.CommandContext(d.ctx(), "/bin/sh", "-c", "read go; exec <\"$0\"", path))
@@ -58,10 +59,10 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	other := filepath.Join(d.dir, "other")
 	ok(t, unix.Mknod(other, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 11)))) // the kernel's log
 	if said := d.opensIn(nil, other); said != "" {
-		t.Skip("device nodes in this place cannot be opened by anybody: ", said)
+		t.Skip("device nodes on this file system cannot be opened by any process: ", said)
 	}
 	g := d.define(small("bounded", "<controller type='usb' model='qemu-xhci'/>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	group := d.groups.Guest(g.UUID())
 	if said := d.opensIn(group, "/dev/urandom"); said != "" {
 		t.Errorf("it may not open a device of every chamber: %s", said)
@@ -76,15 +77,15 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	port := "<serial type='dev'><source path='" + passed + "'/><target type='usb-serial' port='1'/></serial>"
 	refuses := func() bool { return d.opensIn(group, passed) != "" }
 	live := guest.Affect{Live: true}
-	ok(t, g.Attach(d.ctx(), port, live))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), port, live))
 	if refuses() {
-		t.Error("it may not open what was plugged in")
+		t.Error("it may not open the plugged device")
 	}
-	ok(t, g.Detach(d.ctx(), port, live))
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), port, live))
 	eventually(t, "it may not open what it has let go", refuses)
 	nothing := filepath.Join(d.dir, "nothing")
 	ok(t, unix.Mknod(nothing, unix.S_IFCHR|0o666, int(unix.Mkdev(240, 77)))) // of no driver
-	if err := g.Attach(d.ctx(), strings.Replace(port, passed, nothing, 1), live); err == nil {
+	if err := g.Attach(d.ctx(), scope.Daemon("a test"), strings.Replace(port, passed, nothing, 1), live); err == nil {
 		t.Error("QEMU opens what is not there")
 	}
 	eventually(t, "it may not open what QEMU has refused", func() bool { return strings.Contains(d.opensIn(group, nothing), "not permitted") })
@@ -106,8 +107,8 @@ func takePages() {
 
 const hugePage = 2 << 20
 
-// TestAGuestTakesNoHugePagesButItsOwn: a QEMU that was taken over has of the host's huge pages what its guest's memory
-// may be made of, and what is plugged in, and leaves the others to others.
+// A compromised QEMU gets only the huge pages that its guest's memory, plugged modules included, may use. The
+// host's other huge pages stay free for others.
 // Promise: I2
 func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -132,13 +133,13 @@ func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 		t.Skip("this host has no huge pages to spare: ", said)
 	}
 	g := d.define(growing("pages"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	group := d.groups.Guest(g.UUID())
 	if takes(group) == "" {
 		t.Error("a guest without huge pages takes those of others")
 	}
 	module := `<memory model='dimm'><source><pagesize unit='MiB'>2</pagesize></source><target><size unit='MiB'>2</size><node>0</node></target></memory>`
-	ok(t, g.Attach(d.ctx(), module, guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Live: true}))
 	if takes(group) == "" {
 		t.Error("a guest with a huge page takes those of others")
 	}
@@ -153,13 +154,12 @@ func labelsOf(d *daemon, v *guest.View) string {
 	return strings.Join(all, " ")
 }
 
-// TestIsolationIsTold: what keeps a guest apart is in its definition as it runs and in
-// what is shown of it, and is the truth.
+// The live definition and the guest's view show the isolation of a guest, and they are true.
 // Promise: I6
 func TestIsolationIsTold(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("told", ""))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	v := g.View()
 	var of unix.Stat_t
 	ok(t, unix.Stat(fmt.Sprintf("/proc/%d", v.PID), &of))
@@ -172,7 +172,7 @@ func TestIsolationIsTold(t *testing.T) {
 	text, err = domainxml.Format(v.Inactive, domainxml.Style{})
 	ok(t, err)
 	if strings.Contains(text, "seclabel") {
-		t.Errorf("what was made for one run is kept:\n%s", text)
+		t.Errorf("a value of one run is kept:\n%s", text)
 	}
 	inForce := d.Isolation()
 	for _, barrier := range []string{"user", "root", "capabilities", "calls", "io_uring"} {
@@ -189,18 +189,18 @@ func TestIsolationIsTold(t *testing.T) {
 	}
 }
 
-// TestGuestsShareNoCore: each guest has a cookie of its own, by which the kernel tells
-// whose threads may run on one core at the same time.
+// Each guest has its own scheduling cookie. The kernel runs only threads with the same cookie on one core at the
+// same time.
 // Promise: I7
 func TestGuestsShareNoCore(t *testing.T) {
 	d := newDaemonOf(t, true)
-	if err := d.Quarters.House.ShareNoCore(); err != nil {
+	if err := d.Quarters.Builder.EnableCoreScheduling(); err != nil {
 		t.Skip(err)
 	}
 	cookies := map[uint64]string{}
 	for _, name := range []string{"one", "two"} {
 		g := d.define(small(name, ""))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		var cookie uint64
 		ok(t, unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, uintptr(d.pid(name)), unix.PR_SCHED_CORE_SCOPE_THREAD, uintptr(unsafe.Pointer(&cookie))))
 		if cookie == 0 || cookies[cookie] != "" {
@@ -213,8 +213,7 @@ func TestGuestsShareNoCore(t *testing.T) {
 	}
 }
 
-// TestRingsAreForGuestsThatBeganWithThem: by io_uring QEMU makes sockets that nobody sees,
-// so a guest that needs none has none.
+// With io_uring QEMU could create sockets that no filter sees. So a guest that needs no io_uring gets none.
 // Promise: I1
 func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -228,11 +227,11 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 	}
 	live := guest.Affect{Live: true}
 	with, without := d.define(small("with", disk("a", "vda"))), d.define(small("without", ""))
-	ok(t, with.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, without.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, with.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, without.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() {}) // what a guest began with is known to the next daemon
-	ok(t, d.again(with).Attach(d.ctx(), disk("b", "vdb"), live))
-	refused(t, d.again(without).Attach(d.ctx(), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
+	ok(t, d.again(with).Attach(d.ctx(), scope.Daemon("a test"), disk("b", "vdb"), live))
+	refused(t, d.again(without).Attach(d.ctx(), scope.Daemon("a test"), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
 }
 
 // TestNoCoreOfAGuest: a QEMU that crashes leaves its memory in no file, and to no program
@@ -241,7 +240,7 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 func TestNoCoreOfAGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("crashes"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	var own unix.Rlimit
 	ok(t, unix.Getrlimit(unix.RLIMIT_CORE, &own))
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", g.View().PID))

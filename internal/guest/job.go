@@ -12,10 +12,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// progress is how far a job that moves memory has come. The job writes it, and
-// anybody may read.
+// progress is the progress of a job that moves memory. The job writes it, and any goroutine may read it.
 type progress struct {
 	now atomic.Pointer[domain.Progress]
 }
@@ -27,14 +27,13 @@ func (p *progress) read() domain.Progress {
 	return *p.now.Load()
 }
 
-// moveMemory asks for a job that shows progress, has no limit in time, and ends
-// early only by AbortJob or Destroy.
-func (g *Guest) moveMemory(ctx context.Context, verb lifecycle.Verb, kind domain.JobKind, plan func(*progress) (work, error)) error {
+// moveMemory runs a job with progress and without a time limit. It ends early only by AbortJob or Destroy.
+func (g *Guest) moveMemory(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, kind domain.JobKind, plan func(*progress) (work, error)) error {
 	p := &progress{}
-	return g.ask(ctx, &task{verb: verb, kind: kind, progress: p, plan: func() (work, error) { return plan(p) }})
+	return g.ask(ctx, sc, &task{verb: verb, kind: kind, progress: p, plan: func() (work, error) { return plan(p) }})
 }
 
-// Job tells of the work on the guest now; its Kind is JobNone when there is none.
+// Job returns the guest's current job. Its Kind is JobNone if there is none.
 func (g *Guest) Job() domain.Progress {
 	v := g.View()
 	p := v.progress.read()
@@ -59,10 +58,9 @@ func (g *Guest) noteEnd(j *job, failure error) {
 	})
 }
 
-// AbortJob ends the job that is moving the guest's memory. The guest goes on as
-// before it.
-func (g *Guest) AbortJob(ctx context.Context) error {
-	return g.change(ctx, "", func() error {
+// AbortJob aborts the job that moves the guest's memory. The guest then continues as before the job.
+func (g *Guest) AbortJob(ctx context.Context, sc scope.Scope) error {
+	return g.change(ctx, sc, "", func() error {
 		if g.job == nil || g.job.task.progress == nil {
 			return fault.New(fault.WrongState, fault.Domain, "no job is active on the domain")
 		}
@@ -71,7 +69,7 @@ func (g *Guest) AbortJob(ctx context.Context) error {
 	})
 }
 
-// migration is QEMU's answer to query-migrate, as far as Lodge reads it.
+// migration is the part of QEMU's answer to query-migrate that Lodge reads.
 type migration struct {
 	Status    string
 	ErrorDesc string `json:"error-desc"`
@@ -99,16 +97,16 @@ func (m *migration) progress() *domain.Progress {
 // unlimited is a bandwidth that no file reaches, in bytes a second.
 const unlimited = 1 << 40
 
-// Intervals of asking how far a migration has come: often at first, since a
-// small guest is done in milliseconds.
+// Intervals between queries of a migration's progress. They are short at first, because a small guest is
+// saved in milliseconds.
 const (
 	firstLook = 5 * time.Millisecond
 	lastLook  = 200 * time.Millisecond
 )
 
-// halt stops the processors, so that the guest's state can be moved. QEMU moves
-// that once and then refuses until the guest has run: one that was paused when
-// it was dumped, or when a save was given up, has to run for a moment.
+// halt stops the vCPUs so that the guest's state can be written. QEMU writes it once and refuses again
+// until the guest has run. A guest that was paused during a dump or an aborted save must therefore run for
+// a moment.
 func halt(ctx context.Context, s *qmp.Session) error {
 	if err := s.Execute(ctx, "stop", nil, nil); err != nil {
 		return err
@@ -123,8 +121,8 @@ func halt(ctx context.Context, s *qmp.Session) error {
 	return s.Execute(ctx, "stop", nil, nil)
 }
 
-// migrateTo writes a guest's state to a file from its present offset, with so many bytes at most, until it
-// is complete or ctx ends.
+// migrateTo writes a guest's state to a file from its present offset, in at most most bytes, until it is
+// complete or ctx ends.
 func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, most int64, p *progress, labels *labels) error {
 	t, qemus, err := transferTo(f, most, labels)
 	if err != nil {
@@ -139,7 +137,7 @@ func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, most int64, p *p
 		err = s.Execute(ctx, "migrate", map[string]any{"uri": "fd:lodge-save"}, nil)
 	}
 	if err == nil {
-		// A QEMU that waits for a file system may answer nothing until its socket is closed.
+		// A QEMU that waits for a file system may not answer until its socket is closed.
 		settled := context.AfterFunc(ctx, t.hangUp)
 		err = followMigration(ctx, s, p)
 		settled()
@@ -147,8 +145,8 @@ func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, most int64, p *p
 	return t.end(ctx, err)
 }
 
-// followMigration waits for the end of a migration, either way, keeping p up
-// to date. When ctx ends it cancels and waits for QEMU to let go.
+// followMigration waits for the end of a migration, successful or not, and updates p. If ctx ends, it
+// cancels the migration and waits until QEMU has stopped.
 func followMigration(ctx context.Context, s *qmp.Session, p *progress) error {
 	asking := context.WithoutCancel(ctx)
 	aborted := ctx.Done()
@@ -162,9 +160,9 @@ func followMigration(ctx context.Context, s *qmp.Session, p *progress) error {
 		case "completed":
 			return nil
 		case "cancelled":
-			return cmp.Or(context.Cause(ctx), fault.New(fault.Aborted, fault.Domain, "somebody else cancelled it on QEMU's monitor"))
+			return cmp.Or(context.Cause(ctx), fault.New(fault.Aborted, fault.Domain, "another client of QEMU's monitor cancelled it"))
 		case "failed":
-			return cmp.Or(context.Cause(ctx), fault.New(fault.Failed, fault.Domain, "QEMU could not move the guest's state: %s", m.ErrorDesc))
+			return cmp.Or(context.Cause(ctx), fault.New(fault.Failed, fault.Domain, "QEMU could not migrate the guest's state: %s", m.ErrorDesc))
 		}
 		pause := time.NewTimer(wait)
 		select {

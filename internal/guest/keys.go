@@ -8,9 +8,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Key is a key of a guest's keyboard, as QEMU knows it.
+// Key is a key of a guest's keyboard, by QEMU's numbering.
 type Key struct {
 	Type string `json:"type"` // qcode: Data is QEMU's name; number: an XT scan code
 	Data any    `json:"data"`
@@ -19,8 +20,8 @@ type Key struct {
 // maxScanCode is the highest scan code: seven bits, and one for the second set.
 const maxScanCode = 0xff
 
-// ScanKey gives the key of an XT scan code in one byte: keys that a keyboard
-// announces by 0xe0 have the highest bit set.
+// ScanKey returns the key of an XT scan code in one byte. Keys with the prefix 0xe0 have the highest bit
+// set.
 func ScanKey(code uint32) (Key, error) {
 	if code == 0 || code > maxScanCode {
 		return Key{}, fault.New(fault.Invalid, fault.Call, "scan codes are 1 to %d, not %d", maxScanCode, code)
@@ -28,15 +29,15 @@ func ScanKey(code uint32) (Key, error) {
 	return Key{Type: "number", Data: code}, nil
 }
 
-// LinuxKey gives the key that Linux numbers with code.
+// LinuxKey returns the key of a Linux key code.
 func LinuxKey(code uint32) (Key, error) {
 	if name := linuxKeys[code]; name != "" {
 		return Key{Type: "qcode", Data: name}, nil
 	}
-	return Key{}, fault.New(fault.Invalid, fault.Call, "Linux's key code %d is none that QEMU's keyboards have", code)
+	return Key{}, fault.New(fault.Invalid, fault.Call, "QEMU's keyboards have no key for Linux key code %d", code)
 }
 
-// linuxKeys are QEMU's names of keys by Linux's numbers.
+// linuxKeys maps Linux's key codes to QEMU's names.
 var linuxKeys = namedFrom(map[uint32]string{
 	1:   "esc 1 2 3 4 5 6 7 8 9 0 minus equal backspace tab",
 	16:  "q w e r t y u i o p bracket_left bracket_right ret ctrl",
@@ -59,7 +60,7 @@ var linuxKeys = namedFrom(map[uint32]string{
 	226: "mediaselect",
 })
 
-// namedFrom numbers the names of each row from its first number on.
+// namedFrom numbers the names of each row, beginning with the row's key.
 func namedFrom(rows map[uint32]string) map[uint32]string {
 	names := map[uint32]string{}
 	for first, row := range rows {
@@ -70,12 +71,12 @@ func namedFrom(rows map[uint32]string) map[uint32]string {
 	return names
 }
 
-// SendKeys presses keys together and lets them go after the hold time (0:
-// QEMU's own). It returns when they are down.
-func (g *Guest) SendKeys(ctx context.Context, keys []Key, hold time.Duration) error {
-	return g.perform(ctx, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
+// SendKeys presses keys together and releases them after the hold time (0: QEMU's default). It returns when
+// they are pressed.
+func (g *Guest) SendKeys(ctx context.Context, sc scope.Scope, keys []Key, hold time.Duration) error {
+	return g.perform(ctx, sc, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestLinuxKeys holds the numbers to the kernel's own, where its headers are
-// installed, for every key whose two names can be told to be of one key.
+// TestLinuxKeys compares the key numbers with the kernel's headers, where they are installed. It covers every key
+// with two names that can be matched.
 func TestLinuxKeys(t *testing.T) {
 	const header = "/usr/include/linux/input-event-codes.h"
 	f, err := os.Open(header)

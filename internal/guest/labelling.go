@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
@@ -15,7 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// labelOf finds what a definition says of the host's model; nil: nothing.
+// labelOf returns the definition's seclabel for the host's model. Nil: it has none.
 func (r *Registry) labelOf(def *domain.Definition) *domain.SecLabel {
 	for i := range def.SecLabels {
 		if l := &def.SecLabels[i]; l.Model == r.Labels.Model || l.Model == "" && l.Type == "none" {
@@ -25,7 +26,7 @@ func (r *Registry) labelOf(def *domain.Definition) *domain.SecLabel {
 	return nil
 }
 
-// checkLabels sees whether a guest could have the labels that its definition asks for.
+// checkLabels refuses a definition with labels that this host cannot provide.
 func (r *Registry) checkLabels(def *domain.Definition) error {
 	for _, l := range def.SecLabels {
 		mandatory := l.Model == seclabel.SELinux || l.Model == seclabel.AppArmor
@@ -34,9 +35,9 @@ func (r *Registry) checkLabels(def *domain.Definition) error {
 		case l.Type == "static" && (r.Labels == nil || r.Labels.Model != l.Model):
 			return fault.New(fault.Unsupported, fault.Config, "seclabel/label of model %s is not supported: this host does not label guests by %s", l.Model, l.Model)
 		case l.Type == "static" && l.Label == "":
-			return fault.New(fault.Invalid, fault.Config, "a seclabel of type static has a <label>")
+			return fault.New(fault.Invalid, fault.Config, "a seclabel of type static needs a <label>")
 		case l.Type != "static" && l.Relabel == device.Off:
-			return fault.New(fault.Unsupported, fault.Config, "seclabel/@relabel \"no\" of type dynamic is not supported: files need the label that is made for a run")
+			return fault.New(fault.Unsupported, fault.Config, "seclabel/@relabel \"no\" of type dynamic is not supported: files need the label that is generated at each start")
 		}
 	}
 	for _, d := range def.Devices.Disks {
@@ -47,8 +48,7 @@ func (r *Registry) checkLabels(def *domain.Definition) error {
 	return nil
 }
 
-// checkSourceLabel sees whether the source of a disk could have the label that its
-// definition gives it.
+// checkSourceLabel refuses a disk with a source label that this host cannot provide.
 func (r *Registry) checkSourceLabel(d *device.Disk) error {
 	if d.Source == nil {
 		return nil
@@ -67,10 +67,10 @@ func (r *Registry) checkSourceLabel(d *device.Disk) error {
 	return nil
 }
 
-// wishOf is what a guest that starts is to be called; false: nothing.
+// wishOf returns the label that a starting guest is to get. on is false if it gets none.
 func (r *Registry) wishOf(def *domain.Definition) (w seclabel.Wish, on bool, err error) {
 	if r.LabelsRequired && r.NoLabels != nil {
-		return w, false, fault.New(fault.Unsupported, fault.Host, "guests need labels here (--security-labels=require), and this host has none for them: %v", r.NoLabels)
+		return w, false, fault.New(fault.Unsupported, fault.Host, "guests need labels here (--security-labels=require), and this host cannot provide them: %v", r.NoLabels)
 	}
 	if err := r.checkLabels(def); err != nil || r.Labels == nil {
 		return w, false, err
@@ -82,7 +82,7 @@ func (r *Registry) wishOf(def *domain.Definition) (w seclabel.Wish, on bool, err
 	}
 	if said.Type == "none" {
 		if r.LabelsRequired {
-			return w, false, fault.New(fault.Denied, fault.Config, "guests need labels here (--security-labels=require), and the definition says <seclabel type='none'>")
+			return w, false, fault.New(fault.Denied, fault.Config, "guests need labels here (--security-labels=require), but the definition has <seclabel type='none'>")
 		}
 		return w, false, nil
 	}
@@ -93,7 +93,7 @@ func (r *Registry) wishOf(def *domain.Definition) (w seclabel.Wish, on bool, err
 	return w, true, nil
 }
 
-// takeLabel gives the guest a label of its own where the host enforces them.
+// takeLabel gives the guest a label of its own if the host enforces labels.
 func (l *launching) takeLabel(context.Context) error {
 	r := l.g.reg
 	w, on, err := r.wishOf(l.run.def)
@@ -117,10 +117,10 @@ func (l *launching) takeLabel(context.Context) error {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label the guest's own directory")
 	}
 	defer own.Close()
-	return kernel.SetFileLabel(own, named.Own) // it goes with the guest
+	return kernel.SetFileLabel(own, named.Own) // it is removed with the guest
 }
 
-// labelBarrier names the model in what isolates guests.
+// labelBarrier names the model among the barriers that isolate guests.
 func (r *Registry) labelBarrier() string {
 	if r.Labels.Enforcing {
 		return r.Labels.Model
@@ -128,7 +128,7 @@ func (r *Registry) labelBarrier() string {
 	return r.Labels.Model + "-permissive"
 }
 
-// showLabels shows in the definition of a guest that starts what it is called.
+// showLabels adds the guest's label to the definition of a starting guest.
 func (r *run) showLabels(g seclabel.Guest) {
 	shown := domain.SecLabel{Type: "dynamic", Model: g.Model, Relabel: device.On}
 	i := slices.IndexFunc(r.def.SecLabels, func(l domain.SecLabel) bool { return l.Model == g.Model })
@@ -151,8 +151,9 @@ func (r *run) showLabels(g seclabel.Guest) {
 	r.def.SecLabels = append([]domain.SecLabel{shown}, r.def.SecLabels...)
 }
 
-// diskWants are the labels that the images of a disk need. What a guest writes alone is
-// its own; what several write is at the lowest level; and what none writes is content.
+// diskWants returns the labels that the images of a disk need. A writable image gets the guest's own label.
+// A shareable one gets the lowest level, which all guests may write. A read-only one is labelled as
+// content.
 func (l *labels) diskWants(d *device.Disk, a device.DiskAttachment) []loan {
 	if l == nil || l.Model != seclabel.SELinux {
 		return nil
@@ -182,8 +183,8 @@ func (l *labels) diskWants(d *device.Disk, a device.DiskAttachment) []loan {
 	return all
 }
 
-// imageOwner names images of disks, by their numbers: they may outlive a disk by the medium that comes after
-// them, and a job may take one of them away.
+// imageOwner names images of disks by their numbers. A device alias would not do: images may outlive a
+// change of medium, and a block job may remove one image of a disk.
 func imageOwner(numbers ...uint) string {
 	names := make([]string, len(numbers))
 	for i, n := range numbers {
@@ -192,7 +193,7 @@ func imageOwner(numbers ...uint) string {
 	return strings.Join(names, ",")
 }
 
-// ownerOf names what a device needs of the host, for as long as it is the guest's.
+// ownerOf names a device as the user of labels and rules, for as long as the guest has it.
 func ownerOf(dev device.Device) string {
 	if d, is := dev.(*device.Disk); is {
 		return imageOwner(d.Nodes()...)
@@ -200,10 +201,10 @@ func ownerOf(dev device.Device) string {
 	return dev.Common().Alias
 }
 
-// owners are the names that one stands for.
+// owners splits a name into those that it stands for.
 func owners(by string) []string { return strings.Split(by, ",") }
 
-// labelFiles labels what the guest is about to be handed, or shown.
+// labelFiles labels the files that the guest is passed or shown.
 func (l *launching) labelFiles(ctx context.Context) error {
 	labels := l.run.labels
 	if labels == nil || labels.Model != seclabel.SELinux {
@@ -227,14 +228,14 @@ func (l *launching) labelFiles(ctx context.Context) error {
 		all = append(all, loan{l.from.file, labels.Content, ""})
 	}
 	for _, path := range readFiles(l.run.def) {
-		f, err := openNamed(ctx, path, os.O_RDONLY)
+		f, err := openNamed(ctx, l.sc, path, os.O_RDONLY)
 		if err != nil {
-			continue // who shows it says so
+			continue // the code that shows the file reports the error
 		}
 		defer f.Close()
 		all = append(all, loan{f, labels.Content, ""})
 	}
-	if log, err := l.g.reg.appendLog(l.run.def.Name); err == nil { // else it starts without
+	if log, err := l.g.reg.appendLog(l.run.def.Name); err == nil { // otherwise it starts without a log
 		defer log.Close()
 		all = append(all, loan{log, labels.Own, ""})
 	}
@@ -243,22 +244,25 @@ func (l *launching) labelFiles(ctx context.Context) error {
 	return err
 }
 
-// ofTheHost reports whether a file belongs to the host's programs, which every guest
-// may read by the policy, and which are not relabelled.
+// ofTheHost reports whether a file belongs to the host's programs. Every guest may read these by policy,
+// and they are not relabelled.
 func ofTheHost(path string) bool { return strings.HasPrefix(filepath.Clean(path), "/usr/") }
 
-// lendImage labels a file that QEMU writes or reads while the guest's memory moves, and
-// gives the way to give it back.
+// giveBackLimit bounds the wait for a file's own label.
+const giveBackLimit = 30 * time.Second
+
+// lendImage labels a file that QEMU writes or reads while it moves the guest's memory. The returned
+// function restores the label.
 func (l *labels) lendImage(ctx context.Context, f *os.File) (func(), error) {
 	if l == nil || l.host == nil {
 		return func() {}, nil
 	}
 	const by = "memory"
 	back := func() {
-		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), giveBackLimit)
 		defer stop()
 		if err := l.giveBack(ctx, by); err != nil {
-			l.log.Error("a file may keep the guest's label", "path", f.Name(), "error", err)
+			l.log.Error("cannot restore the label of a file", "path", f.Name(), "error", err)
 		}
 	}
 	if _, err := l.lend(ctx, []loan{{f, l.Image, by}}); err != nil {
@@ -279,14 +283,14 @@ func (l *labels) lendImage(ctx context.Context, f *os.File) (func(), error) {
 	return back, nil
 }
 
-// lendDir labels a directory of the daemon's own, and the files in it.
+// lendDir labels one of the daemon's own directories, and the files in it.
 func (l *labels) lendDir(ctx context.Context, dir, by string) error {
 	if l == nil || l.Model != seclabel.SELinux {
 		return nil
 	}
 	f, err := os.Open(dir)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label a directory of the guest's")
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label a directory of the guest")
 	}
 	defer f.Close()
 	_, err = l.lend(ctx, []loan{{f, l.Own, by}})

@@ -22,41 +22,40 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
 )
 
-// Where the host enforces SELinux or AppArmor each guest that runs has a label of its
-// own. Under SELinux its files get labels too, also those that are handed over open,
-// and get back what they had before: what is about to be changed is journalled in the
-// data directory, since labels of files outlive a reboot. Under AppArmor the journal
-// holds what the guest's profile allows.
+// On a host that enforces SELinux or AppArmor each running guest has a label of its own. Under SELinux the
+// guest's files are labelled too, including those that are passed open, and get their old labels back
+// later. Every change is journalled in the data directory first, because file labels outlive a reboot.
+// Under AppArmor the journal holds what the guest's profile allows.
 
-// labels are those of a running guest. One goroutine at a time works on them, whose
-// turn it is; a guest without labels has none, and everything is done to nothing.
+// labels are the labels of a running guest. One goroutine at a time works on them (see inTurn). A guest
+// without labels has a nil *labels, on which all methods do nothing.
 type labels struct {
-	host *seclabel.Host // nil: labels are off by now, and are only given back
+	host *seclabel.Host // nil: labels are off now, and old ones are only restored
 	root kernel.Root
 	book *lendings
 	log  *slog.Logger
 	uuid string
-	path string // of the journal
+	path string // the journal's path
 	turn chan struct{}
 	labelled
 }
 
-// labelled is the journal.
+// labelled is the content of the journal.
 type labelled struct {
 	seclabel.Guest
-	// Files are those whose label was changed, or is about to be.
+	// Files are the files with a changed label, or with one that is about to change.
 	Files []lent `json:",omitempty"`
-	// Profile is what AppArmor allows the guest.
+	// Profile is what the AppArmor profile allows the guest.
 	Profile *seclabel.Profile `json:",omitempty"`
 }
 
-// lent is a file, or a directory with the files in it, whose label the guest changed.
+// lent is a file, or a directory with its files, with a label that was changed for the guest.
 type lent struct {
 	fileID
 	Path          string
 	Before, After string
-	For           string // the device that it is for; empty: the guest
-	// Other is another label that the guest has given it, for another use; empty: none.
+	For           string // the device that uses it; empty: the guest itself
+	// Other is another label that the guest gave the file, for another use. Empty: none.
 	Other string `json:",omitempty"`
 }
 
@@ -76,7 +75,7 @@ func (r *Registry) newLabels(uuid string, g seclabel.Guest, log *slog.Logger) *l
 	return l
 }
 
-// inTurn works on the labels when nobody else of the guest's does.
+// inTurn calls do while no other goroutine works on the guest's labels. It waits until ctx ends.
 func (l *labels) inTurn(ctx context.Context, do func() error) error {
 	if l == nil {
 		return nil
@@ -90,19 +89,20 @@ func (l *labels) inTurn(ctx context.Context, do func() error) error {
 	return do()
 }
 
-// of is the label of programs in chambers of the guest's.
+// of returns the label of programs in the guest's sandbox.
 func (l *labels) of() sandbox.Label {
 	if l == nil || l.host == nil {
 		return sandbox.Label{}
 	}
 	if l.Model == seclabel.AppArmor {
-		return sandbox.Label{Program: "exec " + l.Process, Exec: l.host.Exec} // a command, in AppArmor's words
+		return sandbox.Label{Program: "exec " + l.Process, Exec: l.host.Exec} // AppArmor expects a command
 	}
 	return sandbox.Label{Program: l.Process, Exec: l.host.Exec, Files: l.Own}
 }
 
-// helper is the label of programs that serve the guest's QEMU: SELinux's, whose
-// processes of one guest are one to each other. A profile is QEMU's alone.
+// helper returns the label of programs that serve the guest's QEMU. Under SELinux it is the guest's own
+// label, which all processes of the guest share. An AppArmor profile is for QEMU only, so these programs
+// get none.
 func (l *labels) helper() sandbox.Label {
 	if l == nil || l.Model != seclabel.SELinux {
 		return sandbox.Label{}
@@ -110,7 +110,7 @@ func (l *labels) helper() sandbox.Label {
 	return l.of()
 }
 
-// sockets has do make sockets that are the guest's.
+// sockets calls do so that the sockets it makes have the guest's label.
 func (l *labels) sockets(do func() error) error {
 	if l == nil || l.host == nil || l.Model != seclabel.SELinux {
 		return do()
@@ -118,12 +118,12 @@ func (l *labels) sockets(do func() error) error {
 	return l.root.WithSocketLabel(l.Process, do)
 }
 
-// keep writes the journal, through to the disk: a label of a file outlives a loss of
-// power, and so must what it was before.
+// keep writes the journal and syncs it to the disk. File labels outlive a loss of power, so the labels from
+// before must, too.
 func (l *labels) keep() error {
 	text, err := json.Marshal(&l.labelled)
 	if err == nil && len(text) > maxJournal {
-		err = fault.New(fault.NoCapacity, fault.Host, "what is labelled for the guest has too many files of too long names: %d bytes of them, and at most %d", len(text), maxJournal)
+		err = fault.New(fault.NoCapacity, fault.Host, "the label journal of the guest is too large: %d bytes, at most %d; use fewer files or shorter paths", len(text), maxJournal)
 	}
 	if err != nil {
 		return err
@@ -132,9 +132,10 @@ func (l *labels) keep() error {
 	if err == nil {
 		err = writeThrough(l.path, text)
 	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot keep what is labelled for the guest")
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write the label journal of the guest")
 }
 
+// writeThrough replaces a file atomically and syncs it and its folder.
 func writeThrough(path string, text []byte) error {
 	f, err := os.OpenFile(path+atomicfile.Half, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -150,25 +151,25 @@ func writeThrough(path string, text []byte) error {
 	if err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(path)) // the name has to last, too
+	dir, err := os.Open(filepath.Dir(path)) // the new name must be on the disk, too
 	if err != nil {
 		return err
 	}
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// loan is an open file and the label that a device needs it to have.
+// loan is an open file and the label that a device needs on it.
 type loan struct {
 	file  *os.File
 	label string
 	by    string
 }
 
-// user names who uses a file, in the book of all guests.
+// user names the user of a file in the book that all guests share.
 func (l *labels) user(by string) string { return l.uuid + " " + by }
 
-// lend labels files, and remembers what they were. What lies on a file system that
-// keeps no labels is told and left as it is.
+// lend labels files and journals the labels from before. A file on a file system without labels is logged,
+// returned as a remark and left unchanged.
 func (l *labels) lend(ctx context.Context, all []loan) (remarks []string, err error) {
 	if l == nil || l.Model != seclabel.SELinux {
 		return nil, nil
@@ -203,12 +204,12 @@ func (l *labels) lend(ctx context.Context, all []loan) (remarks []string, err er
 		return nil
 	})
 	for _, r := range remarks {
-		l.log.Warn("a file of the guest's cannot be labelled", "cause", r)
+		l.log.Warn("cannot label a file of the guest", "cause", r)
 	}
 	return remarks, err
 }
 
-// note enters a file in the books; nil: there is nothing to do about it.
+// note enters a file in the book. It returns nil if the file needs no change.
 func (l *labels) note(ctx context.Context, w loan) (*lent, error) {
 	if w.label == "" {
 		return nil, nil
@@ -232,8 +233,8 @@ func (l *labels) note(ctx context.Context, w loan) (*lent, error) {
 	return &lent{fileID: id, Path: at, Before: before, After: w.label, For: w.by}, nil
 }
 
-// whereIs gives the real path of an open file and what it is; "" for what is neither
-// a file, a block device nor a directory, and has no label that would outlive it.
+// whereIs returns the real path and identity of an open file. The path is empty unless it is a regular
+// file, a block device or a directory: no other file has a label that outlives it.
 func whereIs(f *os.File) (path string, id fileID, err error) {
 	err = withDescriptor(f, func(fd int) (err error) {
 		var st unix.Stat_t
@@ -249,7 +250,7 @@ func whereIs(f *os.File) (path string, id fileID, err error) {
 	return path, id, fault.Wrap(err, fault.Failed, fault.Host, "cannot look at %s", f.Name())
 }
 
-// unlabelled says which file keeps no label, by its real path.
+// unlabelled returns the remark that a file keeps no label, with its real path.
 func unlabelled(f *os.File, why error) string {
 	at, _, err := whereIs(f)
 	if err != nil || at == "" {
@@ -258,7 +259,8 @@ func unlabelled(f *os.File, why error) string {
 	return fmt.Sprintf("%s has no label of its own: %v", at, why)
 }
 
-// withDescriptor leaves the file in the blocking mode that it is in.
+// withDescriptor calls do with the file's descriptor. It leaves the file's blocking mode unchanged, which
+// Fd would not.
 func withDescriptor(f *os.File, do func(fd int) error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -269,7 +271,7 @@ func withDescriptor(f *os.File, do func(fd int) error) error {
 	return errors.Join(err, inner)
 }
 
-// relabel gives a file, or a directory with the files in it, a label.
+// relabel sets the label of a file, or of a directory and the files in it.
 func relabel(f *os.File, to string) error {
 	if err := kernel.SetFileLabel(f, to); err != nil {
 		return err
@@ -281,7 +283,7 @@ func relabel(f *os.File, to string) error {
 	return eachIn(f.Name(), func(one *os.File) error { return kernel.SetFileLabel(one, to) })
 }
 
-// eachIn opens the files that lie in a directory of the daemon's own.
+// eachIn opens each regular file in one of the daemon's own directories and calls do with it.
 func eachIn(dir string, do func(*os.File) error) error {
 	entries, err := os.ReadDir(dir)
 	var failed []error
@@ -298,10 +300,10 @@ func eachIn(dir string, do func(*os.File) error) error {
 	return errors.Join(append(failed, err)...)
 }
 
-// giveBack gives files that a device was for back as they were; what AppArmor allowed
-// for it is forbidden again.
+// giveBack restores the labels of the files that only this device used, and removes its permissions from
+// the AppArmor profile.
 func (l *labels) giveBack(ctx context.Context, by string) error {
-	if by == "" { // a drive without a medium: what is for nobody in particular is the guest's
+	if by == "" { // a drive without a medium; an empty name would mean the files of the guest itself
 		return nil
 	}
 	return l.inTurn(ctx, func() error {
@@ -314,14 +316,14 @@ func (l *labels) giveBack(ctx context.Context, by string) error {
 	})
 }
 
-// end gives everything back when the guest has ended, and what it was called.
+// end restores all labels and frees the guest's own label when the guest has ended.
 func (l *labels) end(ctx context.Context) error {
 	return l.inTurn(ctx, func() error {
 		err := l.putBack(ctx, func(lent) bool { return true })
 		if l.Profile != nil {
 			err = errors.Join(err, l.unload())
 		}
-		if len(l.Files) > 0 { // what could not be put back is tried again by the next daemon
+		if len(l.Files) > 0 { // the next daemon tries again
 			return errors.Join(err, l.keep())
 		}
 		if l.host != nil {
@@ -334,7 +336,7 @@ func (l *labels) end(ctx context.Context) error {
 	})
 }
 
-// putBack gives files back, and forgets those.
+// putBack restores the labels of the chosen files and drops them from the journal.
 func (l *labels) putBack(ctx context.Context, which func(lent) bool) error {
 	var failed []error
 	l.Files = slices.DeleteFunc(l.Files, func(f lent) bool {
@@ -345,15 +347,14 @@ func (l *labels) putBack(ctx context.Context, which func(lent) bool) error {
 			return fsguard.Run(ctx, f.Path, func() error { return f.putBack() })
 		})
 		if err != nil {
-			failed = append(failed, fmt.Errorf("cannot give %s its label back: %w", f.Path, err))
+			failed = append(failed, fmt.Errorf("cannot restore the label of %s: %w", f.Path, err))
 		}
 		return err == nil
 	})
 	return errors.Join(failed...)
 }
 
-// putBack gives a file the label that it had, unless somebody gave it another one
-// meanwhile, or something else has its name.
+// putBack restores a file's label, unless the label was changed since, or another file has its path.
 func (f lent) putBack() error {
 	at, err := unix.Open(f.Path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -382,7 +383,7 @@ func (f lent) putBack() error {
 			err = kernel.SetFileLabel(one, f.Before)
 		}
 		if fault.Is(err, fault.Unsupported) {
-			return nil // it was never changed
+			return nil // its label was never changed
 		}
 		return err
 	}
@@ -393,19 +394,19 @@ func (f lent) putBack() error {
 	return err
 }
 
-// loadLabels reads the journals that earlier daemons left, before any guest is
-// adopted: files may be shared by guests that run and guests that have ended.
+// loadLabels reads the journals of earlier daemons before any guest is adopted. Running guests and guests
+// that have ended may share files.
 func (r *Registry) loadLabels() {
 	paths, err := filepath.Glob(filepath.Join(r.labelDir(), "*"+labelSuffix))
 	if err != nil {
-		return // only for a pattern that is wrong
+		return // only a malformed pattern fails
 	}
 	r.leftLabels = map[string]*labels{}
 	for _, path := range paths {
 		uuid := strings.TrimSuffix(filepath.Base(path), labelSuffix)
 		l, err := r.readLabels(uuid, path)
 		if err != nil {
-			r.log.Error("files of a guest may keep a label that is not theirs", "journal", path, "error", err)
+			r.log.Error("cannot read a label journal; files may keep a guest's label", "journal", path, "error", err)
 			continue
 		}
 		for _, f := range l.Files {
@@ -418,9 +419,10 @@ func (r *Registry) loadLabels() {
 	}
 }
 
-// maxJournal bounds a journal, in bytes.
+// maxJournal bounds the size of a journal, in bytes.
 const maxJournal = 16 << 20
 
+// readLabels reads the journal of a guest's labels, of at most maxJournal bytes.
 func (r *Registry) readLabels(uuid, path string) (*labels, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > maxJournal {
@@ -437,15 +439,15 @@ func (r *Registry) readLabels(uuid, path string) (*labels, error) {
 	return l, err
 }
 
-// reholdLabels has an adopted guest keep its labels.
+// reholdLabels lets an adopted guest keep its labels, and pushes their release.
 func (r *Registry) reholdLabels(run *run) {
 	if run.labels = r.leftLabels[run.UUID]; run.labels != nil {
 		run.hold("label", run.labels.end)
 	}
 }
 
-// sweepLabels gives back what guests left that a reboot ended, or that ended before
-// anything else was known of them. It comes after all adoptions.
+// sweepLabels restores the labels of guests that a reboot ended, or that ended before anything else was
+// recorded. It runs after all adoptions.
 func (r *Registry) sweepLabels() {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
@@ -457,7 +459,7 @@ func (r *Registry) sweepLabels() {
 			continue
 		}
 		if err := l.end(ctx); err != nil {
-			l.log.Error("files of a guest that has ended may keep its label", "error", err)
+			l.log.Error("cannot restore the labels of an ended guest's files", "error", err)
 		}
 	}
 	r.leftLabels = nil

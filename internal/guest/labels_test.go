@@ -16,10 +16,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// The kernel's side of SELinux and AppArmor is recorded here: what it would be told is
-// read from its files. Labels of files are the real ones.
+// The kernel's side of SELinux and AppArmor is replaced by files that record the daemon's writes. Labels of files
+// are real.
 
 // newDaemonWith makes a daemon on a host that enforces something.
 func newDaemonWith(t *testing.T, tree string) *daemon {
@@ -86,9 +87,8 @@ const (
 	private = "system_u:object_r:svirt_image_t:(s0:c[0-9]+,c[0-9]+)"
 )
 
-// TestGuestsAndTheirFilesAreLabelled: each QEMU gets a pair of its own, what it writes
-// has the same, what it reads can be read by all; the next daemon goes on with that; at
-// the end everything is as it was.
+// Each QEMU gets its own category pair. Files that it writes have the same pair, files that it reads can be read
+// by all. The next daemon keeps the pair. At the end all labels are restored.
 // Promise: I8
 func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
@@ -98,14 +98,14 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	one := d.define(small("one", fileDisk(disk, "disk", "vda", "virtio", ""), fileDisk(both, "disk", "vdb", "virtio", "<shareable/>"),
 		fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), fileDisk(bare, "disk", "vdc", "virtio", "")))
 	two := d.define(small("two", fileDisk(both, "disk", "vdb", "virtio", "<shareable/>"), fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>")))
-	ok(t, one.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, one.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	process := d.told(execFile)
 	if !regexp.MustCompile(`^system_u:system_r:svirt_tcg_t:s0:c\d+,c\d+$`).MatchString(process) {
 		t.Fatalf("QEMU is labelled %q", process)
 	}
 	pair := strings.TrimPrefix(process, "system_u:system_r:svirt_tcg_t:")
 	own := "system_u:object_r:svirt_image_t:" + pair
-	ok(t, two.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, two.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if d.told(execFile) == process {
 		t.Errorf("two guests are labelled %s", process)
 	}
@@ -125,22 +125,22 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 			t.Errorf("%s: it is said to be %q, kept by %v, and is\n%s", when, labelsOf(d, v), v.Isolation, text)
 		}
 		if text, err = domainxml.Format(v.Inactive, domainxml.Style{}); err != nil || strings.Contains(text, "seclabel") {
-			t.Errorf("%s: what is made for a run is stored (%v):\n%s", when, err, text)
+			t.Errorf("%s: a value of one run is stored (%v):\n%s", when, err, text)
 		}
 	}
 	running("started")
 	d.reopen(func() {})
 	running("adopted")
-	// A pair that an adopted guest has is nobody else's.
+	// The pair of an adopted guest is not given to another.
 	taken := d.define(strings.Replace(small("taken"), "<devices>", "<seclabel type='static' model='selinux'><label>"+process+"</label></seclabel><devices>", 1))
-	refused(t, taken.Start(d.ctx(), guest.StartOptions{}), fault.Busy, one.UUID())
+	refused(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, one.UUID())
 
-	ok(t, d.again(one).Destroy(d.ctx(), false))
+	ok(t, d.again(one).Destroy(d.ctx(), scope.Daemon("a test"), false))
 	settled(t, d, one)
 	for path, context := range map[string]string{disk: pooled, bare: "", both: shared, medium: content} { // two goes on
 		wantContext(t, "one has ended", path, regexp.QuoteMeta(context))
 	}
-	ok(t, d.again(two).Destroy(d.ctx(), false))
+	ok(t, d.again(two).Destroy(d.ctx(), scope.Daemon("a test"), false))
 	settled(t, d, two)
 	for path, context := range before {
 		wantContext(t, "both have ended", path, regexp.QuoteMeta(context))
@@ -151,7 +151,7 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	if said := d.told("proc/thread-self/attr/sockcreate"); said != "\n" {
 		t.Errorf("sockets of the daemon's would be %q", said)
 	}
-	ok(t, taken.Start(d.ctx(), guest.StartOptions{})) // the pair is free
+	ok(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})) // the pair is free
 	if d.told(execFile) != process {
 		t.Errorf("it is labelled %q, and says %q", d.told(execFile), process)
 	}
@@ -165,13 +165,13 @@ func (d *daemon) within(g *guest.Guest, path string) string {
 // settled waits until a guest has ended and everything is given back.
 func settled(t *testing.T, d *daemon, g *guest.Guest) {
 	t.Helper()
-	eventually(t, g.Name()+" has given back what it held", func() bool {
+	eventually(t, g.Name()+" has released its resources", func() bool {
 		return d.again(g).View().Active == nil && gone(filepath.Join(d.dir, "run/guest", g.UUID()))
 	})
 }
 
-// TestLabelsOfGuestsThatNoDaemonSawEnd: by the end of QEMU while no daemon ran, by a
-// reboot, and by the end of the daemon amid a start.
+// Guests end without a daemon that sees it: QEMU ends while no daemon runs, the host reboots, or the daemon ends
+// during a start.
 // Promise: I8
 func TestLabelsOfGuestsThatNoDaemonSawEnd(t *testing.T) {
 	for what, meanwhile := range map[string]func(d *daemon, run string){
@@ -192,13 +192,13 @@ func TestLabelsOfGuestsThatNoDaemonSawEnd(t *testing.T) {
 			disk, medium, others := d.labelled("disk.raw", pooled), d.labelled("medium.iso", home), d.labelled("others.raw", home)
 			g := d.define(small("g", fileDisk(disk, "disk", "vda", "virtio", ""), fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"),
 				fileDisk(others, "disk", "vdb", "virtio", "")))
-			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 			wantContext(t, "started", disk, private)
 			pid, run := g.View().PID, g.RunDir()
 			d.reopen(func() {
 				kill(t, pid)
 				meanwhile(d, run)
-				ok(t, unix.Setxattr(others, "security.selinux", []byte("a:b:c:s0\x00"), 0)) // somebody's wish
+				ok(t, unix.Setxattr(others, "security.selinux", []byte("a:b:c:s0\x00"), 0)) // a label that another program has set
 			})
 			settled(t, d, g)
 			wantContext(t, what, disk, pooled)
@@ -226,43 +226,43 @@ func kill(t *testing.T, pid int) {
 func TestPluggedFilesAreLabelled(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	live := guest.Affect{Live: true}
 	path, medium, next := d.labelled("stick.raw", home), d.labelled("medium.iso", home), d.labelled("next.iso", home)
 	stick := fileDisk(path, "disk", "sdb", "usb", "")
-	ok(t, g.Attach(d.ctx(), stick, live))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, live))
 	wantContext(t, "plugged", path, private)
 	other := d.define(small("other", fileDisk(path, "disk", "vda", "virtio", "<readonly/>")))
-	refused(t, other.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "shareable")
+	refused(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "shareable")
 	wantContext(t, "refused", path, private)
 	d.reopen(func() {})
 	g = d.again(g)
-	ok(t, g.Detach(d.ctx(), stick, live))
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, live))
 	eventually(t, "the stick's label is given back", func() bool { return contextOf(t, path) == home })
 
-	ok(t, g.Update(d.ctx(), fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), live, false))
+	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), live, false))
 	wantContext(t, "in the drive", medium, content)
-	ok(t, g.Update(d.ctx(), fileDisk(next, "cdrom", "sda", "sata", "<readonly/>"), live, false))
+	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), fileDisk(next, "cdrom", "sda", "sata", "<readonly/>"), live, false))
 	wantContext(t, "out of the drive", medium, home)
 	wantContext(t, "in the drive", next, content)
-	ok(t, g.Update(d.ctx(), `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`, live, false))
+	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`, live, false))
 	wantContext(t, "out of the drive", next, home)
 
 	// A plug of nothing that fails takes nothing back that is the guest's.
-	if err := g.Attach(d.ctx(), `<disk type='file' device='cdrom'><target dev='sdz' bus='sata'/></disk>`, live); err == nil {
+	if err := g.Attach(d.ctx(), scope.Daemon("a test"), `<disk type='file' device='cdrom'><target dev='sdz' bus='sata'/></disk>`, live); err == nil {
 		t.Error("a SATA drive is plugged in")
 	}
 	wantContext(t, "a plug failed", d.LogPath("g"), private)
 
-	// What is written while memory moves is the guest's only meanwhile.
+	// While memory is written to the image, the image belongs to the guest alone.
 	image := filepath.Join(d.dir, "saved")
-	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
 	settled(t, d, g)
 	wantContext(t, "saved", image, "")
-	again, err := d.Restore(d.ctx(), image, guest.SaveOptions{})
+	again, err := d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
 	ok(t, err)
 	wantContext(t, "restored", image, content)
-	ok(t, again.Destroy(d.ctx(), false))
+	ok(t, again.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	settled(t, d, again)
 	wantContext(t, "ended", image, "")
 }
@@ -286,15 +286,15 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 	} {
 		ok(t, os.WriteFile(filepath.Join(d.enforces, execFile), nil, 0o600))
 		g := d.define(with(name, c.seclabel, c.insource))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		if said := d.told(execFile); !regexp.MustCompile("^" + c.process + "$").MatchString(said) {
 			t.Errorf("%s: it is labelled %q", name, said)
 		}
 		wantContext(t, name, disk, c.file)
-		if c.process != "" { // what is the guest's alone has its label, whatever its disks have
+		if c.process != "" { // files of the guest alone have its label, whatever label its disks have
 			wantContext(t, name, d.within(g, "dev/null"), `system_u:object_r:svirt_image_t:s0:c\d+,c\d+`)
 		}
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		settled(t, d, g)
 		wantContext(t, name+" has ended", disk, pooled)
 	}
@@ -303,11 +303,11 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 		"<label>":  with("bad", "<seclabel type='static' model='selinux'/>", ""),
 		"apparmor": with("bad", "<seclabel type='static' model='apparmor'><label>x</label></seclabel>", ""),
 	} {
-		if _, err := d.Define(d.ctx(), doc, false); err == nil || !strings.Contains(err.Error(), why) {
+		if _, err := d.Define(d.ctx(), scope.Daemon("a test"), doc, false); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("it is not refused for %s: %v", why, err)
 		}
 	}
-	_, err := d.Define(d.ctx(), with("bad", "", "<seclabel model='selinux'><label>rubbish</label></seclabel>"), false)
+	_, err := d.Define(d.ctx(), scope.Daemon("a test"), with("bad", "", "<seclabel model='selinux'><label>rubbish</label></seclabel>"), false)
 	refused(t, err, fault.Invalid, "rubbish")
 }
 
@@ -331,11 +331,11 @@ func TestFileSystemsWithoutLabels(t *testing.T) {
 		t.Skip("this kernel's ramfs keeps labels")
 	}
 	g := d.define(small("g", fileDisk(disk, "disk", "vda", "virtio", "")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if all := g.View().Messages; !slices.ContainsFunc(all, func(m string) bool { return strings.Contains(m, disk) && strings.Contains(m, "label") }) {
 		t.Errorf("it is not told: %v", all)
 	}
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	settled(t, d, g)
 }
 
@@ -349,18 +349,18 @@ func TestLabelsThatAreRequired(t *testing.T) {
 		t.Skip("this host has labels")
 	}
 	g := d.define(small("g"))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Unsupported, "--security-labels=require")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Unsupported, "--security-labels=require")
 	if i := d.Isolation(); !slices.ContainsFunc(i.Lacking, func(s string) bool { return strings.HasPrefix(s, "labels (") }) {
-		t.Errorf("what it lacks is %v", i.Lacking)
+		t.Errorf("it lacks %v", i.Lacking)
 	}
 	d.enforces = kerneltest.Dir(t, kerneltest.SELinux)
 	d.reopen(func() {})
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	none := d.define(strings.Replace(small("none"), "<devices>", "<seclabel type='none' model='selinux'/><devices>", 1))
-	refused(t, none.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "none")
+	refused(t, none.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "none")
 }
 
-// newParser puts a parser of profiles into the way, which notes what it was to load.
+// newParser puts a fake apparmor_parser into the path, which records the profiles that it was to load.
 func newParser(t *testing.T) (loaded func() string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -381,8 +381,8 @@ func newParser(t *testing.T) (loaded func() string) {
 	}
 }
 
-// TestGuestsHaveProfiles: each QEMU enters a profile that allows what it needs and
-// nothing of another guest's; it grows and shrinks with the guest, and goes with it.
+// Each QEMU enters a profile that allows what it needs, and no file of another guest. The profile grows and
+// shrinks with the guest, and is removed with it.
 // Promise: I9
 func TestGuestsHaveProfiles(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser") // AppArmor's own
@@ -391,7 +391,7 @@ func TestGuestsHaveProfiles(t *testing.T) {
 	disk, medium, path := d.labelled("disk 1,{a}.raw", ""), d.labelled("medium.iso", ""), d.labelled("stick.raw", "")
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, fileDisk(disk, "disk", "vda", "virtio", ""),
 		fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), `<graphics type='vnc'/>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	name := "lodge-" + d.Instance + "-" + g.UUID()
 	if said := d.told("proc/thread-self/attr/apparmor/exec"); said != "exec "+name {
 		t.Errorf("QEMU enters %q", said)
@@ -426,17 +426,17 @@ func TestGuestsHaveProfiles(t *testing.T) {
 		t.Errorf("it is said to be %q, kept by %v", labelsOf(d, v), v.Isolation)
 	}
 	live, stick := guest.Affect{Live: true}, fileDisk(path, "disk", "sdb", "usb", "")
-	ok(t, g.Attach(d.ctx(), stick, live))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, live))
 	if now := profile(); !strings.Contains(now, `"`+path+`" rwk,`) || !strings.Contains(now, medium) {
 		t.Errorf("with the stick it says\n%s", now)
 	}
 	d.reopen(func() {})
 	g = d.again(g)
-	ok(t, g.Detach(d.ctx(), stick, live))
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, live))
 	eventually(t, "the stick is forbidden again", func() bool { return profile() == start })
 
 	bad := d.labelled("bad\".raw", "")
-	if err := g.Attach(d.ctx(), fileDisk(strings.ReplaceAll(bad, `"`, "&quot;"), "disk", "sdc", "usb", ""), live); !fault.Is(err, fault.Invalid) {
+	if err := g.Attach(d.ctx(), scope.Daemon("a test"), fileDisk(strings.ReplaceAll(bad, `"`, "&quot;"), "disk", "sdc", "usb", ""), live); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a path that no profile can have is taken: %v", err)
 	}
 	if profile() != start {
@@ -444,7 +444,7 @@ func TestGuestsHaveProfiles(t *testing.T) {
 	}
 	list := filepath.Join(d.enforces, "sys/kernel/security/apparmor/profiles")
 	ok(t, os.WriteFile(list, []byte(name+" (enforce)\n"), 0o600))
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	settled(t, d, g)
 	if said := d.told("sys/kernel/security/apparmor/.remove"); said != name {
 		t.Errorf("the kernel was told to remove %q", said)

@@ -11,10 +11,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// QEMU says in its own words why it ends, and what it repeats of its command line names objects that
-// no definition has. A user is told which device that is about, and what to do where that is known.
+// QEMU's errors at its start repeat parts of its command line, with object names that no definition has.
+// These functions replace them by the device that the user knows, and by a remedy where one is known.
 
-// explain says why a QEMU has ended amid a start.
+// explain returns the error for a QEMU that ended during a start. words is the end of its output.
 func (l *launching) explain(words string) error {
 	def := l.run.def
 	switch {
@@ -22,7 +22,7 @@ func (l *launching) explain(words string) error {
 		return l.tooLittleLocked()
 	case strings.Contains(words, "CMD_INIT"):
 		return fault.New(fault.Failed, fault.Host,
-			"the TPM's state in %s cannot be read (%s): put a copy of it back, or begin with a new TPM: undefine the domain with --tpm and define it again",
+			"the TPM's state in %s cannot be read (%s): restore a copy of it, or begin with a new TPM: undefine the domain with --tpm and define it again",
 			l.g.reg.tpmState(l.run.UUID), plainWords(def, words))
 	}
 	if m := absentFeature.FindStringSubmatch(words); m != nil {
@@ -32,17 +32,17 @@ func (l *launching) explain(words string) error {
 }
 
 var (
-	// absentFeature is how QEMU calls a processor's feature that it does not know.
+	// absentFeature matches QEMU's error for an unknown CPU feature.
 	absentFeature = regexp.MustCompile(`Property '[^']+-cpu\.([^']+)' not found`)
-	// speaker is what comes before the words of each line.
+	// speaker matches the prefix of each line.
 	speaker = regexp.MustCompile(`^(\d{4}-\d\d-\d\dT\S+Z )?\S*qemu[^ :]*: `)
-	// argument is an option of the command line that QEMU repeats, and what it says of that.
+	// argument matches a repeated command line option and the error that follows it.
 	argument = regexp.MustCompile(`^-(device|chardev|netdev|object|blockdev|tpmdev) (\{.*\}|[^{]\S*?): (.*)$`)
-	// name is that of an object, in either style of options.
+	// name matches the name of an object, in either style of options.
 	name = regexp.MustCompile(`(?:"id":"|"node-name":"|\bid=)([^",]+)`)
 )
 
-// plainWords leaves of QEMU's words what tells something, and names devices as a definition does.
+// plainWords removes the prefixes from QEMU's output, and names devices as the definition does.
 func plainWords(def *domain.Definition, words string) string {
 	var lines []string
 	for line := range strings.Lines(words) {
@@ -57,10 +57,10 @@ func plainWords(def *domain.Definition, words string) string {
 	return strings.Join(lines, "; ")
 }
 
-// prefixes are what the names of a device's other objects have before its alias.
+// prefixes are the prefixes of a device's alias in the names of QEMU's other objects for it.
 var prefixes = []string{"", "char", "host", "obj", "mem", "tpm-", "chr"}
 
-// called is what a user knows an object of QEMU's by.
+// called returns the user's name for an object of QEMU.
 func called(def *domain.Definition, id string) string {
 	for _, prefix := range prefixes {
 		if alias, is := strings.CutPrefix(id, prefix); is {
@@ -77,7 +77,7 @@ func called(def *domain.Definition, id string) string {
 	return id
 }
 
-// deviceName is what messages call a device.
+// deviceName returns the name of a device in messages.
 func deviceName(dev device.Device) string {
 	switch d := dev.(type) {
 	case *device.Disk:

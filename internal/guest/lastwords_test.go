@@ -37,7 +37,7 @@ func TestLastWords_NameWhatTheDefinitionHas(t *testing.T) {
 	for words, want := range map[string]string{
 		at + "can't apply global qemu64-x86_64-cpu.nosuch=on: Property 'qemu64-x86_64-cpu.nosuch' not found": `this QEMU has no CPU feature "nosuch"; leave <feature name='nosuch'/> out`,
 		at + "tpm-emulator: TPM result for CMD_INIT: 0x101 operation failed": "the TPM's state in /data/tpm/u cannot be read (tpm-emulator: TPM result for CMD_INIT: 0x101 operation failed): " +
-			"put a copy of it back, or begin with a new TPM: undefine the domain with --tpm and define it again",
+			"restore a copy of it, or begin with a new TPM: undefine the domain with --tpm and define it again",
 	} {
 		if got := l.explain(words); got.Error() != want || fault.Of(got) == fault.Internal {
 			t.Errorf("%s\nis told as %v", words, got)

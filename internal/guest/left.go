@@ -8,11 +8,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// leftKind is the kind of record that says, by UUID, what the guest was called whose secrets
-// stayed when it was forgotten: the state of its TPM, or its UEFI variables.
+// leftKind is the kind of record that holds, by UUID, the name of a forgotten guest if its secrets were
+// kept: its TPM state or its UEFI variables.
 var leftKind = store.Kind{Name: "left", Version: 1}
 
-// left says whether there are secrets of a guest of that UUID.
+// left reports whether there are secrets of a guest of that UUID.
 func (r *Registry) left(uuid string) bool {
 	for _, path := range []string{r.tpmState(uuid), r.nvramPath(uuid)} {
 		if _, err := os.Lstat(path); err == nil {
@@ -22,30 +22,30 @@ func (r *Registry) left(uuid string) bool {
 	return false
 }
 
-// noteLeft notes whose secrets stay of a guest that is forgotten.
+// noteLeft records the name of a forgotten guest if its secrets are kept.
 func (r *Registry) noteLeft(uuid, name string, log *slog.Logger) {
 	if !r.left(uuid) {
 		return
 	}
 	if err := r.store.Put(leftKind, uuid, name); err != nil {
-		log.Error("cannot note whose TPM's state or UEFI variables stay", "error", err)
+		log.Error("cannot record the owner of kept TPM state or UEFI variables", "error", err)
 	}
 }
 
-// forgetLeft forgets whose they were where none are there any more. Mostly there is no note, and
-// nothing is written.
+// forgetLeft deletes the record if the secrets are gone. Usually there is no record, and nothing is
+// written.
 func (r *Registry) forgetLeft(uuid string) {
 	var of string
 	if r.left(uuid) || fault.Is(r.store.Get(leftKind, uuid, &of), fault.NotFound) {
 		return
 	}
 	if err := r.store.Delete(leftKind, uuid); err != nil {
-		r.log.Error("cannot forget whose TPM's state or UEFI variables stayed", "uuid", uuid, "error", err)
+		r.log.Error("cannot delete the record of kept TPM state or UEFI variables", "uuid", uuid, "error", err)
 	}
 }
 
-// checkHeir refuses a new guest that would find what one of another name left: whoever may
-// give his guests a UUID may not be who may have those secrets. Names are what rules go by.
+// checkHeir refuses a new guest whose UUID belongs to the secrets of a guest of another name. A client that
+// may choose a UUID need not be allowed to read those secrets: permissions go by name.
 func (r *Registry) checkHeir(name, uuid string) error {
 	var of string
 	if !r.left(uuid) {
@@ -56,6 +56,6 @@ func (r *Registry) checkHeir(name, uuid string) error {
 	} else if err != nil {
 		return err
 	}
-	return fault.New(fault.Exists, fault.Domain, "cannot give domain %q the UUID %s: the TPM's state or the UEFI variables of an earlier guest of that UUID are kept, which had another name; "+
-		"give it that name, or another UUID", name, uuid)
+	return fault.New(fault.Exists, fault.Domain, "cannot give domain %q the UUID %s: the TPM's state or the UEFI variables of an earlier guest of that UUID and another name are kept; "+
+		"use that name, or another UUID", name, uuid)
 }

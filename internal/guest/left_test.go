@@ -8,10 +8,11 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// What a guest leaves of its secrets is for one of its name alone: whoever may choose a UUID
-// for his guests would else choose that of another's, and have them.
+// Secrets of an undefined guest are kept only for a guest with the same name. Otherwise a user who may choose a
+// UUID could choose that of another user's guest, and get its secrets.
 // Promise: A3
 func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	d := newDaemon(t)
@@ -22,22 +23,22 @@ func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	variables := filepath.Join(d.dir, "data/guest/nvram", uuid+"_VARS.fd")
 	keep := guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true}
 	g := d.define(doc("second"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	image := filepath.Join(d.dir, "image")
-	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
-	ok(t, g.Rename(d.ctx(), "first"))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
+	ok(t, g.Rename(d.ctx(), scope.Daemon("a test"), "first"))
 	ok(t, os.MkdirAll(filepath.Dir(variables), 0o700))
 	ok(t, os.WriteFile(variables, []byte("secret"), 0o600))
-	ok(t, g.Undefine(d.ctx(), keep))
+	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), keep))
 	d.reopen(func() {})
 	for range 2 {
-		_, err := d.Define(d.ctx(), doc("second"), false)
+		_, err := d.Define(d.ctx(), scope.Daemon("a test"), doc("second"), false)
 		refused(t, err, fault.Exists, "another name")
-		_, err = d.Create(d.ctx(), doc("second"), guest.StartOptions{})
+		_, err = d.Create(d.ctx(), scope.Daemon("a test"), doc("second"), guest.StartOptions{})
 		refused(t, err, fault.Exists, "another name")
-		_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
+		_, err = d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
 		refused(t, err, fault.Exists, "another name")
-		ok(t, d.define(doc("first")).Undefine(d.ctx(), keep))
+		ok(t, d.define(doc("first")).Undefine(d.ctx(), scope.Daemon("a test"), keep))
 	}
 	ok(t, os.Remove(variables))
 	d.define(doc("second"))
@@ -56,9 +57,11 @@ func TestSecretsThatAreJustLeftAreForAGuestOfTheName(t *testing.T) {
 		g := d.define(doc("first"))
 		ok(t, os.WriteFile(variables, []byte("secret"), 0o600))
 		gone := make(chan error, 1)
-		go func() { gone <- g.Undefine(d.ctx(), guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true}) }()
+		go func() {
+			gone <- g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true})
+		}()
 		for told := false; !told; {
-			_, err := d.Define(d.ctx(), doc("second"), false)
+			_, err := d.Define(d.ctx(), scope.Daemon("a test"), doc("second"), false)
 			refused(t, err, fault.Exists, "")
 			told = strings.Contains(err.Error(), "another name")
 		}

@@ -9,11 +9,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// TestWhatNoDaemonCouldReadIsRefused has a guest be given what is within all bounds by itself, and
-// makes of the whole one that the next daemon could not read: the guest would be in no list then.
+// Each part of a guest is within its limit, but the whole definition would be too large for the next daemon to
+// read. The guest would then be missing from every list, so the change is refused.
 // Promise: G3
 func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	d := newDaemon(t)
@@ -24,31 +25,31 @@ func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	unreadable := func(a guest.Affect) {
 		t.Helper()
 		for _, text := range []string{deep, wide} {
-			refused(t, g.SetMetadata(d.ctx(), guest.Element, &text, "x", "http://x", a), fault.Invalid, "nobody can read")
+			refused(t, g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Element, &text, "x", "http://x", a), fault.Invalid, "nobody can read")
 		}
 	}
 	unreadable(guest.Affect{Config: true})
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	unreadable(guest.Affect{Live: true})
 	unreadable(guest.Affect{Live: true, Config: true})
 
 	running, err := domainxml.Format(g.View().Active, domainxml.Style{Active: true, Secure: true, ID: g.View().ID})
 	ok(t, err)
 	words := strings.Repeat("x", xmltree.MaxSize-len(running)-100)
-	ok(t, g.SetMetadata(d.ctx(), guest.Description, &words, "", "", guest.Affect{Live: true}))
-	refused(t, g.Attach(d.ctx(), `<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>`, guest.Affect{Live: true}), fault.Invalid, "nobody can read")
+	ok(t, g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Description, &words, "", "", guest.Affect{Live: true}))
+	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), `<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>`, guest.Affect{Live: true}), fault.Invalid, "nobody can read")
 
 	stored, err := domainxml.Format(long.View().Inactive, domainxml.Style{Secure: true})
 	ok(t, err)
 	words = strings.Repeat("x", xmltree.MaxSize-len(stored)+1)
-	ok(t, long.SetMetadata(d.ctx(), guest.Description, &words, "", "", guest.Affect{Config: true}))
-	refused(t, long.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, "nobody can read")
+	ok(t, long.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Description, &words, "", "", guest.Affect{Config: true}))
+	refused(t, long.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Invalid, "nobody can read")
 	d.reopen(func() {})
 	d.settle(d.again(g), domain.Running)
 	d.settle(d.again(long), domain.ShutOff)
 }
 
-// A device that is attached brings no second order in which to boot: such a guest was saved, and not restored.
+// A device is attached with a boot order that another device has. Such a guest could be saved, but not restored.
 // Promise: F31
 func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
 	d := newDaemon(t)
@@ -56,15 +57,15 @@ func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
 	ordered := fmt.Sprintf(nic, "1", "1")
 	elsewhere := d.define(small("elsewhere")) // which boots from its first disk, as nothing else is said
 	g := d.define(small("ordered", ordered, "<controller type='pci' index='8' model='pcie-root-port'/>"))
-	ok(t, elsewhere.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, elsewhere.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
-		refused(t, elsewhere.Attach(d.ctx(), ordered, a), fault.Unsupported, "boot order of devices")
-		refused(t, g.Attach(d.ctx(), fmt.Sprintf(nic, "2", "1"), a), fault.Unsupported, "boot order 1 is given to two")
+		refused(t, elsewhere.Attach(d.ctx(), scope.Daemon("a test"), ordered, a), fault.Unsupported, "boot order of devices")
+		refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), fmt.Sprintf(nic, "2", "1"), a), fault.Unsupported, "boot order 1 is given to two")
 	}
-	ok(t, g.Attach(d.ctx(), fmt.Sprintf(nic, "3", "2"), guest.Affect{Live: true, Config: true}))
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), fmt.Sprintf(nic, "3", "2"), guest.Affect{Live: true, Config: true}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 }

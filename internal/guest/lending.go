@@ -8,13 +8,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// fileID tells a file from every other one of this host.
+// fileID identifies a file on this host.
 type fileID struct{ Device, Inode uint64 }
 
-// lendings are the files that have another label because guests use them, with the
-// label that they had before the first: the last one gives it back. The lock is never held
-// over anything but looking into the map; each file has a turn of its own, which is
-// held while its label is looked at or given back.
+// lendings are the files that have another label because guests use them, with the label from before the
+// first use. The last user restores it. The lock is held only while the map is read or changed. Each file
+// has a turn of its own, which is held while its label is read or restored.
 type lendings struct {
 	turns turns[fileID]
 
@@ -22,12 +21,13 @@ type lendings struct {
 	files map[fileID]*lending
 }
 
+// lending is one file: its label before, its label now, and its users.
 type lending struct {
 	before, after string
 	users         map[string]bool
 }
 
-// entry finds a file, or makes a new one. The lock is held.
+// entry returns the entry of a file, and makes one if there is none. The lock must be held.
 func (b *lendings) entry(id fileID) *lending {
 	if b.files == nil {
 		b.files = map[fileID]*lending{}
@@ -40,8 +40,8 @@ func (b *lendings) entry(id fileID) *lending {
 	return f
 }
 
-// enter takes a file's turn, making its entry when there is none. Leave gives the turn
-// to the next, and forgets a file that nobody uses.
+// enter takes a file's turn, and makes an entry if there is none. leave ends the turn, and deletes the
+// entry of a file without users.
 func (b *lendings) enter(ctx context.Context, id fileID) (f *lending, leave func(), err error) {
 	end, err := b.turns.take(ctx, id)
 	if err != nil {
@@ -60,8 +60,8 @@ func (b *lendings) enter(ctx context.Context, id fileID) (f *lending, leave func
 	}, nil
 }
 
-// lend notes that somebody uses a file by a label, and gives the label that it had
-// before anybody did. Nobody may use it by another one meanwhile.
+// lend records a user of a file under a label, and returns the label from before all users. Other users
+// must use the same label.
 func (b *lendings) lend(ctx context.Context, id fileID, user, label string, now func() (string, error)) (before string, err error) {
 	f, leave, err := b.enter(ctx, id)
 	if err != nil {
@@ -75,14 +75,14 @@ func (b *lendings) lend(ctx context.Context, id fileID, user, label string, now 
 		f.after = label
 	}
 	if f.after != label {
-		return "", fault.New(fault.Busy, fault.Domain, "a guest that runs uses it as %s, and it would have to be %s; disks that guests share say <shareable/> or <readonly/> in each", f.after, label)
+		return "", fault.New(fault.Busy, fault.Domain, "a running guest uses it with label %s, and this one needs label %s; shared disks need <shareable/> or <readonly/> in each guest", f.after, label)
 	}
 	f.users[user] = true
 	return f.before, nil
 }
 
-// relabel has a file used by another label, which do gives it. Nobody uses it meanwhile but who has names
-// that begin so.
+// relabel changes the label of a file that is in use; do sets it. All users must have names that begin with
+// ours.
 func (b *lendings) relabel(ctx context.Context, id fileID, ours, label string, do func() error) error {
 	f, leave, err := b.enter(ctx, id)
 	if err != nil {
@@ -91,7 +91,7 @@ func (b *lendings) relabel(ctx context.Context, id fileID, ours, label string, d
 	defer leave()
 	for user := range f.users {
 		if !strings.HasPrefix(user, ours) {
-			return fault.New(fault.Busy, fault.Domain, "another guest that runs uses it as %s, and it would have to be %s", f.after, label)
+			return fault.New(fault.Busy, fault.Domain, "another running guest uses it with label %s, and this one needs label %s", f.after, label)
 		}
 	}
 	if err := do(); err != nil {
@@ -101,7 +101,7 @@ func (b *lendings) relabel(ctx context.Context, id fileID, ours, label string, d
 	return nil
 }
 
-// restore notes what an earlier daemon had lent.
+// restore records what an earlier daemon had lent.
 func (b *lendings) restore(id fileID, user, before, after string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -112,8 +112,7 @@ func (b *lendings) restore(id fileID, user, before, after string) {
 	f.users[user] = true
 }
 
-// giveBack notes that somebody does not use a file any more. The last one has its
-// label put back by do, and is told when that failed.
+// giveBack removes a user of a file. After the last one, do restores the label, and its error is returned.
 func (b *lendings) giveBack(ctx context.Context, id fileID, user string, do func() error) error {
 	f, leave, err := b.enter(ctx, id)
 	if err != nil {

@@ -14,10 +14,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// overwritten puts the first cluster of an image, where its header is, into another of its size, as
-// whoever has that open to write can.
+// overwritten writes the first cluster of one image, with its header, over that of another, as any process with
+// write access can.
 func overwritten(t *testing.T, path, by string) {
 	t.Helper()
 	const cluster = 64 << 10
@@ -46,29 +47,29 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	tool(t, "create", "-q", "-f", "qcow2", image, "1M")
 	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
 	g := d.define(small("taken", diskOf("qcow2", image, "")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	overwritten(t, image, forged)
 	d.crash(g)
 	const says = "was changed while a guest, or a client that rules hold, had it to write"
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, says)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, says)
 	d.reopen(func() {})
 	g = d.again(g)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, says)
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, says)
 	other := d.define(small("other"))
-	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
-	refused(t, other.Attach(d.ctx(), diskOf("qcow2", image, ""), guest.Affect{Live: true}), fault.Denied, says)
+	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	refused(t, other.Attach(d.ctx(), scope.Daemon("a test"), diskOf("qcow2", image, ""), guest.Affect{Live: true}), fault.Denied, says)
 
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", "", image)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() {}) // which sees the end
 	g = d.again(g)
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", image)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 
 	pid := d.pid("taken")
-	d.reopen(func() { ok(t, unix.Kill(pid, unix.SIGKILL)) }) // nobody sees the end
+	d.reopen(func() { ok(t, unix.Kill(pid, unix.SIGKILL)) }) // no daemon sees the end
 	d.settle(d.again(g), domain.ShutOff)
 	eventually(t, "the note to be gone", func() bool {
 		_, err := unix.Getxattr(image, "trusted.lodge.backing", nil)
@@ -76,8 +77,8 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	})
 }
 
-// TestWhatAGuestWritesIsNoImageOfOthers: a guest writes a header into its raw disk, and to its
-// console. The guest to whom that file is an image is not led elsewhere by it.
+// A guest writes an image header into its raw disk, and to its console. Another guest that uses that file as an
+// image must not be led to another file.
 // Promise: X2
 func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -91,17 +92,17 @@ func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
 	g := d.define(small("writer", diskOf("raw", disk, "")+"<serial type='file'><source path='"+said+"'/></serial>"))
 	for _, path := range []string{disk, said} {
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		overwritten(t, path, forged)
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 		reader := d.define(small("reader-"+filepath.Base(path), diskOf("qcow2", path, "")))
-		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+		refused(t, reader.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "was changed while a guest")
 	}
 }
 
-// TestVariablesThatAreCopiedAreNoImageOfOthers: the template of a guest's UEFI variables has a header, and
-// is copied to where the guest has them. The guest to whom that file is an image is not led elsewhere by it.
+// The template of a guest's UEFI variables has an image header, and is copied for the guest. Another guest that
+// uses the copy as an image must not be led to another file.
 // Promise: X2
 func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 	const code, blank = "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"
@@ -123,10 +124,10 @@ func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 		"<loader readonly='yes' type='pflash'>"+code+"</loader><nvram template='"+template+"'>"+vars+"</nvram></os>", 1))
 	reader := d.define(small("reader", diskOf("qcow2", vars, "")))
 	for _, again := range []bool{false, true} {
-		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true, ResetNVRAM: again}))
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true, ResetNVRAM: again}))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
-		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+		refused(t, reader.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "was changed while a guest")
 	}
 }
 
@@ -140,24 +141,23 @@ func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	writer := d.define(small("writer", diskOf("raw", path, "")))
-	ok(t, writer.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, writer.Destroy(d.ctx(), false))
+	ok(t, writer.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, writer.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	d.want(writer, domain.ShutOff, domain.ReasonDestroyed)
-	_, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	refused(t, err, fault.Denied, "has written to "+path)
 	ok(t, unix.Removexattr(path, "trusted.lodge.backing"))
-	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
-// TestADiskThatSomebodyKeptIsNoOthers: a QEMU that was taken over keeps a disk open that it was to let go of, without
-// the locks by which another would see that, or passes it on. The next guest is refused the disk until that
-// has ended.
+// A compromised QEMU keeps a disk open that it should have closed, without the locks that would show that, or
+// passes the descriptor on. The next guest is refused the disk until that process has ended.
 // Promise: I1
 func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -166,12 +166,12 @@ func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 	kept, err := os.OpenFile(path, os.O_RDWR, 0)
 	ok(t, err)
 	g := d.define(small("next", diskOf("raw", path, "")))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Busy, "has "+path+" open to write")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "has "+path+" open to write")
 	sharer := d.define(small("sharer", diskOf("raw", path, "<shareable/>")))
-	ok(t, sharer.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, sharer.Destroy(d.ctx(), false))
+	ok(t, sharer.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, sharer.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	ok(t, kept.Close())
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 }
 
 // TestADiskOfAPausedGuestIsLetGoWhenItRuns: QEMU closes nothing that it was told to forget while its guest is paused.
@@ -184,16 +184,18 @@ func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	stick := strings.NewReplacer("'vda'", "'sda'", "'virtio'", "'usb'").Replace(diskOf("raw", path, ""))
 	const hub = "<controller type='usb' model='qemu-xhci'/>"
 	first, other := d.define(small("first", hub)), d.define(small("other", diskOf("raw", path, "")))
-	ok(t, first.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, first.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	for range 2 {
-		ok(t, first.Attach(d.ctx(), stick, guest.Affect{Live: true}))
-		ok(t, first.Detach(d.ctx(), stick, guest.Affect{Live: true}))
+		ok(t, first.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+		ok(t, first.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
 	}
-	ok(t, first.Resume(d.ctx()))
-	eventually(t, "the other guest has the disk", func() bool { return other.Start(d.ctx(), guest.StartOptions{Paused: true}) == nil })
+	ok(t, first.Resume(d.ctx(), scope.Daemon("a test")))
+	eventually(t, "the other guest has the disk", func() bool {
+		return other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}) == nil
+	})
 }
 
-// TestAMediumOfAPausedGuestIsLetGoWhenItRuns: so it is of the medium that a drive had, which is nobody's then.
+// The same for the medium of a drive that a paused guest no longer has. It is free once the guest has run.
 // Promise: I1
 func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -203,14 +205,14 @@ func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 		return "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>" + source + "<target dev='sda' bus='sata'/><readonly/></disk>"
 	}
 	g := d.define(small("reader", drive("<source file='"+path+"'/>")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, g.Update(d.ctx(), drive(""), guest.Affect{Live: true}, false))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive(""), guest.Affect{Live: true}, false))
 	open := func() bool { return kernel.Root{}.HasOpen(g.View().PID, path) }
 	if !open() {
 		t.Skip("this QEMU closes it at once")
 	}
 	d.reopen(func() {})
 	g = d.again(g)
-	ok(t, g.Resume(d.ctx()))
+	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
 	eventually(t, "it is closed", func() bool { return !open() })
 }

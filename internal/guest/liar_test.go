@@ -21,6 +21,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -28,7 +29,7 @@ import (
 // QEMU's protocol well enough to be started. A test tells it through the guest's
 // own monitor how to behave from then on.
 
-// liarName is the name by which the test's own binary is that program.
+// liarName is the name under which the test's own binary acts as that program.
 const liarName = "liar"
 
 // liar is one such process. It serves one connection at a time, as QEMU does.
@@ -50,7 +51,7 @@ func playLiar() {
 	fd, err := strconv.Atoi(monitorFD.FindStringSubmatch(strings.Join(os.Args, " "))[1])
 	if err == nil {
 		l := &liar{nodes: map[string]bool{}}
-		if slices.Contains(os.Args, "-incoming") { // its name tells what it does when it is to go on
+		if slices.Contains(os.Args, "-incoming") { // the guest's name says what it does when it should resume
 			l.at = "cont"
 			for _, manner := range []string{"drop before", "drop after", "hang"} {
 				if strings.Contains(strings.Join(os.Args, " "), "guest="+strings.ReplaceAll(manner, " ", "-")) {
@@ -77,7 +78,7 @@ func (l *liar) serve() {
 	}
 }
 
-// order is what it is told, by QEMU's commands or by the test's.
+// order is an instruction to it, by QEMU's commands or by the test's.
 type order struct {
 	Execute   string
 	ID        json.RawMessage
@@ -218,7 +219,7 @@ func (l *liar) obey(o *order, say func(string, ...any)) string {
 		}
 	case "query-chardev", "query-fdsets", "query-hotpluggable-cpus", "query-blockstats":
 		answer = `[]`
-	case "qom-list": // what it was started with
+	case "qom-list": // the arguments that it was started with
 		var all []string
 		for _, m := range deviceID.FindAllStringSubmatch(strings.Join(os.Args, " "), -1) {
 			all = append(all, fmt.Sprintf(`{"name":%q,"type":"x"}`, m[1]))
@@ -228,20 +229,20 @@ func (l *liar) obey(o *order, say func(string, ...any)) string {
 	return `{"return":` + answer + `,"id":%s`
 }
 
-// liar gives the definition of a guest whose QEMU it is.
+// liar returns the definition of a guest with that QEMU.
 func (d *daemon) liar(program, name string, devices ...string) *guest.Guest {
 	d.t.Helper()
 	doc := fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 		<os><type arch='x86_64' machine='q35'>hvm</type></os><devices><emulator>%s</emulator>%s</devices></domain>`, name, program, strings.Join(devices, ""))
 	g := d.define(doc)
-	ok(d.t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	return g
 }
 
 // lies has a liar behave in a manner from now on.
 func lies(t *testing.T, g *guest.Guest, manner, at string) {
 	t.Helper()
-	_, err := g.MonitorCommand(t.Context(), fmt.Sprintf(`{"execute":"lie","arguments":{"manner":%q,"at":%q}}`, manner, at), false)
+	_, err := g.MonitorCommand(t.Context(), scope.Daemon("a test"), fmt.Sprintf(`{"execute":"lie","arguments":{"manner":%q,"at":%q}}`, manner, at), false)
 	ok(t, err)
 }
 
@@ -256,9 +257,9 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 	others := func() {
 		t.Helper()
 		promptly(t, "work on another guest", func() {
-			ok(t, well.Suspend(d.ctx()))
+			ok(t, well.Suspend(d.ctx(), scope.Daemon("a test")))
 			d.settle(well, domain.Paused)
-			ok(t, well.Resume(d.ctx()))
+			ok(t, well.Resume(d.ctx(), scope.Daemon("a test")))
 			d.settle(well, domain.Running)
 		})
 	}
@@ -272,14 +273,14 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 		go func() {
 			ctx, stop := context.WithTimeout(d.ctx(), 2*time.Second)
 			defer stop()
-			asked <- g.Suspend(ctx)
+			asked <- g.Suspend(ctx, scope.Daemon("a test"))
 		}()
 		others()
 		err := <-asked
 		switch {
 		case comesBack:
 			eventually(t, manner+": it can be paused again", func() bool {
-				return g.View().StuckSince.IsZero() && g.Suspend(d.ctx()) == nil && g.View().State == domain.Paused
+				return g.View().StuckSince.IsZero() && g.Suspend(d.ctx(), scope.Daemon("a test")) == nil && g.View().State == domain.Paused
 			})
 		case err == nil:
 			t.Errorf("%s: a suspend that QEMU did not confirm succeeds", manner)
@@ -293,15 +294,15 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 	ok(t, err)
 	others()
 	for _, g := range d.All() {
-		promptly(t, "destroying "+g.Name(), func() { ok(t, g.Destroy(d.ctx(), false)) })
+		promptly(t, "destroying "+g.Name(), func() { ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false)) })
 		if !gone(g.RunDir()) {
 			t.Errorf("%s: its run directory is left", g.Name())
 		}
 	}
 }
 
-// The monitor is lost amid a change of medium: what the guest is shown to have is
-// what its drive has, and nothing else is left.
+// The monitor is lost during a change of medium. The guest's definition must show the medium that its drive has,
+// and nothing else may be left.
 // Promise: F6
 func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 	d := newDaemon(t)
@@ -323,13 +324,13 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 	} {
 		what := cut.manner + " " + cut.at
 		lies(t, g, cut.manner, cut.at)
-		if err := g.Update(d.ctx(), full, both, false); err == nil {
+		if err := g.Update(d.ctx(), scope.Daemon("a test"), full, both, false); err == nil {
 			t.Fatalf("%s: the change succeeds", what)
 		}
 		eventually(t, what+": the change ended", func() bool {
 			return g.View().StuckSince.IsZero() && len(operations(t, g)) == 0
 		})
-		nodes, err := g.MonitorCommand(d.ctx(), `{"execute":"query-named-block-nodes"}`, false)
+		nodes, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-named-block-nodes"}`, false)
 		ok(t, err)
 		if n := strings.Count(nodes, "node-name"); n > 1 || (n == 1) != cut.changed {
 			t.Errorf("%s: QEMU has %s", what, nodes)
@@ -343,7 +344,7 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 		if v.Inactive.Devices.Disks[0].Source != nil && v.Inactive.Devices.Disks[0].Source.Index != 0 {
 			t.Errorf("%s: the stored drive has a node of the running guest", what)
 		}
-		ok(t, g.Update(d.ctx(), drive(""), both, false))
+		ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive(""), both, false))
 		if disk := g.View().Active.Devices.Disks[0]; disk.Source != (*device.DiskSource)(nil) {
 			t.Errorf("%s: the drive still has %v", what, disk.Source)
 		}
@@ -358,9 +359,9 @@ func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 	program := copyOfTest(t, d.dir, liarName)
 	for name, ran := range map[string]bool{"drop-after": true, "drop-before": false} {
 		g := d.liar(program, name)
-		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
-		if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil || strings.Contains(err.Error(), "had begun to run") != ran {
+		if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); err == nil || strings.Contains(err.Error(), "had begun to run") != ran {
 			t.Errorf("%s: its client is told: %v", name, err)
 		}
 		d.settle(g, domain.ShutOff)
@@ -376,7 +377,7 @@ func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 	d := newDaemon(t)
 	g := d.liar(copyOfTest(t, d.dir, liarName), "hang")
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	kept := func() bool {
 		var r struct{ ManagedSave bool }
@@ -387,9 +388,11 @@ func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 		t.Fatal("the store does not say that it is saved")
 	}
 	started := make(chan error, 1)
-	go func() { started <- g.Start(context.WithoutCancel(d.ctx()), guest.StartOptions{}) }()
+	go func() {
+		started <- g.Start(context.WithoutCancel(d.ctx()), scope.Daemon("a test"), guest.StartOptions{})
+	}()
 	eventually(t, "the image is used up", func() bool { return !kept() })
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if err := <-started; err == nil {
 		t.Error("it runs")
 	}
@@ -411,8 +414,8 @@ func TestADeviceThatGoesAsItsGuestIsSavedIsNotInTheImage(t *testing.T) {
 	}
 	g := d.liar(copyOfTest(t, d.dir, liarName), "parting", disks...)
 	lies(t, g, "let go", "stop")
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
-	saved, err := g.ManagedSavedXML(d.ctx(), false)
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	saved, err := g.ManagedSavedXML(d.ctx(), scope.Daemon("a test"), false)
 	ok(t, err)
 	if !strings.Contains(saved, "'vda'") || strings.Contains(saved, "'vdb'") {
 		t.Errorf("its state has the first disk alone, and the definition that goes with it is\n%s", saved)
@@ -440,8 +443,8 @@ func TestWordsOfAQEMUAreCut(t *testing.T) {
 	}
 }
 
-// What a QEMU says many times is done once, and told once: it does not fill the log, of which a journal keeps so many
-// lines a second, nor have the daemon clean up behind one device by thousands.
+// A repeated message of QEMU is handled and logged once. It must neither fill the log, which a journal limits to
+// some lines a second, nor start thousands of cleanups for one device.
 // Promise: F4
 func TestWhatAQEMUSaysAgainAndAgainIsDoneOnce(t *testing.T) {
 	d := newDaemon(t)
@@ -497,11 +500,11 @@ func TestAQEMUHasNoThreadsOfOthers(t *testing.T) {
 	groups := group()
 	lies(t, g, "threads of others", strconv.Itoa(other))
 	if before.Len() > 1 {
-		if err := g.PinVCPU(d.ctx(), 0, topology.CPUs(0), guest.Affect{Live: true}); err == nil {
+		if err := g.PinVCPU(d.ctx(), scope.Daemon("a test"), 0, topology.CPUs(0), guest.Affect{Live: true}); err == nil {
 			t.Error("it is pinned")
 		}
 	}
-	_ = g.Tune(d.ctx(), guest.Affect{Live: true}, func(def *domain.Definition) error { // whatever it says
+	_ = g.Tune(d.ctx(), scope.Daemon("a test"), guest.Affect{Live: true}, func(def *domain.Definition) error { // whatever it says
 		def.Tune.Period, def.Tune.Quota = 100_000, 1000
 		def.Tune.IOThreadPeriod, def.Tune.IOThreadQuota = 100_000, 1000
 		return nil

@@ -13,14 +13,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// logSweep is how often the sizes of all guests' logs are looked at, in one go.
+// logSweep is how often the sizes of all guests' logs are checked.
 const logSweep = 10 * time.Second
 
-// keptLog is how much of a log that has grown too long is kept aside, in bytes.
+// keptLog is how many bytes of an oversized log are kept, in a second file.
 const keptLog = 1 << 20
 
-// boundLogs keeps the logs of guests that run from filling the disk. What QEMU and
-// its helpers say can be brought about by the guest.
+// boundLogs keeps the logs of running guests from filling the disk. A guest can make QEMU and its helpers
+// write any amount.
 func (r *Registry) boundLogs(ctx context.Context) {
 	tick := time.NewTicker(logSweep)
 	defer tick.Stop()
@@ -34,10 +34,11 @@ func (r *Registry) boundLogs(ctx context.Context) {
 	}
 }
 
+// cutLogs cuts the logs that exceed maxLog, and removes old logs of guests that no longer exist.
 func (r *Registry) cutLogs() {
 	logs, err := filepath.Glob(filepath.Join(r.logDir(), "*.log"))
 	if err != nil {
-		return // only for a pattern that is wrong
+		return // only a malformed pattern fails
 	}
 	var left []leftLog
 	for _, path := range logs {
@@ -58,17 +59,17 @@ func (r *Registry) cutLogs() {
 	r.dropLogs(left)
 }
 
-// leftLog is the log of a guest that is no longer there.
+// leftLog is the log of a guest that no longer exists.
 type leftLog struct {
 	path string
-	at   time.Time // of what was last written
+	at   time.Time // the time of its last write
 }
 
-// maxLeft is how many logs are kept of guests that are no longer there: whoever may define
-// guests can have any number of them, one after the other.
+// maxLeft is how many logs of guests that no longer exist are kept. A user with permission to define guests
+// can make any number of them.
 const maxLeft = 1024
 
-// logged says whether there is a guest whose log that is, or whose TPM's.
+// logged reports whether there is a guest with that log, its own or its TPM's.
 func (r *Registry) logged(path string) bool {
 	stem := strings.TrimSuffix(filepath.Base(path), ".log")
 	if r.stemTaken(stem) {
@@ -78,7 +79,7 @@ func (r *Registry) logged(path string) bool {
 	return is && r.stemTaken(guest)
 }
 
-// dropLogs removes the oldest logs of guests that are no longer there.
+// dropLogs removes the oldest logs of guests that no longer exist.
 func (r *Registry) dropLogs(left []leftLog) {
 	if len(left) <= maxLeft {
 		return
@@ -90,9 +91,9 @@ func (r *Registry) dropLogs(left []leftLog) {
 	}
 }
 
-// cutLog keeps a log's end aside and empties it. Its writers append, and so write
-// on from the beginning. It is emptied even where its end cannot be kept: there
-// may be no room for that.
+// cutLog copies the end of a log to a second file and truncates the log. Its writers append, so they
+// continue at the beginning. The log is truncated even if its end cannot be copied, because the disk may be
+// full.
 func cutLog(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A guest may bring its QEMU to write without end: the log stays bounded, its end
-// is kept, and what is written next follows.
+// A guest may make its QEMU log without end. The log stays within its limit, keeps its end, and continues with the
+// next output.
 // Promise: S13
 func TestALogThatGrowsIsCut(t *testing.T) {
 	d := newDaemon(t)

@@ -10,20 +10,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// A store that was damaged, or comes from a backup, may have lost definitions. Two other places
-// hold them: the image of a managed save, and the run directory of a guest that runs, which says
-// whether it was undefined. To the images nobody looks while the store is sound: what has no
-// record then was undefined.
+// A damaged or restored store may have lost definitions. They can be found in two other places: the managed
+// save images, and the run directories of running guests, which also record whether a guest was undefined.
+// The images are searched only if the store is not sound: otherwise a guest without a record was undefined.
 
-// findSaved defines again the guests of managed save images that have no record.
-// The loops do not run yet.
+// findSaved defines the guests of managed save images without a record. It runs before the loops start.
 func (r *Registry) findSaved() {
 	if r.store.Sound() {
 		return
 	}
 	images, err := filepath.Glob(filepath.Join(r.saveDir(), "*.save"))
 	if err != nil {
-		return // only for a pattern that is wrong
+		return // only a malformed pattern fails
 	}
 	for _, path := range images {
 		uuid := strings.TrimSuffix(filepath.Base(path), ".save")
@@ -33,12 +31,12 @@ func (r *Registry) findSaved() {
 		}
 		image, err := r.openSavedNow(r.life, path, SaveOptions{})
 		if err != nil {
-			r.log.Error("an image of a managed save has no guest any more and cannot be read; it is kept", "image", path, "error", err)
+			r.log.Error("managed save image without a guest cannot be read; image kept", "image", path, "error", err)
 			continue
 		}
 		image.close()
 		if image.def.UUID != uuid || r.byName[image.def.Name] != nil {
-			r.log.Error("an image of a managed save has no guest any more and is kept", "image", path, "domain", image.def.Name)
+			r.log.Error("managed save image fits no guest; image kept", "image", path, "domain", image.def.Name)
 			continue
 		}
 		g := newGuest(r, image.def.Name, uuid)
@@ -48,8 +46,8 @@ func (r *Registry) findSaved() {
 	}
 }
 
-// lostWith gives the guest of which a run record was left by a daemon that knew its definition; nil:
-// that cannot be made of what ran.
+// lostWith returns the guest of a run record that was persistent and has lost its definition. Nil: no
+// definition could be made from what ran.
 func (r *Registry) lostWith(rec *runRecord, def *domain.Definition) *Guest {
 	g := r.adopted(rec)
 	if g.findRunning(rec, def); g.inactive != nil {
@@ -59,17 +57,17 @@ func (r *Registry) lostWith(rec *runRecord, def *domain.Definition) *Guest {
 	return nil
 }
 
-// findRunning defines a guest again that runs, or ran to its end, and was persistent.
+// findRunning defines a persistent guest again from its run record, if the store has lost it.
 func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
 	if g.inactive != nil || !rec.State.Persistent {
 		return
 	}
 	var kept any
 	if g.reg.store.Sound() && !fault.Is(g.reg.store.Get(domains, g.uuid, &kept), fault.NotFound) {
-		return // it is there, for whoever can read it
+		return // it is there, even if this daemon cannot read it
 	}
 	if other, err := g.reg.ByName(rec.Name); err == nil && other != g {
-		g.log.Error("the store has lost a guest's definition and has another guest of its name; it is transient now")
+		g.log.Error("store has lost the definition, and another guest has the name; guest is transient now")
 		return
 	}
 	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
@@ -77,19 +75,19 @@ func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
 		def, err = domainxml.Parse(text, domainxml.Options{})
 	}
 	if err != nil {
-		g.log.Error("the definition of a running guest is lost, and cannot be made of what runs; it is transient now", "error", err)
+		g.log.Error("store has lost the definition, and it cannot be made from the running guest; guest is transient now", "error", err)
 		return
 	}
 	g.found(def, text, false)
 }
 
-// found takes a definition in that the store has lost.
+// found stores a definition that the store has lost.
 func (g *Guest) found(def *domain.Definition, text string, saved bool) {
-	g.log.Error("the store has lost this guest's definition; it is defined again as it ran. Look it over: later changes and autostart are lost")
+	g.log.Error("store has lost the definition; defined again as it ran. Check it: later changes and autostart are lost")
 	g.inactive = def
 	g.record = record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved, Fences: g.record.Fences}
 	g.state.Persistent, g.state.Policy = true, policy(def)
 	if err := g.keep(); err != nil {
-		g.log.Error("it cannot be stored", "error", err)
+		g.log.Error("cannot store the recovered definition", "error", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // The store's file is destroyed, to the last byte: what runs goes on and is
@@ -19,9 +20,9 @@ import (
 func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	d := newDaemon(t)
 	runs, saved, idle := d.define(small("runs")), d.define(small("saved")), d.define(small("idle"))
-	ok(t, runs.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, saved.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, runs.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, saved.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, saved.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	path := store.Path(filepath.Join(d.dir, "data"))
 	var damaged int64
 	d.reopen(func() {
@@ -45,42 +46,42 @@ func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	if info, err := os.Stat(aside[0]); err != nil || info.Size() != damaged {
 		t.Errorf("the file that was put aside is not the damaged one: %v", err)
 	}
-	// What was found is stored: the next daemon has it without looking.
+	// The recovered definition is stored: the next daemon has it without a search.
 	d.reopen(func() { ok(t, os.Remove(aside[0])) })
 	d.wantKept(runs, saved)
 }
 
-// wantKept ends a guest that runs and goes on with one that was saved: both are the daemon's.
+// wantKept ends a running guest and starts a saved one. The daemon must know both.
 func (d *daemon) wantKept(runs, saved *guest.Guest) {
 	d.t.Helper()
 	runs, saved = d.again(runs), d.again(saved)
-	ok(d.t, runs.Destroy(d.ctx(), false))
+	ok(d.t, runs.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	d.want(d.again(runs), domain.ShutOff, domain.ReasonDestroyed)
-	ok(d.t, saved.Start(d.ctx(), guest.StartOptions{}))
+	ok(d.t, saved.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(saved, domain.Running, domain.ReasonRestored)
-	ok(d.t, saved.Destroy(d.ctx(), false))
+	ok(d.t, saved.Destroy(d.ctx(), scope.Daemon("a test"), false))
 }
 
-// The store's file is gone, as where its directory was not mounted, or somebody moved it: no
-// saved image goes with it.
+// The store's file is missing, because its directory was not mounted or the file was moved. No save image may be
+// removed.
 // Promise: S9
 func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 	d := newDaemon(t)
 	runs, saved := d.define(small("runs")), d.define(small("saved"))
-	ok(t, runs.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, saved.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, runs.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, saved.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, saved.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	d.reopen(func() {
 		ok(t, os.Remove(store.Path(filepath.Join(d.dir, "data"))))
 		early, err := store.Open(filepath.Join(d.dir, "data")) // of a daemon that is killed before it looks for guests
 		ok(t, err)
 		ok(t, early.Close())
 	})
-	d.reopen(func() {}) // what was found is stored: the next daemon has it without looking
+	d.reopen(func() {}) // the recovered definition is stored: the next daemon has it without a search
 	d.wantKept(runs, saved)
 }
 
-// Somebody has tidied up in the data directory.
+// Folders in the data directory were removed.
 // Promise: F26
 func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -91,19 +92,19 @@ func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 		}
 	}
 	tidy()
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if _, err := os.Stat(d.LogPath("swept")); err != nil {
 		t.Error(err)
 	}
 	tidy()
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 }
 
-// An earlier store takes the place of the present one, as a backup does: guests that run, and one
-// that ended meanwhile, were defined later, and nobody has undefined them.
+// A backup of the store replaces the present one. Running guests, and one that ended in between, were defined
+// after it, and were not undefined by any client.
 // Promise: S9
 func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	d := newDaemon(t)
@@ -117,9 +118,9 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	})
 	runs, ended, other := d.define(small("runs")), d.define(small("ended")), d.define(small("other"))
 	for _, g := range []*guest.Guest{runs, ended, other} {
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	}
-	ok(t, other.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, other.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	pid := d.pid("ended")
 	d.reopen(func() {
 		ok(t, os.WriteFile(path, backup, 0o600))
@@ -131,7 +132,7 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	if d.again(other).View().Persistent {
 		t.Error("a guest that was undefined is defined again")
 	}
-	ok(t, d.again(runs).Destroy(d.ctx(), false))
+	ok(t, d.again(runs).Destroy(d.ctx(), scope.Daemon("a test"), false))
 	d.reopen(func() {})
 	for _, g := range []*guest.Guest{runs, ended} {
 		if !d.again(g).View().Persistent {
@@ -140,8 +141,8 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	}
 }
 
-// In the store that came back another guest has the name of one that runs: who comes to know that
-// one again finds the state of its TPM, and nobody else does.
+// In the restored store another guest has the name of a running one. A client that names the running guest again
+// finds its TPM's state; the other guest does not get it.
 // Promise: S9
 func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 	d := newDaemon(t)
@@ -153,7 +154,7 @@ func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 		backup, err = os.ReadFile(path)
 		ok(t, err)
 	})
-	ok(t, d.again(taken).Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, d.again(taken).Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	for name, end := range map[string]func(){
 		"under the next daemon": func() {},
 		"before it came": func() {
@@ -164,7 +165,7 @@ func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 		},
 	} {
 		g := d.define(small("taken"))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		state := filepath.Join(d.dir, "data/guest/tpm", g.UUID())
 		ok(t, os.MkdirAll(state, 0o700))
 		ok(t, os.WriteFile(filepath.Join(state, "tpm2-00.permall"), []byte("secret"), 0o600))
@@ -177,14 +178,14 @@ func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 			end()
 		})
 		if g, err := d.ByUUID(g.UUID()); err == nil {
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		}
 		if gone(state) {
 			t.Errorf("it ended %s: the state of its TPM is gone", name)
 		}
-		_, err := d.Define(d.ctx(), strings.Replace(small("thief"), "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1), false)
+		_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("thief"), "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1), false)
 		refused(t, err, fault.Exists, "another name")
 		d.reopen(func() { ok(t, os.WriteFile(path, now, 0o600)) })
-		ok(t, d.again(g).Undefine(d.ctx(), guest.UndefineOptions{}))
+		ok(t, d.again(g).Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	}
 }

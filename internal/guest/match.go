@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// findLike finds the device of a set that a document means: by alias where it
-// says one, and else by what identifies a device of its nature.
+// findLike finds the device that a document means: by its alias if the document has one, otherwise by what
+// identifies a device of that kind.
 func findLike(s *device.Set, like device.Device) (device.Device, error) {
 	if alias := like.Common().Alias; alias != "" {
 		if d := s.ByAlias(alias); d != nil && d.Kind() == like.Kind() {
@@ -25,7 +25,7 @@ func findLike(s *device.Set, like device.Device) (device.Device, error) {
 		found = slices.DeleteFunc(found, func(d device.Device) bool { return !sameAddress(at, d.Common().Address) })
 	}
 	if _, alike := like.(*device.Memory); alike && len(found) > 1 {
-		return found[0], nil // as libvirt does: modules that are alike may stand for each other
+		return found[0], nil // as libvirt does: equal modules are interchangeable
 	}
 	switch len(found) {
 	case 0:
@@ -33,11 +33,11 @@ func findLike(s *device.Set, like device.Device) (device.Device, error) {
 	case 1:
 		return found[0], nil
 	}
-	return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; say its alias or address", like.Kind())
+	return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; name its alias or address", like.Kind())
 }
 
-// named reports whether a device has a name of its own. It is found by that in a
-// running guest and in its config alike, where addresses may differ.
+// named reports whether a device is identified by a name, such as a target or MAC address. The name is the
+// same in the live and the stored definition, while addresses may differ.
 func named(d device.Device) bool {
 	switch d := d.(type) {
 	case *device.Disk, *device.Controller:
@@ -50,7 +50,7 @@ func named(d device.Device) bool {
 	return false
 }
 
-// same reports whether d is what the document like means.
+// same reports whether the document like means device d.
 func same(d, like device.Device) bool {
 	if d.Kind() != like.Kind() {
 		return false
@@ -94,25 +94,25 @@ func same(d, like device.Device) bool {
 		m := d.(*device.Memory)
 		return l.Model == m.Model && l.WholeSize() == m.Size && l.Cell == m.Cell && l.PageSize == m.PageSize && l.Nodes.Equal(m.Nodes)
 	}
-	return true // of the others a guest has one
+	return true // a guest has only one of each other kind
 }
 
-// sameAddress compares what a user may say of an address.
+// sameAddress compares the parts of an address that a user may specify.
 func sameAddress(a, b device.Address) bool {
 	pa, ok := a.(device.PCI)
 	pb, ok2 := b.(device.PCI)
-	if ok && ok2 { // whether others share the slot does not tell which device it is
+	if ok && ok2 { // whether others share the slot identifies no device
 		pa.Multifunction, pb.Multifunction = device.Unset, device.Unset
 		return pa == pb
 	}
-	if da, ok := a.(device.DIMM); ok && da.Base == 0 { // what QEMU chose need not be said
+	if da, ok := a.(device.DIMM); ok && da.Base == 0 { // the user need not name the address that QEMU chose
 		db, ok := b.(device.DIMM)
 		return ok && da.Slot == db.Slot
 	}
 	return a == b
 }
 
-// identity says which device a document means, for messages.
+// identity describes for messages which device a document means.
 func identity(d device.Device) string {
 	switch d := d.(type) {
 	case *device.Disk:
@@ -126,7 +126,7 @@ func identity(d device.Device) string {
 	return "what was given"
 }
 
-// checkClash refuses a device whose name on the guest's side is taken.
+// checkClash refuses a device if the guest has its target, MAC address or address already.
 func checkClash(s *device.Set, dev device.Device) error {
 	switch d := dev.(type) {
 	case *device.Disk:
@@ -156,8 +156,7 @@ func checkClash(s *device.Set, dev device.Device) error {
 	return nil
 }
 
-// updateIn changes the device that dev means to what dev says, as far as that
-// can be changed in place.
+// updateIn changes the device that dev means to dev, as far as that is possible in place.
 func updateIn(s *device.Set, dev device.Device) error {
 	old, err := findLike(s, dev)
 	if err != nil {
@@ -184,9 +183,9 @@ func updateDisk(old, d *device.Disk) error {
 	if d.Bus != "" && d.Bus != old.Bus {
 		return fault.New(fault.Unsupported, fault.Config, "cannot change the bus of disk %s in place", old.Target)
 	}
-	// By both rules of access judge what the medium is used as.
+	// Access rules depend on both, because they judge how the medium is used.
 	if d.Device != "" && d.Device != old.Device || d.ReadOnly && !old.ReadOnly && old.Device != "cdrom" {
-		return fault.New(fault.Unsupported, fault.Config, "cannot make drive %s another one in place, nor a read-only one; detach it and attach the new one", old.Target)
+		return fault.New(fault.Unsupported, fault.Config, "cannot change the type of drive %s or make it read-only in place; detach it and attach the new one", old.Target)
 	}
 	old.Source, old.Format = d.Source, d.Format
 	old.Backing, old.BackingSaid = d.Backing, d.BackingSaid

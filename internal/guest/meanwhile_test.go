@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What a guest, its agent and its QEMU do while the daemon is at something else of that guest's.
@@ -28,9 +29,9 @@ func meanwhile(t *testing.T, look func(*testing.T, *taken)) {
 	})
 }
 
-// now looks at what is the loop's.
+// now runs a check in the guest's loop.
 func (g *taken) now(look func()) {
-	_ = g.change(context.Background(), "", func() error { look(); return nil })
+	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error { look(); return nil })
 }
 
 // busy keeps the guest's turn until it is told to end.
@@ -38,8 +39,8 @@ func (g *taken) busy(kind domain.JobKind) (end func()) {
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		err := g.moveMemory(context.Background(), lifecycle.Change, kind, func(*progress) (work, error) {
-			return func(context.Context) (settle, error) { <-over; return nil, nil }, nil
+		err := g.moveMemory(context.Background(), scope.Daemon("a test"), lifecycle.Change, kind, func(*progress) (work, error) {
+			return func(context.Context, scope.Scope) (settle, error) { <-over; return nil, nil }, nil
 		})
 		if err != nil {
 			g.t.Error(err)
@@ -62,7 +63,7 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		end := g.busy(domain.JobDump)
 		suspended := make(chan error, 1)
-		go func() { suspended <- g.Suspend(context.Background()) }()
+		go func() { suspended <- g.Suspend(context.Background(), scope.Daemon("a test")) }()
 		synctest.Wait()
 		g.says("BLOCK_IO_ERROR", `{"device":"","node-name":"libvirt-1-format","action":"stop","nospace":true}`)
 		g.says("STOP", "{}")
@@ -70,7 +71,7 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 		if err := <-suspended; err != nil {
 			t.Fatal(err)
 		}
-		g.goOnWithRoom(t.Context())
+		g.goOnWithRoom(t.Context(), scope.Daemon("a test"))
 		g.now(func() {
 			if g.state.ResumeFor != "" || len(g.run.NoRoom) > 0 {
 				t.Errorf("it is let go on (%q), or waits for room: %q", g.state.ResumeFor, g.run.NoRoom)
@@ -85,11 +86,11 @@ func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.state.Rebooting = true })
 		g.says("SHUTDOWN", `{"guest":true,"reason":"guest-shutdown"}`) // and is told to go on
-		if err := g.Suspend(context.Background()); !fault.Is(err, fault.Busy) {
+		if err := g.Suspend(context.Background(), scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
 			t.Errorf("its user is told: %v", err)
 		}
 		g.says("RESUME", "{}")
-		if err := g.Suspend(context.Background()); err != nil {
+		if err := g.Suspend(context.Background(), scope.Daemon("a test")); err != nil {
 			t.Errorf("after that: %v", err)
 		}
 	})
@@ -100,10 +101,10 @@ func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
-		end := g.busy(domain.JobModify) // the dump waits, and what follows it
+		end := g.busy(domain.JobModify) // the dump waits, and the steps after it
 		g.says("GUEST_PANICKED", `{"action":"pause"}`)
 		suspended := make(chan error, 1)
-		go func() { suspended <- g.Suspend(context.Background()) }()
+		go func() { suspended <- g.Suspend(context.Background(), scope.Daemon("a test")) }()
 		synctest.Wait()
 		end()
 		if err := <-suspended; !fault.Is(err, fault.Busy) {
@@ -120,11 +121,11 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 		g.attend()
 		line, frozen := g.run.agent.keep(nil), make(chan error, 1)
 		go func() {
-			_, err := g.Freeze(context.Background(), nil)
+			_, err := g.Freeze(context.Background(), scope.Daemon("a test"), nil)
 			frozen <- err
 		}()
 		synctest.Wait()
-		if _, err := g.AgentHostname(context.Background()); !fault.Is(err, fault.Busy) {
+		if _, err := g.AgentHostname(context.Background(), scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
 			t.Errorf("another is told: %v", err)
 		}
 		if len(frozen) > 0 || g.run.agent.keep(nil) != line {
@@ -136,8 +137,8 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 	})
 }
 
-// A guest that has panicked is not restarted amid a save, however long that takes: it would change its disks behind the
-// image.
+// A guest that has panicked is not restarted during a save, however long the save takes. A restart would change
+// its disks after the image was written.
 // Promise: F31
 func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
@@ -160,8 +161,8 @@ func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 	})
 }
 
-// No device is plugged in under the name of one of which QEMU has not let go yet: what is tried again would take what is
-// behind the new one.
+// A device is not attached under the name of one that QEMU has not released yet. A repeated removal would remove
+// the backend of the new device.
 // Promise: F36
 func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
@@ -171,7 +172,7 @@ func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 		var left *operation.Operation
 		g.now(func() {
 			rest := &cleanup{r: g.run, Alias: "net1", Objects: []undoing{{"netdev_del", json.RawMessage(`{"id":"hostnet1"}`)}}}
-			op, err := g.run.ops.Follow(cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
+			op, err := g.run.ops.Follow(scope.Daemon("a test"), cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
 			if err != nil {
 				t.Error(err)
 			}
@@ -210,14 +211,14 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 	over, done := make(chan struct{}), make(chan error, 1)
 	begun := make(chan struct{})
 	go func() {
-		done <- g.perform(t.Context(), "", domain.JobModify, modifyLimit, func() (work, error) {
-			return func(context.Context) (settle, error) { close(begun); <-over; return nil, nil }, nil
+		done <- g.perform(t.Context(), scope.Daemon("a test"), "", domain.JobModify, modifyLimit, func() (work, error) {
+			return func(context.Context, scope.Scope) (settle, error) { close(begun); <-over; return nil, nil }, nil
 		})
 	}()
 	<-begun
-	g.autostart(t.Context())
+	g.autostart(t.Context(), scope.Daemon("a test"))
 	waits := false
-	_ = g.change(t.Context(), "", func() error {
+	_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error {
 		waits = g.revival.cancel != nil
 		g.giveUpRevival()
 		return nil
@@ -231,22 +232,22 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 	}
 }
 
-// A guest that is destroyed just as its start fails by itself is not started once more.
+// A guest is destroyed just as its start fails. The start must not be repeated.
 // Promise: F36
 func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
 	r := bareRegistry(t)
 	g := r.crashed("failing")
 	begun, over, started, destroyed := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)
 	go func() {
-		started <- g.perform(t.Context(), "", domain.JobStart, 0, func() (work, error) {
+		started <- g.perform(t.Context(), scope.Daemon("a test"), "", domain.JobStart, 0, func() (work, error) {
 			g.startAgain("it crashed")
-			return func(context.Context) (settle, error) { close(begun); <-over; return nil, errWithheld }, nil
+			return func(context.Context, scope.Scope) (settle, error) { close(begun); <-over; return nil, errWithheld }, nil
 		})
 	}()
 	<-begun
-	go func() { destroyed <- g.Destroy(t.Context(), false) }()
+	go func() { destroyed <- g.Destroy(t.Context(), scope.Daemon("a test"), false) }()
 	for asked := 0; asked == 0; {
-		_ = g.change(t.Context(), "", func() error { asked = len(g.destroyers); return nil })
+		_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error { asked = len(g.destroyers); return nil })
 	}
 	close(over)
 	if err := <-started; !errors.Is(err, errWithheld) {

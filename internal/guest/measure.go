@@ -12,17 +12,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// How often QEMU is asked for what changes slowly: sizes of images (for which it
-// asks the file system, which may hang), threads, what a guest reports on its
-// memory unasked. A paused guest, in which next to nothing changes, is asked for
-// anything at all only that often.
+// How often QEMU is asked for what changes slowly: sizes of images (QEMU asks the file system, which may
+// hang), threads, and the memory figures that a guest reports unasked. A paused guest, where almost nothing
+// changes, is asked for anything only after pausedSlowly.
 const (
 	slowly       = time.Minute
 	pausedSlowly = 5 * time.Minute
 )
 
-// measure takes a sample: it asks the kernel, and QEMU only for what the last
-// sample cannot tell. It is the guest's taker.
+// measure takes a sample. It asks the kernel, and QEMU only for what the last sample does not have. It is
+// the guest's taker.
 func (g *Guest) measure(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (*Stats, error) {
 	r, v := g.live.Load(), g.View()
 	if r == nil || v.Active == nil {
@@ -47,7 +46,7 @@ func (g *Guest) measure(ctx context.Context, last *Stats, thorough bool, early f
 		early(st.copy())
 	}
 	if stopped {
-		return nil, fault.New(fault.Timeout, fault.Domain, "QEMU (process %d) is stopped by a signal, and goes on with SIGCONT", r.PID)
+		return nil, fault.New(fault.Timeout, fault.Domain, "QEMU (process %d) is stopped by a signal; continue it with SIGCONT", r.PID)
 	}
 	s, err := r.monitor()
 	if err != nil {
@@ -66,21 +65,21 @@ func (s *Stats) copy() *Stats {
 	return &other
 }
 
-// keep takes over from the last sample what is not asked for anew.
+// keep copies the figures that are not queried again from the last sample.
 func (s *Stats) keep(last *Stats) {
 	s.threads, s.thorough = last.threads, last.thorough
 	s.VCPUs, s.Disks, s.IOThreads = last.VCPUs, last.Disks, last.IOThreads
 	s.Balloon.figures, s.Balloon.known, s.Balloon.Updated = last.Balloon.figures, last.Balloon.known, last.Balloon.Updated
 }
 
-// sampleThoroughly asks QEMU for everything. At least one question is asked, so
-// that one that does not answer is found.
+// sampleThoroughly asks QEMU for everything. It sends one query at least, so that a QEMU that does not
+// answer is noticed.
 func (r *Registry) sampleThoroughly(ctx context.Context, s *qmp.Session, pid int, st *Stats) error {
 	threads, err := r.queryVCPUs(ctx, s, pid)
 	if err != nil {
 		return err
 	}
-	st.threads = slices.Clone(threads[:min(len(threads), int(st.def.VCPUs.Max))]) // QEMU might say anything
+	st.threads = slices.Clone(threads[:min(len(threads), int(st.def.VCPUs.Max))]) // QEMU may return any number
 	r.sampleVCPUs(pid, st)
 	if err := sampleBalloon(ctx, s, st); err != nil {
 		return err
@@ -106,8 +105,7 @@ func (r *Registry) sampleQuickly(ctx context.Context, s *qmp.Session, pid int, s
 	return recount(ctx, s, st)
 }
 
-// sampleProcess reads what the kernel counts for QEMU's process, and whether a
-// signal has stopped it.
+// sampleProcess reads the kernel's figures for QEMU's process, and whether a signal has stopped it.
 func (r *Registry) sampleProcess(pid int, st *Stats) (stopped bool, err error) {
 	p, err := r.Kernel.Process(pid)
 	if err != nil {
@@ -124,16 +122,15 @@ func (r *Registry) sampleVCPUs(pid int, st *Stats) {
 			st.VCPUs = append(st.VCPUs, VCPUStats{Index: t.Index, Time: s.Run, Waiting: s.Wait})
 			continue
 		}
-		p, err := r.Kernel.Thread(pid, t.Thread) // to the tick only, where the kernel keeps no finer account
+		p, err := r.Kernel.Thread(pid, t.Thread) // in whole ticks, if the kernel counts no finer
 		if err != nil {
-			continue // unplugged meanwhile
+			continue // the vCPU was removed since
 		}
 		st.VCPUs = append(st.VCPUs, VCPUStats{Index: t.Index, Time: p.User + p.System})
 	}
 }
 
-// sampleNICs reads the counters of the guest's interfaces, by the links that the
-// last sample has found.
+// sampleNICs reads the counters of the guest's interfaces. It uses the links that the last sample found.
 func (r *Registry) sampleNICs(st, last *Stats) {
 	nics := st.def.Devices.NICs
 	if len(nics) > 0 {
@@ -150,8 +147,8 @@ func (r *Registry) sampleNICs(st, last *Stats) {
 	}
 }
 
-// nicStats reads an interface's counters, of the link that was found before, if one was. The
-// host's transmission is the guest's reception.
+// nicStats reads an interface's counters, from the link that was found before if there is one. What the
+// host transmits is what the guest receives.
 func (r *Registry) nicStats(n *device.NIC, at counted) (NICStats, bool) {
 	if n.Target == "" {
 		return NICStats{}, false
@@ -177,8 +174,8 @@ func (r *Registry) nicStats(n *device.NIC, at counted) (NICStats, bool) {
 	return NICStats{IfName: n.Target, MAC: n.MAC, Counters: c, counted: at}, true
 }
 
-// findCounted finds an interface's link. A macvtap counts from the guest's side already, and a network
-// may give one: its definition may have changed since, so the link itself is asked.
+// findCounted finds an interface's link. A macvtap counts from the guest's side already. A network may use
+// macvtaps, and its definition may have changed since, so the link itself is checked.
 func (r *Registry) findCounted(n *device.NIC) (counted, error) {
 	index, err := r.meter.Index(n.Target)
 	if err != nil || n.Type != "network" {
@@ -188,7 +185,7 @@ func (r *Registry) findCounted(n *device.NIC) (counted, error) {
 	return counted{index: index, asGuest: l.Kind == "macvtap"}, err
 }
 
-// unset is what QEMU gives for a figure that the guest did not report.
+// unset is QEMU's value for a figure that the guest did not report.
 const unset = 1<<64 - 1
 
 func sampleBalloon(ctx context.Context, s *qmp.Session, st *Stats) error {

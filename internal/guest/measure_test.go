@@ -19,7 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// subject is a guest whose QEMU is scripted and whose process is one that sleeps.
+// subject is a guest with a scripted QEMU and a process that sleeps.
 type subject struct {
 	*Guest
 	t       *testing.T
@@ -154,7 +154,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 		t.Errorf("for the second QEMU was asked %v; disks %+v, after %+v", asked, second.Disks, first.Disks)
 	}
 	if free, _ := second.Balloon.Figure(FreeMemory); free != 4096 || len(second.VCPUs) != 1 {
-		t.Errorf("the second lacks what it was to keep: %+v", second)
+		t.Errorf("the second sample lacks kept values: %+v", second)
 	}
 	s.publishAs(domain.Paused, s.View().Active)
 	third, asked := s.sample(second, false) // the last sample is older than the pause
@@ -180,8 +180,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 	}
 }
 
-// TestAGuestWithoutDevicesIsNotAskedAboutThem, and one whose guest reports on its
-// memory is asked for that.
+// A guest without devices is not asked about them. A guest that reports memory statistics is asked for these.
 func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
 	s := newSubject(t, device.Set{})
 	first, asked := s.sample(nil, false)
@@ -198,7 +197,7 @@ func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
 	}
 }
 
-// TestAStoppedProcessIsNotAsked: the kernel tells, and what it counts comes.
+// The kernel shows that the process is stopped. The kernel's own counters are still returned.
 func TestAStoppedProcessIsNotAsked(t *testing.T) {
 	s := newSubject(t, everything)
 	pid := s.live.Load().PID

@@ -12,29 +12,30 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// mediaKind exchanges the medium of a drive. QEMU's drive decides: it reads the new
-// node, or it does not.
+// mediaKind changes the medium of a drive. QEMU decides whether it happened: its drive reads the new node,
+// or it does not.
 var mediaKind = operation.Kind[*run]{
 	Name: "media", Version: 1, Class: operation.Change,
 	Steps: []string{"label", "open", "insert", "close", "define", "forget"}, Undo: []string{"label", "open"},
 	Bind: func(r *run) operation.Work { return &mediaChange{r: r} },
 }
 
-// mediaChange is the payload.
+// mediaChange is the journalled payload.
 type mediaChange struct {
 	Live  string    // the drive's XML with the new medium
-	Saved string    `json:",omitempty"` // the same in the stored definition; empty: that stays
-	Node  string    `json:",omitempty"` // the drive reads this once it is done; empty: nothing
-	Old   []uint    `json:",omitempty"` // the numbers of the images that QEMU is to let go then
-	Undo  []undoing `json:",omitempty"` // in the order in which the steps were to be made
-	Rest  []undoing `json:",omitempty"` // follow when the drive has the node
+	Saved string    `json:",omitempty"` // the same in the stored definition; empty: unchanged
+	Node  string    `json:",omitempty"` // the node that the drive reads afterwards; empty: none
+	Old   []uint    `json:",omitempty"` // the numbers of the images that QEMU must close then
+	Undo  []undoing `json:",omitempty"` // in the order of the steps that they undo
+	Rest  []undoing `json:",omitempty"` // commands that follow once the drive has the node
 
 	r           *run
 	op          *operation.Operation
-	live, saved *device.Disk // what Live and Saved say; saved may be nil
-	plan        *qemu.Plan   // of the daemon that began it
+	live, saved *device.Disk // Live and Saved, parsed; saved may be nil
+	plan        *qemu.Plan   // known only to the daemon that began it
 	steps       []qemu.Step  // the same; the decisive one is at insert
 	insert      int
 }
@@ -66,16 +67,16 @@ func (m *mediaChange) Opened(op *operation.Operation) (err error) {
 	return err
 }
 
-// Rehold keeps the number of the new medium's node from being given once more.
+// Rehold reserves the number of the new medium's node.
 func (m *mediaChange) Rehold() { m.r.notesNode(m.live) }
 
-// planMedia plans the exchange of the medium of a drive, in the running guest and,
-// if there is one, in config.
+// planMedia plans to change the medium of a drive, in the running guest and, if config is not nil, in
+// config.
 func (g *Guest) planMedia(before, after *device.Disk, config *domain.Definition, force bool) (work, error) {
 	r, def := g.run, g.run.def
 	m := &mediaChange{r: r, live: after}
 	if after.Source != nil {
-		after.Source.Index = 0 // whatever the client said
+		after.Source.Index = 0 // whatever the client sent
 	}
 	r.numberNode(def, after)
 	if config != nil {
@@ -92,14 +93,13 @@ func (g *Guest) planMedia(before, after *device.Disk, config *domain.Definition,
 	if _, err := r.text(with); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) (settle, error) {
-		return nil, g.changeMedia(ctx, m, def, before, force)
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		return nil, g.changeMedia(ctx, sc, m, def, before, force)
 	}, nil
 }
 
-// changeMedia exchanges the medium of a drive. A guest that locked its tray is
-// overruled by force only.
-func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Definition, before *device.Disk, force bool) error {
+// changeMedia changes the medium of a drive. With force it also opens a tray that the guest has locked.
+func (g *Guest) changeMedia(ctx context.Context, sc scope.Scope, m *mediaChange, def *domain.Definition, before *device.Disk, force bool) error {
 	if _, err := m.r.monitor(); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Def
 	}
 	m.plan = &qemu.Plan{Definition: def, Capabilities: caps, Dir: m.r.ownPath(), Disks: map[string]device.DiskAttachment{}}
 	defer closePlan(m.plan)
-	a, present, err := g.reg.findDisk(ctx, m.r, m.live)
+	a, present, err := g.reg.findDisk(ctx, sc, m.r, m.live)
 	if err != nil {
 		return err
 	}
@@ -123,10 +123,10 @@ func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Def
 	if err := m.note(before); err != nil {
 		return err
 	}
-	return m.r.perform(ctx, mediaKind.Name, m, "disk/"+m.live.Target)
+	return m.r.perform(ctx, sc, mediaKind.Name, m, "disk/"+m.live.Target)
 }
 
-// note completes the payload by what is about to be done.
+// note completes the payload with the commands that undo and finish the change.
 func (m *mediaChange) note(before *device.Disk) (err error) {
 	if m.Live, err = domainxml.FormatDevice(m.live, domainxml.Style{Active: true, Secure: true}); err != nil {
 		return err
@@ -170,7 +170,7 @@ func parseDrive(doc string) (*device.Disk, error) {
 	}
 	disk, is := dev.(*device.Disk)
 	if !is {
-		return nil, fmt.Errorf("a %s is no drive", dev.Kind())
+		return nil, fmt.Errorf("a %s is not a drive", dev.Kind())
 	}
 	return disk, nil
 }
@@ -183,9 +183,10 @@ func (m *mediaChange) unlabel(ctx context.Context) error {
 	return m.r.labels.giveBack(ctx, ownerOf(m.live))
 }
 
-// open has QEMU make the new medium's node and take the old one out.
+// open makes the new medium's node in QEMU and removes the old medium.
 func (m *mediaChange) open(ctx context.Context) error { return m.r.tell(ctx, m.steps[:m.insert]) }
 
+// exchange sends QEMU the decisive step.
 func (m *mediaChange) exchange(ctx context.Context) error {
 	return m.r.tell(ctx, m.steps[m.insert:m.insert+1])
 }
@@ -205,8 +206,8 @@ func (m *mediaChange) probe(ctx context.Context, _ operation.Gone) (operation.Ve
 	return operation.Happened, nil
 }
 
-// close has QEMU let go of the old medium's node, and closes the tray. What QEMU
-// refuses was done before.
+// close removes the old medium's node from QEMU and closes the tray. A refusal by QEMU means that it was
+// done before.
 func (m *mediaChange) close(ctx context.Context) error {
 	s, err := m.r.monitor()
 	if err != nil {
@@ -216,14 +217,13 @@ func (m *mediaChange) close(ctx context.Context) error {
 		if err := insist(ctx, s, u); noAnswer(err) {
 			return err
 		} else if err != nil {
-			m.r.log.Debug("nothing is left to do of a change of medium", "command", u.Command, "cause", err)
+			m.r.log.Debug("step of a medium change is done already", "command", u.Command, "cause", err)
 		}
 	}
 	return nil
 }
 
-// define makes the new medium part of the running guest and, where that was asked
-// for, of its stored definition.
+// define puts the new medium into the live definition and, if asked, into the stored one.
 func (m *mediaChange) define(ctx context.Context) error {
 	return m.r.inLoop(ctx, func(g *Guest) error {
 		var old *device.DiskSource
@@ -240,14 +240,14 @@ func (m *mediaChange) define(ctx context.Context) error {
 		if m.saved == nil {
 			return nil
 		}
-		return g.followOnce(ctx, m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(ctx, m.op.Scope(), m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			return config, updateIn(&config.Devices, m.saved)
 		})
 	})
 }
 
-// forget has QEMU close the images of the old medium. One that is paused closes them
-// when it runs.
+// forget closes the images of the old medium in QEMU. A paused QEMU closes them when it runs; a cleanup
+// waits for that.
 func (m *mediaChange) forget(ctx context.Context) error {
 	if len(m.Old) == 0 {
 		return nil
@@ -259,18 +259,18 @@ func (m *mediaChange) forget(ctx context.Context) error {
 	}
 	if err == nil && !kept {
 		if err := m.r.labels.giveBack(ctx, imageOwner(m.Old...)); err != nil {
-			m.r.log.Warn("the image of a medium may keep the guest's label", "disk", m.live.Target, "error", err)
+			m.r.log.Warn("cannot restore the label of a medium's image", "disk", m.live.Target, "error", err)
 		}
 		return nil
 	}
-	rest, err := m.r.ops.Follow(cleanupKind.Name, &cleanup{r: m.r, Images: m.Old, For: imageOwner(m.Old...)}, operation.Record{})
+	rest, err := m.r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, &cleanup{r: m.r, Images: m.Old, For: imageOwner(m.Old...)}, operation.Record{})
 	if err == nil {
 		m.r.ops.Wake(rest)
 	}
 	return err
 }
 
-// mediumIn asks which node a drive reads; empty: it has nothing in it.
+// mediumIn asks which node a drive reads. Empty: the drive has no medium.
 func mediumIn(ctx context.Context, s *qmp.Session, alias string) (string, error) {
 	var drives []blockInfo
 	if err := s.Execute(ctx, "query-block", nil, &drives); err != nil {

@@ -6,12 +6,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// SetMemory changes how much memory the guest has, in bytes, up to its maximum:
-// through the balloon while it runs. The guest follows in its own time.
-func (g *Guest) SetMemory(ctx context.Context, bytes uint64, a Affect) error {
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+// SetMemory sets the guest's memory in bytes, up to its maximum. For a running guest it sets the balloon,
+// which the guest follows in its own time.
+func (g *Guest) SetMemory(ctx context.Context, sc scope.Scope, bytes uint64, a Affect) error {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		if bytes > g.inactive.Memory {
 			return nil, tooMuch(bytes, g.inactive.Memory)
 		}
@@ -23,8 +24,8 @@ func (g *Guest) SetMemory(ctx context.Context, bytes uint64, a Affect) error {
 	})
 }
 
-// planMemory plans to have the balloon ask the guest. That it follows is told by
-// QEMU: without a stored half nothing can be half done.
+// planMemory plans to set the balloon. QEMU reports how the guest follows. Without a change of the stored
+// definition this is one command, so it needs no operation.
 func (g *Guest) planMemory(bytes uint64, config *domain.Definition) (work, error) {
 	r := g.run
 	if bytes > r.def.Memory {
@@ -36,7 +37,7 @@ func (g *Guest) planMemory(bytes uint64, config *domain.Definition) (work, error
 	if config != nil {
 		return g.update(&update{Balloon: &bytes}, r.def, config)
 	}
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
 			err = s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
@@ -49,10 +50,9 @@ func tooMuch(want, most uint64) error {
 	return fault.New(fault.Invalid, fault.Call, "cannot set memory of %d KiB: more than the domain's maximum of %d KiB", want>>10, most>>10)
 }
 
-// SetMaxMemory changes the memory that the next start gives the guest, in
-// bytes. That of a running guest is fixed.
-func (g *Guest) SetMaxMemory(ctx context.Context, bytes uint64, a Affect) error {
-	return g.change(ctx, "", func() error {
+// SetMaxMemory sets the memory of the next start, in bytes. That of a running guest is fixed.
+func (g *Guest) SetMaxMemory(ctx context.Context, sc scope.Scope, bytes uint64, a Affect) error {
+	return g.change(ctx, sc, "", func() error {
 		a, err := g.resolve(a)
 		if err != nil {
 			return err
@@ -61,22 +61,21 @@ func (g *Guest) SetMaxMemory(ctx context.Context, bytes uint64, a Affect) error 
 			return fault.New(fault.WrongState, fault.Domain, "cannot resize the maximum memory on an active domain")
 		}
 		if len(g.inactive.CPU.Cells) > 0 {
-			return fault.New(fault.Unsupported, fault.Config, "the memory of a domain with NUMA cells is theirs; change the cells")
+			return fault.New(fault.Unsupported, fault.Config, "the memory of a domain with NUMA cells is the sum of the cells; change the cells")
 		}
 		def := g.inactive.Clone()
 		def.Memory = bytes
 		def.CurrentMemory = min(def.CurrentMemory, bytes)
-		if err := g.bounded(ctx, def); err != nil {
+		if err := g.bounded(sc, def); err != nil {
 			return err
 		}
 		return g.redefine(def)
 	})
 }
 
-// SetStatsPeriod says how often the guest reports on its memory, in seconds; 0
-// stops it.
-func (g *Guest) SetStatsPeriod(ctx context.Context, seconds uint, a Affect) error {
-	return g.Tune(ctx, a, func(d *domain.Definition) error {
+// SetStatsPeriod sets how often, in seconds, the guest reports on its memory. 0 stops the reports.
+func (g *Guest) SetStatsPeriod(ctx context.Context, sc scope.Scope, seconds uint, a Affect) error {
+	return g.Tune(ctx, sc, a, func(d *domain.Definition) error {
 		if b := d.Devices.Balloon; b == nil || b.Model == "none" {
 			return errNoBalloon()
 		}
@@ -89,7 +88,7 @@ func errNoBalloon() error {
 	return fault.New(fault.WrongState, fault.Domain, "the domain has no balloon device")
 }
 
-// balloonPath is where QEMU's object tree has the balloon.
+// balloonPath returns the path of the balloon in QEMU's object tree.
 func balloonPath(b *device.Balloon) (string, error) {
 	if b == nil || b.Model == "none" || b.Alias == "" {
 		return "", errNoBalloon()

@@ -6,28 +6,29 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// How messages begin, so that their readers can tell the sorts apart. A guest is
-// tainted by what makes its behaviour hard to account for.
+// The prefixes of messages, so that readers can tell their kinds apart. A guest is tainted by something
+// that makes its behaviour hard to explain.
 const (
 	tainted    = "tainted: "
 	deprecated = "deprecated configuration: "
 )
 
-// What taints a running guest. The texts are libvirt's, which scripts look for.
+// These taint a running guest. The texts are libvirt's, which scripts look for.
 const (
 	monitorCommanded = tainted + "custom monitor control commands issued"
 	agentCommanded   = tainted + "custom guest agent control commands issued"
 )
 
-// Deprecates reports whether a message is about what will not be there for ever.
+// Deprecates reports whether a message is about something that will be removed.
 func Deprecates(message string) bool { return strings.HasPrefix(message, deprecated) }
 
-// remarks are what an administrator should know of a definition that starts.
-func remarks(def *domain.Definition, c *qemu.Capabilities) []string {
+// remarks returns what an administrator should know about a definition that starts.
+func remarks(def *domain.Definition, c *qemucaps.Capabilities) []string {
 	var texts []string
 	if len(def.QEMUArgs)+len(def.QEMUEnv) > 0 {
 		texts = append(texts, tainted+"custom configuration parameters specified")
@@ -47,21 +48,21 @@ func remarks(def *domain.Definition, c *qemu.Capabilities) []string {
 	return append(texts, exposed(def)...)
 }
 
-// remark keeps a message about a running guest, once.
+// remark adds a message to a running guest, once.
 func (g *Guest) remark(ctx context.Context, r *run, message string) {
 	if slices.Contains(g.View().Messages, message) {
 		return
 	}
-	err := g.change(context.WithoutCancel(ctx), "", func() error {
+	err := g.change(context.WithoutCancel(ctx), scope.Daemon("a message about a guest"), "", func() error {
 		if g.run != r || slices.Contains(r.Messages, message) {
 			return nil
 		}
-		r.Messages = append(slices.Clip(r.Messages), message) // views have the old ones
+		r.Messages = append(slices.Clip(r.Messages), message) // views share the old slice
 		g.keepRun()
 		g.publish()
 		return nil
 	})
 	if err != nil {
-		g.log.Info("a guest has ended before a message about it was kept", "message", message, "error", err)
+		g.log.Info("guest ended before a message about it was recorded", "message", message, "error", err)
 	}
 }

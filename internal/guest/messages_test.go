@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -15,9 +15,9 @@ func displays(kind, address string, password bool) []*device.Graphics {
 
 // Promise: A10
 func TestRemarks(t *testing.T) {
-	caps := &qemu.Capabilities{
-		Machines:     []qemu.Machine{{Name: "pc-i440fx-1.4", Deprecated: true}, {Name: "pc-i440fx-7.2", Alias: "pc"}},
-		Accelerators: []qemu.Accelerator{{Name: "kvm", Models: []qemu.CPUModel{{Name: "Old", Deprecated: true}, {Name: "New"}}}, {Name: "tcg"}},
+	caps := &qemucaps.Capabilities{
+		Machines:     []qemucaps.Machine{{Name: "pc-i440fx-1.4", Deprecated: true}, {Name: "pc-i440fx-7.2", Alias: "pc"}},
+		Accelerators: []qemucaps.Accelerator{{Name: "kvm", Models: []qemucaps.CPUModel{{Name: "Old", Deprecated: true}, {Name: "New"}}}, {Name: "tcg"}},
 	}
 	for name, c := range map[string]struct {
 		change     func(*domain.Definition)
@@ -29,13 +29,13 @@ func TestRemarks(t *testing.T) {
 		"environment": {func(d *domain.Definition) { d.QEMUEnv = []domain.EnvVar{{Name: "A"}} }, "tainted: custom configuration parameters specified", false},
 		"host's CPU":  {func(d *domain.Definition) { d.CPU = domain.CPU{Mode: "host-passthrough"} }, "tainted: use of host cpu passthrough", false},
 		"machine":     {func(d *domain.Definition) { d.OS.Machine = "pc-i440fx-1.4" }, "deprecated configuration: machine type 'pc-i440fx-1.4'", true},
-		"display":     {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "0.0.0.0", false) }, "insecure: the vnc display listens on 0.0.0.0 without a password: let it listen on 127.0.0.1 or a socket, or give it a password", false},
-		"network":     {func(d *domain.Definition) { d.Devices.Graphics = displays("network", "10.0.0.1", false) }, "insecure: the vnc display listens on 10.0.0.1 without a password: let it listen on 127.0.0.1 or a socket, or give it a password", false},
+		"display":     {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "0.0.0.0", false) }, "insecure: the vnc display listens on 0.0.0.0 without a password: make it listen on 127.0.0.1 or a socket, or set a password", false},
+		"network":     {func(d *domain.Definition) { d.Devices.Graphics = displays("network", "10.0.0.1", false) }, "insecure: the vnc display listens on 10.0.0.1 without a password: make it listen on 127.0.0.1 or a socket, or set a password", false},
 		"password":    {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "::", true) }, "", false},
 		"loopback":    {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "::1", false) }, "", false},
 		"no address":  {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "", false) }, "", false},
 		"socket":      {func(d *domain.Definition) { d.Devices.Graphics = displays("socket", "", false) }, "", false},
-		"name":        {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "host.example", false) }, "insecure: the vnc display listens on host.example without a password: let it listen on 127.0.0.1 or a socket, or give it a password", false},
+		"name":        {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "host.example", false) }, "insecure: the vnc display listens on host.example without a password: make it listen on 127.0.0.1 or a socket, or set a password", false},
 		"CPU":         {func(d *domain.Definition) { d.CPU.Model = "Old" }, "deprecated configuration: CPU model 'Old'", true},
 	} {
 		def := &domain.Definition{OS: domain.OS{Machine: "pc-i440fx-7.2"}, CPU: domain.CPU{Mode: "custom", Model: "New"}}

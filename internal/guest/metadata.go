@@ -7,29 +7,30 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// MetadataKind is which of a guest's descriptions is meant.
+// MetadataKind is the kind of a guest's metadata.
 type MetadataKind string
 
-// The kinds: the description, the title, or an element of the user's own,
-// known by the URI of its namespace.
+// The kinds: the description, the title, or an element of the user's own, identified by the URI of its
+// namespace.
 const (
 	Description MetadataKind = "description"
 	Title       MetadataKind = "title"
 	Element     MetadataKind = "element"
 )
 
-// SetMetadata changes or, with a nil value, removes a description. Key is the
-// prefix under which an element is shown.
-func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *string, key, uri string, a Affect) error {
-	return g.ChangeMetadata(ctx, kind, func(*domain.Definition) (*string, error) { return value, nil }, key, uri, a)
+// SetMetadata sets or, with a nil value, removes a piece of metadata. key is the prefix of an element's
+// namespace.
+func (g *Guest) SetMetadata(ctx context.Context, sc scope.Scope, kind MetadataKind, value *string, key, uri string, a Affect) error {
+	return g.ChangeMetadata(ctx, sc, kind, func(*domain.Definition) (*string, error) { return value, nil }, key, uri, a)
 }
 
-// ChangeMetadata is SetMetadata to a value that depends on the guest's definition as it is then: the
-// stored one, if there is any. It is asked in the guest's loop, and must not wait for anything.
-func (g *Guest) ChangeMetadata(ctx context.Context, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a Affect) error {
+// ChangeMetadata is SetMetadata with a value computed from the guest's present definition: the stored one,
+// if there is one. to is called in the guest's loop and must not block.
+func (g *Guest) ChangeMetadata(ctx context.Context, sc scope.Scope, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a Affect) error {
 	set := func() (work, error) {
 		a, err := g.resolve(a)
 		if err != nil {
@@ -43,16 +44,16 @@ func (g *Guest) ChangeMetadata(ctx context.Context, kind MetadataKind, to func(*
 			d = d.Clone()
 			return d, setMetadata(d, kind, value, key, uri)
 		}
-		return g.setWords(ctx, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
+		return g.setWords(ctx, sc, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
 	}
-	if a.Live || !a.Config { // it has its turn like work: no other change is half done, and no save has the words that were
-		return g.perform(ctx, "", domain.JobModify, modifyLimit, set)
+	if a.Live || !a.Config { // as a job: no other change is half done, and no save has the old text
+		return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, set)
 	}
-	return g.change(ctx, "", func() error { _, err := set(); return err })
+	return g.change(ctx, sc, "", func() error { _, err := set(); return err })
 }
 
-// setWords changes what only Lodge knows of a guest, and says so. It runs in the loop.
-func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
+// setWords changes metadata and announces it. It runs in the loop.
+func (g *Guest) setWords(ctx context.Context, sc scope.Scope, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
 	var config, after *domain.Definition
 	if a.Config {
 		if config, err = changed(g.inactive); err != nil {
@@ -67,7 +68,7 @@ func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Def
 			return nil, err
 		}
 	}
-	if err := g.bounded(ctx, cmp.Or(config, after)); err != nil { // labels are of what is stored, if anything is
+	if err := g.bounded(sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
 		return nil, err
 	}
 	switch {
@@ -84,7 +85,7 @@ func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Def
 	return nil, err
 }
 
-// setActiveWords changes the running definition alone.
+// setActiveWords changes the running definition only.
 func (g *Guest) setActiveWords(after *domain.Definition) error {
 	before, text := g.run.def, g.run.XML
 	g.run.def = after
@@ -119,7 +120,7 @@ func setMetadata(d *domain.Definition, kind MetadataKind, value *string, key, ur
 	return nil
 }
 
-// Metadata reads a description.
+// Metadata returns a piece of metadata.
 func (g *Guest) Metadata(kind MetadataKind, uri string, a Affect) (string, error) {
 	def, err := g.definition(a)
 	if err != nil {
@@ -149,7 +150,7 @@ func ofURI(uri string) string {
 	return " for namespace " + uri
 }
 
-// definition gives the definition that a reader means.
+// definition returns the definition that a reader asks for.
 func (g *Guest) definition(a Affect) (*domain.Definition, error) {
 	v := g.View()
 	switch {
@@ -159,7 +160,7 @@ func (g *Guest) definition(a Affect) (*domain.Definition, error) {
 		return nil, fault.New(fault.WrongState, fault.Domain, "transient domains do not have any persistent config")
 	case a.Config:
 		return v.Inactive, nil
-	case v.Current() == nil: // its first definition is under way
+	case v.Current() == nil: // its first definition is in progress
 		return nil, errGone(v.Name)
 	}
 	return v.Current(), nil

@@ -29,14 +29,14 @@ func TestWordsThatNoDocumentHolds(t *testing.T) {
 func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
 	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
 	g := &Guest{reg: r, inactive: &domain.Definition{}}
-	quotes := strings.Repeat(`"`, xmltree.MaxSize/5) // each of which takes six bytes in a document
+	quotes := strings.Repeat(`"`, xmltree.MaxSize/5) // each takes six bytes in a document
 	if err := g.redefine(&domain.Definition{Description: quotes}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a definition of more than %d bytes is kept: %v", xmltree.MaxSize, err)
 	}
 }
 
-// A new guest has a name by which its log can be called, and with which lists of as many guests as there may be
-// fit into an answer.
+// A new guest's name is valid as the name of its log. Lists with the maximal number of such names fit into one
+// answer.
 // Promise: X9
 func TestNewGuestsHaveNamesThatFit(t *testing.T) {
 	r := bareRegistry(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// moduleDemand is what a module of memory takes of the host.
+// moduleDemand returns what a memory module takes of the host's memory.
 func moduleDemand(def *domain.Definition, m *device.Memory) topology.Reservation {
 	size := hugePageSize(def)
 	if m.PageSize > 0 {
@@ -21,9 +21,9 @@ func moduleDemand(def *domain.Definition, m *device.Memory) topology.Reservation
 	return ofPages(def, m.Size, size)
 }
 
-// reserveMemory enters in the host's books what a module is about to take, for a
-// guest that is defined without it. A guest that fits in its hard limit must not be
-// ended by the kernel for what was plugged in.
+// reserveMemory books a module's memory in the host's ledger. def is the definition without the module. It
+// refuses a module that would exceed the guest's hard limit: the kernel would then kill a guest that fitted
+// before.
 func (g *Guest) reserveMemory(def *domain.Definition, m *device.Memory) error {
 	hard := def.MemTune.HardLimit
 	if after := def.Memory + m.Size; hard > 0 && def.Memory <= hard && after > hard {
@@ -34,17 +34,15 @@ func (g *Guest) reserveMemory(def *domain.Definition, m *device.Memory) error {
 	return g.reg.Ledger.Extend(g.uuid, moduleDemand(def, m))
 }
 
-// returnMemory takes back what reserveMemory entered; of other devices there is
-// nothing.
+// returnMemory takes back what reserveMemory booked. It does nothing for other devices.
 func (g *Guest) returnMemory(def *domain.Definition, dev device.Device) {
 	if m, ok := dev.(*device.Memory); ok {
 		g.reg.Ledger.Reduce(g.uuid, moduleDemand(def, m))
 	}
 }
 
-// findModules asks QEMU at which addresses of the guest modules of memory are, and
-// notes it in them. In which slots they are QEMU was told, and is not believed: by
-// those modules are called.
+// findModules asks QEMU for the guest addresses of memory modules and stores them in the modules. It keeps
+// the slots that QEMU was told, and ignores those in QEMU's answer: modules are identified by their slots.
 func findModules(ctx context.Context, s *qmp.Session, modules []*device.Memory) error {
 	if len(modules) == 0 {
 		return nil

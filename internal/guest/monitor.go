@@ -8,15 +8,18 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// monitorLimit bounds a command that a user gives to QEMU directly.
+// monitorLimit bounds the time of a command that a user gives to QEMU directly.
 const monitorLimit = 60 * time.Second
 
-// MonitorCommand gives QEMU a command of the user's own and returns its answer:
-// QMP as JSON, or a line for the human monitor. The guest is tainted by it,
-// because Lodge cannot know what the command changed.
-func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) (string, error) {
+// MonitorCommand sends QEMU a command of the user and returns the answer: QMP as JSON, or with human a line
+// for the human monitor. It taints the guest, because Lodge cannot know what the command changed.
+func (g *Guest) MonitorCommand(ctx context.Context, sc scope.Scope, command string, human bool) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	r := g.live.Load()
 	s, err := r.monitor()
 	if err != nil {
@@ -45,7 +48,7 @@ func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) 
 	whole := map[string]any{}
 	var refused *qmp.Error
 	switch err := s.Execute(ctx, c.Execute, args, &answer); {
-	case errors.As(err, &refused): // an answer too, and the user's to read
+	case errors.As(err, &refused): // this is an answer, too, for the user to read
 		whole["error"] = refused
 	case err != nil:
 		return "", err

@@ -6,23 +6,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// What any QEMU takes: its main thread, RCU and signal threads and the one that
-// makes the guest's memory ready; its own files, sockets and event descriptors.
+// These count what every QEMU needs. Threads: its main thread, the RCU and signal threads, and the one that
+// prepares the guest's memory. Files: its own files, sockets and event descriptors.
 const (
 	baseThreads = 6
 	baseFiles   = 48
 	diskFiles   = 4
-	// queueFiles are for each queue of a NIC: tap, vhost and their event
-	// descriptors.
+	// queueFiles are those of each queue of a NIC: tap, vhost and their event descriptors.
 	queueFiles = 6
-	// daemonFiles are what the daemon has open for a guest: monitor, agent, the
-	// watch on the process, and a few while it starts.
+	// daemonFiles are the daemon's own open files for a guest: monitor, agent, the pidfd of the process,
+	// and a few during the start.
 	daemonFiles = 8
 )
 
-// The areas of QEMU's address space: its own image and libraries; a stack, its
-// guard and a heap for each thread; rings and buffers of each device; the regions
-// of a device of the host.
+// These count memory mappings: QEMU's image and libraries; a stack, its guard and a heap for each thread;
+// rings and buffers of each device; the regions of a passed-through device.
 const (
 	baseMaps   = 1000
 	threadMaps = 6
@@ -30,11 +28,11 @@ const (
 	hostMaps   = 64
 )
 
-// lockedBeside is what a guest whose memory is locked locks beside it: QEMU's own
-// memory, and the regions of devices.
+// lockedBeside is how many bytes a guest with locked memory locks in addition: QEMU's own memory, and the
+// regions of devices.
 const lockedBeside = 1 << 30
 
-// need is what a guest takes of the host's limits.
+// need returns what a guest takes of the host's limits.
 func (r *Registry) need(def *domain.Definition) resources.Need {
 	n := need(def)
 	for _, nic := range def.Devices.NICs {
@@ -42,7 +40,7 @@ func (r *Registry) need(def *domain.Definition) resources.Need {
 		case "bridge":
 			n.Bridges = append(n.Bridges, nic.Bridge)
 		case "network":
-			// A network without a bridge, or none at all, is told when the NIC is plugged.
+			// A missing network, or one without a bridge, is reported when the NIC is attached.
 			if found, err := r.Networks.ByName(nic.Network); err == nil {
 				if bridge, err := found.BridgeName(); err == nil {
 					n.Bridges = append(n.Bridges, bridge)
@@ -53,7 +51,7 @@ func (r *Registry) need(def *domain.Definition) resources.Need {
 	return n
 }
 
-// need is what a guest takes by its definition alone, a little rounded up.
+// need returns what a guest takes by its definition alone, rounded up a little.
 func need(def *domain.Definition) resources.Need {
 	n := resources.Need{
 		Threads: baseThreads + uint64(def.VCPUs.Max) + uint64(def.IOThreads),
@@ -79,7 +77,7 @@ func need(def *domain.Definition) resources.Need {
 	for _, group := range [][]*device.Char{def.Devices.Serials, def.Devices.Parallels, def.Devices.Channels} {
 		n.PTYs += ptys(group)
 	}
-	// A console that shows the first serial port has no pty of its own.
+	// A console that stands for the first serial port has no pty of its own.
 	for _, c := range def.Devices.Consoles {
 		if c.TargetType != "serial" {
 			n.PTYs += ptys([]*device.Char{c})

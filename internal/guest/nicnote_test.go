@@ -13,10 +13,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A daemon that is killed as it makes a macvtap leaves its name to the next one, which removes it. The
-// loopback has none: what is made here fails in any case.
+// A daemon is killed while it creates a macvtap. It leaves the device's name to the next daemon, which removes it.
+// No macvtap can be made on the loopback, so this attempt fails in any case.
 // Promise: F1
 func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	records, err := store.Open(t.TempDir())
@@ -40,7 +41,7 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	g := newGuest(newRegistry(Config{Networks: nets, Log: log}), def.Name, def.UUID)
 	r := newRun(runRecord{Name: def.Name, UUID: def.UUID}, t.TempDir(), kernel.Root{}, log)
 	r.def = def
-	l := &launching{g: g, run: r}
+	l := &launching{g: g, sc: scope.Daemon("a test"), run: r}
 	if err := l.attachNICs(t.Context()); err == nil {
 		t.Fatal("the loopback has a macvtap")
 	}
@@ -60,11 +61,11 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	if err := a.describe(); err != nil {
 		t.Fatal(err)
 	}
-	op, err := r.beginOperation(t.Context(), attachKind.Name, a)
+	op, err := r.beginOperation(t.Context(), scope.Daemon("a test"), attachKind.Name, a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.connect(t.Context(), nic); err == nil {
+	if err := a.connect(t.Context(), scope.Daemon("a test"), nic); err == nil {
 		t.Fatal("the loopback has a macvtap")
 	}
 	noted, err := operation.Files{Dir: r.dir}.Read()

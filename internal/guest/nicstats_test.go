@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// What leaves the host through a tap is what the guest receives; what leaves through a macvtap is what it
-// sends, also where its network chose that.
+// Packets that leave the host through a tap are received by the guest. Packets that leave through a macvtap are
+// sent by it, also if its network chose the macvtap.
 func TestTrafficIsCountedAsTheGuestSeesIt(t *testing.T) {
 	if unix.Getuid() != 0 {
 		t.Skip("makes links")

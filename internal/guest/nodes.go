@@ -7,21 +7,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// nodes gives out the numbers of a run's block nodes. No image gets a number that another one had: QEMU may
-// still have the node, or the file, of an image that the guest let go long ago.
+// nodes assigns the numbers of a run's block nodes. It assigns none twice: QEMU may still have the node, or
+// the file, of an image that the guest released long ago.
 type nodes struct {
 	mu   sync.Mutex
 	last uint
 }
 
-// note keeps the numbers of a disk from being given out.
+// note reserves the numbers of a disk.
 func (n *nodes) note(d *device.Disk) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.last = slices.Max(append(d.Nodes(), n.last))
 }
 
-// next gives out a number.
+// next assigns a number.
 func (n *nodes) next() uint {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -29,14 +29,14 @@ func (n *nodes) next() uint {
 	return n.last
 }
 
-// newest is the highest number that was given out.
+// newest returns the highest number assigned so far.
 func (n *nodes) newest() uint {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.last
 }
 
-// showChain gives a disk of a running guest the chain that was found for it.
+// showChain puts the chain that was found for a disk into a running guest's definition.
 func (r *run) showChain(d *device.Disk, found device.DiskAttachment) {
 	d.SetChain(found)
 	d.Number(r.nodes.next)

@@ -10,10 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// The UEFI variables that a guest made go with it when it ends and nobody knows of it any
-// more; those that were there before it, or are asked for again, stay.
+// UEFI variables that a transient guest created are removed when it ends. Variables that existed before it, or
+// that are kept on request, stay.
 // Promise: F24
 func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	const code = "/usr/share/OVMF/OVMF_CODE_4M.fd"
@@ -27,13 +28,13 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	}
 	path := func(g *guest.Guest) string { return filepath.Join(d.dir, "data/guest/nvram", g.UUID()+"_VARS.fd") }
 	create := func(name string) *guest.Guest {
-		g, err := d.Create(d.ctx(), doc(name), guest.StartOptions{Paused: true})
+		g, err := d.Create(d.ctx(), scope.Daemon("a test"), doc(name), guest.StartOptions{Paused: true})
 		ok(t, err)
 		return g
 	}
 	begun := func(name string) *guest.Guest {
 		g := d.define(doc(name))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 		return g
 	}
 	for name, c := range map[string]struct {
@@ -42,7 +43,7 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	}{
 		"transient": {func(name string) *guest.Guest {
 			g := create(name)
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 			return g
 		}, false},
 		"buried": {func(name string) *guest.Guest {
@@ -57,22 +58,22 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 		}, false},
 		"kept": {func(name string) *guest.Guest {
 			g := begun(name)
-			ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{KeepNVRAM: true}))
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{KeepNVRAM: true}))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 			return g
 		}, true},
 		"saved": {func(name string) *guest.Guest {
 			g := create(name)
 			image := filepath.Join(t.TempDir(), "image")
-			ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
-			again, err := d.Restore(d.ctx(), image, guest.SaveOptions{Then: domain.Paused})
+			ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
+			again, err := d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{Then: domain.Paused})
 			ok(t, err)
-			ok(t, again.Destroy(d.ctx(), false))
+			ok(t, again.Destroy(d.ctx(), scope.Daemon("a test"), false))
 			return g
 		}, true},
 		"defined": {func(name string) *guest.Guest {
 			g := begun(name)
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 			return g
 		}, true},
 	} {
@@ -82,7 +83,7 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	}
 	before, err := os.ReadDir(filepath.Join(d.dir, "data/guest/nvram"))
 	ok(t, err)
-	_, err = d.Create(d.ctx(), strings.Replace(doc("refused"), "</domain>",
+	_, err = d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(doc("refused"), "</domain>",
 		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1), guest.StartOptions{})
 	refused(t, err, fault.Failed, "no-such-option")
 	if after, err := os.ReadDir(filepath.Join(d.dir, "data/guest/nvram")); err != nil || len(after) != len(before) {
@@ -98,13 +99,13 @@ func TestTheVariablesOfAnotherGuestStay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "vars")
 	ok(t, os.WriteFile(path, []byte("keys"), 0o600))
 	one, two := d.define(withVariables("one", path)), d.define(withVariables("two", path))
-	ok(t, two.Undefine(d.ctx(), guest.UndefineOptions{NVRAM: true}))
+	ok(t, two.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{NVRAM: true}))
 	if gone(path) {
 		t.Error("they went with the other guest")
 	}
-	ok(t, one.Undefine(d.ctx(), guest.UndefineOptions{NVRAM: true}))
+	ok(t, one.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{NVRAM: true}))
 	if !gone(path) {
-		t.Error("they are nobody's, and stay")
+		t.Error("the variables have no guest, and stay")
 	}
 }
 

@@ -6,41 +6,40 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// What changes a running guest in several steps is an operation: see package
-// operation. One file per kind has its payload and its steps; this one joins the
-// runner to the guest. Nothing else recovers what was cut off: adoption,
-// reconnection and the end of QEMU know no kind.
+// A change of a running guest in several steps is an operation: see package operation. Each kind has a file
+// with its payload and steps; this file connects the runner to the guest. Only the runner recovers
+// interrupted operations: adoption, reconnection and the end of QEMU know no kinds.
 
-// guestOperations are the kinds of a running guest.
+// guestOperations are the kinds of operations on a running guest.
 var guestOperations = operation.Kinds[*run]{
 	attachKind, blockCommitKind, cleanupKind, detachKind, dumpKind, iothreadKind, mediaKind, saveKind, updateKind,
 }
 
-// noAnswer reports whether QEMU may still carry out what it was told.
+// noAnswer reports whether QEMU may still carry out an unanswered command.
 func noAnswer(err error) bool {
 	var silent *qmp.NoAnswer
 	return errors.As(err, &silent) || fault.Is(err, fault.Unresponsive)
 }
 
-// giveOperations gives a run its operations: those of its records, or none.
+// giveOperations gives a run the operations of its records, or none.
 func (r *Registry) giveOperations(to *run, records []operation.Record) (err error) {
 	to.reg = r
 	to.ops, err = operation.Open(operation.Config[*run]{
-		Owner: to, Name: to.UUID, Kinds: guestOperations,
+		Owner: to, Name: to.UUID, Kinds: r.kinds,
 		Files: operation.Files{Dir: to.dir}, Stored: operation.Stored{Store: r.store},
 		Boot: r.Boot, Log: to.log, Life: r.life,
-		Unanswered: noAnswer, Behind: to.unwrittenCause, Scope: scopeOf, Turn: to.unlessEnded,
+		Unanswered: noAnswer, Behind: to.unwrittenCause, Turn: to.unlessEnded,
 	}, records)
 	return err
 }
 
-// Operations are those of all running guests, and those that remove what undefined ones left.
+// Operations lists the open operations of all running guests, and the removals after undefinitions.
 func (r *Registry) Operations() (all []operation.Listed) {
 	for _, set := range r.undefinitionSets() {
 		for _, op := range set.Operations() {
@@ -56,27 +55,21 @@ func (r *Registry) Operations() (all []operation.Listed) {
 	return all
 }
 
-// scopeOf holds the steps of an operation to the folders of the client that asked.
-func scopeOf(ctx context.Context, r operation.Record) context.Context {
-	if r.Folders == nil {
-		return ctx
-	}
-	return image.WithFence(ctx, r.Folders)
-}
-
-// perform begins an operation and does its steps, beside the loop. A session on
-// which QEMU does not answer is given up, so that the next one can ask.
-func (r *run) perform(ctx context.Context, kind string, w operation.Work, objects ...string) error {
-	op, err := r.beginOperation(ctx, kind, w, objects...)
+// perform begins an operation and runs its steps, beside the loop. It closes a session on which QEMU does
+// not answer, so that the next session can ask.
+func (r *run) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work, objects ...string) error {
+	op, err := r.beginOperation(ctx, sc, kind, w, objects...)
 	if err != nil {
 		return err
 	}
 	return r.advance(ctx, op)
 }
 
-func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
+// beginOperation begins an operation. It waits for conflicting operations that are running, and fails if
+// one waits for QEMU.
+func (r *run) beginOperation(ctx context.Context, sc scope.Scope, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
 	for {
-		op, err := r.ops.Begin(kind, w, operation.Record{Folders: image.FenceOf(ctx), Objects: objects})
+		op, err := r.ops.Begin(sc, kind, w, operation.Record{Objects: objects})
 		var conflict *operation.Conflict
 		if !errors.As(err, &conflict) {
 			return op, err
@@ -84,7 +77,7 @@ func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work,
 		if conflict.Admission != operation.Wait || conflict.With.State != operation.Running {
 			return nil, r.explainConflict(conflict)
 		}
-		select { // such as for what is left of a device that has just gone
+		select { // for example for the cleanup of a device that is gone
 		case <-conflict.Moved():
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
@@ -92,7 +85,7 @@ func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work,
 	}
 }
 
-// advance does the steps of an operation that are next.
+// advance runs the next steps of an operation.
 func (r *run) advance(ctx context.Context, op *operation.Operation) error {
 	err := op.Run(ctx)
 	if s := r.session.Load(); s != nil && op.Status().State == operation.Unanswered {
@@ -101,7 +94,7 @@ func (r *run) advance(ctx context.Context, op *operation.Operation) error {
 	return err
 }
 
-// admits refuses something that is no operation itself and that one is in the way of.
+// admits refuses a change outside of operations that an open operation conflicts with.
 func (r *run) admits(class operation.Class, objects ...string) error {
 	var conflict *operation.Conflict
 	if err := r.ops.Admits(class, objects...); errors.As(err, &conflict) && conflict.Admission == operation.Refuse {
@@ -110,28 +103,29 @@ func (r *run) admits(class operation.Class, objects ...string) error {
 	return nil
 }
 
+// explainConflict returns the error for an operation that an open one conflicts with.
 func (r *run) explainConflict(c *operation.Conflict) error {
 	switch {
 	case c.With.State == operation.Unanswered:
-		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
+		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was interrupted, and is finished when its QEMU answers; try again then", r.Name)
 	case c.Admission == operation.Wait:
-		return fault.New(fault.Busy, fault.Domain, "a part of an earlier operation (%s) on domain %q is still to be done; try again when it is: %v", c.With.Kind, r.Name, c.With.Cause)
+		return fault.New(fault.Busy, fault.Domain, "an earlier operation (%s) on domain %q is not finished; try again later: %v", c.With.Kind, r.Name, c.With.Cause)
 	}
-	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s under way; end it or wait for it first", r.Name, c.With.Kind)
+	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s in progress; end it or wait for it first", r.Name, c.With.Kind)
 }
 
-// inLoop has the guest's loop do something for an operation. Where there is no loop
-// yet, or none any more, its caller is alone with the guest.
+// inLoop runs do in the guest's loop, for an operation. If the loop does not run yet, or no longer, only
+// the caller uses the guest, and do runs at once.
 func (r *run) inLoop(ctx context.Context, do func(*Guest) error) error {
 	if r.guest == nil || r.alone {
 		return do(r.guest)
 	}
-	return r.guest.change(ctx, "", func() error { return do(r.guest) })
+	return r.guest.change(ctx, scope.Daemon("a step of an operation"), "", func() error { return do(r.guest) })
 }
 
-// unlessEnded does something for an operation of a guest that runs. When the guest has ended,
-// what a save or a dump owes is tried with all that the guest held (see giveBackLater), and not
-// beside the guest's next run: by then a file of the same name may be another save's.
+// unlessEnded runs do for an operation of a running guest. After the guest has ended, the rest of a save or
+// dump is left to giveBackLater, with everything else that the guest held. It must not run beside the
+// guest's next run: a file of the same name may then belong to another save.
 func (r *run) unlessEnded(_ context.Context, do func() error) error {
 	if r.settling.Load() && r.ops.HasClass(operation.Move) {
 		return errWithheld
@@ -139,7 +133,7 @@ func (r *run) unlessEnded(_ context.Context, do func() error) error {
 	return do()
 }
 
-// endOperations settles what was under way when QEMU ended.
+// endOperations settles the operations that were open when QEMU ended.
 func (r *run) endOperations(ctx context.Context) error {
 	if r.ops == nil {
 		return nil
@@ -148,11 +142,10 @@ func (r *run) endOperations(ctx context.Context) error {
 	return r.ops.End(ctx, operation.TheProcess)
 }
 
-// followOnce changes the stored definition as an operation did the running one. What
-// others have stored meanwhile stays, and what it has followed already is not done
-// again. It runs in the loop. A change that the definition does not take any more
-// is final; a store that takes no changes is not.
-func (g *Guest) followOnce(ctx context.Context, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
+// followOnce changes the stored definition as an operation did the running one. It keeps what others have
+// stored since, and does nothing if it has been done before. It runs in the loop. A change that no longer
+// fits the definition is a final error. A store that takes no changes is not.
+func (g *Guest) followOnce(ctx context.Context, sc scope.Scope, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
 	if g == nil || g.inactive == nil || slices.Contains(g.record.Followed, id) {
 		return nil
 	}
@@ -160,7 +153,7 @@ func (g *Guest) followOnce(ctx context.Context, id string, change func(config *d
 	if err != nil {
 		return operation.Final(err)
 	}
-	g.fence(ctx, config)
+	g.fence(sc, config)
 	before := g.record.Followed
 	g.record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.run != nil && !g.run.ops.Remembers(id) }), id)
 	if err := g.redefine(config); err != nil {

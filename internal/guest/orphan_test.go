@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// Where nobody can look for a guest's QEMU, because no more files can be opened, say, the guest is
-// not taken for one that has ended.
+// If a guest's QEMU cannot be looked up, for example because no more files can be opened, the guest is not assumed
+// to have ended.
 // Promise: G5
 func TestAGuestThatCannotBeLookedForIsLeftAlone(t *testing.T) {
 	const uuid = "5f0f2a0e-6d53-4a35-b1a6-0a1f3ad0c0de"
@@ -33,7 +33,7 @@ func TestAGuestThatCannotBeLookedForIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A guest whose user has another's UUID in what he adds to QEMU's command is not taken for the other.
+// A user adds another guest's UUID to QEMU's command line. The guest is not mistaken for the other.
 // Promise: G5
 func TestAGuestIsKnownByItsOwnUUID(t *testing.T) {
 	const own, other = "5f0f2a0e-6d53-4a35-b1a6-0a1f3ad0c0de", "c0ffee00-0000-4000-8000-0000000000a6"

@@ -20,10 +20,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Nothing else is changed in place while nobody knows how far a change came: both records would say how the guest
-// is to be.
+// No other update runs while the state of an interrupted one is unknown. Otherwise two records would describe how
+// the guest should be.
 // Promise: F36
 func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 	r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
@@ -35,13 +36,13 @@ func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 	if err := bareRegistry(t).giveOperations(r, []operation.Record{cutOff}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.perform(t.Context(), updateKind.Name, &update{r: r, active: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
+	if err := r.perform(t.Context(), scope.Daemon("a test"), updateKind.Name, &update{r: r, active: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
 		t.Errorf("the next one is begun: %v", err)
 	}
 }
 
-// What a save owes when its guest has ended is tried with all that the guest held, and not by itself: the
-// guest may run again by then, and have saved to the same place. Anything else is tried as before.
+// The cleanup of a save after its guest's end runs only together with the release of the guest's resources. Alone
+// it could hit a new run of the guest that has saved to the same path. Other cleanups are tried as before.
 func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
 	for kind, work := range map[string]operation.Work{saveKind.Name: &save{}, cleanupKind.Name: &cleanup{}} {
 		payload, err := json.Marshal(work)
@@ -64,8 +65,8 @@ func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
 	}
 }
 
-// A reset that QEMU does not answer, as on a host whose storage hangs for a while, is made once more by a new
-// session: the guest is said to run, and nobody else would let it.
+// QEMU does not answer a reset, as on a host whose storage hangs for a while. The reset is repeated by a new
+// session. Otherwise the guest would be reported as running, and nothing would resume it.
 // Promise: F8
 func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -113,15 +114,15 @@ func TestSave_AbortedAtCompletion(t *testing.T) {
 	}
 }
 
-// A managed save image is removed in its guest's turn: amid a start from there, or the end of the save, it would be
-// there again.
+// A managed save image is removed in its guest's turn. During a start from it, or at the end of a save, the image
+// would reappear.
 // Promise: F31
 func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.record.ManagedSave = true })
 		end := g.busy(domain.JobStart)
 		removed := make(chan error, 1)
-		go func() { removed <- g.RemoveManagedSave(context.Background()) }()
+		go func() { removed <- g.RemoveManagedSave(context.Background(), scope.Daemon("a test")) }()
 		synctest.Wait()
 		g.now(func() {
 			if !g.record.ManagedSave {
@@ -135,8 +136,8 @@ func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
 	})
 }
 
-// A guest that what was cut off is to let run is not said to stay paused: who suspends it then has to wait for
-// that, or the guest would run after all.
+// A guest that an interrupted operation will resume is not reported as paused. A client that suspends it must wait
+// for that; otherwise the guest would run after the suspend.
 // Promise: F36
 func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 	root := t.TempDir()
@@ -151,7 +152,7 @@ func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := takeOver(t, root, reg)
-			_ = g.change(t.Context(), "", func() error {
+			_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error {
 				owe(g.Guest)
 				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonUser})
 				return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What a guest does to itself is done here by QEMU's monitor, which writes to the
@@ -27,7 +28,7 @@ const (
 // poke has a guest do something to itself.
 func (d *daemon) poke(g *guest.Guest, what string) {
 	d.t.Helper()
-	_, err := g.MonitorCommand(d.ctx(), what, true)
+	_, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), what, true)
 	ok(d.t, err)
 }
 
@@ -35,7 +36,7 @@ func (d *daemon) poke(g *guest.Guest, what string) {
 func (d *daemon) bear(name, policies string) *guest.Guest {
 	d.t.Helper()
 	g := d.define(strings.Replace(small(name, `<panic model='isa'/>`), "<devices>", policies+"<devices>", 1))
-	ok(d.t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	return g
 }
 
@@ -69,12 +70,12 @@ func TestWhatAGuestDoesToItself(t *testing.T) {
 			until(t, events, c.change, c.detail)
 			eventually(t, "its end", func() bool { return g.View().State == c.state })
 			d.want(g, c.state, c.reason)
-			ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+			ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 			if c.state != domain.ShutOff {
 				d.reopen(func() {}) // and it is the same for the next daemon
 				g = d.again(g)
 				d.want(g, c.state, c.reason)
-				ok(t, g.Destroy(d.ctx(), false))
+				ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 			}
 		})
 	}
@@ -90,8 +91,8 @@ func TestWhatAGuestDoesToItself(t *testing.T) {
 	}
 }
 
-// A guest whose definition says that it goes on after a panic, a power-off or a
-// reset does, in the same process.
+// If its definition asks for a restart after a panic, a power-off or a reset, a guest restarts in the same
+// process.
 // Promise: F8
 func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
 	d := newDaemon(t)
@@ -111,7 +112,7 @@ func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
 			restarted(t, events)
 			d.settle(g, domain.Running)
 			eventually(t, "it runs", func() bool {
-				answer, err := g.MonitorCommand(d.ctx(), `{"execute":"query-status"}`, false)
+				answer, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-status"}`, false)
 				return err == nil && strings.Contains(answer, `"running": true`) || strings.Contains(answer, `"running":true`)
 			})
 		}
@@ -140,11 +141,11 @@ func TestAPanicWithoutADaemonIsFollowedByTheNext(t *testing.T) {
 // Promise: F8
 func TestAPolicyThatIsNotBuiltIsRefused(t *testing.T) {
 	d := newDaemon(t)
-	_, err := d.Define(d.ctx(), strings.Replace(small("renamed"), "<devices>", "<on_crash>rename-restart</on_crash><devices>", 1), false)
+	_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("renamed"), "<devices>", "<on_crash>rename-restart</on_crash><devices>", 1), false)
 	if err == nil {
 		g, e := d.ByName("renamed")
 		ok(t, e)
-		err = g.Start(d.ctx(), guest.StartOptions{})
+		err = g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
 	}
 	refused(t, err, fault.Unsupported, "rename-restart")
 }
@@ -153,7 +154,7 @@ func TestAPolicyThatIsNotBuiltIsRefused(t *testing.T) {
 func (d *daemon) awaitFirmware(g *guest.Guest) {
 	d.t.Helper()
 	eventually(d.t, "the firmware has set up power-off", func() bool {
-		answer, err := g.MonitorCommand(d.ctx(), "i /h 0x604", true)
+		answer, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), "i /h 0x604", true)
 		return err == nil && strings.Contains(answer, "0x") && !strings.Contains(answer, "0xffff")
 	})
 }
@@ -192,11 +193,11 @@ func TestPreserve_ResetBootsTheGuest(t *testing.T) {
 	d.awaitFirmware(g)
 	d.poke(g, panics)
 	d.settle(g, domain.Paused)
-	refused(t, g.Resume(d.ctx()), fault.WrongState, "reset")
+	refused(t, g.Resume(d.ctx(), scope.Daemon("a test")), fault.WrongState, "reset")
 	pid := d.pid(g.Name())
-	for range 2 { // the firmware resets once more by itself
+	for range 2 { // the firmware resets once more on its own
 		events := d.events.Reader()
-		ok(t, g.Reset(d.ctx()))
+		ok(t, g.Reset(d.ctx(), scope.Daemon("a test")))
 		restarted(t, events)
 		d.awaitFirmware(g)
 		d.want(g, domain.Running, domain.ReasonUnpaused)
@@ -212,7 +213,7 @@ func TestSetPolicy_PreserveIsForCrashesAlone(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("policies"))
 	for _, on := range []guest.Happening{guest.PoweredOff, guest.Rebooted} {
-		refused(t, g.SetPolicy(d.ctx(), on, "preserve", guest.Affect{Config: true}), fault.Unsupported, "preserve")
+		refused(t, g.SetPolicy(d.ctx(), scope.Daemon("a test"), on, "preserve", guest.Affect{Config: true}), fault.Unsupported, "preserve")
 	}
-	ok(t, g.SetPolicy(d.ctx(), guest.Crashed, "preserve", guest.Affect{Config: true}))
+	ok(t, g.SetPolicy(d.ctx(), scope.Daemon("a test"), guest.Crashed, "preserve", guest.Affect{Config: true}))
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// checkHostDevices refuses, before anything is made, devices of the host that
-// QEMU could not take, or that another guest has. It notes those that are to be taken
-// from their drivers.
+// checkHostDevices refuses, before anything is made, host devices that QEMU could not use or that another
+// guest has. It lists in Taken the devices to take from their drivers.
 func (l *launching) checkHostDevices(context.Context) error {
 	devices := slices.Clone(l.run.def.Devices.HostDevices)
 	for _, d := range devices {
@@ -28,7 +28,7 @@ func (l *launching) checkHostDevices(context.Context) error {
 		taken, err := l.g.reg.findHostDevice(l.run.UUID, d, devices)
 		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, true) {
 			l.run.def.Devices.Remove(d)
-			l.run.log.Warn("a guest starts without a USB device of the host", "cause", err)
+			l.run.log.Warn("USB device missing; guest starts without it", "cause", err)
 			continue
 		}
 		if err != nil {
@@ -41,8 +41,8 @@ func (l *launching) checkHostDevices(context.Context) error {
 	return nil
 }
 
-// findHostDevice finds a device of the host for the guest of a UUID, which has others beside, and says why that
-// cannot have it, and whether it is to be taken from the host's driver.
+// findHostDevice checks whether the guest with that UUID can have a host device. beside are the guest's
+// other host devices. taken says that the device must be taken from the host's driver.
 func (r *Registry) findHostDevice(uuid string, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
 	if d.Type != "usb" {
 		return passable(r.Kernel, d, beside)
@@ -64,7 +64,7 @@ func (r *Registry) findHostDevice(uuid string, d *device.HostDevice, beside []*d
 	return false, nil
 }
 
-// findUSB finds a USB device by what is said of it, and notes its address.
+// findUSB finds a USB device by its ids or address, and stores its address in d.
 func findUSB(root kernel.Root, d *device.HostDevice) error {
 	var found, moved []kernel.USBDevice
 	for _, u := range root.USBDevices() {
@@ -85,7 +85,7 @@ func findUSB(root kernel.Root, d *device.HostDevice) error {
 		return absent(fault.New(fault.NotFound, fault.NodeDevice, "this host has no USB device %s", usbName(d)))
 	case 1:
 	default:
-		return fault.New(fault.Failed, fault.NodeDevice, "this host has %d USB devices %s; say which one by <address bus='%d' device='%d'/> in its source",
+		return fault.New(fault.Failed, fault.NodeDevice, "this host has %d USB devices %s; select one by <address bus='%d' device='%d'/> in its source",
 			len(found), usbName(d), found[0].Bus, found[0].Device)
 	}
 	bus, number := uint(found[0].Bus), uint(found[0].Device)
@@ -95,7 +95,7 @@ func findUSB(root kernel.Root, d *device.HostDevice) error {
 	return nil
 }
 
-// usbName is what messages call a USB device: by its ids where they are said, by its address else.
+// usbName returns the name of a USB device in messages: by its ids if they are known, else by its address.
 func usbName(d *device.HostDevice) string {
 	var words []string
 	if d.USBVendor != 0 {
@@ -107,7 +107,7 @@ func usbName(d *device.HostDevice) string {
 	return strings.Join(words, " ")
 }
 
-// takeHostDevices takes from their drivers the devices that the record says.
+// takeHostDevices takes the devices in the record's Taken from their drivers.
 func (l *launching) takeHostDevices(ctx context.Context) error {
 	for _, at := range l.run.Taken {
 		l.g.reg.holdDevice(l.run, at)
@@ -123,10 +123,9 @@ func hostAddress(d *device.HostDevice) kernel.PCIAddress {
 	return kernel.PCIAddress{Domain: d.PCI.Domain, Bus: d.PCI.Bus, Slot: d.PCI.Slot, Function: d.PCI.Function}
 }
 
-// passable says why a device of the host cannot be given to a guest beside the
-// others, and whether it is to be taken from the driver that the host runs it
-// with. Only one that is managed is: of others, somebody knows what else the host
-// does with them.
+// passable returns an error that says why a host device cannot be given to a guest beside the guest's
+// others. taken says that it must be taken from the host's driver. Only a managed device is taken: of
+// others Lodge cannot know how the host uses them.
 func passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
 	at := hostAddress(d)
 	found, err := passableFunction(root, at)
@@ -135,7 +134,7 @@ func passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevic
 	}
 	if found.Driver != kernel.VFIODriver && d.Managed != device.On {
 		return false, fault.New(fault.Unsupported, fault.Config,
-			"host device %s belongs to the driver %q, and the hostdev has no managed='yes', which takes it away: say so, or run virsh nodedev-detach %s first",
+			"host device %s belongs to the driver %q, and the hostdev has no managed='yes' to detach it: add that, or run virsh nodedev-detach %s first",
 			at, found.Driver, nodeName(at))
 	}
 	for _, peer := range found.IOMMUPeers {
@@ -144,14 +143,14 @@ func passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevic
 			continue
 		}
 		return false, fault.New(fault.Unsupported, fault.Config,
-			"host device %s cannot be passed through: the host uses %s (driver %q) of the same IOMMU group %d; pass that through as well, or run virsh nodedev-detach %s first",
+			"host device %s cannot be passed through: the host uses %s (driver %q) of the same IOMMU group %d; pass that through, too, or run virsh nodedev-detach %s first",
 			at, peer, other.Driver, found.IOMMUGroup, nodeName(peer))
 	}
 	return found.Driver != kernel.VFIODriver, nil
 }
 
-// plugHostDevice is findHostDevice for a device that is plugged into a running
-// guest, which takes none from its driver.
+// plugHostDevice is findHostDevice for a device that is attached to a running guest. It refuses a device
+// that must be taken from a driver.
 func (r *Registry) plugHostDevice(uuid string, d *device.HostDevice) error {
 	taken, err := r.findHostDevice(uuid, d, nil)
 	if taken {
@@ -161,7 +160,7 @@ func (r *Registry) plugHostDevice(uuid string, d *device.HostDevice) error {
 	return err
 }
 
-// passableFunction gives a PCI function that the host can hand out at all.
+// passableFunction finds a PCI function and refuses one that no guest can have.
 func passableFunction(root kernel.Root, at kernel.PCIAddress) (kernel.PCIDevice, error) {
 	found, ok := root.PCIDevice(at)
 	switch {
@@ -171,29 +170,32 @@ func passableFunction(root kernel.Root, at kernel.PCIAddress) (kernel.PCIDevice,
 		return found, fault.New(fault.Unsupported, fault.Config, "host device %s is a bridge, which cannot be passed through", at)
 	case found.IOMMUGroup < 0:
 		return found, fault.New(fault.Unsupported, fault.Config,
-			"host device %s cannot be passed through: the host has no IOMMU for it; switch it on in the firmware and with intel_iommu=on or amd_iommu=on", at)
+			"host device %s cannot be passed through: the host has no IOMMU for it; enable the IOMMU in the firmware and with intel_iommu=on or amd_iommu=on", at)
 	}
 	return found, nil
 }
 
-// isTakenWith says whether a guest takes a function away with others of its own.
+// isTakenWith reports whether the function is one of the guest's managed devices.
 func isTakenWith(devices []*device.HostDevice, at kernel.PCIAddress) bool {
 	return slices.ContainsFunc(devices, func(d *device.HostDevice) bool {
 		return d.Type == "pci" && d.Managed == device.On && hostAddress(d) == at
 	})
 }
 
-// nodeName is what libvirt calls a PCI function.
+// nodeName returns libvirt's name for a PCI function.
 func nodeName(at kernel.PCIAddress) string {
 	return "pci_" + strings.NewReplacer(":", "_", ".", "_").Replace(at.String())
 }
 
-// driverPatience bounds how long a driver may take to let go of a device.
+// driverPatience bounds how long a driver may take to release a device.
 const driverPatience = 30 * time.Second
 
-// DetachFromHost takes a PCI device from its driver, for guests to have it. It
-// stays so until ReattachToHost or a restart of the host.
-func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) error {
+// DetachFromHost takes a PCI device from its driver, for use by guests. It stays detached until
+// ReattachToHost or a reboot of the host.
+func (r *Registry) DetachFromHost(ctx context.Context, sc scope.Scope, at kernel.PCIAddress) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error {
 		found, err := passableFunction(r.Kernel, at)
 		if err != nil || found.Driver == kernel.VFIODriver {
@@ -203,12 +205,15 @@ func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) err
 	})
 }
 
-// ReattachToHost gives a PCI device back to the host's driver.
-func (r *Registry) ReattachToHost(ctx context.Context, at kernel.PCIAddress) error {
+// ReattachToHost returns a PCI device to the host's driver.
+func (r *Registry) ReattachToHost(ctx context.Context, sc scope.Scope, at kernel.PCIAddress) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error { return r.Kernel.ReturnPCI(ctx, at) })
 }
 
-// withUnusedDevice does something to a device that no guest has, and that none gets meanwhile.
+// withUnusedDevice calls do with a device that no guest has. No guest can take it until do returns.
 func (r *Registry) withUnusedDevice(ctx context.Context, at kernel.PCIAddress, do func(context.Context) error) error {
 	nobody := &run{}
 	if err := r.devices.take(at, nobody); err != nil {

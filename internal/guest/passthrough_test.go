@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
@@ -66,7 +67,7 @@ func TestUSB_FoundByWhatIsSaidOfIt(t *testing.T) {
 		"no such ids":             {device.HostDevice{USBVendor: 0x1234, USBProduct: 0xbeef}, 0, 0, "no USB device 1234:beef"},
 		"no such address":         {device.HostDevice{USBBus: 2, USBDevice: 4}, 0, 0, "no USB device at bus 2, device 4"},
 		"another at that address": {device.HostDevice{USBVendor: 0x1234, USBProduct: 1, USBBus: 1, USBDevice: 5}, 0, 0, "no USB device 1234:0001 at bus 1, device 5"},
-		"two of these ids":        {device.HostDevice{USBVendor: 0x1234, USBProduct: 2}, 0, 0, "2 USB devices 1234:0002; say which one by <address bus='1' device='5'/>"},
+		"two of these ids":        {device.HostDevice{USBVendor: 0x1234, USBProduct: 2}, 0, 0, "2 USB devices 1234:0002; select one by <address bus='1' device='5'/>"},
 	} {
 		err := findUSB(root, &c.d)
 		switch {
@@ -113,7 +114,7 @@ sys/bus/pci/groups/7/devices/0000:01:00.1/x =
 	}
 }
 
-// cardHost is a host whose one card vfio-pci has, and tells whether that was to let go of it.
+// cardHost is a host with one card that vfio-pci owns. unbound reports whether vfio-pci was told to release it.
 func cardHost(t *testing.T) (r *Registry, unbound func() bool) {
 	t.Helper()
 	dir := t.TempDir()
@@ -157,8 +158,8 @@ func TestHostDevice_TwoGuestsThatStartAtOnce(t *testing.T) {
 	}
 	for who, do := range map[string]func() error{
 		"a second guest": func() error { return second.checkHostDevices(ctx) },
-		"detach":         func() error { return r.DetachFromHost(ctx, at) },
-		"reattach":       func() error { return r.ReattachToHost(ctx, at) },
+		"detach":         func() error { return r.DetachFromHost(ctx, scope.Daemon("a test"), at) },
+		"reattach":       func() error { return r.ReattachToHost(ctx, scope.Daemon("a test"), at) },
 	} {
 		if err := do(); !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), "domain 'first'") {
 			t.Errorf("%s: %v", who, err)

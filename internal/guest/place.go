@@ -15,8 +15,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -25,8 +27,8 @@ func (r *Registry) saveDir() string  { return filepath.Join(r.DataDir, "save") }
 func (r *Registry) coreDir() string  { return filepath.Join(r.DataDir, "core") }
 func (r *Registry) nvramDir() string { return filepath.Join(r.DataDir, "nvram") }
 
-// demand is what a guest takes of the host. Huge pages are counted where they
-// will come from, when the definition says so.
+// demand returns what a guest takes of the host's memory. Huge pages are counted on the host cell that they
+// will come from, if the definition names one.
 func demand(def *domain.Definition) topology.Reservation {
 	whole := ofPages(def, def.Memory-min(def.ModuleMemory(), def.Memory), hugePageSize(def))
 	for _, m := range def.Devices.Memories {
@@ -35,7 +37,7 @@ func demand(def *domain.Definition) topology.Reservation {
 	return whole
 }
 
-// hugePageSize is that of the guest's own pages; 0: it has base pages.
+// hugePageSize returns the size in bytes of the guest's own huge pages. 0: it has base pages.
 func hugePageSize(def *domain.Definition) uint64 {
 	switch pages := def.Backing.HugePages; {
 	case !def.Backing.HasHugePages:
@@ -46,6 +48,7 @@ func hugePageSize(def *domain.Definition) uint64 {
 	return 2 << 20
 }
 
+// ofPages returns the reservation of memory in pages of a size; 0: base pages.
 func ofPages(def *domain.Definition, memory, size uint64) topology.Reservation {
 	if size == 0 {
 		return topology.Reservation{Memory: memory}
@@ -57,20 +60,20 @@ func ofPages(def *domain.Definition, memory, size uint64) topology.Reservation {
 	return topology.Reservation{Pages: []topology.PageDemand{{Size: size, Cell: cell, Count: (memory + size - 1) / size}}}
 }
 
-// findDisk finds what is behind a disk: real paths, and the format of every
-// layer as declared. Present is false for an empty drive.
-func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a device.DiskAttachment, present bool, err error) {
+// findDisk finds the images behind a disk, with their real paths and declared formats. present is false for
+// an empty drive. The caller must close the attachment.
+func (r *Registry) findDisk(ctx context.Context, sc scope.Scope, run *run, d *device.Disk) (a device.DiskAttachment, present bool, err error) {
 	if d.Source == nil {
 		return a, false, nil
 	}
-	if err := r.checkSourceLabel(d); err != nil { // of a device that is plugged in, too
+	if err := r.checkSourceLabel(d); err != nil { // also for a device that is attached
 		return a, false, err
 	}
 	path, format, err := r.source(d)
 	if err != nil {
 		return a, false, absent(err)
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
 		return a, false, absent(fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err))
 	}
@@ -87,8 +90,8 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 		}
 	}
 	a.Size = chain[0].Virtual
-	if !d.ReadOnly { // when it is open to write: who forgets what is noted sees that
-		if err := fsguard.Run(ctx, path, chain[0].Lend); err != nil {
+	if !d.ReadOnly { // after it is open for writing, so that a process that removes the note sees this
+		if err := fsguard.Run(ctx, path, chain[0].RecordBacking); err != nil {
 			a.Close()
 			return device.DiskAttachment{}, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
 		}
@@ -102,17 +105,18 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	return a, true, nil
 }
 
-// forked is how long a program that the daemon begins may have what the daemon had open: until it is that program.
+// forked is how long a new child of the daemon may hold the daemon's open files: until it executes its
+// program.
 const forked = 128 * time.Millisecond
 
-// checkAlone refuses a disk that a process has to write by whose doing the guest would lose what it has there,
-// or be read. The guest's own QEMU may have it: one that is paused closes what it has let
-// go of when it runs.
+// checkAlone refuses a disk that another process has open for writing: the guest's data would be lost or
+// read. The guest's own QEMU may have it open: a paused QEMU closes a detached disk only when the guest
+// runs.
 func (r *Registry) checkAlone(ctx context.Context, run *run, d *device.Disk, top image.Layer) error {
 	if d.ReadOnly || d.Shareable {
 		return nil
 	}
-	look := func() error { return image.CheckAlone(top.File) }
+	look := func() error { return image.CheckNoWriter(top.File) }
 	err := fsguard.Run(ctx, top.Path, look)
 	for pause := time.Millisecond; fault.Is(err, fault.Busy) && pause < forked; pause *= 2 {
 		select {
@@ -131,8 +135,8 @@ func (r *Registry) checkAlone(ctx context.Context, run *run, d *device.Disk, top
 	return err
 }
 
-// takeBackDisks looks at the images that a guest could write when its QEMU has ended: a header
-// that QEMU was not given so leads to no other file.
+// takeBackDisks checks the headers of a guest's writable images after its QEMU has ended. A backing file
+// name that QEMU was not given is not followed.
 func (r *Registry) takeBackDisks(ctx context.Context, run *run) error {
 	ctx, stop := context.WithTimeout(ctx, closeTime)
 	defer stop()
@@ -141,22 +145,22 @@ func (r *Registry) takeBackDisks(ctx context.Context, run *run) error {
 			continue
 		}
 		path, format, err := r.source(d)
-		if err != nil { // where its pool has gone the note stays
+		if err != nil { // if its pool is gone, the note stays
 			continue
 		}
-		changed, err := fsguard.Do(ctx, path, func() (bool, error) { return image.TakeBack(path, format) }, nil)
+		changed, err := fsguard.Do(ctx, path, func() (bool, error) { return image.RemoveRecord(path, format) }, nil)
 		if changed && run.PID != 0 {
-			run.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", path)
+			run.log.Error("backing file name in an image was changed while QEMU ran; the new name is not followed", "path", path)
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			run.log.Warn("cannot look at an image after its guest", "path", path, "error", err)
+			run.log.Warn("cannot check an image after its guest has ended", "path", path, "error", err)
 		}
 	}
 	return nil
 }
 
-// source is the path behind a disk and its declared format. A format is never
-// guessed: what a guest wrote into a raw disk must not decide how it is read.
+// source returns the path behind a disk and its declared format. A format is never guessed: what a guest
+// writes to a raw disk must not decide how the disk is read.
 func (r *Registry) source(d *device.Disk) (path string, format image.Format, err error) {
 	path, format = d.Source.Path(), image.Format(d.Format)
 	if v := d.Source.Volume; v != nil {
@@ -171,26 +175,25 @@ func (r *Registry) source(d *device.Disk) (path string, format image.Format, err
 	return path, format, nil
 }
 
-// attachNIC gives a NIC its interface on the host; nil for one that QEMU serves
-// alone.
-func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *device.NIC) (*device.NICAttachment, func(context.Context) error, error) {
+// attachNIC gives a NIC its interface on the host. It returns nil for a NIC that QEMU serves alone.
+func (r *Registry) attachNIC(ctx context.Context, sc scope.Scope, def *domain.Definition, n *device.NIC, note func(ifName string) error) (*device.NICAttachment, func(context.Context) error, error) {
 	if n.Type == "user" {
 		return nil, nil, nil
 	}
 	if def.Virt != "kvm" {
-		// vhost speeds up what KVM runs; an emulated guest gains nothing by it, and libvirt gives it none.
+		// vhost speeds up KVM guests only. An emulated guest gains nothing, and libvirt gives it none.
 		plain := *n
 		plain.Backend = "qemu"
 		n = &plain
 	}
-	a, release, err := r.Networks.AttachNIC(ctx, n, def.Name)
+	a, release, err := r.Networks.AttachNIC(ctx, sc, n, def.Name, note)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot connect interface %s: %w", n.MAC, err)
 	}
 	return a, func(context.Context) error { release(); return nil }, nil
 }
 
-// readoptNIC finds the interface of an adopted guest again.
+// readoptNIC finds the interface of an adopted guest.
 func (r *Registry) readoptNIC(run *run, held heldNIC) (func(context.Context) error, error) {
 	n, ok := run.def.Devices.ByAlias(held.Alias).(*device.NIC)
 	if !ok {
@@ -210,7 +213,7 @@ func (r *Registry) readopt(run *run, n *device.NIC, held *heldNIC) (func(context
 	return func(context.Context) error { release(); return nil }, nil
 }
 
-// reholdRest enters what an adopted guest holds beside files and interfaces.
+// reholdRest pushes the releases of an adopted guest's display ports, relays, control group and TPM.
 func (r *Registry) reholdRest(run *run) {
 	for _, g := range run.def.Devices.Graphics {
 		if g.Port > 0 {
@@ -226,9 +229,8 @@ func (r *Registry) reholdRest(run *run) {
 	r.holdTPMs(run)
 }
 
-// openLog opens the guest's log and writes what is about to be run and for what,
-// so that an administrator can run it by hand. A disk that is full or read-only keeps
-// no guest from starting: what is said is lost then.
+// openLog opens the guest's log and writes the command line with its purpose, so that an administrator can
+// run it by hand. A full or read-only disk does not keep the guest from starting: its output is lost then.
 func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os.File, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", logTime(time.Now()), purpose)
@@ -246,7 +248,7 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 		_, err = f.WriteString(b.String())
 	}
 	if err != nil {
-		r.log.Warn("a guest starts without its log", "domain", name, "error", err)
+		r.log.Warn("cannot write the guest's log; guest starts without it", "domain", name, "error", err)
 	}
 	if f == nil {
 		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
@@ -254,7 +256,7 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 	return f, nil
 }
 
-// appendLog opens the guest's log to write at its end.
+// appendLog opens the guest's log for appending.
 func (r *Registry) appendLog(name string) (*os.File, error) {
 	path := filepath.Join(r.logDir(), fileStem(name)+".log")
 	if err := rotate(path); err != nil {
@@ -266,10 +268,11 @@ func (r *Registry) appendLog(name string) (*os.File, error) {
 
 func logTime(at time.Time) string { return at.UTC().Format("2006-01-02 15:04:05.000+0000") }
 
-// maxLog is the size at which a guest's log is set aside; one older log is kept.
-// QEMU and through it the guest write it, and must not fill the host's disk.
+// maxLog is the size in bytes at which a guest's log is rotated; one older log is kept. QEMU writes the
+// log, and the guest can make it write. It must not fill the host's disk.
 const maxLog = 4 << 20
 
+// rotate renames a log that has reached maxLog.
 func rotate(path string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.Size() < maxLog {
@@ -278,9 +281,8 @@ func rotate(path string) error {
 	return os.Rename(path, path+".0")
 }
 
-// lastWords gives the end of what QEMU wrote, for an error that must say why it
-// ended.
-func (r *Registry) lastWords(name string, p *qemu.Process) string {
+// lastWords returns the end of QEMU's output, for an error that says why QEMU ended.
+func (r *Registry) lastWords(name string, p *qemuprocess.Process) string {
 	words := readTail(filepath.Join(r.logDir(), fileStem(name)+".log"))
 	if i := strings.LastIndex(words, ": starting\n"); i >= 0 {
 		words = afterCommand(words[i:])
@@ -292,8 +294,7 @@ func (r *Registry) lastWords(name string, p *qemu.Process) string {
 	return words
 }
 
-// withoutNotices leaves out what QEMU writes of each terminal that it opens,
-// which explains no end.
+// withoutNotices removes QEMU's line for each terminal that it opens: such a line explains no end.
 func withoutNotices(text string) string {
 	var rest strings.Builder
 	for line := range strings.Lines(text) {
@@ -304,7 +305,7 @@ func withoutNotices(text string) string {
 	return rest.String()
 }
 
-// afterCommand skips the logged command line, whose lines end in a backslash.
+// afterCommand skips the logged command line: its lines end in a backslash.
 func afterCommand(text string) string {
 	_, rest, _ := strings.Cut(text, "\n")
 	for {
@@ -319,9 +320,10 @@ func afterCommand(text string) string {
 	}
 }
 
-// tailSize bounds what is read of a log for an error.
+// tailSize bounds, in bytes, how much of a log is read for an error.
 const tailSize = 64 << 10
 
+// readTail returns the end of a log, at most tailSize bytes. It is empty if the log cannot be read.
 func readTail(path string) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -8,25 +8,27 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Attach adds a device, given as libvirt's XML of it.
-func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
+// Attach adds a device, given as libvirt's device XML.
+func (g *Guest) Attach(ctx context.Context, sc scope.Scope, doc string, a Affect) error {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return err
 	}
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return g.withDevice(dev)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planPlug(ctx, doc, config, dev)
+		return g.planPlug(ctx, sc, doc, config, dev)
 	})
 }
 
-// withDevice gives the inactive definition with one more device.
+// withDevice returns the inactive definition with one more device.
 func (g *Guest) withDevice(dev device.Device) (*domain.Definition, error) {
 	def := g.inactive.Clone()
 	if err := checkClash(&def.Devices, dev); err != nil {
@@ -42,9 +44,9 @@ func (g *Guest) withDevice(dev device.Device) (*domain.Definition, error) {
 	return def, def.Add(dev)
 }
 
-// completeDevice gives one more device of a definition what it did not say: its
-// own defaults, and its place among the others.
-func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabilities, live bool) error {
+// completeDevice completes a device that is added to a definition: its defaults, and its address among the
+// others.
+func completeDevice(def *domain.Definition, dev device.Device, caps *qemucaps.Capabilities, live bool) error {
 	if err := domainxml.CompleteDevice(dev, def.OS.Machine, completion(caps)); err != nil {
 		return err
 	}
@@ -64,20 +66,19 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabi
 	return qemu.CompleteDevice(def, dev, caps, live)
 }
 
-// planPlug plans plugging a device into the running guest. It is read anew, so
-// that the running and the stored device share nothing but the MAC address that
-// was made up for a NIC.
-func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definition, stored device.Device) (work, error) {
+// planPlug plans to attach a device to the running guest. It parses the document again, so that the running
+// and the stored device share only the MAC address that was generated for a NIC.
+func (g *Guest) planPlug(ctx context.Context, sc scope.Scope, doc string, config *domain.Definition, stored device.Device) (work, error) {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return nil, err
 	}
-	if err := g.fenceLive(ctx, dev); err != nil {
+	if err := g.fenceLive(sc, dev); err != nil {
 		return nil, err
 	}
 	if n, ok := dev.(*device.NIC); ok {
 		n.MAC = stored.(*device.NIC).MAC
-		if err := g.reg.Networks.CheckSource(n); err != nil { // which is said before there is a place for it
+		if err := g.reg.Networks.CheckSource(n); err != nil { // report this before an address is chosen
 			return nil, err
 		}
 	}
@@ -98,7 +99,7 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 		return nil, err
 	}
 	r.numberNode(def, dev)
-	if err := g.admitPlug(ctx, def, dev); err != nil {
+	if err := g.admitPlug(ctx, sc, def, dev); err != nil {
 		return nil, err
 	}
 	if err := checkTakesPCI(def, dev); err != nil {
@@ -107,35 +108,35 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 	if config == nil {
 		stored = nil
 	}
-	if g.reg.hasNodes(dev) { // whatever becomes of it, the list of what may be opened is made anew
+	if g.reg.hasNodes(dev) { // the list of permitted nodes is made again, whatever the outcome
 		r.Surplus = true
 		g.keepRun()
 	}
 	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath()}
-	return func(ctx context.Context) (settle, error) {
-		// A controller stays when the device that it is for is refused, as with libvirt.
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		// A controller stays if the device that needs it is refused, as with libvirt.
 		for _, c := range first {
-			if err := g.attachDevice(ctx, r, p, c, nil); err != nil {
+			if err := g.attachDevice(ctx, sc, r, p, c, nil); err != nil {
 				return nil, err
 			}
 		}
-		err := g.attachDevice(ctx, r, p, dev, stored)
+		err := g.attachDevice(ctx, sc, r, p, dev, stored)
 		return func() error { r.shorten = r.Surplus; return nil }, err
 	}, nil
 }
 
-// checkTakesPCI refuses a PCI device that a running guest would never hear of.
+// checkTakesPCI refuses a PCI device if the running guest would not be notified of it.
 func checkTakesPCI(def *domain.Definition, dev device.Device) error {
 	if _, isPCI := dev.Common().Address.(device.PCI); !isPCI || qemu.TakesPCI(def) {
 		return nil
 	}
 	return fault.New(fault.Unsupported, fault.Config,
-		"cannot plug in %s: a guest of machine type pc takes PCI devices only with <acpi/> among its features; add that to the config, and start it again", deviceName(dev))
+		"cannot attach %s: a guest of machine type pc accepts PCI devices only with <acpi/> among its features; add that to the config, and start it again", deviceName(dev))
 }
 
-// planControllers gives the controllers that a device needs and a running guest lacks, complete, and
-// adds them to its definition. They are plugged in before the device.
-func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps *qemu.Capabilities) ([]*device.Controller, error) {
+// planControllers returns the controllers that a device needs and a running guest lacks, completed, and
+// adds them to def. They are attached before the device.
+func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps *qemucaps.Capabilities) ([]*device.Controller, error) {
 	d, is := dev.(*device.Disk)
 	if !is || d.Bus != "scsi" && d.Bus != "" {
 		return nil, nil
@@ -146,7 +147,7 @@ func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps 
 	missing, err := def.Devices.MissingControllers(d, true)
 	for _, c := range missing {
 		if err := completeDevice(def, c, caps, true); err != nil {
-			return nil, fmt.Errorf("the disk needs a SCSI controller %d, which cannot be plugged in: %w", c.Index, err)
+			return nil, fmt.Errorf("the disk needs a SCSI controller %d, which cannot be attached: %w", c.Index, err)
 		}
 		if err := checkTakesPCI(def, c); err != nil {
 			return nil, err
@@ -158,13 +159,13 @@ func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps 
 	return missing, err
 }
 
-// admitPlug refuses a device with which the running guest has more than its client may give it, or
-// no later daemon would read its definition.
-func (g *Guest) admitPlug(ctx context.Context, def *domain.Definition, dev device.Device) error {
+// admitPlug refuses a device that exceeds the client's quota, or with which no later daemon could read the
+// definition.
+func (g *Guest) admitPlug(ctx context.Context, sc scope.Scope, def *domain.Definition, dev device.Device) error {
 	with := def.Clone()
 	err := with.Add(dev)
 	if err == nil {
-		err = g.bounded(ctx, with)
+		err = g.bounded(sc, with)
 	}
 	if err == nil {
 		_, err = g.run.text(with)
@@ -172,8 +173,8 @@ func (g *Guest) admitPlug(ctx context.Context, def *domain.Definition, dev devic
 	return err
 }
 
-// numberNode gives the block node of a disk a number that no other of this run
-// ever had: QEMU may still use that of a disk which the guest has let go.
+// numberNode gives a disk's block node a number that this run has not used: QEMU may still use the node of
+// a disk that the guest has released.
 func (r *run) numberNode(def *domain.Definition, dev device.Device) {
 	for _, d := range def.Devices.Disks {
 		r.notesNode(d)
@@ -183,16 +184,16 @@ func (r *run) numberNode(def *domain.Definition, dev device.Device) {
 	}
 }
 
-// notesNode keeps the number of a disk that the record of an operation names from being given once more: its daemon may not
-// have lived to write down that it had, and QEMU may not let go of the node.
+// notesNode reserves the number of a disk in an operation's record. Its daemon may not have recorded the
+// number elsewhere, and QEMU may still have the node.
 func (r *run) notesNode(dev device.Device) {
 	if d, ok := dev.(*device.Disk); ok {
 		r.nodes.note(d)
 	}
 }
 
-// settlePlugged tells QEMU of a device that it has, or asks it, what cannot be said when it
-// is made, as is done for all devices after a start.
+// settlePlugged sends QEMU the settings, or asks it for the values, that cannot be part of device_add.
+// After a start this is done for all devices.
 func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error {
 	switch d := dev.(type) {
 	case *device.Disk:
@@ -215,7 +216,7 @@ func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error
 	return nil
 }
 
-// unanswered reports whether it is not known what QEMU made of a command.
+// unanswered reports whether the effect of a command is unknown.
 func unanswered(err error) bool {
 	var refused *qmp.Error
 	return err != nil && !errors.As(err, &refused)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // TestAttach_SocketWithoutAModeConnects: the running guest reads a new device as its definition does.
@@ -17,8 +18,8 @@ func TestAttach_SocketWithoutAModeConnects(t *testing.T) {
 	ok(t, err)
 	defer l.Close()
 	g := d.define(small("plugged", "<controller type='virtio-serial' index='0'/>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), "<channel type='unix'><source path='"+path+"'/><target type='virtio' name='org.test.0'/></channel>", guest.Affect{Live: true, Config: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), "<channel type='unix'><source path='"+path+"'/><target type='virtio' name='org.test.0'/></channel>", guest.Affect{Live: true, Config: true}))
 	if text := liveText(t, g); !strings.Contains(text, "<source mode='connect' path='"+path+"'/>") {
 		t.Errorf("it listens in the running guest:\n%s", text)
 	}

@@ -13,61 +13,61 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// When a QEMU is prepared for a guest, and for how long.
+// These decide when a QEMU is prepared for a guest, and how long it is kept.
 const (
-	// often is how many starts within oftenWithin make a guest one that is likely
-	// to be started again.
+	// often is how many starts within oftenWithin make another start of the guest likely.
 	often       = 2
 	oftenWithin = 10 * time.Minute
-	// keepPrepared is how long one waits that nobody takes. It also bounds how
-	// old what QEMU read of the host may be.
+	// keepPrepared is how long an unused prepared QEMU is kept. It also bounds the age of what QEMU read
+	// from the host.
 	keepPrepared = 10 * time.Minute
-	// prepareLimit bounds one preparation: a start of that guest waits for it, and
-	// the pool looks at nothing else meanwhile.
+	// prepareLimit bounds one preparation. A start of that guest waits for it, and the pool does nothing
+	// else during that time.
 	prepareLimit = 10 * time.Second
-	// quiet is how long nobody may have started a guest before one is prepared.
+	// quiet is how long no guest may have been started before one is prepared.
 	quiet = 500 * time.Millisecond
-	// lookAgain is the time between two looks at the host while there is something
-	// to prepare or to keep; else the pool sleeps.
+	// lookAgain is the interval of the checks while there is something to prepare or to keep. Otherwise the
+	// pool sleeps.
 	lookAgain = time.Second
-	// maxAsked bounds the guests whose starts are remembered; beyond it others are
+	// maxAsked bounds the number of guests whose starts are remembered. The starts of further guests are
 	// not.
 	maxAsked = 4096
-	// Below refillMemory of the host's memory available nothing is prepared, below
-	// keepMemory nothing kept: 1/n.
+	// Memory bounds, as a fraction 1/n of the host's memory: with less than 1/refillMemory available
+	// nothing is prepared, and with less than 1/keepMemory nothing is kept.
 	refillMemory = 4
 	keepMemory   = 8
-	// memoryStalls is the share of time lost for memory, in percent, above which
-	// nothing is kept.
+	// memoryStalls is the share of time, in percent, that tasks may stall for memory. Above it nothing is
+	// kept.
 	memoryStalls = 5
 )
 
-// Prepared tells of a QEMU that waits for its guest to be started.
+// Prepared describes a QEMU that is prepared for its guest's next start.
 type Prepared struct {
 	Name, UUID string
 	PID        int
 	Since      time.Time
-	// Memory is what it costs: bytes that it alone holds.
+	// Memory is its cost: the bytes that only this process holds.
 	Memory uint64
 }
 
-// pool keeps QEMUs that wait for guests which are started often. Its lock guards
-// the maps and is held over nothing else. One goroutine prepares and discards,
-// one at a time, while nobody starts anything.
+// pool keeps QEMUs prepared for guests that are started often. Its lock guards the maps and is held only
+// while they are read or changed. One goroutine prepares and discards QEMUs, one at a time, while no guest
+// is being started.
 type pool struct {
 	reg   *Registry
 	log   *slog.Logger
-	limit int // how many may wait; 0: the pool is off
+	limit int // how many may be kept; 0: the pool is off
 	wake  chan struct{}
 
 	mu      sync.Mutex
 	asked   map[string][]time.Time        // by UUID: the newest starts, at most often of them
 	ready   map[string]*prepared          // by UUID
-	refused map[string]*domain.Definition // what cannot be prepared, until it is defined anew
+	refused map[string]*domain.Definition // definitions that cannot be prepared, until they change
 	last    time.Time                     // when a guest was last started
-	busy    map[string]chan struct{}      // guests for which something is prepared or ended; closed when it is done
+	busy    map[string]chan struct{}      // guests with a preparation or an end in progress; closed when it is done
 }
 
 func newPool(r *Registry, limit int) *pool {
@@ -77,7 +77,7 @@ func newPool(r *Registry, limit int) *pool {
 	}
 }
 
-// Prepared lists the QEMUs that wait, by the names of their guests.
+// Prepared lists the prepared QEMUs, sorted by the names of their guests.
 func (r *Registry) Prepared() []Prepared {
 	p := r.pool
 	p.mu.Lock()
@@ -90,9 +90,9 @@ func (r *Registry) Prepared() []Prepared {
 	return all
 }
 
-// take gives what waits for a guest that starts now, which then is the caller's;
-// nil: nothing does. It waits while something is being prepared for that guest,
-// or ended: the guest's control group has one user at a time.
+// take returns the prepared QEMU of a guest that starts now, and the caller owns it. Nil: there is none. It
+// waits while one is being prepared or ended for that guest, because the guest's control group has one user
+// at a time.
 func (p *pool) take(ctx context.Context, uuid string) (*prepared, error) {
 	if p.limit == 0 {
 		return nil, nil
@@ -125,14 +125,14 @@ func (p *pool) take(ctx context.Context, uuid string) (*prepared, error) {
 	return one, nil
 }
 
-// free says that nothing is done for a guest any more; the lock is held.
+// free marks a guest as no longer busy. The lock must be held.
 func (p *pool) free(uuid string) {
 	close(p.busy[uuid])
 	delete(p.busy, uuid)
 }
 
-// run keeps the pool until ctx ends, and then ends all that wait.
-func (p *pool) run(ctx context.Context) {
+// run maintains the pool until ctx ends, and then ends all prepared QEMUs.
+func (p *pool) run(ctx context.Context, sc scope.Scope) {
 	if p.limit == 0 {
 		return
 	}
@@ -150,12 +150,11 @@ func (p *pool) run(ctx context.Context) {
 			again.Reset(lookAgain)
 		}
 		p.discard(ctx, p.unwanted())
-		p.fill(ctx)
+		p.fill(ctx, sc)
 	}
 }
 
-// inUse reports whether there is anything to look after, and forgets starts of
-// long ago.
+// inUse reports whether there is anything to maintain. It also forgets starts older than oftenWithin.
 func (p *pool) inUse() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -166,8 +165,8 @@ func (p *pool) inUse() bool {
 	return len(p.asked)+len(p.ready) > 0
 }
 
-// unwanted takes out of the pool what is of no use any more: all of it where the
-// host needs the memory.
+// unwanted removes the QEMUs from the pool that are no longer useful, or everything if the host needs the
+// memory. It returns the removed QEMUs.
 func (p *pool) unwanted() []*prepared {
 	scarce := !p.memoryAbove(keepMemory)
 	p.mu.Lock()
@@ -182,23 +181,23 @@ func (p *pool) unwanted() []*prepared {
 		}
 	}
 	if scarce && len(gone) > 0 {
-		p.log.Warn("the host is short of memory: what was prepared is given up", "guests", len(gone))
+		p.log.Warn("host is short of memory; prepared QEMUs ended", "guests", len(gone))
 	}
 	return gone
 }
 
-// memoryAbove reports whether more than 1/n of the host's memory is available,
-// and no time is lost for it.
+// memoryAbove reports whether at least 1/n of the host's memory is available and tasks do not stall for
+// memory.
 func (p *pool) memoryAbove(n uint64) bool {
 	m, err := p.reg.Kernel.Memory()
 	if err != nil || m.Available < m.Total/n {
 		return false
 	}
 	stalls, err := p.reg.Kernel.Pressure(kernel.MemoryPressure)
-	return err != nil || stalls.Some.Avg10 < memoryStalls // a kernel may not tell
+	return err != nil || stalls.Some.Avg10 < memoryStalls // some kernels do not report it
 }
 
-// calm reports whether a QEMU can be prepared without being in anybody's way.
+// calm reports whether a QEMU can be prepared without delaying other work.
 func (p *pool) calm() bool {
 	p.mu.Lock()
 	free := len(p.ready) < p.limit && time.Since(p.last) > quiet
@@ -210,9 +209,8 @@ func (p *pool) calm() bool {
 	return err == nil && q.Runnable <= uint64(runtime.NumCPU())
 }
 
-// fill prepares one QEMU, for the guest that was started last among those that
-// are started often.
-func (p *pool) fill(ctx context.Context) {
+// fill prepares one QEMU: for the guest that was started last among those that are started often.
+func (p *pool) fill(ctx context.Context, sc scope.Scope) {
 	if !p.calm() {
 		return
 	}
@@ -222,14 +220,14 @@ func (p *pool) fill(ctx context.Context) {
 	}
 	ctx, stop := context.WithTimeout(ctx, prepareLimit)
 	defer stop()
-	if err := p.add(ctx, def, quiet); err != nil {
+	if err := p.add(ctx, sc, def, quiet); err != nil {
 		p.log.Info("cannot prepare a guest", "domain", def.Name, "uuid", def.UUID, "cause", err)
 	}
 }
 
-// add prepares a QEMU for a guest and keeps it, unless a start came within settled:
-// the guest's view may not show that yet.
-func (p *pool) add(ctx context.Context, def *domain.Definition, settled time.Duration) error {
+// add prepares a QEMU for a guest and keeps it, unless a start came within settled. The guest's view may
+// not show such a start yet.
+func (p *pool) add(ctx context.Context, sc scope.Scope, def *domain.Definition, settled time.Duration) error {
 	p.mu.Lock()
 	if starts := p.asked[def.UUID]; len(starts) > 0 && time.Since(starts[len(starts)-1]) < settled {
 		p.mu.Unlock()
@@ -237,7 +235,7 @@ func (p *pool) add(ctx context.Context, def *domain.Definition, settled time.Dur
 	}
 	p.busy[def.UUID] = make(chan struct{})
 	p.mu.Unlock()
-	one, err := p.reg.prepare(ctx, def)
+	one, err := p.reg.prepare(ctx, sc, def)
 	p.mu.Lock()
 	p.free(def.UUID)
 	if err == nil {
@@ -254,7 +252,7 @@ func (p *pool) add(ctx context.Context, def *domain.Definition, settled time.Dur
 	return err
 }
 
-// next chooses the guest to prepare and gives its definition; nil: there is none.
+// next chooses the guest to prepare and returns its definition. Nil: there is none.
 func (p *pool) next() *domain.Definition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -275,7 +273,7 @@ func (p *pool) next() *domain.Definition {
 			continue
 		}
 		if err := qemu.Preparable(v.Inactive); err != nil {
-			p.log.Debug("a guest that is started often cannot be prepared", "domain", v.Name, "cause", err)
+			p.log.Debug("guest is started often but cannot be prepared", "domain", v.Name, "cause", err)
 			p.refused[uuid] = v.Inactive
 			continue
 		}
@@ -284,7 +282,7 @@ func (p *pool) next() *domain.Definition {
 	return best
 }
 
-// discard ends QEMUs that are out of the pool already, and their guests busy.
+// discard ends QEMUs that were removed from the pool. Their guests are marked busy until then.
 func (p *pool) discard(ctx context.Context, gone []*prepared) {
 	var all sync.WaitGroup
 	for _, one := range gone {
@@ -300,7 +298,7 @@ func (p *pool) discard(ctx context.Context, gone []*prepared) {
 	all.Wait()
 }
 
-// close ends all that wait, and lets no more come.
+// close ends all prepared QEMUs. The pool accepts no more.
 func (p *pool) close(ctx context.Context) {
 	p.mu.Lock()
 	gone := slices.Collect(maps.Values(p.ready))

@@ -16,21 +16,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// ports are the display ports that guests of this daemon hold. Others are found
-// to be taken by trying.
+// ports are the display ports that guests of this daemon hold. Ports of other programs are found by trying
+// to listen.
 type ports struct {
 	mu   sync.Mutex
 	held map[int]bool
 }
 
-// The range of ports for displays, as libvirt has it.
+// The range of display ports, as libvirt has it.
 const (
 	firstPort = 5900
 	lastPort  = 65535
 )
 
-// take gives the first port on which listen succeeds, and what listens there. A port
-// is held while it is tried, and nothing else is.
+// take returns the first port on which listen succeeds, with the listening sockets. It holds a port only
+// while it tries it.
 func (p *ports) take(listen func(port int) ([]*os.File, error)) (int, []*os.File, error) {
 	for port := firstPort; port <= lastPort; port++ {
 		if !p.hold(port) {
@@ -47,11 +47,11 @@ func (p *ports) take(listen func(port int) ([]*os.File, error)) (int, []*os.File
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return 0, nil, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display (guests hold %d of them); let displays listen on sockets, or end a guest",
+	return 0, nil, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display (guests hold %d of them); make displays listen on sockets, or shut a guest off",
 		firstPort, lastPort, len(p.held))
 }
 
-// hold takes a port, and reports whether nobody had it.
+// hold takes a port, and reports whether it was free.
 func (p *ports) hold(port int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,9 +71,8 @@ func (p *ports) giveBack(port int) {
 	delete(p.held, port)
 }
 
-// choosePorts gives every display that listens to the network an address, which
-// is the host's own to itself unless more is asked for, and a port. Where QEMU can be
-// handed the sockets they are made here.
+// choosePorts gives every display that listens on the network a port and an address. The default address is
+// 127.0.0.1. If QEMU can be passed the sockets, they are made here.
 func (l *launching) choosePorts(ctx context.Context) error {
 	for _, g := range l.run.def.Devices.Graphics {
 		if len(g.Listens) == 0 {
@@ -99,6 +98,7 @@ func (l *launching) choosePorts(ctx context.Context) error {
 	return nil
 }
 
+// choosePort chooses the port of one display, or checks the one in its definition.
 func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address string) error {
 	fixed, handed := g.Port > 0 && g.AutoPort != device.On, qemu.DisplayIsHanded(g)
 	if fixed && !handed {
@@ -115,7 +115,7 @@ func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address 
 	var files []*os.File
 	if fixed {
 		if files, err = listen(g.Port); errors.Is(err, unix.EADDRINUSE) {
-			return fault.New(fault.Busy, fault.Host, "port %d of %s, on which the %s display is to listen, is in use; give the display another one, or let it have any that is free (autoport='yes')",
+			return fault.New(fault.Busy, fault.Host, "port %d of %s, requested for the %s display, is in use; choose another port, or any free one (autoport='yes')",
 				g.Port, address, g.Type)
 		}
 	} else if g.Port, files, err = l.g.reg.ports.take(listen); err == nil {
@@ -125,7 +125,7 @@ func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address 
 	if err != nil {
 		return err
 	}
-	if !handed { // it was tried
+	if !handed { // it was only tried
 		closeAll(slices.Values(files))
 		return nil
 	}
@@ -136,8 +136,8 @@ func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address 
 	return nil
 }
 
-// listenAt makes the sockets of a display on those of the addresses that the host has: a
-// name may stand for several, of which one will do.
+// listenAt makes the sockets of a display on those of the addresses that the host has. A name may stand for
+// several addresses, and one of them suffices.
 func listenAt(ctx context.Context, addresses []netip.Addr, port int) (files []*os.File, err error) {
 	var failed []error
 	for _, address := range addresses {
@@ -156,7 +156,7 @@ func listenAt(ctx context.Context, addresses []netip.Addr, port int) (files []*o
 	return nil, err
 }
 
-// closeAll closes files to which the daemon wrote nothing: QEMU has its own, or none.
+// closeAll closes files to which the daemon wrote nothing. QEMU has its own copies, or none.
 func closeAll(files iter.Seq[*os.File]) {
 	for f := range files {
 		_ = f.Close()

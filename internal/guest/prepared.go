@@ -15,50 +15,51 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// prepared is a QEMU that was started for a guest before anybody asked, with the
-// very arguments that its start would give it now. It waits with its processors
-// stopped, in a directory of its own, and in the guest's control group: moving a
-// process from one group to another takes the kernel longer than all the rest of
-// a prepared start.
+// prepared is a QEMU that was started for a guest ahead of time, with exactly the arguments that a start
+// would use now. It waits with its vCPUs stopped, in a directory of its own and in the guest's control
+// group. It is put there early because moving a process between groups takes the kernel longer than the
+// rest of a prepared start.
 type prepared struct {
 	reg        *Registry
 	uuid, name string
-	def        *domain.Definition // as it was read, to see that it changed
+	def        *domain.Definition // as read, to notice a change
 	command    *qemu.Command
-	binary     qemu.Identity
-	read       map[string]fileIdentity // what QEMU read while it made the machine
-	process    *qemu.Process
+	binary     qemucaps.Identity
+	read       map[string]fileIdentity // the files that QEMU read while it made the machine
+	process    *qemuprocess.Process
 	group      *kernel.Group
 	dir        string
 	user       *sandbox.User // nil: it runs as the daemon
 	made       time.Time
-	memory     uint64 // bytes that it holds alone
+	memory     uint64 // bytes that only this process holds
 }
 
-// fileIdentity tells a file from what it was before, without reading it.
+// fileIdentity tells whether a file has changed, without reading it.
 type fileIdentity struct {
 	Device, Inode         uint64
 	Size, ModTime, Change int64
 }
 
-// preparedDir holds the directories of prepared QEMUs.
+// preparedDir is the directory that holds the directories of prepared QEMUs.
 func (r *Registry) preparedDir() string { return filepath.Join(r.RunDir, ".prepared") }
 
-// prepare starts a QEMU for a guest and waits until its machine is made. On
-// failure nothing of it is left.
-func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prepared, err error) {
+// prepare starts a QEMU for a guest and waits until its machine is made. If it fails, nothing is left.
+func (r *Registry) prepare(ctx context.Context, sc scope.Scope, def *domain.Definition) (_ *prepared, err error) {
 	p := &prepared{
 		uuid: def.UUID, name: def.Name, def: def, made: time.Now(),
 		dir: filepath.Join(r.preparedDir(), def.UUID), group: r.Cgroups.Guest(def.UUID),
 	}
 	p.reg = r
 	if g, err := r.ByUUID(def.UUID); err == nil {
-		ctx = withFences(ctx, g.View().fences)
+		sc = sc.Noting(g.View().fences)
 	}
 	defer func() {
 		if err != nil {
@@ -82,7 +83,7 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 		return nil, err
 	}
 	failpoint.Reach("prepare.directory")
-	if err := p.launch(ctx, r); err != nil {
+	if err := p.launch(ctx, sc, r); err != nil {
 		return nil, err
 	}
 	failpoint.Reach("prepare.launched")
@@ -91,7 +92,7 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 		return nil, err
 	}
 	defer s.Close()
-	if err := s.Execute(ctx, "query-status", nil, nil); err != nil { // answered once the machine is made
+	if err := s.Execute(ctx, "query-status", nil, nil); err != nil { // QEMU answers once the machine is made
 		return nil, err
 	}
 	m, err := r.Kernel.ProcessMemory(p.process.PID)
@@ -101,8 +102,8 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 
 func (p *prepared) monitorPath() string { return filepath.Join(p.dir, monitorSocket) }
 
-// launch runs QEMU as a start would.
-func (p *prepared) launch(ctx context.Context, r *Registry) error {
+// launch launches QEMU as a start would.
+func (p *prepared) launch(ctx context.Context, sc scope.Scope, r *Registry) error {
 	capabilities, err := r.Emulators.Get(ctx, p.def.Devices.Emulator)
 	if err != nil {
 		return err
@@ -110,7 +111,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 	p.binary = capabilities.Binary
 	def := p.def.Clone()
 	qemu.AssignAliases(def)
-	monitor, err := qemu.ListenMonitor(p.monitorPath())
+	monitor, err := qemuprocess.ListenMonitor(p.monitorPath())
 	if err != nil {
 		return err
 	}
@@ -126,7 +127,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 		return err
 	}
 	defer logFile.Close()
-	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*sandbox.Chamber) error { return nil })
+	p.process, err = r.launch(ctx, sc, def, p.command, logFile, p.dir, p.user, func(*sandbox.Spec) error { return nil })
 	if err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 	return p.group.AddProcess(p.process.PID)
 }
 
-// alive reports whether the process still waits.
+// alive reports whether the process still runs.
 func (p *prepared) alive() bool {
 	select {
 	case <-p.process.Exited():
@@ -144,7 +145,7 @@ func (p *prepared) alive() bool {
 	}
 }
 
-// kill ends the process, if it has not ended by itself.
+// kill kills the process, unless it has ended already.
 func (p *prepared) kill() error {
 	if p.process == nil || !p.alive() {
 		return nil
@@ -155,12 +156,12 @@ func (p *prepared) kill() error {
 	return nil
 }
 
-// end ends the process and takes its things away.
+// end kills the process and releases its resources.
 func (p *prepared) end(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 	defer stop()
 	if err := errors.Join(p.kill(), p.group.Clear(ctx), removeTree(p.dir)); err != nil {
-		return err // the user's number is not used again while anything of it may be left
+		return err // the user must not be reused while any of its processes may be left
 	}
 	if p.user != nil {
 		return p.reg.Quarters.Users.Free(*p.user)
@@ -168,9 +169,9 @@ func (p *prepared) end(ctx context.Context) error {
 	return nil
 }
 
-// differs says why the start that command belongs to would make another machine
-// than the one that waits; nil: it would not.
-func (p *prepared) differs(ctx context.Context, def *domain.Definition, command *qemu.Command, binary qemu.Identity) error {
+// differs returns why a start with command would make another machine than the prepared one. Nil: it would
+// make the same.
+func (p *prepared) differs(ctx context.Context, def *domain.Definition, command *qemu.Command, binary qemucaps.Identity) error {
 	switch {
 	case !p.alive():
 		return errors.New("it has ended")
@@ -193,14 +194,14 @@ func (p *prepared) differs(ctx context.Context, def *domain.Definition, command 
 	return nil
 }
 
-// identities looks at files; one that is not there has the zero identity.
+// identities returns the identity of each file. A missing file has the zero identity.
 func identities(ctx context.Context, paths []string) (map[string]fileIdentity, error) {
 	all := make(map[string]fileIdentity, len(paths))
 	for _, path := range paths {
 		id, err := fsguard.Do(ctx, path, func() (fileIdentity, error) {
 			var s unix.Stat_t
 			if err := unix.Stat(path, &s); err != nil {
-				return fileIdentity{}, nil //nolint:nilerr // QEMU says what it misses
+				return fileIdentity{}, nil //nolint:nilerr // QEMU reports a missing file
 			}
 			return fileIdentity{s.Dev, s.Ino, s.Size, s.Mtim.Nano(), s.Ctim.Nano()}, nil
 		}, nil)
@@ -212,17 +213,16 @@ func identities(ctx context.Context, paths []string) (map[string]fileIdentity, e
 	return all, nil
 }
 
-// enterPrepared makes the directory of the QEMU that waits for this guest, if one
-// does, the guest's own: with the socket of its monitor in it and QEMU at work
-// there, as after a launch. The run record goes in before, so that a restarted
-// daemon finds the process either way.
+// enterPrepared makes the directory of the guest's prepared QEMU the run directory, if there is one. The
+// monitor's socket lies in it and QEMU works there, as after a launch. The run record is written before the
+// rename, so that the next daemon finds the process in either place.
 func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error) {
 	p, err := l.g.reg.pool.take(ctx, l.run.UUID)
 	if p == nil || err != nil {
 		return false, err
 	}
 	if l.from != nil {
-		return false, p.end(ctx) // it waits for no saved image
+		return false, p.end(ctx) // it was not started to receive a saved image
 	}
 	l.run.User = p.user
 	if err = l.describe(); err == nil {
@@ -234,17 +234,17 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 	}
 	if err != nil {
 		l.run.User = nil
-		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
+		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over the prepared QEMU"), p.end(ctx))
 	}
 	failpoint.Reach("prepare.entered")
 	p.dir, l.prepared = l.run.dir, p
-	l.run.hold("control group", p.group.Clear) // also where the start fails before it makes one
+	l.run.hold("control group", p.group.Clear) // also if the start fails before it makes a group
 	return true, nil
 }
 
-// resume makes the prepared process the guest's, in whose group it is, if it is what this start would
-// make; nil: QEMU is to be launched.
-func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
+// resume makes the prepared process the run's, if it equals what this start would make. It is in the
+// guest's control group already. Nil: QEMU must be launched.
+func (l *launching) resume(ctx context.Context) (*qemuprocess.Process, error) {
 	p := l.prepared
 	if p == nil {
 		return nil, nil
@@ -267,14 +267,14 @@ func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
 	if s := l.run.session.Swap(nil); s != nil {
 		s.Close()
 	}
-	l.g.log.Info("what was prepared cannot be used: the guest starts cold", "cause", cause)
+	l.g.log.Info("prepared QEMU cannot be used; guest starts cold", "cause", cause)
 	return nil, p.kill()
 }
 
-// greetLimit bounds the wait for what has nothing else to do than to answer.
+// greetLimit bounds the wait for a prepared QEMU, which has nothing to do but answer.
 const greetLimit = 3 * time.Second
 
-// greet connects to the monitor of a QEMU that waits, if that answers.
+// greet connects to the monitor of a prepared QEMU, within greetLimit.
 func (l *launching) greet(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, greetLimit)
 	defer stop()
@@ -286,7 +286,7 @@ func (l *launching) greet(ctx context.Context) error {
 	return nil
 }
 
-// noteResumed says in the guest's log where the process came from.
+// noteResumed writes into the guest's log which prepared process it uses.
 func (r *Registry) noteResumed(p *prepared) error {
 	f, err := r.appendLog(p.name)
 	if err != nil {
@@ -297,13 +297,13 @@ func (r *Registry) noteResumed(p *prepared) error {
 	return err
 }
 
-// sweepPrepared ends what an earlier daemon had prepared and did not live to end.
+// sweepPrepared ends the prepared QEMUs that an earlier daemon left.
 func (r *Registry) sweepPrepared() {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
 	entries, err := os.ReadDir(r.preparedDir())
 	if err != nil {
-		return // there is none
+		return // there is no such directory
 	}
 	defer removeFile(r.log, r.preparedDir())
 	for _, e := range entries {
@@ -314,6 +314,7 @@ func (r *Registry) sweepPrepared() {
 	}
 }
 
+// sweepOne ends one prepared QEMU and removes its directory and control group.
 func (r *Registry) sweepOne(ctx context.Context, dir string) error {
 	pid, err := r.emulatorIn(dir)
 	if err != nil {
@@ -327,12 +328,13 @@ func (r *Registry) sweepOne(ctx context.Context, dir string) error {
 	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), removeTree(dir))
 }
 
+// endPrepared kills a process and waits for its end. A process that has ended already is no error.
 func (r *Registry) endPrepared(pid int) error {
 	at, err := r.Kernel.Process(pid)
 	if err != nil {
 		return err
 	}
-	process, err := qemu.Adopt(pid, at.Start)
+	process, err := qemuprocess.Adopt(pid, at.Start)
 	if err == nil {
 		err = killAndWait(process)
 	}
@@ -342,8 +344,8 @@ func (r *Registry) endPrepared(pid int) error {
 	return err
 }
 
-// endedWaiting ends a guest's QEMU whose directories somebody has removed, if it only waits:
-// a start that takes it over makes its directory the guest's.
+// endedWaiting ends a prepared QEMU after its directories were removed. It reports false for a QEMU in use:
+// its directory is the guest's, because a start that takes it renames the directory.
 func (r *Registry) endedWaiting(pid int, uuid string) bool {
 	dir := filepath.Join(string(filepath.Separator), filepath.Base(r.RunDir), filepath.Base(r.preparedDir()), uuid)
 	if !r.Kernel.Uses(pid, dir) && !r.Kernel.Uses(pid, filepath.Join(dir, ownDir)) {

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // preparing makes a daemon that may prepare guests.
@@ -27,10 +28,9 @@ func preparing(t *testing.T) *daemon {
 	return d
 }
 
-// hardware is everything that tells one machine from another, by what it is: its
-// devices with all properties, its PCI functions, its memory map, and the state of
-// every device as a migration would carry it. Clocks show the time and are left
-// out.
+// hardware returns everything that distinguishes two machines, by kind: devices with all properties, PCI
+// functions, the memory map, and the state of every device as a migration would carry it. Clocks are left out,
+// because they show the time.
 func hardware(t *testing.T, d *daemon, g *guest.Guest) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -99,7 +99,7 @@ func devices(t *testing.T, stream []byte) map[string]string {
 	return all
 }
 
-// differences names what is not the same in two machines.
+// differences names the differences between two machines.
 func differences(a, b map[string]string) []string {
 	var names []string
 	for name := range a {
@@ -119,8 +119,8 @@ func differences(a, b map[string]string) []string {
 // cold starts a guest without anything prepared and shows its hardware.
 func cold(t *testing.T, d *daemon, g *guest.Guest) map[string]string {
 	t.Helper()
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	defer func() { ok(t, g.Destroy(d.ctx(), false)) }()
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	defer func() { ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false)) }()
 	return hardware(t, d, g)
 }
 
@@ -147,14 +147,14 @@ func TestAPreparedStartMakesTheSameMachine(t *testing.T) {
 			if len(waiting) != 1 || waiting[0].Memory == 0 {
 				t.Fatalf("prepared %+v", waiting)
 			}
-			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 			if pid := g.View().PID; pid != waiting[0].PID {
 				t.Fatalf("process %d runs and %d was prepared", pid, waiting[0].PID)
 			}
 			if diff := differences(want, hardware(t, d, g)); len(diff) > 0 {
 				t.Errorf("a prepared start differs from a cold one in %q", diff)
 			}
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 			if left := d.Prepared(); len(left) > 0 {
 				t.Errorf("still prepared: %+v", left)
 			}
@@ -198,12 +198,12 @@ func TestWhatChangedIsStartedCold(t *testing.T) {
 		ok(t, g.Prepare(d.ctx()))
 		pid := d.Prepared()[0].PID
 		change()
-		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 		if g.View().PID == pid {
 			t.Errorf("%s changed, and the prepared process was used", what)
 		}
 		eventually(t, "the prepared process ends", func() bool { return syscall.Kill(pid, 0) != nil })
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	}
 }
 
@@ -217,17 +217,17 @@ func TestAGuestStartedOftenIsPrepared(t *testing.T) {
 			t.Errorf("%s would be prepared", next)
 		}
 		for _, g := range []*guest.Guest{often, disk} {
-			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		}
 	}
 	if next := d.Next(); next != "often" && len(d.Prepared()) == 0 {
 		t.Errorf("%q would be prepared, want the guest that is started often", next)
 	}
-	ok(t, often.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, often.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	d.Trim(d.ctx())
 	if left := d.Prepared(); len(left) > 0 {
-		t.Errorf("prepared for nobody: %+v", left)
+		t.Errorf("prepared for no guest: %+v", left)
 	}
 }
 
@@ -240,7 +240,7 @@ func TestAFailedStartEndsWhatWasPrepared(t *testing.T) {
 	pid := d.Prepared()[0].PID
 	d.define(strings.Replace(small("failing", `<disk type='file' device='disk'><source file='`+filepath.Join(t.TempDir(), "none")+`'/><target dev='vda' bus='virtio'/></disk>`),
 		"<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1))
-	if err := g.Start(d.ctx(), guest.StartOptions{Paused: true}); err == nil || !strings.Contains(err.Error(), "disk vda") {
+	if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}); err == nil || !strings.Contains(err.Error(), "disk vda") {
 		t.Fatalf("a start without its disk: %v", err)
 	}
 	if syscall.Kill(pid, 0) == nil {
@@ -273,24 +273,24 @@ func TestWhatWasPreparedEndsWithItsDaemon(t *testing.T) {
 		}
 	})
 	g = d.again(g)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 }
 
 // A saved image is loaded into a QEMU that was told to wait for one.
 func TestASavedGuestDoesNotContinueInWhatWasPrepared(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	ok(t, g.Prepare(d.ctx()))
 	pid := d.Prepared()[0].PID
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if g.View().PID == pid || syscall.Kill(pid, 0) == nil || len(d.Prepared()) > 0 {
 		t.Errorf("process %d runs; prepared were %d and now %+v", g.View().PID, pid, d.Prepared())
 	}
 }
 
-// A daemon that is killed leaves what it had prepared to the next one to end.
+// A killed daemon leaves its prepared QEMUs to the next one, which ends them.
 func TestTheNextDaemonEndsWhatWasPrepared(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("orphan"))
@@ -306,7 +306,7 @@ func TestTheNextDaemonEndsWhatWasPrepared(t *testing.T) {
 	if dir := filepath.Join(d.dir, "run/guest/.prepared"); !gone(dir) {
 		t.Errorf("%s is left", dir)
 	}
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 }
 
 // Why disks and interfaces on PCI are not given to a prepared machine late: the
@@ -315,7 +315,7 @@ func TestALateDeviceLeavesATrace(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("late"))
 	want := cold(t, d, g)
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	ok(t, g.Session().Execute(d.ctx(), "device_add", map[string]any{"driver": "virtio-rng-pci", "id": "late", "bus": "pci.3"}, nil))
 	ok(t, g.Session().Execute(d.ctx(), "system_reset", nil, nil))
 	const controller = "state of 0000:00:1f.0/ICH9LPC 0"
@@ -328,8 +328,7 @@ func TestALateDeviceLeavesATrace(t *testing.T) {
 	}
 }
 
-// So it is where somebody has cleared the run directory as well: what only waits is not taken
-// for a guest that runs.
+// The same if the run directory was cleared, too. A prepared QEMU that waits is not mistaken for a running guest.
 // Promise: F28
 func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
@@ -338,7 +337,7 @@ func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 			d.reopen(func() { d.prepared = 2 })
 			waits, runs := d.define(small("waits")), d.define(small("runs"))
 			ok(t, runs.Prepare(d.ctx()))
-			ok(t, runs.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, runs.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 			running := runs.View().PID
 			ok(t, waits.Prepare(d.ctx()))
 			pid := d.Prepared()[0].PID
@@ -346,15 +345,15 @@ func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 			d.reopen(func() { ok(t, os.RemoveAll(filepath.Join(d.dir, "run/guest"))) })
 			eventually(t, "the process ends", func() bool { return syscall.Kill(pid, 0) != nil })
 			waits = d.again(waits)
-			ok(t, waits.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, waits.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 			ok(t, syscall.Kill(running, 0))
-			if err := d.again(runs).Start(d.ctx(), guest.StartOptions{}); !fault.Is(err, fault.Busy) {
+			if err := d.again(runs).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); !fault.Is(err, fault.Busy) {
 				t.Errorf("a guest that runs without its directory is started again: %v", err)
 			}
 			ok(t, syscall.Kill(running, syscall.SIGKILL))
 			reap(t, running)
 			eventually(t, "it is known that it has ended", func() bool { return !d.again(runs).View().Quarantined })
-			ok(t, d.again(runs).Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, d.again(runs).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 		})
 	}
 }
@@ -369,7 +368,7 @@ func TestWhatWasPreparedAndIsStoppedIsNotUsed(t *testing.T) {
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 	ctx, stop := context.WithTimeout(d.ctx(), 30*time.Second)
 	defer stop()
-	ok(t, g.Start(ctx, guest.StartOptions{Paused: true}))
+	ok(t, g.Start(ctx, scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	if g.View().PID == pid || syscall.Kill(pid, 0) == nil {
 		t.Errorf("process %d, which was stopped, is used or lives on", pid)
 	}

@@ -9,11 +9,11 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// setAside leaves a guest alone that cannot be adopted: its QEMU, if it runs, is
-// not ended, and the guest is not started beside it. Where none runs, what lies
-// around is cleared away.
+// setAside quarantines a guest that cannot be adopted: its QEMU is not ended, and the guest cannot be
+// started beside it. If no QEMU runs, the run directory is removed instead.
 func (r *Registry) setAside(dir string, cause error) {
 	id := filepath.Base(dir)
 	log := r.log.With("uuid", id, "dir", dir)
@@ -21,10 +21,10 @@ func (r *Registry) setAside(dir string, cause error) {
 	defer stop()
 	err := r.clear(ctx, dir)
 	if err == nil {
-		log.Error("the run record of a guest that has ended cannot be used; what it held in the host may be left", "error", cause)
+		log.Error("run record of an ended guest cannot be used; resources of the guest may be left", "error", cause)
 		return
 	}
-	log.Error("a guest cannot be adopted and is left alone", "error", cause, "until", err)
+	log.Error("guest cannot be adopted; quarantined", "error", cause, "until", err)
 	if g := r.asideAs(id, dir); g != nil {
 		g.quarantine = fmt.Sprintf("quarantined: this guest could not be adopted (%v); %v", cause, err)
 		g.publish()
@@ -32,8 +32,8 @@ func (r *Registry) setAside(dir string, cause error) {
 	}
 }
 
-// asideAs gives the guest of a run directory that is left alone. One of which nobody has a definition is
-// shown by what it was called, if that can be read; nil: it is no guest's directory.
+// asideAs returns the guest of a quarantined run directory. If no record defines it, it is shown by the
+// name in the run record, or else by its UUID. Nil: it is no guest's directory.
 func (r *Registry) asideAs(id, dir string) *Guest {
 	if uuid.Validate(id) != nil {
 		return nil
@@ -45,8 +45,8 @@ func (r *Registry) asideAs(id, dir string) *Guest {
 	return r.adopted(rec)
 }
 
-// endQuarantine has a guest be what it is without its QEMU, which may be nothing, as soon as that has ended. Of one
-// that cannot be found that is looked for again and again.
+// endQuarantine ends the quarantine when the QEMU has ended. The guest is then shut off, or forgotten if it
+// has no definition. If the process cannot be found, it checks again and again.
 func (r *Registry) endQuarantine(g *Guest, dir string) {
 	if process, err := r.findProcess(newRun(runRecord{UUID: g.uuid}, dir, r.Kernel, g.log)); err == nil && process != nil {
 		select {
@@ -55,19 +55,19 @@ func (r *Registry) endQuarantine(g *Guest, dir string) {
 		}
 		process.Release()
 	}
-	_ = UntilDone(r.life, lastTry, func() error { // fails with the daemon's end
+	_ = UntilDone(r.life, lastTry, func() error { // fails when the daemon stops
 		over := false
-		err := g.perform(r.life, "", domain.JobDestroy, releaseLimit, func() (work, error) {
+		err := g.perform(r.life, scope.Daemon("the end of a guest in quarantine"), "", domain.JobDestroy, releaseLimit, func() (work, error) {
 			if over = g.quarantine == ""; over {
-				return nil, nil // its start has cleared all away
+				return nil, nil // its start has removed everything
 			}
-			return func(ctx context.Context) (settle, error) {
+			return func(ctx context.Context, sc scope.Scope) (settle, error) {
 				if r.clear(ctx, dir) != nil {
 					return nil, nil
 				}
 				return func() error {
 					over = true
-					g.log.Info("the QEMU of a guest that could not be adopted has ended")
+					g.log.Info("QEMU of a quarantined guest has ended")
 					g.quarantine = ""
 					g.forgetIfNothing()
 					return nil

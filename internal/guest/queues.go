@@ -9,18 +9,17 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// A virtio disk and a virtio SCSI controller whose definition names no number of queues
-// has as many as the machine was made with processors. A saved machine to which more were
-// added is made with all of them, and would have other queues than those it was saved
-// with, which QEMU refuses: its image names the numbers.
+// A virtio disk or SCSI controller without a number of queues gets as many as the machine has vCPUs at its
+// start. If vCPUs were added later, a restored machine would be made with more queues than it was saved
+// with, and QEMU would refuse its state. So the image names the numbers.
 
-// queued is a device whose queues the definition does not count.
+// queued is a device without a number of queues in its definition.
 type queued struct {
 	alias, property string
 	queues          *uint
 }
 
-// uncounted lists them.
+// uncounted lists those devices.
 func uncounted(def *domain.Definition) []queued {
 	var all []queued
 	for _, d := range def.Devices.Disks {
@@ -36,11 +35,11 @@ func uncounted(def *domain.Definition) []queued {
 	return all
 }
 
-// maxQueues is more than a virtio device has.
+// maxQueues is more than any virtio device has.
 const maxQueues = 1024
 
-// countQueues has the header name the numbers of a running machine, which QEMU tells, that
-// are not those of its processors.
+// countQueues asks QEMU for the numbers of queues, and adds to the header those that differ from the number
+// of vCPUs.
 func (h *saveHeader) countQueues(ctx context.Context, s *qmp.Session, active *domain.Definition) error {
 	if active.VCPUs.Max == 1 {
 		return nil
@@ -50,7 +49,7 @@ func (h *saveHeader) countQueues(ctx context.Context, s *qmp.Session, active *do
 		var n uint
 		err := s.Execute(ctx, "qom-get", map[string]any{"path": "/machine/peripheral/" + d.alias, "property": d.property}, &n)
 		if answer := (*qmp.Error)(nil); errors.As(err, &answer) || n > maxQueues || n == active.VCPUs.Current {
-			continue // it does not say, or is made with as many again
+			continue // it has none, or the restored machine gets the same number
 		}
 		if err != nil {
 			return err
@@ -61,7 +60,7 @@ func (h *saveHeader) countQueues(ctx context.Context, s *qmp.Session, active *do
 	return h.format()
 }
 
-// keepQueues has a new definition of a saved machine name the queues that it was saved with.
+// keepQueues copies the numbers of queues from a saved definition to one that replaces it.
 func keepQueues(def, saved *domain.Definition) {
 	disks := map[string]uint{}
 	for _, d := range saved.Devices.Disks {

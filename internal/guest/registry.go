@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
@@ -17,79 +18,84 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Config is what a registry works with. All of it is needed.
+// Config is what a registry works with. All fields are required unless they say otherwise.
 type Config struct {
 	// DataDir and RunDir are the registry's own directories.
 	DataDir, RunDir string
-	// Instance prefixes what is named in places that daemons share; empty for
-	// the host's main daemon.
+	// Instance prefixes names in places that several daemons share. It is empty for the host's main daemon.
 	Instance  string
 	Log       *slog.Logger
 	Store     *store.Store
 	Events    *event.Log
 	Emulators *resources.Emulators
 	Ledger    *resources.Ledger
-	// Starts says when a guest may be launched; nil: at once.
+	// Starts admits the launches of guests. Nil: each launches at once.
 	Starts   *resources.Starts
 	Networks *network.Networks
 	Pools    *volume.Pools
-	// Secrets are what encrypted disks are opened with; nil: there are none.
+	// Secrets holds the keys of encrypted disks. Nil: there are none.
 	Secrets *secret.Book
 	Cgroups *kernel.Cgroups
 	Kernel  kernel.Root
-	// Prepared is how many QEMUs may wait for guests that are started often; 0: none.
+	// Prepared is how many QEMUs the pool of prepared QEMUs may hold. 0: none.
 	Prepared int
-	// Quarters are where guests' QEMUs run, each as a user of its own; nil: they run
-	// as the daemon does.
-	Quarters *sandbox.Quarters
-	// GiveRNG gives a virtio-rng to new machines that say nothing of one.
+	// Quarters runs each guest's QEMU in a sandbox as a user of its own. Nil: QEMU runs as the daemon does.
+	Quarters *sandbox.Isolation
+	// GiveRNG adds a virtio-rng to new machines if their document mentions none.
 	GiveRNG bool
-	// Labels are what the host enforces; nil: guests have none, NoLabels says why, and
-	// LabelsRequired has them not start then.
+	// Labels is the host's mandatory access control. Nil: guests get no labels, NoLabels says why, and with
+	// LabelsRequired they do not start.
 	Labels         *seclabel.Host
 	NoLabels       error
 	LabelsRequired bool
-	// StayFull leaves guests that ran out of room on the host paused.
+	// StayFull leaves guests paused that ran out of disk space on the host.
 	StayFull bool
-	// Boot identifies this boot of the host; empty where that is not known.
+	// Boot identifies this boot of the host. Empty: unknown.
 	Boot string
 }
 
-// Registry finds guests by name, UUID and ID. Its lock guards three maps and is
-// never held over anything but looking into them.
+// Registry finds guests by name, UUID and ID. Its lock guards the maps and is held only while they are read
+// or changed.
 type Registry struct {
 	Config
 	log    *slog.Logger
 	store  *store.Store
 	events *event.Log
-	// life ends the loops; it is the daemon's.
+	// life ends the loops. It lives as long as the daemon.
 	life    context.Context
 	stop    context.CancelCauseFunc
 	loops   sync.WaitGroup
 	ports   ports
 	sampler *sampler
-	meter   *hostnet.Meter // of all guests' interfaces
+	meter   *hostnet.Meter // counts the traffic of all guests' interfaces
 	pool    *pool
 	rooms   *rooms
 	traits  *traits
 	dues    dues
 	lent    lendings
 	devices deviceClaims
-	headers turns[fileID] // at the headers of saved images
-	// removing is of those who remove what a guest leaves behind, by UUID: the next one
-	// with it is made when they are done.
+	headers turns[fileID] // locks the headers of saved images
+	// removing locks, by UUID, what a guest leaves behind. The next guest of that UUID is made when the
+	// removal is done.
 	removing turns[string]
-	// undefinitions are those that are under way or owed, by UUID; mu guards them.
+	// undefinitions are the open ones, by UUID. mu guards them.
 	undefinitions map[string]*operation.Set[*Registry]
-	// leftLabels are those that an earlier daemon left, by guest, until all are adopted.
+	// leftLabels are the labels that an earlier daemon left, by guest, until all guests are adopted.
 	leftLabels map[string]*labels
+
+	// What a guest's loop does is the room's above; newRegistry sets it.
+	kinds       operation.Kinds[*run]          // of operations on running guests
+	carryOut    func(*Guest, lifecycle.Effect) // in the guest's loop
+	handleEvent func(*Guest, qmp.Event, bool)  // in the guest's loop
 
 	mu     sync.RWMutex
 	byName map[string]*Guest
@@ -103,11 +109,12 @@ func newRegistry(c Config) *Registry {
 		Config: c, log: c.Log, store: c.Store, events: c.Events,
 		byName: map[string]*Guest{}, byUUID: map[string]*Guest{}, byID: map[int]*Guest{},
 		undefinitions: map[string]*operation.Set[*Registry]{},
+		kinds:         guestOperations, carryOut: (*Guest).carryOut, handleEvent: (*Guest).handleEvent,
 	}
 	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.sampler = newSampler(r.gauges)
 	if c.Labels != nil {
-		c.Prepared = 0 // nothing has a label, or a profile, before its start
+		c.Prepared = 0 // a process gets its label or profile when it starts
 	}
 	r.pool = newPool(r, c.Prepared)
 	r.rooms = newRooms(r)
@@ -161,13 +168,13 @@ func (r *Registry) ByID(id int) (*Guest, error) {
 	return nil, fault.New(fault.NotFound, fault.Domain, "no domain with matching id %d", id)
 }
 
-// All gives every guest, by name.
+// All returns every guest, sorted by name.
 func (r *Registry) All() []*Guest {
 	r.mu.RLock()
 	all := make([]*Guest, 0, len(r.byUUID))
 	for _, g := range r.byUUID {
 		if v := g.View(); v.Persistent || v.Active != nil || v.Quarantined {
-			all = append(all, g) // and not one whose first definition is under way
+			all = append(all, g) // without guests that are being defined for the first time
 		}
 	}
 	r.mu.RUnlock()
@@ -175,13 +182,13 @@ func (r *Registry) All() []*Guest {
 	return all
 }
 
-// claimed does something to the guest of that name and UUID, which is made when neither is
-// taken. One that ends before it was asked makes room for another: nobody is refused for it.
+// claimed calls do with the guest of that name and UUID, which it makes if both are free. If the guest
+// found is gone before do ran, it tries again with a new one, so that no client is refused because of it.
 func (r *Registry) claimed(ctx context.Context, name, uuid string, do func(*Guest) error) (*Guest, error) {
 	for {
 		leave, err := r.removing.take(ctx, uuid)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the last one with UUID %s are still being removed", name, uuid)
+			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the previous domain with UUID %s are still being removed", name, uuid)
 		}
 		g, err := r.claimAsHeir(name, uuid)
 		leave()
@@ -194,8 +201,8 @@ func (r *Registry) claimed(ctx context.Context, name, uuid string, do func(*Gues
 	}
 }
 
-// claimAsHeir is claim where one that is made may have what an earlier one left: that is looked at while
-// none is there, or what the earlier one has yet to leave would be taken for nothing.
+// claimAsHeir is claim with a check of what an earlier guest of that UUID left. It checks while no guest
+// has the UUID: otherwise it would overlook what the earlier guest has yet to leave.
 func (r *Registry) claimAsHeir(name, uuid string) (*Guest, error) {
 	for {
 		_, none := r.ByUUID(uuid)
@@ -211,8 +218,8 @@ func (r *Registry) claimAsHeir(name, uuid string) (*Guest, error) {
 	}
 }
 
-// isCalled refuses what is meant for a guest of that name, where it has been renamed since it was found:
-// the name may be another's by now. Who asked finds that out by looking again. It runs in the loop.
+// isCalled refuses a request for a guest that was renamed since it was found, because another guest may
+// have that name by now. The client notices this when it looks again. It runs in the loop.
 func (g *Guest) isCalled(name string) error {
 	if g.record.Name == name {
 		return nil
@@ -220,24 +227,23 @@ func (g *Guest) isCalled(name string) error {
 	return errGone(name)
 }
 
-// maxGuests bounds how many guests there may be: the longest list that libvirt's
-// clients take.
+// maxGuests bounds how many guests there may be: it is the longest list that libvirt's clients accept.
 const maxGuests = 16384
 
-// claim gives the guest of that name and UUID, making it, where it may be new, when neither is
-// taken. One of the two taken by another guest is a conflict.
+// claim returns the guest of that name and UUID. It makes the guest if both are free and mayBeNew is set.
+// If another guest has one of the two, it returns a conflict.
 func (r *Registry) claim(name, uuid string, mayBeNew bool) (g *Guest, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	named, known := r.byName[name], r.byUUID[uuid]
 	switch {
 	case named == nil && known == nil && !mayBeNew:
-		return nil, errGone(name) // just now
+		return nil, errGone(name) // it was there a moment ago
 	case named == nil && known == nil && len(r.byUUID) >= maxGuests:
 		return nil, fault.New(fault.NoCapacity, fault.Domain, "there are %d domains already; undefine one", maxGuests)
 	case named == nil && known == nil:
 		if err := domain.CheckName(name); err != nil {
-			return nil, err // one that is there may have such a name of old
+			return nil, err // an existing guest may have such a name from before
 		}
 		g = newGuest(r, name, uuid)
 		r.byName[name], r.byUUID[uuid] = g, g
@@ -252,22 +258,21 @@ func (r *Registry) claim(name, uuid string, mayBeNew bool) (g *Guest, err error)
 	}
 }
 
-// unclaim lets a guest go that was claimed for something that failed, if it is
-// nothing by itself, and passes the failure on.
+// unclaim forgets a guest after its request failed, unless it is defined or runs, and returns the failure.
 func (r *Registry) unclaim(g *Guest, failure error) error {
 	if failure == nil {
 		return nil
 	}
-	_ = g.change(r.life, "", func() error { g.forgetIfNothing(); return nil }) // it has gone already, or the daemon stops
+	_ = g.change(r.life, scope.Daemon("forgetting a guest that has ended"), "", func() error { g.forgetIfNothing(); return nil }) // it is gone already, or the daemon stops
 	return failure
 }
 
-// run sets a guest's loop going. It ends with the registry, or with the guest.
+// run starts a guest's loop. It ends with the registry, or with the guest.
 func (r *Registry) run(g *Guest) {
 	r.loops.Go(func() { g.loop(r.life) })
 }
 
-// remove takes a guest out, if it is still the one that is known by its names.
+// remove removes a guest from the maps, unless another guest has its name or UUID by now.
 func (r *Registry) remove(g *Guest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -279,8 +284,8 @@ func (r *Registry) remove(g *Guest) {
 	}
 }
 
-// addName gives a guest a second name, unless that is taken: until the store has the one, nobody
-// else is to have the other.
+// addName gives a guest a second name, if that is free. During a rename the guest has both names until the
+// store is updated, so that no other guest can take either.
 func (r *Registry) addName(g *Guest, name string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -291,15 +296,15 @@ func (r *Registry) addName(g *Guest, name string) error {
 	return nil
 }
 
-// dropName takes one of two names of a guest away.
+// dropName removes one of a guest's two names.
 func (r *Registry) dropName(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.byName, name)
 }
 
-// newID gives the next ID of a running guest. IDs count up for the life of the
-// daemon and are never used twice, whatever adopted guests brought along.
+// newID returns the next ID of a running guest. IDs count up for the life of the daemon. None is used
+// twice, not even those of adopted guests.
 func (r *Registry) newID() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -307,6 +312,7 @@ func (r *Registry) newID() int {
 	return r.lastID
 }
 
+// setID enters a running guest under its ID.
 func (r *Registry) setID(g *Guest, id int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -318,7 +324,7 @@ func (r *Registry) setID(g *Guest, id int) {
 	}
 }
 
-// gauges gives those of the guests that run, in no order.
+// gauges returns the statistics caches of the running guests, in no order.
 func (r *Registry) gauges() []*gauge {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
 )
 
-// An image that QEMU reads may become one that it writes, and back, while the guest runs.
+// While a guest runs, an image that QEMU reads may become one that it writes, and the reverse.
 
-// lendToWrite lets the guest write to an image that it has been lent to read.
+// lendToWrite lets the guest write to an image that it may read already.
 func (l *labels) lendToWrite(ctx context.Context, number uint, f *os.File) error {
 	if l == nil {
 		return nil
@@ -33,7 +33,7 @@ func (l *labels) takeBackToRead(ctx context.Context, number uint, f *os.File) er
 	return l.giveBack(ctx, toWrite(number))
 }
 
-// keepWritable has what lendToWrite gave stay for as long as the guest has the image.
+// keepWritable makes what lendToWrite gave last as long as the guest has the image.
 func (l *labels) keepWritable(ctx context.Context, number uint, f *os.File) error {
 	if l == nil {
 		return nil
@@ -44,10 +44,10 @@ func (l *labels) keepWritable(ctx context.Context, number uint, f *os.File) erro
 	return l.giveBack(ctx, toWrite(number))
 }
 
-// toWrite names what is lent of an image to write it.
+// toWrite names the write access to an image, as an owner of labels and rules.
 func toWrite(number uint) string { return imageOwner(number) + " to write" }
 
-// permit adds to the guest's profile what it may do with an open file.
+// permit adds rules for an open file to the guest's profile.
 func (l *labels) permit(ctx context.Context, by string, f *os.File) error {
 	return l.inTurn(ctx, func() error {
 		if l.Profile == nil || l.host == nil {
@@ -58,8 +58,8 @@ func (l *labels) permit(ctx context.Context, by string, f *os.File) error {
 	})
 }
 
-// useAs gives a file that the guest has been lent the label for another use. It is Busy where another guest
-// uses the file, too.
+// useAs changes the label of one of the guest's files for another use. It fails with Busy if another guest
+// uses the file.
 func (l *labels) useAs(ctx context.Context, f *os.File, to string) error {
 	if l.Model != seclabel.SELinux || to == "" {
 		return nil
@@ -67,7 +67,7 @@ func (l *labels) useAs(ctx context.Context, f *os.File, to string) error {
 	return l.inTurn(ctx, func() error {
 		_, id, err := whereIs(f)
 		if err != nil || !slices.ContainsFunc(l.Files, func(one lent) bool { return one.fileID == id }) {
-			return err // its file system keeps no labels, or it has that of the host's own
+			return err // its file system keeps no labels, or it has the host's own
 		}
 		return l.book.relabel(ctx, id, l.user(""), to, func() error {
 			for i := range l.Files {

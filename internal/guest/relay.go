@@ -10,30 +10,33 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// relays pass on what a guest's QEMU and sockets of the host's say to each other. QEMU connects
-// to a relay as often as it likes, and each time the daemon connects to the socket. The next
-// daemon makes the relays again; a connection ends with the daemon that it came by.
+// relays connect a guest's QEMU to sockets of the host. QEMU may connect to a relay any number of times,
+// and each time the daemon connects to the socket. The next daemon makes the relays again; a connection
+// ends with the daemon that made it.
 type relays struct {
 	mu sync.Mutex
-	by map[string]*relay // alias of the device
+	by map[string]*relay // by alias of the device
 }
 
+// relay is the relay of one device.
 type relay struct {
 	listener net.Listener
 	path     string
 	end      context.CancelCauseFunc
-	done     chan struct{} // closed when nothing is passed on any more
+	done     chan struct{} // closed when the relay has ended
 }
 
-// start begins to relay for a device, and gives the socket that its QEMU is to connect to.
+// start begins the relay of a device and returns the path that its QEMU is to connect to.
 func (all *relays) start(r *run, alias, to string, held []string) (path string, err error) {
 	all.stop(alias)
 	path = filepath.Join(r.ownPath(), alias+".relay")
 	var f *os.File
-	if err := r.labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(path); return err }); err != nil {
+	if err := r.labels.sockets(func() (err error) { f, err = qemuprocess.ListenMonitor(path); return err }); err != nil {
 		return "", err
 	}
 	defer f.Close()
@@ -81,11 +84,11 @@ func (one *relay) stop() {
 	one.end(nil)
 	_ = one.listener.Close()
 	<-one.done
-	_ = os.Remove(one.path) // else it goes with the run directory
+	_ = os.Remove(one.path) // otherwise it is removed with the run directory
 }
 
-// serve takes one client at a time: QEMU has no more for one device. A QEMU that connects and
-// ends again and again gets one short exchange in each acceptPause.
+// serve accepts one client at a time: QEMU makes only one connection for a device. A QEMU that connects and
+// disconnects repeatedly gets one short exchange per acceptPause.
 func (one *relay) serve(ctx context.Context, connect func() (net.Conn, error)) {
 	defer close(one.done)
 	for {
@@ -93,7 +96,7 @@ func (one *relay) serve(ctx context.Context, connect func() (net.Conn, error)) {
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err != nil: // the daemon may have no more files open just now
+		case err != nil: // the daemon may have no free descriptors
 			pause(ctx, acceptPause)
 			continue
 		}
@@ -109,10 +112,10 @@ func (one *relay) serve(ctx context.Context, connect func() (net.Conn, error)) {
 	}
 }
 
-// acceptPause is the time between two tries to let QEMU in, where one has failed or was short.
+// acceptPause is the pause after a connection that failed or was short.
 const acceptPause = time.Second
 
-// pause waits, but no longer than ctx lasts.
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -120,21 +123,21 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// exchange passes on what two say to each other until one of them ends, or ctx does.
+// exchange copies data between two connections until either ends, or ctx does.
 func exchange(ctx context.Context, a, b net.Conn) {
 	closeBoth := func() { _, _ = a.Close(), b.Close() }
 	defer context.AfterFunc(ctx, closeBoth)()
 	var both sync.WaitGroup
 	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
 		both.Go(func() {
-			_, _ = io.Copy(way[0], way[1]) // that it ended is all there is to know
+			_, _ = io.Copy(way[0], way[1]) // the end is all that matters
 			closeBoth()
 		})
 	}
 	both.Wait()
 }
 
-// holdRelays ends the guest's relays when all is given back.
+// holdRelays pushes the release that ends the guest's relays.
 func (r *run) holdRelays() {
 	r.hold("relays", func(context.Context) error { r.relays.stopAll(); return nil })
 }
@@ -146,17 +149,17 @@ func (r *Registry) relayAgain(run *run) {
 	}
 	run.holdRelays()
 	for _, dev := range run.def.Devices.All() {
-		run.relayAgain(withFences(r.life, run.Fences), dev)
+		run.relayAgain(r.life, scope.Daemon("the relays of a guest that was adopted").Noting(run.Fences), dev)
 	}
 }
 
 // relayAgain makes the relay of one device, if it has one.
-func (r *run) relayAgain(ctx context.Context, dev device.Device) {
+func (r *run) relayAgain(ctx context.Context, sc scope.Scope, dev device.Device) {
 	b, alias := backendOf(dev), dev.Common().Alias
 	if r.User == nil || b == nil || !b.Connects() || !b.Reconnects() {
 		return
 	}
-	if err := r.connectFor(ctx, &qemu.Plan{}, alias, b); err != nil {
+	if err := r.connectFor(ctx, sc, &qemu.Plan{}, alias, b); err != nil {
 		r.log.Error("a character device does not connect again", "alias", alias, "error", err)
 	}
 }

@@ -6,15 +6,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// sector is what sizes of disks are rounded up to.
+// sector is the unit in bytes that disk sizes are rounded up to.
 const sector = 512
 
-// ResizeDisk makes the image behind a running guest's disk larger or smaller,
-// and tells the guest. Size is in bytes.
-func (g *Guest) ResizeDisk(ctx context.Context, disk string, size uint64) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+// ResizeDisk makes the image of a running guest's disk larger or smaller, and notifies the guest. size is
+// in bytes.
+func (g *Guest) ResizeDisk(ctx context.Context, sc scope.Scope, disk string, size uint64) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
 		if r == nil {
 			return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -29,7 +30,7 @@ func (g *Guest) ResizeDisk(ctx context.Context, disk string, size uint64) error 
 		if err := r.admits(operation.Change, "disk/"+d.Target); err != nil {
 			return nil, err
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err

@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -147,15 +148,15 @@ func gone(path string) bool {
 func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("loose"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	d.reopen(func() {})
 	g = d.again(g)
 	if g.View().Persistent {
 		t.Error("the undefined guest is persistent again")
 	}
-	refused(t, g.Undefine(d.ctx(), guest.UndefineOptions{}), fault.WrongState, "transient")
-	ok(t, g.Destroy(d.ctx(), false))
+	refused(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "transient")
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if _, err := d.ByUUID(g.UUID()); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it is still there after its end: %v", err)
 	}
@@ -170,9 +171,9 @@ func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
 		return strings.Replace(small("given"), "<os>", "<metadata><x:own xmlns:x='urn:own'>"+team+"</x:own><l:guest xmlns:l='"+guest.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
 	}
 	g := d.define(of("a"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.define(strings.Replace(of("b"), "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
-	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	for range 2 {
 		metadata := g.View().Active.Metadata
 		marks, _, err := xmltree.MetadataElement(metadata, guest.MarksNamespace)
@@ -190,16 +191,16 @@ func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
 func TestAGuestDefinedWhileItRanStaysDefined(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("kept"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() {
 		r := record(t, g)
 		r["State"].(map[string]any)["Persistent"] = false
 		writeRecord(t, g, r)
 	})
 	g = d.again(g)
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	d.want(d.again(g), domain.ShutOff, domain.ReasonDestroyed)
-	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 }
 
 // Promise: G5
@@ -208,21 +209,21 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDaemon(t)
 			g, other := d.define(small("quarantined")), d.define(small("other"))
-			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-			ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+			ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 			pid := d.pid("quarantined")
 			d.reopen(func() { ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), []byte(damage), 0o600)) })
 			d.want(d.again(other), domain.Running, domain.ReasonBooted)
 			g = d.again(g)
 			if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
-				t.Errorf("nobody is told of it: %q", m)
+				t.Errorf("no message reports it: %q", m)
 			}
-			refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+			refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "lives on")
 			ok(t, syscall.Kill(pid, 0)) // and left alone
 
 			ok(t, syscall.Kill(pid, syscall.SIGKILL))
 			reap(t, pid)
-			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 			if m := g.View().Messages; len(m) > 0 {
 				t.Errorf("it is well and still said to be: %q", m)
 			}
@@ -230,13 +231,13 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 	}
 }
 
-// One of which the store has nothing is shown all the same, and nobody else is given its name.
+// A guest without any record in the store is still shown, and its name is not given to another guest.
 // Promise: G5
 func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 	for damage, called := range map[string]string{`{"Name":"tr`: "", `{"Name":"transient","UUID":"%s","XML":"<domain"}`: "transient"} {
 		t.Run(called, func(t *testing.T) {
 			d := newDaemon(t)
-			g, err := d.Create(d.ctx(), small("transient"), guest.StartOptions{})
+			g, err := d.Create(d.ctx(), scope.Daemon("a test"), small("transient"), guest.StartOptions{})
 			ok(t, err)
 			pid, id := d.pid("transient"), g.UUID()
 			end := sync.OnceFunc(func() {
@@ -252,22 +253,22 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 				t.Fatalf("of a guest that runs is shown: %+v", all)
 			}
 			same := strings.Replace(small(called), "<memory", "<uuid>"+id+"</uuid><memory", 1)
-			_, err = d.Create(d.ctx(), same, guest.StartOptions{})
+			_, err = d.Create(d.ctx(), scope.Daemon("a test"), same, guest.StartOptions{})
 			refused(t, err, fault.Busy, "lives on")
-			_, err = d.Define(d.ctx(), small(called), false)
+			_, err = d.Define(d.ctx(), scope.Daemon("a test"), small(called), false)
 			refused(t, err, fault.Exists, "already exists")
 			if len(d.All()) != 1 {
 				t.Error("it is not shown any more")
 			}
 			end()
-			for ctx := d.ctx(); len(d.All()) > 0; { // it goes by itself
+			for ctx := d.ctx(); len(d.All()) > 0; { // it ends on its own
 				select {
 				case <-time.After(10 * time.Millisecond):
 				case <-ctx.Done():
 					t.Fatal("it is shown still, and has ended")
 				}
 			}
-			_, err = d.Create(d.ctx(), strings.Replace(same, called, "another", 1), guest.StartOptions{})
+			_, err = d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(same, called, "another", 1), guest.StartOptions{})
 			ok(t, err)
 			d.want(d.again(g), domain.Running, domain.ReasonBooted)
 		})
@@ -279,7 +280,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("quarantined"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	var text any
 	d.reopen(func() {
 		r := record(t, g)
@@ -289,7 +290,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	state := filepath.Join(d.dir, "data/guest/tpm", g.UUID(), "tpm2-00.permall")
 	ok(t, os.MkdirAll(filepath.Dir(state), 0o700))
 	ok(t, os.WriteFile(state, nil, 0o600))
-	ok(t, d.again(g).Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, d.again(g).Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	if gone(state) {
 		t.Error("it runs on without the state of its TPM")
 	}
@@ -303,13 +304,13 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	if g.View().Persistent {
 		t.Error("it is defined again")
 	}
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if !gone(state) {
 		t.Error("the state of its TPM is left")
 	}
 }
 
-// Somebody has cleared the host's /run: what is known of a running guest is its group alone.
+// The host's /run was cleared. Only its control group is left of a running guest.
 // Promise: G5
 func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	d := newDaemon(t)
@@ -317,27 +318,27 @@ func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 		t.Skip("this host has no usable control groups: ", d.Cgroups.Absent())
 	}
 	g := d.define(small("orphan"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid := d.pid("orphan")
 	d.reopen(func() { ok(t, os.RemoveAll(g.RunDir())) })
 	for range 2 { // and by the daemon after that one
 		g = d.again(g)
 		if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
-			t.Errorf("nobody is told of it: %q", m)
+			t.Errorf("no message reports it: %q", m)
 		}
-		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "lives on")
 		ok(t, syscall.Kill(pid, 0)) // and left alone
 		d.reopen(func() {})
 	}
 	ok(t, syscall.Kill(pid, syscall.SIGKILL))
 	reap(t, pid)
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 }
 
 func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ended"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid := d.pid("ended")
 	d.reopen(func() {
 		ok(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -348,19 +349,19 @@ func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
 	if !gone(g.RunDir()) {
 		t.Error("its run directory is left")
 	}
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 }
 
 func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	d := newDaemon(t)
 	g, other, idle := d.define(small("damaged")), d.define(small("other")), d.define(small("idle"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() {
 		for _, g := range []*guest.Guest{g, idle} {
 			d.stored(g, func(r map[string]any) { r["XML"] = "<domain" })
 		}
 	})
-	ok(t, d.again(other).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(other).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if _, err := d.ByUUID(idle.UUID()); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a definition that cannot be read is served: %v", err)
 	}
@@ -369,18 +370,18 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	if g.View().Persistent {
 		t.Error("a guest whose definition cannot be read is persistent")
 	}
-	refused(t, g.Undefine(d.ctx(), guest.UndefineOptions{}), fault.WrongState, "transient")
-	ok(t, g.RemoveManagedSave(d.ctx()))
-	ok(t, g.Destroy(d.ctx(), false))
+	refused(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "transient")
+	ok(t, g.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	var kept map[string]any
-	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for whoever can mend it
+	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for an administrator who can repair it
 }
 
 // Promise: G6
 func TestAnInterruptedStartIsTakenBack(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("begun"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid := d.pid("begun")
 	// QEMU is not yet in the record, and does not get to its monitor for a while.
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
@@ -396,14 +397,14 @@ func TestAnInterruptedStartIsTakenBack(t *testing.T) {
 	if !gone(g.RunDir()) {
 		t.Error("its run directory is left")
 	}
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 }
 
 func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfsaved"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	_, err := g.MonitorCommand(d.ctx(), `{"execute":"stop"}`, false)
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	_, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"stop"}`, false)
 	ok(t, err)
 	d.settle(g, domain.Paused)
 	path := filepath.Join(d.dir, "image")
@@ -419,8 +420,8 @@ func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
 func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfended"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, syscall.Kill(d.pid("halfended"), syscall.SIGSTOP)) // nobody can give the save up with it
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, syscall.Kill(d.pid("halfended"), syscall.SIGSTOP)) // so the save cannot be aborted with it
 	path := filepath.Join(d.dir, "image")
 	d.reopen(func() {
 		r := record(t, g)
@@ -431,16 +432,16 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	})
 	d.settle(d.again(g), domain.ShutOff)
 	if !gone(path + ".partial") {
-		t.Error("a half image is left that nobody knows of any more")
+		t.Error("a partial image without a record is left")
 	}
 }
 
 func TestAManagedImageIsUsedOnce(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("once"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() { // killed when the guest ran again, before the image was removed
 		d.stored(g, func(r map[string]any) { r["ManagedSave"] = true })
 		ok(t, os.WriteFile(g.ManagedSavePath(), []byte("old"), 0o600))
@@ -454,9 +455,9 @@ func TestAManagedImageIsUsedOnce(t *testing.T) {
 func TestACompletedManagedSaveIsNotLost(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("complete"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	r := record(t, g)
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	d.reopen(func() { // killed when the image was complete, before that was stored
 		d.stored(g, func(r map[string]any) { r["ManagedSave"] = false })
 		writeRecord(t, g, r)
@@ -467,14 +468,14 @@ func TestACompletedManagedSaveIsNotLost(t *testing.T) {
 	if !g.View().ManagedSave {
 		t.Fatal("the guest's memory is forgotten")
 	}
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 }
 
 func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("owned"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}))
 	d.reopen(func() {})
 	d.settle(d.again(g), domain.ShutOff)
 	d.want(d.again(g), domain.ShutOff, domain.ReasonDestroyed)
@@ -490,7 +491,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 	asked := make(chan string, 1)
 	leave := func(g *guest.Guest, answer error) {
 		owner := make(chan struct{})
-		ok(t, g.Start(d.ctx(), guest.StartOptions{AutoDestroy: true, Owner: owner, OwnerMay: func(uuid string) error {
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{AutoDestroy: true, Owner: owner, OwnerMay: func(uuid string) error {
 			asked <- uuid
 			return answer
 		}}))
@@ -503,7 +504,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 	leave(mine, nil)
 	d.settle(mine, domain.ShutOff)
 	leave(theirs, fault.New(fault.Denied, fault.Call, "no"))
-	d.logged("the guest of a client that has gone is not destroyed")
+	d.logged("cannot destroy the guest of a disconnected client")
 	d.reopen(func() {})
 	d.want(d.again(theirs), domain.Running, domain.ReasonBooted)
 }
@@ -512,7 +513,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ending"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	ok(t, syscall.Kill(d.pid("ending"), syscall.SIGSTOP)) // its monitor will not answer either
 	d.reopen(func() {
 		r := record(t, g)
@@ -528,8 +529,8 @@ func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
 	g := d.define(small("plugged", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
 	disks := g.View().Active.Devices.Disks
 	alias := disks[len(disks)-1].Alias
 	d.reopen(func() {
@@ -546,10 +547,10 @@ func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
 		t.Error("the run record still has the disk")
 	}
 	eventually(t, "QEMU lets the image go", func() bool {
-		nodes, err := g.MonitorCommand(d.ctx(), `{"execute":"query-named-block-nodes"}`, false)
+		nodes, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-named-block-nodes"}`, false)
 		return err == nil && !strings.Contains(nodes, path)
 	})
-	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
 }
 
 func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
@@ -563,7 +564,7 @@ func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
 		disk("fda", "floppy", "fdc"), `<disk type='file' device='cdrom'><target dev='sdd' bus='sata'/></disk>`,
 		`<controller type='usb' model='qemu-xhci'/><controller type='scsi' model='virtio-scsi'/>`,
 		`<interface type='user'><model type='virtio'/></interface><interface type='user'><model type='e1000e'/></interface>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	before := g.View().Active.Devices.All()
 	d.reopen(func() {})
 	after := d.again(g).View().Active.Devices.All()
@@ -576,18 +577,18 @@ func TestUndefiningAGuestThatStartsLosesNothing(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("hasty"))
 	started := make(chan error, 1)
-	go func() { started <- g.Start(d.ctx(), guest.StartOptions{}) }()
+	go func() { started <- g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}) }()
 	for g.Job().Kind != domain.JobStart {
 		runtime.Gosched()
 	}
-	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	ok(t, <-started)
 	found, err := d.ByName("hasty")
 	ok(t, err)
 	if found != g || found.View().Persistent {
 		t.Error("it is not the transient guest that it has become")
 	}
-	ok(t, found.Destroy(d.ctx(), false))
+	ok(t, found.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if _, err := d.ByName("hasty"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it is still there after its end: %v", err)
 	}
@@ -597,11 +598,11 @@ func TestAGuestIsNotRenamedWhileItStarts(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("before"))
 	started := make(chan error, 1)
-	go func() { started <- g.Start(d.ctx(), guest.StartOptions{}) }()
+	go func() { started <- g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}) }()
 	for g.Job().Kind != domain.JobStart {
 		runtime.Gosched()
 	}
-	refused(t, g.Rename(d.ctx(), "after"), fault.WrongState, "running")
+	refused(t, g.Rename(d.ctx(), scope.Daemon("a test"), "after"), fault.WrongState, "running")
 	ok(t, <-started)
 }
 
@@ -609,11 +610,11 @@ func TestARefusedRestoreKeepsNothingOpen(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("open"))
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	for range 3 {
-		_, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+		_, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 		refused(t, err, fault.WrongState, "already running")
 	}
 	all, err := os.ReadDir("/proc/self/fd")
@@ -625,15 +626,15 @@ func TestARefusedRestoreKeepsNothingOpen(t *testing.T) {
 	}
 }
 
-// slowImage makes a save to path last until what it writes is read.
+// slowImage makes a save to path last until its data is read.
 func slowImage(t *testing.T, path string) (read func()) {
 	t.Helper()
 	ok(t, syscall.Mkfifo(path+".partial", 0o600))
 	f, err := os.OpenFile(path+".partial", os.O_RDWR, 0)
 	ok(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	// Room for the definition, and less than for all of the memory: QEMU answers nothing while it
-	// writes what comes before that, which the socket takes, and behind it.
+	// The pipe holds the definition, and less than the whole memory. QEMU answers no command while it writes the
+	// part before the memory, which the socket buffers, and the part after it.
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, 128<<10); err != nil {
 		t.Fatal(err)
 	}
@@ -649,14 +650,16 @@ func slowImage(t *testing.T, path string) (read func()) {
 	}
 }
 
-// saving begins a save of a wordy guest that does not end by itself.
+// saving starts a save of a wordy guest. The save does not end on its own.
 func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan error) {
 	d.t.Helper()
 	read = slowImage(d.t, path)
 	result := make(chan error, 1)
-	go func() { result <- g.Save(context.WithoutCancel(d.ctx()), path, guest.SaveOptions{}) }()
+	go func() {
+		result <- g.Save(context.WithoutCancel(d.ctx()), scope.Daemon("a test"), path, guest.SaveOptions{})
+	}()
 	eventually(d.t, "QEMU writing", func() bool {
-		answer, err := g.MonitorCommand(d.ctx(), `{"execute":"query-migrate"}`, false)
+		answer, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-migrate"}`, false)
 		return err == nil && strings.Contains(answer, `"status":`)
 	})
 	return read, result
@@ -665,10 +668,10 @@ func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan 
 func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cancelled"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
-	_, err := g.MonitorCommand(d.ctx(), `{"execute":"migrate_cancel"}`, false)
+	_, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"migrate_cancel"}`, false)
 	ok(t, err)
 	read()
 	if err := <-saved; !fault.Is(err, fault.Aborted) {
@@ -684,7 +687,7 @@ func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cut"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
 	g.LoseMonitor()
@@ -696,14 +699,14 @@ func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 	if v := g.View(); !v.StuckSince.IsZero() {
 		t.Errorf("still stuck on %s", v.StuckOn)
 	}
-	ok(t, g.Suspend(d.ctx()))
-	ok(t, g.Resume(d.ctx()))
+	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
+	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
 }
 
 func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("stopped"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
 	d.reopen(read) // what hangs is the next daemon's matter
@@ -714,16 +717,16 @@ func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
 	d.settle(g, domain.Running)
 	eventually(t, "the half image gone", func() bool { return gone(path + ".partial") })
 	// What the first daemon began to remove it may still be removing: it ended, and not its process.
-	ok(t, g.Save(d.ctx(), filepath.Join(d.dir, "another"), guest.SaveOptions{}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "another"), guest.SaveOptions{}))
 }
 
 func TestAGuestIsDestroyedInASave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("impatient"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	_, saved := d.saving(g, path)
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds")
 	}
@@ -737,7 +740,7 @@ func TestAGuestIsDestroyedInASave(t *testing.T) {
 func TestQEMUKilledInASave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("slain"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	events := d.events.Reader()
 	path := filepath.Join(d.dir, "image")
 	_, saved := d.saving(g, path)
@@ -755,7 +758,7 @@ func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
 	d := newDaemon(t)
 	for i := range 4 {
 		g := d.define(small(string(rune('a' + i))))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		events := d.events.Reader()
 		ok(t, syscall.Kill(d.pid(g.Name()), syscall.SIGKILL))
 		if i%2 == 0 {
@@ -783,9 +786,9 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 	}{"finished": {shown: 1}, "noted": {noted: true, shown: 1}, "undone": {undone: true}} {
 		t.Run(name, func(t *testing.T) {
 			g := d.define(small(name, `<controller type='usb' model='qemu-xhci'/>`))
-			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 			before := record(t, g)
-			ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+			ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
 			disk := g.View().Active.Devices.Disks[0]
 			d.reopen(func() { // killed before, or just when, it noted that the device was made
 				if !c.noted {
@@ -802,7 +805,7 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 					s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
 					ok(t, err)
 					ok(t, s.Execute(d.ctx(), "device_del", map[string]any{"id": disk.Alias}, nil))
-					for e := range s.Events() { // until nothing uses what is behind it
+					for e := range s.Events() { // until nothing uses its backend
 						if e.Name == "DEVICE_DELETED" {
 							break
 						}
@@ -816,19 +819,19 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 				t.Errorf("%d disks are shown, want %d", n, c.shown)
 			}
 			if c.shown > 0 {
-				ok(t, g.Detach(d.ctx(), stick, guest.Affect{Live: true}))
+				ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
 			}
-			ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+			ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
 			if n := g.View().Active.Devices.Disks[0].Source.Index; n != 2 { // QEMU might use the first node still
 				t.Errorf("the next disk has node %d", n)
 			}
-			ok(t, g.Destroy(d.ctx(), false))
+			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		})
 	}
 }
 
-// A device is the guest's also where QEMU refuses what was still to be said of it when its plug was cut off: the
-// guest keeps its monitor.
+// A plug was interrupted, and QEMU refuses one of the remaining commands for the device. The device still belongs
+// to the guest, and the guest keeps its monitor.
 // Promise: G6
 func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 	d := newDaemon(t)
@@ -838,9 +841,9 @@ func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 		return `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/>` + tune + `</disk>`
 	}
 	g := d.define(small("greedy", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	before := record(t, g)
-	ok(t, g.Attach(d.ctx(), stick(""), guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick(""), guest.Affect{Live: true}))
 	disk := g.View().Active.Devices.Disks[0]
 	disk.Tune = &device.IOTune{TotalBytes: 1 << 20, ReadBytes: 1 << 20} // which QEMU does not take together
 	d.reopen(func() {
@@ -854,8 +857,8 @@ func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 	if disks := g.View().Active.Devices.Disks; len(disks) != 1 || disks[0].Tune != nil {
 		t.Errorf("its disks are %+v", disks)
 	}
-	ok(t, g.Suspend(d.ctx()))
-	ok(t, g.Detach(d.ctx(), stick(""), guest.Affect{Live: true}))
+	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick(""), guest.Affect{Live: true}))
 }
 
 func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
@@ -864,7 +867,7 @@ func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
 	g := d.define(small("left", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() { // killed when the device had gone, and not all that was behind it
 		s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
 		ok(t, err)
@@ -876,22 +879,22 @@ func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
 	})
 	g = d.again(g)
 	noOperation(t, g)
-	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
-	ok(t, g.Detach(d.ctx(), stick, guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
 	noOperation(t, g)
 }
 
 func TestAPausedGuestIsSavedAfterADump(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("twice"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "dump"), guest.DumpOptions{}))
 	if s := g.View().State; s != domain.Paused {
 		t.Fatalf("after its dump it is %s", s)
 	}
-	ok(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "dump"), guest.DumpOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
@@ -899,8 +902,8 @@ func TestImagesOfNobodyAreRemoved(t *testing.T) {
 	d := newDaemon(t)
 	g, damaged := d.define(small("kept")), d.define(small("damaged"))
 	for _, g := range []*guest.Guest{g, damaged} {
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	}
 	nobody := filepath.Join(filepath.Dir(g.ManagedSavePath()), "57000000-0000-0000-0000-000000000001.save")
 	d.reopen(func() {
@@ -909,26 +912,28 @@ func TestImagesOfNobodyAreRemoved(t *testing.T) {
 		d.stored(damaged, func(r map[string]any) { r["XML"] = "<domain" })
 	})
 	if !gone(nobody) || !gone(g.ManagedSavePath()+".partial") {
-		t.Error("an image of nobody is left")
+		t.Error("an image without a guest is left")
 	}
 	if gone(damaged.ManagedSavePath()) {
 		t.Error("the image of a guest whose definition cannot be read is gone")
 	}
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 }
 
 func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("both"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	read := slowImage(t, g.ManagedSavePath())
 	saved, undefined := make(chan error, 1), make(chan error, 1)
-	go func() { saved <- g.ManagedSave(d.ctx(), guest.SaveOptions{}) }()
+	go func() { saved <- g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) }()
 	eventually(t, "the save", func() bool { return g.Job().Kind == domain.JobSave })
-	go func() { undefined <- g.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}) }()
+	go func() {
+		undefined <- g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true})
+	}()
 	read()
 	if err := <-saved; err == nil {
-		t.Error("a save to what is no file succeeds")
+		t.Error("a save to something other than a file succeeds")
 	}
 	ok(t, <-undefined)
 	if !gone(g.ManagedSavePath()) {
@@ -940,21 +945,21 @@ func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
-	ok(t, stuck.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, healthy.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, stuck.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, healthy.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid := d.pid("stuck")
 	d.reopen(func() { ok(t, syscall.Kill(pid, syscall.SIGSTOP)) })
 	stuck, healthy = d.again(stuck), d.again(healthy)
 	d.want(healthy, domain.Running, domain.ReasonBooted)
-	ok(t, healthy.Suspend(d.ctx()))
+	ok(t, healthy.Suspend(d.ctx(), scope.Daemon("a test")))
 	d.want(stuck, domain.Running, domain.ReasonBooted)
-	refused(t, stuck.Suspend(d.ctx()), fault.Unresponsive, "was lost")
+	refused(t, stuck.Suspend(d.ctx(), scope.Daemon("a test")), fault.Unresponsive, "was lost")
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
-	eventually(t, "the guest that went on can be suspended", func() bool { return stuck.Suspend(d.ctx()) == nil })
+	eventually(t, "the guest that went on can be suspended", func() bool { return stuck.Suspend(d.ctx(), scope.Daemon("a test")) == nil })
 }
 
-// A host that goes down amid a save loses what its run directory says of the image. The next
-// daemon removes what was left of it, and nothing else that may lie there by then.
+// A host that goes down during a save loses the run directory's record of the image. The next daemon removes the
+// partial image, and no other file that may be at that path by then.
 // Promise: F29
 func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 	d := newDaemon(t)
@@ -966,11 +971,11 @@ func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 	for _, name := range []string{"left", "replaced"} {
 		g := d.define(small(name))
 		paths[g.UUID()] = filepath.Join(d.dir, name)
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		pid := d.pid(name)
 		ok(t, syscall.Kill(pid, syscall.SIGSTOP)) // the save waits for it
 		saved := make(chan error, 1)
-		go func() { saved <- g.Save(d.ctx(), paths[g.UUID()], guest.SaveOptions{}) }()
+		go func() { saved <- g.Save(d.ctx(), scope.Daemon("a test"), paths[g.UUID()], guest.SaveOptions{}) }()
 		note := map[string]any{}
 		eventually(t, "the image that is begun is noted", func() bool { return d.store.Get(kind, g.UUID(), &note) == nil })
 		ok(t, syscall.Kill(pid, syscall.SIGCONT))
@@ -1007,7 +1012,7 @@ func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 func TestAdoption_LearnsWhetherATrayIsOpen(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("tray", `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.reopen(func() {
 		r := record(t, g)
 		r["XML"] = strings.Replace(r["XML"].(string), "<target dev='sda' bus='sata'", "<target dev='sda' bus='sata' tray='open'", 1)

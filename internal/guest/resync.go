@@ -11,17 +11,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// contact is a monitor that was reached, and what QEMU said on it.
+// contact is a monitor that answered, with QEMU's answers.
 type contact struct {
 	session *qmp.Session
 	found   *inquiry
 }
 
-// reattach connects an adopted guest to its monitor and corrects its state by
-// what QEMU says. It runs before the loop does, and not longer than the daemon
-// waits for monitors; one that is reached later is handed to the loop.
+// reattach connects an adopted guest to its monitor and corrects the guest's state by QEMU's answers. It
+// runs before the loop and waits only as long as the adoption does. A monitor that answers later is handed
+// to the loop.
 func (r *adopting) reattach(g *Guest, run *run) {
 	reached := make(chan *contact, 1)
 	def := run.def // the loop may change it before QEMU answers
@@ -34,17 +35,17 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		}
 		run.connect(c.session)
 		g.meet(c.found, g.state.Phase)
-		run.behind = run.Resuming || len(run.ops.Operations()) > 0 // to be ended beside the loop
+		run.behind = run.Resuming || len(run.ops.Operations()) > 0 // the loop finishes these later
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
-		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
+		g.log.Warn("monitor not responding; guest adopted without it", "pid", run.PID)
 		run.lose()
 		g.publish()
 		go g.reattachLate(run, reached)
 	}
 }
 
-// reach greets QEMU and asks what was missed; nil when that cannot be done.
+// reach connects to QEMU and asks for missed changes, within lastRetry. It returns nil if either fails.
 func (r *run) reach(ctx context.Context, def *domain.Definition) *contact {
 	s := r.tryDial(ctx)
 	if s == nil {
@@ -54,14 +55,14 @@ func (r *run) reach(ctx context.Context, def *domain.Definition) *contact {
 	defer stop()
 	found, err := inquire(ctx, s, def)
 	if err != nil {
-		r.log.Debug("QEMU does not say what was missed", "error", err)
+		r.log.Debug("QEMU does not answer queries about missed events", "error", err)
 		s.Close()
 		return nil
 	}
 	return &contact{s, found}
 }
 
-// reattachLate hands over what an adoption did not wait for.
+// reattachLate hands the loop a monitor that answered too late for the adoption.
 func (g *Guest) reattachLate(r *run, reached <-chan *contact) {
 	if c := <-reached; c != nil {
 		g.handOver(r, c.session)
@@ -70,9 +71,8 @@ func (g *Guest) reattachLate(r *run, reached <-chan *contact) {
 	g.regain(r, firstRetry)
 }
 
-// endAgain sees to it that an end which an earlier daemon began comes, whether
-// the monitor answers or not. A guest that was to end with a client ends with
-// that client's daemon.
+// endAgain repeats a stop that an earlier daemon began, whether the monitor answers or not. A guest with
+// AutoDestroy is ended, because its client's connection ended with the earlier daemon.
 func (g *Guest) endAgain() {
 	if g.run.AutoDestroy && g.state.EndFor == "" {
 		g.advance(lifecycle.Ending{Reason: domain.ReasonDestroyed})
@@ -86,21 +86,20 @@ func (g *Guest) endAgain() {
 	}
 }
 
-// inquiry is what a daemon asks QEMU when it has missed events.
+// inquiry is QEMU's answer to a daemon that has missed events.
 type inquiry struct {
 	status   string
 	channels map[string]bool // virtio-serial ports by id: open in the guest
-	devices  map[string]bool // aliases that QEMU still has; nil: was not asked
+	devices  map[string]bool // aliases of the devices that QEMU still has; nil: not asked
 	balloon  uint64
-	vcpus    uint        // 0: was not asked
-	drives   []blockInfo // nil: was not asked, for the guest has no drive with a tray
-	// full are the images of disks whose guest is stopped because they lie where there
-	// is no room.
+	vcpus    uint        // 0: not asked
+	drives   []blockInfo // nil: not asked, because the guest has no drive with a tray
+	// full lists the image paths of the disks that stopped the guest because their file system is full.
 	full []string
 }
 
-// inquire asks QEMU what may have changed of a guest with that definition. It asks all at once, because QEMU answers in
-// order and one turn of its main loop costs more than the answers do.
+// inquire asks QEMU what may have changed in a guest with definition def. It sends all queries at once:
+// QEMU answers in order, and one turn of its main loop costs more than the answers.
 func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition) (*inquiry, error) {
 	var status struct{ Status string }
 	var chardevs []struct {
@@ -127,7 +126,7 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition) (*inqu
 	var vcpus uint
 	if def.VCPUs.Max > 1 {
 		asking.Go(func() error {
-			if slots, err := querySlots(ctx, s); err == nil { // a machine may have none
+			if slots, err := querySlots(ctx, s); err == nil { // some machine types have no slots
 				vcpus = filled(slots)
 			}
 			return nil
@@ -135,7 +134,7 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition) (*inqu
 	}
 	if _, err := balloonPath(def.Devices.Balloon); err == nil {
 		asking.Go(func() error {
-			_ = s.Execute(ctx, "query-balloon", nil, &balloon) // it may refuse, and then nothing has changed
+			_ = s.Execute(ctx, "query-balloon", nil, &balloon) // it may refuse; then nothing has changed
 			return nil
 		})
 	}
@@ -156,7 +155,7 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition) (*inqu
 	return found, nil
 }
 
-// fullDisks gives the images of the disks that have failed for want of room.
+// fullDisks returns the image paths of the disks that failed for lack of space.
 func fullDisks(ctx context.Context, s *qmp.Session, set *device.Set) (paths []string, err error) {
 	var blocks []blockInfo
 	if err := s.Execute(ctx, "query-block", nil, &blocks); err != nil {
@@ -170,8 +169,8 @@ func fullDisks(ctx context.Context, s *qmp.Session, set *device.Set) (paths []st
 	return paths, nil
 }
 
-// meet corrects the guest's state by what QEMU said when it was asked of a guest in phase was: what
-// it has told since counts for more. It runs in the loop, or before it.
+// meet corrects the guest's state by QEMU's answers. was is the guest's phase when QEMU was asked: a change
+// by an event since then takes precedence. It runs in the loop, or before the loop starts.
 func (g *Guest) meet(found *inquiry, was domain.State) {
 	g.setActive(func(d *domain.Definition) {
 		for _, c := range d.Devices.Channels {
@@ -193,27 +192,27 @@ func (g *Guest) meet(found *inquiry, was domain.State) {
 	for _, alias := range missing(g.run, found.devices) {
 		g.deviceGone(alias)
 	}
-	for _, path := range found.full { // it was paused while nobody listened, or is still
+	for _, path := range found.full { // it was paused for lack of space, now or while no daemon ran
 		g.lacksRoom(path)
 	}
 	phase, reason := activePhase(found.status)
 	switch {
 	case g.state.Dumping:
-		g.dumpCore() // who began it did not come to its end
+		g.dumpCore() // the dump was begun and not finished
 	case g.state.Restarting && phase == domain.Running:
 		g.advance(lifecycle.Resumed{})
 	case g.state.Restarting:
-		g.restartMachine() // who began it did not come to its end
+		g.restartMachine() // the restart was begun and not finished
 	case phase == domain.ShuttingDown && g.state.Phase == domain.Paused && g.state.Reason == domain.ReasonShuttingDown:
-		// it is kept as it ended
+		// the guest stays as it ended
 	case phase == domain.ShuttingDown && g.state.Phase != domain.ShuttingDown:
-		g.advance(lifecycle.PoweredDown{}) // it happened while nobody listened
+		g.advance(lifecycle.PoweredDown{}) // it shut down while no daemon ran
 	case phase == domain.ShuttingDown:
 		g.run.end(endGracefully)
 	case reason == domain.ReasonPanicked && g.state.Phase == domain.Running:
 		g.advance(lifecycle.Panicked{})
 	case g.run.Resuming && phase == domain.Paused && reason == domain.ReasonUnknown:
-		// it is let run next
+		// its vCPUs are resumed next
 	case phase != g.state.Phase && g.state.Phase == was:
 		g.advance(lifecycle.Found{Phase: phase, Reason: reason})
 	}
@@ -223,8 +222,8 @@ func hasTrays(s *device.Set) bool {
 	return slices.ContainsFunc(s.Disks, func(d *device.Disk) bool { return d.Device == "cdrom" || d.Device == "floppy" })
 }
 
-// setTray notes whether the tray of a drive is open: a daemon that was killed while it
-// changed the medium noted that it is, and did not live to hear that it was closed.
+// setTray records whether the tray of a drive is open. A daemon that was killed during a change of medium
+// may have recorded an open tray and missed the event that it closed.
 func setTray(s *device.Set, drive blockInfo) {
 	for _, d := range s.Disks {
 		if belongsTo(drive.QDev, d.Alias) && (d.Tray == "open") != drive.TrayOpen {
@@ -233,8 +232,8 @@ func setTray(s *device.Set, drive blockInfo) {
 	}
 }
 
-// missing gives the devices that the guest has let go while nobody listened, of
-// those that it can let go by itself.
+// missing returns the aliases of unpluggable devices that the guest released while no daemon ran. It
+// considers only kinds of devices that a guest can release without being asked.
 func missing(r *run, present map[string]bool) (aliases []string) {
 	if present == nil {
 		return nil
@@ -250,6 +249,7 @@ func missing(r *run, present map[string]bool) (aliases []string) {
 
 func hasUnpluggable(s *device.Set) bool { return slices.ContainsFunc(s.All(), unpluggable) }
 
+// unpluggable reports whether a guest can release a device of that kind while it runs.
 func unpluggable(dev device.Device) bool {
 	switch dev.(type) {
 	case *device.Disk, *device.NIC, *device.HostDevice, *device.Memory:
@@ -258,18 +258,17 @@ func unpluggable(dev device.Device) bool {
 	return false
 }
 
-// Reconnection: soon at first, then patiently.
+// Delays between attempts to reconnect: short at first, then doubled up to lastRetry.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 5 * time.Second
-	// steady is how long a session lasts that is worth a prompt new one. A QEMU that
-	// gives up one after the other is met less and less often.
+	// steady is how long a session must have lasted for the next delay to be short again. A QEMU that
+	// closes session after session is reconnected less and less often.
 	steady = time.Minute
 )
 
-// loseMonitor notes that the monitor is gone while the process lives, and keeps
-// trying to reach it, for as long as the process lives. A lost monitor is not a
-// dead guest.
+// loseMonitor records that the monitor is lost while the process lives. It keeps reconnecting as long as
+// the process lives, because a guest without a monitor still runs.
 func (g *Guest) loseMonitor() {
 	r := g.run
 	if time.Since(r.reached) > steady {
@@ -281,7 +280,8 @@ func (g *Guest) loseMonitor() {
 	go g.regain(r, r.patience)
 }
 
-// regain reaches the monitor again and hands it to the loop.
+// regain reconnects to the monitor and hands the session to the loop. It ends with the process or the
+// guest.
 func (g *Guest) regain(r *run, wait time.Duration) {
 	for ; ; wait = min(2*wait, lastRetry) {
 		pause := time.NewTimer(wait)
@@ -301,7 +301,7 @@ func (g *Guest) regain(r *run, wait time.Duration) {
 	}
 }
 
-// handOver gives the loop a monitor that was reached.
+// handOver gives the loop a new session, or closes it if the process or the guest has ended.
 func (g *Guest) handOver(r *run, s *qmp.Session) {
 	select {
 	case r.back <- s:
@@ -312,28 +312,28 @@ func (g *Guest) handOver(r *run, s *qmp.Session) {
 	}
 }
 
-// tryDial tries once to reach the monitor.
+// tryDial tries once, for at most lastRetry, to connect to the monitor.
 func (r *run) tryDial(ctx context.Context) *qmp.Session {
 	ctx, stop := context.WithTimeout(ctx, lastRetry)
 	defer stop()
 	s, err := qmp.Dial(ctx, r.monitorPath(), r.log)
 	if err != nil {
-		r.log.Debug("the monitor cannot be reached yet", "error", err)
+		r.log.Debug("cannot reach the monitor yet", "error", err)
 		return nil
 	}
 	return s
 }
 
-// handleReconnect takes a new session in and asks what was missed.
+// handleReconnect takes over a new session and asks QEMU for missed changes.
 func (g *Guest) handleReconnect(s *qmp.Session) {
 	g.run.connect(s)
 	g.publish()
-	g.log.Info("the monitor is back")
+	g.log.Info("monitor reconnected")
 	g.resync()
 }
 
-// resync has QEMU asked, once no other work is under way, for what events would
-// have told.
+// resync asks QEMU for the changes that missed events would have reported. It waits until no other job
+// runs.
 func (g *Guest) resync() {
 	g.run.behind = true
 	if g.job == nil && !g.run.ending() {
@@ -341,28 +341,27 @@ func (g *Guest) resync() {
 	}
 }
 
-// startResync asks QEMU, beside the loop, and ends what nobody follows any more.
-// A QEMU that does not answer loses its session, and is asked again when there
-// is a new one.
+// startResync asks QEMU beside the loop and finishes the operations that no client waits for. If QEMU does
+// not answer, it closes the session and asks again on the next one.
 func (g *Guest) startResync() {
 	r, s := g.run, g.run.session.Load()
 	if s == nil || r.lost.Load() != nil {
-		return // a new session brings the question with it
+		return // the next session repeats the query
 	}
 	r.behind = false
 	rejoin := g.planRejoin(r, s)
-	g.startInternal(domain.JobQuery, modifyLimit, func(ctx context.Context) (settle, error) {
-		settled, err := rejoin(ctx)
+	g.startInternal(domain.JobQuery, modifyLimit, func(ctx context.Context, sc scope.Scope) (settle, error) {
+		settled, err := rejoin(ctx, sc)
 		if err != nil {
-			g.log.Warn("cannot ask QEMU what was missed", "error", err)
+			g.log.Warn("cannot query QEMU about missed events", "error", err)
 			s.Close()
 		}
 		return settled, err
 	})
 }
 
-// goOnOnce lets a guest run that has been loaded. One that did so before may have been stopped since
-// by what it did to itself.
+// goOnOnce resumes the vCPUs of a guest that was loaded and has not run yet. A guest that ran before may
+// have stopped since for its own reasons, and is left stopped.
 func goOnOnce(ctx context.Context, s *qmp.Session) error {
 	var found struct{ Status string }
 	if err := s.Execute(ctx, "query-status", nil, &found); err != nil {
@@ -374,11 +373,13 @@ func goOnOnce(ctx context.Context, s *qmp.Session) error {
 	return s.Execute(ctx, "cont", nil, nil)
 }
 
+// planRejoin plans the work after missed events: resume a restored guest, recover the operations, and
+// correct the state by QEMU's answers.
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 	def := r.def
 	resuming, was := r.Resuming, g.state.Phase
-	return func(ctx context.Context) (settle, error) {
-		if resuming { // its daemon did not live to, or to write down that it did
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		if resuming { // the earlier daemon did not resume it, or did not record that it had
 			if err := goOnOnce(ctx, s); err != nil {
 				return nil, err
 			}
@@ -386,7 +387,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 		if err := r.ops.Recover(ctx); err != nil {
 			return nil, err
 		}
-		if err := g.change(ctx, "", func() error { def = r.def; return nil }); err != nil {
+		if err := g.change(ctx, sc, "", func() error { def = r.def; return nil }); err != nil {
 			return nil, err
 		}
 		found, err := inquire(ctx, s, def)

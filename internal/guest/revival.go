@@ -10,26 +10,25 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A guest whose QEMU ends by itself, or is killed by somebody else, is started again
-// where its on_crash says so: at once the first time, and then later and later. That
-// it is to be started is noted with the guests that this boot has still to start
-// before anything of the ended process is taken away, so that a daemon that is
-// killed meanwhile leaves it to the next one. A start with the host that fails, for want
-// of a pool or a network, say, is tried again in the same way.
+// A guest whose QEMU ends unexpectedly, or is killed by another program, is started again if its on_crash
+// says so: at once the first time, then after growing pauses. The store records this before any resource of
+// the ended process is released, so that the next daemon starts the guest if this one is killed. A failed
+// start at the host's boot, for lack of a pool or network for example, is repeated in the same way.
 
-// Pauses before the starts: the first is made at once.
+// The pauses before the starts. The first start is made at once.
 const (
 	firstPause = time.Second
 	lastPause  = 5 * time.Minute
-	// steadyRun is how long a guest lives without a crash that is a first one again.
+	// steadyRun is how long a guest must run before its next crash counts as the first again.
 	steadyRun = 2 * lastPause
-	// mostAutostarts is how often a start with the host is tried: for about an hour.
+	// mostAutostarts is how often a start at boot is tried, which takes about an hour.
 	mostAutostarts = 20
 )
 
-// pauseBefore is how long the start waits that follows the nth crash in a row.
+// pauseBefore returns the pause before the start that follows the nth crash in a row.
 func pauseBefore(n int) time.Duration {
 	pause := time.Duration(0)
 	for ; n > 1 && pause < lastPause; n-- {
@@ -38,17 +37,17 @@ func pauseBefore(n int) time.Duration {
 	return min(pause, lastPause)
 }
 
-// revival is what is known of a guest's crashes, and the start that waits.
+// revival holds a guest's crashes and its pending start.
 type revival struct {
-	boot    bool // it is a start with the host that waits, and no crash was before
-	crashes int  // without a steady run in between; or starts with the host that failed
+	boot    bool // the pending start is one at boot, without a crash
+	crashes int  // crashes without a steady run in between; or failed starts at boot
 	last    time.Time
 	cause   string // how the last process ended
-	words   string // for an administrator; empty: there was none
-	cancel  func() // nil: no start waits
+	words   string // for an administrator; empty: no crash
+	cancel  func() // nil: no start is pending
 }
 
-// stop has no start wait any more.
+// stop cancels the pending start.
 func (v *revival) stop() {
 	if v.cancel != nil {
 		v.cancel()
@@ -56,19 +55,19 @@ func (v *revival) stop() {
 	}
 }
 
-// noteCrash notes, beside the loop, that a guest is to be started again.
+// noteCrash records, beside the loop, that a guest is to be started again.
 func (r *Registry) noteCrash(uuid string) {
 	d := due{Boot: r.Boot, Crashed: true}
 	r.dues.mu.Lock()
 	r.dues.left[uuid] = d
 	r.dues.mu.Unlock()
 	if err := r.store.Put(dueKind, uuid, d); err != nil {
-		r.log.Error("cannot note that a crashed guest is to be started again", "uuid", uuid, "error", err)
+		r.log.Error("cannot record that a crashed guest must be started again", "uuid", uuid, "error", err)
 	}
 	failpoint.Reach("revive.noted")
 }
 
-// startAgain has the guest started when its pause is over. It runs in the loop.
+// startAgain starts the guest after its pause. It runs in the loop.
 func (g *Guest) startAgain(why string) {
 	v := &g.revival
 	v.stop()
@@ -78,24 +77,24 @@ func (g *Guest) startAgain(why string) {
 	v.crashes++
 	v.last = time.Now()
 	pause := pauseBefore(v.crashes)
-	v.words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash asks for a restart, which is tried after %v; virsh destroy %s gives that up",
+	v.words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash requests a restart, which is tried after %v; cancel it with virsh destroy %s",
 		why, v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.record.Name))
-	g.log.Warn("a guest that crashed is to be started again", "cause", why, "crashes", v.crashes, "pause", pause)
+	g.log.Warn("guest crashed; starting it again after a pause", "cause", why, "crashes", v.crashes, "pause", pause)
 	g.startAfter(pause)
 }
 
-// startAfter has the guest started after a pause. It runs in the loop.
+// startAfter starts the guest after a pause. It runs in the loop.
 func (g *Guest) startAfter(pause time.Duration) {
 	v := &g.revival
 	ctx, cancel := context.WithCancelCause(g.reg.life)
 	v.cancel = func() { cancel(errors.New("it is started or given up")) }
 	g.publish()
-	go g.reviveAfter(ctx, pause)
+	go g.reviveAfter(ctx, scope.Daemon("the restart of a guest that crashed"), pause)
 }
 
-// reviveAfter starts the guest after a pause, unless ctx ends: somebody else has
-// started it, or gave that up.
-func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
+// reviveAfter starts the guest after a pause, unless ctx ends: the guest was started otherwise, or the
+// start was given up.
+func (g *Guest) reviveAfter(ctx context.Context, sc scope.Scope, pause time.Duration) {
 	wait := time.NewTimer(pause)
 	defer wait.Stop()
 	select {
@@ -106,16 +105,16 @@ func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
 		return
 	}
 	failpoint.Reach("revive.start")
-	err := g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+	err := g.perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 		if ctx.Err() != nil || !g.toRevive() {
-			return nil, fault.New(fault.Aborted, fault.Domain, "it is not to be started again any more")
+			return nil, fault.New(fault.Aborted, fault.Domain, "the pending start was cancelled")
 		}
 		return g.planAnyStart(StartOptions{})
 	})
 	if err == nil || ctx.Err() != nil {
 		return
 	}
-	_ = g.change(ctx, "", func() error { // else it has gone
+	_ = g.change(ctx, sc, "", func() error { // otherwise it is gone
 		if ctx.Err() == nil {
 			g.notRevived(err)
 		}
@@ -123,7 +122,7 @@ func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
 	})
 }
 
-// toRevive says whether the guest that waits is still to be started. It runs in the loop.
+// toRevive reports whether the pending start is still wanted. It runs in the loop.
 func (g *Guest) toRevive() bool {
 	if g.revival.boot {
 		d, is := g.reg.isDue(g.uuid)
@@ -132,7 +131,7 @@ func (g *Guest) toRevive() bool {
 	return g.inactive != nil && lifecycle.Revives(g.inactive.OnCrash)
 }
 
-// notRevived settles what becomes of a guest whose start failed. It runs in the loop.
+// notRevived decides how to go on after a failed start. It runs in the loop.
 func (g *Guest) notRevived(err error) {
 	if fault.Is(err, fault.Aborted) || g.run != nil {
 		g.giveUpRevival()
@@ -145,7 +144,7 @@ func (g *Guest) notRevived(err error) {
 	g.startAgain(err.Error())
 }
 
-// autostartAgain has a guest started once more with the host, which failed. It runs in the loop.
+// autostartAgain repeats a failed start at boot. It runs in the loop.
 func (g *Guest) autostartAgain(err error) {
 	v := &g.revival
 	v.stop()
@@ -153,19 +152,19 @@ func (g *Guest) autostartAgain(err error) {
 	const said = "cannot start a guest that is marked for autostart"
 	if v.crashes >= mostAutostarts {
 		g.reg.hasRun(g.uuid)
-		v.words = fmt.Sprintf("it was to start with the host and could not be started (%v); that was tried %d times and is given up; start it yourself", err, v.crashes)
-		g.log.Error(said+"; that is given up", "error", err, "tries", v.crashes)
+		v.words = fmt.Sprintf("autostart failed (%v) after %d tries and was given up; start the domain manually", err, v.crashes)
+		g.log.Error(said+"; giving up", "error", err, "tries", v.crashes)
 		g.publish()
 		return
 	}
 	pause := pauseBefore(v.crashes + 1)
-	v.words = fmt.Sprintf("it is to start with the host and could not be started (%v; try %d, at %s); that is tried again after %v; virsh destroy %s gives that up",
+	v.words = fmt.Sprintf("autostart failed (%v; try %d, at %s) and is tried again after %v; cancel it with virsh destroy %s",
 		err, v.crashes, time.Now().UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.record.Name))
 	g.log.Error(said, "error", err, "tries", v.crashes, "pause", pause)
 	g.startAfter(pause)
 }
 
-// giveUpRevival leaves a guest shut off that waited to be started. It runs in the loop.
+// giveUpRevival cancels a pending start and leaves the guest shut off. It runs in the loop.
 func (g *Guest) giveUpRevival() {
 	g.revival.stop()
 	g.revival = revival{}
@@ -173,7 +172,7 @@ func (g *Guest) giveUpRevival() {
 	g.publish()
 }
 
-// revived notes that the guest runs again.
+// revived records that the guest runs again.
 func (g *Guest) revived() {
 	v := &g.revival
 	if v.boot {
@@ -184,5 +183,5 @@ func (g *Guest) revived() {
 		return
 	}
 	v.stop()
-	v.words = fmt.Sprintf("started again after its QEMU had ended by itself (crash %d in a row, at %s)", v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"))
+	v.words = fmt.Sprintf("started again after its QEMU had ended unexpectedly (crash %d in a row, at %s)", v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"))
 }

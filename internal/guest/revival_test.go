@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // crash kills the guest's QEMU and waits until that is known.
@@ -33,8 +34,8 @@ func waiting(t *testing.T, g *guest.Guest, said string) (words string) {
 	return words
 }
 
-// A guest whose on_crash asks for a restart is started again when somebody kills its
-// QEMU, later after each crash, and says so; until its user destroys it.
+// A guest with on_crash restart is started again when its QEMU is killed. The delay grows with each crash, and
+// the guest's messages show it. Destroying the guest ends the restarts.
 // Promise: F11
 func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -52,22 +53,22 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		}
 		d.crash(g)
 		waits := waiting(t, g, "crash 3 in a row")
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 		for _, piece := range []string{"QEMU ended by itself: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
 			if !strings.Contains(waits, piece) {
-				t.Errorf("what waits to be started again does not say %q: %s", piece, waits)
+				t.Errorf("the message of the pending restart does not contain %q: %s", piece, waits)
 			}
 		}
 		if v := g.View(); v.State != domain.ShutOff || len(v.Messages) > 0 {
 			t.Errorf("it was destroyed, and is %s: %q", v.State, v.Messages)
 		}
-		ok(t, g.Start(d.ctx(), guest.StartOptions{})) // by its user: what was before is forgotten
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})) // by its user: earlier crashes are forgotten
 		d.crash(g)
 		d.settle(g, domain.Running)
 		if words := strings.Join(g.View().Messages, "\n"); !strings.Contains(words, "crash 1 in a row") {
 			t.Errorf("after a start by its user it says: %s", words)
 		}
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	}
 }
 
@@ -77,15 +78,15 @@ func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 	d := newDaemon(t)
 	pool, disk := d.shelf()
 	g := d.define(strings.Replace(small("patient", disk), "<devices>", "<on_crash>restart</on_crash><devices>", 1))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, pool.Stop(d.ctx()))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.crash(g)
 	waiting(t, g, `pool "shelf" is not active`)
-	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
 	d.settle(g, domain.Running)
 }
 
-// A guest that was to end with its client is not started again when it crashes: it would end with nobody.
+// A guest that should end with its client is not restarted after a crash: no client's end would end it.
 // Promise: F36
 func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -93,13 +94,13 @@ func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	d.reopen(func() {})
 	g := d.define(strings.Replace(small("owned"), "<devices>", "<on_crash>restart</on_crash><devices>", 1))
 	owned := guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}
-	ok(t, g.Start(d.ctx(), owned))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), owned))
 	d.crash(g)
-	refused(t, g.AbortJob(d.ctx()), fault.WrongState, "") // what follows from its end is begun by then
+	refused(t, g.AbortJob(d.ctx(), scope.Daemon("a test")), fault.WrongState, "") // the steps after its end have begun by then
 	if v := g.View(); v.Due || v.State.Active() || d.IsDue(g.UUID()) {
 		t.Errorf("it is %s, and is to be started: %v", v.State, v.Due)
 	}
-	ok(t, g.Start(d.ctx(), owned))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), owned))
 	pid := d.pid("owned")
 	d.reopen(func() {
 		ok(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -134,7 +135,7 @@ func TestACrashWithoutADaemonIsFollowedByARestart(t *testing.T) {
 	d.Autostart(d.ctx())
 	for _, g := range []*guest.Guest{d.again(unseen), d.again(waits)} {
 		d.settle(g, domain.Running)
-		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	}
 	d.reopen(func() {})
 	d.Autostart(d.ctx())

@@ -13,31 +13,32 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A guest that writes where the host has no room left is paused by QEMU, and the
-// write is kept. Lodge looks, for all such guests of one folder together, whether
-// there is room again, and lets them go on: nobody has to sit beside a full disk.
+// QEMU pauses a guest that writes to a full file system of the host, and keeps the write. For all such
+// guests of a folder together, Lodge checks whether there is space again, and resumes them. No
+// administrator has to watch a full disk.
 
 const (
-	roomTick = time.Second // while anybody waits
-	// enoughRoom in bytes is worth a try. A guest that needs more pauses again, and
-	// its folder is then left alone twice as long as before, up to longestRest.
+	roomTick = time.Second // while any guest waits
+	// enoughRoom is how many free bytes are worth an attempt. A guest that needs more pauses again, and its
+	// folder then rests twice as long as before, up to longestRest.
 	enoughRoom  = 1 << 20
 	longestRest = time.Minute
 )
 
-// rooms are the guests that wait for room.
+// rooms are the guests that wait for disk space.
 type rooms struct {
 	*Registry
-	came chan struct{} // holds one: somebody waits
+	came chan struct{} // buffered: signals that a guest waits
 
 	mu      sync.Mutex
-	waiting map[*Guest][]string // the folders that are full
-	rests   map[string]*rest    // of folders whose guests were let go on
+	waiting map[*Guest][]string // the full folders of each guest
+	rests   map[string]*rest    // of folders with resumed guests
 }
 
-// rest is how long a folder is left alone.
+// rest is how long a folder is not checked.
 type rest struct {
 	until time.Time
 	long  time.Duration
@@ -47,7 +48,7 @@ func newRooms(r *Registry) *rooms {
 	return &rooms{Registry: r, came: make(chan struct{}, 1), waiting: map[*Guest][]string{}, rests: map[string]*rest{}}
 }
 
-// wait enters a guest. It runs in the guest's loop, or before that.
+// wait adds a guest. It runs in the guest's loop, or before the loop starts.
 func (w *rooms) wait(g *Guest, paths []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,8 +70,8 @@ func (w *rooms) leave(g *Guest) {
 	delete(w.waiting, g)
 }
 
-// run looks for room while anybody waits for it.
-func (w *rooms) run(ctx context.Context) {
+// run checks for space while any guest waits for it.
+func (w *rooms) run(ctx context.Context, sc scope.Scope) {
 	for {
 		select {
 		case <-w.came:
@@ -78,7 +79,7 @@ func (w *rooms) run(ctx context.Context) {
 			return
 		}
 		tick := time.NewTicker(roomTick)
-		for w.look(ctx) {
+		for w.look(ctx, sc) {
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
@@ -90,8 +91,8 @@ func (w *rooms) run(ctx context.Context) {
 	}
 }
 
-// look lets those go on who have room again, and tells whether anybody still waits.
-func (w *rooms) look(ctx context.Context) bool {
+// look resumes the guests that have space again. It reports whether any guest still waits.
+func (w *rooms) look(ctx context.Context, sc scope.Scope) bool {
 	w.mu.Lock()
 	wanted := map[string]bool{}
 	for _, folders := range w.waiting {
@@ -117,12 +118,12 @@ func (w *rooms) look(ctx context.Context) bool {
 	left := len(w.waiting) > 0
 	w.mu.Unlock()
 	for _, g := range ready {
-		w.loops.Go(func() { g.goOnWithRoom(ctx) })
+		w.loops.Go(func() { g.goOnWithRoom(ctx, sc) })
 	}
 	return left
 }
 
-// tire has folders left alone longer each time that guests come back for them.
+// tire makes folders rest longer each time that their guests run out of space again.
 func (w *rooms) tire(folders []string) {
 	for _, f := range folders {
 		r := w.rests[f]
@@ -137,13 +138,13 @@ func (w *rooms) tire(folders []string) {
 	}
 }
 
-// hasRoom asks a folder's file system. One that does not answer has none.
+// hasRoom asks a folder's file system. A file system that does not answer counts as full.
 func hasRoom(ctx context.Context, folder string) bool {
 	free, err := freeRoom(ctx, folder)
 	return err == nil && free >= enoughRoom
 }
 
-// freeRoom is what a folder's file system has left, in bytes.
+// freeRoom returns the free space of a folder's file system, in bytes.
 func freeRoom(ctx context.Context, folder string) (uint64, error) {
 	return fsguard.Do(ctx, folder, func() (uint64, error) {
 		var s unix.Statfs_t
@@ -152,22 +153,21 @@ func freeRoom(ctx context.Context, folder string) (uint64, error) {
 	}, nil)
 }
 
-// lacksRoom notes that the guest is about to be paused because a disk is full. It
-// runs in the loop.
+// lacksRoom records that the guest is about to be paused because a disk is full. It runs in the loop.
 func (g *Guest) lacksRoom(path string) {
 	if g.reg.StayFull || g.state.Phase != domain.Running || !filepath.IsAbs(path) {
-		return // paused by somebody, or on nothing that has a file system
+		return // a user paused it, or the path is on no file system
 	}
 	if !slices.Contains(g.run.NoRoom, path) {
 		g.run.NoRoom = append(slices.Clip(g.run.NoRoom), path)
 		if g.run.full.passes() {
-			g.log.Warn("a disk of the guest is full where it lies on the host; the guest is paused, and goes on by itself when there is room", "path", path)
+			g.log.Warn("host file system of a disk is full; guest paused until there is space", "path", path)
 		}
 	}
 	g.reg.rooms.wait(g, g.run.NoRoom)
 }
 
-// hasRoomAgain forgets that: the guest goes on, has ended, or is paused by a user.
+// hasRoomAgain reverts lacksRoom: the guest resumes, has ended, or is paused by a user.
 func (g *Guest) hasRoomAgain() {
 	g.reg.rooms.leave(g)
 	if g.run != nil && len(g.run.NoRoom) > 0 {
@@ -176,16 +176,16 @@ func (g *Guest) hasRoomAgain() {
 	}
 }
 
-// goOnWithRoom resumes a guest that still waits for room and for nothing else.
-func (g *Guest) goOnWithRoom(ctx context.Context) {
+// goOnWithRoom resumes a guest that still waits for disk space and for nothing else.
+func (g *Guest) goOnWithRoom(ctx context.Context, sc scope.Scope) {
 	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest does not wait for room any more")
-	err := g.perform(ctx, lifecycle.Resume, domain.JobModify, modifyLimit, func() (work, error) {
+	err := g.perform(ctx, sc, lifecycle.Resume, domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
 		if r == nil || len(r.NoRoom) == 0 || g.state.Phase != domain.Paused || g.state.Reason != domain.ReasonIOError {
 			return nil, errNotNow
 		}
 		g.advance(lifecycle.Resuming{Reason: domain.ReasonUnpaused})
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			s, err := r.monitor()
 			if err != nil {
 				return nil, err
@@ -195,12 +195,12 @@ func (g *Guest) goOnWithRoom(ctx context.Context) {
 	})
 	switch {
 	case err == nil:
-		g.log.Info("there is room again for the guest's disks; it goes on")
+		g.log.Info("host has disk space again; guest resumed")
 	case fault.Is(err, fault.WrongState):
 	default:
-		g.log.Warn("there is room again for the guest's disks, and it cannot be resumed yet", "error", err)
+		g.log.Warn("host has disk space again; cannot resume the guest yet", "error", err)
 		if v := g.View(); v.State == domain.Paused {
-			_ = g.change(ctx, "", func() error { // or it has ended
+			_ = g.change(ctx, sc, "", func() error { // or it has ended
 				if g.run != nil && len(g.run.NoRoom) > 0 {
 					g.reg.rooms.wait(g, g.run.NoRoom)
 				}

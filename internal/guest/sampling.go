@@ -9,46 +9,44 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// When samples are taken. Periods are stretched so that the sampler spends at
-// most its share of one processor, whatever a sample of these guests costs.
+// When samples are taken. Periods are stretched so that the sampler uses at most its share of one CPU,
+// whatever a sample of these guests costs.
 const (
-	// attention is how long samples are kept young after somebody has asked for
-	// those of all guests.
+	// attention is how long samples are kept recent after a client has asked for those of all guests.
 	attention = time.Minute
 
 	lively, livelyShare = 2 * time.Second, 0.02
 	idle, idleShare     = 30 * time.Second, 0.002
 
-	// settling is how long a guest has run before its first sample: a storm of
-	// starts has better things to do.
+	// settling is how long a guest must run before its first sample, so that sampling does not slow down a
+	// storm of starts.
 	settling = time.Second
 
-	// A period is cut into ten rounds, as far as these bounds allow.
+	// A period is divided into ten rounds, within these bounds.
 	shortestRound, longestRound = 100 * time.Millisecond, time.Second
 
-	// atOnce bounds the samples that a round waits for at a time, and courtesy for
-	// how long it waits for one. A guest that takes longer keeps a place of its
-	// own, until its QEMU answers.
+	// atOnce bounds the samples that a round waits for at a time, and courtesy how long it waits for one. A
+	// slower guest keeps a place of its own until its QEMU answers.
 	atOnce   = 8
 	courtesy = 100 * time.Millisecond
 )
 
-// sampler takes the samples of all running guests: one goroutine that sleeps
-// between rounds, and while no guest runs.
+// sampler takes the samples of all running guests. It is one goroutine that sleeps between rounds, and
+// while no guest runs.
 //
 //	running guests ──▶ those due, oldest first ──▶ as many as the pace allows ──▶ gauges
 type sampler struct {
 	running func() []*gauge
-	cpu     func() time.Duration // processor time that the daemon has used
+	cpu     func() time.Duration // CPU time that the daemon has used
 	made    time.Time
-	asked   atomic.Int64  // when somebody last asked for all samples, in nanoseconds after made: nobody sets that clock
-	wake    chan struct{} // room for one
+	asked   atomic.Int64  // when a client last asked for all samples, in nanoseconds after made: a clock that no one can set
+	wake    chan struct{} // buffered: holds one signal
 
-	// What follows belongs to the sampler's goroutine.
+	// The fields below belong to the sampler's goroutine.
 
 	cost   cost
-	credit float64 // of samples that the pace allows by now
-	firsts float64 // the same, of first samples
+	credit float64 // how many samples the pace allows by now
+	firsts float64 // the same for first samples
 }
 
 func newSampler(running func() []*gauge) *sampler {
@@ -57,8 +55,7 @@ func newSampler(running func() []*gauge) *sampler {
 	return s
 }
 
-// processTime is the processor time that this process has used; 0 where the
-// kernel does not say.
+// processTime returns the CPU time that this process has used. 0: the kernel does not report it.
 func processTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
@@ -67,8 +64,8 @@ func processTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// Refresh says that somebody reads the samples of all guests. For a minute from
-// now they are kept young; the call itself waits for nothing.
+// Refresh says that a client reads the samples of all guests. They are kept recent for the next minute. The
+// call does not block.
 func (r *Registry) Refresh() { r.sampler.attend() }
 
 func (s *sampler) attend() {
@@ -78,11 +75,11 @@ func (s *sampler) attend() {
 	}
 }
 
-// nudge has the sampler look now whether there is something to do.
+// nudge makes the sampler check now whether there is something to do.
 func (s *sampler) nudge() {
 	select {
 	case s.wake <- struct{}{}:
-	default: // it will look in any case
+	default: // it will check in any case
 	}
 }
 
@@ -107,8 +104,8 @@ func (s *sampler) run(ctx context.Context) {
 	}
 }
 
-// round takes the samples that are due now, elapsed after the last round, and
-// tells when the next round is; 0: when the sampler is woken.
+// round takes the samples that are due now. elapsed is the time since the last round. It returns the pause
+// until the next round. 0: until the sampler is woken.
 func (s *sampler) round(ctx context.Context, now time.Time, elapsed time.Duration) (pause time.Duration) {
 	all := s.running()
 	if len(all) == 0 {
@@ -123,7 +120,7 @@ func (s *sampler) round(ctx context.Context, now time.Time, elapsed time.Duratio
 	due, first := choose(all, now, period)
 	chosen := append(spend(&s.firsts, first), spend(&s.credit, due)...)
 	if len(first) > 0 {
-		pause = shortestRound // they trickle in
+		pause = shortestRound // they are spread over short rounds
 	}
 	if len(chosen) > 0 {
 		before := s.cpu()
@@ -133,23 +130,23 @@ func (s *sampler) round(ctx context.Context, now time.Time, elapsed time.Duratio
 	return pause
 }
 
-// earn adds to a credit what elapsed at a rate by the second, up to what a round
-// and a half is worth: where rounds are held up, the host has no time for samples.
+// earn adds to a credit what elapsed earns at a rate per second, up to what one and a half rounds earn. If
+// rounds are delayed, the host has no time for samples, so they are not caught up.
 func earn(credit float64, elapsed time.Duration, rate float64, round time.Duration) float64 {
 	return min(credit+rate*elapsed.Seconds(), max(2, 1.5*rate*round.Seconds()))
 }
 
-// spend takes as many as the credit allows.
+// spend takes as many guests as the credit allows.
 func spend(credit *float64, from []*gauge) []*gauge {
 	n := min(int(*credit), len(from))
 	*credit -= float64(n)
 	return from[:n:n]
 }
 
-// choose gives the guests that may be sampled, those first that have waited
-// longest, and apart from them those that have no sample yet. As many as the
-// period has room for are sampled, so that the turns of all spread over it by
-// themselves; half a period is only so that none comes twice where many cannot.
+// choose returns the guests that may be sampled, those first that have waited longest. Guests without a
+// sample are returned separately. A round samples as many guests as the period allows, so their turns
+// spread over the period. The minimum age of half a period only keeps a guest from being sampled twice
+// while others wait.
 func choose(all []*gauge, now time.Time, period time.Duration) (due, first []*gauge) {
 	type candidate struct {
 		gauge *gauge
@@ -175,8 +172,8 @@ func choose(all []*gauge, now time.Time, period time.Duration) (due, first []*ga
 	return order(again), order(fresh)
 }
 
-// take takes samples, some at a time. One that does not come in time is left
-// behind and delays the others once, for the length of a courtesy.
+// take takes samples, at most atOnce at a time. A slow sample is left behind, and delays the others once,
+// by at most courtesy.
 func (s *sampler) take(ctx context.Context, chosen []*gauge) {
 	var under []*sampling
 	for _, g := range chosen {
@@ -191,7 +188,7 @@ func (s *sampler) take(ctx context.Context, chosen []*gauge) {
 	}
 }
 
-// await waits for a sample as long as courtesy demands.
+// await waits for a sample until courtesy has passed since it began.
 func (s *sampling) await(ctx context.Context) {
 	select {
 	case <-s.done:
@@ -207,7 +204,7 @@ func (s *sampling) await(ctx context.Context) {
 	}
 }
 
-// cost is what a sample costs of a processor's time, as far as it is known.
+// cost is the CPU time that one sample costs, as far as it is known.
 type cost time.Duration
 
 const (
@@ -215,9 +212,8 @@ const (
 	cheapest, dearest = cost(10 * time.Microsecond), cost(20 * time.Millisecond)
 )
 
-// learn takes in what some samples have cost. What the daemon did beside them is
-// in the figure too; so it is believed at once when it is low, and when it is
-// high only little by little.
+// learn adjusts the cost by that of some samples. The measured time includes what else the daemon did. So a
+// low figure counts at once, and a high one only gradually.
 func (c *cost) learn(spent time.Duration, samples int) {
 	each := cost(spent) / cost(samples)
 	if each < *c {
@@ -228,7 +224,7 @@ func (c *cost) learn(spent time.Duration, samples int) {
 	*c = min(max(*c, cheapest), dearest)
 }
 
-// period is the time in which each of n guests is sampled once.
+// period returns the time for sampling each of n guests once.
 func (c *cost) period(n int, attended bool) time.Duration {
 	wanted, share := idle, idleShare
 	if attended {

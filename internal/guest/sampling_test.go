@@ -14,8 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// fleet are guests whose QEMUs answer at once, but for those that are stuck, and
-// the sampler over them. A sample costs the daemon each.
+// fleet is a set of guests with the sampler over them. Their QEMUs answer at once, except those that are stuck.
+// Each sample costs the daemon some time.
 type fleet struct {
 	*sampler
 	gauges []*gauge
@@ -141,13 +141,13 @@ func TestSamplesFollowTheInterestInThem(t *testing.T) {
 		f.watch(2 * idle) // the turns spread
 		f.watch(10 * idle)
 		if n := f.count(); n > 1120 || f.oldest(f.gauges) > idle+2*time.Second {
-			t.Errorf("while nobody asks: %d samples in ten periods, at worst %v apart", n, f.oldest(f.gauges))
+			t.Errorf("without callers: %d samples in ten periods, at worst %v apart", n, f.oldest(f.gauges))
 		}
 		f.attend()
 		f.watch(5 * time.Second) // those that are older become young
 		f.watch(50 * time.Second)
 		if worst := f.oldest(f.gauges); worst > lively+500*time.Millisecond {
-			t.Errorf("while somebody asks samples are %v apart", worst)
+			t.Errorf("with a caller samples are %v apart", worst)
 		}
 		if most := f.busiest(); most > 10 {
 			t.Errorf("%d of 100 samples came within a tenth of a second of a period of %v", most, lively)
@@ -254,7 +254,7 @@ func TestStuckGuestsDelayNoSample(t *testing.T) {
 		}
 		f.watch(10 * time.Second)
 		if worst := f.oldest(healthy); worst > lively+500*time.Millisecond {
-			t.Errorf("when it is known who is stuck samples are %v apart", worst)
+			t.Errorf("when the stuck guests are known, samples are %v apart", worst)
 		}
 		close(again)
 		synctest.Wait()
@@ -284,9 +284,8 @@ func TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows(t *testing.T) {
 	})
 }
 
-// TestManyWaitForOneQuestion: callers with a deadline share one question to a
-// stuck guest, and get the old sample; once it is known to be stuck nobody
-// begins to wait.
+// Callers with a deadline share one query to a stuck guest, and get the old sample. Once the guest is known to be
+// stuck, no caller starts to wait.
 // Promise: W3
 func TestManyWaitForOneQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -345,8 +344,7 @@ func TestManyWaitForOneQuestion(t *testing.T) {
 	})
 }
 
-// TestAnEarlierLifeLeavesNothing: a sampling that began before the guest was
-// started anew does not count.
+// A sample that began before the guest was restarted is discarded.
 func TestAnEarlierLifeLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})

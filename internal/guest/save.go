@@ -11,36 +11,37 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // SaveOptions say how a guest is saved to a file, or restored from one.
 type SaveOptions struct {
-	// XML replaces the definition that goes with the image; empty: keeps it.
+	// XML replaces the definition in the image. Empty: it is kept.
 	XML string
-	// BypassCache leaves nothing of the image in the host's page cache.
+	// BypassCache keeps the image out of the host's page cache.
 	BypassCache bool
-	// ResetNVRAM gives the restored guest fresh UEFI variables.
+	// ResetNVRAM gives the restored guest new UEFI variables.
 	ResetNVRAM bool
-	// Then is what the guest does after its restore: Running, Paused, or NoState
-	// for what it did when it was saved.
+	// Then is the state of the guest after its restore: Running, Paused, or NoState for its state when it
+	// was saved.
 	Then domain.State
 }
 
-// Save writes the guest's memory and devices to a file and ends it. The file is
-// in libvirt's own layout. On failure the guest goes on as before.
-func (g *Guest) Save(ctx context.Context, path string, o SaveOptions) error {
+// Save writes the guest's memory and devices to a file and ends the guest. The file has libvirt's layout.
+// If it fails, the guest continues as before.
+func (g *Guest) Save(ctx context.Context, sc scope.Scope, path string, o SaveOptions) error {
 	if err := checkPlace("save", path); err != nil {
 		return err
 	}
-	return g.moveMemory(ctx, lifecycle.Save, domain.JobSave, func(p *progress) (work, error) {
+	return g.moveMemory(ctx, sc, lifecycle.Save, domain.JobSave, func(p *progress) (work, error) {
 		return g.planSave(path, o, false, p)
 	})
 }
 
-// ManagedSave saves the guest where its next start finds it.
-func (g *Guest) ManagedSave(ctx context.Context, o SaveOptions) error {
-	return g.moveMemory(ctx, lifecycle.Managed, domain.JobSave, func(p *progress) (work, error) {
-		if err := g.fenceSaved(ctx, o.XML); err != nil {
+// ManagedSave saves the guest to the image from which its next start restores it.
+func (g *Guest) ManagedSave(ctx context.Context, sc scope.Scope, o SaveOptions) error {
+	return g.moveMemory(ctx, sc, lifecycle.Managed, domain.JobSave, func(p *progress) (work, error) {
+		if err := g.fenceSaved(ctx, sc, o.XML); err != nil {
 			return nil, err
 		}
 		return g.planSave(g.managedSavePath(), o, true, p)
@@ -49,29 +50,30 @@ func (g *Guest) ManagedSave(ctx context.Context, o SaveOptions) error {
 
 func (g *Guest) managedSavePath() string { return filepath.Join(g.reg.saveDir(), g.uuid+".save") }
 
-// planSave plans a save: the processors stop, QEMU writes, the process ends.
+// planSave plans a save: the vCPUs stop, QEMU writes the image, the process ends.
 func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) (work, error) {
-	if managed { // or the image would be nobody's
+	if managed { // otherwise no record would name the image
 		if err := errors.Join(g.keepAhead(), g.reg.furnish()); err != nil {
 			return nil, err
 		}
 	}
 	r, was := g.run, g.state.Phase
-	if _, err := newSaveHeader(r.def, r.dir, o, was); err != nil { // its processors need not be stopped for that
+	if _, err := newSaveHeader(r.def, r.dir, o, was); err != nil { // fail before the vCPUs are stopped
 		return nil, err
 	}
 	if err := r.admitMove(); err != nil {
 		return nil, err
 	}
 	s := &save{memoryImage: memoryImage{Path: path, WasRunning: was == domain.Running, r: r, progress: p}, Managed: managed, options: o, was: was}
-	return func(ctx context.Context) (settle, error) { return nil, r.perform(ctx, saveKind.Name, s, memoryObject) }, nil
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		return nil, r.perform(ctx, sc, saveKind.Name, s, memoryObject)
+	}, nil
 }
 
-// RemoveManagedSave discards the image that the next start would continue from.
-func (g *Guest) RemoveManagedSave(ctx context.Context) error {
-	// It has its turn like work: a save that ends its guest, or a start that goes on from there and may fail, comes to
-	// its end before.
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+// RemoveManagedSave deletes the image that the next start would restore.
+func (g *Guest) RemoveManagedSave(ctx context.Context, sc scope.Scope) error {
+	// It runs as a job, after a save that ends its guest, or a start that restores the image and may fail.
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.ManagedSave {
 			return nil, nil
 		}
@@ -81,8 +83,8 @@ func (g *Guest) RemoveManagedSave(ctx context.Context) error {
 	})
 }
 
-// dropManagedSave forgets the image, and then removes it: what a daemon that is
-// killed in between leaves is of nobody, and the next one removes it.
+// dropManagedSave clears the record of the image and then removes the file. If the daemon is killed in
+// between, no record names the file, and the next daemon removes it.
 func (g *Guest) dropManagedSave() error {
 	if !g.record.ManagedSave {
 		return nil
@@ -100,13 +102,13 @@ func (g *Guest) dropManagedSave() error {
 	return nil
 }
 
-// settleImage settles, when a start from an image has failed, what became of that. It runs in the loop.
+// settleImage decides what happens to the image after a failed restore. It runs in the loop.
 func (g *Guest) settleImage(r *run) {
 	switch {
 	case r == nil || !r.FromManaged:
 	case r.ran:
 		g.useUpManagedSave(r)
-	case r.spent: // and it is not
+	case r.spent: // but the guest did not run from it
 		g.record.ManagedSave, r.spent = true, false
 		if err := g.keep(); err != nil {
 			g.keepLater(r, err)
@@ -114,9 +116,9 @@ func (g *Guest) settleImage(r *run) {
 	}
 }
 
-// useUpManagedSave forgets the image that the guest has gone on from, and removes it, also where
-// the first cannot be stored: gone on from again it would damage the guest's disks. It runs in the
-// loop, or before that.
+// useUpManagedSave forgets and removes the image that the guest was resumed from. It removes the file even
+// if the store takes no changes: a second restore would damage the guest's disks. It runs in the loop, or
+// before the loop starts.
 func (g *Guest) useUpManagedSave(r *run) {
 	if r.spent {
 		g.removeManagedSave()
@@ -127,13 +129,12 @@ func (g *Guest) useUpManagedSave(r *run) {
 	}
 	g.record.ManagedSave = false
 	g.removeManagedSave()
-	if err := g.keep(); err != nil { // there may be room now
+	if err := g.keep(); err != nil { // there may be space now
 		g.keepLater(r, err)
 	}
 }
 
-// removeManagedSave removes the image that nobody knows of any more, and what was
-// noted of a change of its header.
+// removeManagedSave removes an image that no record names, and the record of a change of its header.
 func (g *Guest) removeManagedSave() {
 	real, err := filepath.EvalSymlinks(g.managedSavePath())
 	removeFile(g.log, g.managedSavePath())
@@ -143,81 +144,84 @@ func (g *Guest) removeManagedSave() {
 }
 
 // Restore makes a guest from a saved image.
-func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Guest, error) {
+func (r *Registry) Restore(ctx context.Context, sc scope.Scope, path string, o SaveOptions) (*Guest, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	image, err := r.openSaved(ctx, path, o)
 	if err != nil {
 		return nil, err
 	}
-	image.close() // the work opens it again, if it ever comes to that
+	image.close() // the job opens it again
 	return r.claimed(ctx, image.def.Name, image.def.UUID, func(g *Guest) error {
-		return g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
+		return g.perform(ctx, sc, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
 			return g.planRestoreFrom(path, o), g.admitBesideSave()
 		})
 	})
 }
 
-// admitBesideSave admits a run that does not go on from the managed save image: none while there
-// is one. Gone on from after that it would damage the guest's disks, which have changed.
+// admitBesideSave refuses a run while there is a managed save image. The guest's disks would change, and
+// restoring the image later would damage them.
 func (g *Guest) admitBesideSave() error {
 	if g.record.ManagedSave {
-		return fault.New(fault.WrongState, fault.Domain, "domain %q has a managed save image, which would not fit its disks any more; start it, which continues from there, or remove the image first", g.record.Name)
+		return fault.New(fault.WrongState, fault.Domain, "domain %q has a managed save image, which would no longer fit its disks; start it from that image, or remove the image first", g.record.Name)
 	}
 	return g.admitRun()
 }
 
-// planRestoreFrom gives the work of a restore from a file, which must still be
-// of this guest.
+// planRestoreFrom plans a restore from a file, which must still be an image of this guest.
 func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		image, err := g.reg.openSaved(ctx, path, o)
 		if err != nil {
 			return nil, err
 		}
 		if image.def.UUID != g.uuid || image.def.Name != g.Name() {
 			image.close()
-			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was exchanged meanwhile", path)
+			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was replaced by another one just now", path)
 		}
-		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM})(ctx)
+		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM})(ctx, sc)
 	}
 }
 
-// planManagedRestore starts a guest from its managed save image. An image that
-// cannot be read is kept, and the start refused, so that nothing is lost: the
-// administrator removes it, or starts with --force-boot.
+// planManagedRestore plans a restore from the managed save image. If the image cannot be read, it is kept
+// and the start is refused, so that nothing is lost. The administrator removes it, or starts the guest with
+// --force-boot.
 func (g *Guest) planManagedRestore(o StartOptions) work {
 	path, inactive := g.managedSavePath(), g.inactive
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		image, err := g.reg.openSaved(ctx, path, SaveOptions{BypassCache: o.BypassCache})
 		if err != nil {
-			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
+			return nil, fmt.Errorf("cannot restore the managed save image (remove it, or start with --force-boot): %w", err)
 		}
-		// An image that stays would be gone on from again, on disks that have changed since. A file
-		// system that has become read-only by an error of its disk says so of a change alone.
+		// An image that cannot be removed afterwards would be restored again, on changed disks. A file
+		// system that a disk error has made read-only shows this only when it is changed, so the file's
+		// times are changed first.
 		if err := image.touch(); err != nil {
 			image.close()
-			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot continue from the managed save image, which could not be removed then: make %s writable, or start with --force-boot", filepath.Dir(path))
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot restore the managed save image, because it could not be removed afterwards: make %s writable, or start with --force-boot", filepath.Dir(path))
 		}
 		image.def.Name, image.managed = inactive.Name, true // it may have been renamed since
 		o.Paused = o.Paused || image.paused(domain.NoState)
-		return g.planRestore(image, o)(ctx)
+		return g.planRestore(image, o)(ctx, sc)
 	}
 }
 
-// planRestore gives the work of a start from an image.
+// planRestore plans a start from an image.
 func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		defer image.close()
-		r, err := g.launch(ctx, image.def, image.xml, o, image)
-		if r != nil && r.ran && image.managed { // and its start failed
-			err = fmt.Errorf("%w; it had begun to run by then, and its managed save image, which fits its disks no more, is removed", err)
+		r, err := g.launch(ctx, sc, image.def, image.xml, o, image)
+		if r != nil && r.ran && image.managed { // the guest ran, and its start failed
+			err = fmt.Errorf("%w; it had run before that, so its managed save image no longer fits its disks and was removed", err)
 		}
 		if err != nil {
-			return func() error { g.settleImage(r); return nil }, err // again: the undoing may have had no time for it
+			return func() error { g.settleImage(r); return nil }, err // again: unwinding may have had no time for it
 		}
 		return func() error {
 			g.takeOver(r, begun(r, true, o), o)
 			if r.kept {
-				g.log.Warn("the guest had turned itself off or reset when it was saved; it is kept as it was then, until it is reset or destroyed")
+				g.log.Warn("guest was saved after it had shut down or reset; kept in that state until it is reset or destroyed")
 				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonShuttingDown})
 			}
 			if image.managed {
@@ -229,8 +233,11 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 	}
 }
 
-// SavedXML reads the definition in a saved image.
-func (r *Registry) SavedXML(ctx context.Context, path string, secure bool) (string, error) {
+// SavedXML returns the definition in a saved image.
+func (r *Registry) SavedXML(ctx context.Context, sc scope.Scope, path string, secure bool) (string, error) {
+	if err := sc.Check(); err != nil {
+		return "", err
+	}
 	image, err := r.openSaved(ctx, path, SaveOptions{})
 	if err != nil {
 		return "", err

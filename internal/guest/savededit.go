@@ -18,11 +18,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// RedefineSaved replaces the definition in a saved image, and, unless Then is
-// NoState, what the guest does after its restore. The machine must stay the same.
-func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
+// RedefineSaved replaces the definition in a saved image and, unless Then is NoState, the state after the
+// restore. The machine must stay the same.
+func (r *Registry) RedefineSaved(ctx context.Context, sc scope.Scope, path string, o SaveOptions) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "%v is the limit", modifyLimit))
 	defer stop()
 	f, err := fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenAs(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
@@ -35,7 +39,7 @@ func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions
 	})
 }
 
-// redefineImage does it, as long as writing it out takes.
+// redefineImage does this without a time limit of its own, because writing may take long.
 func (r *Registry) redefineImage(ctx context.Context, f *os.File, o SaveOptions) error {
 	path, leave, err := r.headerTurn(ctx, f)
 	if err != nil {
@@ -55,8 +59,8 @@ func (r *Registry) redefineImage(ctx context.Context, f *os.File, o SaveOptions)
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot rewrite the header of %s", f.Name())
 }
 
-// planHeader gives what changes in a sound header: the stream behind it stays where
-// it is, and so does libvirt's cookie, if there is one.
+// planHeader returns the change of a valid header. The stream behind the header stays in place, and so does
+// libvirt's cookie, if there is one.
 func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 	head := make([]byte, saveHeaderLen)
 	if _, err := f.ReadAt(head, 0); err != nil {
@@ -65,7 +69,7 @@ func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 	word := func(i int) []byte { return head[16+4*i : 20+4*i] }
 	length := binary.NativeEndian.Uint32(word(1))
 	if length > maxSaveXML {
-		return c, errors.New("somebody has changed it meanwhile")
+		return c, errors.New("it was changed just now")
 	}
 	before := make([]byte, saveHeaderLen+length)
 	if _, err := f.ReadAt(before, 0); err != nil {
@@ -93,32 +97,34 @@ func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 	return newHeaderChange(before, after), nil
 }
 
-// ManagedSavedXML reads the definition in the guest's managed save image.
-func (g *Guest) ManagedSavedXML(ctx context.Context, secure bool) (string, error) {
+// ManagedSavedXML returns the definition in the guest's managed save image.
+func (g *Guest) ManagedSavedXML(ctx context.Context, sc scope.Scope, secure bool) (string, error) {
 	if !g.View().ManagedSave {
 		return "", errNoManagedSave()
 	}
-	return g.reg.SavedXML(ctx, g.managedSavePath(), secure)
+	return g.reg.SavedXML(ctx, sc, g.managedSavePath(), secure)
 }
 
 // RedefineManagedSave is RedefineSaved for the guest's managed save image.
-func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
-	return g.perform(ctx, lifecycle.Start, domain.JobModify, modifyLimit, func() (work, error) {
+func (g *Guest) RedefineManagedSave(ctx context.Context, sc scope.Scope, o SaveOptions) error {
+	return g.perform(ctx, sc, lifecycle.Start, domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.ManagedSave {
 			return nil, errNoManagedSave()
 		}
-		if err := g.fenceSaved(ctx, o.XML); err != nil {
+		if err := g.fenceSaved(ctx, sc, o.XML); err != nil {
 			return nil, err
 		}
 		path := g.managedSavePath()
-		return func(ctx context.Context) (settle, error) { return nil, g.reg.RedefineSaved(ctx, path, o) }, nil
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
+			return nil, g.reg.RedefineSaved(ctx, sc, path, o)
+		}, nil
 	})
 }
 
-// fenceSaved notes the folders for the disks of a definition that the image is to have, and asks for
-// it as for one that is defined: others may start it.
-func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
-	if doc == "" || image.FenceOf(ctx) == nil && ctx.Value(boundKey{}) == nil {
+// fenceSaved records the folders for the disks of a definition for the image, and applies the Bound of ctx
+// as for Define. Another client may start the guest from the image.
+func (g *Guest) fenceSaved(ctx context.Context, sc scope.Scope, doc string) error {
+	if doc == "" || sc.Folders() == nil && sc.Limits() == nil {
 		return nil
 	}
 	def, err := domainxml.Parse(doc, domainxml.Options{})
@@ -127,22 +133,21 @@ func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
 	}
 	whole, err := completed(def)
 	if err == nil {
-		err = askBound(ctx, g.uuid, whole, doc)
+		err = askBound(sc, g.uuid, whole, doc)
 	}
 	if err != nil {
 		return err
 	}
-	return g.fenceRun(ctx, def)
+	return g.fenceRun(sc, def)
 }
 
 func errNoManagedSave() error {
 	return fault.New(fault.WrongState, fault.Domain, "the domain does not have a managed save image")
 }
 
-// completed gives a definition as it would have been defined, and refuses one that could not have
-// been. What comes with a saved image is used as it is said, but its bounds have to hold, or its
-// start would take all the memory that there is, and so have the names of its devices, from which
-// those of files are made.
+// completed returns a definition completed as Define would, and refuses one that could not be defined. The
+// definition in a saved image is used as it is, but its bounds must hold: otherwise its start could take
+// all memory. The device aliases must be valid, because file names are made from them.
 func completed(def *domain.Definition) (*domain.Definition, error) {
 	whole := def.Clone()
 	if err := domainxml.Complete(whole, &domainxml.Host{}); err != nil {
@@ -152,7 +157,7 @@ func completed(def *domain.Definition) (*domain.Definition, error) {
 	return whole, qemu.CheckAliases(&whole.Devices)
 }
 
-// redefined gives the definition that is to take the place of that of a saved
+// redefined parses the definition that replaces the one of a saved machine, and refuses a different
 // machine.
 func redefined(saved *domain.Definition, doc string) (*domain.Definition, error) {
 	was, err := completed(saved)
@@ -190,7 +195,7 @@ func redefined(saved *domain.Definition, doc string) (*domain.Definition, error)
 	before, after := machineDevices(saved), machineDevices(def)
 	if lost := without(before, after); len(lost) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config,
-			"the saved machine cannot be changed: it has %s, and the new definition has not; begin from the image's own definition", strings.Join(lost, ", "))
+			"the saved machine cannot be changed: it has %s, and the new definition does not; start from the image's own definition", strings.Join(lost, ", "))
 	}
 	if added := without(after, before); len(added) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config, "the saved machine cannot be changed: it has no %s", strings.Join(added, ", "))
@@ -199,19 +204,18 @@ func redefined(saved *domain.Definition, doc string) (*domain.Definition, error)
 	return def, nil
 }
 
-// without gives those of all that are not among some.
+// without returns the elements of all that are not in some.
 func without(all, some []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(some, name) })
 }
 
-// machineDevices names the devices that a machine's saved state speaks of, with
-// their places.
+// machineDevices names the devices in a machine's saved state, with their addresses.
 func machineDevices(def *domain.Definition) []string {
 	var names []string
 	for _, d := range def.Devices.All() {
 		switch d.(type) {
 		case *device.Graphics, *device.Audio:
-			continue // of the host's side
+			continue // on the host's side only
 		}
 		name := d.Kind()
 		if at := d.Common().Address; at != nil {

@@ -10,6 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
+	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
 // A definition that comes with a save is held to what one has to keep to that is defined: the name
@@ -20,7 +22,7 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 	cell := "<cpu><numa><cell id='0' cpus='0' memory='65536'/></numa></cpu>"
 	g := d.define(strings.Replace(small("saved", "<controller type='virtio-serial'/>",
 		"<channel type='unix'><target type='virtio' name='org.test.0'/></channel>"), "<devices>", cell+"<devices>", 1))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	own, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
 	ok(t, err)
 	trap := filepath.Join(d.dir, "trap")
@@ -36,54 +38,54 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 		if doc == own {
 			t.Fatalf("%s: nothing was changed in\n%s", word, own)
 		}
-		refused(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: doc}), fault.Invalid, word)
+		refused(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{XML: doc}), fault.Invalid, word)
 		d.want(g, domain.Running, domain.ReasonBooted)
 	}
-	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+	client := scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		if def.IOThreads > 0 {
 			return fault.New(fault.NoCapacity, fault.Call, "no more threads")
 		}
 		return nil
-	})
+	}})
 	more := guest.SaveOptions{XML: strings.Replace(own, "<os>", "<iothreads>9</iothreads><os>", 1)}
-	refused(t, g.ManagedSave(client, more), fault.NoCapacity, "no more threads")
-	ok(t, g.ManagedSave(client, guest.SaveOptions{XML: own}))
+	refused(t, g.ManagedSave(d.ctx(), client, more), fault.NoCapacity, "no more threads")
+	ok(t, g.ManagedSave(d.ctx(), client, guest.SaveOptions{XML: own}))
 	d.settle(g, domain.ShutOff)
-	refused(t, g.RedefineManagedSave(client, more), fault.NoCapacity, "no more threads")
+	refused(t, g.RedefineManagedSave(d.ctx(), client, more), fault.NoCapacity, "no more threads")
 	for word, doc := range wrong {
-		refused(t, g.RedefineManagedSave(d.ctx(), guest.SaveOptions{XML: doc}), fault.Failed, word)
+		refused(t, g.RedefineManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{XML: doc}), fault.Failed, word)
 	}
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 	if _, err := os.Stat(trap + ".sock"); err == nil {
 		t.Error("the name of a device led to a socket elsewhere")
 	}
 }
 
-// A start from a saved image is asked for as what it is to be would have been defined. Nobody gives
-// a guest the weights by its start that it was saved with, and that its own image has.
+// A start from a save image is authorized like a definition with the image's content. Weights in the guest's own
+// managed image are not new, so they need no authorization. Those in a client's file do.
 func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("kept", "<video><model type='vga'/></video>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Tune(d.ctx(), guest.Affect{Live: true}, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Tune(d.ctx(), scope.Daemon("a test"), guest.Affect{Live: true}, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }))
 	own, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
 	ok(t, err)
 	bare := strings.Replace(own, " vram='16384'", "", 1)
 	if bare == own {
 		t.Fatalf("there is no memory of graphics in\n%s", own)
 	}
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: bare}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{XML: bare}))
 	d.settle(g, domain.ShutOff)
 	asked := new(domain.Definition)
-	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+	client := scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		asked = def
 		if def.Tune.Shares > 1024 {
 			return fault.New(fault.Denied, fault.Call, "too heavy")
 		}
 		return nil
-	})
-	ok(t, g.Start(client, guest.StartOptions{}))
+	}})
+	ok(t, g.Start(d.ctx(), client, guest.StartOptions{}))
 	if v := asked.Devices.Videos; len(v) != 1 || v[0].VRAM != 16<<10 {
 		t.Errorf("asked for was %+v", v)
 	}
@@ -91,8 +93,8 @@ func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
 		t.Errorf("it weighs %d", shares)
 	}
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	_, err = d.Restore(client, path, guest.SaveOptions{})
+	_, err = d.Restore(d.ctx(), client, path, guest.SaveOptions{})
 	refused(t, err, fault.Denied, "too heavy")
 }

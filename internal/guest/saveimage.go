@@ -21,6 +21,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A saved image is a header, the definition as XML, and QEMU's migration stream.
@@ -37,33 +38,33 @@ const (
 	savePartial   = "LibvirtQemudPart"
 	saveVersion   = 2
 	saveHeaderLen = 92
-	// saveAlign is where the stream begins: on a multiple, for direct I/O.
+	// saveAlign is the alignment of the stream in bytes: direct I/O needs it.
 	saveAlign = 64 << 10
-	// maxSaveXML bounds the data that is read from an image, which may be hostile.
+	// maxSaveXML bounds the data read from an image, in bytes. An image may be hostile.
 	maxSaveXML = 16 << 20
 )
 
-// checkPlace refuses places where no image can be put, or where the next daemon would not find one to
-// take it back: the journals of that are JSON, in which bytes that are no text become others.
+// checkPlace refuses paths where no image can be written, and paths that the journal cannot hold. The
+// journal is JSON, which would replace bytes that are not UTF-8, and the next daemon could not find the
+// image.
 func checkPlace(verb, path string) error {
 	switch {
 	case !filepath.IsAbs(path) || !utf8.ValidString(path):
-		return fault.New(fault.Invalid, fault.Call, "cannot %s to %q: the path must be absolute, and UTF-8", verb, path)
-	case image.InDev(filepath.Clean(path)): // it would take the place of the device, in the host's memory
-		return fault.New(fault.Unsupported, fault.Call, "cannot %s to %q: images are files, and /dev is for devices and lies in memory; choose another place", verb, path)
+		return fault.New(fault.Invalid, fault.Call, "cannot %s to %q: the path must be absolute and valid UTF-8", verb, path)
+	case image.InDev(filepath.Clean(path)): // it would replace a device node, and lie in the host's memory
+		return fault.New(fault.Unsupported, fault.Call, "cannot %s to %q: images are files, and /dev holds devices and lies in memory; choose another path", verb, path)
 	}
 	return nil
 }
 
-// saveHeader is what stands before the stream.
+// saveHeader is the part of an image before the stream.
 type saveHeader struct {
-	def     *domain.Definition // what xml tells
+	def     *domain.Definition // the parsed form of xml
 	xml     string
 	running bool
 }
 
-// newSaveHeader makes the header of an image of a guest that was in phase was, with its run in
-// a directory.
+// newSaveHeader makes the header for a guest that was in phase was. dir is the run directory.
 func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain.State) (*saveHeader, error) {
 	if o.XML != "" {
 		changed, err := redefined(def, o.XML)
@@ -80,6 +81,7 @@ func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain
 	return h, h.format()
 }
 
+// format formats the definition, and checks that it can be parsed again.
 func (h *saveHeader) format() (err error) {
 	if h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true}); err == nil {
 		_, err = parseSaved(h.xml)
@@ -87,8 +89,8 @@ func (h *saveHeader) format() (err error) {
 	return fault.Wrap(err, fault.Of(err), fault.Domain, "domain %q could not be restored from its image", h.def.Name)
 }
 
-// unplaced is a definition without the places of sockets that were chosen for a run, in its
-// directory: the next run has its own, and they are no client's to name.
+// unplaced returns def without the socket paths that were chosen in run directory dir. The next run chooses
+// its own, and no client may name them.
 func unplaced(def *domain.Definition, dir string) *domain.Definition {
 	def = def.Clone()
 	for _, b := range backends(def) {
@@ -106,8 +108,8 @@ func unplaced(def *domain.Definition, dir string) *domain.Definition {
 	return def
 }
 
-// write writes the header as that of an incomplete image, and leaves the file at
-// the place where the stream begins.
+// write writes the header with the magic of an incomplete image, and leaves the file at the start of the
+// stream.
 func (h *saveHeader) write(f *os.File) error {
 	length := (saveHeaderLen+len(h.xml)+1+saveAlign-1)/saveAlign*saveAlign - saveHeaderLen
 	b := make([]byte, saveHeaderLen+length)
@@ -120,7 +122,7 @@ func (h *saveHeader) write(f *os.File) error {
 	return err
 }
 
-// complete marks the image as whole, once everything else is on disk.
+// complete marks the image as complete, after everything else is synced to the disk.
 func (h *saveHeader) complete(f *os.File) error {
 	if err := f.Sync(); err != nil {
 		return err
@@ -138,16 +140,15 @@ func boolWord(b bool) uint32 {
 	return 0
 }
 
-// createImage makes the file of an image, readable by its owner only: guest
-// memory holds secrets. It takes nobody else's file for it, nor follows a link:
-// what lies there is left by a daemon that was killed, or a trap. Held are the folders that
-// whoever named the image's final place is held to.
+// createImage creates the file of an image, readable by its owner only, because guest memory holds secrets.
+// It reuses no other user's file and follows no link: a file at that path was left by a killed daemon, or
+// is a trap. held lists the folders to which the client that named the path is restricted.
 func createImage(ctx context.Context, path string, held []string) (*os.File, error) {
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.Beside(path, held, func(at string) error {
+		err = image.WithParent(path, held, func(at string) error {
 			how := 0
 			if !ours(at) {
-				_ = unix.Unlink(at) // what stays is met next
+				_ = unix.Unlink(at) // if it cannot be removed, the open fails
 				how = os.O_CREATE | os.O_EXCL
 			}
 			if f, err = os.OpenFile(at, how|os.O_RDWR|unix.O_NOFOLLOW, 0o600); err == nil {
@@ -156,23 +157,23 @@ func createImage(ctx context.Context, path string, held []string) (*os.File, err
 			return err
 		})
 		if err != nil && f != nil {
-			_, f = f.Close(), nil // and stays: it is another's
+			_, f = f.Close(), nil // the file stays: it belongs to another writer
 		}
 		return f, fault.Wrap(err, failure(err), fault.Host, "cannot make the image file %s", path)
 	}, func(f *os.File) { _ = errors.Join(remove(path, held), f.Close()) })
 }
 
-// empty makes a file that is to be an image empty, and this writer's alone until it is closed, by QEMU
-// too: the image of one guest would be written into another's. At is where it lies, if nobody has just
-// completed it.
+// empty truncates the file for a new image and locks it until it is closed, also by QEMU. Without the lock
+// two guests could write into one image. at is the file's path, unless another writer has just completed
+// and moved it.
 func empty(f *os.File, at string) error {
 	var s, there unix.Stat_t
-	busy := errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) // not all file systems know it
+	busy := errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) // some file systems have no locks
 	if err := unix.Fstat(int(f.Fd()), &s); err != nil {
 		return err
 	}
 	if err := unix.Lstat(at, &there); busy || err != nil || there.Dev != s.Dev || there.Ino != s.Ino {
-		return fault.New(fault.Busy, fault.Host, "another image is written to the same place just now; wait for that, or choose another place")
+		return fault.New(fault.Busy, fault.Host, "another image is being written to the same path; wait for its end, or choose another path")
 	}
 	if s.Mode&unix.S_IFMT != unix.S_IFREG { // a pipe
 		return nil
@@ -180,32 +181,32 @@ func empty(f *os.File, at string) error {
 	return f.Truncate(0)
 }
 
-// remove removes a file that a client who is held to folders has named.
+// remove removes a file that was named by a client restricted to the folders held.
 func remove(path string, held []string) error {
-	return image.Beside(path, held, os.Remove)
+	return image.WithParent(path, held, os.Remove)
 }
 
-// ours reports whether a file is the daemon's and nobody else can open it.
+// ours reports whether a file belongs to the daemon and no other user can open it.
 func ours(path string) bool {
 	var s unix.Stat_t
 	err := unix.Lstat(path, &s)
 	return err == nil && int(s.Uid) == os.Geteuid() && s.Nlink == 1 && s.Mode&0o077 == 0
 }
 
-// writeImage writes an image beside its final place, in two steps, and moves it
-// there when it is complete, so that a half-written one is never taken for whole.
-// Whoever is told to end does not wait for a file system that hangs.
-func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
-	f, err := createImage(ctx, partial(path), heldTo(ctx, path))
+// writeImage writes an image beside its final path, with fill and then complete. It renames the image when
+// it is complete, so that an incomplete one is never taken for a complete one. It does not wait for a file
+// system that hangs once ctx ends.
+func writeImage(ctx context.Context, sc scope.Scope, path string, fill, complete func(*os.File) error) error {
+	f, err := createImage(ctx, partial(path), sc.FoldersOf(path))
 	if err != nil {
 		return err
 	}
-	return fillImage(ctx, f, path, fill, complete)
+	return fillImage(ctx, sc, f, path, fill, complete)
 }
 
-// fillImage is writeImage with a file that lies beside the image's place already. It closes the file.
-func fillImage(ctx context.Context, f *os.File, path string, fill, complete func(*os.File) error) error {
-	beside, held := partial(path), heldTo(ctx, path)
+// fillImage is writeImage for a file that exists already beside the image's path. It closes the file.
+func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fill, complete func(*os.File) error) error {
+	beside, held := partial(path), sc.FoldersOf(path)
 	failpoint.Reach("image.created")
 	err := fill(f)
 	if err == nil {
@@ -223,21 +224,21 @@ func fillImage(ctx context.Context, f *os.File, path string, fill, complete func
 		if err != nil {
 			return errors.Join(remove(beside, held), f.Close())
 		}
-		return f.Close() // everything was written out before
+		return f.Close() // everything was synced before
 	})
 	return err
 }
 
-// placeImage moves a complete image to its place, where a host that loses its power right
-// after finds it: the guest is about to end.
+// placeImage renames a complete image to its final path and syncs the folder, so that the image survives a
+// loss of power. The guest ends next.
 func placeImage(ctx context.Context, path string, held []string) error {
 	var folder *os.File
 	err := fsguard.Run(ctx, path, func() error {
-		return image.Beside(path, held, func(at string) error {
+		return image.WithParent(path, held, func(at string) error {
 			if err := os.Rename(partial(at), at); err != nil {
 				return err
 			}
-			folder, _ = os.Open(filepath.Dir(at)) // one that may not be read is left to its file system
+			folder, _ = os.Open(filepath.Dir(at)) // an unreadable folder is left to its file system
 			return nil
 		})
 	})
@@ -249,7 +250,7 @@ func placeImage(ctx context.Context, path string, held []string) error {
 		return folder.Sync()
 	})
 	if errors.Is(err, unix.EINVAL) {
-		return nil // folders are not written out there
+		return nil // this file system cannot sync folders
 	}
 	if err != nil {
 		return errors.Join(err, remove(path, held))
@@ -257,11 +258,11 @@ func placeImage(ctx context.Context, path string, held []string) error {
 	return nil
 }
 
-// closeTime is how long a file system is waited for with what is of no more use.
+// closeTime is how long to wait for a file system to drop a file that is no longer needed.
 const closeTime = 2 * time.Second
 
-// uncache tells the kernel that an image's pages will not be wanted again. QEMU
-// moves its stream in unaligned pieces, so that O_DIRECT cannot be used instead.
+// uncache tells the kernel that an image's pages are no longer needed. QEMU moves the stream in unaligned
+// pieces, so O_DIRECT cannot be used instead.
 func uncache(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -272,23 +273,22 @@ func uncache(f *os.File) error {
 	return fault.Wrap(errors.Join(err, refused), fault.Failed, fault.Host, "cannot keep the image out of the page cache")
 }
 
-// savedImage is an opened image; its file stands where the stream begins.
+// savedImage is an opened image. Its file is positioned at the start of the stream.
 type savedImage struct {
 	file    *os.File
 	def     *domain.Definition
 	xml     string
 	running bool
 	bypass  bool
-	managed bool // it is the guest's managed save
+	managed bool // it is the guest's managed save image
 }
 
-// touch changes what the image's file system has of it, and nothing else.
+// touch updates the file's times only. It shows whether the file system takes changes.
 func (i *savedImage) touch() error {
 	return unix.Futimes(int(i.file.Fd()), nil)
 }
 
-// close lets the image go. That its pages stay cached is no reason to fail a
-// restore that is done.
+// close closes the image. It ignores a failure to uncache: the restore has succeeded.
 func (i *savedImage) close() {
 	if i.bypass {
 		_ = uncache(i.file)
@@ -296,7 +296,7 @@ func (i *savedImage) close() {
 	_ = i.file.Close()
 }
 
-// paused says whether the restored guest stays stopped.
+// paused reports whether the restored guest stays stopped. then overrides what the image says.
 func (i *savedImage) paused(then domain.State) bool {
 	if then == domain.NoState {
 		return !i.running
@@ -304,7 +304,7 @@ func (i *savedImage) paused(then domain.State) bool {
 	return then == domain.Paused
 }
 
-// openSaved opens an image and reads its definition.
+// openSaved opens an image and reads its definition. The caller must close the image.
 func (r *Registry) openSaved(ctx context.Context, path string, o SaveOptions) (*savedImage, error) {
 	return fsguard.Do(ctx, path, func() (*savedImage, error) { return r.openSavedNow(ctx, path, o) }, (*savedImage).close)
 }
@@ -314,8 +314,8 @@ func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions)
 	if err != nil {
 		return nil, err
 	}
-	if err := image.CheckOwn(f); err != nil { // its definition is anybody's
-		_ = f.Close() // opened to be looked at
+	if err := image.CheckNotWritten(f); err != nil { // any user could have written its definition
+		_ = f.Close() // opened for reading only
 		return nil, err
 	}
 	defer func() {
@@ -335,6 +335,7 @@ func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions)
 	return readSaved(f, o)
 }
 
+// readSaved reads the header and the definition of an image. The file is then at the start of the stream.
 func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	head := make([]byte, saveHeaderLen)
 	if _, err := io.ReadFull(f, head); err != nil {
@@ -343,10 +344,10 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	switch magic := string(head[:16]); magic {
 	case saveMagic:
 	case savePartial:
-		return nil, errors.New("it was not completed: its writer failed or was killed")
+		return nil, errors.New("it is incomplete: its writer failed or was killed")
 	case saveChanging:
-		return nil, errors.New("a change of its definition was cut off, and nothing is noted here of what it was before; " +
-			"have the daemon read it that was changing it, which mends it, or take another copy of the image")
+		return nil, errors.New("a change of its definition was interrupted, and this daemon has no record of the old one; " +
+			"open it with the daemon that was changing it, which repairs it, or use another copy of the image")
 	default:
 		return nil, errors.New("it is not a saved domain")
 	}
@@ -354,7 +355,7 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	version, length, running, compressed := word(0), word(1), word(2), word(3)
 	switch {
 	case version != saveVersion:
-		return nil, fault.New(fault.Unsupported, fault.Config, "its layout is version %d, and %d is known", version, saveVersion)
+		return nil, fault.New(fault.Unsupported, fault.Config, "its layout is version %d, and only %d is supported", version, saveVersion)
 	case compressed != 0:
 		return nil, fault.New(fault.Unsupported, fault.Config, "it is compressed, which is not supported")
 	case length == 0 || length > maxSaveXML:
@@ -375,21 +376,20 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	return i, err
 }
 
-// parseSaved understands the definition in an image, and refuses one from which no guest is restored.
+// parseSaved parses the definition in an image. It refuses one from which no guest can be restored.
 func parseSaved(text string) (*domain.Definition, error) {
 	def, err := domainxml.Parse(text, domainxml.Options{})
 	if err != nil {
 		return nil, err
 	}
-	if def.UUID == "" { // all that a guest has lies in folders that are called so
+	if def.UUID == "" { // a guest's folders are named by its UUID
 		return nil, fault.New(fault.Invalid, fault.XML, "the definition in it names no UUID")
 	}
 	_, err = completed(def)
 	return def, err
 }
 
-// load gives the stream to a QEMU that waits for it, and waits until it has
-// taken all of it.
+// load passes the stream to a QEMU that waits for it, and returns when QEMU has read all of it.
 func (i *savedImage) load(ctx context.Context, s *qmp.Session) error {
 	if err := s.ExecuteFD(ctx, i.file, "getfd", map[string]any{"fdname": "lodge-restore"}, nil); err != nil {
 		return err

@@ -10,14 +10,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Of two that write an image to the same place one is refused, and changes nothing of the other's; what a daemon
-// that was killed has left there is in nobody's way.
+// Of two saves to the same path one is refused, and changes nothing of the other. A partial image of a killed
+// daemon does not prevent a save.
 func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	write := func(text string, meanwhile func() error) error {
-		return writeImage(t.Context(), path, func(f *os.File) error {
+		return writeImage(t.Context(), scope.Daemon("a test"), path, func(f *os.File) error {
 			_, err := f.WriteString(text)
 			return errors.Join(err, meanwhile())
 		}, (*os.File).Sync)
@@ -50,25 +51,26 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := empty(f, partial(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
-		t.Errorf("what was completed meanwhile: %v", err)
+		t.Errorf("the image that was completed in between: %v", err)
 	}
 	if err := errors.Join(f.Close(), write("next", func() error { is("first"); return nil })); err != nil {
 		t.Fatal(err)
 	}
 	is("next")
 	if _, err := os.Lstat(partial(path)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("what was half made: %v", err)
+		t.Errorf("the partial image: %v", err)
 	}
 }
 
-// The next daemon takes back what was not completed by paths in JSON, which has no bytes that are no text.
+// Paths are absolute and valid UTF-8. The next daemon finds incomplete images by paths in JSON, which cannot hold
+// other bytes.
 // Promise: F29
 func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 	for _, path := range []string{"relative", "/srv/a\xff", "/srv/\xc3/a"} {
-		if err := new(Guest).Save(t.Context(), path, SaveOptions{}); !fault.Is(err, fault.Invalid) {
+		if err := new(Guest).Save(t.Context(), scope.Daemon("a test"), path, SaveOptions{}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a save to %q: %v", path, err)
 		}
-		if err := new(Guest).Dump(t.Context(), path, DumpOptions{}); !fault.Is(err, fault.Invalid) {
+		if err := new(Guest).Dump(t.Context(), scope.Daemon("a test"), path, DumpOptions{}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a dump to %q: %v", path, err)
 		}
 	}
@@ -78,13 +80,13 @@ func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 	g := guestOf(t, bareRegistry(t), claimedUUID, "")
 	for _, path := range []string{"/dev/null", "//dev/vg/lv", "/tmp/../dev/vda", "/dev/./nothing"} {
-		for verb, err := range map[string]error{"save": g.Save(t.Context(), path, SaveOptions{}), "dump": g.Dump(t.Context(), path, DumpOptions{})} {
+		for verb, err := range map[string]error{"save": g.Save(t.Context(), scope.Daemon("a test"), path, SaveOptions{}), "dump": g.Dump(t.Context(), scope.Daemon("a test"), path, DumpOptions{})} {
 			if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "cannot "+verb+" to") {
 				t.Errorf("%s to %s: %v", verb, path, err)
 			}
 		}
 	}
-	if err := g.Save(t.Context(), "/dev/shm/image", SaveOptions{}); !fault.Is(err, fault.WrongState) {
+	if err := g.Save(t.Context(), scope.Daemon("a test"), "/dev/shm/image", SaveOptions{}); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a file in memory that is meant so: %v", err)
 	}
 }
@@ -95,7 +97,7 @@ func TestAJournalOfLabelsIsBounded(t *testing.T) {
 	l := &labels{path: filepath.Join(t.TempDir(), "journal")}
 	l.Files = []lent{{Path: strings.Repeat("x", maxJournal)}}
 	if err := l.keep(); !fault.Is(err, fault.NoCapacity) {
-		t.Errorf("a journal is kept that nobody reads: %v", err)
+		t.Errorf("a journal that is too long to be read is kept: %v", err)
 	}
 }
 

@@ -16,20 +16,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// saveKind writes the guest's memory to a file and ends the guest. An error before the image is
-// complete resumes the guest. After that the guest ends in any case.
+// saveKind writes the guest's memory to a file and ends the guest. If a step fails before the image is
+// complete, the guest resumes. After that the guest ends in any case.
 var saveKind = operation.Kind[*run]{
 	Name: "save", Version: 1, Class: operation.Move,
 	Steps: []string{"file", "write", "complete", "end", "flag"}, Undo: []string{"file", "write"},
 	Bind: func(r *run) operation.Work { return &save{memoryImage: memoryImage{r: r}} },
 }
 
-// memoryObject keeps a second save or dump from being begun while the first is owed.
+// memoryObject excludes a second save or dump while the first is open.
 const memoryObject = "memory"
 
-// memoryImage is what a save and a dump have in common. Its exported fields are payload.
+// memoryImage is the part that a save and a dump share. Its exported fields are payload.
 type memoryImage struct {
 	Path       string
 	WasRunning bool
@@ -41,15 +42,15 @@ type memoryImage struct {
 	file     *os.File  // the open image
 }
 
-// save is the payload.
+// save is the journalled payload of a save.
 type save struct {
 	memoryImage
-	// Managed says that Path is where the guest's next start looks.
+	// Managed says that Path is the managed save image, from which the next start restores.
 	Managed bool `json:",omitempty"`
 
 	options SaveOptions
 	was     domain.State
-	flagged bool // the guest's record says so, in memory at least
+	flagged bool // the guest's record says so, at least in memory
 }
 
 // Steps implements operation.Work.
@@ -69,19 +70,20 @@ func (m *memoryImage) Opened(op *operation.Operation) error {
 	return nil
 }
 
-// Ended implements operation.Ender: a guest that is paused may stay so from now on.
+// Ended implements operation.Ender. It publishes the state again, because a paused guest counts as paused
+// from now on.
 func (m *memoryImage) Ended() {
 	g := m.r.guest
 	if g == nil || m.r.alone {
 		return
 	}
-	m.r.reg.loops.Go(func() { // else the guest has gone, or the daemon stops
-		_ = g.change(m.r.reg.life, "", func() error { g.publish(); return nil })
+	m.r.reg.loops.Go(func() { // an error means that the guest is gone or the daemon stops
+		_ = g.change(m.r.reg.life, scope.Daemon("telling that a save or a dump has ended"), "", func() error { g.publish(); return nil })
 	})
 }
 
-// Rehold implements operation.Rehold: a guest whose image is complete ends, whether its
-// QEMU answers or not, and is not one that has crashed.
+// Rehold implements operation.Rehold. A guest whose image is complete ends, whether its QEMU answers or
+// not, and does not count as crashed.
 func (s *save) Rehold() {
 	if s.op.Decided() {
 		s.r.State.EndFor, s.r.FromManaged = domain.ReasonSaved, false
@@ -91,27 +93,29 @@ func (s *save) Rehold() {
 // admitMove refuses a save or dump while another one is open.
 func (r *run) admitMove() error {
 	if r.ops.HasClass(operation.Move) {
-		return fault.New(fault.Busy, fault.Domain, "a save or a dump of domain %q was cut off, and is ended when its QEMU answers; try again then", r.Name)
+		return fault.New(fault.Busy, fault.Domain, "a save or dump of domain %q was interrupted, and is settled when its QEMU answers; try again then", r.Name)
 	}
 	_, err := r.monitor()
 	return err
 }
 
+// partial returns the path of an image while it is being written.
 func partial(path string) string { return path + ".partial" }
 
 // makeFile creates the file and records it, so that a later daemon finds it.
 func (s *save) makeFile(ctx context.Context) error {
-	if err := s.create(ctx); err != nil {
+	if err := s.create(ctx, s.op.Scope()); err != nil {
 		return err
 	}
-	if !s.Managed { // a sweep finds those
+	if !s.Managed { // sweepSaved finds managed images
 		s.r.guest.noteHalf(s.Path, s.file)
 	}
 	return nil
 }
 
-func (m *memoryImage) create(ctx context.Context) (err error) {
-	if m.file, err = createImage(ctx, partial(m.Path), heldTo(ctx, m.Path)); err != nil {
+// create makes the file beside its final path and journals its identity.
+func (m *memoryImage) create(ctx context.Context, sc scope.Scope) (err error) {
+	if m.file, err = createImage(ctx, partial(m.Path), sc.FoldersOf(m.Path)); err != nil {
 		return err
 	}
 	var st unix.Stat_t
@@ -122,16 +126,16 @@ func (m *memoryImage) create(ctx context.Context) (err error) {
 	return m.op.Save()
 }
 
-// removeFile removes the image. The guest runs, and a restore would run it twice.
+// removeFile removes the image. The guest runs on: restoring the image would run it twice.
 func (s *save) removeFile(ctx context.Context) error { return s.discard(ctx, true) }
 
-// discard removes the half file and, with whole, the complete one. It waits for a hanging file system
-// for closeTime at most.
+// discard removes the incomplete file and, with whole, the complete one. It waits at most closeTime for a
+// file system that hangs.
 func (m *memoryImage) discard(ctx context.Context, whole bool) error {
 	if m.file != nil {
 		_ = m.file.Close() // it may be closed already
 	}
-	if m.Made == nil && m.progress != nil { // the file there is another's
+	if m.Made == nil && m.progress != nil { // the file there belongs to another writer
 		return nil
 	}
 	ctx, stop := context.WithTimeout(ctx, closeTime)
@@ -148,23 +152,23 @@ func (m *memoryImage) discard(ctx context.Context, whole bool) error {
 		})
 	})
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("cannot remove the image %s, which is of no more use: %w", m.Path, err)
+		return fmt.Errorf("cannot remove the useless image %s: %w", m.Path, err)
 	}
 	m.r.reg.forgetHalf(m.r.UUID)
 	return nil
 }
 
-// write stops the processors and has QEMU write.
+// write stops the vCPUs and lets QEMU write the image.
 func (s *save) write(ctx context.Context) error {
 	r := s.r
-	defer r.reg.forgetHalf(r.UUID) // the file is complete, or has gone
+	defer r.reg.forgetHalf(r.UUID) // the file is complete, or removed
 	session, err := r.monitor()
 	if err != nil {
 		return err
 	}
 	err = r.inLoop(ctx, func(g *Guest) error {
 		g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
-		g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // should it fail
+		g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // in case the save fails
 		return nil
 	})
 	if err != nil {
@@ -186,7 +190,7 @@ func (s *save) write(ctx context.Context) error {
 		}
 		return nil
 	}
-	return fillImage(ctx, s.file, s.Path, fill, func(f *os.File) error {
+	return fillImage(ctx, s.op.Scope(), s.file, s.Path, fill, func(f *os.File) error {
 		if err := h.complete(f); err != nil {
 			return fault.Wrap(withoutName(err), fault.Failed, fault.Host, "cannot save to %s", s.Path)
 		}
@@ -197,8 +201,9 @@ func (s *save) write(ctx context.Context) error {
 	})
 }
 
-// stoppedHeader makes the header when the processors have stopped. Until then the guest may let go of a device that
-// it was asked for. An image with it in the definition, and not in the state, fits no machine.
+// stoppedHeader makes the header once the vCPUs have stopped. Until then the guest may still release a
+// device whose detachment was requested. An image whose definition has that device while its state does not
+// cannot be restored.
 func (s *save) stoppedHeader(ctx context.Context, session *qmp.Session) (*saveHeader, error) {
 	var def *domain.Definition
 	err := s.r.inLoop(ctx, func(g *Guest) error {
@@ -216,8 +221,8 @@ func (s *save) stoppedHeader(ctx context.Context, session *qmp.Session) (*saveHe
 	return header, header.countQueues(ctx, session, def)
 }
 
-// resumeGuest ends what QEMU is writing and lets a guest that ran run again. One that was
-// paused may have run for a moment (see halt), and is stopped.
+// resumeGuest cancels QEMU's write and resumes a guest that was running. A guest that was paused may have
+// run for a moment (see halt), and is stopped.
 func (m *memoryImage) resumeGuest(ctx context.Context) error {
 	s, err := m.r.monitor()
 	if err != nil {
@@ -231,13 +236,13 @@ func (m *memoryImage) resumeGuest(ctx context.Context) error {
 		err = m.restore(ctx, s)
 	}
 	if unanswered(err) {
-		s.Close() // a new session does it once more
+		s.Close() // the next session repeats it
 	}
 	return err
 }
 
-// restore resumes or stops the processors, as before the save. QEMU would refuse it later, too, so a
-// refusal is logged only.
+// restore resumes or stops the vCPUs, as before the save. A refusal is only logged, because QEMU would
+// refuse it again.
 func (m *memoryImage) restore(ctx context.Context, s *qmp.Session) error {
 	command := "stop"
 	if m.WasRunning {
@@ -245,7 +250,7 @@ func (m *memoryImage) restore(ctx context.Context, s *qmp.Session) error {
 	}
 	err := s.Execute(ctx, command, nil, nil)
 	if err != nil && !unanswered(err) {
-		m.r.log.Error("the guest cannot run again after its save or dump", "error", err)
+		m.r.log.Error("cannot resume the guest after its save or dump", "error", err)
 		return nil
 	}
 	return err
@@ -259,7 +264,8 @@ func (s *save) complete(ctx context.Context) error {
 	return nil
 }
 
-// end has the guest end. It came from no other image any more: see settleManaged.
+// end ends the guest. FromManaged is cleared, because the image that the guest came from no longer matters
+// (see settleManaged).
 func (s *save) end(ctx context.Context) error {
 	return s.r.inLoop(context.WithoutCancel(ctx), func(g *Guest) error {
 		s.r.FromManaged = false
@@ -269,8 +275,8 @@ func (s *save) end(ctx context.Context) error {
 	})
 }
 
-// flag has the guest's next start find the image. Where the store does not take that yet, the
-// run directory stays until it does.
+// flag records the managed save image in the store, so that the next start restores it. If the store takes
+// no changes, the run directory stays until it does.
 func (s *save) flag(ctx context.Context) error {
 	if !s.Managed {
 		return nil
@@ -294,22 +300,21 @@ func (s *save) flag(ctx context.Context) error {
 	})
 }
 
-// madeFile identifies the file that a save or dump writes. Its name does not: another file may
-// take it.
+// madeFile identifies the file that a save or dump writes, by device and inode. Its name does not identify
+// it, because another file may take the name.
 type madeFile struct {
 	Path          string
 	Device, Inode uint64
 }
 
-// is reports whether the file at a path is this one.
+// is reports whether the file at path at is this one.
 func (m *madeFile) is(at string) bool {
 	var st unix.Stat_t
 	err := unix.Lstat(at, &st)
 	return err == nil && m.Device == st.Dev && m.Inode == st.Ino
 }
 
-// awaitNoMigration waits until QEMU moves nothing any more: until then it may
-// stop the processors again.
+// awaitNoMigration waits until QEMU has ended its migration. Until then QEMU may stop the vCPUs again.
 func awaitNoMigration(ctx context.Context, session *qmp.Session) error {
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
 		var m migration
@@ -328,8 +333,8 @@ func awaitNoMigration(ctx context.Context, session *qmp.Session) error {
 	}
 }
 
-// settleManaged removes the managed save image from which a guest of an earlier daemon came: to
-// restore it a second time would damage the guest's disks.
+// settleManaged removes the managed save image that an adopted guest was restored from. Restoring it a
+// second time would damage the guest's disks.
 func (g *Guest) settleManaged(r *run) {
 	if g.inactive != nil && r.FromManaged && g.record.ManagedSave {
 		g.useUpManagedSave(r)

@@ -14,15 +14,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Screenshot takes a picture of a screen of a running guest, in a format that
-// mime names. The reader is the caller's to close; nothing else is left of the
-// picture.
-func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, picture io.ReadCloser, err error) {
-	// Whose caller went meanwhile would have it counted for ever: the wait is bounded in any case.
+// Screenshot takes a picture of a running guest's screen. mime names its format. The caller must close the
+// reader; after that nothing is left of the picture.
+func (g *Guest) Screenshot(ctx context.Context, sc scope.Scope, screen uint) (mime string, picture io.ReadCloser, err error) {
+	// A caller that leaves early would keep the picture counted. So the wait does not end with its context;
+	// modifyLimit bounds it.
 	asked := ctx
-	err = g.perform(context.WithoutCancel(ctx), lifecycle.Change, domain.JobQuery, modifyLimit, func() (work, error) {
+	err = g.perform(context.WithoutCancel(ctx), sc, lifecycle.Change, domain.JobQuery, modifyLimit, func() (work, error) {
 		if asked.Err() != nil {
 			return nil, context.Cause(asked)
 		}
@@ -34,7 +35,7 @@ func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, pictu
 		if screen != 0 {
 			return nil, fault.New(fault.Unsupported, fault.Call, "only screen 0 can be shown, not %d", screen)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			var err error
 			picture, err = takePicture(ctx, r)
 			return nil, err
@@ -43,12 +44,10 @@ func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, pictu
 	return "image/x-portable-pixmap", picture, err
 }
 
-// maxPicture bounds what is read of a picture, in bytes: a screen of 8192 to 8192 points
-// has 192 MiB.
+// maxPicture bounds how many bytes of a picture are read. A screen of 8192 x 8192 pixels has 192 MiB.
 const maxPicture = 256 << 20
 
-// picture is what QEMU wrote of a screen. It is read at the client's pace, with which
-// QEMU has nothing to do.
+// picture is QEMU's picture of a screen. The client reads it at its own pace, without QEMU.
 type picture struct {
 	*io.SectionReader
 	memory *os.File
@@ -60,10 +59,10 @@ func (p picture) Close() error {
 	return p.memory.Close()
 }
 
-// pictures are the bytes of those of a guest that are not read yet.
+// pictures counts the bytes of a guest's pictures that are still open.
 type pictures struct{ bytes atomic.Int64 }
 
-// take counts one more, if they are not too large together. One alone always fits.
+// take counts one more picture, unless all together are too large. A single picture always fits.
 func (p *pictures) take(size int64) bool {
 	if all := p.bytes.Add(size); all > size && all > maxPicture {
 		p.give(size)
@@ -74,8 +73,8 @@ func (p *pictures) take(size int64) bool {
 
 func (p *pictures) give(size int64) { p.bytes.Add(-size) }
 
-// takePicture has QEMU write the picture into memory that it is handed. That is of QEMU's
-// own account, as any that it takes, and has no name: it goes with the reader.
+// takePicture lets QEMU write the picture into a memfd. QEMU's control group is charged for the memory. The
+// memfd has no name and ends with the reader.
 func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	s, err := r.monitor()
 	if err != nil {
@@ -83,7 +82,7 @@ func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	}
 	fd, err := unix.MemfdCreate("screen", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make room for the screenshot")
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make memory for the screenshot")
 	}
 	memory := os.NewFile(uintptr(fd), "screen")
 	defer func() {
@@ -99,16 +98,17 @@ func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	if err := dumpScreen(ctx, s, fd); err != nil {
 		return nil, err
 	}
-	// QEMU may have kept it: nothing is added to what the client keeps from going.
+	// QEMU may have kept the descriptor: with the seals it cannot enlarge memory that the client keeps
+	// open.
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot bound the screenshot")
 	}
 	info, err := memory.Stat()
 	if err == nil && info.Size() > maxPicture {
-		err = fault.New(fault.Failed, fault.Domain, "QEMU wrote a picture of %d bytes, and at most %d are taken", info.Size(), maxPicture)
+		err = fault.New(fault.Failed, fault.Domain, "QEMU wrote a picture of %d bytes, more than the limit of %d", info.Size(), maxPicture)
 	}
 	if err == nil && !r.pictures.take(info.Size()) {
-		err = fault.New(fault.NoCapacity, fault.Domain, "pictures of domain %q of more than %d MiB are not read yet; read those, or end them", r.Name, maxPicture>>20)
+		err = fault.New(fault.NoCapacity, fault.Domain, "open screenshots of domain %q exceed %d MiB; read or close them first", r.Name, maxPicture>>20)
 	}
 	if err != nil {
 		return nil, err
@@ -116,12 +116,11 @@ func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	return picture{io.NewSectionReader(memory, 0, info.Size()), memory, &r.pictures}, nil
 }
 
-// dumpScreen hands QEMU the memory to write to, as a set of files of one, which it has
-// only for that long.
+// dumpScreen passes QEMU the memory to write to, as a descriptor set that exists only during the call.
 func dumpScreen(ctx context.Context, s *qmp.Session, memory int) error {
-	write, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", memory), os.O_WRONLY, 0) // QEMU looks for one of just that mode
+	write, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", memory), os.O_WRONLY, 0) // QEMU looks for exactly this mode
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot hand over room for the screenshot")
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot pass memory for the screenshot to QEMU")
 	}
 	defer write.Close()
 	var set qemu.FileSet

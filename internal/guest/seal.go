@@ -13,23 +13,23 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
-// When QEMU has made its machine, and before the guest's first instruction, the guest's
-// own directory is taken from its user: a QEMU that its guest takes over later finds
-// what lies there, and can neither make, rename nor remove anything, or it could fill
-// the host's /run. What is made there, or would be, after that is made by the daemon
-// and handed over. Nor does it take terminals of the host any more, of which there are few.
+// When QEMU has made its machine, and before the guest's first instruction, the guest's own directory is
+// taken from its user. A QEMU that is compromised later can still use the files there. It cannot create,
+// rename or remove anything, which could fill the host's /run. Files that are needed there afterwards the
+// daemon makes and passes on. QEMU cannot open terminals of the host any more either, because there are few
+// of them.
 
 const (
-	// The group is the user's own: it reaches what it knows by name.
+	// The group is the user's own: it can use files by name, but not list them.
 	sealedDirectory = 0o710
 	sealedFile      = 0o640
-	// maxOwn bounds what a guest's own directory holds when it is sealed: a few sockets,
-	// and what a TPM's emulator writes.
+	// maxOwn bounds the number of entries in a guest's own directory when it is sealed: a few sockets, and
+	// the files of a TPM emulator.
 	maxOwn = 1024
 )
 
-// seal takes the guest's own directory, and what lies in it, from the guest's user. To
-// seal what is sealed changes nothing.
+// seal takes the guest's own directory, and the files in it, from the guest's user. Repeating it changes
+// nothing.
 func (r *run) seal() error {
 	if r.User == nil {
 		return nil
@@ -42,21 +42,22 @@ func (r *run) seal() error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot take the guest's own directory from its QEMU")
 	}
-	return sandbox.EndTerminals(r.PID)
+	return sandbox.RevokeTerminals(r.PID)
 }
 
-// endTerminals is seal after a device was plugged, which may have been given a terminal.
+// endTerminals is the part of seal that follows the attachment of a device, for which QEMU may have opened
+// a terminal.
 func (g *Guest) endTerminals(r *run) {
 	if r.User == nil {
 		return
 	}
-	if err := sandbox.EndTerminals(r.PID); err != nil {
-		g.log.Warn("a guest may take more of the host's terminals", "error", err)
+	if err := sandbox.RevokeTerminals(r.PID); err != nil {
+		g.log.Warn("cannot close the host's terminals to the guest", "error", err)
 	}
 }
 
-// sealOwn is seal in a start. A daemon that is killed after it finds QEMU by the run
-// record.
+// sealOwn seals the directory during a start. If the daemon is killed after this, the next one finds QEMU
+// by the run record.
 func (l *launching) sealOwn(context.Context) error {
 	if err := l.run.seal(); err != nil {
 		return err
@@ -65,10 +66,9 @@ func (l *launching) sealOwn(context.Context) error {
 	return nil
 }
 
-// sealTree seals a directory before it looks what lies there: nothing in it is replaced
-// any more then.
+// sealTree seals a directory before it reads it: after that no entry can be replaced.
 func sealTree(dir *os.File, group int, left *int) error {
-	// Its owner could change the mode back, and so goes first.
+	// The owner could change the mode back, so the owner is changed first.
 	err := dir.Chown(0, group)
 	if err == nil {
 		err = dir.Chmod(sealedDirectory)
@@ -81,7 +81,7 @@ func sealTree(dir *os.File, group int, left *int) error {
 		return err
 	}
 	if *left -= len(entries); *left < 0 {
-		return fault.New(fault.Failed, fault.Host, "more lies there than the %d files that a QEMU may have made", maxOwn)
+		return fault.New(fault.Failed, fault.Host, "it holds more than the %d files that a QEMU may make", maxOwn)
 	}
 	for _, e := range entries {
 		switch at := int(dir.Fd()); {
@@ -100,6 +100,7 @@ func sealTree(dir *os.File, group int, left *int) error {
 	return nil
 }
 
+// sealBelow seals a directory in an open directory.
 func sealBelow(at int, name string, group int, left *int) error {
 	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

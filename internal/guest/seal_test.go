@@ -16,10 +16,11 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// sealed checks that a guest's own directories are root's, and that their users reach what
-// lies there and nothing more.
+// sealed checks that root owns a guest's own directories. The guest's users reach the files there and nothing
+// more.
 func sealed(t *testing.T, when string, dirs ...string) {
 	t.Helper()
 	for _, dir := range dirs {
@@ -33,8 +34,8 @@ func sealed(t *testing.T, when string, dirs ...string) {
 
 const plugged = "<channel type='unix'><target type='virtio' name='org.test.1'/></channel>"
 
-// TestAGuestIsSealedAndServed: what QEMU made before the guest ran is used, what needs more
-// is handed over, and a guest whose daemon left it open is sealed by the next.
+// Files that QEMU created before the guest ran are used, and further ones are handed over. If a daemon left the
+// guest's directory open, the next one seals it.
 // Promise: I11
 func TestAGuestIsSealedAndServed(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -49,10 +50,10 @@ func TestAGuestIsSealedAndServed(t *testing.T) {
 	}
 	serial := "<serial type='unix'><source mode='bind' path='" + filepath.Join(d.dir, "serial.sock") + "'/></serial>" // a console, too
 	g := d.define(strings.Replace(small("sealed", devices...), "<serial type='pty'/>", serial, 1))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	own := filepath.Join(g.RunDir(), "own")
 	dirs := []string{own, filepath.Join(own, "display1")}
-	ok(t, g.Attach(d.ctx(), plugged, guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), plugged, guest.Affect{Live: true}))
 	sealed(t, "started", dirs...)
 	d.serves(g, "started", display)
 
@@ -66,13 +67,13 @@ func TestAGuestIsSealedAndServed(t *testing.T) {
 	sealed(t, "adopted", dirs...)
 	d.serves(g, "adopted", display)
 
-	ok(t, g.Detach(d.ctx(), plugged, guest.Affect{Live: true}))
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), plugged, guest.Affect{Live: true}))
 	eventually(t, "the channel goes", func() bool { return len(g.View().Active.Devices.Channels) == 1 })
-	ok(t, g.Attach(d.ctx(), plugged, guest.Affect{Live: true}))
+	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), plugged, guest.Affect{Live: true}))
 	d.serves(g, "plugged again", display)
 	log, err := os.ReadFile(d.LogPath("sealed"))
 	ok(t, err)
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if after, err := os.ReadFile(d.LogPath("sealed")); err != nil || bytes.Contains(after[len(log):], []byte("Permission denied")) {
 		t.Errorf("at its end QEMU says (%v)\n%s", err, after[len(log):])
 	}
@@ -81,7 +82,7 @@ func TestAGuestIsSealedAndServed(t *testing.T) {
 // serves has the guest's picture taken, and its channels and display reached.
 func (d *daemon) serves(g *guest.Guest, when, display string) {
 	d.t.Helper()
-	mime, picture, err := g.Screenshot(d.ctx(), 0)
+	mime, picture, err := g.Screenshot(d.ctx(), scope.Daemon("a test"), 0)
 	ok(d.t, err)
 	data, err := io.ReadAll(picture)
 	ok(d.t, err)
@@ -96,14 +97,14 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 		d.t.Errorf("%s: QEMU keeps %v", when, sets)
 	}
 	for _, c := range g.View().Active.Devices.Channels {
-		line, err := g.OpenChannel(d.ctx(), c.Name, guest.ConsoleOptions{})
+		line, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), c.Name, guest.ConsoleOptions{})
 		if err != nil {
 			d.t.Errorf("%s: channel %s at %s: %v", when, c.Name, c.Backend.Path, err)
 			continue
 		}
 		ok(d.t, line.Close())
 	}
-	console, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
+	console, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
 	ok(d.t, err)
 	ok(d.t, console.Close())
 	conn, err := new(net.Dialer).DialContext(d.ctx(), "unix", display)
@@ -115,8 +116,7 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 	}
 }
 
-// TestASealedGuestIsFoundWithoutItsRecord: neither its QEMU nor its user's number is lost
-// with its run record, whoever it runs as.
+// A guest's run record is lost. Neither its QEMU nor its user's number is lost with it, whichever user it runs as.
 // Promise: I11
 func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -124,7 +124,7 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	guests := []*guest.Guest{d.define(small("lost")), d.define(strings.Replace(small("named"), "</domain>", named, 1))}
 	records := map[string][]byte{}
 	for _, g := range guests {
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		path := filepath.Join(g.RunDir(), "run.json")
 		whole, err := os.ReadFile(path)
 		ok(t, err)
@@ -137,10 +137,10 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 		}
 	})
 	for _, g := range guests {
-		refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+		refused(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "lives on")
 	}
 	other := d.define(small("other"))
-	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if userOf(t, other) == id {
 		t.Errorf("another guest runs as user %d, too", id)
 	}
@@ -164,9 +164,9 @@ func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
 	channel := strings.Replace(plugged, "test.1", "test.0", 1)
 	for _, first := range []string{"<serial type='pty'/>", ""} { // it has terminals from the start, or comes to have them
 		g := d.define(strings.Replace(small(fmt.Sprintf("sealed-%d", len(first)), channel), "<serial type='pty'/>", first, 1))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-		ok(t, g.Attach(d.ctx(), "<channel type='pty'><target type='virtio' name='org.test.1'/></channel>", guest.Affect{Live: true}))
-		line, err := g.OpenChannel(d.ctx(), "org.test.1", guest.ConsoleOptions{})
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), "<channel type='pty'><target type='virtio' name='org.test.1'/></channel>", guest.Affect{Live: true}))
+		line, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), "org.test.1", guest.ConsoleOptions{})
 		ok(t, err)
 		ok(t, line.Close())
 		dev := fmt.Sprintf("/proc/%d/root/dev", g.View().PID)
@@ -177,7 +177,7 @@ func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
 		ok(t, unix.Stat(dev+"/pts/ptmx", &maker))
 		ok(t, unix.Stat(dev+"/null", &null))
 		if maker.Rdev != null.Rdev {
-			t.Errorf("QEMU may make more terminals where the host lets everybody, by device %x", maker.Rdev)
+			t.Errorf("QEMU may create more terminals, by device %x, where the host allows all users to", maker.Rdev)
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// takeSettings has a definition take over what differs between two others. What
-// somebody else has changed in it meanwhile stays.
+// takeSettings applies to d the settings that differ between of and from. Settings that another client has
+// changed in d since are kept.
 func takeSettings(d, of, from *domain.Definition) {
 	take(&d.Title, of.Title, from.Title)
 	take(&d.Description, of.Description, from.Description)
@@ -26,19 +26,20 @@ func takeSettings(d, of, from *domain.Definition) {
 	d.VCPUs.Current = min(d.VCPUs.Current, d.VCPUs.Max)
 	for _, f := range from.Devices.All() {
 		was, _ := findLike(&of.Devices, f)
-		if now, err := findLike(&d.Devices, f); err == nil && was != nil { // it may be there no more
+		if now, err := findLike(&d.Devices, f); err == nil && was != nil { // it may be gone
 			takeDevice(now, was, f)
 		}
 	}
 }
 
+// take changes to into from, if it still has the value of.
 func take[T any](to *T, of, from T) {
 	if reflect.DeepEqual(*to, of) {
 		*to = from
 	}
 }
 
-// takeDevice is takeSettings for a device. The three are of one kind.
+// takeDevice is takeSettings for a device. All three must be of one kind.
 func takeDevice(d, of, from device.Device) {
 	switch d := d.(type) {
 	case *device.Disk:

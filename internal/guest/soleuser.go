@@ -7,25 +7,27 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// What a job writes into an image, or takes out of a chain, changes for all who have it: other guests, disks
-// of the guest itself, templates, and volumes that lie on it, as the disks of thin clones do.
+// A job that writes into an image, or takes one out of a chain, changes the data of every user of the
+// image: other guests, other disks of the guest, templates, and volumes that are backed by it, such as
+// disks of thin clones.
 
-// checkSoleUser refuses to change images that anybody else has than one disk of a guest. They are neighbours in
-// its chain, from the top down; above is the path of the image that lies on them there, or empty.
-func (g *Guest) checkSoleUser(ctx context.Context, d *device.Disk, changed image.Chain, above string) error {
+// checkSoleUser refuses to change images that any other disk uses. changed are neighbours in the chain of
+// d, from the top down. above is the path of the image on top of them in that chain; empty: there is none.
+func (g *Guest) checkSoleUser(ctx context.Context, sc scope.Scope, d *device.Disk, changed image.Chain, above string) error {
 	for _, l := range changed {
 		for _, v := range g.reg.Pools.Above(ctx, l.Path) {
 			if v.Path != above {
 				return fault.New(fault.WrongState, fault.Volume,
-					"cannot change %s: volume %q of pool %q lies on it and would have other data then; remove that volume, or have it lie on nothing (qemu-img rebase -b '' %s)",
+					"cannot change %s: volume %q of pool %q is backed by it, and its data would change; remove that volume, or make it independent (qemu-img rebase -b '' %s)",
 					l.Path, v.Name, v.Pool, fault.Word(v.Path))
 			}
 		}
 		above = l.Path
 	}
-	looked := map[[2]string]bool{} // by source and format: as it runs a guest mostly has what is stored of it
+	looked := map[[2]string]bool{} // by source and format: a guest's live and stored disks are mostly the same
 	for _, other := range g.reg.All() {
 		for _, disk := range disksOfAll(other.View()) {
 			what := [2]string{sourceOf(disk), disk.Format}
@@ -33,13 +35,13 @@ func (g *Guest) checkSoleUser(ctx context.Context, d *device.Disk, changed image
 				continue
 			}
 			looked[what] = true
-			used, err := g.reg.usesAny(ctx, disk, changed)
+			used, err := g.reg.usesAny(ctx, sc, disk, changed)
 			if err != nil {
-				return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot tell whether disk %s of domain %q lies on the images of disk %s", disk.Target, other.Name(), d.Target)
+				return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot tell whether disk %s of domain %q uses the images of disk %s", disk.Target, other.Name(), d.Target)
 			}
 			if used != "" {
 				return fault.New(fault.WrongState, fault.Volume,
-					"cannot change %s: disk %s of domain %q uses it and would have other data then; give that domain a copy of its own (virsh vol-clone), or take the disk from it",
+					"cannot change %s: disk %s of domain %q uses it, and its data would change; give that domain its own copy (virsh vol-clone), or detach the disk from it",
 					used, disk.Target, other.Name())
 			}
 		}
@@ -47,7 +49,7 @@ func (g *Guest) checkSoleUser(ctx context.Context, d *device.Disk, changed image
 	return nil
 }
 
-// disksOfAll are the disks of a guest as it runs and as it is stored.
+// disksOfAll returns the disks of a guest's live and stored definitions.
 func disksOfAll(v *View) (all []*device.Disk) {
 	if v.Active != nil {
 		all = slices.Clone(v.Active.Devices.Disks)
@@ -58,17 +60,17 @@ func disksOfAll(v *View) (all []*device.Disk) {
 	return all
 }
 
-// usesAny gives the path of one of the images that a disk uses, too; empty: it uses none. A disk whose chain
-// cannot be used as it is uses nothing.
-func (r *Registry) usesAny(ctx context.Context, d *device.Disk, images image.Chain) (string, error) {
+// usesAny returns the path of an image that disk d uses, too. Empty: it uses none. A disk whose chain is
+// unusable uses none.
+func (r *Registry) usesAny(ctx context.Context, sc scope.Scope, d *device.Disk, images image.Chain) (string, error) {
 	if d.Source == nil {
 		return "", nil
 	}
 	path, format, err := r.source(d)
 	if err != nil {
-		return "", nil // its pool, or its volume, is not there
+		return "", nil // its pool or volume does not exist
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
 		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) || fault.Is(err, fault.Unsupported) || fault.Is(err, fault.Denied) {
 			return "", nil

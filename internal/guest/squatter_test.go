@@ -17,23 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // The squatter: what the escapist leaves behind when it becomes QEMU, and so what a QEMU
 // is that its guest takes over while it runs. It waits until the test says that the
 // guest runs, and then tries to make something wherever it can see.
 
-// lingers is the word by which the escapist is the squatter.
+// lingers is the argument with which the escapist acts as the squatter.
 const lingers = "linger"
 
-// Pipes in QEMU's own directory, by which the test talks with it, and what it has made
-// there in time.
+// Pipes in QEMU's own directory, by which the test talks to it, and the files that it creates there in time.
 const (
 	beginPipe, toldPipe = "begin", "told"
 	foundFile, heldDir  = "found", "held"
 )
 
-// leaveBehind starts the squatter, and waits until it has done what it does early.
+// leaveBehind starts the squatter, and waits until its first steps are done.
 func leaveBehind() error {
 	for _, pipe := range []string{beginPipe, toldPipe} {
 		if err := unix.Mkfifo(pipe, 0o600); err != nil {
@@ -123,7 +123,7 @@ func squat(when, dir string) (can []string) {
 	return can
 }
 
-// bindsTo makes a socket, whose name is short: addresses are.
+// bindsTo creates a socket. It uses a short name, because addresses are short.
 func bindsTo(at string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
@@ -149,7 +149,7 @@ func TestAQEMUThatWasTakenOverMakesNothing(t *testing.T) {
 		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+string(text)+"'/></qemu:commandline></domain>",
 		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
 		"<graphics type='vnc'><listen type='socket' socket='"+screen+"/vnc.sock'/></graphics>")))
-	ok(t, taken.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 
 	told, err := os.OpenFile(filepath.Join(own, toldPipe), os.O_RDWR|unix.O_NONBLOCK, 0)
 	ok(t, err)

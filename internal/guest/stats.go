@@ -9,22 +9,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// queryLimit bounds a question to QEMU that somebody waits for.
+// queryLimit bounds a query to QEMU that a client waits for.
 const queryLimit = 5 * time.Second
 
-// Stats is one sample of what a guest uses. Counters count from its start.
-// Samples are immutable: whoever holds one may keep it, and must not change it.
+// Stats is one sample of what a guest uses. Counters count from its start. Samples are immutable: a reader
+// may keep one, and must not change it.
 type Stats struct {
-	// At is when the sample was taken: no figure in it is older, but for those of
-	// which the sampler knows that they change slowly, or not while the guest is
-	// paused.
+	// At is when the sample was taken. Figures that change slowly, or not while the guest is paused, may be
+	// older.
 	At time.Time
-	// Stale says why there is no newer sample though there should be one, and
-	// StaleSince since when that is so; nil where all is well.
+	// Stale says why there is no newer sample although one is due, and StaleSince since when. Nil: the
+	// sample is up to date.
 	Stale      error
 	StaleSince time.Time
 
-	// CPU is the processor time of the whole process.
+	// CPU is the CPU time of the whole process.
 	CPU, User, System time.Duration
 	Resident          uint64 // bytes of host memory
 
@@ -35,7 +34,7 @@ type Stats struct {
 
 	IOThreads []IOThreadStats
 
-	// def and threads are what the sample was taken by; thorough is when QEMU was
+	// def and threads are the definition and threads at the time of the sample. thorough is when QEMU was
 	// last asked for what changes slowly. The next sample builds on them.
 	def      *domain.Definition
 	threads  []vcpuThread
@@ -45,7 +44,7 @@ type Stats struct {
 // BalloonFigure is one of the figures that a guest reports on its own memory.
 type BalloonFigure uint8
 
-// The figures: bytes, and counts where the name says so.
+// The figures are in bytes, except for those that count.
 const (
 	SwappedIn BalloonFigure = iota
 	SwappedOut
@@ -61,65 +60,65 @@ const (
 	balloonFigures
 )
 
-// qemuFigures are QEMU's names for them.
+// qemuFigures are QEMU's names of the figures.
 var qemuFigures = [balloonFigures]string{
 	"stat-swap-in", "stat-swap-out", "stat-major-faults", "stat-minor-faults", "stat-free-memory", "stat-total-memory",
 	"stat-available-memory", "stat-disk-caches", "stat-htlb-pgalloc", "stat-htlb-pgfail",
 }
 
-// Balloon is what is known of the guest's memory. The guest's own figures are of
-// the time Updated, and only as true as the guest is honest.
+// Balloon holds the known figures of the guest's memory. The guest's own figures are of the time Updated. A
+// guest may report false ones.
 type Balloon struct {
 	Current uint64 // bytes
 	Updated time.Time
 
 	figures [balloonFigures]uint64
-	known   uint16 // a bit for each figure that the guest reported
+	known   uint16 // one bit per figure that the guest reported
 }
 
-// Figure gives a figure, if the guest reported it.
+// Figure returns a figure. ok is false if the guest did not report it.
 func (b *Balloon) Figure(f BalloonFigure) (value uint64, ok bool) {
 	return b.figures[f], b.known&(1<<f) != 0
 }
 
-// Report enters a figure.
+// Report sets a figure.
 func (b *Balloon) Report(f BalloonFigure, value uint64) {
 	b.figures[f] = value
 	b.known |= 1 << f
 }
 
-// VCPUStats is the processor time of one vCPU.
+// VCPUStats is the CPU time of one vCPU.
 type VCPUStats struct {
 	Index   uint
 	Time    time.Duration
-	Waiting time.Duration // runnable and not running
+	Waiting time.Duration // runnable but not running
 }
 
-// DiskStats counts one disk's traffic. Times are sums over requests.
+// DiskStats counts one disk's traffic. Times are sums over all requests.
 type DiskStats struct {
 	Target, Alias, Path                      string
 	ReadOps, ReadBytes, WriteOps, WriteBytes uint64
 	FlushOps                                 uint64
 	ReadTime, WriteTime, FlushTime           time.Duration
-	// Allocation is the highest offset written; Capacity is the guest's size;
-	// Physical is the size on the host. Bytes.
+	// Allocation is the highest offset written, Capacity the size that the guest sees, and Physical the
+	// size on the host. All are in bytes.
 	Allocation, Capacity, Physical uint64
-	// Index numbers the top image in the running guest; 0 where there is none.
+	// Index is the number of the top image in the running guest. 0: there is none.
 	Index uint
-	// Backing are the images below the top one, from above. Their traffic is
-	// counted with the disk's; of theirs alone there are the sizes.
+	// Backing are the images below the top one, from the top down. Their traffic is part of the disk's;
+	// only their sizes are separate.
 	Backing []LayerStats
 }
 
-// LayerStats is one image below a disk's top image. Bytes.
+// LayerStats holds the sizes, in bytes, of one image below a disk's top image.
 type LayerStats struct {
 	Path                           string
 	Allocation, Capacity, Physical uint64
 	Index                          uint // the number of its block node
 }
 
-// NICStats counts one interface's traffic, from the guest's point of view. One that
-// the host does not count has no name.
+// NICStats counts one interface's traffic, as the guest sees it. If the host does not count it, IfName is
+// empty.
 type NICStats struct {
 	IfName, MAC string
 	hostnet.Counters
@@ -127,16 +126,15 @@ type NICStats struct {
 	counted // for the next sample
 }
 
-// counted is the link that the host counts an interface's traffic at: its number, and whether it
-// counts as the guest does.
+// counted is the link where the host counts an interface's traffic: its index, and whether its direction is
+// the guest's.
 type counted struct {
 	index   int
 	asGuest bool
 }
 
-// Sample gives the newest sample there is, at once: nil where none was taken
-// yet, or the guest does not run. The sampler decides when samples are taken;
-// see Registry.Refresh.
+// Sample returns the newest sample without waiting. Nil: there is none yet, or the guest does not run. The
+// sampler decides when samples are taken: see Registry.Refresh.
 func (g *Guest) Sample() *Stats {
 	r := g.live.Load()
 	if r == nil {
@@ -145,9 +143,9 @@ func (g *Guest) Sample() *Stats {
 	return g.gauge.newest()
 }
 
-// Stats gives a sample not older than maxAge, taking one if need be. Where
-// QEMU does not answer within ctx or queryLimit, the newest sample there is
-// comes back with the reason in Stale; only without any is that an error.
+// Stats returns a sample not older than maxAge, and takes one if needed. If QEMU does not answer within ctx
+// or queryLimit, it returns the newest sample with the reason in Stale. It fails only if there is no
+// sample.
 func (g *Guest) Stats(ctx context.Context, maxAge time.Duration) (*Stats, error) {
 	if g.live.Load() == nil {
 		return nil, errNotRunning()

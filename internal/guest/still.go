@@ -6,16 +6,16 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// KeepStill keeps a guest that is shut off from being started until release is
-// called, so that its disks can be copied, and gives its definition.
-func (g *Guest) KeepStill(ctx context.Context) (def *domain.Definition, release func(), err error) {
-	// It has its turn like work, so that no start is under way. A caller who went
-	// meanwhile would leave a guest that nobody lets go of: the wait for the turn is
-	// bounded in any case.
+// KeepStill keeps a shut-off guest from being started until release is called, so that its disks can be
+// copied. It returns the guest's definition.
+func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Definition, release func(), err error) {
+	// It runs as a job, so that no start is in progress. A caller that left early could never release the
+	// guest. So the wait does not end with its context; it is bounded in any case.
 	asked := ctx
-	err = g.perform(context.WithoutCancel(ctx), "", domain.JobModify, modifyLimit, func() (work, error) {
+	err = g.perform(context.WithoutCancel(ctx), sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if asked.Err() != nil {
 			return nil, context.Cause(asked)
 		}
@@ -30,42 +30,42 @@ func (g *Guest) KeepStill(ctx context.Context) (def *domain.Definition, release 
 		return nil, nil, err
 	}
 	return def, sync.OnceFunc(func() {
-		_ = g.change(g.reg.life, "", func() error { g.still--; return nil }) // it has gone, or the daemon stops
+		_ = g.change(g.reg.life, scope.Daemon("the end of keeping a guest still"), "", func() error { g.still--; return nil }) // it is gone, or the daemon stops
 	}), nil
 }
 
-// admitStill says what keeps the disks of a guest from being what the guest has on
-// them. It runs in the loop.
+// admitStill refuses a guest whose disks are in use, or incomplete without the guest's memory. It runs in
+// the loop.
 func (g *Guest) admitStill() error {
 	switch {
 	case g.run != nil || g.quarantine != "":
-		return fault.New(fault.WrongState, fault.Domain, "domain %q is running: what its disks hold is of no one moment; shut it down first", g.record.Name)
+		return fault.New(fault.WrongState, fault.Domain, "domain %q is running, so its disks keep changing; shut it down first", g.record.Name)
 	case g.inactive == nil:
 		return fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition", g.record.Name)
 	case g.record.ManagedSave:
 		return fault.New(fault.WrongState, fault.Domain,
-			"domain %q has a saved image, and its disks are as amid its run; start it and shut it down, or remove the image (virsh managedsave-remove %s)", g.record.Name, fault.Word(g.record.Name))
+			"domain %q has a managed save image, so its disks are not in a shut-down state; start it and shut it down, or remove the image (virsh managedsave-remove %s)", g.record.Name, fault.Word(g.record.Name))
 	}
 	return nil
 }
 
-// MakeTemplate says that a guest is there to be cloned only. It is not started while
-// it is: what lies above its disks would be destroyed if it wrote to them.
-func (g *Guest) MakeTemplate(ctx context.Context) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.setTemplate(true) })
+// MakeTemplate marks a guest as a template, which is only cloned. It cannot be started: if it wrote to its
+// disks, it would destroy the clones on top of them.
+func (g *Guest) MakeTemplate(ctx context.Context, sc scope.Scope) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.setTemplate(true) })
 }
 
-// EndTemplate says that a guest may be started again, if look finds nothing above its disks.
-// It looks with the guest's turn taken, so that no clone is begun meanwhile.
-func (g *Guest) EndTemplate(ctx context.Context, look func(context.Context) error) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+// EndTemplate lets a template be started again, if look finds no clones on top of its disks. look runs
+// within the guest's job, so that no clone is begun at the same time.
+func (g *Guest) EndTemplate(ctx context.Context, sc scope.Scope, look func(context.Context) error) error {
+	return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.Template {
 			return nil, nil
 		}
 		if g.still > 0 {
-			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and clones may come to lie above its disks; say it when that is done", g.record.Name)
+			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and a clone may depend on its disks; try again when that is done", g.record.Name)
 		}
-		return func(ctx context.Context) (settle, error) {
+		return func(ctx context.Context, sc scope.Scope) (settle, error) {
 			if err := look(ctx); err != nil {
 				return nil, err
 			}
@@ -74,7 +74,7 @@ func (g *Guest) EndTemplate(ctx context.Context, look func(context.Context) erro
 	})
 }
 
-// setTemplate keeps, in the loop, whether a guest is a template.
+// setTemplate stores, in the loop, whether a guest is a template.
 func (g *Guest) setTemplate(on bool) error {
 	if g.record.Template == on {
 		return nil
@@ -91,13 +91,14 @@ func (g *Guest) setTemplate(on bool) error {
 	return nil
 }
 
-// admitRun refuses to run a guest whose disks have to stay as they are, or that would take away
-// what tells the next daemon of its managed save image. It runs in the loop.
+// admitRun refuses to run a guest while its disks must not change. It also stores first what only an old
+// run directory tells of the managed save image, because the start removes that directory. It runs in the
+// loop.
 func (g *Guest) admitRun() error {
 	switch {
 	case g.record.Template:
 		return fault.New(fault.WrongState, fault.Domain,
-			"domain %q is a template: thin clones lie above its disks, and would be destroyed if it wrote to them; clone it, or, when no thin clone is left, say: lodge set %s template=no",
+			"domain %q is a template: thin clones depend on its disks, and a write would destroy them; clone it, or, when no thin clone is left, run: lodge set %s template=no",
 			g.record.Name, fault.Word(g.record.Name))
 	case g.still > 0:
 		return fault.New(fault.Busy, fault.Domain, "domain %q is being cloned; start it when that is done", g.record.Name)

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const successor = "c0ffee00-0000-4000-8000-0000000000a5"
@@ -17,19 +18,19 @@ func succeeding() string {
 	return strings.Replace(small("passing"), "<name>", "<uuid>"+successor+"</uuid><name>", 1)
 }
 
-// A transient guest that ends makes room for the next of its name, who is not told that
-// there is none.
+// A transient guest ends, and the next one of its name can be created. That must not fail because the first one
+// has gone.
 func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
 	d := newDaemon(t)
 	paused := guest.StartOptions{Paused: true}
-	g, err := d.Create(d.ctx(), succeeding(), paused)
+	g, err := d.Create(d.ctx(), scope.Daemon("a test"), succeeding(), paused)
 	ok(t, err)
 	for range 4 {
 		ended := make(chan error, 1)
-		go func() { ended <- g.Destroy(d.ctx(), false) }()
-		next, err := d.Create(d.ctx(), succeeding(), paused)
+		go func() { ended <- g.Destroy(d.ctx(), scope.Daemon("a test"), false) }()
+		next, err := d.Create(d.ctx(), scope.Daemon("a test"), succeeding(), paused)
 		for fault.Is(err, fault.WrongState) { // it came before the end
-			next, err = d.Create(d.ctx(), succeeding(), paused)
+			next, err = d.Create(d.ctx(), scope.Daemon("a test"), succeeding(), paused)
 		}
 		ok(t, err)
 		ok(t, <-ended)
@@ -40,14 +41,15 @@ func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
 	}
 }
 
-// Whoever defines a guest while the last of its name ends has it, be it the one or another.
+// A client defines a guest while a transient one of the same name ends. The definition exists afterwards, for the
+// same guest or a new one.
 func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 	d := newDaemon(t)
 	for range 4 {
-		g, err := d.Create(d.ctx(), succeeding(), guest.StartOptions{Paused: true})
+		g, err := d.Create(d.ctx(), scope.Daemon("a test"), succeeding(), guest.StartOptions{Paused: true})
 		ok(t, err)
 		ended := make(chan error, 1)
-		go func() { ended <- g.Destroy(d.ctx(), false) }()
+		go func() { ended <- g.Destroy(d.ctx(), scope.Daemon("a test"), false) }()
 		for waiting := true; waiting; {
 			select {
 			case err := <-ended:
@@ -55,12 +57,12 @@ func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 				waiting = false
 			default:
 			}
-			defined, err := d.Define(d.ctx(), succeeding(), false)
+			defined, err := d.Define(d.ctx(), scope.Daemon("a test"), succeeding(), false)
 			ok(t, err)
 			if found, err := d.ByUUID(successor); err != nil || found != defined || !found.View().Persistent {
-				t.Fatalf("what was defined is not there: %v, %v", found, err)
+				t.Fatalf("the defined guest is missing: %v, %v", found, err)
 			}
-			ok(t, defined.Undefine(d.ctx(), guest.UndefineOptions{}))
+			ok(t, defined.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
 		}
 		if found, err := d.ByUUID(successor); !fault.Is(err, fault.NotFound) {
 			t.Fatalf("something is left: %+v, %v", found.View(), err)
@@ -72,11 +74,11 @@ func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("run"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	destroy := g.DestroyerOfThisRun()
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	ok(t, destroy(d.ctx()))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	ok(t, destroy(d.ctx()))
 	d.want(g, domain.Paused, domain.ReasonUser)
 	destroy = g.DestroyerOfThisRun()
@@ -89,10 +91,10 @@ func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
 func TestADumpOfARunIsNotOfTheNext(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("panicked"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	dump, path := g.DumperOfThisRun(), filepath.Join(d.dir, "core")
-	ok(t, g.Destroy(d.ctx(), false))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	refused(t, dump(d.ctx(), path), fault.WrongState, "has ended")
 	if _, err := os.Lstat(path); err == nil {
 		t.Error("the next run is dumped")

@@ -27,12 +27,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/agent"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
@@ -40,7 +41,7 @@ import (
 const (
 	takenUUID     = "11111111-2222-3333-4444-555555555555"
 	takenEmulator = "/usr/bin/qemu-system-x86_64"
-	// takenPID is one that no kernel gives: whatever is done to it is done to nobody.
+	// takenPID is a number that no kernel assigns, so signals to it reach no process.
 	takenPID = 1<<22 + 1
 )
 
@@ -62,8 +63,7 @@ const takenXML = `<domain type='qemu' id='1'><name>a</name><uuid>` + takenUUID +
 <memballoon model='virtio'><stats period='5'/><alias name='balloon0'/></memballoon>
 </devices></domain>`
 
-// taken is a guest whose QEMU, and whose agent, were taken over: they do what a script
-// says, and the daemon is asked for this and that meanwhile.
+// taken is a guest with a compromised QEMU and agent. They follow a script, and clients make requests during it.
 type taken struct {
 	*Guest
 	t    *testing.T
@@ -76,7 +76,7 @@ type taken struct {
 	conn    net.Conn
 
 	asked, answered atomic.Int32
-	returned        map[string]int // what was given back to the host, how often
+	returned        map[string]int // how often each resource was returned to the host
 }
 
 // well is what an honest QEMU says.
@@ -110,61 +110,85 @@ var well = map[string]string{
 
 // requests are what clients may want of the guest meanwhile.
 var requests = map[string]func(context.Context, *taken) error{
-	"suspend":  func(ctx context.Context, g *taken) error { return g.Suspend(ctx) },
-	"resume":   func(ctx context.Context, g *taken) error { return g.Resume(ctx) },
-	"reset":    func(ctx context.Context, g *taken) error { return g.Reset(ctx) },
-	"shutdown": func(ctx context.Context, g *taken) error { return g.Shutdown(ctx, ShutdownACPI) },
-	"reboot":   func(ctx context.Context, g *taken) error { return g.Reboot(ctx, ShutdownDefault) },
-	"wake":     func(ctx context.Context, g *taken) error { return g.Wake(ctx) },
-	"destroy":  func(ctx context.Context, g *taken) error { return g.Destroy(ctx, false) },
+	"suspend": func(ctx context.Context, g *taken) error { return g.Suspend(ctx, scope.Daemon("a test")) },
+	"resume":  func(ctx context.Context, g *taken) error { return g.Resume(ctx, scope.Daemon("a test")) },
+	"reset":   func(ctx context.Context, g *taken) error { return g.Reset(ctx, scope.Daemon("a test")) },
+	"shutdown": func(ctx context.Context, g *taken) error {
+		return g.Shutdown(ctx, scope.Daemon("a test"), ShutdownACPI)
+	},
+	"reboot": func(ctx context.Context, g *taken) error {
+		return g.Reboot(ctx, scope.Daemon("a test"), ShutdownDefault)
+	},
+	"wake":    func(ctx context.Context, g *taken) error { return g.Wake(ctx, scope.Daemon("a test")) },
+	"destroy": func(ctx context.Context, g *taken) error { return g.Destroy(ctx, scope.Daemon("a test"), false) },
 	"detach": func(ctx context.Context, g *taken) error {
-		return g.Detach(ctx, "<disk><target dev='vda'/></disk>", Affect{Live: true})
+		return g.Detach(ctx, scope.Daemon("a test"), "<disk><target dev='vda'/></disk>", Affect{Live: true})
 	},
 	"plug-net": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, "<interface type='user'><mac address='52:54:00:00:00:02'/><model type='virtio'/></interface>", Affect{Live: true})
+		return g.Attach(ctx, scope.Daemon("a test"), "<interface type='user'><mac address='52:54:00:00:00:02'/><model type='virtio'/></interface>", Affect{Live: true})
 	},
 	"plug-rng": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, "<rng model='virtio'><backend model='builtin'/></rng>", Affect{Live: true})
+		return g.Attach(ctx, scope.Daemon("a test"), "<rng model='virtio'><backend model='builtin'/></rng>", Affect{Live: true})
 	},
 	"plug-dimm": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>", Affect{Live: true})
+		return g.Attach(ctx, scope.Daemon("a test"), "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>", Affect{Live: true})
 	},
 	"plug-disk": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, "<disk type='file'><driver name='qemu' type='raw'/><source file='"+filepath.Join(g.dir, "disk")+"'/><target dev='vdb' bus='virtio'/></disk>", Affect{Live: true})
+		return g.Attach(ctx, scope.Daemon("a test"), "<disk type='file'><driver name='qemu' type='raw'/><source file='"+filepath.Join(g.dir, "disk")+"'/><target dev='vdb' bus='virtio'/></disk>", Affect{Live: true})
 	},
-	"let-net0":  func(ctx context.Context, g *taken) error { return g.DetachAlias(ctx, "net0", Affect{Live: true}) },
-	"let-dimm0": func(ctx context.Context, g *taken) error { return g.DetachAlias(ctx, "dimm0", Affect{Live: true}) },
-	"eject":     func(ctx context.Context, g *taken) error { return g.Update(ctx, drive(""), Affect{Live: true}, false) },
+	"let-net0": func(ctx context.Context, g *taken) error {
+		return g.DetachAlias(ctx, scope.Daemon("a test"), "net0", Affect{Live: true})
+	},
+	"let-dimm0": func(ctx context.Context, g *taken) error {
+		return g.DetachAlias(ctx, scope.Daemon("a test"), "dimm0", Affect{Live: true})
+	},
+	"eject": func(ctx context.Context, g *taken) error {
+		return g.Update(ctx, scope.Daemon("a test"), drive(""), Affect{Live: true}, false)
+	},
 	"insert": func(ctx context.Context, g *taken) error {
-		return g.Update(ctx, drive(g.medium()), Affect{Live: true}, true)
+		return g.Update(ctx, scope.Daemon("a test"), drive(g.medium()), Affect{Live: true}, true)
 	},
-	"memory": func(ctx context.Context, g *taken) error { return g.SetMemory(ctx, 256<<20, Affect{Live: true}) },
+	"memory": func(ctx context.Context, g *taken) error {
+		return g.SetMemory(ctx, scope.Daemon("a test"), 256<<20, Affect{Live: true})
+	},
 	"vcpus": func(ctx context.Context, g *taken) error {
-		return g.SetVCPUs(ctx, 3, VCPUOptions{Affect: Affect{Live: true}})
+		return g.SetVCPUs(ctx, scope.Daemon("a test"), 3, VCPUOptions{Affect: Affect{Live: true}})
 	},
-	"tune":   func(ctx context.Context, g *taken) error { return g.Tune(ctx, Affect{Live: true}, slower) },
-	"stats":  func(ctx context.Context, g *taken) error { _, err := g.Stats(ctx, 0); return err },
-	"block":  func(ctx context.Context, g *taken) error { _, err := g.BlockInfo(ctx, "vda"); return err },
+	"tune": func(ctx context.Context, g *taken) error {
+		return g.Tune(ctx, scope.Daemon("a test"), Affect{Live: true}, slower)
+	},
+	"stats": func(ctx context.Context, g *taken) error { _, err := g.Stats(ctx, 0); return err },
+	"block": func(ctx context.Context, g *taken) error {
+		_, err := g.BlockInfo(ctx, scope.Daemon("a test"), "vda")
+		return err
+	},
 	"errors": func(ctx context.Context, g *taken) error { _, err := g.DiskErrors(ctx); return err },
-	"resize": func(ctx context.Context, g *taken) error { return g.ResizeDisk(ctx, "vda", 8) },
+	"resize": func(ctx context.Context, g *taken) error { return g.ResizeDisk(ctx, scope.Daemon("a test"), "vda", 8) },
 	"command": func(ctx context.Context, g *taken) error {
-		_, err := g.MonitorCommand(ctx, `{"execute":"query-status"}`, false)
+		_, err := g.MonitorCommand(ctx, scope.Daemon("a test"), `{"execute":"query-status"}`, false)
 		return err
 	},
 	"dump": func(ctx context.Context, g *taken) error {
-		return g.Dump(ctx, filepath.Join(g.dir, "dump"), DumpOptions{})
+		return g.Dump(ctx, scope.Daemon("a test"), filepath.Join(g.dir, "dump"), DumpOptions{})
 	},
-	"abort":      func(ctx context.Context, g *taken) error { return g.AbortJob(ctx) },
-	"users":      func(ctx context.Context, g *taken) error { return g.heard(g.Users(ctx)) },
-	"filesystem": func(ctx context.Context, g *taken) error { return g.heard(g.FileSystems(ctx)) },
-	"osinfo":     func(ctx context.Context, g *taken) error { return g.heard(g.OSInfo(ctx)) },
+	"abort":      func(ctx context.Context, g *taken) error { return g.AbortJob(ctx, scope.Daemon("a test")) },
+	"users":      func(ctx context.Context, g *taken) error { return g.heard(g.Users(ctx, scope.Daemon("a test"))) },
+	"filesystem": func(ctx context.Context, g *taken) error { return g.heard(g.FileSystems(ctx, scope.Daemon("a test"))) },
+	"osinfo":     func(ctx context.Context, g *taken) error { return g.heard(g.OSInfo(ctx, scope.Daemon("a test"))) },
 	"timezone":   func(ctx context.Context, g *taken) error { return g.zone(ctx) },
-	"hostname":   func(ctx context.Context, g *taken) error { return g.heard(g.AgentHostname(ctx)) },
-	"online":     func(ctx context.Context, g *taken) error { return g.SetAgentVCPUs(ctx, 1) },
-	"addresses":  func(ctx context.Context, g *taken) error { return g.heard(g.Addresses(ctx, ByAgent)) },
-	"freeze":     func(ctx context.Context, g *taken) error { _, err := g.Freeze(ctx, nil); return err },
+	"hostname": func(ctx context.Context, g *taken) error {
+		return g.heard(g.AgentHostname(ctx, scope.Daemon("a test")))
+	},
+	"online": func(ctx context.Context, g *taken) error { return g.SetAgentVCPUs(ctx, scope.Daemon("a test"), 1) },
+	"addresses": func(ctx context.Context, g *taken) error {
+		return g.heard(g.Addresses(ctx, scope.Daemon("a test"), ByAgent))
+	},
+	"freeze": func(ctx context.Context, g *taken) error {
+		_, err := g.Freeze(ctx, scope.Daemon("a test"), nil)
+		return err
+	},
 	"say": func(ctx context.Context, g *taken) error {
-		_, err := g.AgentCommand(ctx, `{"execute":"guest-get-time"}`, 0)
+		_, err := g.AgentCommand(ctx, scope.Daemon("a test"), `{"execute":"guest-get-time"}`, 0)
 		return err
 	},
 }
@@ -215,7 +239,7 @@ func (g *taken) words(v reflect.Value) {
 }
 
 func (g *taken) zone(ctx context.Context) error {
-	name, ahead, err := g.Timezone(ctx)
+	name, ahead, err := g.Timezone(ctx, scope.Daemon("a test"))
 	if ahead.Abs() > 24*time.Hour {
 		g.t.Errorf("it is %v ahead", ahead)
 	}
@@ -224,15 +248,13 @@ func (g *taken) zone(ctx context.Context) error {
 
 func (g *taken) medium() string { return "<source file='" + filepath.Join(g.dir, "medium") + "'/>" }
 
-// FuzzTakenOver has a QEMU, and an agent, that were taken over tell anything between the
-// requests of clients: lines of the lives below in any order, and others that are like
-// them. A line that is JSON is said as it stands; one of a command and JSON is how that
-// is answered from then on (or refused, after a "!"); one of a word is what a client asks
-// for, or what happens.
+// FuzzTakenOver lets a compromised QEMU and agent send anything between the requests of clients: lines of the
+// lives below in any order, and similar ones. A line of JSON is sent unchanged. A command with JSON sets the
+// answer to that command from then on (or an error, after a "!"). A word is a client's request, or an event.
 //
-// Every request has an answer, and none is that of a bug. The guest is never thought to
-// have ended while its process lives, and what is known of it can be read by clients and
-// by the next daemon. At its end all that it held is given back, once.
+// Every request gets an answer, and none reports an internal error. The guest is never assumed to have ended while
+// its process lives. Clients and the next daemon can read its records. At its end all its resources are released,
+// once.
 // Promise: F4, X6
 func FuzzTakenOver(f *testing.F) {
 	var known []string
@@ -465,8 +487,8 @@ func takenHost(f testing.TB, root string) Config {
 	if err != nil {
 		f.Fatal(err)
 	}
-	// What is probed here has a store of its own: the one that writes it down may take the next
-	// change along, and would send to a test's bubble from outside.
+	// Probes use a store of their own. The goroutine that writes a probe's result could also write the next
+	// change, and would then send to a test's bubble from outside.
 	probes, err := store.Open(filepath.Join(root, "probes"))
 	if err != nil {
 		f.Fatal(err)
@@ -503,8 +525,7 @@ func (b bugs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// takeOver makes a guest that runs, in a bubble. Its process is one of which nothing can
-// be seen any more, and that nothing can be done to.
+// takeOver creates a running guest in a bubble. Its process cannot be inspected or signalled.
 func takeOver(t *testing.T, root string, c Config) *taken {
 	c.Events, c.Log = event.NewLog(), slog.New(bugs{slog.DiscardHandler, t})
 	reg := newRegistry(c)
@@ -543,12 +564,12 @@ func takeOver(t *testing.T, root string, c Config) *taken {
 }
 
 // released is a process that is watched no more: it cannot be seen to end, nor be signalled.
-func released(t *testing.T) *qemu.Process {
+func released(t *testing.T) *qemuprocess.Process {
 	own, err := kernel.Root{}.Process(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := qemu.Adopt(os.Getpid(), own.Start)
+	p, err := qemuprocess.Adopt(os.Getpid(), own.Start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -573,7 +594,7 @@ func (g *taken) connect() *qmp.Session {
 	return s
 }
 
-// serve answers what comes on a connection.
+// serve answers the requests on a connection.
 func (g *taken) serve(conn net.Conn) {
 	defer conn.Close()
 	lines := bufio.NewScanner(conn)
@@ -644,7 +665,7 @@ func (g *taken) play(line string) {
 			go g.handOver(g.run, g.connect())
 		}
 	case word == "save": // an earlier daemon began one
-		_ = g.change(context.Background(), "", func() error {
+		_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 			if !g.run.ops.HasClass(operation.Move) {
 				cutOffSave(g.Guest)
 			}
@@ -654,7 +675,7 @@ func (g *taken) play(line string) {
 		pass(time.Minute)
 	case word == "policy":
 		if w := strings.Fields(rest); len(w) == 3 {
-			_ = g.change(context.Background(), "", func() error {
+			_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 				g.state.Policy = lifecycle.Policy{OnPoweroff: w[0], OnReboot: w[1], OnCrash: w[2]}
 				return nil
 			})
@@ -686,7 +707,7 @@ const patience = 2 * time.Minute
 // pass has time pass in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-// look reads what is known of the guest, as clients and the next daemon do.
+// look reads the guest's records as clients and the next daemon do.
 func (g *taken) look() {
 	v := g.View()
 	if v.Active == nil || v.State == domain.ShutOff || v.State == domain.Crashed {
@@ -724,7 +745,7 @@ func (g *taken) look() {
 // demands are what the guest takes of the host, with a module that was being plugged in when its QEMU told
 // nonsense: that may have it.
 func (g *taken) demands() (all topology.Reservation) {
-	_ = g.change(context.Background(), "", func() error {
+	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 		all = demand(g.run.def)
 		for _, op := range g.run.ops.Operations() {
 			if a, is := op.Work().(*attach); is && a.reserved != nil && !a.defined {
@@ -736,7 +757,7 @@ func (g *taken) demands() (all topology.Reservation) {
 	return all
 }
 
-// end ends the process, and looks at what is left.
+// end ends the process, and checks that nothing is left.
 func (g *taken) end() {
 	pass(patience + time.Second)
 	if asked, answered := g.asked.Load(), g.answered.Load(); answered < asked {
@@ -747,9 +768,9 @@ func (g *taken) end() {
 	}
 	_ = g.conn.Close()
 	pass(patience) // work of its own goes on until the next monitor is given up
-	_ = g.change(context.Background(), "", func() error {
+	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
 		if g.job != nil {
-			g.t.Errorf("its %s job goes on without a monitor", g.job.kind)
+			g.t.Errorf("its %s job continues without a monitor", g.job.kind)
 		}
 		g.handleExit()
 		return nil
@@ -762,7 +783,7 @@ func (g *taken) end() {
 		g.t.Fatalf("it has not ended, and is %s", g.View().State)
 	}
 	if g.returned["dir"] != 1 || g.returned["nic"] != 1 {
-		g.t.Errorf("what it held was given back so often: %v", g.returned)
+		g.t.Errorf("its resources were released so often: %v", g.returned)
 	}
 	if _, err := os.Stat(g.run.dir); err == nil {
 		g.t.Error("its run directory is left")

@@ -10,34 +10,35 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// task is one request, in up to three parts. plan runs in the loop and looks at
-// the guest; the work that it returns runs beside the loop and may be slow; the
-// settling that the work returns runs in the loop again and changes what the
-// loop owns. A plan without work is answered at once.
+// task is one request, in up to three parts. plan runs in the loop and inspects the guest. The work that
+// plan returns runs beside the loop and may be slow. The settle function that the work returns runs in the
+// loop again and changes the loop's data. A plan without work is answered at once.
 type task struct {
 	ctx   context.Context // the caller's; its end abandons a task that still waits
+	sc    scope.Scope     // the caller's; asked when the task's turn comes
 	verb  lifecycle.Verb  // what is admitted; empty: always
 	kind  domain.JobKind  // what the work is; empty: there is none
 	plan  func() (work, error)
-	limit time.Duration // bound of the work; 0: none (jobs that show progress and can be aborted)
+	limit time.Duration // bounds the work; 0: no bound (jobs with progress that can be aborted)
 	// until bounds the wait for other work on the same guest.
 	until time.Time
-	reply chan error // holds one
-	// later says that the plan keeps the task and answers it when it is done.
+	reply chan error // buffered: holds one answer
+	// later says that the plan keeps the task and answers it later.
 	later bool
-	// progress of work that moves memory, for its readers; nil otherwise.
+	// progress is that of work that moves memory. Nil: there is none.
 	progress *progress
 }
 
 type (
-	work   func(ctx context.Context) (settle, error)
+	work   func(ctx context.Context, sc scope.Scope) (settle, error)
 	settle func() error
 )
 
-// Bounds of waiting. The wait for other work is libvirt's own, so that clients
-// see what they know; the others are far above what a healthy host needs.
+// Bounds of waiting. waitForTurn is libvirt's own, so that clients see the usual delay. The others are far
+// above what a healthy host needs.
 const (
 	waitForTurn  = 30 * time.Second
 	modifyLimit  = 30 * time.Second
@@ -47,11 +48,10 @@ const (
 
 func (t *task) answer(err error) { t.reply <- err }
 
-// ask hands a task to the loop and waits for its answer, for the caller's
-// context to end, or for the loop to end. Work that has begun goes on without
-// its caller.
-func (g *Guest) ask(ctx context.Context, t *task) error {
-	t.ctx, t.reply, t.until = ctx, make(chan error, 1), time.Now().Add(waitForTurn)
+// ask hands a task to the loop and waits for its answer, or until ctx or the loop ends. Work that has begun
+// continues without its caller.
+func (g *Guest) ask(ctx context.Context, sc scope.Scope, t *task) error {
+	t.ctx, t.sc, t.reply, t.until = ctx, sc, make(chan error, 1), time.Now().Add(waitForTurn)
 	select {
 	case g.mailbox <- t:
 	case <-g.ended:
@@ -69,40 +69,41 @@ func (g *Guest) ask(ctx context.Context, t *task) error {
 		without = errGone(g.Name())
 	}
 	select {
-	case err := <-t.reply: // what was done is no failure, whatever ended just then
+	case err := <-t.reply: // a result counts even if ctx or the loop ended just then
 		return err
 	default:
 		return without
 	}
 }
 
-// change asks for something that the loop does by itself, without waiting.
-func (g *Guest) change(ctx context.Context, verb lifecycle.Verb, do func() error) error {
-	return g.ask(ctx, &task{verb: verb, plan: func() (work, error) { return nil, do() }})
+// change runs do in the loop, without waiting for other work.
+func (g *Guest) change(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, do func() error) error {
+	return g.ask(ctx, sc, &task{verb: verb, plan: func() (work, error) { return nil, do() }})
 }
 
-// perform asks for work beside the loop.
-func (g *Guest) perform(ctx context.Context, verb lifecycle.Verb, kind domain.JobKind, limit time.Duration, plan func() (work, error)) error {
-	return g.ask(ctx, &task{verb: verb, kind: kind, plan: plan, limit: limit})
+// perform runs work beside the loop, after the guest's other work.
+func (g *Guest) perform(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, kind domain.JobKind, limit time.Duration, plan func() (work, error)) error {
+	return g.ask(ctx, sc, &task{verb: verb, kind: kind, plan: plan, limit: limit})
 }
 
-// errLeft is in the answer of a guest that had been forgotten when it was asked: nothing of
-// what it was asked for was begun.
+// errLeft is in the answer of a guest that was forgotten before it was asked. Nothing of the request was
+// begun.
 var errLeft = errors.New("it has ended or was undefined")
 
 func errGone(name string) error {
-	return fault.Wrap(errLeft, fault.NotFound, fault.Domain, "domain %q is no longer there", name)
+	return fault.Wrap(errLeft, fault.NotFound, fault.Domain, "domain %q no longer exists", name)
 }
 
-// job is the work that runs beside the loop. At most one per guest.
+// job is the work that runs beside the loop. A guest has at most one.
 type job struct {
 	task    *task
 	kind    domain.JobKind
 	started time.Time
 	cancel  context.CancelCauseFunc
-	done    chan outcome // holds one
+	done    chan outcome // buffered: holds one outcome
 }
 
+// outcome is the result of work.
 type outcome struct {
 	settle settle
 	err    error
@@ -115,7 +116,7 @@ func (j *job) outcome() <-chan outcome {
 	return j.done
 }
 
-// accept takes a task out of the mailbox: to wait, to be answered, or to work.
+// accept handles a task from the mailbox: it begins the task, queues it or refuses it.
 func (g *Guest) accept(t *task) {
 	switch {
 	case t.kind == domain.JobNone:
@@ -131,14 +132,14 @@ func (g *Guest) accept(t *task) {
 	}
 }
 
-// begin admits and plans a task, and sets its work going. One whose caller has gone is not begun: what
-// they do instead would come before it.
+// begin admits and plans a task, and starts its work. It drops a task if its client has given up: the
+// client's next request would otherwise come after it.
 func (g *Guest) begin(t *task) {
 	if t.ctx.Err() != nil {
 		t.answer(context.Cause(t.ctx))
 		return
 	}
-	err := g.contain("the judging of a request", func() error { return g.judged(t.ctx) })
+	err := g.contain("the judging of a request", func() error { return t.sc.Authorize(g.uuid) })
 	if err == nil {
 		err = lifecycle.Admit(g.state, t.verb)
 	}
@@ -154,26 +155,26 @@ func (g *Guest) begin(t *task) {
 		}
 		return
 	}
-	ctx, cancel := context.WithCancelCause(WithJudge(context.WithoutCancel(t.ctx), nil)) // what work asks of the loop is part of it
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.ctx)) // work may ask the loop without another check
 	g.job = &job{task: t, kind: t.kind, started: time.Now(), cancel: cancel, done: make(chan outcome, 1)}
 	go g.job.runWork(ctx, w, g.record.Name)
 	g.publish()
 }
 
-// contain does something in the loop that one guest's data may break: a panic is
-// a bug that must not take the other guests along.
+// contain runs do in the loop and turns a panic into an error. A panic is a bug that one guest's data may
+// trigger; it must not end the other guests' loops.
 func (g *Guest) contain(what string, do func() error) (err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
 			g.log.Error("bug in a guest's loop", "in", what, "panic", bug, "stack", string(debug.Stack()))
-			err = fault.New(fault.Internal, fault.Domain, "%s for domain %q broke: %v; the daemon's log has more", what, g.record.Name, bug)
+			err = fault.New(fault.Internal, fault.Domain, "%s for domain %q failed with a bug: %v; see the daemon's log", what, g.record.Name, bug)
 		}
 	}()
 	return do()
 }
 
-// runWork does the work within its limit and reports once. A panic ends the work
-// alone, as in the loop.
+// runWork does the work within its limit and reports one outcome. A panic ends only this work, as in the
+// loop.
 func (j *job) runWork(ctx context.Context, w work, name string) {
 	if j.task.limit > 0 {
 		cause := fault.New(fault.Timeout, fault.Domain, "%s of domain %q did not end within %v", j.kind, name, j.task.limit)
@@ -184,17 +185,17 @@ func (j *job) runWork(ctx context.Context, w work, name string) {
 	var o outcome
 	defer func() {
 		if r := recover(); r != nil {
-			o = outcome{err: fault.New(fault.Internal, fault.Domain, "%s of domain %q broke: %v", j.kind, name, r)}
+			o = outcome{err: fault.New(fault.Internal, fault.Domain, "%s of domain %q failed with a bug: %v", j.kind, name, r)}
 		}
 		j.done <- o
 	}()
-	o.settle, o.err = w(ctx)
+	o.settle, o.err = w(ctx, j.task.sc.Begun()) // what work asks of the loop is part of it
 	if o.err != nil && errors.Is(o.err, ctx.Err()) {
-		o.err = context.Cause(ctx) // says who ended it, and why
+		o.err = context.Cause(ctx) // the cause says who ended it, and why
 	}
 }
 
-// settle takes the result of the work in, answers its task, and lets the next go.
+// settle handles the result of the work, answers its task and begins the next one.
 func (g *Guest) settle(o outcome) {
 	g.catchUp()
 	j := g.job
@@ -202,7 +203,7 @@ func (g *Guest) settle(o outcome) {
 	j.cancel(nil)
 	err := o.err
 	if o.settle != nil {
-		if e := g.contain("the settling of a request", o.settle); err == nil {
+		if e := g.contain("the completion of a request", o.settle); err == nil {
 			err = e
 		}
 	}
@@ -212,8 +213,8 @@ func (g *Guest) settle(o outcome) {
 	}
 	g.publish()
 	if err == nil && j.task.progress != nil && g.run.ending() {
-		// A save or a dump that ends the guest: whoever asked for it finds the
-		// guest ended, as after a destroy.
+		// This save or dump ends the guest. Its client is answered once the guest has ended, as after a
+		// destroy.
 		g.destroyers = append(g.destroyers, j.task)
 	} else {
 		j.task.answer(err)
@@ -221,8 +222,8 @@ func (g *Guest) settle(o outcome) {
 	g.continueAfter()
 }
 
-// continueAfter lets go on what waited for the work to end: first the end of
-// the process, if that has come, then the waiting tasks in their order.
+// continueAfter begins what waited for the end of the work: first the release, if the process has ended,
+// then the waiting tasks in order.
 func (g *Guest) continueAfter() {
 	if g.job != nil || g.over {
 		return
@@ -248,16 +249,15 @@ func (g *Guest) continueAfter() {
 	}
 }
 
-// armTurn sets the timer to the moment at which the first waiting task gives up:
-// the one that has waited longest, since all wait equally long.
+// armTurn sets the timer to the moment at which the first waiting task expires. All tasks wait equally
+// long, so the first has waited longest.
 func (g *Guest) armTurn() {
 	if len(g.waiting) > 0 {
 		g.turn.Reset(time.Until(g.waiting[0].until))
 	}
 }
 
-// expire answers the tasks that have waited too long, and those whose callers
-// have gone.
+// expire answers the tasks that have waited too long, and drops those of clients that have given up.
 func (g *Guest) expire() {
 	now := time.Now()
 	var still []*task
@@ -282,8 +282,7 @@ func (t *task) describe() string {
 	return string(t.kind)
 }
 
-// describeJob says what the work under way is, and which command QEMU owes it an
-// answer to.
+// describeJob describes the current job, and the command that QEMU has not answered.
 func (g *Guest) describeJob() string {
 	text := g.job.describe()
 	if g.run == nil {
@@ -300,7 +299,7 @@ func (g *Guest) describeJob() string {
 	return text
 }
 
-// slowAnswer is from when on an answer that is waited for is worth a word.
+// slowAnswer is how long an answer must be missing before describeJob mentions it.
 const slowAnswer = time.Second
 
 func (j *job) describe() string {

@@ -9,12 +9,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// emulatorThreads is the name of the group of all threads of a guest that are
-// neither its processors nor its iothreads.
+// emulatorThreads is the group name of all threads of a guest that are neither vCPUs nor iothreads.
 const emulatorThreads = "emulator"
 
-// threads are the threads of a running guest, by what each group of them is
-// called: vcpu0, iothread1, emulator.
+// threads returns the threads of a running guest, by group name: vcpu0, iothread1, emulator.
 func (r *Registry) threads(ctx context.Context, s *qmp.Session, run *run) (map[string][]int, error) {
 	vcpus, err := r.queryVCPUs(ctx, s, run.PID)
 	if err != nil {
@@ -47,14 +45,13 @@ func (r *Registry) threads(ctx context.Context, s *qmp.Session, run *run) (map[s
 	return known, nil
 }
 
-// share is the processor time that a thread may use in each period, both in
-// microseconds; 0 is unset.
+// share is the CPU time that a thread may use in each period, both in microseconds. 0: unset.
 type share struct {
 	period uint64
 	quota  int64
 }
 
-// shareOf is what a definition gives to each group of threads of one name.
+// shareOf returns the share that a definition gives to the threads of a group.
 func shareOf(t *domain.CPUTune, name string) share {
 	switch name[0] {
 	case 'v':
@@ -65,9 +62,8 @@ func shareOf(t *domain.CPUTune, name string) share {
 	return share{t.EmulatorPeriod, t.EmulatorQuota}
 }
 
-// limitThreads holds a guest's threads to the shares of its definition, each in
-// a group of its own that is made when it is first needed. Absent are limits
-// that the host cannot hold.
+// limitThreads limits a guest's threads to the shares of its definition. Each group is made when it is
+// first needed. absent are the limits that this host cannot enforce.
 func (r *Registry) limitThreads(ctx context.Context, s *qmp.Session, run *run, before, after *domain.CPUTune) (absent []string, err error) {
 	different := false
 	for _, name := range []string{"vcpu", "iothread", emulatorThreads} {
@@ -103,6 +99,7 @@ func (r *Registry) limitThreads(ctx context.Context, s *qmp.Session, run *run, b
 	return absent, nil
 }
 
+// limits returns the share as limits of a control group.
 func (s share) limits() kernel.Limits {
 	period, quota := s.period, uint64(kernel.Unlimited)
 	if period == 0 {
@@ -114,12 +111,12 @@ func (s share) limits() kernel.Limits {
 	return kernel.Limits{CPUPeriod: &period, CPUQuota: &quota}
 }
 
-// confine moves a thread into a group and leaves its binding to processors as
-// it was, which the kernel widens to the group's on that way.
+// confine moves a thread into a control group and restores its CPU binding, which the kernel widens to the
+// group's CPUs during the move.
 func confine(group *kernel.Group, tid int) error {
 	bound, err := kernel.Affinity(tid)
 	if err != nil {
-		return nil // it has ended meanwhile
+		return nil // it has ended since
 	}
 	if err := group.AddThread(tid); err != nil {
 		return err
@@ -127,9 +124,8 @@ func confine(group *kernel.Group, tid int) error {
 	return setAffinity(tid, bound)
 }
 
-// settleVCPUs gives processors that were plugged just now what those from the
-// start have: their share, and their binding instead of that of the thread
-// which made them.
+// settleVCPUs gives attached vCPUs the limits and CPUs of those made at the start. A new thread inherits
+// the CPUs of the thread that made it.
 func (r *Registry) settleVCPUs(ctx context.Context, s *qmp.Session, run *run, def *domain.Definition) error {
 	if _, err := r.limitThreads(ctx, s, run, &domain.CPUTune{}, &def.Tune); err != nil {
 		return err

@@ -12,11 +12,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Two things at once, of one guest.
 
-// whileStopped has something done to a guest whose QEMU answers nothing, and something else beside it.
+// whileStopped runs a request on a guest with a stopped QEMU, and another function beside it.
 func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) error {
 	d.t.Helper()
 	pid := d.pid(g.Name())
@@ -29,13 +30,13 @@ func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) er
 	return <-done
 }
 
-// What is stored of a guest while a change of the running one and of its definition is under way stays stored: the
-// change is made to what is there then.
+// A change of the running guest and its definition is in progress. Other changes that are stored in the meantime
+// stay: the change is applied to the definition that is stored then.
 // Promise: F36
 func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("busy", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
@@ -46,11 +47,11 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 		made   func(*domain.Definition) bool
 	}{
 		"plugged": {
-			func() error { return g.Attach(d.ctx(), stick, both) },
+			func() error { return g.Attach(d.ctx(), scope.Daemon("a test"), stick, both) },
 			func(def *domain.Definition) bool { return len(def.Devices.Disks) == 1 },
 		},
 		"balloon": {
-			func() error { return g.SetMemory(d.ctx(), memory, both) },
+			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), memory, both) },
 			func(def *domain.Definition) bool { return def.CurrentMemory == memory },
 		},
 	} {
@@ -59,18 +60,18 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 		})
 		ok(t, err)
 		if now := g.View().Inactive; now.Title != title || !c.made(now) {
-			t.Errorf("%s: what is stored is called %q, and has the change: %v", title, now.Title, c.made(now))
+			t.Errorf("%s: the stored definition has title %q, and the change: %v", title, now.Title, c.made(now))
 		}
 	}
 }
 
-// A save that was cut off by the loss of the monitor lets the guest go on when its QEMU answers again, also
-// where somebody has tried once more meanwhile.
+// The loss of the monitor interrupts a save. The guest resumes when QEMU answers again, also if a client has tried
+// another save in between.
 // Promise: F36
 func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("again"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	read, saved := d.saving(g, filepath.Join(d.dir, "image"))
 	pid := d.pid("again")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
@@ -79,11 +80,11 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds without a monitor")
 	}
-	refused(t, g.Save(d.ctx(), filepath.Join(d.dir, "other"), guest.SaveOptions{}), fault.Busy, "was cut off")
-	refused(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}), fault.Busy, "was cut off")
+	refused(t, g.Save(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "other"), guest.SaveOptions{}), fault.Busy, "was cut off")
+	refused(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "dump"), guest.DumpOptions{}), fault.Busy, "was cut off")
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	d.settle(g, domain.Running)
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 }
 
 // A start that was asked for by a document waits while its guest is renamed: it is not of that guest any more.
@@ -91,17 +92,17 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("from"))
-	ok(t, g.MakeTemplate(d.ctx()))
+	ok(t, g.MakeTemplate(d.ctx(), scope.Daemon("a test")))
 	held, hold, over := make(chan struct{}), make(chan struct{}), make(chan error, 2)
 	go func() {
-		over <- g.EndTemplate(d.ctx(), func(context.Context) error { close(held); <-hold; return nil }) // and others wait
+		over <- g.EndTemplate(d.ctx(), scope.Daemon("a test"), func(context.Context) error { close(held); <-hold; return nil }) // and others wait
 	}()
 	<-held
-	go func() { over <- g.Rename(d.ctx(), "to") }()
+	go func() { over <- g.Rename(d.ctx(), scope.Daemon("a test"), "to") }()
 	eventually(t, "the rename waits", func() bool { return g.Waiting() == 1 })
 	created := make(chan error, 1)
 	go func() {
-		_, err := d.Create(d.ctx(), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), guest.StartOptions{})
+		_, err := d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), guest.StartOptions{})
 		created <- err
 	}()
 	eventually(t, "the start waits", func() bool { return g.Waiting() == 2 })
@@ -117,12 +118,12 @@ func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("dumped"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "dump")
 	read, dumped, suspended := slowImage(t, path), make(chan error, 1), make(chan error, 1)
-	go func() { dumped <- g.Dump(d.ctx(), path, guest.DumpOptions{}) }()
+	go func() { dumped <- g.Dump(d.ctx(), scope.Daemon("a test"), path, guest.DumpOptions{}) }()
 	d.settle(g, domain.Paused)
-	go func() { suspended <- g.Suspend(d.ctx()) }()
+	go func() { suspended <- g.Suspend(d.ctx(), scope.Daemon("a test")) }()
 	eventually(t, "it waits for the end of the dump", func() bool { return g.Waiting() == 1 })
 	read()
 	refused(t, <-dumped, fault.Failed, "") // a pipe is on no disk
@@ -130,64 +131,64 @@ func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
-// A picture whose client has gone while QEMU makes it does not count for ever among those that are not read.
+// A screenshot whose client has gone while QEMU makes it does not count forever as unread.
 // Promise: F36
 func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("pictured", `<video><model type='vga'/></video>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	ctx, leave := context.WithCancelCause(d.ctx())
 	defer leave(nil)
 	take := func() error {
-		_, picture, err := g.Screenshot(ctx, 0)
+		_, picture, err := g.Screenshot(ctx, scope.Daemon("a test"), 0)
 		if err != nil {
 			return err
 		}
 		return picture.Close()
 	}
-	_ = d.whileStopped(g, take, func() { leave(nil) }) // it may say that nobody waits
+	_ = d.whileStopped(g, take, func() { leave(nil) }) // it may report that no client waits
 	eventually(t, "it is made", func() bool { return g.Job().Kind == domain.JobNone })
 	if n := g.Unread(); n != 0 {
 		t.Errorf("%d bytes of pictures are not read", n)
 	}
 }
 
-// No save is begun while there is no monitor: begun then and going on by the next one, it would be made of what is known
-// of the guest, and not of what QEMU has of a change that was cut off.
+// No save begins without a monitor. Over the next connection it would store the daemon's view of the guest, which
+// may differ from QEMU's after an interrupted change.
 // Promise: F36
 func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("unreached"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid := d.pid("unreached")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 	g.LoseMonitor()
 	eventually(t, "the monitor is lost", func() bool { return !g.View().StuckSince.IsZero() })
-	refused(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}), fault.Unresponsive, "was lost")
+	refused(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}), fault.Unresponsive, "was lost")
 	if job := g.View().LastJob; job.Kind != domain.JobNone {
 		t.Errorf("a %s was begun: %s", job.Kind, job.Err)
 	}
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
-	eventually(t, "it is saved when the monitor is back", func() bool { return g.ManagedSave(d.ctx(), guest.SaveOptions{}) == nil })
+	eventually(t, "it is saved when the monitor is back", func() bool { return g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) == nil })
 }
 
-// What is said of a guest while it is being saved is not said to be so and then gone with the image.
+// A description that is set during a save is not confirmed and then lost with the image.
 // Promise: F36
 func TestWordsAreNotLostByASave(t *testing.T) {
 	d := newDaemon(t)
 	g, title := d.define(small("named")), "told"
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	said, answered := make(chan error, 1), atomic.Bool{}
-	ok(t, d.whileStopped(g, func() error { return g.ManagedSave(d.ctx(), guest.SaveOptions{}) }, func() {
+	ok(t, d.whileStopped(g, func() error { return g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) }, func() {
 		go func() {
-			err := g.SetMetadata(d.ctx(), guest.Title, &title, "", "", guest.Affect{Live: true})
+			err := g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Title, &title, "", "", guest.Affect{Live: true})
 			answered.Store(true)
 			said <- err
 		}()
 		eventually(t, "it waits, or is done", func() bool { return answered.Load() || g.Waiting() == 1 })
 	}))
 	err := <-said
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if now := g.View().Active.Title; err == nil && now != title {
 		t.Errorf("the guest's title is %q, and was said to be %q", now, title)
 	}

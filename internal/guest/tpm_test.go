@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // TestTheTPMHasNoPrivileges: the emulator of a guest's TPM has no capability, and
@@ -33,7 +34,7 @@ func TestTheTPMHasNoPrivileges(t *testing.T) {
 func testTPM(t *testing.T, isolated bool) {
 	d := newDaemonOf(t, isolated)
 	g := d.define(small("tpm", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	own := filepath.Join(d.dir, "run/guest", g.UUID())
 	if isolated {
 		own = filepath.Join(own, "own")
@@ -66,12 +67,12 @@ func testTPM(t *testing.T, isolated bool) {
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%s/limits", strings.TrimSpace(string(pid))))
 	ok(t, err)
 	if !regexp.MustCompile(`(?s)Max file size +4194304 +4194304 .*Max open files +256 +256 `).Match(limits) {
-		t.Errorf("what it writes and opens has the bounds\n%s", limits)
+		t.Errorf("its limits of file size and descriptors are\n%s", limits)
 	}
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())
-	ok(t, g.Destroy(d.ctx(), false))
-	// Meanwhile it is nobody's whose number another guest may have.
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	// In the meantime it belongs to no user whose number another guest may get.
 	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID()), func(path string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -82,7 +83,7 @@ func testTPM(t *testing.T, isolated bool) {
 		}
 		return err
 	}))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if after := stateOf(t, d, g.UUID()); !os.SameFile(before, after) || before.Sys().(*syscall.Stat_t).Uid == after.Sys().(*syscall.Stat_t).Uid {
 		t.Errorf("the state belonged to user %d, and now to %d", before.Sys().(*syscall.Stat_t).Uid, after.Sys().(*syscall.Stat_t).Uid)
 	}
@@ -110,17 +111,17 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 	undefined := func(o guest.UndefineOptions) func(string, string) *guest.Guest {
 		return func(name, more string) *guest.Guest {
 			g := d.define(doc(name, more))
-			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-			ok(t, g.Undefine(d.ctx(), o))
+			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+			ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), o))
 			return g
 		}
 	}
 	created := func(name, more string) *guest.Guest {
-		g, err := d.Create(d.ctx(), doc(name, more), guest.StartOptions{Paused: true})
+		g, err := d.Create(d.ctx(), scope.Daemon("a test"), doc(name, more), guest.StartOptions{Paused: true})
 		ok(t, err)
 		return g
 	}
-	destroyed := func(g *guest.Guest) { ok(t, d.again(g).Destroy(d.ctx(), false)) }
+	destroyed := func(g *guest.Guest) { ok(t, d.again(g).Destroy(d.ctx(), scope.Daemon("a test"), false)) }
 	for name, c := range map[string]struct {
 		more  string
 		begin func(name, more string) *guest.Guest
@@ -150,7 +151,7 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 	}
 	before, err := os.ReadDir(filepath.Join(d.dir, "data/guest/tpm"))
 	ok(t, err)
-	_, err = d.Create(d.ctx(), strings.Replace(doc("refused", ""), "</domain>",
+	_, err = d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(doc("refused", ""), "</domain>",
 		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1), guest.StartOptions{})
 	refused(t, err, fault.Failed, "no-such-option")
 	if after, err := os.ReadDir(filepath.Join(d.dir, "data/guest/tpm")); err != nil || len(after) != len(before) {
@@ -158,8 +159,8 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 	}
 }
 
-// Whoever's TPM is gone is told, also by a daemon that was not there when it went; the guest
-// runs on, and has it again after its next start.
+// The end of a guest's TPM is reported, also by a daemon that did not run at that time. The guest keeps running,
+// and has the TPM again after its next start.
 // Promise: F27
 func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
@@ -177,7 +178,7 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	}
 	told := func(g *guest.Guest) bool { return strings.Contains(strings.Join(g.View().Messages, "\n"), "swtpm") }
 	for _, g := range []*guest.Guest{seen, unseen} {
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	}
 	kill(seen)
 	eventually(t, "the guest says that its TPM has ended", func() bool { return told(seen) })
@@ -188,14 +189,14 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	seen, unseen = d.again(seen), d.again(unseen)
 	eventually(t, "the next daemon tells of TPMs that have ended", func() bool { return told(seen) && told(unseen) })
 	d.want(unseen, domain.Running, domain.ReasonBooted)
-	ok(t, unseen.Destroy(d.ctx(), false))
-	ok(t, unseen.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, unseen.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, unseen.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	if told(unseen) {
 		t.Error("it has its TPM again and is still said to have none")
 	}
 }
 
-// A TPM emulator that goes with its guest, which takes its time, has not ended by itself.
+// A TPM emulator that ends slowly with its guest is not reported as failed.
 // Promise: F27
 func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
@@ -205,7 +206,7 @@ func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
 	d.heard = make(chan string, 1000)
 	d.reopen(func() {})
 	g := d.define(small("slow", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid, err := os.ReadFile(filepath.Join(g.RunDir(), "own/swtpm.pid"))
 	ok(t, err)
 	n, err := strconv.Atoi(strings.TrimSpace(string(pid)))
@@ -214,10 +215,10 @@ func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
 	g = d.again(g)
 	ok(t, syscall.Kill(d.pid("slow"), syscall.SIGSTOP))
 	ok(t, syscall.Kill(n, syscall.SIGKILL))
-	if err := g.Destroy(d.ctx(), true); !fault.Is(err, fault.Timeout) { // for longer than an emulator is waited for
+	if err := g.Destroy(d.ctx(), scope.Daemon("a test"), true); !fault.Is(err, fault.Timeout) { // for longer than an emulator is waited for
 		t.Errorf("a QEMU that is stopped ended gracefully: %v", err)
 	}
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	for len(d.heard) > 0 {
 		if said := <-d.heard; strings.Contains(said, "TPM emulator") {
 			t.Errorf("of a guest that is being ended is said: %s", said)

@@ -16,21 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The escape attempt from the place of swtpm, which the guest sends what it likes as well. It has another chamber
-// than its guest's QEMU, and shares a directory with it, in which they can hand each other what they have open: a
-// folder, that is, which lies outside of the root of whoever gets it, so that nothing keeps him from going up.
+// The escape attempt in the place of swtpm, which gets arbitrary input from the guest, too. It has another sandbox
+// than its guest's QEMU, and shares a directory with it. There the two can pass descriptors to each other. A
+// folder passed this way lies outside the receiver's root, so nothing prevents the receiver from walking up from
+// it.
 
 const (
-	// swtpm is the name by which the test's own binary is that program, and tpm the one that it becomes.
+	// swtpm is the name under which the test's own binary acts as that program; tpm is the name that it then
+	// takes.
 	swtpm, tpm = "swtpm", "/usr/bin/swtpm"
-	// targetsFile and triedFile lie in the TPM's state, which is what it has.
+	// targetsFile and triedFile lie in the TPM's state directory, the only one that it can write.
 	targetsFile, triedFile = "targets", "tried"
-	// givesRoot is the word by which it stays and gives its root to whoever connects to rootSocket.
+	// givesRoot is the argument with which it stays and passes its root to each client of rootSocket.
 	givesRoot, rootSocket = "gives-root", "root.sock"
 )
 
-// placeTPM has daemons run the test's own binary as the emulators of TPMs, and gives the guest one that tries what is
-// in these targets.
+// placeTPM makes daemons run the test's own binary as the TPM emulator, and gives the guest one that tries to
+// reach these targets.
 func (d *daemon) placeTPM(at targets, uuid string) (device string) {
 	d.t.Helper()
 	tools := filepath.Join(d.dir, "tools")
@@ -45,7 +47,8 @@ func (d *daemon) placeTPM(at targets, uuid string) (device string) {
 	return "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"
 }
 
-// judgeTPM compares what the program in swtpm's place says with what it may, and ends what it left.
+// judgeTPM compares the report of the program in swtpm's place with its permissions, and ends its leftover
+// processes.
 func (d *daemon) judgeTPM(at targets, uuid string, isolated bool) {
 	d.t.Helper()
 	tried, err := os.ReadFile(filepath.Join(d.tpmState(uuid), triedFile))
@@ -58,7 +61,7 @@ func (d *daemon) judgeTPM(at targets, uuid string, isolated bool) {
 	if isolated {
 		own = filepath.Join(own, "own")
 	}
-	left, err := net.Dial("unix", filepath.Join(own, rootSocket)) //nolint:noctx // nobody waits
+	left, err := net.Dial("unix", filepath.Join(own, rootSocket)) //nolint:noctx // no caller waits
 	ok(d.t, err)
 	_, err = left.Write([]byte("!"))
 	ok(d.t, errors.Join(err, left.Close()))
@@ -117,7 +120,7 @@ func tryFromTPM(state, own string) error {
 	return err
 }
 
-// giveRoot gives its root to whoever asks, until one says that he was the last.
+// giveRoot passes its root to each client, until one says that it was the last.
 func giveRoot() {
 	root, err := os.Open("/")
 	if err != nil {
@@ -142,7 +145,7 @@ func giveRoot() {
 	}
 }
 
-// fromGiven opens what lies somewhere from the folder that is given.
+// fromGiven opens a path relative to the received folder.
 func fromGiven(path string, how int) error {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: rootSocket, Net: "unix"})
 	if err != nil {

@@ -18,25 +18,25 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// transfer brings what QEMU writes into a file that QEMU does not get: before it in an image lies the
-// definition that a restore believes, and a QEMU that was taken over would write another there.
+// transfer copies what QEMU writes into a file that QEMU is not passed. The file begins with the definition
+// that a restore trusts, which a compromised QEMU could otherwise replace.
 type transfer struct {
 	from    net.Conn
-	written chan error // one, when all has been written, or nothing more can be
+	written chan error // receives one value, when all is written or writing has failed
 }
 
-// lastWrite is how long QEMU may take to let go when it has written all.
+// lastWrite is how long QEMU may take to close its end after it has written everything.
 const lastWrite = 10 * time.Second
 
-// mostState bounds the state of a guest that does not run, in bytes: each page of its memory once, and what
-// devices have. A QEMU that was taken over would fill the file system without an end.
+// mostState bounds, in bytes, the state of a stopped guest: each page of its memory once, and the state of
+// its devices. Without a bound a compromised QEMU could fill the file system.
 func mostState(d *domain.Definition) int64 {
 	const beside = 1 << 30
 	return int64(min(2*(d.Memory+d.MemoryBeside())+beside, math.MaxInt64))
 }
 
-// transferTo begins to fill a file from its present offset, with so many bytes at most, and gives QEMU's end, which
-// is the caller's to close.
+// transferTo begins to fill a file from its present offset, with at most most bytes. It returns QEMU's end
+// of the connection, which the caller must close.
 func transferTo(to *os.File, most int64, labels *labels) (t *transfer, qemus *os.File, err error) {
 	var ends [2]int
 	err = labels.sockets(func() (err error) {
@@ -44,12 +44,12 @@ func transferTo(to *os.File, most int64, labels *labels) (t *transfer, qemus *os
 		return err
 	})
 	if err != nil {
-		return nil, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a pair of sockets")
+		return nil, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a socket pair")
 	}
 	ours := os.NewFile(uintptr(ends[0]), "stream")
 	qemus = os.NewFile(uintptr(ends[1]), "stream")
 	from, err := net.FileConn(ours)
-	if err = errors.Join(err, ours.Close()); err != nil { // the connection has a copy
+	if err = errors.Join(err, ours.Close()); err != nil { // the connection has a duplicate
 		return nil, nil, errors.Join(err, qemus.Close())
 	}
 	t = &transfer{from, make(chan error, 1)}
@@ -57,28 +57,28 @@ func transferTo(to *os.File, most int64, labels *labels) (t *transfer, qemus *os
 		const piece = 1 << 20
 		n, err := io.CopyBuffer(struct{ io.Writer }{to}, io.LimitReader(from, most), make([]byte, piece))
 		if err == nil && n == most {
-			err = fault.New(fault.Failed, fault.Monitor, "QEMU has more than %d bytes of state, which no guest of its size has", most)
+			err = fault.New(fault.Failed, fault.Monitor, "QEMU wrote more than %d bytes of state, more than a guest of its size can have", most)
 		}
-		_ = from.Close() // QEMU writes to nobody when this cannot
+		_ = from.Close() // QEMU's writes fail from now on
 		if errors.Is(err, net.ErrClosed) {
-			err = nil // by end, whose caller knows why
+			err = nil // end closed it, and its caller knows why
 		}
-		t.written <- fault.Wrap(withoutName(err), failure(err), fault.Host, "cannot write what the guest has")
+		t.written <- fault.Wrap(withoutName(err), failure(err), fault.Host, "cannot write the guest's state")
 	}()
 	return t, qemus, nil
 }
 
-// hangUp has QEMU write to nobody.
+// hangUp closes the connection, so that QEMU's writes fail.
 func (t *transfer) hangUp() { _ = t.from.Close() }
 
-// end waits until all is in the file that QEMU has written, after what came of QEMU's part; an
-// error of the file's own is the reason of QEMU's, and told in its place. A file system that hangs
-// keeps the file, and nobody. Once ctx has ended the file may not have all, whatever QEMU says.
+// end waits until everything that QEMU has written is in the file. moved is the error of QEMU's part. An
+// error of the file is returned in its place, because it is the cause. A file system that hangs does not
+// delay the caller. Once ctx has ended, the file may be incomplete, whatever QEMU reports.
 func (t *transfer) end(ctx context.Context, moved error) error {
 	defer t.hangUp()
 	wait := lastWrite
 	if moved != nil {
-		t.hangUp() // nothing more is wanted
+		t.hangUp() // the rest is not needed
 		wait = closeTime
 	}
 	late := time.NewTimer(wait)
@@ -90,17 +90,16 @@ func (t *transfer) end(ctx context.Context, moved error) error {
 		return cmp.Or(moved, context.Cause(ctx))
 	case <-late.C:
 	}
-	return cmp.Or(moved, fault.New(fault.Timeout, fault.Monitor, "QEMU has moved the guest's state, and does not let go of what it wrote it to for %v", lastWrite))
+	return cmp.Or(moved, fault.New(fault.Timeout, fault.Monitor, "QEMU has written the guest's state, but has not closed its end within %v", lastWrite))
 }
 
-// withoutName is why a file could not be written, without the name that it is open by, which says nothing to who knows
-// where it lies.
+// withoutName removes the file name from an error. It is a temporary name, which tells the user nothing.
 func withoutName(err error) error {
 	if p, is := errors.AsType[*fs.PathError](err); is {
 		err = p.Err
 	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf("%w; make room there and try again", err)
+		return fmt.Errorf("%w; free some space there and try again", err)
 	}
 	return err
 }

@@ -9,16 +9,16 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestQEMUHasNoSavedImage: the definition that a restore believes stands in the image, and a QEMU
-// that was taken over would write another there. So QEMU never has the file, and what it writes
-// comes behind the definition.
+// A restore trusts the definition in the image, and a compromised QEMU would write another one there. So QEMU
+// never gets the file, and its output goes behind the definition.
 // Promise: I1
 func TestQEMUHasNoSavedImage(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(wordy("saved"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	path := filepath.Join(t.TempDir(), "image")
 	read, saved := d.saving(g, path)
 	open := "/proc/" + strconv.Itoa(d.pid("saved")) + "/fd/"
@@ -29,35 +29,34 @@ func TestQEMUHasNoSavedImage(t *testing.T) {
 			t.Errorf("QEMU has the image open, as %s", e.Name())
 		}
 	}
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	read()
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds")
 	}
 
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
 	image, err := os.ReadFile(path)
 	ok(t, err)
 	if at := bytes.Index(image, []byte("</domain>")); at < 0 || bytes.Index(image, []byte("QEVM")) < at {
 		t.Errorf("the definition ends at %d, and QEMU's part is not behind it", at)
 	}
-	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
 	ok(t, err)
 }
 
-// TestASaveThatIsGivenUpWaitsForNoFile: whoever aborts a save to a file system that does not answer
-// has the guest back.
+// A client aborts a save to a file system that does not answer. The guest resumes without waiting for the file.
 func TestASaveThatIsGivenUpWaitsForNoFile(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("hung"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	read, saved := d.saving(g, filepath.Join(t.TempDir(), "image"))
-	ok(t, g.AbortJob(d.ctx()))
+	ok(t, g.AbortJob(d.ctx(), scope.Daemon("a test")))
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds")
 	}
 	d.settle(g, domain.Running)
-	ok(t, g.Suspend(d.ctx()))
+	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
 	read()
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/google/uuid"
 )
 
-// atATime bounds the names that are read of a folder at once.
+// atATime bounds how many names of a folder are read at once.
 const atATime = 1024
 
-// removeTree removes a folder with all that lies in it. A program of a guest's may have made folders in
-// each other there, a million deep: os.RemoveAll has all of them open at once, so that nobody else is served
-// meanwhile, and gives up, with an error as long, where the daemon may have no more files open. So what lies
-// deeper is brought up, and no folder is looked into but those in the topmost.
+// removeTree removes a folder and everything in it. A compromised program of a guest may have nested
+// folders there a million deep. os.RemoveAll would keep all of them open at once. That would leave the
+// daemon no descriptors for its clients, and fail at the limit with an error as long. So deeper entries are
+// moved up, and only the folders in the topmost one are opened.
 func removeTree(path string) error {
 	err := os.Remove(path)
 	if errors.Is(err, syscall.ENOTEMPTY) {
@@ -34,7 +34,7 @@ func removeTree(path string) error {
 	return err
 }
 
-// removeIn removes what lies in a folder. What cannot be removed keeps nothing else from that.
+// removeIn removes everything in a folder. It goes on after an entry that cannot be removed.
 func removeIn(top *os.Root) error {
 	for {
 		names, err := namesIn(top, ".")
@@ -51,13 +51,13 @@ func removeIn(top *os.Root) error {
 				failed = append(failed, err)
 			}
 		}
-		if len(failed) == len(names) { // none has gone: the next look would find the same
+		if len(failed) == len(names) { // none was removed: the next pass would be the same
 			return errors.Join(failed...)
 		}
 	}
 }
 
-// bringUp has what lies in a folder lie beside it.
+// bringUp moves the entries of a folder up, beside the folder.
 func bringUp(top *os.Root, folder string) error {
 	names, err := namesIn(top, folder)
 	for _, name := range names {
@@ -68,7 +68,7 @@ func bringUp(top *os.Root, folder string) error {
 	return err
 }
 
-// namesIn gives the first names in a folder.
+// namesIn returns the first names in a folder, at most atATime.
 func namesIn(top *os.Root, folder string) ([]string, error) {
 	dir, err := top.Open(folder)
 	if err != nil {

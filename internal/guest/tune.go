@@ -13,22 +13,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Tune changes how a guest shares the host with others: the weights and limits
-// of its control group and of its threads, where its memory is, and how much its
-// disks and interfaces may move. Change is made to a copy of each definition
-// concerned, more than once, in the guest's loop: it must not wait. What then
-// differs is put into effect on the running guest.
-func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+// Tune changes how a guest shares the host: the weights and limits of its control group and its threads,
+// the placement of its memory, and the rates of its disks and interfaces. change is applied to a copy of
+// each affected definition, more than once and in the guest's loop, so it must not block. Differences are
+// then applied to the running guest.
+func (g *Guest) Tune(ctx context.Context, sc scope.Scope, a Affect, change func(*domain.Definition) error) error {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return tuned(g.inactive, change)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planTune(ctx, change, config)
+		return g.planTune(ctx, sc, change, config)
 	})
 }
 
-// tuned gives a changed copy of a definition, or why it cannot be so.
+// tuned returns a changed copy of a definition, or an error that says why the change is invalid.
 func tuned(d *domain.Definition, change func(*domain.Definition) error) (*domain.Definition, error) {
 	after := d.Clone()
 	if err := change(after); err != nil {
@@ -48,13 +48,15 @@ func sameRates(a, b *device.NIC) bool {
 	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
 }
 
-func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+// planTune plans a change of the running guest's settings. config is the changed stored definition. Nil: it
+// is unchanged.
+func (g *Guest) planTune(ctx context.Context, sc scope.Scope, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
 	before := g.run.def
 	after, err := tuned(before, change)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.bounded(ctx, after); err != nil {
+	if err := g.bounded(sc, after); err != nil {
 		return nil, err
 	}
 	if err := g.reg.checkPins(before, after); err != nil {
@@ -66,22 +68,22 @@ func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) er
 	return g.update(&update{}, after, config)
 }
 
-// retuneBack takes back what was put into effect of a change before a part of it was refused.
+// retuneBack reverts the parts of a change that were applied before another part was refused.
 func (r *run) retuneBack(ctx context.Context, before, after *domain.Definition) {
 	err := r.reg.retune(ctx, r, after, before)
-	if err != nil && !fault.Is(err, fault.WrongState) { // which says that the host has not what was to be limited
-		r.log.Warn("a part of a change that was refused stays in force until the guest ends", "error", err)
+	if err != nil && !fault.Is(err, fault.WrongState) { // WrongState: the host lacks the limited resource
+		r.log.Warn("cannot revert a part of a refused change; it stays in force until the guest ends", "error", err)
 	}
 }
 
-// retune puts into effect what differs between two definitions.
+// retune applies the differences between two definitions to the running guest.
 func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.Definition) error {
 	absent, err := r.Cgroups.Guest(run.UUID).Apply(r.changedLimits(limits(before), limits(after)))
 	if err != nil {
 		return err
 	}
 	if len(absent) > 0 {
-		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+		return fault.New(fault.WrongState, fault.Host, "this host cannot enforce the limit %s: it has no control group controller for it", absent[0])
 	}
 	s, err := run.monitor()
 	if err != nil {
@@ -92,7 +94,7 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 		return err
 	}
 	if len(absent) > 0 {
-		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+		return fault.New(fault.WrongState, fault.Host, "this host cannot enforce the limit %s: it has no control group controller for it", absent[0])
 	}
 	for i, d := range after.Devices.Disks {
 		if !reflect.DeepEqual(before.Devices.Disks[i].Tune, d.Tune) {
@@ -114,7 +116,7 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 	return adjustMachine(ctx, s, before, after)
 }
 
-// adjustMachine tells QEMU of settings that are its own.
+// adjustMachine sends QEMU the settings that it applies itself.
 func adjustMachine(ctx context.Context, s *qmp.Session, before, after *domain.Definition) error {
 	if b := after.Devices.Balloon; b != nil && before.Devices.Balloon != nil && b.StatsPeriod != before.Devices.Balloon.StatsPeriod {
 		path, err := balloonPath(b)
@@ -129,12 +131,12 @@ func adjustMachine(ctx context.Context, s *qmp.Session, before, after *domain.De
 	if after.OnReboot == before.OnReboot {
 		return nil
 	}
-	// Lodge follows the other policies itself; QEMU has to turn a reboot into an end.
+	// Lodge carries out the other policies. For these, QEMU must turn a reboot into an end.
 	reboot := map[string]string{"destroy": "shutdown", "restart": "reset", "preserve": "shutdown"}[cmp.Or(after.OnReboot, "restart")]
 	return s.Execute(ctx, "set-action", map[string]any{"reboot": reboot}, nil)
 }
 
-// The kernel's own values of what is not limited.
+// The kernel's defaults, which mean no limit.
 const (
 	defaultPeriod   = 100000 // microseconds
 	defaultSharesV1 = 1024
@@ -143,7 +145,7 @@ const (
 	defaultWeightV2 = 100
 )
 
-// UsualWeights are those of a guest whose definition names none: of processors, and of disk I/O.
+// UsualWeights returns the default weights of a guest, for CPUs and for disk I/O.
 func (r *Registry) UsualWeights() (shares, weight uint64) {
 	if r.Cgroups.Version() == 2 {
 		return defaultSharesV2, defaultWeightV2
@@ -151,8 +153,7 @@ func (r *Registry) UsualWeights() (shares, weight uint64) {
 	return defaultSharesV1, defaultWeightV1
 }
 
-// changedLimits gives what differs. A limit that is no longer set becomes the
-// kernel's own value.
+// changedLimits returns the limits that differ. A removed limit becomes the kernel's default.
 func (r *Registry) changedLimits(before, after kernel.Limits) kernel.Limits {
 	shares, weight := r.UsualWeights()
 	changed := kernel.Limits{
@@ -170,7 +171,7 @@ func (r *Registry) changedLimits(before, after kernel.Limits) kernel.Limits {
 	return changed
 }
 
-// moved gives the new value of a limit that differs, or none where it was taken away.
+// moved returns the new value of a limit, or none's value if it was removed. Nil: it is unchanged.
 func moved(before, after *uint64, none uint64) *uint64 {
 	switch {
 	case before == nil && after == nil, before != nil && after != nil && *before == *after:
@@ -181,7 +182,7 @@ func moved(before, after *uint64, none uint64) *uint64 {
 	return after
 }
 
-// findBlock asks QEMU what it has for a disk.
+// findBlock asks QEMU for the block device of a disk.
 func findBlock(ctx context.Context, s *qmp.Session, d *device.Disk) (*blockInfo, error) {
 	var blocks []blockInfo
 	if err := s.Execute(ctx, "query-block", nil, &blocks); err != nil {
@@ -195,7 +196,7 @@ func findBlock(ctx context.Context, s *qmp.Session, d *device.Disk) (*blockInfo,
 	return nil, fault.New(fault.NotFound, fault.Device, "QEMU has no disk %s", d.Target)
 }
 
-// settings names what differs between two definitions, by libvirt's names.
+// settings lists the differences between two definitions, by libvirt's names.
 func settings(before, after *domain.Definition) []event.Setting {
 	var changed []event.Setting
 	unsigned := func(name string, was, is uint64) {

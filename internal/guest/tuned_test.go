@@ -8,13 +8,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Of a change of limits that is refused in part nothing stays in force.
 func TestLimitsThatAreRefusedInPartAreAsBefore(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	dir := d.groups.Guest(g.UUID()).Path(kernel.CPUController)
 	if dir == "" {
 		t.Skip("this host has no control groups for processors")
@@ -29,7 +30,7 @@ func TestLimitsThatAreRefusedInPartAreAsBefore(t *testing.T) {
 		return ""
 	}
 	before := weight()
-	err := g.Tune(d.ctx(), guest.Affect{Live: true}, func(def *domain.Definition) error {
+	err := g.Tune(d.ctx(), scope.Daemon("a test"), guest.Affect{Live: true}, func(def *domain.Definition) error {
 		def.Tune.Shares, def.Tune.GlobalPeriod, def.Tune.GlobalQuota = 333, 1, 1 // which is too short for the kernel
 		return nil
 	})

@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// turns has one at a time do something to what has a name. The zero value is ready.
+// turns is a set of locks by name: one caller at a time holds a name. The zero value is ready.
 type turns[Name comparable] struct {
 	mu    sync.Mutex
 	taken map[Name]chan struct{} // closed when the turn ends
 }
 
-// take waits for the turn, for as long as ctx allows.
+// take waits for the lock of a name until ctx ends.
 func (t *turns[Name]) take(ctx context.Context, name Name) (leave func(), err error) {
 	for {
 		t.mu.Lock()
@@ -29,7 +29,7 @@ func (t *turns[Name]) take(ctx context.Context, name Name) (leave func(), err er
 	}
 }
 
-// begin takes a turn that nobody has. The lock is held.
+// begin takes a lock that is free. mu must be held.
 func (t *turns[Name]) begin(name Name) (leave func()) {
 	if t.taken == nil {
 		t.taken = map[Name]chan struct{}{}

@@ -13,30 +13,32 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// undefineKind removes a definition, and then the files that go with it. The store decides:
-// a guest that it still has keeps everything.
+// undefineKind removes a definition, and then the files that belong to it. The store decides: while it
+// still has the guest, all files stay.
 var undefineKind = operation.Kind[*Registry]{
 	Name: "undefine", Version: 1,
 	Steps: []string{"forget", "variables", "tpm"},
 	Bind:  func(r *Registry) operation.Work { return &undefinition{reg: r} },
 }
 
-// undefinition is the payload.
+// undefinition is the journalled payload of an undefinition.
 type undefinition struct {
 	Name, UUID string
-	// NVRAM is the file of the guest's UEFI variables; empty: it stays. Held are the
-	// folders that the client who named it is held to.
+	// NVRAM is the file of the guest's UEFI variables to remove. Empty: it stays. Held are the folders to
+	// which the client that named it is restricted.
 	NVRAM string   `json:",omitempty"`
 	Held  []string `json:",omitempty"`
-	// TPM says that the state of its TPM goes, too.
+	// TPM says that the TPM state is removed, too.
 	TPM bool `json:",omitempty"`
 
 	reg *Registry
-	op  *operation.Operation
+	op  *operation.Operation // nil: there is nothing to remove beside the definition
+	sc  scope.Scope          // where there is no operation
 
-	// The following fields are set in the daemon that began it only.
+	// The following fields are set only in the daemon that began it.
 	guest   *Guest
 	options UndefineOptions
 	found   string // the file of UEFI variables; empty: none
@@ -64,16 +66,16 @@ func (u *undefinition) Steps() []operation.Step {
 func uuidObject(uuid string) string { return "uuid/" + uuid }
 
 // newUndefinition makes the operation, and finds the files to remove.
-func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefinition, error) {
-	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o}
-	// A user chose where the variables are. Their file system may hang: the caller
-	// waits for it, and not the loop.
+func (g *Guest) newUndefinition(ctx context.Context, sc scope.Scope, o UndefineOptions) (*undefinition, error) {
+	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o, sc: sc}
+	// A user chose the path of the variables, and its file system may hang. So the caller waits for it
+	// here, and not the loop.
 	var err error
-	if u.found, err = g.nvramFile(ctx); err != nil {
+	if u.found, err = g.nvramFile(ctx, sc); err != nil {
 		return nil, err
 	}
 	if o.NVRAM && u.found != "" {
-		u.NVRAM, u.Held = u.found, heldTo(withFences(ctx, g.View().fences), u.found)
+		u.NVRAM, u.Held = u.found, sc.Noting(g.View().fences).FoldersOf(u.found)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !keepsTPM(def)) {
 		_, err := os.Stat(g.reg.tpmState(g.uuid))
@@ -82,15 +84,23 @@ func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefi
 	return u, nil
 }
 
-// forget removes the definition. It waits for its turn, as a start or a save under way
-// needs the definition.
+// scope is the scope that the operation recorded, or the client's before it begins.
+func (u *undefinition) scope() scope.Scope {
+	if u.op == nil {
+		return u.sc
+	}
+	return u.op.Scope()
+}
+
+// forget removes the definition. It runs as a job, because a start or a save in progress needs the
+// definition.
 func (u *undefinition) forget(ctx context.Context) error {
 	g := u.guest
-	err := g.perform(ctx, lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
+	err := g.perform(ctx, u.scope(), lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
 		return nil, g.dropDefinition(u.options, u.found)
 	})
 	if err != nil && ctx.Err() != nil { // the loop may still do it
-		_ = g.change(context.WithoutCancel(ctx), "", func() error { return nil })
+		_ = g.change(context.WithoutCancel(ctx), u.scope(), "", func() error { return nil })
 		if found, _ := u.forgotten(ctx, operation.Nothing); found == operation.Happened {
 			return nil
 		}
@@ -101,15 +111,15 @@ func (u *undefinition) forget(ctx context.Context) error {
 // forgotten implements Probe.
 func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
 	var kept any
-	lost := u.guest == nil && !u.reg.store.Sound() // then the definition may be lost, too, and all files stay
+	lost := u.guest == nil && !u.reg.store.Sound() // the definition may be lost, so all files stay
 	if fault.Is(u.reg.store.Get(domains, u.UUID, &kept), fault.NotFound) && !lost {
 		return operation.Happened, nil
 	}
 	return operation.Never, nil
 }
 
-// another reports whether the UUID has a new guest by now, or another undefinition.
-// The files belong to that one then.
+// another reports whether the UUID belongs to a new guest or another undefinition by now. The files then
+// belong to that one.
 func (u *undefinition) another() bool {
 	if !u.op.Has(uuidObject(u.UUID)) {
 		return true
@@ -118,14 +128,14 @@ func (u *undefinition) another() bool {
 	return found != operation.Happened
 }
 
-// removeVariables removes the file of the UEFI variables, unless another guest uses it. A
-// failure is reported to the client. Without a client, or after a restart, it is tried again.
+// removeVariables removes the file of the UEFI variables, unless another guest uses it. A failure is
+// reported to the client. Without a client, or after a restart, it is tried again.
 func (u *undefinition) removeVariables(ctx context.Context) error {
 	if u.NVRAM == "" || u.another() {
 		return nil
 	}
 	if u.reg.traits.others(u.UUID, trait{nvramTrait, u.NVRAM}) {
-		u.reg.log.Warn("the UEFI variables of an undefined guest are another's, too, and stay", "uuid", u.UUID, "path", u.NVRAM)
+		u.reg.log.Warn("UEFI variables of an undefined guest are used by another guest; kept", "uuid", u.UUID, "path", u.NVRAM)
 		return nil
 	}
 	err := fsguard.Run(ctx, u.NVRAM, func() error { return removeNamed(u.NVRAM, u.Held) })
@@ -133,13 +143,13 @@ func (u *undefinition) removeVariables(ctx context.Context) error {
 	u.tried = true
 	if asked {
 		return operation.Final(fault.Wrap(err, failure(err), fault.Domain,
-			"domain %q is undefined, but its UEFI variables are left, remove %s yourself", u.Name, u.NVRAM))
+			"domain %q is undefined, but its UEFI variables were not removed; remove %s yourself", u.Name, u.NVRAM))
 	}
 	return err
 }
 
-// removeTPM removes the TPM's state, and the note about left files if there are none. A
-// guest that still runs keeps its TPM until it ends.
+// removeTPM removes the TPM state, and the record of left files if there are none. A guest that still runs
+// keeps its TPM until it ends.
 func (u *undefinition) removeTPM(context.Context) error {
 	if u.another() {
 		return nil
@@ -152,9 +162,9 @@ func (u *undefinition) removeTPM(context.Context) error {
 	return nil
 }
 
-// undefine runs an undefinition. The caller has the turn of the UUID. Without files to remove no record
-// is written.
-func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
+// undefine runs an undefinition. The caller must hold the lock of the UUID. If there are no files to
+// remove, no record is written.
+func (r *Registry) undefine(ctx context.Context, sc scope.Scope, u *undefinition) error {
 	r.mu.RLock()
 	set := r.undefinitions[u.UUID]
 	r.mu.RUnlock()
@@ -167,7 +177,7 @@ func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
 			return err
 		}
 	}
-	op, err := set.Begin(undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
+	op, err := set.Begin(sc, undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
 	if err != nil {
 		r.dropUndefinitions(u.UUID)
 		return err
@@ -175,10 +185,10 @@ func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
 	return op.Run(ctx)
 }
 
-// undefinitionsOwner is the owner of undefinitions in their records, with the UUID behind it.
+// undefinitionsOwner is the prefix of the owner in the records of undefinitions. The UUID follows it.
 const undefinitionsOwner = "undefine-"
 
-// openUndefinitions gives a UUID its undefinitions: those of records, or none.
+// openUndefinitions opens the undefinitions of a UUID: those of its records, or none.
 func (r *Registry) openUndefinitions(uuid string, records []operation.Record) (*operation.Set[*Registry], error) {
 	set, err := operation.Open(operation.Config[*Registry]{
 		Owner: r, Name: undefinitionsOwner + uuid, Kinds: operation.Kinds[*Registry]{undefineKind},
@@ -201,7 +211,7 @@ func (r *Registry) openUndefinitions(uuid string, records []operation.Record) (*
 	return set, nil
 }
 
-// undefinitionSets are the open sets. A retry that succeeds removes its own.
+// undefinitionSets returns the open sets. A successful retry removes its own.
 func (r *Registry) undefinitionSets() []*operation.Set[*Registry] {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -217,8 +227,8 @@ func (r *Registry) dropUndefinitions(uuid string) {
 	}
 }
 
-// recoverUndefinitions completes undefinitions that an earlier daemon began. No guest with
-// such a UUID is made meanwhile.
+// recoverUndefinitions completes the undefinitions that an earlier daemon began. It holds the locks of
+// their UUIDs, so that no guest is made with one of them before.
 func (r *Registry) recoverUndefinitions() error {
 	all, err := operation.Stored{Store: r.store}.ReadAll()
 	for owner, its := range all {
@@ -233,7 +243,7 @@ func (r *Registry) recoverUndefinitions() error {
 		if set == nil {
 			continue
 		}
-		leave, e := r.removing.take(r.life, uuid) // nobody has it yet
+		leave, e := r.removing.take(r.life, uuid) // the lock is free at this time
 		if e != nil {
 			return e
 		}

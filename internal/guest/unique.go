@@ -12,12 +12,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// trait is something that no two guests should have: what it is, and which.
+// trait is a property that no two guests should share: its kind and its value.
 type trait struct{ what, value string }
 
-// traits finds the guests that share what only one should have. It is kept up by
-// the guests' loops, each for its own guest, so that a question costs what the one
-// guest has, however many there are.
+// traits is the index of such properties. Each guest's loop updates its own entry, so that a query costs
+// only as much as one guest has, however many guests there are.
 type traits struct {
 	mu sync.Mutex
 	of map[string][]trait // by UUID
@@ -26,7 +25,7 @@ type traits struct {
 
 func newTraits() *traits { return &traits{of: map[string][]trait{}, by: map[trait][]string{}} }
 
-// set says what a guest has now; nil: nothing.
+// set replaces the traits of a guest. Nil: it has none.
 func (t *traits) set(uuid string, now []trait) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -44,28 +43,28 @@ func (t *traits) set(uuid string, now []trait) {
 	}
 }
 
-// taken says whether any guest has it.
+// taken reports whether any guest has the trait.
 func (t *traits) taken(one trait) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.by[one]) > 0
 }
 
-// others says whether a guest beside one has it.
+// others reports whether a guest other than uuid has the trait.
 func (t *traits) others(uuid string, one trait) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.ContainsFunc(t.by[one], func(u string) bool { return u != uuid })
 }
 
-// shared is a trait that a guest has in common with others.
+// shared is a trait that a guest shares with others.
 type shared struct {
 	trait
 	with []string // UUIDs, at most maxNamed
-	more int      // others besides
+	more int      // the number of further guests
 }
 
-// maxNamed bounds the guests that one message names.
+// maxNamed bounds how many guests one message names.
 const maxNamed = 3
 
 func (t *traits) shared(uuid string) []shared {
@@ -88,9 +87,9 @@ func (t *traits) shared(uuid string) []shared {
 	return all
 }
 
-// Clashes says, as messages for an administrator, what a guest shares with others
-// that only one should have, and what of its own it has twice. Guests that the
-// reader must not see are not named; sees is nil for who sees all.
+// Clashes returns messages for an administrator about traits that a guest shares with others, and about
+// disks with the same serial. Guests that the reader must not see are only counted. A nil sees means that
+// the reader sees all.
 func (r *Registry) Clashes(v *View, sees func(*Guest) bool) []string {
 	var texts []string
 	for _, s := range r.traits.shared(v.UUID) {
@@ -99,7 +98,7 @@ func (r *Registry) Clashes(v *View, sees func(*Guest) bool) []string {
 		for _, uuid := range s.with {
 			other, err := r.ByUUID(uuid)
 			switch {
-			case err != nil: // it has left meanwhile
+			case err != nil: // it is gone since
 			case sees == nil || sees(other):
 				names = append(names, fmt.Sprintf("%q", other.Name()))
 			default:
@@ -120,13 +119,12 @@ func (r *Registry) Clashes(v *View, sees func(*Guest) bool) []string {
 	return texts
 }
 
-// Advice gives all that an administrator should know of a guest: what its view
-// says, and what it shares with others.
+// Advice returns all messages for an administrator about a guest: those of its view, and the clashes.
 func (r *Registry) Advice(v *View, sees func(*Guest) bool) []string {
 	return append(slices.Clip(v.Messages), r.Clashes(v, sees)...)
 }
 
-// MACTaken says whether any guest has a MAC address.
+// MACTaken reports whether any guest has a MAC address.
 func (r *Registry) MACTaken(mac string) bool { return r.traits.taken(trait{macTrait, mac}) }
 
 const (
@@ -134,7 +132,7 @@ const (
 	nvramTrait = "UEFI variables"
 )
 
-// traitsOf gives what a guest has by its definitions, each once.
+// traitsOf returns the traits of definitions, each once.
 func (r *Registry) traitsOf(definitions ...*domain.Definition) []trait {
 	var all []trait
 	for _, d := range definitions {
@@ -147,7 +145,7 @@ func (r *Registry) traitsOf(definitions ...*domain.Definition) []trait {
 	return slices.DeleteFunc(slices.Compact(all), func(t trait) bool { return t.value == "" })
 }
 
-// identity is what tells guests from each other.
+// identity returns the traits that tell guests apart.
 func (r *Registry) identity(d *domain.Definition) []trait {
 	var all []trait
 	for _, n := range d.Devices.NICs {
@@ -171,7 +169,7 @@ func (r *Registry) identity(d *domain.Definition) []trait {
 	return all
 }
 
-// possessions are what only one guest can use at a time.
+// possessions returns the traits that only one guest can use at a time.
 func (r *Registry) possessions(d *domain.Definition) []trait {
 	all := []trait{{nvramTrait, d.OS.NVRAM.Path}}
 	for _, disk := range d.Devices.Disks {
@@ -187,8 +185,8 @@ func (r *Registry) possessions(d *domain.Definition) []trait {
 	return all
 }
 
-// placeOf is the path of what is behind a disk, also of a volume that is not there
-// now. It looks at views only.
+// placeOf returns the path behind a disk, also of a volume that does not exist now. It reads views only, so
+// it does not block.
 func (r *Registry) placeOf(s *device.DiskSource) string {
 	if s == nil || s.Volume == nil {
 		return s.Path()
@@ -201,7 +199,7 @@ func (r *Registry) placeOf(s *device.DiskSource) string {
 	return s.Volume.Pool + "/" + s.Volume.Volume
 }
 
-// twins says which disks of one guest have the same serial, by which a guest tells
+// twins returns messages about disks of one guest with the same serial, because the guest uses it to tell
 // its disks apart.
 func twins(d *domain.Definition) []string {
 	var texts []string
@@ -218,8 +216,8 @@ func twins(d *domain.Definition) []string {
 	return texts
 }
 
-// noteTraits brings the index up to date when the guest's definitions are others
-// than last time. It runs in the loop, or before there is one.
+// noteTraits updates the index if the guest's definitions have changed. It runs in the loop, or before the
+// loop starts.
 func (g *Guest) noteTraits() {
 	var active *domain.Definition
 	if g.run != nil {

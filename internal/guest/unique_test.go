@@ -64,9 +64,9 @@ func TestGuestsThatShareWhatMustBeUnique(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 		if got := r.Clashes(r.byUUID["1"].View(), func(*Guest) bool { return false }); says != "" && got[0] != `tainted: shares `+says+` with domain 1 more` {
-			t.Errorf("who may not see the other one reads %q", got)
+			t.Errorf("a client without the right to the other guest reads %q", got)
 		}
-		// The other one goes, or is defined anew.
+		// The other guest is undefined, or defined again.
 		g := r.byUUID["2"]
 		g.inactive = &domain.Definition{Name: "b", UUID: "2"}
 		g.publish()

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // misplace puts another file in the place of the store's, so that it takes no changes until find.
@@ -31,16 +32,18 @@ func (d *daemon) misplace() (find func()) {
 func (d *daemon) savedUnstored(name string) (g *guest.Guest, find func()) {
 	d.t.Helper()
 	g = d.define(small(name))
-	ok(d.t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	pid := d.pid(name)
 	ok(d.t, syscall.Kill(pid, syscall.SIGSTOP))
 	saved := make(chan error, 1)
-	go func() { saved <- g.ManagedSave(context.WithoutCancel(d.ctx()), guest.SaveOptions{}) }()
+	go func() {
+		saved <- g.ManagedSave(context.WithoutCancel(d.ctx()), scope.Daemon("a test"), guest.SaveOptions{})
+	}()
 	eventually(d.t, "a save under way", func() bool { return g.Job().Kind == domain.JobSave })
 	find = d.misplace()
 	ok(d.t, syscall.Kill(pid, syscall.SIGCONT))
 	if err := <-saved; err == nil {
-		d.t.Error("nobody is told that the store does not know")
+		d.t.Error("no message says that the store lacks the change")
 	}
 	d.settle(g, domain.ShutOff)
 	return g, find
@@ -57,35 +60,36 @@ func TestAManagedSaveThatIsStoredLate(t *testing.T) {
 		t.Fatal("the next daemon does not know that the guest is saved")
 	}
 	d.reopen(func() {})
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(d.again(g), domain.Running, domain.ReasonRestored)
 
 	g, find = d.savedUnstored("same")
-	if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil {
+	if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); err == nil {
 		t.Error("a start takes away what tells of the image")
 	}
 	find()
 	eventually(t, "what tells of the image is removed when the store does", func() bool { return gone(g.RunDir()) })
 	d.reopen(func() {})
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(d.again(g), domain.Running, domain.ReasonRestored)
 }
 
-// A guest that has gone on from its image is not said to have one, whenever the store takes that.
+// A guest that has started from its managed save image is not shown to have one, whenever the store accepts that
+// change.
 // Promise: F31
 func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("used"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 	find := d.misplace()
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Destroy(d.ctx(), false))
-	if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil {
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); err == nil {
 		t.Error("a start takes away what tells that the image is used up")
 	}
 	d.reopen(find)
-	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(d.again(g), domain.Running, domain.ReasonBooted)
 }
 
@@ -96,17 +100,17 @@ func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 	d := newDaemon(t)
 	saved := func(name string) *guest.Guest {
 		g := d.define(small(name))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		left := record(t, g)
-		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
 		writeRecord(t, g, left)
 		completeSave(t, g)
 		return g
 	}
 	gone, bare := saved("gone"), saved("bare")
-	ok(t, gone.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}))
-	ok(t, bare.RemoveManagedSave(d.ctx()))
+	ok(t, gone.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true}))
+	ok(t, bare.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
 	d.reopen(func() {})
 	if _, err := d.ByUUID(gone.UUID()); err == nil {
 		t.Error("a guest that was undefined is back")
@@ -114,7 +118,7 @@ func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 	if d.again(bare).View().ManagedSave {
 		t.Error("an image that was removed is said to be there")
 	}
-	ok(t, d.again(bare).Start(d.ctx(), guest.StartOptions{}))
+	ok(t, d.again(bare).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.want(d.again(bare), domain.Running, domain.ReasonBooted)
 }
 
@@ -127,18 +131,18 @@ func TestAStartThatIsStruckOffLate(t *testing.T) {
 	d.reopen(func() {})
 	pool, disk := d.shelf()
 	g := d.define(small("seen-to", disk))
-	ok(t, g.SetAutostart(d.ctx(), true))
-	ok(t, pool.Stop(d.ctx()))
+	ok(t, g.SetAutostart(d.ctx(), scope.Daemon("a test"), true))
+	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.Autostart(d.ctx())
 	due := func() bool {
 		var noted any
 		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID(), &noted) == nil
 	}
 	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "could not be started") })
-	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
 	find := d.misplace()
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	if !due() {
 		t.Error("the store takes changes")
 	}
@@ -152,11 +156,11 @@ func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
 	g := d.define(small("before"))
 	events := d.events.Reader()
 	find := d.misplace()
-	if err := g.Rename(d.ctx(), "after"); err == nil {
+	if err := g.Rename(d.ctx(), scope.Daemon("a test"), "after"); err == nil {
 		t.Error("it is renamed")
 	}
 	find()
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	e, _, err := events.Next(d.ctx())
 	ok(t, err)
 	if c, is := e.Payload.(event.DomainChange); e.Source.Name != "before" || is && c.Change == event.Undefined {
@@ -172,10 +176,10 @@ func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
 		return strings.Replace(small("given"), "<os>", more+"<metadata><l:guest xmlns:l='"+guest.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
 	}
 	g := d.define(of("a", ""))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	d.define(of("b", "<uuid>"+g.UUID()+"</uuid>"))
 	find := d.misplace()
-	if err := g.Undefine(d.ctx(), guest.UndefineOptions{}); err == nil {
+	if err := g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}); err == nil {
 		t.Error("it is undefined")
 	}
 	find()
@@ -188,7 +192,8 @@ func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
 	}
 }
 
-// A guest that is saved runs from nothing else: gone on from later its image would damage the disks.
+// A saved guest starts from its image only. After any other run, a later start from the image would damage the
+// disks.
 // Promise: F31
 func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 	d := newDaemon(t)
@@ -196,19 +201,19 @@ func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 	g := d.define(doc)
 	doc = strings.Replace(doc, "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1)
 	image := filepath.Join(d.dir, "image")
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
-	_, err := d.Create(d.ctx(), doc, guest.StartOptions{})
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	_, err := d.Create(d.ctx(), scope.Daemon("a test"), doc, guest.StartOptions{})
 	refused(t, err, fault.WrongState, "managed save image")
-	_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
+	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
 	refused(t, err, fault.WrongState, "managed save image")
-	ok(t, g.RemoveManagedSave(d.ctx()))
-	_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
+	ok(t, g.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
+	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
 	ok(t, err)
-	ok(t, g.Destroy(d.ctx(), false))
-	_, err = d.Create(d.ctx(), doc, guest.StartOptions{})
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	_, err = d.Create(d.ctx(), scope.Daemon("a test"), doc, guest.StartOptions{})
 	ok(t, err)
 }
 
@@ -218,9 +223,9 @@ func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("resumes"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
 	d.reopen(func() {
 		r := record(t, g)
 		r["Resuming"] = true
@@ -230,14 +235,14 @@ func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 	})
 	g = d.again(g)
 	eventually(t, "the guest runs", func() bool {
-		answer, err := g.MonitorCommand(d.ctx(), `{"execute":"query-status"}`, false)
+		answer, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-status"}`, false)
 		return err == nil && strings.Contains(answer, `"running": true`) || strings.Contains(answer, `"running":true`)
 	})
 	d.want(g, domain.Running, domain.ReasonRestored)
 	if g.View().ManagedSave {
 		t.Error("it has its image still")
 	}
-	ok(t, g.Suspend(d.ctx()))
+	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
 	d.reopen(func() {})
 	d.want(d.again(g), domain.Paused, domain.ReasonUser)
 }
@@ -260,8 +265,8 @@ func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
 	d.want(g, domain.Paused, domain.ReasonPanicked)
 }
 
-// A running guest loses a device, just when the store takes no changes any more: whoever asked for
-// that in its definition, too, is told. Processors it is not given then.
+// A running guest loses a device while the store accepts no changes. A client that also changed the definition
+// gets an error. Processors are not added in that case.
 // Promise: F10
 func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
 	d := newDaemon(t)
@@ -269,12 +274,12 @@ func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
 	g := d.define(strings.Replace(small("kept", `<controller type='usb' model='qemu-xhci'/>`, stick), "<vcpu>1", "<vcpu current='1'>2", 1))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	both := guest.Affect{Live: true, Config: true}
 	pid := d.pid("kept")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 	told := make(chan error, 1)
-	go func() { told <- g.Detach(context.WithoutCancel(d.ctx()), stick, both) }()
+	go func() { told <- g.Detach(context.WithoutCancel(d.ctx()), scope.Daemon("a test"), stick, both) }()
 	eventually(t, "a detach under way", func() bool { return g.Job().Kind == domain.JobModify })
 	find := d.misplace()
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
@@ -284,9 +289,9 @@ func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
 	if v := g.View(); len(v.Active.Devices.Disks) != 0 || len(v.Inactive.Devices.Disks) != 1 {
 		t.Errorf("it runs with %d disks and is stored with %d", len(v.Active.Devices.Disks), len(v.Inactive.Devices.Disks))
 	}
-	if err := g.SetVCPUs(d.ctx(), 2, guest.VCPUOptions{Affect: both}); err == nil || g.View().Active.VCPUs.Current != 1 {
+	if err := g.SetVCPUs(d.ctx(), scope.Daemon("a test"), 2, guest.VCPUOptions{Affect: both}); err == nil || g.View().Active.VCPUs.Current != 1 {
 		t.Errorf("%v, and it has %d processors", err, g.View().Active.VCPUs.Current)
 	}
 	find()
-	ok(t, g.Detach(d.ctx(), stick, guest.Affect{Config: true}))
+	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Config: true}))
 }

@@ -7,33 +7,32 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A run directory that has no room, or cannot be written to, keeps nobody from what a guest does
-// by itself, nor from ending it. The run record then says less than what is so: it is written
-// as soon as that can be done, the records of operations that ended meanwhile stay until then, as
-// they tell the next daemon the same, and nothing else is begun that needs one.
+// A full or read-only run directory must not block events of a guest, or its end. The run record is then
+// out of date, and is written as soon as possible. Until then the records of ended operations stay, because
+// they tell the next daemon the same. No operation that needs a record is begun.
 
-// writeAgain is how long after a failure a run record is tried again.
+// writeAgain is the pause before a failed write of a run record is repeated.
 const writeAgain = time.Second
 
-// writeLater notes that the run record could not be written. It runs in the loop.
+// writeLater records that the run record could not be written. It runs in the loop.
 func (g *Guest) writeLater(cause error) {
 	if g.run.behindhand.Load() == nil {
-		g.log.Error("what is so of a running guest cannot be written down for the next daemon; that is tried again", "error", cause)
+		g.log.Error("cannot write the run record; trying again", "error", cause)
 		g.run.behindhand.Store(&cause)
 	}
 	g.late.Reset(writeAgain)
 }
 
-// keepLater has the guest's record stored as soon as the store takes it, and has its run directory
-// stay until then, which tells the next daemon the same. It runs in the loop, or before that.
+// keepLater stores the guest's record as soon as the store takes it. Until then the run directory stays,
+// which tells the next daemon the same. It runs in the loop, or before the loop starts.
 func (g *Guest) keepLater(r *run, cause error) {
-	g.log.Error("what became of the managed save image cannot be stored yet; that is tried again", "error", cause)
+	g.log.Error("cannot store the state of the managed save image; trying again", "error", cause)
 	r.unstored.Store(&cause)
 	g.unstored = r
 	g.late.Reset(writeAgain)
 }
 
-// writeLate tries again. It runs in the loop.
+// writeLate repeats the failed writes. It runs in the loop.
 func (g *Guest) writeLate() {
 	if g.unstored != nil && g.keep() != nil {
 		g.late.Reset(writeAgain)
@@ -42,21 +41,21 @@ func (g *Guest) writeLate() {
 		return
 	}
 	if g.keepRun(); g.run.behindhand.Load() == nil {
-		g.log.Info("what is so of a running guest is written down again")
+		g.log.Info("run record written again")
 	}
 }
 
-// written notes that the run record says all there is.
+// written records that the run record is up to date.
 func (r *run) written() {
 	r.behindhand.Store(nil)
 	r.ops.Written()
 }
 
-// unwrittenCause is why the run record does not say all yet; nil: it does.
+// unwrittenCause returns why the run record is out of date. Nil: it is not.
 func (r *run) unwrittenCause() error {
 	cause := r.behindhand.Load()
 	if cause == nil {
 		return nil
 	}
-	return fault.Wrap(*cause, fault.Failed, fault.Host, "what was changed of domain %q before is not written down yet, see to the room in %s and try again", r.Name, filepath.Dir(r.dir))
+	return fault.Wrap(*cause, fault.Failed, fault.Host, "an earlier change of domain %q is not recorded yet; check the free space in %s and try again", r.Name, filepath.Dir(r.dir))
 }

@@ -11,37 +11,38 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// updateKind changes a running guest in place, and its stored definition: limits and
-// bindings, a NIC's link, a display's password, processors, the balloon, words. The
-// record decides. What was cut off is made once more, and each part of it may be.
+// updateKind changes a running guest in place, and its stored definition: limits and bindings, a NIC's
+// link, a display's password, vCPUs, the balloon, metadata. The record decides. An interrupted update is
+// repeated, which is safe for each of its parts.
 var updateKind = operation.Kind[*run]{
 	Name: "update", Version: 1, Class: operation.Change,
 	Steps: []string{"tell", "define"},
 	Bind:  func(r *run) operation.Work { return &update{r: r} },
 }
 
-// update is the payload.
+// update is the journalled payload of an update.
 type update struct {
 	OfActive, Active string // the running definition without the change, and with it
-	OfConfig, Config string `json:",omitempty"` // the same of the stored one; empty: that stays
-	// Alias is the NIC or the display that QEMU is told of; empty: none.
+	OfConfig, Config string `json:",omitempty"` // the same for the stored one; empty: unchanged
+	// Alias is the NIC or display to change in QEMU. Empty: none.
 	Alias string `json:",omitempty"`
-	// VCPUs is how many processors there were before this changes them; 0: it does not.
+	// VCPUs is the number of vCPUs before the change. 0: the update does not change it.
 	VCPUs uint `json:",omitempty"`
-	// Balloon is what the guest is asked to be, in bytes; nil: it is not asked.
+	// Balloon is the size in bytes that the balloon is set to. Nil: it is not set.
 	Balloon *uint64 `json:",omitempty"`
-	// Words is what clients are told of words; then neither QEMU nor the host has a part in it.
+	// Words is the event for a change of metadata. Then neither QEMU nor the host is involved.
 	Words *event.DomainMetadata `json:",omitempty"`
 
 	r                *run
 	op               *operation.Operation
 	ofActive, active *domain.Definition
-	ofConfig, config *domain.Definition // nil: the stored one stays
-	first            bool               // nobody was told yet
+	ofConfig, config *domain.Definition // nil: the stored one is unchanged
+	first            bool               // no command was sent yet
 	refused          bool
-	have             uint // processors, now; 0: this is not known
+	have             uint // the number of vCPUs now; 0: unknown
 }
 
 // Steps implements operation.Work.
@@ -74,8 +75,8 @@ func (u *update) Opened(op *operation.Operation) (err error) {
 	return err
 }
 
-// update plans a change in place: of the running definition to after, and of the stored
-// one to config; nil: that stays. It runs in the loop.
+// update plans a change in place: of the running definition to after, and of the stored one to config. Nil:
+// the stored one is unchanged. It runs in the loop.
 func (g *Guest) update(u *update, after, config *domain.Definition) (_ work, err error) {
 	r := g.run
 	u.r, u.first, u.active, u.ofActive, u.OfActive = r, true, after, r.def, r.XML
@@ -88,17 +89,17 @@ func (g *Guest) update(u *update, after, config *domain.Definition) (_ work, err
 			return nil, err
 		}
 	}
-	return func(ctx context.Context) (settle, error) {
+	return func(ctx context.Context, sc scope.Scope) (settle, error) {
 		if u.Words == nil {
 			if _, err := r.monitor(); err != nil {
 				return nil, err
 			}
 		}
-		return nil, r.perform(ctx, updateKind.Name, u, "settings")
+		return nil, r.perform(ctx, sc, updateKind.Name, u, "settings")
 	}, nil
 }
 
-// tell has QEMU and the host do what differs. What they refuse is not defined.
+// tell applies the differences in QEMU and on the host. A change that they refuse is not defined.
 func (u *update) tell(ctx context.Context) error {
 	s, err := u.r.monitor()
 	if err != nil {
@@ -116,7 +117,7 @@ func (u *update) tell(ctx context.Context) error {
 		return err
 	}
 	u.refused = true
-	if u.have > 0 { // it may have some of the processors
+	if u.have > 0 { // some of the vCPUs may have been attached
 		_ = u.r.inLoop(context.WithoutCancel(ctx), func(g *Guest) error {
 			g.setActive(u.count)
 			g.keepActive()
@@ -126,7 +127,7 @@ func (u *update) tell(ctx context.Context) error {
 	return operation.Final(err)
 }
 
-// carryOut puts into effect what differs between two definitions.
+// carryOut applies the differences between two definitions.
 func (u *update) carryOut(ctx context.Context, s *qmp.Session, before, after *domain.Definition) error {
 	r := u.r
 	if err := r.reg.retune(ctx, r, before, after); err != nil {
@@ -148,7 +149,7 @@ func (u *update) carryOut(ctx context.Context, s *qmp.Session, before, after *do
 	return u.plug(ctx, s, after)
 }
 
-// plug has the guest have its new number of processors. That it lets some go is asked once.
+// plug attaches or detaches vCPUs. The guest is asked to release vCPUs only once.
 func (u *update) plug(ctx context.Context, s *qmp.Session, after *domain.Definition) (err error) {
 	if u.VCPUs == 0 || !u.first && u.VCPUs >= after.VCPUs.Current {
 		return nil
@@ -160,29 +161,29 @@ func (u *update) plug(ctx context.Context, s *qmp.Session, after *domain.Definit
 	return u.r.reg.settleVCPUs(ctx, s, u.r, after)
 }
 
-// takenBy has the running definition take the change.
+// takenBy applies the change to a running definition.
 func (u *update) takenBy(d *domain.Definition) {
 	takeSettings(d, u.ofActive, u.active)
-	if u.VCPUs != 0 { // an answer to what was missed may have changed it
+	if u.VCPUs != 0 { // a resync may have changed the number
 		d.VCPUs.Current = min(u.active.VCPUs.Current, d.VCPUs.Max)
 	}
 }
 
-// count notes how many processors there are. QEMU might say that it has more than it may.
+// count records how many vCPUs there are. QEMU may report more than the maximum.
 func (u *update) count(d *domain.Definition) {
 	if u.have > 0 {
 		d.VCPUs.Current = min(u.have, d.VCPUs.Max)
 	}
 }
 
-// define has both definitions take the change. What the store does not take is not said
-// of the running guest either, unless QEMU has been told.
+// define applies the change to both definitions. If the store refuses the change, the running definition
+// does not change either, unless QEMU has applied it.
 func (u *update) define(ctx context.Context) error {
 	if u.refused {
 		return nil
 	}
 	return u.r.inLoop(ctx, func(g *Guest) error {
-		err := u.follow(ctx, g)
+		err := u.follow(ctx, u.op.Scope(), g)
 		if err == nil || u.Words == nil {
 			u.note(g)
 		}
@@ -190,18 +191,18 @@ func (u *update) define(ctx context.Context) error {
 	})
 }
 
-// follow has the stored definition take the change. It runs in the loop.
-func (u *update) follow(ctx context.Context, g *Guest) error {
+// follow applies the change to the stored definition. It runs in the loop.
+func (u *update) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if u.config == nil {
 		return nil
 	}
-	return g.followOnce(ctx, u.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(ctx, sc, u.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		takeSettings(config, u.ofConfig, u.config)
 		return config, nil
 	})
 }
 
-// note has the running definition take the change. It runs in the loop.
+// note applies the change to the running definition. It runs in the loop.
 func (u *update) note(g *Guest) {
 	before := g.run.def
 	g.setActive(func(d *domain.Definition) {
@@ -218,9 +219,8 @@ func (u *update) note(g *Guest) {
 	}
 }
 
-// Update changes a device in place: the medium of a drive, the link of a NIC,
-// the password of a display.
-func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) error {
+// Update changes a device in place: the medium of a drive, the link of a NIC, the password of a display.
+func (g *Guest) Update(ctx context.Context, sc scope.Scope, doc string, a Affect, force bool) error {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Active: true})
 	if err != nil {
 		return err
@@ -230,17 +230,18 @@ func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) er
 			return err
 		}
 	}
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		config := g.inactive.Clone()
 		return config, updateIn(&config.Devices, dev)
 	}, func(config *domain.Definition) (work, error) {
-		if err := g.fenceLive(ctx, dev); err != nil {
+		if err := g.fenceLive(sc, dev); err != nil {
 			return nil, err
 		}
 		return g.planUpdate(dev, config, force)
 	})
 }
 
+// planUpdate plans to change a device of the running guest in place.
 func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force bool) (work, error) {
 	r := g.run
 	before, err := findLike(&r.def.Devices, dev)
@@ -252,13 +253,13 @@ func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force b
 		return nil, err
 	}
 	if _, is := before.(*device.Disk); is {
-		drive := after.Clone().Devices.ByAlias(before.Common().Alias).(*device.Disk) // it shares nothing with config
+		drive := after.Clone().Devices.ByAlias(before.Common().Alias).(*device.Disk) // a copy, which shares nothing with config
 		return g.planMedia(before.(*device.Disk), drive, config, force)
 	}
 	return g.update(&update{Alias: before.Common().Alias}, after, config)
 }
 
-// updateLive tells QEMU how a device is to be.
+// updateLive sends QEMU the new settings of a device.
 func updateLive(ctx context.Context, s *qmp.Session, after device.Device) error {
 	switch after := after.(type) {
 	case *device.NIC:

@@ -9,11 +9,12 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 var both = guest.Affect{Live: true, Config: true}
 
-// A change that is cut off, and gone on with later, takes back nothing that was changed, and answered, meanwhile.
+// An interrupted update is continued later. It must not take back changes that were answered in between.
 // Promise: F36
 func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 	d := newDaemon(t)
@@ -23,7 +24,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		"next": func(pid int) { d.reopen(func() { ok(t, syscall.Kill(pid, syscall.SIGCONT)) }) },
 	} {
 		g := d.define(small(name))
-		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 		pid := d.pid(name)
 		underWay := func() bool {
 			records, err := filepath.Glob(filepath.Join(g.RunDir(), "operation-*.json"))
@@ -31,7 +32,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		}
 		ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 		done := make(chan error, 1)
-		go func() { done <- g.SetMemory(d.ctx(), memory, both) }()
+		go func() { done <- g.SetMemory(d.ctx(), scope.Daemon("a test"), memory, both) }()
 		eventually(t, "it is under way", underWay)
 		g.LoseMonitor()
 		if err := <-done; err == nil {
@@ -39,12 +40,12 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		}
 		d.define(strings.Replace(small(name), "<name>", "<uuid>"+g.UUID()+"</uuid><title>stored</title><on_crash>restart</on_crash><name>", 1))
 		title := "running"
-		ok(t, g.SetMetadata(d.ctx(), guest.Title, &title, "", "", guest.Affect{Live: true}))
+		ok(t, g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Title, &title, "", "", guest.Affect{Live: true}))
 		goOn(pid)
 		eventually(t, "it has ended", func() bool { return !underWay() })
 		v := d.again(g).View()
 		if v.Inactive.Title != "stored" || v.Inactive.OnCrash != "restart" || v.Active.Title != title {
-			t.Errorf("%s: what is stored is called %q, and what runs %q", name, v.Inactive.Title, v.Active.Title)
+			t.Errorf("%s: the stored title is %q, the live one %q", name, v.Inactive.Title, v.Active.Title)
 		}
 		if v.Inactive.CurrentMemory != memory {
 			t.Errorf("%s: the change is not stored", name)
@@ -52,7 +53,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 	}
 }
 
-// What was changed, and then changed again, stays so, also where the journal of the first change lies there still.
+// A value was changed twice, and the journal of the first change still exists. The second value stays.
 // Promise: F36
 func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 	d := newDaemon(t)
@@ -67,24 +68,26 @@ func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 		return `<disk type='file' device='cdrom'>` + source + `<target dev='sda' bus='sata'/><readonly/></disk>`
 	}
 	g := d.define(small("left", `<controller type='usb' model='qemu-xhci'/>`, drive("")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	for kind, c := range map[string]struct {
 		change, back func() error
 		made         func(*domain.Definition) bool
 	}{
 		"update": {
-			func() error { return g.SetMemory(d.ctx(), 32<<20, both) },
-			func() error { return g.SetMemory(d.ctx(), 64<<20, config) },
+			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), 32<<20, both) },
+			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), 64<<20, config) },
 			func(def *domain.Definition) bool { return def.CurrentMemory == 32<<20 },
 		},
 		"attach": {
-			func() error { return g.Attach(d.ctx(), stick, both) },
-			func() error { return g.Detach(d.ctx(), stick, config) },
+			func() error { return g.Attach(d.ctx(), scope.Daemon("a test"), stick, both) },
+			func() error { return g.Detach(d.ctx(), scope.Daemon("a test"), stick, config) },
 			func(def *domain.Definition) bool { return len(def.Devices.Disks) == 2 },
 		},
 		"media": {
-			func() error { return g.Update(d.ctx(), drive(source("medium.iso")), both, false) },
-			func() error { return g.Update(d.ctx(), drive(""), config, false) },
+			func() error {
+				return g.Update(d.ctx(), scope.Daemon("a test"), drive(source("medium.iso")), both, false)
+			},
+			func() error { return g.Update(d.ctx(), scope.Daemon("a test"), drive(""), config, false) },
 			func(def *domain.Definition) bool { return def.Devices.Disks[0].Source.Path() != "" },
 		},
 	} {
@@ -110,6 +113,6 @@ func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 		if c.made(g.View().Inactive) {
 			t.Errorf("%s: the change is made once more", kind)
 		}
-		eventually(t, "QEMU has been asked what was missed", func() bool { return g.Job().Kind == domain.JobNone })
+		eventually(t, "QEMU has been asked about missed events", func() bool { return g.Job().Kind == domain.JobNone })
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// Usage is what a running guest used of the host's processors since it started,
-// as its control group counts, or its process where there is no such group.
+// Usage returns the CPU time that a running guest has used since its start. Its control group counts it, or
+// the process if there is no such group.
 func (g *Guest) Usage() (kernel.GroupStats, error) {
 	r := g.live.Load()
 	if r == nil {
@@ -21,7 +21,7 @@ func (g *Guest) Usage() (kernel.GroupStats, error) {
 	return kernel.GroupStats{CPU: p.User + p.System, User: p.User, System: p.System}, err
 }
 
-// CPUTime is the processor time that a running guest's process used so far.
+// CPUTime returns the CPU time that a running guest's process has used.
 func (g *Guest) CPUTime() (time.Duration, error) {
 	r := g.live.Load()
 	if r == nil {
@@ -31,7 +31,7 @@ func (g *Guest) CPUTime() (time.Duration, error) {
 	return p.User + p.System, err
 }
 
-// Limits reads what the control group of a running guest holds it to.
+// Limits returns the limits of a running guest's control group.
 func (g *Guest) Limits() (kernel.Limits, error) {
 	r := g.live.Load()
 	if r == nil {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
@@ -27,7 +27,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Quarters = &sandbox.Quarters{Users: users}
+	r.Quarters = &sandbox.Isolation{Users: users}
 	served := func(n uint32) *heldNIC {
 		return &heldNIC{Alias: "net0", User: &sandbox.User{UID: first + n, GID: first + n}}
 	}
@@ -65,7 +65,7 @@ func TestUserNetwork_AnotherGuestsUserIsNotFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Quarters = &sandbox.Quarters{Users: users}
+	r.Quarters = &sandbox.Isolation{Users: users}
 	user, err := users.Take("another")
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestUserNetwork_AnotherGuestsUserIsNotFreed(t *testing.T) {
 	if err := release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if users.Hold(user, "a third") {
+	if users.Reserve(user, "a third") {
 		t.Error("the other guest's user was freed")
 	}
 }
@@ -95,7 +95,7 @@ func TestUserNetwork_TheEndOfItsProgramIsLogged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			process, err := qemu.Adopt(program.Process.Pid, at.Start)
+			process, err := qemuprocess.Adopt(program.Process.Pid, at.Start)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,26 +9,27 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
 // VCPUOptions say what SetVCPUs changes.
 type VCPUOptions struct {
 	Affect
-	// Maximum changes how many the guest can have at all: in the definition only.
+	// Maximum changes the largest possible number of vCPUs. Only the stored definition can be changed so.
 	Maximum bool
 }
 
 // maxVCPUs is more than QEMU's largest machine takes.
 const maxVCPUs = 4096
 
-// SetVCPUs changes how many processors the guest has. A running guest gets more
-// at once; that it lets some go depends on it.
-func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
+// SetVCPUs changes the number of vCPUs. A running guest gets more at once, but decides itself whether it
+// releases any.
+func (g *Guest) SetVCPUs(ctx context.Context, sc scope.Scope, n uint, o VCPUOptions) error {
 	if n == 0 || n > maxVCPUs {
 		return fault.New(fault.Invalid, fault.Call, "a domain has from 1 to %d vCPUs, not %d", maxVCPUs, n)
 	}
-	return g.edit(ctx, o.Affect, func() (*domain.Definition, error) {
+	return g.edit(ctx, sc, o.Affect, func() (*domain.Definition, error) {
 		return withVCPUs(g.inactive, n, o.Maximum)
 	}, func(config *domain.Definition) (work, error) {
 		if o.Maximum {
@@ -38,6 +39,7 @@ func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
 	})
 }
 
+// withVCPUs returns a copy of a definition with n vCPUs, or with a maximum of n.
 func withVCPUs(d *domain.Definition, n uint, maximum bool) (*domain.Definition, error) {
 	d = d.Clone()
 	if !maximum {
@@ -61,15 +63,15 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 	}
 	if n < def.VCPUs.Current && def.Virt != "kvm" {
 		return nil, fault.New(fault.Unsupported, fault.Domain,
-			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG damages its own memory on that and ends soon after; change the config")
+			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG would corrupt its own memory and crash; change the config")
 	}
 	after := def.Clone()
 	after.VCPUs.Current = n
 	return g.update(&update{VCPUs: def.VCPUs.Current}, after, config)
 }
 
-// queryVCPUs lists the processors of a running guest, by index. QEMU is not believed
-// that a thread of another process is one of its own.
+// queryVCPUs lists the vCPUs of a running guest, by index. Only threads of the QEMU process are accepted,
+// whatever QEMU reports.
 func (r *Registry) queryVCPUs(ctx context.Context, s *qmp.Session, pid int) ([]vcpuThread, error) {
 	var answer []struct {
 		Index  uint `json:"cpu-index"`
@@ -90,17 +92,17 @@ func (r *Registry) queryVCPUs(ctx context.Context, s *qmp.Session, pid int) ([]v
 	return threads, nil
 }
 
-// VCPUInfo is one processor of a running guest.
+// VCPUInfo is one vCPU of a running guest.
 type VCPUInfo struct {
 	Index    uint
 	Running  bool
 	CPUTime  uint64 // nanoseconds
-	Host     int    // processor it ran on last; -1: unknown
+	Host     int    // the CPU it ran on last; -1: unknown
 	Affinity topology.CPUSet
 }
 
-// knownVCPUs lists the processors of a running guest without asking QEMU, where
-// the newest sample was taken by the present definition: plugging one changes that.
+// knownVCPUs lists the vCPUs of a running guest. It takes them from the newest sample if the definition has
+// not changed since, because an attached vCPU changes it. Otherwise it asks QEMU.
 func (g *Guest) knownVCPUs(ctx context.Context, r *run) ([]vcpuThread, error) {
 	if st := g.Sample(); st != nil && st.def == g.View().Active && len(st.threads) > 0 {
 		return st.threads, nil
@@ -114,7 +116,7 @@ func (g *Guest) knownVCPUs(ctx context.Context, r *run) ([]vcpuThread, error) {
 	return g.reg.queryVCPUs(ctx, s, r.PID)
 }
 
-// VCPUs tells of the processors of a running guest.
+// VCPUs returns the vCPUs of a running guest.
 func (g *Guest) VCPUs(ctx context.Context) ([]VCPUInfo, error) {
 	r := g.live.Load()
 	if r == nil {
@@ -138,9 +140,8 @@ func (g *Guest) VCPUs(ctx context.Context) ([]VCPUInfo, error) {
 	return infos, nil
 }
 
-// PinVCPU binds a processor of the guest to processors of the host; an empty
-// set lets it go.
-func (g *Guest) PinVCPU(ctx context.Context, index uint, to topology.CPUSet, a Affect) error {
+// PinVCPU binds a vCPU of the guest to CPUs of the host. An empty set removes the binding.
+func (g *Guest) PinVCPU(ctx context.Context, sc scope.Scope, index uint, to topology.CPUSet, a Affect) error {
 	def, err := g.definition(a)
 	if err != nil {
 		return err
@@ -148,15 +149,15 @@ func (g *Guest) PinVCPU(ctx context.Context, index uint, to topology.CPUSet, a A
 	if index >= def.VCPUs.Max {
 		return fault.New(fault.Invalid, fault.Call, "vcpu %d is out of range of the domain's %d", index, def.VCPUs.Max)
 	}
-	return g.Tune(ctx, a, func(d *domain.Definition) error {
+	return g.Tune(ctx, sc, a, func(d *domain.Definition) error {
 		setPin(&d.Tune.VCPUPins, index, to)
 		return nil
 	})
 }
 
-// PinEmulator binds QEMU's own threads; an empty set lets them go.
-func (g *Guest) PinEmulator(ctx context.Context, to topology.CPUSet, a Affect) error {
-	return g.Tune(ctx, a, func(d *domain.Definition) error {
+// PinEmulator binds QEMU's own threads. An empty set removes the binding.
+func (g *Guest) PinEmulator(ctx context.Context, sc scope.Scope, to topology.CPUSet, a Affect) error {
+	return g.Tune(ctx, sc, a, func(d *domain.Definition) error {
 		d.Tune.EmulatorPin = to
 		return nil
 	})
@@ -173,7 +174,7 @@ func setPin(pins *map[uint]topology.CPUSet, index uint, to topology.CPUSet) {
 	(*pins)[index] = to
 }
 
-// orAnywhere makes "not bound" a set that the kernel takes.
+// orAnywhere returns a set that the kernel accepts: an empty set becomes all CPUs.
 func orAnywhere(s topology.CPUSet) topology.CPUSet {
 	if s.IsEmpty() {
 		return topology.Range(0, 1023)

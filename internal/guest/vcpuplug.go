@@ -14,14 +14,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 )
 
-// slot is a place for a processor, as QEMU names it.
+// slot is a slot for a vCPU, as QEMU names it.
 type slot struct {
 	Type  string
 	Props map[string]any
-	Path  string `json:"qom-path"` // empty: nothing is there
+	Path  string `json:"qom-path"` // empty: the slot is free
 }
 
-// querySlots lists the places for processors in the order in which they are filled.
+// querySlots lists the slots for vCPUs in the order of their use.
 func querySlots(ctx context.Context, s *qmp.Session) ([]slot, error) {
 	var slots []slot
 	if err := s.Execute(ctx, "query-hotpluggable-cpus", nil, &slots); err != nil {
@@ -48,8 +48,8 @@ func filled(slots []slot) (n uint) {
 	return n
 }
 
-// plugVCPUs plugs or unplugs processors until there are n, and says how many
-// there are then, also on failure; 0 says that this is not known.
+// plugVCPUs attaches or detaches vCPUs until there are n. It returns how many there are then, also on
+// failure. 0: unknown.
 func plugVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 	slots, err := querySlots(ctx, s)
 	if err != nil {
@@ -77,15 +77,14 @@ func plugVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 	return have, nil
 }
 
-// unplugVCPUs asks the guest to let processors go until n are left, and waits
-// a little for it to do so.
+// unplugVCPUs asks the guest to release vCPUs until n are left, and waits at most detachPatience.
 func unplugVCPUs(ctx context.Context, s *qmp.Session, slots []slot, n uint) (uint, error) {
 	have := filled(slots)
 	asked := have
 	for i := len(slots) - 1; i > 0 && asked > n; i-- {
 		id, hot := strings.CutPrefix(slots[i].Path, "/machine/peripheral/")
 		if !hot {
-			continue // what the machine was made with cannot be taken away
+			continue // vCPUs from the start cannot be removed
 		}
 		if err := s.Execute(ctx, "device_del", map[string]any{"id": id}, nil); err != nil {
 			return have, err
@@ -98,10 +97,11 @@ func unplugVCPUs(ctx context.Context, s *qmp.Session, slots []slot, n uint) (uin
 	return awaitVCPUs(ctx, s, n)
 }
 
-// slotInterval is how often QEMU is asked whether the guest has let go. Its event
-// of that goes to the guest's loop, beside which this work runs.
+// slotInterval is how often QEMU is asked whether the guest has released vCPUs. QEMU's event cannot be
+// used: it goes to the guest's loop, and this work runs beside it.
 const slotInterval = 20 * time.Millisecond
 
+// awaitVCPUs waits, at most detachPatience, until the guest has at most n vCPUs. It returns their number.
 func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 	patience, cancel := context.WithTimeout(ctx, detachPatience)
 	defer cancel()
@@ -119,7 +119,7 @@ func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 		select {
 		case <-again.C:
 		case <-patience.Done():
-			return have, fault.New(fault.Timeout, fault.Domain, "the guest was asked to let go of vCPUs and still has %d instead of %d", have, n)
+			return have, fault.New(fault.Timeout, fault.Domain, "the guest was asked to release vCPUs and still has %d instead of %d", have, n)
 		}
 	}
 }

@@ -7,66 +7,66 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// View is what is known of a guest at one moment. Views are immutable: whoever
-// holds one may keep it, and must not change the definitions in it.
+// View is the state of a guest at one moment. Views are immutable: a reader may keep one, and must not
+// change the definitions in it.
 type View struct {
 	ID         int // -1 while shut off
 	Name, UUID string
-	// PID is QEMU's; 0 while there is no process.
+	// PID is QEMU's process ID. 0: there is no process.
 	PID    int
 	State  domain.State
 	Reason domain.Reason
-	// Since is when the guest came into this state.
+	// Since is when the guest entered this state.
 	Since time.Time
 
 	Persistent, Autostart, AutostartOnce bool
 	// Updated says that Inactive was changed while the guest was running.
 	Updated bool
-	// ManagedSave says that the next start continues from a saved image.
+	// ManagedSave says that the next start restores the guest from its managed save image.
 	ManagedSave bool
-	// Template says that the guest is there to be cloned, and is not started.
+	// Template says that the guest is only cloned, and cannot be started.
 	Template bool
 
-	// Due says that it is about to be started by itself: it crashed, or could not be started with the host.
+	// Due says that a start is pending: the guest crashed, or could not be started at boot.
 	Due bool
 
-	// Quarantined says that its QEMU lives on and could not be adopted: perhaps neither of the two
-	// definitions is known.
+	// Quarantined says that its QEMU runs on and could not be adopted. Possibly neither definition is
+	// known.
 	Quarantined bool
 
-	// Active is what runs, with what the host gave it; nil while shut off.
+	// Active is the running definition, with what the host assigned. Nil: the guest is shut off.
 	Active *domain.Definition
-	// Inactive is what the next start makes; nil for a transient guest.
+	// Inactive is the definition of the next start. Nil: the guest is transient.
 	Inactive *domain.Definition
 
-	// Written are the bytes that are kept of the definitions.
+	// Written is the stored size of the definitions, in bytes.
 	Written uint64
 
 	// LastJob is the last finished job that moved memory.
 	LastJob domain.Progress
-	// job is the work on the guest, without its progress; see Guest.Job.
+	// job is the current job, without its progress: see Guest.Job.
 	job      domain.Progress
 	progress *progress
-	// owed says that what was cut off, such as a save, is to let the guest run when its QEMU answers, or that the
-	// guest goes on when there is room, or when its panic has been dumped.
+	// owed says that the guest will be resumed without its user: when QEMU answers about an interrupted
+	// operation such as a save, when its disk has space again, or when its panic has been dumped.
 	owed bool
-	// fences are the record's; they are replaced and never changed.
+	// fences are the record's. They are replaced, never changed.
 	fences map[string][]string
 
-	// StuckSince is when the monitor was lost or stopped to answer; zero: it answers.
+	// StuckSince is when the monitor was lost or stopped answering. Zero: it answers.
 	StuckSince time.Time
-	// StuckOn says what it was asked.
+	// StuckOn says what the daemon waits for.
 	StuckOn string
 
-	// Isolation names what keeps the running guest's QEMU from the rest of the host:
-	// user, root, capabilities, network, devices, threads, calls, io_uring, cores.
+	// Isolation names the barriers around the running guest's QEMU: user, root, capabilities, network,
+	// devices, threads, calls, io_uring, cores.
 	Isolation []string
 
-	// Messages are what an administrator should know: taints, deprecations.
+	// Messages are for an administrator: taints, deprecations.
 	Messages []string
 }
 
-// Current gives the active definition, or else the inactive one.
+// Current returns the active definition, or else the inactive one.
 func (v *View) Current() *domain.Definition {
 	if v.Active != nil {
 		return v.Active
@@ -74,10 +74,10 @@ func (v *View) Current() *domain.Definition {
 	return v.Inactive
 }
 
-// View gives the present view. It never waits.
+// View returns the present view. It never blocks.
 func (g *Guest) View() *View { return g.view.Load() }
 
-// publish makes the loop's present knowledge readable.
+// publish makes the loop's present state readable for others.
 func (g *Guest) publish() {
 	g.noteTraits()
 	v := &View{

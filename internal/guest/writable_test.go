@@ -10,10 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// An image that QEMU is lent to write has the label of those that it writes, for as long as it is lent, and what it
-// had before any guest when the guest has ended. While another guest reads it it is not lent.
+// An image that QEMU may write for a while has the label of its writable files for that time. When the guest has
+// ended it has the label from before any guest. While another guest reads the image, QEMU must not write it.
 func TestLendToWrite_SELinux(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	top, base := d.chain("top", "base"), filepath.Join(d.dir, "base")
@@ -23,12 +24,12 @@ func TestLendToWrite_SELinux(t *testing.T) {
 	}
 	g := d.define(small("a", qcow2Disk(top, "vda")))
 	other := d.define(small("b", qcow2Disk(filepath.Join(d.dir, "other"), "vda")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	wantContext(t, "read by two", base, content)
-	refused(t, g.LendToWrite(d.ctx(), "vda", 1), fault.Busy, "another guest that runs uses it")
+	refused(t, g.LendToWrite(d.ctx(), "vda", 1), fault.Busy, "another running guest uses it")
 	wantContext(t, "refused", base, content)
-	ok(t, other.Destroy(d.ctx(), false))
+	ok(t, other.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	settled(t, d, other)
 
 	ok(t, g.LendToWrite(d.ctx(), "vda", 1))
@@ -43,7 +44,7 @@ func TestLendToWrite_SELinux(t *testing.T) {
 		wantContext(t, "taken back", base, content)
 	}
 	ok(t, g.LendToWrite(d.ctx(), "vda", 1))
-	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
 	settled(t, d, g)
 	wantContext(t, "ended while it was lent", base, home)
 }
@@ -54,7 +55,7 @@ func TestLendToWrite_AppArmor(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.AppArmor)
 	top, base := d.chain("top", "base"), filepath.Join(d.dir, "base")
 	g := d.define(small("a", qcow2Disk(top, "vda")))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	start := profile()
 	reads, writes := `"`+base+`" rk,`, `"`+base+`" rwk,`
 	if !strings.Contains(start, reads) || strings.Contains(start, writes) {

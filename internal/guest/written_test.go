@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	images "github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A guest is not started, nor plugged a disk, on what the daemon itself writes to just now, and is when that is done.
@@ -21,23 +22,23 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	ok(t, f.Truncate(1<<20))
 	disk := fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='vdb' bus='virtio'/></disk>`, path)
 	g, other := d.define(small("waits", disk)), d.define(small("other"))
-	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
-	release, err := images.HoldToWrite(f)
+	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	release, err := images.LockToWrite(f)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "open to write")
-	refused(t, other.Attach(d.ctx(), disk, guest.Affect{Live: true}), fault.Busy, "open to write")
+	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "open to write")
+	refused(t, other.Attach(d.ctx(), scope.Daemon("a test"), disk, guest.Affect{Live: true}), fault.Busy, "open to write")
 	release()
 	ok(t, f.Close())
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
 	f, err = os.OpenFile(path, os.O_RDWR, 0)
 	ok(t, err)
 	defer f.Close()
-	if _, err := images.HoldToWrite(f); !fault.Is(err, fault.Busy) {
+	if _, err := images.LockToWrite(f); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a guest has is written: %v", err)
 	}
 }
 
-// The floppy that a drive has is put into it anew, as virsh change-media does that is given the same file.
+// The floppy in a drive is inserted again, as by virsh change-media with the same file.
 // Promise: F20
 func TestAFloppyIsPutInAnew(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -45,6 +46,6 @@ func TestAFloppyIsPutInAnew(t *testing.T) {
 	ok(t, os.WriteFile(path, make([]byte, 1440<<10), 0o600))
 	drive := "<disk type='file' device='floppy'><driver type='raw'/><source file='" + path + "'/><target dev='fda' bus='fdc'/></disk>"
 	g := d.define(small("floppy", drive))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, g.Update(d.ctx(), drive, guest.Affect{Live: true}, false))
+	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive, guest.Affect{Live: true}, false))
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestArchiveIsReadByCpio(t *testing.T) {
+func TestArchive_ReadByCpio(t *testing.T) {
 	if _, err := exec.LookPath("cpio"); err != nil {
 		t.Skip("no cpio here to read it with")
 	}
@@ -33,7 +33,7 @@ func TestArchiveIsReadByCpio(t *testing.T) {
 	}
 }
 
-func TestModulesComeAfterTheirNeeds(t *testing.T) {
+func TestArrange_DependenciesFirst(t *testing.T) {
 	files := map[string][]byte{
 		"lib/modules/6.1/kernel/net/virtio_net.ko":      object("depends=virtio,net_failover"),
 		"lib/modules/6.1/kernel/net/net_failover.ko":    object("depends=failover"),
@@ -55,7 +55,7 @@ func TestModulesComeAfterTheirNeeds(t *testing.T) {
 	}
 }
 
-func TestADriverThatIsNoObjectIsRefused(t *testing.T) {
+func TestArrange_InvalidModule(t *testing.T) {
 	files := map[string][]byte{"lib/modules/6.1/virtio.ko": []byte("no ELF")}
 	if _, err := Arrange(t.Context(), files, []string{"virtio"}); err == nil || !strings.Contains(err.Error(), "virtio.ko") {
 		t.Fatalf("got %v", err)

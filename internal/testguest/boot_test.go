@@ -99,7 +99,7 @@ func (m *machine) ping(t *testing.T) line.Facts {
 	return facts
 }
 
-func TestGuestAnswersRunsProgramsAndObeysThePowerButton(t *testing.T) {
+func TestGuest_AnswersAndPowersOff(t *testing.T) {
 	image := guestimagetest.Find(t)
 	m := start(t, "-M", "q35", "-kernel", image.Kernel, "-initrd", image.Initrd, "-append", testguest.Arguments+" lodge.name=probe",
 		"-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n,romfile=")
@@ -128,7 +128,7 @@ func TestGuestAnswersRunsProgramsAndObeysThePowerButton(t *testing.T) {
 	}
 }
 
-func TestDiskBootsFromBIOS(t *testing.T) {
+func TestDisk_BootsFromBIOS(t *testing.T) {
 	image := guestimagetest.Find(t)
 	disk := filepath.Join(filepath.Dir(image.Kernel), "disk.raw")
 	if _, err := os.Stat(disk); err != nil {

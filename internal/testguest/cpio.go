@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// Archive writes a cpio archive of the "newc" kind, which is what the kernel
-// unpacks into its first file system. Every file is root's, has time 0 and is
+// Archive writes a cpio archive of the "newc" kind. The kernel unpacks it as its
+// initramfs. Every file is root's, has time 0 and is
 // numbered in the order written, so that equal input gives equal bytes.
 type Archive struct {
 	out     io.Writer
 	inode   int
 	written int64
-	err     error // the first; what follows it is skipped
+	err     error // the first error; later writes are skipped
 }
 
 // NewArchive begins one.

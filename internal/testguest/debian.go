@@ -20,9 +20,8 @@ const kernelPackage = "linux-image-cloud-amd64"
 // maxMember bounds one file taken out of a package.
 const maxMember = 256 << 20
 
-// packages gives the Debian packages that the image is made of, downloading
-// what is not in dir yet. What is there is used as it is, without asking the
-// network whether something newer exists.
+// packages returns the Debian packages of the image. It downloads packages that are missing in dir, and uses
+// existing ones without asking the network for newer versions.
 func packages(ctx context.Context, dir string, say func(string)) (kernel, busybox string, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", "", err
@@ -74,7 +73,7 @@ func kernelName(ctx context.Context) (string, error) {
 
 func download(ctx context.Context, dir, name string, say func(string)) error {
 	say("downloading Debian package " + name)
-	// As root apt would change to a user who may not write here.
+	// As root apt would switch to a user without write access here.
 	_, err := output(ctx, dir, "apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", name)
 	return err
 }

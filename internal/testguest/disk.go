@@ -99,7 +99,7 @@ func loader(ctx context.Context, work string) ([]byte, error) {
 }
 
 // setPartition writes the table into the first sector: one active Linux
-// partition over all the disk.
+// partition over the whole disk.
 func setPartition(sector0 []byte) {
 	entry := sector0[446:462]
 	clear(sector0[446:510])

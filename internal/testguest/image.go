@@ -1,12 +1,10 @@
-// Package testguest makes the small Linux guest that tests, the lab and
-// `make up` boot: Debian's cloud kernel, and a first file system with busybox,
-// virtio drivers and Lodge's own agent as the only resident process. Two
-// seconds after QEMU starts, without KVM, it answers.
+// Package testguest makes the small Linux guest that tests, the lab and `make up` boot. It consists of Debian's
+// cloud kernel and an initramfs with busybox, virtio drivers and Lodge's own agent as the only resident process.
+// The guest answers two seconds after QEMU starts, without KVM.
 //
-// It is made from Debian packages without root's rights and without unpacking
-// them; equal packages and an equal agent give equal bytes. What belongs here:
-// making images. What they say to their host is in guestimage/line and
-// guestimage/agent.
+// The image is made from Debian packages without root's rights and without unpacking them. Equal packages and an
+// equal agent give equal bytes. This package only makes images; testguest/line and testguest/agent hold the
+// protocol between guest and host.
 package testguest
 
 import (
@@ -38,8 +36,8 @@ func In(dir string) Image {
 	return Image{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
 }
 
-// Build makes the image in cache, or finds it there. The agent is a static
-// program for Linux on x86-64. What is about to be downloaded is said first.
+// Build makes the image in cache, or finds it there. The agent is a static program for Linux on x86-64. say is
+// called before each download.
 func Build(ctx context.Context, cache, agent string, say func(string)) (Image, error) {
 	cache, err := filepath.Abs(cache) // tools run elsewhere
 	if err != nil {
@@ -65,7 +63,7 @@ func Build(ctx context.Context, cache, agent string, say func(string)) (Image, e
 	return image, image.make(ctx, init, kernel, busybox)
 }
 
-// key names an image after all that it is made from.
+// key derives an image's name from all its inputs.
 func key(init []byte, debs ...string) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s %s %x", recipe, strings.Join(drivers, ","), sha256.Sum256(dhcpScript))
@@ -121,7 +119,7 @@ var applets = strings.Fields(`
 	insmod rmmod lsmod modprobe poweroff reboot halt stty tty setsid timeout time watch vi less more tar gzip gunzip
 	fsfreeze fstrim hwclock taskset nproc lsscsi swapon swapoff mkswap sysctl`)
 
-// fill writes the first file system.
+// fill writes the initramfs.
 func fill(a *Archive, init, busybox []byte, modules []Module) error {
 	for _, dir := range []string{"bin", "dev", "etc", "lib", "lib/modules", "mnt", "proc", "run", "sbin", "sys", "tmp", "usr", "usr/bin", "usr/sbin", "var"} {
 		a.Dir(dir)
@@ -146,7 +144,7 @@ func fill(a *Archive, init, busybox []byte, modules []Module) error {
 	return a.Close()
 }
 
-// writeWhole leaves either the whole file or none.
+// writeWhole writes the whole file, or none after an error.
 func writeWhole(path string, content []byte) error {
 	part, err := os.CreateTemp(filepath.Dir(path), ".part-*")
 	if err != nil {

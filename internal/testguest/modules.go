@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// drivers are what a guest on any machine that Lodge builds may need, most
-// wanted first: the agent's ports and the console come before the rest.
+// drivers are those that a guest on any of Lodge's machines may need, the most
+// important first: the agent's ports and the console come before the rest.
 var drivers = []string{
 	"virtio_pci", "virtio_console", "virtio_net", "virtio_blk", "evdev", "button",
 	"virtio_scsi", "sd_mod", "sr_mod", "ata_piix", "virtio_balloon", "virtio-rng", "virtio_mem", "virtio_mmio",
@@ -37,9 +37,8 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(base, "-", "_")
 }
 
-// Arrange picks the wanted drivers and what they need out of a kernel's files,
-// each after its needs. A driver that this kernel lacks, or has built in, is
-// left out.
+// Arrange picks the wanted drivers and their dependencies out of a kernel's files, dependencies first. It leaves
+// out drivers that this kernel lacks or has built in.
 func Arrange(ctx context.Context, files map[string][]byte, wanted []string) ([]Module, error) {
 	byName := map[string]string{}
 	for file := range files {

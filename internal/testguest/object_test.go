@@ -6,8 +6,7 @@ import (
 	"encoding/binary"
 )
 
-// object makes a kernel module as small as one can be: an ELF object whose
-// .modinfo holds one field.
+// object makes the smallest possible kernel module: an ELF object with a .modinfo section of one field.
 func object(field string) []byte {
 	const names = "\x00.modinfo\x00.shstrtab\x00"
 	info := field + "\x00"

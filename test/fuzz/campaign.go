@@ -13,27 +13,27 @@ import (
 type turn struct {
 	target
 	length time.Duration
-	had    time.Duration // up to now, by the ledger
-	from   int           // the row of the page that says who hands over what it reads
-	weight int           // how much more than others it is to have
+	had    time.Duration // time so far, from the ledger
+	from   int           // the row of the page that names the source of the target's inputs
+	weight int           // its share of the time, relative to others
 }
 
-// due is how long it has been run, with what it gets, for its weight.
+// due is the target's fuzzing time, with the planned length, divided by its weight.
 func (t turn) due() time.Duration { return (t.had + t.length) / time.Duration(t.weight) }
 
 const (
-	// portion is the least that is worth the building of a target.
+	// portion is the least time that is worth building a target.
 	portion = 10 * time.Second
-	// Whoever reads what strangers hand over is run so much longer than the others.
+	// Targets with untrusted inputs run longer than the others, by this factor.
 	exposedWeight = 2
 )
 
-// exposed are the rows of the page for what strangers hand over.
+// exposed are the rows of the page with untrusted inputs.
 var exposed = []string{"clients", "QEMU, guests", "images"}
 
-// campaign shares a time out, portion by portion to whoever has had the least for its
-// weight, and gives the turns of it: those from the upper rows of the page first, and
-// of a row those that had the least.
+// campaign divides the total time into portions. Each portion goes to the target with the least time for its
+// weight. It returns the turns: targets in the upper rows of the page first, and within a row those with the least
+// time.
 func campaign(total time.Duration, turns []turn, page string) ([]turn, error) {
 	before, lines, _, err := readLedger(page)
 	if err != nil {
@@ -43,7 +43,7 @@ func campaign(total time.Duration, turns []turn, page string) ([]turn, error) {
 	for i, t := range turns {
 		row, told := from[t.String()]
 		if !told {
-			return nil, fmt.Errorf("cannot tell how exposed %s is: %s does not say who hands over what it reads", t.target, ledgerPage)
+			return nil, fmt.Errorf("cannot weight %s: %s does not name the source of its inputs", t.target, ledgerPage)
 		}
 		turns[i].length, turns[i].had = 0, time.Duration(lines[t.String()].seconds)*time.Second
 		turns[i].from, turns[i].weight = row.number, 1
@@ -80,8 +80,8 @@ const (
 
 var named = regexp.MustCompile("`([^`]+\\.Fuzz\\w+)`")
 
-// sources reads the page's first table: from whom comes what each target reads. A row
-// without a first word belongs to the one above.
+// sources reads the page's first table: the source of each target's inputs. A row without a first cell belongs to
+// the row above.
 func sources(text string) map[string]source {
 	found, row := map[string]source{}, source{}
 	for line := range strings.Lines(text) {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestACampaignLevelsTheHours: the time goes to those that had the least, strangers'
+// TestCampaign_BalancesHours: the time goes to those that had the least, strangers'
 // readers get twice as much as others and come first.
-func TestACampaignLevelsTheHours(t *testing.T) {
+func TestCampaign_BalancesHours(t *testing.T) {
 	const page = "| from | what | minutes | targets |\n|---|---|--:|---|\n| clients | a | 0 | `a.FuzzNew` |\n| | b | 0 | `a.FuzzOld` |\n| the lab | c | 0 | `l.FuzzNew` `l.FuzzOld` |\n\n" + heading + "\n" + rule +
 		"\n| a.FuzzOld | 100 | 0 | 0 | 0 |  | 0 |  |\n| l.FuzzOld | 500 | 0 | 0 | 0 |  | 0 |  |\n"
 	chosen := func() []turn {
@@ -39,8 +39,8 @@ func TestACampaignLevelsTheHours(t *testing.T) {
 	}
 }
 
-// TestThePageSaysWhatEachTargetReads, of those that there are and of no others.
-func TestThePageSaysWhatEachTargetReads(t *testing.T) {
+// TestPage_NamesSourceOfEachTarget, of those that there are and of no others.
+func TestPage_NamesSourceOfEachTarget(t *testing.T) {
 	page, err := os.ReadFile("../../" + ledgerPage)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestThePageSaysWhatEachTargetReads(t *testing.T) {
 	}
 	for _, one := range targets {
 		if _, told := from[one.String()]; !told {
-			t.Errorf("%s does not say who hands over what %s reads", ledgerPage, one)
+			t.Errorf("%s does not name the source of the inputs of %s", ledgerPage, one)
 		}
 		delete(from, one.String())
 	}

@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// inputBound keeps what is large out of the archives: small inputs reach as
-	// much, and are tried more often.
+	// inputBound excludes large inputs from the archives. Small inputs reach as much code, and run more often.
 	inputBound = 4 << 10
 	// All archives together stay below wholeBound, and none is above eachBound.
 	eachBound  = 64 << 10
@@ -34,8 +33,7 @@ type input struct {
 	learnt  time.Time // when the fuzzer found it; orders them only
 }
 
-// kinds are those of the values that it gives its target: what is written before the
-// parenthesis of each line but the first.
+// kinds lists the types of the values in an input: the text before the parenthesis of each line except the first.
 func (i input) kinds() string {
 	var kinds strings.Builder
 	_, values, _ := bytes.Cut(i.content, []byte("\n"))
@@ -117,9 +115,8 @@ func readArchive(packed io.Reader) ([]input, error) {
 	return inputs, nil
 }
 
-// pack makes the archive anew from the folder, newest inputs first and as many as
-// the bound has room for, and gives their number. The same inputs in the same
-// order give the same bytes.
+// pack rebuilds the archive from the folder, newest inputs first, up to the bound. It returns the number of
+// inputs. The same inputs in the same order give the same bytes.
 func pack(archive, folder string, bound int) (int, error) {
 	inputs, err := readFolder(folder)
 	if err != nil || len(inputs) == 0 {

@@ -43,10 +43,9 @@ func contents(t *testing.T, folder string) []string {
 	return all
 }
 
-// TestACorpusOutlivesItsMachine: what was packed on one machine is unpacked on
-// another, newest first, goes behind what that one learns, and packs to the same
-// bytes while it learns nothing.
-func TestACorpusOutlivesItsMachine(t *testing.T) {
+// An archive that was packed on one machine is unpacked on another, newest input first. Its inputs sort behind
+// those that the other machine learns. Without new inputs the archive packs to the same bytes.
+func TestCorpus_MovesBetweenMachines(t *testing.T) {
 	here, there, archive := t.TempDir(), filepath.Join(t.TempDir(), "new"), filepath.Join(t.TempDir(), "a.tar.gz")
 	learn(t, here, "oldest", "middle", "newest", strings.Repeat("large", inputBound))
 	if count, err := pack(archive, here, eachBound); err != nil || count != 3 {
@@ -80,8 +79,8 @@ func TestACorpusOutlivesItsMachine(t *testing.T) {
 	}
 }
 
-// TestAnArchiveKeepsItsBound: when not all fits, the newest stay.
-func TestAnArchiveKeepsItsBound(t *testing.T) {
+// TestPack_KeepsBound: when not all fits, the newest stay.
+func TestPack_KeepsBound(t *testing.T) {
 	folder, archive := t.TempDir(), filepath.Join(t.TempDir(), "a.tar.gz")
 	var all []string
 	for n := range 300 {
@@ -108,9 +107,8 @@ func TestAnArchiveKeepsItsBound(t *testing.T) {
 	}
 }
 
-// TestAnArchiveHasNoInputsOfAnotherKind: a target that was given other values leaves
-// behind what it took before.
-func TestAnArchiveHasNoInputsOfAnotherKind(t *testing.T) {
+// After a change of a target's parameter types, pack leaves out inputs of the old types.
+func TestPack_DropsInputsOfOtherTypes(t *testing.T) {
 	folder, archive := t.TempDir(), filepath.Join(t.TempDir(), "a.tar.gz")
 	const head = "go test fuzz v1\n"
 	learn(t, folder, head+"[]byte(\"a\")\n", head+"byte('a')\nstring(\"(\")\n", head+"byte('b')\nstring(\"x\")\n")
@@ -119,9 +117,8 @@ func TestAnArchiveHasNoInputsOfAnotherKind(t *testing.T) {
 	}
 }
 
-// TestAnArchiveLeadsNowhere: what is in an archive chooses neither the names nor
-// the size of what is written.
-func TestAnArchiveLeadsNowhere(t *testing.T) {
+// The content of an archive chooses neither the names nor the size of the unpacked files.
+func TestUnpack_HostileArchive(t *testing.T) {
 	folder := t.TempDir()
 	for name, packed := range map[string][]byte{
 		"no archive":       []byte("hello"),
@@ -155,9 +152,9 @@ func zipped(t *testing.T, text string) []byte {
 	return packed.Bytes()
 }
 
-// TestTheLedgerSums: runs are added up, words stay, each target has its line, and who
-// hands over what it reads the sum of theirs.
-func TestTheLedgerSums(t *testing.T) {
+// The page adds up runs and keeps its text. Each target has its line, and each source of inputs has the sum of its
+// targets.
+func TestLedger_Sums(t *testing.T) {
 	t.Chdir(t.TempDir())
 	page, a, b := "docs/fuzzing.md", target{"markup", "FuzzParse"}, target{"lab/wire", "FuzzReader"}
 	broke := filepath.Join("lab/wire/testdata/fuzz/FuzzReader", "0011223344556677")
@@ -191,8 +188,8 @@ More.
 	}
 }
 
-// TestTargetsAreFound in this tree, with what the fuzzer says of one.
-func TestTargetsAreFound(t *testing.T) {
+// TestTargets_Found in this tree, with what the fuzzer says of one.
+func TestTargets_Found(t *testing.T) {
 	targets, err := findTargets("../..")
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ type line struct {
 	seconds, tried, kept int    // seconds of processor time
 	fresh                int    // of the last run, for each million of inputs tried
 	last                 string // the day of the last run
-	found                string // in words of whoever mended it; kept as it is
+	found                string // written by the person who fixed it; kept unchanged
 }
 
 const (
@@ -22,9 +22,8 @@ const (
 	columns = 8
 )
 
-// record adds one run to the ledger's page: its table is written anew, with a line
-// for each target, so are the sums in the table before it, and the words around
-// both stay.
+// record adds one run to the page. It rewrites the table, with a line for each target, and the sums in the table
+// before it. The text around both does not change.
 func record(page string, targets []target, t target, m measured) error {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -55,8 +54,7 @@ func record(page string, targets []target, t target, m measured) error {
 	return os.Rename(beside, page)
 }
 
-// readLedger takes the page apart into what stands before its table, the table's
-// lines by target, and what follows.
+// readLedger splits the page into the text before its table, the table's lines by target, and the text after it.
 func readLedger(text string) (before string, lines map[string]line, after string, err error) {
 	before, table, found := strings.Cut(text, heading+"\n"+rule+"\n")
 	if !found {

@@ -1,7 +1,6 @@
-// Command fuzz runs the project's fuzz targets one after the other, on the time
-// of the processors that nobody else wants. What each learns is kept in
-// test/corpus, one archive a target, and how long and to what end each was run is
-// told by docs/fuzzing.md: both outlive the machine that fuzzed.
+// Command fuzz runs the project's fuzz targets one after the other, on idle processor time. Interesting inputs are
+// kept in test/corpus, one archive a target. docs/fuzzing.md records the time and the result of each target. So
+// both outlive the machine that ran the fuzzing.
 package main
 
 import (
@@ -21,8 +20,8 @@ import (
 const (
 	corpusFolder = "test/corpus"
 	ledgerPage   = "docs/fuzzing.md"
-	// cacheFolder is where Go's fuzzer reads and adds inputs: all that this
-	// machine ever learnt, of which the archives are the best part.
+	// cacheFolder is where Go's fuzzer reads and adds inputs. It holds all inputs that this machine has found; the
+	// archives hold the best part of them.
 	cacheFolder = ".cache/fuzz/corpus"
 )
 

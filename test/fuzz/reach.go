@@ -27,9 +27,9 @@ type function struct {
 
 func (f function) left() int { return f.of - f.reached }
 
-// extent is how far a target's seeds and kept inputs reach: of the statements of all
-// functions that it enters at all. A target that enters little is not deep by that, and
-// one whose share is small is most likely stopped by a check at the door.
+// extent is the coverage of a target's seeds and kept inputs: the covered share of the statements in all functions
+// that it enters. A target that enters few functions may have a high share without being deep. A small share most
+// likely means that an early check stops the target.
 type extent struct {
 	entered []function
 	strange int // kept inputs that the target does not take any more
@@ -43,7 +43,7 @@ func (e extent) sum() (reached, of int) {
 	return reached, of
 }
 
-// shownLeft is how many functions are named in which a target leaves most.
+// shownLeft is how many functions with the most uncovered statements are named.
 const shownLeft = 5
 
 // measureReach prints how far each target reaches.

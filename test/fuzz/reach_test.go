@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestReachIsOfTheFunctionsThatAreEntered, and of no others.
-func TestReachIsOfTheFunctionsThatAreEntered(t *testing.T) {
+// TestReach_CountsEnteredFunctions, and of no others.
+func TestReach_CountsEnteredFunctions(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const source = "package a\n\nfunc entered(b bool) int {\n\tif b {\n\t\treturn 1\n\t}\n\treturn 2\n}\n\nfunc other() {\n\tother()\n}\n"
 	if err := os.WriteFile("a.go", []byte(source), 0o600); err != nil {
@@ -27,8 +27,8 @@ func TestReachIsOfTheFunctionsThatAreEntered(t *testing.T) {
 	}
 }
 
-// TestTheValuesOfATargetAreKnown, of each in this tree, and what is of others is dropped.
-func TestTheValuesOfATargetAreKnown(t *testing.T) {
+// The types of each target in this tree are found, and inputs of other types are dropped.
+func TestValues_OfEachTarget(t *testing.T) {
 	t.Chdir("../..")
 	targets, err := findTargets(".")
 	if err != nil {

@@ -83,8 +83,8 @@ func (m measured) String() string {
 // minute when nothing is said: all of a short run, and none of that is counted.
 const minimizing = "500x"
 
-// fuzz runs the target with the inputs below corpus. An input that breaks it is
-// left in its package's testdata/fuzz, and what was said of it is shown.
+// fuzz runs the target with the inputs below corpus. An input that breaks the target is left in its package's
+// testdata/fuzz, and the output is shown.
 func (t target) fuzz(ctx context.Context, length time.Duration, corpus, scratch string) (measured, error) {
 	program := filepath.Join(scratch, "program")
 	only := "^" + t.Name + "$"
@@ -111,7 +111,7 @@ func (t target) fuzz(ctx context.Context, length time.Duration, corpus, scratch 
 	if err != nil && !errors.As(err, &failed) && ctx.Err() == nil {
 		return measured{}, fmt.Errorf("cannot run %s: %w", t, err)
 	}
-	// Cut off while it tries what is kept, it fails too, and has broken nothing.
+	// A target that is interrupted during the kept inputs also fails, without an input that breaks it.
 	cutOff := ctx.Err() != nil && !bytes.Contains(said, []byte("Failing input written"))
 	m := measured{began: began, broken: failed != nil && !onlyLate(said) && !cutOff}
 	m.tried, m.fresh = counts(said)

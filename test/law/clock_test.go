@@ -11,9 +11,8 @@ import (
 	"testing"
 )
 
-// wallReadings are the places where a room takes a time apart from the monotonic clock:
-// what it is then must not bound a wait, or say which of two came first, since the
-// wall's clock is set while the daemon runs. Each says what it is for.
+// wallReadings lists the places where a package strips a time of its monotonic reading. The result must not bound
+// a wait or order two events, since the wall clock may be set while the daemon runs. Each entry says its purpose.
 var wallReadings = map[string]string{
 	"internal/mechanism/agent/agent.go":            "a deadline long past, to end a read",
 	"cmd/lodge/labrun.go":                          "a directory's name",
@@ -37,14 +36,37 @@ var wallReadings = map[string]string{
 	"internal/mechanism/store/open.go":             "a file's name",
 }
 
-// TestNoWaitIsByTheWallClock: a step of the wall's clock, a day ahead or a year back,
-// moves no deadline, age or order. Go's times carry a monotonic reading, by which
-// time.Since, Until, Sub, Before, After, Compare, timers and contexts go, until it is
-// taken off: wherever a room does that is listed, with what it is for.
+// A step of the wall clock, a day ahead or a year back, moves no deadline, age or order. Go's times carry a
+// monotonic reading until code strips it. time.Since, Until, Sub, Before, After, Compare, timers and contexts use
+// that reading. Each place that strips it is listed, with its purpose.
 // Promise: F12
-func TestNoWaitIsByTheWallClock(t *testing.T) {
-	rooms := readRooms(t)
+func TestClock_NoWaitByWallClock(t *testing.T) {
 	found := map[string][]string{}
+	eachFile(t, func(name string, files *token.FileSet, file *ast.File) {
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, is := n.(*ast.CallExpr)
+			if is && takesMonotonicOff(call) {
+				found[name] = append(found[name], files.Position(call.Pos()).String())
+			}
+			return true
+		})
+	})
+	for name, where := range found {
+		if wallReadings[name] == "" {
+			t.Errorf("%s reads the wall clock alone (%s): keep the time as time.Now gave it, or list the purpose in wallReadings", name, strings.Join(where, ", "))
+		}
+	}
+	for name := range wallReadings {
+		if found[name] == nil {
+			t.Errorf("%s does not read the wall's clock alone any more: strike it out of wallReadings", name)
+		}
+	}
+}
+
+// eachFile parses the files of all rooms and commands, without tests and generated ones.
+func eachFile(t *testing.T, do func(name string, files *token.FileSet, file *ast.File)) {
+	t.Helper()
+	rooms := readRooms(t)
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -60,30 +82,13 @@ func TestNoWaitIsByTheWallClock(t *testing.T) {
 		}
 		files := token.NewFileSet()
 		file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return err
+		if err == nil {
+			do(name, files, file)
 		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			call, is := n.(*ast.CallExpr)
-			if is && takesMonotonicOff(call) {
-				found[name] = append(found[name], files.Position(call.Pos()).String())
-			}
-			return true
-		})
-		return nil
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	for name, where := range found {
-		if wallReadings[name] == "" {
-			t.Errorf("%s reads the wall's clock alone (%s): keep the time as time.Now gave it, or list in wallReadings what it is for", name, strings.Join(where, ", "))
-		}
-	}
-	for name := range wallReadings {
-		if found[name] == nil {
-			t.Errorf("%s does not read the wall's clock alone any more: strike it out of wallReadings", name)
-		}
 	}
 }
 

@@ -61,9 +61,9 @@ func heldBy(t *testing.T) map[string][]string {
 	return tests
 }
 
-// TestEveryPromiseIsHeld: a promise is held by a test, no number is given twice, and a test
+// TestSpecification_EachPromiseHasTests: a promise is held by a test, no number is given twice, and a test
 // names only promises that there are. The table has the counts.
-func TestEveryPromiseIsHeld(t *testing.T) {
+func TestSpecification_EachPromiseHasTests(t *testing.T) {
 	tests, page := heldBy(t), filepath.Join(root, "SPECIFICATION.md")
 	before, err := os.ReadFile(page)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Command agent runs programs for the tests inside the machine that they have
-// booted, and says how these ended. It answers lines of guestimage/line on a
-// virtio-serial port, each by itself: one that takes long holds up no other.
+// Command agent runs programs inside the nested host for the tests, and reports their exit. It answers requests of
+// testguest/line on a virtio-serial port. Requests run independently: a slow one does not delay the others.
 package main
 
 import (
@@ -50,7 +49,7 @@ func main() {
 	os.Exit(1) // systemd starts it again
 }
 
-// findPort waits for the port: this program starts before the kernel has found it.
+// findPort waits for the port, because this program starts before the kernel has found it.
 func findPort() (*early.Port, error) {
 	deadline := time.After(time.Minute)
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -87,8 +86,8 @@ func answer(q line.Request) line.Reply {
 	return r
 }
 
-// run runs a program to its end, or kills it at its deadline with all that it
-// started and that did not leave its process group.
+// run runs a program to its end. At the deadline it kills the program and every process that is still in its
+// process group.
 func run(q line.Request) *line.Exit {
 	limit := line.MaxTimeout
 	if asked := time.Duration(q.TimeoutMS) * time.Millisecond; asked > 0 {
@@ -102,7 +101,7 @@ func run(q line.Request) *line.Exit {
 	command.Stdout, command.Stderr = &stdout, &stderr
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) }
-	command.WaitDelay = 200 * time.Millisecond // what it left running may hold the pipes open
+	command.WaitDelay = 200 * time.Millisecond // processes that it left running may hold the pipes open
 	err := command.Run()
 	exit := &line.Exit{
 		Code: 127, Stdout: stdout.kept, Stderr: stderr.kept,

@@ -14,16 +14,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Entry is one thing that a client did, tried to do, or was not let in for.
+// Entry is one action of a client: done, tried, or refused at the door.
 type Entry struct {
 	Who Who
-	// API is the way that it came by, Call its name there.
+	// API is the API of the call, Call the name of the call there.
 	API, Call string
 	Verb      Verb
 	Object    Object
-	Rule      string // that allowed it; empty: none was needed
+	Rule      string // that allowed the call; empty: none was needed
 	Err       error
-	// Login says that the client was let in, which is noted though it changes nothing.
+	// Login says that the client was admitted. It is noted although it changes nothing.
 	Login bool
 	Took  time.Duration
 }
@@ -32,30 +32,27 @@ type Entry struct {
 const (
 	auditQueue = 8192     // entries that wait to be written; more are counted as lost
 	auditText  = 256      // bytes of a name that a client gave
-	auditFile  = 64 << 20 // bytes of the audit's own file, of which one older is kept
-	// Refusals and failures of one client, each within a minute of the one before, that have a
-	// line each; more are counted. They cost nothing, and would push what was done out of the file.
+	auditFile  = 64 << 20 // bytes of the audit's own file; one older file is kept
+	// Refusals and failures of one client that each get a line, if less than a minute lies between them; more
+	// are counted. They cost the client nothing, and would push older entries out of the file.
 	auditRefusals = 1000
 )
 
-// Audit writes one line for each change and each refusal. Nobody waits for it:
-// what there is no room for is counted, and the count is written. A nil audit
-// writes nothing.
+// Audit writes one line for each change and each refusal. No caller waits for it: entries beyond the queue are
+// counted, and the count is written. A nil audit writes nothing.
 type Audit struct {
-	log   *slog.Logger // the daemon's
-	own   *ownFile     // nil: none was asked for
+	log   *slog.Logger // the daemon's log
+	own   *ownFile     // nil: no file was asked for
 	queue chan Entry
 	lost  atomic.Int64
-	// refused are the clients that are refused, or fail, again and again; unsaid counts those
-	// of their calls that have no line.
+	// refused are the clients with repeated refusals or failures; unsaid counts their calls without a line.
 	refused strikes
 	unsaid  atomic.Int64
 	stop    chan struct{} // closed by Close
 	done    chan struct{}
 }
 
-// OpenAudit begins to write into the daemon's log, and into a file of its own if
-// there is a path.
+// OpenAudit writes into the daemon's log, and into a file if there is a path.
 func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
 	a := &Audit{log: log, queue: make(chan Entry, auditQueue), stop: make(chan struct{}), done: make(chan struct{}), refused: strikes{most: auditRefusals}}
 	if path != "" {
@@ -68,10 +65,10 @@ func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
 	return a, nil
 }
 
-// costless are the sorts of errors of calls that were refused before they did anything.
+// costless are the kinds of errors of calls that were refused before they did any work.
 var costless = []fault.Kind{fault.Denied, fault.Invalid, fault.Unsupported, fault.NotFound, fault.Exists, fault.WrongState, fault.NoCapacity, fault.Busy}
 
-// Note takes an entry. What only read and was allowed is left out.
+// Note queues an entry. An allowed call that only reads is left out.
 func (a *Audit) Note(e Entry) {
 	if a == nil || e.Err == nil && !e.Verb.changes() && !e.Login {
 		return
@@ -87,7 +84,7 @@ func (a *Audit) Note(e Entry) {
 		}
 		a.refused.note(who)
 	}
-	e.Object.Name, e.Object.Part = shortened(e.Object.Name), shortened(e.Object.Part) // as long as it waits
+	e.Object.Name, e.Object.Part = shortened(e.Object.Name), shortened(e.Object.Part) // while it waits
 	select {
 	case a.queue <- e:
 	default:
@@ -95,14 +92,14 @@ func (a *Audit) Note(e Entry) {
 	}
 }
 
-// Reopen goes on in a new file, when somebody has moved the old one away.
+// Reopen opens the file again after it was moved away, for log rotation.
 func (a *Audit) Reopen() {
 	if a != nil && a.own != nil {
 		a.own.moved.Store(true)
 	}
 }
 
-// Close writes what waits; what is noted later is lost.
+// Close writes the queued entries; later ones are lost.
 func (a *Audit) Close() error {
 	if a == nil {
 		return nil
@@ -137,13 +134,13 @@ func (a *Audit) write() {
 		a.writeCounts(out)
 		out.LogAttrs(context.Background(), slog.LevelInfo, "audit", e.attrs()...)
 		if a.own != nil && a.own.failed != nil {
-			a.log.Error("cannot write the audit's file; its lines are in this log alone", "error", a.own.failed)
+			a.log.Error("audit file not written; entries are in this log only", "error", a.own.failed)
 			a.own.failed = nil
 		}
 	}
 }
 
-// writeCounts says how many entries have no line.
+// writeCounts writes how many entries have no line.
 func (a *Audit) writeCounts(out *slog.Logger) {
 	if lost := a.lost.Swap(0); lost > 0 {
 		out.Warn("audit", "lost", lost)
@@ -153,8 +150,7 @@ func (a *Audit) writeCounts(out *slog.Logger) {
 	}
 }
 
-// attrs are the words of the line. The handler quotes them, so that no name
-// begins a line of its own.
+// attrs are the attributes of the line. The handler quotes them, so a name cannot start a line of its own.
 func (e Entry) attrs() []slog.Attr {
 	attrs := []slog.Attr{slog.String("api", e.API)}
 	if e.Who.Local {
@@ -173,8 +169,7 @@ func (e Entry) attrs() []slog.Attr {
 	return attrs
 }
 
-// result is the kind of the error and never its text, which may quote what a
-// client sent.
+// result is the kind of the error without its text, which may quote input of the client.
 func (e Entry) result() string {
 	if e.Err == nil {
 		return "ok"
@@ -184,18 +179,18 @@ func (e Entry) result() string {
 
 func shortened(text string) string {
 	if len(text) > auditText {
-		return text[:auditText] + "..." // a copy
+		return text[:auditText] + "..." // a copy, so that the long text can be freed
 	}
 	return text
 }
 
-// ownFile is the audit's own file. It belongs to who writes.
+// ownFile is the audit's own file. Only the writing goroutine uses it.
 type ownFile struct {
 	path   string
 	f      *os.File
 	size   int64
 	moved  atomic.Bool
-	failed error // the last write; until it was reported
+	failed error // the error of the last write, until it was reported
 }
 
 func (o *ownFile) open() error {
@@ -205,16 +200,16 @@ func (o *ownFile) open() error {
 	}
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() {
-		return errors.Join(fault.New(fault.Invalid, fault.Host, "cannot write the audit: %s is no file", o.path), err, f.Close())
+		return errors.Join(fault.New(fault.Invalid, fault.Host, "cannot write the audit: %s is not a regular file", o.path), err, f.Close())
 	}
 	if o.f != nil {
-		_ = o.f.Close() // what was written is written
+		_ = o.f.Close() // written lines are already in the file
 	}
 	o.f, o.size = f, info.Size()
 	return nil
 }
 
-// Write writes one line, in a new file when the old one is full or has moved.
+// Write writes one line, in a new file if the old one is full or was moved.
 func (o *ownFile) Write(line []byte) (int, error) {
 	if o.size+int64(len(line)) > auditFile {
 		if err := os.Rename(o.path, o.path+".0"); err == nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // Promise: A5
-func TestTheAuditIsOneLineForEachChange(t *testing.T) {
+func TestAudit_OneLinePerChange(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	var log bytes.Buffer
 	a, err := OpenAudit(path, slog.New(slog.NewTextHandler(&log, nil)))
@@ -59,9 +59,10 @@ func TestTheAuditIsOneLineForEachChange(t *testing.T) {
 	}
 }
 
-// TestRefusalsPushNothingOutOfTheAudit has a client that is refused without end.
+// TestAudit_RepeatedRefusals has a client that is refused again and again.
+//
 // Promise: A5
-func TestRefusalsPushNothingOutOfTheAudit(t *testing.T) {
+func TestAudit_RepeatedRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		a, err := OpenAudit("", slog.New(slog.NewTextHandler(&log, nil)))
@@ -109,7 +110,7 @@ func TestRefusalsPushNothingOutOfTheAudit(t *testing.T) {
 }
 
 // Promise: A5
-func TestTheAuditGoesOnInANewFile(t *testing.T) {
+func TestAudit_Reopen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	a, err := OpenAudit(path, slog.New(slog.DiscardHandler))
 	if err != nil {

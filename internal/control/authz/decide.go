@@ -10,11 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// Kind is a sort of object that rules tell apart.
+// Kind is a sort of object that rules distinguish.
 type Kind int
 
-// The kinds. Everything is what no rule for some objects reaches; Anything is
-// the absence of an object: lists, and facts of the host.
+// The kinds. Everything is an object that no rule for named objects covers. Anything means that there is no
+// object, as for lists and facts of the host.
 const (
 	Anything Kind = iota
 	Everything
@@ -25,23 +25,23 @@ const (
 
 var kindNames = [...]string{"", "", "domain", "pool", "network"}
 
-// Object is what a client wants to act on.
+// Object is the object of a client's action.
 type Object struct {
 	Kind Kind
 	Name string
-	// Part is a volume of a pool, a snapshot of a guest: for the audit alone.
+	// Part is a volume of a pool or a snapshot of a guest, for the audit only.
 	Part string
-	// Found is by what a client found it that did not name it ("with the UUID ..."): one
-	// that may not see it is told this, and not its name.
+	// Found is how a client found the object without its name ("with the UUID ..."). A client that may not see
+	// the object is told this and not the name.
 	Found string
 	// member is a guest as selectors see it.
 	member fleet.Member
-	// unmarked says that its labels are not known: a rule that asks for any, also for their
-	// absence, is not about it.
+	// unmarked says that the labels are unknown: no rule that depends on labels, or on their absence, covers
+	// the object.
 	unmarked bool
-	// replaces says that the guest that a document would make is there.
+	// replaces says that the guest of a document already exists.
 	replaces bool
-	// written are the bytes that are kept of a network's definition.
+	// written is the stored size of a network's definition in bytes.
 	written uint64
 }
 
@@ -59,24 +59,24 @@ func (o Object) String() string {
 	return name
 }
 
-// Is says whether it is the guest of a UUID.
+// Is says whether it is the guest with a UUID.
 func (o Object) Is(uuid string) bool {
 	return o.Kind == Guest && o.member.View != nil && strings.EqualFold(o.member.View.UUID, uuid)
 }
 
-// NewGuest is a guest that a document would make.
+// NewGuest is the guest that a document would make.
 func NewGuest(name, uuid string, labels fleet.Labels) Object {
 	return Object{Kind: Guest, Name: name, member: fleet.Member{View: &guest.View{Name: name, UUID: uuid, Persistent: true}, Labels: labels}}
 }
 
-// Left is a guest that is no longer there, of which the name alone is known.
+// Left is a guest that was removed; only its name is known.
 func Left(name, uuid string) Object {
 	o := NewGuest(name, uuid, nil)
 	o.unmarked = true
 	return o
 }
 
-// covers says whether the rule is about an object at all.
+// covers says whether the rule applies to an object.
 func (r *rule) covers(o Object) bool {
 	if !r.some {
 		return true
@@ -88,7 +88,7 @@ func (r *rule) covers(o Object) bool {
 		return false
 	case Guest:
 		return slices.ContainsFunc(r.guests, func(s fleet.Selector) bool {
-			return s.Matches(o.member) && (!o.unmarked || !s.AsksLabels())
+			return s.Matches(o.member) && (!o.unmarked || !s.NeedsLabels())
 		})
 	case Pool:
 		return slices.ContainsFunc(r.pools, func(glob string) bool { return fleet.Matches(glob, o.Name) })
@@ -102,12 +102,12 @@ func (r *rule) isFor(w Who) bool {
 	return slices.ContainsFunc(r.who, func(p principal) bool { return p.is(w) })
 }
 
-// Knows says whether any rule is about this client: others are not let in.
+// Knows says whether any rule names this client; others are not admitted.
 func (r *Rules) Knows(w Who) bool {
 	return w.Trusted() || slices.ContainsFunc(r.list, func(one *rule) bool { return one.isFor(w) })
 }
 
-// Allows says which rule allows something; a trusted client needs none.
+// Allows returns the rule that allows an action; a trusted client needs none.
 func (r *Rules) Allows(w Who, v Verb, o Object) (rule string, yes bool) {
 	if w.Trusted() {
 		return "", true
@@ -120,7 +120,7 @@ func (r *Rules) Allows(w Who, v Verb, o Object) (rule string, yes bool) {
 	return "", false
 }
 
-// Check is Allows as an error that says what is missing.
+// Check is Allows as an error that names the missing right.
 func (r *Rules) Check(w Who, v Verb, o Object) error {
 	if _, yes := r.Allows(w, v, o); yes {
 		return nil
@@ -133,13 +133,13 @@ func (r *Rules) Check(w Who, v Verb, o Object) error {
 	}
 	on := cmp.Or(r.told(w, o), "this host")
 	if len(mine) == 0 {
-		return fault.New(fault.Denied, fault.Call, "%s may not %s %s: no rule of %s is about this client", w, v.phrase(), on, r.path)
+		return fault.New(fault.Denied, fault.Call, "%s may not %s %s: no rule of %s names this client", w, v.phrase(), on, r.path)
 	}
-	return fault.New(fault.Denied, fault.Call, "%s may not %s %s: that takes the right %q, which the rules for this client (%s) do not give; ask whoever keeps %s",
+	return fault.New(fault.Denied, fault.Call, "%s may not %s %s: that needs the right %q, which the rules for this client (%s) do not give; ask the administrator of %s",
 		w, v.phrase(), on, v, strings.Join(mine, ", "), r.path)
 }
 
-// told is what a client that is refused something is told of the object.
+// told is how an error names an object to a client that was refused.
 func (r *Rules) told(w Who, o Object) string {
 	if _, sees := r.Allows(w, Read, o); sees || o.Found == "" {
 		return o.String()
@@ -147,7 +147,7 @@ func (r *Rules) told(w Who, o Object) string {
 	return "the " + kindNames[o.Kind] + " " + o.Found
 }
 
-// phrase is the verb in a sentence whose object follows.
+// phrase is the verb in a sentence before its object.
 func (v Verb) phrase() string {
 	switch v {
 	case Console, Agent, Monitor:
@@ -161,15 +161,15 @@ func (v Verb) phrase() string {
 	return v.String()
 }
 
-// Places are where the files may lie that a client's documents name for an object, and the
-// secrets that they may use.
+// Places are the folders and pools in which the files of a client's documents may lie, and the secrets that
+// they may use.
 type Places struct {
 	Anywhere bool
 	Where    []string // folders, and pool:GLOB
-	Secrets  []string // globs of those that may be used; Anywhere all may be
+	Secrets  []string // globs of the secrets that may be used; with Anywhere all may
 }
 
-// Images are the places of all rules that allow something.
+// Images merges the places of all rules that allow an action.
 func (r *Rules) Images(w Who, v Verb, o Object) Places {
 	if w.Trusted() {
 		return Places{Anywhere: true}

@@ -1,12 +1,11 @@
-// Package authz decides who may do what, and keeps the record of what was done.
+// Package authz decides which client may do what, and writes the audit.
 //
-// The rules are one readable file: who (users, groups, certificates)
-// may do which verbs on which guests, pools and networks, with images from
-// which places. An edge asks the Gate at one place of its own, before it acts,
-// and notes in the Audit what came of it. Without a file whoever was let in may
-// do everything, as the sockets' group always could.
+// The rules are one readable file: which clients (users, groups, certificates) may do which verbs on which
+// guests, pools and networks, with images from which places. An edge asks the Gate in one place, before it
+// acts, and notes the result in the Audit. Without a file every admitted client may do everything, as members
+// of the sockets' group always could.
 //
-// What belongs here: rules, their file, who a client is, what a document asks
-// for beyond its name, the audit. What does not: libvirt's procedures and the
-// calls of Lodge's API, which name their verbs themselves; anything that acts.
+// What belongs here: rules, their file, the identity of clients, what a document needs beyond its name, the
+// audit. What does not: the procedures of libvirt and the calls of Lodge's API, which name their verbs
+// themselves, and all actions.
 package authz

@@ -21,10 +21,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Document checks what a client hands in as XML: the object that it would make
-// or change, and the files that it names. On is the object of the call, if it has
-// one. What a guest's definition names already may stay in it. It gives the
-// object that the document would make.
+// Document checks the XML of a client: the object that it would make or change, and the files that it names.
+// On is the object of the call, if there is one. A guest may keep what its definitions already name. Document
+// returns the object that the XML would make.
 func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error) {
 	rules := g.rules.Load()
 	if rules == nil || w.Trusted() {
@@ -50,7 +49,7 @@ func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error)
 	return on, walker{places}.walk(nil, root)
 }
 
-// domain checks a whole definition, as it is understood and not as it is written.
+// domain checks a whole definition as it is parsed, not as it is written.
 func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 	def, err := domainxml.Parse(doc, domainxml.Options{})
 	if err != nil {
@@ -83,15 +82,16 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 	if err := (walker{places}).definition(def); err != nil {
 		return wanted, err
 	}
-	// A socket without a mode connects in a new definition and listens in that of a saved image. Only
-	// the call knows which this is, so both have to be allowed. What cannot be read so is refused by the call.
+	// A socket without a mode connects in a new definition and listens in one of a saved image. Only the call
+	// knows which definition this is, so both must be allowed. A document that cannot be parsed this way is
+	// refused by the call.
 	if fresh, err := domainxml.Parse(doc, domainxml.Options{Submitted: true}); err == nil {
 		return wanted, walker{places}.definition(fresh)
 	}
 	return wanted, nil
 }
 
-// definition checks a definition as it is understood.
+// definition checks a parsed definition.
 func (w walker) definition(def *domain.Definition) error {
 	root, err := understood(def)
 	if err != nil {
@@ -100,8 +100,8 @@ func (w walker) definition(def *domain.Definition) error {
 	return w.walk(nil, root)
 }
 
-// owner checks what has the name or the UUID already that a document gives. Of one that
-// the client may not see, and did not name, only this is told: that it is there.
+// owner checks the existing object that has the name or the UUID of a document. If the client may not see that
+// object and did not name it, the error only says that one exists.
 func (r *Rules) owner(w Who, verb Verb, there Object, name, id string) error {
 	err := r.Check(w, verb, there)
 	if err == nil || there.Name == name {
@@ -110,10 +110,10 @@ func (r *Rules) owner(w Who, verb Verb, there Object, name, id string) error {
 	if _, sees := r.Allows(w, Read, there); sees {
 		return err
 	}
-	return fault.New(fault.Denied, fault.Call, "%s may not give %q the UUID %s: it is that of another, which is not this client's to change", w, name, id)
+	return fault.New(fault.Denied, fault.Call, "%s may not give %q the UUID %s: another object has it, which this client may not change", w, name, id)
 }
 
-// plain writes a UUID as that of an object: documents may spell it in many ways.
+// plain normalizes a UUID: documents may spell it in many ways.
 func plain(id string) string {
 	if parsed, err := uuid.Parse(strings.TrimSpace(id)); err == nil {
 		return parsed.String()
@@ -129,7 +129,7 @@ func understood(def *domain.Definition) (*xmltree.Element, error) {
 	return xmltree.Parse(text)
 }
 
-// named gives what a guest's definitions name now.
+// named returns what a guest's definitions name now.
 func (g *Gate) named(o Object) []use {
 	if o.Kind != Guest || o.member.View == nil {
 		return nil
@@ -139,15 +139,15 @@ func (g *Gate) named(o Object) []use {
 		if def == nil {
 			continue
 		}
-		if root, err := understood(def); err == nil { // else nothing is known, and so nothing allowed
+		if root, err := understood(def); err == nil { // else nothing is known, so nothing is allowed
 			found = append(found, uses(nil, root)...)
 		}
 	}
 	return found
 }
 
-// Rank checks the priority that a guest is to have. Below 0 it starts before guests of others,
-// and outlives them where the host's memory runs out. What it has, or less, it may keep.
+// Rank checks a guest's new priority. Below 0 it starts before other guests and is killed after them when the
+// host runs out of memory. A guest may keep its priority or lower its rank.
 func (g *Gate) Rank(w Who, priority int, had ...Object) error {
 	keeps := func(o Object) bool { return o.member.Marks != nil && o.member.Marks.Priority <= priority }
 	if priority >= 0 || slices.ContainsFunc(had, keeps) {
@@ -156,8 +156,8 @@ func (g *Gate) Rank(w Who, priority int, had ...Object) error {
 	return g.beyond(w, Define, "a priority below 0, which puts guests of others last")
 }
 
-// weigh checks what a guest is to weigh against others where they want the same processors and
-// disks. What it weighs, or less, it may keep.
+// weigh checks a guest's weights in the competition for processors and disks. A guest may keep its weights or
+// lower them.
 func (g *Gate) weigh(w Who, def *domain.Definition, had ...Object) error {
 	if def.Tune.Shares == 0 && def.Blkio.Weight == 0 {
 		return nil
@@ -180,8 +180,8 @@ func (g *Gate) weigh(w Who, def *domain.Definition, had ...Object) error {
 	return g.beyond(w, Define, usual)
 }
 
-// claims checks the volumes that marks name: they are deleted along with the tile that
-// the marks make a guest part of. Those that it was marked with before may stay.
+// claims checks the volumes that marks name: they are deleted with the tile of the guest. Volumes that the
+// guest's marks already name may stay.
 func (r *Rules) claims(w Who, marks *fleet.Marks, had ...Object) error {
 	for _, v := range marks.Volumes {
 		kept := slices.ContainsFunc(had, func(o Object) bool { return o.member.Marks != nil && slices.Contains(o.member.Marks.Volumes, v) })
@@ -195,8 +195,8 @@ func (r *Rules) claims(w Who, marks *fleet.Marks, had ...Object) error {
 	return nil
 }
 
-// network checks a definition as it is understood: where a document says something
-// twice, what is judged has to be what counts.
+// network checks a parsed definition: if a document says something twice, the value that takes effect must be
+// the one that is checked.
 func (g *Gate) network(w Who, doc string) (Object, error) {
 	def, err := network.Parse(doc, false)
 	if err != nil {
@@ -216,7 +216,7 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 			return made, err
 		}
 	}
-	if !def.Managed() { // guests are on links of the host itself
+	if !def.Managed() { // guests use links of the host itself
 		if err := g.beyond(w, Networks, "the host's links (forward mode '"+string(def.Forward.Mode)+"')"); err != nil {
 			return made, err
 		}
@@ -226,31 +226,31 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 			return made, err
 		}
 	}
-	if len(def.Routes) > 0 { // by which the host itself sends
+	if len(def.Routes) > 0 { // which the host uses for its own packets
 		if err := g.beyond(w, Networks, "routes of the host"); err != nil {
 			return made, err
 		}
 	}
 	if t := def.Forward.NAT; t.First.IsValid() || t.FirstPort > 0 && t.FirstPort < ownPorts {
-		// By its addresses and ports others know the host, and what root does on it.
+		// Other machines know the host by its addresses and ports, and trust what root serves there.
 		if err := g.beyond(w, Networks, "addresses outside, and ports below 1024, that guests appear by"); err != nil {
 			return made, err
 		}
 	}
 	for _, ip := range def.IPs {
-		if !private(ip.Prefix()) { // the host would look for others' machines behind its bridge
+		if !private(ip.Prefix()) { // the host would look for other machines behind its bridge
 			if err := g.beyond(w, Networks, "the addresses "+ip.Prefix().String()+", which are not private"); err != nil {
 				return made, err
 			}
 		}
 		if device, err := g.routeInto(ip.Prefix(), g.bridgeOf(def.Name)); err != nil {
 			return made, err
-		} else if device != "" { // what the host sends there would go to guests
+		} else if device != "" { // the host's packets for that network would go to guests
 			if err := g.beyond(w, Networks, "the addresses "+ip.Prefix().String()+", into which the host has a route"); err != nil {
 				return made, err
 			}
 		}
-		if ip.TFTPRoot != "" { // dnsmasq, which may be root, follows the links there
+		if ip.TFTPRoot != "" { // dnsmasq, which may run as root, follows links there
 			if err := g.beyond(w, Networks, "a folder served by TFTP"); err != nil {
 				return made, err
 			}
@@ -259,7 +259,7 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 	return made, nil
 }
 
-// callsBridge says whether a client may call the bridge of a network so, as that may be already.
+// callsBridge says whether a client may give a network's bridge this name. It may keep its name.
 func (g *Gate) callsBridge(w Who, of, name string) bool {
 	return g.bridgeOf(of) == name || g.rules.Load().calls(w, Networks, Object{Kind: Network, Name: name}, "virbr")
 }
@@ -270,18 +270,18 @@ func (g *Gate) bridgeOf(network string) string {
 	if err != nil {
 		return ""
 	}
-	name, _ := n.BridgeName() // of one that has none it is empty
+	name, _ := n.BridgeName() // empty if it has none
 	return name
 }
 
-// ownPorts are those below, which root alone uses.
+// ownPorts is the first port that users other than root can bind.
 const ownPorts = 1024
 
-// private says whether all addresses of a prefix are for private use. Those of a link alone
-// are where a host in a cloud is told who may log in.
+// private says whether all addresses of a prefix are for private use. Link-local addresses are not: at one of
+// them a cloud tells its hosts who may log in.
 func private(p netip.Prefix) bool {
 	first := p.Masked().Addr()
-	least := 48 // a unique local prefix
+	least := 48 // the length of a unique local prefix
 	switch {
 	case first.Is4() && first.As4()[0] == 10:
 		least = 8
@@ -293,8 +293,7 @@ func private(p netip.Prefix) bool {
 	return p.Bits() >= least && (first.IsPrivate() || first.Is6() && first.IsLinkLocalUnicast())
 }
 
-// pool checks a definition of a pool: whoever makes one may read and write what
-// lies in it.
+// pool checks a definition of a pool: its client can read and write everything in it.
 func (g *Gate) pool(w Who, root *xmltree.Element) error {
 	rules := g.rules.Load()
 	for _, name := range root.Elements("name") {
@@ -321,26 +320,26 @@ func (g *Gate) pool(w Who, root *xmltree.Element) error {
 	return walker{places}.walk(root, root.Child("source"))
 }
 
-// beyond checks that the client may do something wherever and whatever it is.
+// beyond checks that the client has a right for every object.
 func (g *Gate) beyond(w Who, verb Verb, what string) error {
 	if !g.Held(w) || g.rules.Load().Images(w, verb, Object{Kind: Everything}).Anywhere {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Call, "%s may not use %s: that takes a rule with the right %q for everything", w, what, verb)
+	return fault.New(fault.Denied, fault.Call, "%s may not use %s: that needs a rule with the right %q for everything", w, what, verb)
 }
 
-// places are folders, with the pools' own among them, and what may stay.
+// places are folders, the folders of pools, and uses that may stay.
 type places struct {
 	Places
 	who   Who
 	pools []string // globs
 	known []use
-	// joins says whether the client may see a network, and so join it, and mingles whether it
-	// may say there what concerns the others.
+	// joins says whether the client may see a network and so join it. mingles says whether it may change how
+	// the network treats others.
 	joins, mingles func(network string) bool
 	// opens says whether the client may use a secret.
 	opens func(use) bool
-	// calls says whether the client may call a link of a guest so.
+	// calls says whether the client may give a guest's link this name.
 	calls func(link string) bool
 	// agent says that the client may speak to the guest's agent.
 	agent bool
@@ -367,7 +366,7 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 	return p
 }
 
-// folders puts the folders of pools in the place of their names.
+// folders replaces the names of pools by their folders.
 func (g *Gate) folders(where []string) []string {
 	var found []string
 	for _, place := range where {
@@ -385,7 +384,7 @@ func (g *Gate) folders(where []string) []string {
 	return found
 }
 
-// lies says whether a path lies in one of the places.
+// lies says whether a path is inside one of the places.
 func (p *places) lies(path string) bool {
 	if p.Anywhere {
 		return true
@@ -396,27 +395,26 @@ func (p *places) lies(path string) bool {
 	return image.LiesIn(path, p.Where)
 }
 
-// holds says whether a use of a path is allowed: where it lies, because the guest uses
-// it so already, or because every guest may read it. No place for files is one for programs,
-// which the host would run.
+// holds says whether a use of a path is allowed: by its place, because the guest already uses it in this way,
+// or because every guest may read it. Places for files never allow programs, because the host would run them.
 func (p *places) holds(u use) bool {
 	lies := p.lies(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || image.InDev(u.path))
 	return lies || slices.Contains(p.known, u) || u.stock()
 }
 
-// refuse says why something is not allowed.
+// refuse returns the error for a use that is not allowed.
 func (p *places) refuse(what string) error {
 	if !strings.HasPrefix(what, "/") {
-		return fault.New(fault.Denied, fault.Call, "%s may not use %s: it reaches beyond what the rules give this client", p.who, what)
+		return fault.New(fault.Denied, fault.Call, "%s may not use %s: the rules do not give this client access to it", p.who, what)
 	}
 	if len(p.Where) == 0 {
-		return fault.New(fault.Denied, fault.Call, "%s may not use %s: the rules give this client no place for files", p.who, what)
+		return fault.New(fault.Denied, fault.Call, "%s may not use %s: the rules give this client no folder for files", p.who, what)
 	}
-	return fault.New(fault.Denied, fault.Call, "%s may not use %s: files have to lie in %s", p.who, what, strings.Join(p.Where, ", "))
+	return fault.New(fault.Denied, fault.Call, "%s may not use %s: files must be in %s", p.who, what, strings.Join(p.Where, ", "))
 }
 
-// Path checks a path that a call names by itself: a disk of the guest, or a file that
-// the call writes, which has to lie in the places.
+// Path checks a path that a call names directly: a disk of the guest, or a file that the call writes, which
+// must be inside the places.
 func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error {
 	rules := g.rules.Load()
 	if rules == nil || w.Trusted() {
@@ -429,8 +427,8 @@ func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error
 	return p.refuse(path)
 }
 
-// Program checks a program that the daemon would run to see what it can do. The host's
-// own QEMUs anybody may have it look at.
+// Program checks a program that the daemon would run to probe it. Every client may have the host's own QEMUs
+// probed.
 func (g *Gate) Program(w Who, path string) error {
 	if (use{"emulator", path}).stock() {
 		return nil
@@ -438,23 +436,22 @@ func (g *Gate) Program(w Who, path string) error {
 	return g.beyond(w, Define, "the program "+path)
 }
 
-// walker looks through a document for what reaches beyond its guest.
+// walker searches a document for uses beyond its guest.
 type walker struct{ places }
 
-// hostly are parts of a definition that take something of the host which lies in
-// no folder. Each needs a rule with images: any.
+// hostly are elements that take resources of the host which are not files. Each needs a rule with images: any.
 var hostly = map[string]bool{"hostdev": true, "shmem": true, "lease": true, "seclabel": true, "resource": true, "bootloader": true}
 
-// peaceful are the types of interfaces and character devices that reach nothing
-// of the host which the walk does not see. An interface of type user is none: by it a
-// guest reaches what listens on the host for the host alone, as others' displays do.
+// peaceful are the types of interfaces and character devices that reach nothing of the host that the walk does
+// not see. An interface of type user is none of them: through it a guest reaches services that listen only on
+// the host, such as the displays of other guests.
 var (
 	peacefulNICs  = []string{"network"}
 	peacefulChars = []string{"", "pty", "null", "vc", "unix", "file", "pipe", "dev", "stdio", "spicevmc", "spiceport", "qemu-vdagent"}
 	peacefulDisks = []string{"", "file", "block", "volume"}
 )
 
-// walk checks an element, which is in another or in none, and all that is in it.
+// walk checks an element and everything inside it; in is its parent, or nil.
 func (w walker) walk(in, e *xmltree.Element) error {
 	if w.Anywhere || e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
 		return nil
@@ -470,8 +467,7 @@ func (w walker) walk(in, e *xmltree.Element) error {
 	return nil
 }
 
-// judge checks an element by itself. What a client may say there as he likes is listed in
-// testdata/free.txt.
+// judge checks one element. testdata/free.txt lists what a client may write there freely.
 func (w walker) judge(in, e *xmltree.Element) error {
 	if e.Space != "" || hostly[e.Name] && !isOrdinary(in, e) {
 		return w.refuse("<" + e.Name + ">")
@@ -498,13 +494,13 @@ func (w walker) judge(in, e *xmltree.Element) error {
 	return nil
 }
 
-// isOrdinary says whether a label is one that each guest is given anyway, as a definition that
-// ran tells.
+// isOrdinary says whether a security label is one that each guest gets anyway. The definition of a guest that
+// ran contains one.
 func isOrdinary(in, e *xmltree.Element) bool {
 	return e.Name == "seclabel" && in != nil && in.Name == "domain" && e.Attr("type") == "dynamic" && len(e.Children) == 0
 }
 
-// kind checks the types of devices, and of what is behind sources of random numbers.
+// kind checks the types of devices, and the sources of random number generators.
 func (w walker) kind(in, e *xmltree.Element) error {
 	sort, allowed := e.Attr("type"), []string(nil)
 	switch e.Name {
@@ -556,7 +552,7 @@ func (w walker) volume(pool string) error {
 	return w.refuse("pool '" + pool + "'")
 }
 
-// joined is the network that an interface is on; empty: none.
+// joined is the network of an interface; empty: none.
 func joined(e *xmltree.Element) string {
 	if e.Name != "interface" {
 		return ""
@@ -564,9 +560,8 @@ func joined(e *xmltree.Element) string {
 	return e.Child("source").Attr("network")
 }
 
-// mingled is the network of which an interface says what concerns the others there: that it reaches
-// them even where their ports are isolated, or how large a packet may be, for the kernel has a bridge
-// take the least of its ports; empty: it says neither.
+// mingled is the network whose other guests an interface's settings affect; empty: none. These are: reaching
+// isolated ports, and the packet size, because the kernel gives a bridge the smallest MTU of its ports.
 func mingled(e *xmltree.Element) string {
 	if e.Child("port").Attr("isolated") != "no" && e.Child("mtu").Attr("size") == "" {
 		return ""
@@ -574,7 +569,7 @@ func mingled(e *xmltree.Element) string {
 	return joined(e)
 }
 
-// linked is what an interface has its link on the host called; empty: as the daemon likes.
+// linked is the name of an interface's link on the host; empty: the daemon chooses.
 func linked(e *xmltree.Element) string {
 	if e.Name != "interface" {
 		return ""
@@ -582,9 +577,9 @@ func linked(e *xmltree.Element) string {
 	return e.Child("target").Attr("dev")
 }
 
-// calls says whether a client may call a link of the host's so: as what it may define, or as
-// the daemon would. By any name it could take one that the host is to have for itself, such as
-// docker0, before the host does.
+// calls says whether a client may give a link on the host this name: it is one that the rules let it define,
+// or one that the daemon would choose. With any name it could take one that the host needs, such as docker0,
+// before the host does.
 func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
 	number, ofRow := strings.CutPrefix(o.Name, row)
 	if _, err := strconv.ParseUint(number, 10, 32); ofRow && err == nil {
@@ -594,8 +589,8 @@ func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
 	return yes
 }
 
-// spoken is the host's end of the channel of a guest's agent, where it is not the daemon's own;
-// empty: it is that, or it is no such channel. Who has that end has the guest do what he likes, as root.
+// spoken is the host's end of the guest agent's channel if it is not the daemon's own; empty: it is, or it is
+// another channel. A process with that end can run anything in the guest, as root.
 func spoken(e *xmltree.Element) string {
 	sort, path := e.Attr("type"), e.Child("source").Attr("path")
 	if e.Name != "channel" || !guest.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
@@ -604,8 +599,7 @@ func spoken(e *xmltree.Element) string {
 	return sort + " " + path
 }
 
-// listened is where a display can be reached from elsewhere than its host; empty: it
-// cannot, or it is said by another element.
+// listened is the address at which a display accepts other hosts; empty: none, or another element names it.
 func listened(e *xmltree.Element) string {
 	address := ""
 	switch {

@@ -16,7 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// bounded are the rules of a client that may do much, with little.
+// bounded are the rules of a client with many rights and few places.
 const bounded = `
 version: 1
 rules:
@@ -29,7 +29,7 @@ rules:
     images: /srv/build
 `
 
-// bounds are what is in documents of a client's; a guest is made around each device.
+// bounds are documents of a client; a guest is made around each device.
 var bounds = []string{
 	"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='/srv/build/a'/><backingStore type='file'><format type='raw'/><source file='/srv/build/b'/></backingStore><target dev='vda' bus='virtio'/></disk>",
 	"<disk type='file' device='cdrom'><driver name='qemu' type='raw'/><source file='/etc/shadow'/><target dev='sda' bus='sata'/></disk>",
@@ -54,9 +54,9 @@ var bounds = []string{
 	"<memory model='nvdimm'><source><path>/srv/x</path></source><target><size unit='MiB'>1</size><node>0</node></target></memory>",
 }
 
-// FuzzDocument hands in whatever documents for a client that is held to some places. What
-// is let through names, as it is understood, nothing of the host beyond them: found by
-// looking at every word of what was understood.
+// FuzzDocument submits documents for a client that rules hold to some places. Accepted ones name nothing of
+// the host outside these places, checked by inspecting every word of the parsed definition.
+//
 // Promise: A3
 func FuzzDocument(f *testing.F) {
 	const head, tail = "<domain type='qemu'><name>build-1</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type>", "</domain>"
@@ -142,13 +142,12 @@ func FuzzDocument(f *testing.F) {
 	})
 }
 
-// withoutWords takes out what is words for people, and for the kernel in the guest.
+// withoutWords removes texts for humans, and the guest kernel's command line.
 func withoutWords(def *domain.Definition) {
 	def.Title, def.Description, def.Metadata, def.OS.Cmdline = "", "", "", ""
 }
 
-// keeps wants a device to be one that takes nothing of the host beside files, and joins
-// no network but the client's.
+// keeps checks that a device takes nothing of the host except files, and joins only the client's network.
 func keeps(t *testing.T, doc string, dev device.Device) {
 	switch d := dev.(type) {
 	case *device.HostDevice:
@@ -160,7 +159,7 @@ func keeps(t *testing.T, doc string, dev device.Device) {
 	}
 }
 
-// look finds what lies beyond the client's places, wherever it stands.
+// look finds values outside the client's places, anywhere in the definition.
 func look(t *testing.T, doc string, v reflect.Value, at string) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:

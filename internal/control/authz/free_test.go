@@ -10,15 +10,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// freeParts lists what a client that rules hold may say in a definition as he likes, for all
-// that the gate says of one element. Lines that begin with # are for people.
+// freeParts lists what a client that rules restrict may write freely in a definition, as far as the gate
+// checks single elements. Lines that begin with # are comments.
 const freeParts = "testdata/free.txt"
 
-// Every attribute and text that a definition can have is judged by the gate, or listed as one that concerns its guest
-// alone: whoever builds another one finds out here that it is let through. The documents
-// of domainxml, of which a test sees that each attribute is understood, are what a definition can have.
+// The gate checks every attribute and text of a definition, or the list says that it concerns only its guest.
+// A new one shows up here. The documents of domainxml, whose test checks that each attribute is parsed, are
+// the set of all attributes.
+//
 // Promise: A3
-func TestWhatNobodyJudgesConcernsTheGuestAlone(t *testing.T) {
+func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 	docs, err := filepath.Glob("../../format/domainxml/testdata/define/*.xml")
 	if err != nil || len(docs) == 0 {
 		t.Fatal(docs, err)
@@ -60,9 +61,9 @@ func TestWhatNobodyJudgesConcernsTheGuestAlone(t *testing.T) {
 	}
 }
 
-// listFree finds the attributes and texts below an element for which a word passes that stands
-// for nothing of the client's. What is judged, and would hide what else is there, it takes out of the
-// document: paths, where displays listen, and what interfaces are on.
+// listFree finds the attributes and texts below an element that accept a word which the client has no right
+// to. It removes what is checked from the document, because a refusal would hide the rest: paths, listen
+// addresses, and the networks of interfaces.
 func (w walker) listFree(in, e *xmltree.Element, up string, found map[string]bool) {
 	for i, a := range e.Attrs {
 		switch {
@@ -97,7 +98,7 @@ func (w walker) listFree(in, e *xmltree.Element, up string, found map[string]boo
 			found[at] = true
 		}
 		e.Children = children
-	} else if len(e.Attrs)+len(children) == 0 { // to be there says something
+	} else if len(e.Attrs)+len(children) == 0 { // its mere presence means something
 		found[at] = true
 	}
 	for _, child := range e.Elements() {

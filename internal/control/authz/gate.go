@@ -2,7 +2,6 @@ package authz
 
 import (
 	"cmp"
-	"context"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -16,11 +15,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Config is what a gate works with. All of it is needed but File and Secrets.
+// Config is what a gate uses. All fields but File and Secrets are required.
 type Config struct {
 	// File is the file of rules; empty: there are none.
 	File     string
@@ -28,25 +27,25 @@ type Config struct {
 	Fleet    *fleet.Fleet
 	Pools    *volume.Pools
 	Networks *network.Networks
-	// Secrets are those that rules may give to be used; nil: there are none.
+	// Secrets are the secrets that rules may name; nil: there are none.
 	Secrets *secret.Book
 	Log     *slog.Logger
 }
 
-// Gate decides by the rules as they are now. A nil gate has none.
+// Gate decides by the current rules. A nil gate has none.
 type Gate struct {
 	Config
-	rules atomic.Pointer[Rules] // nil: whoever was let in may do everything
+	rules atomic.Pointer[Rules] // nil: every admitted client may do everything
 
 	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, when the rules change
+	changed chan struct{} // closed and replaced when the rules change
 
 	shares shares
 	// routeInto is network.RouteInto, or a test's.
 	routeInto func(p netip.Prefix, but string) (device string, err error)
 }
 
-// New makes a gate, and refuses rules that are wrong.
+// New makes a gate, and refuses invalid rules.
 func New(c Config) (*Gate, error) {
 	g := &Gate{Config: c, changed: make(chan struct{}), routeInto: network.RouteInto}
 	g.shares.there = g.alike
@@ -56,7 +55,7 @@ func New(c Config) (*Gate, error) {
 	return g, g.Reload()
 }
 
-// Reload reads the rules again. Wrong ones change nothing.
+// Reload reads the rules again. Invalid rules change nothing.
 func (g *Gate) Reload() error {
 	if g == nil || g.File == "" {
 		return nil
@@ -75,8 +74,8 @@ func (g *Gate) Reload() error {
 	return nil
 }
 
-// Changed closes when the rules are next changed: what was allowed for longer
-// than one call has to be asked for again. Nil never closes.
+// Changed is closed at the next change of the rules: a permission that outlives one call must be checked
+// again. A nil channel never closes.
 func (g *Gate) Changed() <-chan struct{} {
 	if g == nil {
 		return nil
@@ -86,19 +85,19 @@ func (g *Gate) Changed() <-chan struct{} {
 	return g.changed
 }
 
-// Ruled says whether there are rules, so that they and no socket's group decide.
+// Ruled says whether there are rules; then they decide, and the socket's group does not.
 func (g *Gate) Ruled() bool { return g != nil && g.rules.Load() != nil }
 
-// Admit lets in whom some rule is about.
+// Admit admits a client that some rule names.
 func (g *Gate) Admit(w Who) error {
 	if !g.Ruled() || g.rules.Load().Knows(w) {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Call, "%s may not come in: no rule of %s is about this client", w, g.File)
+	return fault.New(fault.Denied, fault.Call, "%s is not admitted: no rule of %s names this client", w, g.File)
 }
 
-// Welcome lets in a client of another host: one that some rule is about, or, where
-// there are no rules, one whose subject a glob matches; without globs, any.
+// Welcome admits a client of another host: one that some rule names or, if there are no rules, one whose
+// subject matches a glob. Without globs every subject is admitted.
 func (g *Gate) Welcome(w Who, allow []string) error {
 	if g.Ruled() {
 		return g.Admit(w)
@@ -106,10 +105,10 @@ func (g *Gate) Welcome(w Who, allow []string) error {
 	if len(allow) == 0 || slices.ContainsFunc(allow, func(glob string) bool { return fleet.Matches(glob, w.Subject) }) {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Call, "no --tls-allow lets %s in", w)
+	return fault.New(fault.Denied, fault.Call, "no --tls-allow admits %s", w)
 }
 
-// Check says whether a client may do something, and if not what is missing.
+// Check returns an error that names the missing right if a client may not do something.
 func (g *Gate) Check(w Who, v Verb, o Object) error {
 	if !g.Ruled() || v == Open {
 		return nil
@@ -126,7 +125,7 @@ func (g *Gate) May(w Who, v Verb, o Object) bool {
 	return yes
 }
 
-// Rule names the rule that allows something; empty: none was needed.
+// Rule names the rule that allows an action; empty: none was needed.
 func (g *Gate) Rule(w Who, v Verb, o Object) string {
 	if !g.Ruled() {
 		return ""
@@ -135,20 +134,20 @@ func (g *Gate) Rule(w Who, v Verb, o Object) string {
 	return rule
 }
 
-// Held says whether rules hold the client, so that its documents have to be looked at.
+// Held says whether rules restrict the client, so that its documents must be checked.
 func (g *Gate) Held(w Who) bool { return g.Ruled() && !w.Trusted() }
 
 // Guest is a guest as rules see it.
 func (g *Gate) Guest(of *guest.Guest) Object { return Of(g.Fleet.Of(of)) }
 
-// Of is a guest of a set as rules see it. The labels of one whose first definition is under way,
-// or whose marks cannot be read, nobody knows.
+// Of is a guest of a set as rules see it. The labels are unknown while its first definition is under way, or
+// if its marks cannot be parsed.
 func Of(m fleet.Member) Object {
 	return Object{Kind: Guest, Name: m.View.Name, member: m, unmarked: m.View.Current() == nil || m.Problem != ""}
 }
 
-// GuestByUUID is Guest; of one that is not there nothing is known but the UUID,
-// and only rules for everything reach it.
+// GuestByUUID is Guest by UUID. Of a missing guest only the UUID is known, and only rules for everything cover
+// it.
 func (g *Gate) GuestByUUID(uuid string) Object {
 	if found, err := g.Guests.ByUUID(uuid); err == nil {
 		return g.Guest(found)
@@ -164,20 +163,20 @@ func (g *Gate) GuestByName(name string) Object {
 	return Object{Kind: Everything, Name: name}
 }
 
-// Fence bounds what a call may open by the places that the rules give: a header
-// may lead a disk to other files than its definition names.
-func (g *Gate) Fence(ctx context.Context, w Who, v Verb, o Object) context.Context {
+// Fence limits the paths that a call may open to the places of the rules: the header of an image may name
+// other files than the guest's definition does.
+func (g *Gate) Fence(sc scope.Scope, w Who, v Verb, o Object) scope.Scope {
 	if !g.Held(w) {
-		return ctx
+		return sc
 	}
 	p := g.rules.Load().placesFor(g, w, v, o)
 	if p.Anywhere {
-		return ctx
+		return sc
 	}
-	return image.WithFence(ctx, p.Where)
+	return sc.Within(p.Where)
 }
 
-// Anew is an object as it is now.
+// Anew is an object in its current state.
 func (g *Gate) Anew(o Object) Object {
 	if o.Kind != Guest || o.member.View == nil {
 		return o
@@ -185,8 +184,8 @@ func (g *Gate) Anew(o Object) Object {
 	return g.GuestByUUID(o.member.View.UUID)
 }
 
-// Hears says whether a client may be told what happened to a guest that was called so then: it
-// has to see the guest as it is, and one of that name. Of a guest that has left only that tells.
+// Hears says whether a client may be told about an event of a guest that had this name. It must be allowed to
+// see the guest as it is now, and a guest of that name. For a removed guest only the name counts.
 func (g *Gate) Hears(w Who, name, uuid string) bool {
 	now := g.GuestByUUID(uuid)
 	if now.Kind != Guest {
@@ -203,18 +202,18 @@ func (g *Gate) Renamed(uuid, name string) Object {
 	return o
 }
 
-// Mark checks that a client may give a guest other marks, as a document under a prefix of its
-// own: it has to define what they make of it. Ones that cannot be read are none.
+// Mark checks that a client may change a guest's marks, given as a document under its own prefix: it must have
+// the right to define the resulting guest. Marks that cannot be parsed count as none.
 func (g *Gate) Mark(w Who, uuid, key, doc string) error {
 	if !g.Held(w) {
 		return nil
 	}
-	metadata, err := xmltree.SetMetadataElement("", fleet.Namespace, key, doc) // as they will be kept
+	metadata, err := xmltree.SetMetadataElement("", fleet.Namespace, key, doc) // in the form that is stored
 	if err != nil {
 		return err
 	}
 	o := g.GuestByUUID(uuid)
-	marks, unread := fleet.ReadMarks(metadata) // none with an error
+	marks, unread := fleet.ReadMarks(metadata) // none, with an error
 	made, rules := NewGuest(o.Name, uuid, marks.Labels), g.rules.Load()
 	made.unmarked = unread != nil
 	if err := rules.Check(w, Define, made); err != nil {
@@ -223,8 +222,7 @@ func (g *Gate) Mark(w Who, uuid, key, doc string) error {
 	return cmp.Or(rules.claims(w, marks, o), g.Rank(w, marks.Priority, o))
 }
 
-// PoolByUUID is a pool as rules see it; one that is not there only rules for
-// everything reach.
+// PoolByUUID is a pool as rules see it. Only rules for everything cover a missing one.
 func (g *Gate) PoolByUUID(uuid string) Object {
 	if p, err := g.Pools.ByUUID(uuid); err == nil {
 		return Object{Kind: Pool, Name: p.Name()}
@@ -240,5 +238,5 @@ func (g *Gate) NetworkByUUID(uuid string) Object {
 	return Object{Kind: Everything, Name: uuid}
 }
 
-// Whole checks that a client may do something whatever the files are that it reaches.
+// Whole checks that a client may do something with any file.
 func (g *Gate) Whole(w Who, v Verb, what string) error { return g.beyond(w, v, what) }

@@ -14,23 +14,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
 
-// Bounds of clients of other hosts that have not shown their certificates yet.
+// Bounds of clients of other hosts that have not finished their TLS handshake.
 const (
 	maxShaking     = 64
 	maxShakingEach = 16 // from one address
 	shakeTime      = 15 * time.Second
 )
 
-// Reception finds out who clients are, by both APIs: of other hosts from their
-// certificates, of this host, where it is asked for, through polkit. It bounds how
-// many are at it, for how long, and how often somebody may fail. What they may then
-// do is for the Gate. A nil reception knows neither way.
+// Reception authenticates clients for both APIs: clients of other hosts by their certificates, and clients of
+// this host, if asked for, through polkit. It bounds the number and the duration of concurrent attempts, and
+// repeated failures. The Gate decides what a client may then do. A nil reception can do neither.
 type Reception struct {
 	gate   *Gate
 	allow  []string
 	polkit *polkit.Authority
 	log    *slog.Logger
-	// last: polkit is asked last, about those whom neither these groups nor rules let in.
+	// last: polkit is asked only about clients that neither these groups nor rules admit.
 	last   bool
 	groups []uint32
 
@@ -41,16 +40,14 @@ type Reception struct {
 	all     int
 }
 
-// NewReception makes one. Authority is asked about clients of this host; nil: nobody
-// is. Allow are the subjects of certificates that may come in, as globs, where
-// there are no rules; none: whoever has a certificate.
+// NewReception makes one. Authority is asked about clients of this host; nil: it is not asked. Allow are globs
+// for subjects of certificates, used if there are no rules; none: every valid certificate is admitted.
 func NewReception(gate *Gate, authority *polkit.Authority, allow []string, log *slog.Logger) *Reception {
 	return &Reception{gate: gate, polkit: authority, allow: allow, log: log, shaking: map[string]int{}}
 }
 
-// AskLast has polkit decide about those alone who are not members of some groups, and
-// about nobody where there are rules: what a daemon does that was told nothing, so that
-// a policy of the host's adds to those who come in, and keeps nobody out.
+// AskLast makes polkit decide only about clients that are not members of some groups, and about none if there
+// are rules. It is the default: a polkit policy of the host can admit more clients, and never fewer.
 func (r *Reception) AskLast(groups []uint32) { r.last, r.groups = true, groups }
 
 // Asks says whether polkit decides about a client.
@@ -61,8 +58,8 @@ func (r *Reception) Asks(w Who) bool {
 	return !r.last || !r.gate.Ruled() && w.Peer.Admit(false, r.groups) != nil
 }
 
-// Prove has polkit say whether a client of this host may come in, to look or to do
-// everything. It may take as long as polkit.Patience.
+// Prove asks polkit whether a client of this host is admitted, to read or to do everything. It may take as
+// long as polkit.Patience.
 func (r *Reception) Prove(ctx context.Context, w Who, p polkit.Process, toLook bool) error {
 	who := fmt.Sprintf("user %d", w.Peer.UID)
 	if r.strikes.out(who) {
@@ -74,13 +71,13 @@ func (r *Reception) Prove(ctx context.Context, w Who, p polkit.Process, toLook b
 	}
 	err := r.polkit.Check(ctx, p, action)
 	if err == nil || errors.Is(err, polkit.ErrRefused) || errors.Is(err, polkit.ErrDismissed) {
-		r.judged(who, err) // what polkit could not ask, or did not answer, is no failure of the client's
+		r.judged(who, err) // a polkit that could not ask or did not answer is no failure of the client
 	}
 	return err
 }
 
-// Receive shakes hands with a client of another host that came from an address, and
-// gives who it is, in any case as far as that is known.
+// Receive does the TLS handshake with a client of another host at an address. It returns the client's identity
+// as far as it is known, also with an error.
 func (r *Reception) Receive(ctx context.Context, conn *tls.Conn, address string) (Who, error) {
 	w, from := Who{Address: address}, origin(address)
 	if err := r.begin(from); err != nil {
@@ -98,29 +95,29 @@ func (r *Reception) Receive(ctx context.Context, conn *tls.Conn, address string)
 	return w, err
 }
 
-// TurnedAway says that an attempt was not looked at, because there were too many: the
-// audit has those before, and would be flooded.
+// TurnedAway says that an attempt was refused unseen because there were too many. The audit has the earlier
+// ones, and should not be flooded.
 func TurnedAway(err error) bool { return fault.Is(err, fault.NoCapacity) }
 
-// judged counts an attempt that failed, and forgets those before one that did not.
+// judged counts a failed attempt; a success clears earlier failures.
 func (r *Reception) judged(who string, err error) {
 	if err == nil {
 		r.strikes.clear(who)
 		return
 	}
 	if r.strikes.note(who) {
-		r.log.Warn("a client has failed to come in too often, and is turned away for a minute", "client", who, "times", maxStrikes)
+		r.log.Warn("client locked out for a minute after failed logins", "client", who, "times", maxStrikes)
 	}
 }
 
 func (r *Reception) begin(from string) error {
 	if r.strikes.out(from) {
-		return fault.New(fault.NoCapacity, fault.Call, "%s has failed to come in %d times", from, maxStrikes)
+		return fault.New(fault.NoCapacity, fault.Call, "%s has failed to log in %d times", from, maxStrikes)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.all >= maxShaking || r.shaking[from] >= maxShakingEach {
-		return fault.New(fault.NoCapacity, fault.Call, "%d connections of other hosts have not shown their certificates yet, %d of them from %s", r.all, r.shaking[from], from)
+		return fault.New(fault.NoCapacity, fault.Call, "%d connections of other hosts have not finished their handshakes, %d of them from %s", r.all, r.shaking[from], from)
 	}
 	r.all++
 	r.shaking[from]++

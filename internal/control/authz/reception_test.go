@@ -13,7 +13,7 @@ import (
 )
 
 // Promise: A9
-func TestWhoFailsTooOftenWaits(t *testing.T) {
+func TestLockout_RepeatedFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s strikes
 		for i := range maxStrikes {
@@ -43,7 +43,7 @@ func TestWhoFailsTooOftenWaits(t *testing.T) {
 }
 
 // Promise: A9
-func TestTheStruckAreBounded(t *testing.T) {
+func TestLockout_Bounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s strikes
 		for i := range maxStruck + 100 {
@@ -64,7 +64,7 @@ func TestTheStruckAreBounded(t *testing.T) {
 	})
 }
 
-func TestWhoAnswersForAnAddress(t *testing.T) {
+func TestOrigin(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1:5":                   "10.0.0.1",
 		"[::ffff:10.0.0.1]:5":          "10.0.0.1",
@@ -79,8 +79,8 @@ func TestWhoAnswersForAnAddress(t *testing.T) {
 	}
 }
 
-// TestNoAddressTakesAllHandshakes has one address shake as many hands as it may.
-func TestWhoAnswersForAConnection(t *testing.T) {
+// TestReceive_HandshakesPerAddress has one address begin as many handshakes as it may.
+func TestPrincipal_Owner(t *testing.T) {
 	of := func(pid int32, uid uint32) Owner { return LocalWho(listener.Peer{PID: pid, UID: uid}).Owner() }
 	if root := of(7, 0); root != of(7, 0) || root == of(8, 0) {
 		t.Error("processes of root are owners of their own")
@@ -95,7 +95,7 @@ func TestWhoAnswersForAConnection(t *testing.T) {
 }
 
 // Promise: A9
-func TestNoAddressTakesAllHandshakes(t *testing.T) {
+func TestReceive_HandshakesPerAddress(t *testing.T) {
 	r := NewReception(nil, nil, nil, slog.New(slog.DiscardHandler))
 	for range maxShakingEach {
 		if err := r.begin("a"); err != nil {
@@ -119,10 +119,10 @@ func TestNoAddressTakesAllHandshakes(t *testing.T) {
 	}
 }
 
-// Polkit that is asked last is not asked about members of the group, nor about anybody
-// where there are rules.
+// With AskLast, polkit is not asked about members of the groups, and about no client if there are rules.
+//
 // Promise: A20
-func TestAsks_LastAboutThoseWhomNothingElseLetsIn(t *testing.T) {
+func TestAsks_AskLast(t *testing.T) {
 	ruled := new(Gate)
 	ruled.rules.Store(new(Rules))
 	who := func(uid, gid uint32, groups ...uint32) Who {

@@ -26,36 +26,32 @@ const (
 	maxItems = 1000 // of one list
 )
 
-// Rules are a file of rules, understood. They are never changed.
+// Rules are a parsed file of rules. They are immutable.
 type Rules struct {
 	path string
 	list []*rule
 }
 
-// rule lets some clients do some things. There are no rules that forbid: what
-// no rule allows is refused.
+// rule allows some clients some actions. No rule forbids anything: an action that no rule allows is refused.
 type rule struct {
 	name string
 	who  []principal
 	may  verbSet
-	// some says that the rule holds for the objects named here alone; else it
-	// holds for everything.
+	// some says that the rule covers only the objects named here; else it covers everything.
 	some     bool
 	guests   []fleet.Selector
 	pools    []string // globs
 	networks []string // globs
-	// anywhere says that definitions may name any file of the host; else images are
-	// the places in which they may lie.
+	// anywhere says that definitions may name any file of the host. Otherwise images are the places for files.
 	anywhere bool
 	images   []string
-	// secrets are those that definitions may use, by globs for their UUIDs and for what
-	// they are for.
+	// secrets are the secrets that definitions may use, as globs for UUIDs and for usages.
 	secrets []string
-	// most is what the objects that the rule is about may take, all together.
+	// most bounds the total of the objects that the rule covers.
 	most share
 }
 
-// ReadRules reads a file of rules. An error says the line and what is wrong with it.
+// ReadRules reads a file of rules. An error names the line and what is wrong with it.
 func ReadRules(path string) (*Rules, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -75,8 +71,8 @@ func ReadRules(path string) (*Rules, error) {
 	return ParseRules(path, text)
 }
 
-// checkFolders refuses rules that somebody could put others in the place of: in a folder
-// above them, or above the link that leads to them.
+// checkFolders refuses rules that another user could replace, in a folder above them or above a link that
+// leads to them.
 func checkFolders(path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -88,10 +84,10 @@ func checkFolders(path string) error {
 			at = filepath.Dir(at)
 			var st unix.Stat_t
 			if err = unix.Stat(at, &st); err == nil && st.Mode&unix.S_ISVTX != 0 {
-				st.Mode &^= 0o022 // there others replace what is theirs alone
+				st.Mode &^= 0o022 // in a sticky folder, others cannot replace files that they do not own
 			}
 			if err == nil && !oursAlone(st.Uid, st.Mode) {
-				return fault.New(fault.Denied, fault.Config, "others than root can replace %s, since they can write to %s; chown root it and chmod go-w", path, at)
+				return fault.New(fault.Denied, fault.Config, "users other than root can replace %s, because they can write to %s; chown it to root and chmod it go-w", path, at)
 			}
 		}
 		if err != nil {
@@ -101,12 +97,12 @@ func checkFolders(path string) error {
 	return nil
 }
 
-// oursAlone says whether nobody writes to a file or folder but root and the daemon's user.
+// oursAlone says whether only root and the daemon's user can write to a file or folder.
 func oursAlone(uid, mode uint32) bool {
 	return safepath.TrustedOwner(uid) && mode&0o022 == 0
 }
 
-// checkOwner refuses rules that anybody but root and the daemon's user could write.
+// checkOwner refuses rules that a user other than root and the daemon's can write.
 func checkOwner(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -114,14 +110,14 @@ func checkOwner(f *os.File) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return fault.New(fault.Invalid, fault.Config, "%s is no file", f.Name())
+		return fault.New(fault.Invalid, fault.Config, "%s is not a regular file", f.Name())
 	case !oursAlone(st.Uid, st.Mode):
-		return fault.New(fault.Denied, fault.Config, "%s can be written by others than root; chown root it and chmod go-w", f.Name())
+		return fault.New(fault.Denied, fault.Config, "%s can be written by users other than root; chown it to root and chmod it go-w", f.Name())
 	}
 	return nil
 }
 
-// ParseRules understands the text of a file of rules.
+// ParseRules parses the text of a file of rules.
 func ParseRules(path string, text []byte) (*Rules, error) {
 	r := &Rules{path: path}
 	if err := r.parse(text); err != nil {
@@ -136,14 +132,14 @@ func wrong(at *yaml.Node, format string, args ...any) error {
 
 func (r *Rules) parse(text []byte) error {
 	if len(text) > maxFile {
-		return fmt.Errorf("more than %d bytes are no file of rules", maxFile)
+		return fmt.Errorf("a file of rules has at most %d bytes", maxFile)
 	}
 	var doc yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	if err := decoder.Decode(&doc); err != nil {
 		return fmt.Errorf("cannot be read: %w", err)
 	}
-	if err := decoder.Decode(new(yaml.Node)); err != io.EOF { //nolint:errorlint // the decoder gives it bare
+	if err := decoder.Decode(new(yaml.Node)); err != io.EOF { //nolint:errorlint // the decoder returns io.EOF unwrapped
 		return fmt.Errorf("there is more than one document")
 	}
 	top, err := fields(doc.Content[0], "the file", "version", "rules")
@@ -172,7 +168,7 @@ func (r *Rules) parse(text []byte) error {
 	return nil
 }
 
-// fields gives the values of a mapping, and refuses any other key than these.
+// fields returns the values of a mapping, and refuses unknown keys.
 func fields(node *yaml.Node, what string, known ...string) (map[string]*yaml.Node, error) {
 	if node.Kind != yaml.MappingNode {
 		return nil, wrong(node, "%s is a list of \"name: value\" lines", what)
@@ -191,7 +187,7 @@ func fields(node *yaml.Node, what string, known ...string) (map[string]*yaml.Nod
 	return found, nil
 }
 
-// items gives the words of a list; one word may stand without one.
+// items returns the items of a list; a single item may stand without one.
 func items(node *yaml.Node, what string) ([]*yaml.Node, error) {
 	list := []*yaml.Node{node}
 	if node.Kind == yaml.SequenceNode {
@@ -211,7 +207,7 @@ func items(node *yaml.Node, what string) ([]*yaml.Node, error) {
 	return list, nil
 }
 
-// parts understand what stands under each key of a rule.
+// parts parse the value of each key of a rule.
 var parts = []struct {
 	key  string
 	take func(*rule, *yaml.Node) error
@@ -305,7 +301,7 @@ func (r *rule) takeGuests(node *yaml.Node) error {
 	if err != nil {
 		return wrong(node, "%v", err)
 	}
-	if s.Fleeting() {
+	if s.NeedsState() {
 		return wrong(node, "guests are known here by name, uuid, label and tile, which they have before they are made; %q asks for more", node.Value)
 	}
 	r.some, r.guests = true, append(r.guests, s)
@@ -365,7 +361,7 @@ func (r *rule) takeWho(node *yaml.Node) error {
 	return nil
 }
 
-// number reads an id, or looks its name up.
+// number parses an ID, or looks its name up.
 func number(value string, lookup func() (string, error)) (uint32, error) {
 	id, err := strconv.ParseUint(value, 10, 32)
 	if err == nil {

@@ -41,7 +41,7 @@ func user1(uid uint32, groups ...uint32) Who {
 }
 
 // Promise: A1
-func TestRulesSayWhoMayDoWhat(t *testing.T) {
+func TestRules_Allows(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(example))
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestRulesSayWhoMayDoWhat(t *testing.T) {
 }
 
 // Promise: A1
-func TestARefusalSaysWhatIsMissing(t *testing.T) {
+func TestRules_RefusalNamesMissingRight(t *testing.T) {
 	r, err := ParseRules("/etc/lodge/access.yaml", []byte(example))
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestARefusalSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestPlacesOfImages(t *testing.T) {
+func TestRules_Images(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(example))
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestPlacesOfImages(t *testing.T) {
 }
 
 // Promise: A4
-func TestWrongRulesAreRefused(t *testing.T) {
+func TestParseRules_Invalid(t *testing.T) {
 	rule := func(lines string) string {
 		return "version: 1\nrules:\n  - name: x\n    " + strings.ReplaceAll(lines, "\n", "\n    ")
 	}
@@ -159,7 +159,7 @@ func TestWrongRulesAreRefused(t *testing.T) {
 		rule("who: everyone\nmay: read") + "\n  - name: x\n    who: everyone\n    may: read": "two rules",
 		"version: 1\nrules:\n\t- name: x":                                                    "line",
 
-		"version: 1\nrules: []\n" + strings.Repeat("\n", maxFile): "no file of rules",
+		"version: 1\nrules: []\n" + strings.Repeat("\n", maxFile): "a file of rules has at most",
 	} {
 		_, err := ParseRules("access.yaml", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "access.yaml") {
@@ -169,7 +169,7 @@ func TestWrongRulesAreRefused(t *testing.T) {
 }
 
 // Promise: A4
-func TestRulesThatOthersCouldWriteAreRefused(t *testing.T) {
+func TestReadRules_WritableByOthers(t *testing.T) {
 	above := t.TempDir()
 	folder := filepath.Join(above, "lodge")
 	path, link := filepath.Join(folder, "access.yaml"), filepath.Join(above, "link.yaml")
@@ -236,10 +236,11 @@ func FuzzParseRules(f *testing.F) {
 	})
 }
 
-// A guest whose labels are not known is no guest without labels: rules that ask for their absence
-// are not about it, nor about links, which have none.
+// A guest with unknown labels is not a guest without labels: rules that require their absence do not cover it.
+// Nor do they cover links, which have no labels.
+//
 // Promise: A1
-func TestLabelsThatAreNotKnownAreNotAbsent(t *testing.T) {
+func TestRules_UnknownLabels(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`version: 1
 rules:
   - {name: others, who: "user:1001", may: [read, stop], guests: ["!label=team:infra"], images: /srv}

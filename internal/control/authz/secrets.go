@@ -8,9 +8,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// opens and opensFor mark secrets among what a definition names, by UUID and by the volume
-// that they are for: the daemon gives their values to the guest's QEMU, or to qemu-img,
-// and so opens with them whatever the client has a copy of.
+// opens and opensFor mark secrets in a definition, by UUID and by the volume of their usage. The daemon gives
+// the secret's value to the guest's QEMU, or to qemu-img, which then decrypts any image that the client has a
+// copy of.
 const (
 	opens    = "secret"
 	opensFor = "secret for"
@@ -23,7 +23,7 @@ func opened(e *xmltree.Element) (found []use) {
 	case "secret":
 		id, usage = e.Attr("uuid"), e.Attr("usage")
 	case "encryption":
-		id = e.Attr("secret") // of a TPM's state
+		id = e.Attr("secret") // for a TPM's state
 	}
 	if id != "" {
 		found = append(found, use{opens, plain(id)})
@@ -34,8 +34,8 @@ func opened(e *xmltree.Element) (found []use) {
 	return found
 }
 
-// mayOpen says whether a secret is among those that some rule gives to be used: by UUID, or
-// by what it is for. Of one that is not there nobody knows what it will be.
+// mayOpen says whether some rule lets the client use a secret, by UUID or by usage. The usage of a missing
+// secret is unknown.
 func (g *Gate) mayOpen(globs []string, u use) bool {
 	if len(globs) == 0 || g.Secrets == nil {
 		return false
@@ -49,8 +49,8 @@ func (g *Gate) mayOpen(globs []string, u use) bool {
 	})
 }
 
-// opening checks that a client may have a volume of a pool opened: what a copy under another
-// key would tell is what the first one keeps.
+// opening checks that a client may have a volume decrypted: a copy of it under another key would reveal its
+// data.
 func (g *Gate) opening(w Who, pool, id string) error {
 	rules := g.rules.Load()
 	if rules == nil {

@@ -2,7 +2,6 @@ package authz
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -13,31 +12,29 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
-	"github.com/lodge-kvm/lodge/internal/guest"
-	"github.com/lodge-kvm/lodge/internal/host/network"
-	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// atMost is the word for what the objects of a rule may take, all together.
+// atMost is the key of bounds in the file of rules.
 const atMost = "at most"
 
-// share is what objects take, or may: of a rule 0 is no bound. A guest takes the most that
-// its definitions let it have, whether it runs or not: memory up to which its balloon
-// gives, and processors that can be plugged in.
+// share is what objects take, or may take: in a rule, 0 is no bound. A guest takes the maximum of its
+// definitions, whether it runs or not: the memory up to its balloon's limit, and the processors that can be
+// plugged in.
 type share struct{ guests, memory, vcpus, interfaces, definitions, networks, pools, volumes uint64 } // memory and definitions in bytes
 
-// usualDefinitions are the bytes of definitions that a rule for some objects gives which says
-// nothing of them: the daemon has them all in its memory, several times over.
+// usualDefinitions bounds the bytes of definitions for a rule with named objects that gives no bound: the
+// daemon holds them in memory, several times over.
 const usualDefinitions = 64 << 20
 
 // measures are the parts of a share.
 var measures = []struct {
-	word string // in the file of rules
+	word string // the word in the file of rules
 	of   func(*share) *uint64
 	say  func(uint64) string
-	// kinds are of the objects that take of it, each sort by itself, and verbs are what lets
-	// them be made, or made larger.
+	// kinds are the kinds of objects that count, each kind separately. verbs are the verbs that create or
+	// enlarge them.
 	kinds []Kind
 	verbs []Verb
 }{
@@ -60,7 +57,7 @@ func counted(what string) func(uint64) string {
 	}
 }
 
-// inUnits writes bytes in the largest unit that leaves no rest.
+// inUnits writes bytes in the largest unit that divides them.
 func inUnits(n uint64) string {
 	unit := 0
 	for n > 0 && n%1024 == 0 && unit < 3 {
@@ -69,7 +66,7 @@ func inUnits(n uint64) string {
 	return fmt.Sprintf("%d %s", n, [...]string{"bytes", "KiB", "MiB", "GiB"}[unit])
 }
 
-// parseMost understands what stands under "at most".
+// parseMost parses the value of "at most".
 func parseMost(node *yaml.Node) (most share, err error) {
 	words := make([]string, len(measures))
 	for i, m := range measures {
@@ -103,13 +100,12 @@ func parseMost(node *yaml.Node) (most share, err error) {
 	return most, nil
 }
 
-// shareOf is what a guest takes by its definitions, of which so much is written; those that it
-// lacks are nil.
+// shareOf is a guest's share by its definitions, with a stored size in bytes; missing definitions are nil.
 func shareOf(written uint64, definitions ...*domain.Definition) share {
 	s := share{guests: 1, definitions: written}
 	for _, d := range definitions {
 		if d != nil {
-			// I/O threads are as good as vCPUs to take a host's processors, and its numbers for threads.
+			// I/O threads count as vCPUs: they take the host's processors and thread IDs in the same way.
 			s.memory, s.vcpus = max(s.memory, d.Memory, d.Memory+d.MemoryBeside()), max(s.vcpus, uint64(d.VCPUs.Max), uint64(d.IOThreads))
 			s.interfaces = max(s.interfaces, queues(d))
 		}
@@ -117,16 +113,16 @@ func shareOf(written uint64, definitions ...*domain.Definition) share {
 	return s
 }
 
-// queues counts those of all interfaces: each has files and a thread of the host's, and each
-// interface, of which a bridge has 1,023, has one at least.
+// queues counts the queues of all interfaces. Each queue has files and a thread of the host; each interface,
+// of which a bridge can have 1,023, counts as one at least.
 func queues(d *domain.Definition) (n uint64) {
 	for _, nic := range d.Devices.NICs {
-		n += uint64(min(max(nic.Queues, 1), 1<<20)) // sums of what nobody has must not come round
+		n += uint64(min(max(nic.Queues, 1), 1<<20)) // a sum of absurd numbers must not overflow
 	}
 	return n
 }
 
-// atLeast gives the larger one in each measure.
+// atLeast returns the maximum in each measure.
 func (s share) atLeast(other share) share {
 	for _, m := range measures {
 		*m.of(&s) = max(*m.of(&s), *m.of(&other))
@@ -134,7 +130,7 @@ func (s share) atLeast(other share) share {
 	return s
 }
 
-// plus adds, up to the largest number there is.
+// plus adds without overflow.
 func (s share) plus(other share) share {
 	for _, m := range measures {
 		sum, carry := bits.Add64(*m.of(&s), *m.of(&other), 0)
@@ -143,7 +139,7 @@ func (s share) plus(other share) share {
 	return s
 }
 
-// check refuses bounds that bound nothing.
+// check refuses bounds without effect.
 func (s share) check(r *rule, node *yaml.Node) error {
 	named := map[Kind]int{Guest: len(r.guests), Network: len(r.networks), Pool: len(r.pools)}
 	for _, m := range measures {
@@ -158,23 +154,23 @@ func (s share) check(r *rule, node *yaml.Node) error {
 	return nil
 }
 
-// shares are what calls under way are about to make. Whoever asks counts that beside what is
-// there, so that of several at once none slips under a bound.
+// shares are the objects that calls under way are about to make. Each call counts them in addition to the
+// existing objects, so that concurrent calls cannot together exceed a bound.
 type shares struct {
-	there func(like Object) []claim // all objects of one sort; never waits
+	there func(like Object) []claim // all objects of one kind; never waits
 
 	mu     sync.Mutex
 	claims map[*taking][]claim
 }
 
-// claim is one object as it is, or will be.
+// claim is an object as it is, or will be.
 type claim struct {
 	object Object
-	key    string // by which it is known for the same one
+	key    string // identifies the object
 	share  share
 }
 
-// alike gives all objects of the sort of one.
+// alike returns all objects of the same kind.
 func (g *Gate) alike(like Object) (all []claim) {
 	switch like.Kind {
 	case Guest:
@@ -191,7 +187,7 @@ func (g *Gate) alike(like Object) (all []claim) {
 				all = append(all, claimOf(Object{Kind: Pool, Name: p.Name()}))
 				continue
 			}
-			volumes, _ := p.Volumes() // of a pool that does not run nobody knows any, nor makes one
+			volumes, _ := p.Volumes() // the volumes of an inactive pool are unknown, and none can be made
 			for _, v := range volumes {
 				all = append(all, claimOf(Object{Kind: Pool, Name: p.Name(), Part: v.Name}))
 			}
@@ -201,7 +197,7 @@ func (g *Gate) alike(like Object) (all []claim) {
 	return all
 }
 
-// claimOf is a claim to an object that is no guest.
+// claimOf is the claim of an object other than a guest.
 func claimOf(o Object) claim {
 	c := claim{object: o, key: o.String()}
 	switch {
@@ -215,53 +211,45 @@ func claimOf(o Object) claim {
 	return c
 }
 
-// taking is one call of a client that the rules hold.
+// taking is one call of a client that rules restrict.
 type taking struct {
 	gate  *Gate
 	who   Who
-	verb  Verb   // by which it is bounded
+	verb  Verb   // which determines the bounds
 	asked []Verb // those of the call
 	over  bool   // guarded by the lock of the shares
 }
 
-// Bound holds what a call makes of guests to what the rules give its client at most. It
-// counts until done, when the guests themselves are there to be counted.
-// The call is by the verb, and by what else it takes.
-func (g *Gate) Bound(ctx context.Context, w Who, v Verb, also ...Verb) (_ context.Context, done func()) {
+// Bound checks the guests that a call makes against the client's bounds. They count until done, when the
+// guests themselves can be counted. The call has the verb v, and those in also.
+func (g *Gate) Scope(w Who, v Verb, also ...Verb) (_ scope.Scope, done func()) {
 	if !g.Held(w) {
-		return ctx, func() {}
+		return scope.Daemon("a client that no rules hold"), func() {}
 	}
 	t := &taking{gate: g, who: w, verb: v, asked: append(slices.Clip(also), v)}
-	if v != Change { // a start, too, makes no more of a guest than whoever may define it could
+	if v != Change { // a start gives a guest no more than its definition allows
 		t.verb = Define
 	}
-	ctx = guest.WithJudge(ctx, t.judge)
-	ctx = volume.WithBound(guest.WithBound(ctx, t.guest), t.volume)
-	ctx = network.WithBound(ctx, t.network)
-	ctx = volume.WithOpening(ctx, func(pool, secret string) error { return g.opening(w, pool, secret) })
-	return context.WithValue(ctx, takingKey{}, t), t.end
+	return scope.Client(w.String(), scope.Anywhere, t), t.end
 }
 
-// takingKey is where a context keeps the taking of its call.
-type takingKey struct{}
-
-// Make holds the call of ctx to what the rules leave room for, of a network or a pool that a
-// document is to make. One that is there already takes no more.
-func (g *Gate) Make(ctx context.Context, v Verb, o Object) error {
-	t, _ := ctx.Value(takingKey{}).(*taking)
+// Make checks a network or a pool that a call is to make against the bounds of its client. One that exists
+// already takes nothing more.
+func (g *Gate) Make(sc scope.Scope, v Verb, o Object) error {
+	t, _ := sc.Limits().(*taking)
 	if t == nil || (v != Networks || o.Kind != Network) && (v != Pools || o.Kind != Pool) {
-		return nil
+		return sc.Check()
 	}
 	return t.take(v, claimOf(o))
 }
 
-// volume takes a volume that is to be made.
-func (t *taking) volume(pool, name string) error {
+// volume counts a volume to be made.
+func (t *taking) ReserveVolume(pool, name string) error {
 	return t.take(Volumes, claimOf(Object{Kind: Pool, Name: pool, Part: name}))
 }
 
-// network takes what a changed network will be.
-func (t *taking) network(name string, written uint64) error {
+// network counts a changed network.
+func (t *taking) ReserveNetwork(name string, written uint64) error {
 	return t.take(Networks, claimOf(Object{Kind: Network, Name: name, written: written}))
 }
 
@@ -273,14 +261,18 @@ func (t *taking) end() {
 	delete(s.claims, t)
 }
 
-// judge judges the call anew when a guest's turn for it has come, which may be much later: others may
-// have given the guest another name or labels meanwhile. What is only being made is nobody else's.
-func (t *taking) judge(uuid string) error {
+// OpenSecret implements scope.Limits.
+func (t *taking) OpenSecret(pool, secret string) error { return t.gate.opening(t.who, pool, secret) }
+
+// Authorize implements scope.Limits. It checks the call again when the guest's turn has come, perhaps much
+// later: other clients may have changed the guest's name or labels. A guest that is still being made belongs
+// to no one else.
+func (t *taking) Authorize(uuid string) error {
 	o := t.gate.GuestByUUID(uuid)
 	if o.Kind != Guest || o.member.View.Current() == nil {
 		return nil
 	}
-	o.Found = "with the UUID " + uuid // it may not be called as the client knows it
+	o.Found = "with the UUID " + uuid // the client may know it by another name
 	for _, v := range t.asked {
 		if !v.ofGuests() {
 			continue
@@ -292,21 +284,21 @@ func (t *taking) judge(uuid string) error {
 	return nil
 }
 
-// Again has the call of ctx judged by what it says, too, when a guest's turn for it has come: others may
-// have taken from the guest meanwhile what it names, or have given it the other half of a name and
-// labels that are nobody's to give. On is the guest that its document would make, if it has one.
-func (g *Gate) Again(ctx context.Context, on Object, judge func(uuid string) error) context.Context {
-	t, _ := ctx.Value(takingKey{}).(*taking)
+// Again also checks the content of the call of ctx again when a guest's turn has come. Other clients may have
+// removed what the call relied on from the guest, or have added the other half of a combination of name and
+// labels that the client may not give. On is the guest of the call's document, if there is one.
+func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) scope.Scope {
+	t, _ := sc.Limits().(*taking)
 	if t == nil {
-		return ctx
+		return sc
 	}
-	return guest.WithJudge(ctx, func(uuid string) error {
-		if err := t.judge(uuid); err != nil {
+	return sc.Authorizing(func(uuid string) error {
+		if err := t.Authorize(uuid); err != nil {
 			return err
 		}
 		if now := g.GuestByUUID(uuid); now.Kind != Guest || now.member.View.Current() == nil {
-			if on.replaces { // what it named may stay in it alone
-				return fault.New(fault.WrongState, fault.Domain, "%s has been undefined while this was to change it; try again", on)
+			if on.replaces { // only what the guest already named may stay
+				return fault.New(fault.WrongState, fault.Domain, "%s was undefined before this change; try again", on)
 			}
 			return nil
 		}
@@ -314,21 +306,20 @@ func (g *Gate) Again(ctx context.Context, on Object, judge func(uuid string) err
 	})
 }
 
-// guest takes what a guest will be.
-func (t *taking) guest(uuid string, def *domain.Definition, written uint64) error {
+// guest counts a guest as it will be.
+func (t *taking) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
 	if err := t.gate.weigh(t.who, def, t.gate.GuestByUUID(uuid)); err != nil {
 		return err
 	}
 	one := claim{NewGuest(def.Name, uuid, nil), uuid, shareOf(written, def)}
-	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // ones that cannot be read are none
+	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // marks that cannot be parsed count as none
 		one.object = NewGuest(def.Name, uuid, marks.Labels)
 	}
 	return t.take(t.verb, one)
 }
 
-// take notes what an object will be, if a rule leaves room for that. A rule that gives the
-// right without bounds leaves all there is; of a client without any such rule it is for
-// others to say what it may do.
+// take records what an object will be, if a rule has room for it. A rule that gives the right without bounds
+// allows everything. For a client without any such rule, other checks decide.
 func (t *taking) take(v Verb, one claim) error {
 	rules := t.gate.rules.Load()
 	if rules == nil {
@@ -338,7 +329,7 @@ func (t *taking) take(v Verb, one claim) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.over {
-		return fault.New(fault.Aborted, fault.Call, "the call that was to make %s so has ended", one.object)
+		return fault.New(fault.Aborted, fault.Call, "the call that was to make %s has already ended", one.object)
 	}
 	var full error
 	for _, r := range rules.list {
@@ -355,13 +346,13 @@ func (t *taking) take(v Verb, one claim) error {
 		}
 		full = cmp.Or(full, err)
 	}
-	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s so", t.who, one.object)
+	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s of this size", t.who, one.object)
 }
 
-// fits says whether a rule has room for an object. What it has already it may keep, also
-// where that is more than the rule would give now.
+// fits says whether a rule has room for an object. An object may keep what it has, even if that exceeds the
+// rule's present bounds.
 func (s *shares) fits(r *rule, one claim) error {
-	if !r.most.bounds(one.share) { // nothing is counted in vain: there may be very many
+	if !r.most.bounds(one.share) { // counting is skipped if it is not needed: there may be very many objects
 		return nil
 	}
 	others, had := s.taken(r, one)
@@ -371,12 +362,12 @@ func (s *shares) fits(r *rule, one claim) error {
 			continue
 		}
 		return fault.New(fault.NoCapacity, fault.Domain, "rule %q gives at most %s together; this one takes %s and the others have %s; "+
-			"remove some or make them smaller, or ask whoever keeps the rules", r.name, m.say(most), m.say(want), m.say(other))
+			"remove some or make them smaller, or ask the administrator of the rules", r.name, m.say(most), m.say(want), m.say(other))
 	}
 	return nil
 }
 
-// bounds says whether any of what an object takes is bounded.
+// bounds says whether any part of an object's share is bounded.
 func (s share) bounds(one share) bool {
 	for _, m := range measures {
 		if *m.of(&s) > 0 && *m.of(&one) > 0 {
@@ -386,8 +377,8 @@ func (s share) bounds(one share) bool {
 	return false
 }
 
-// taken counts what the objects that a rule is about have, whoever made them: all of one's
-// sort but that, and that one. It is called with the lock held.
+// taken sums what the objects that a rule covers have, whoever made them: all others of the kind, and the
+// object itself. The caller holds the lock.
 func (s *shares) taken(r *rule, but claim) (others, had share) {
 	by := map[string]share{}
 	for _, c := range s.there(but.object) {

@@ -40,7 +40,7 @@ rules:
     guests: build-*
 `
 
-// sized is a definition of a guest that takes so much.
+// sized is the definition of a guest of a given size.
 func sized(name string, memory uint64, vcpus uint) *domain.Definition {
 	return &domain.Definition{Name: name, Memory: memory, VCPUs: domain.VCPUs{Max: vcpus, Current: 1}}
 }
@@ -54,7 +54,7 @@ func threaded(def *domain.Definition, threads uint) *domain.Definition {
 	return def
 }
 
-// plugged gives a guest interfaces of so many queues.
+// plugged adds interfaces with these numbers of queues.
 func plugged(def *domain.Definition, queues ...uint) *domain.Definition {
 	for _, n := range queues {
 		def.Devices.NICs = append(def.Devices.NICs, &device.NIC{Queues: n})
@@ -62,16 +62,16 @@ func plugged(def *domain.Definition, queues ...uint) *domain.Definition {
 	return def
 }
 
-// drawn gives a guest a graphics adapter of so many KiB.
+// drawn adds a graphics adapter with memory in KiB.
 func drawn(def *domain.Definition, ram, vram uint) *domain.Definition {
 	def.Devices.Videos = []*device.Video{{Model: "qxl", RAM: ram, VRAM64: vram}}
 	return def
 }
 
-// writtenOf gives the bytes of a definition, which are those of its description here.
+// writtenOf returns the size of a definition; here it is that of its description.
 func writtenOf(def *domain.Definition) uint64 { return uint64(len(def.Description)) }
 
-// sharing gives a gate with these guests.
+// sharing makes a gate with these guests.
 func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 	t.Helper()
 	rules, err := ParseRules("access.yaml", []byte(shared))
@@ -89,16 +89,17 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 	return g
 }
 
-// wants asks for one guest in a call of its own, which goes on until the test ends.
+// wants makes one guest in a call that lasts until the test ends.
 func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) error {
 	taking := &taking{gate: g, who: user1(uid), verb: v}
 	t.Cleanup(taking.end)
-	return taking.guest("uuid of "+def.Name, def, writtenOf(def))
+	return taking.ReserveGuest("uuid of "+def.Name, def, writtenOf(def))
 }
 
-// What a rule gives at most is for all guests that it is about together, whoever made them.
+// A rule's bounds hold for the sum of all guests that it covers, whoever made them.
+//
 // Promise: A12
-func TestARuleBoundsItsGuests(t *testing.T) {
+func TestQuota_Guests(t *testing.T) {
 	const gib = 1 << 30
 	there := []*domain.Definition{sized("build-1", 2*gib, 4), plugged(sized("build-2", gib, 2), 0, 4), sized("db-1", 64*gib, 64)}
 	for _, c := range []struct {
@@ -123,7 +124,7 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 		{"one that grows beyond it", sized("build-2", 2*gib+1024, 2), 1002, Change, "the others have 2 GiB"},
 		{"one of another rule", sized("test-1", 64*gib, 64), 1002, Define, ""},
 		{"who has a rule without bounds", sized("build-9", 64*gib, 64), 1003, Define, ""},
-		{"a right that no rule gives", sized("db-2", gib, 1), 1002, Define, ""}, // which is refused elsewhere
+		{"a right that no rule gives", sized("db-2", gib, 1), 1002, Define, ""}, // another check refuses it
 	} {
 		err := wants(t, sharing(t, there...), c.uid, c.verb, c.def)
 		switch {
@@ -139,10 +140,11 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 	}
 }
 
-// Definitions are bounded by the bytes that are kept of them, also by a rule that says nothing
-// of that: the daemon has all of them in its memory.
+// The bytes of stored definitions are bounded even by a rule that does not mention them: the daemon holds all
+// of them in memory.
+//
 // Promise: A12
-func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
+func TestQuota_BytesOfDefinitions(t *testing.T) {
 	long := func(name string, bytes int) *domain.Definition {
 		def := sized(name, 1024, 1)
 		def.Description = strings.Repeat("x", bytes)
@@ -168,16 +170,17 @@ func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
 		t.Errorf("who may do everything: %v", err)
 	}
 	g.shares.there = func(Object) []claim { return []claim{claimOf(Object{Kind: Network, Name: "n-1", written: 60 * mib})} }
-	ctx, done := g.Bound(t.Context(), user1(1004), Networks)
+	sc, done := g.Scope(user1(1004), Networks)
 	defer done()
-	if err := g.Make(ctx, Networks, Object{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
+	if err := g.Make(sc, Networks, Object{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a network: %v", err)
 	}
 }
 
-// Networks, pools and volumes are counted by themselves, and volumes in all pools of the rule.
+// Networks, pools and volumes are counted separately, and volumes across all pools of the rule.
+//
 // Promise: A12
-func TestARuleBoundsItsNetworksPoolsAndVolumes(t *testing.T) {
+func TestQuota_NetworksPoolsVolumes(t *testing.T) {
 	rules, err := ParseRules("access.yaml", []byte(`
 version: 1
 rules:
@@ -198,37 +201,37 @@ rules:
 		}
 		return all
 	}
-	ctx, done := g.Bound(t.Context(), user1(1003), Networks)
+	sc, done := g.Scope(user1(1003), Networks)
 	defer done()
 	for _, c := range []struct {
 		verb   Verb
 		object Object
 		full   string
 	}{
-		{Networks, network("n-1"), ""}, // is there
+		{Networks, network("n-1"), ""}, // exists
 		{Networks, network("n-2"), ""},
 		{Networks, network("n-3"), "at most 2 networks together; this one takes 1 network and the others have 2 networks"},
 		{Pools, pool("p-2"), ""},
 		{Pools, pool("p-3"), "at most 2 pools together"},
 	} {
-		if err := g.Make(ctx, c.verb, c.object); c.full == "" && err != nil || c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full)) {
+		if err := g.Make(sc, c.verb, c.object); c.full == "" && err != nil || c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full)) {
 			t.Errorf("%s: got %v, want %q", c.object, err, c.full)
 		}
 	}
 	taking := &taking{gate: g, who: user1(1003)}
 	defer taking.end()
-	if err := taking.volume("p-2", "c"); err != nil {
+	if err := taking.ReserveVolume("p-2", "c"); err != nil {
 		t.Errorf("a third volume: %v", err)
 	}
-	if err := taking.volume("p-1", "c"); !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "at most 3 volumes together") {
+	if err := taking.ReserveVolume("p-1", "c"); !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "at most 3 volumes together") {
 		t.Errorf("a fourth volume: %v", err)
 	}
 }
 
-// A guest that has more than its rule gives now, as after the bound was lowered, may start
-// and become smaller, and not larger.
+// A guest above its rule's bounds, for instance after they were lowered, may start and shrink but not grow.
+//
 // Promise: A12
-func TestWhatAGuestHasItKeeps(t *testing.T) {
+func TestQuota_GuestAboveLoweredBound(t *testing.T) {
 	const gib = 1 << 30
 	g := sharing(t, sized("build-1", 8*gib, 4))
 	for _, has := range []uint64{8 * gib, 6 * gib} {
@@ -241,10 +244,11 @@ func TestWhatAGuestHasItKeeps(t *testing.T) {
 	}
 }
 
-// Calls at the same time count each other's guests, which are not there yet; what a call
-// took without making it is free again when it ends.
+// Concurrent calls count each other's guests before they exist. What a call reserved and did not make is free
+// when the call ends.
+//
 // Promise: A12
-func TestNoTwoSlipUnderABound(t *testing.T) {
+func TestQuota_ConcurrentCalls(t *testing.T) {
 	g := sharing(t)
 	var calls sync.WaitGroup
 	var made atomic.Int32
@@ -260,7 +264,7 @@ func TestNoTwoSlipUnderABound(t *testing.T) {
 		t.Errorf("%d guests at once, of at most 3", made.Load())
 	}
 	one := &taking{gate: sharing(t), who: user1(1002), verb: Define}
-	if err := one.guest("a", sized("test-1", 1, 1), 0); err != nil {
+	if err := one.ReserveGuest("a", sized("test-1", 1, 1), 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err == nil {
@@ -270,7 +274,7 @@ func TestNoTwoSlipUnderABound(t *testing.T) {
 	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err != nil {
 		t.Errorf("a call that has ended still counts: %v", err)
 	}
-	if err := one.guest("a", sized("test-1", 1, 1), 0); !fault.Is(err, fault.Aborted) {
+	if err := one.ReserveGuest("a", sized("test-1", 1, 1), 0); !fault.Is(err, fault.Aborted) {
 		t.Errorf("a call that has ended takes more: %v", err)
 	}
 }

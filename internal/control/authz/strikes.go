@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// Bounds of those who were not let in.
+// Bounds of the lockout.
 const (
 	maxStrikes = 10          // failed attempts, each less than strikeTime after the one before
-	strikeTime = time.Minute // that somebody who has failed so often has to wait
-	maxStruck  = 4096        // remembered; then the one who has to wait least is forgotten
+	strikeTime = time.Minute // how long the client is then locked out
+	maxStruck  = 4096        // clients remembered; then the one with the least time left is forgotten
 )
 
-// strikes remember who was not let in, and keep out for a while who tries too often:
-// each attempt costs a handshake, or a question to polkit, or a line of the audit.
+// strikes counts failed attempts by client, and locks a client out for a while after too many: each attempt
+// costs a handshake, a question to polkit, or a line of the audit.
 type strikes struct {
 	most int // failed attempts; 0: maxStrikes
 
@@ -29,7 +29,7 @@ type struck struct {
 	until time.Time
 }
 
-// out says whether somebody has to wait.
+// out says whether a client is locked out.
 func (s *strikes) out(who string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,7 +37,7 @@ func (s *strikes) out(who string) bool {
 	return had.times >= cmp.Or(s.most, maxStrikes) && time.Now().Before(had.until)
 }
 
-// note counts a failed attempt, and says whether it was one too many.
+// note counts a failed attempt, and says whether it exceeds the bound.
 func (s *strikes) note(who string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,14 +58,14 @@ func (s *strikes) note(who string) bool {
 	return had.times == cmp.Or(s.most, maxStrikes)
 }
 
-// clear forgets whoever was let in.
+// clear forgets the failures of a client that was admitted.
 func (s *strikes) clear(who string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.by, who)
 }
 
-// forget drops all who need not wait any more, or else the one who has to wait least.
+// forget drops all clients that are no longer locked out, or else the one with the least time left.
 func (s *strikes) forget(now time.Time) {
 	least := ""
 	for who, one := range s.by {
@@ -80,8 +80,8 @@ func (s *strikes) forget(now time.Time) {
 	}
 }
 
-// origin is who answers for an address of another host: its owner commonly has all
-// IPv6 addresses that begin alike.
+// origin is the owner of an address of another host. All IPv6 addresses with one prefix commonly belong to one
+// owner.
 func origin(address string) string {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {

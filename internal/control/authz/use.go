@@ -10,14 +10,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// use is a path, a network or a secret as a definition uses it. The same file read and written, or as another
-// format, is not the same use: what a guest may read of a disk that it shares with others
-// it may not write, and what it wrote into a raw disk must not be read as a header.
+// use is how a definition uses a path, a network or a secret. Reading and writing a file are different uses,
+// and so are different formats: a guest must not write a disk that it shares for reading, and what it wrote
+// into a raw disk must not be parsed as an image header.
 type use struct{ as, path string }
 
-// joins marks a network among what a definition names, mingles one of which
-// it says what concerns the others there, links a link that it has called so, listens an address of the host's at which a display
-// waits for whoever comes, and speaks the end of the agent's channel.
+// These mark uses that are not files. joins: a network that is joined. mingles: a network whose other guests a
+// setting affects. links: a link with a given name. listens: an address at which a display accepts
+// connections. speaks: the end of the agent's channel.
 const (
 	joins   = "network"
 	mingles = "network's others"
@@ -26,15 +26,15 @@ const (
 	speaks  = "speaks"
 )
 
-// pathly are the attributes whose values are paths, and pathlyTexts the elements whose
-// texts are. One that begins at no root is none that can be judged.
+// pathly are the attributes whose values are paths, and pathlyTexts the elements whose texts are. A relative
+// path cannot be checked and is refused.
 var (
 	pathly      = []string{"file", "path", "socket", "template", "evdev", "rendernode"}
 	pathlyTexts = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path", "backend"}
 )
 
-// own are the uses of paths by an element itself, which is in another or in none. Where
-// a device shows inside its guest is no place of the host.
+// own are the uses of paths by an element itself; in is its parent or nil. Device names inside the guest are
+// not paths of the host.
 func own(in, e *xmltree.Element) []use {
 	if e.Name == "target" || e.Name == "cmdline" {
 		return nil
@@ -45,7 +45,7 @@ func own(in, e *xmltree.Element) []use {
 		found = append(found, use{as, text})
 	}
 	if in != nil && in.Name == "tpm" && e.Attr("type") == "passthrough" && e.Child("device").Attr("path") == "" {
-		found = append(found, use{"backend/device node@path", "/dev/tpm0"}) // which is meant where none is named
+		found = append(found, use{"backend/device node@path", "/dev/tpm0"}) // the default device
 	}
 	if e.Name == "gl" && e.Attr("rendernode") == "" && e.Attr("enable") == "yes" {
 		found = append(found, use{as + "@rendernode", "/dev/dri"}) // the host's first graphics adapter
@@ -58,8 +58,8 @@ func own(in, e *xmltree.Element) []use {
 	return found
 }
 
-// isPath says whether a name stands for a path: by itself, or because it names a source. Only the
-// source of an interface is a link by that name.
+// isPath says whether a name stands for a path: always, or because it names a source. Only an interface's
+// source names a link by that attribute.
 func isPath(names []string, name string, in, e *xmltree.Element) bool {
 	return slices.Contains(names, name) || (name == "dev" || name == "dir") && e.Name == "source" && (in == nil || in.Name != "interface")
 }
@@ -68,7 +68,7 @@ func isDisk(e *xmltree.Element) bool {
 	return e != nil && slices.Contains([]string{"disk", "backingStore", "mirror"}, e.Name)
 }
 
-// role says what an element's paths are used as.
+// role says what an element uses its paths as.
 func role(in, e *xmltree.Element) string {
 	as := e.Name
 	if in != nil {
@@ -97,27 +97,27 @@ func role(in, e *xmltree.Element) string {
 	return as
 }
 
-// isNode says whether an element tells which device of the host's is behind the one that it is in.
+// isNode says whether an element names the host's device behind its parent.
 func isNode(in, e *xmltree.Element) bool {
 	return e.Name == "source" && (in.Name == "input" || in.Attr("type") == "dev") || e.Name == "device" && in.Name == "backend"
 }
 
-// ofNode says whether it is a device of the host's that is no disk. What a link leads to is
-// not asked of it, so it lies where nobody but root makes links.
+// ofNode says whether the use is of a device of the host other than a disk. Symbolic links are not resolved
+// for it, so it must lie where only root can make links.
 func (u use) ofNode() bool {
 	return strings.Contains(u.as, " node@") || u.as == "backend" || strings.HasSuffix(u.as, "/backend")
 }
 
-// ofDisk says whether it is the data of a disk.
+// ofDisk says whether the use is of a disk's data.
 func (u use) ofDisk() bool {
 	return strings.HasPrefix(u.as, "disk/source") || strings.HasPrefix(u.as, "backingStore/source")
 }
 
-// ofProgram says whether it is run on the host.
+// ofProgram says whether the use is a program that is run on the host.
 func (u use) ofProgram() bool { return u.as == "emulator" || strings.HasSuffix(u.as, "/emulator") }
 
-// stocks are the programs, the firmware and the devices of the host that every guest may
-// use, by what it may use them as.
+// stocks are the programs, the firmware and the devices of the host that every guest may use, by the kind of
+// use.
 var stocks = map[string][]string{
 	"emulator":       {"/usr/bin/qemu-system-*"},
 	"os/loader":      firmware,
@@ -127,7 +127,7 @@ var stocks = map[string][]string{
 
 var firmware = []string{"/usr/share/OVMF/*", "/usr/share/qemu/*", "/usr/share/seabios/*", "/usr/share/edk2/*"}
 
-// stock says whether every guest may use that so.
+// stock says whether every guest may make this use.
 func (u use) stock() bool {
 	if filepath.Clean(u.path) != u.path {
 		return false
@@ -140,7 +140,7 @@ func (u use) stock() bool {
 	return false
 }
 
-// uses are all that a document names, and what for.
+// uses are all uses in an element and inside it.
 func uses(in, e *xmltree.Element) []use {
 	if e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
 		return nil

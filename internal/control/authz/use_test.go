@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -31,8 +32,8 @@ func definitionOf(t *testing.T, os, devices string) *domain.Definition {
 	return def
 }
 
-// builder has rights to a guest with a disk that it shares with others, and which lies
-// in none of its places.
+// builder is a client with rights to a guest whose disk is shared with others and lies outside all of the
+// client's places.
 func builder(t *testing.T) (*Gate, Who, Object) {
 	t.Helper()
 	r, err := ParseRules("access.yaml", []byte(strings.Replace(strings.ReplaceAll(example, `"pool:build", `, ""), "volumes]", "save]", 1)))
@@ -54,11 +55,11 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 	return g, user1(1002), on
 }
 
-// What a guest of a client's uses already it may go on to use, but in no other way: what
-// it reads with others must not be written, nor what it wrote be read as a header. What
-// all guests of a host read belongs to the host.
+// A client's guest may keep its uses but not change their kind: it must not write what it shares for reading,
+// and what it wrote must not be parsed as an image header. Files that all guests read belong to the host.
+//
 // Promise: A3
-func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
+func TestDocument_PathsByUse(t *testing.T) {
 	g, who, on := builder(t)
 	places := g.rules.Load().placesFor(g, who, Define, on)
 	places.known = g.named(on)
@@ -152,7 +153,7 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 	}
-	for doc, want := range map[string]bool{ // devices by themselves
+	for doc, want := range map[string]bool{ // devices without a guest
 		disk("raw", "/srv/own.raw", ""):                       true,
 		disk("qcow2", "/srv/own.raw", ""):                     false,
 		disk("raw", "/srv/base.raw", ""):                      false,
@@ -169,9 +170,10 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 	}
 }
 
-// A call that writes to a file which it names does so in the places of the client alone.
+// A call that writes to a named file may only do so in the client's places.
+//
 // Promise: A3
-func TestACallWritesNowhereElse(t *testing.T) {
+func TestPath_Write(t *testing.T) {
 	g, who, on := builder(t)
 	for path, want := range map[string][2]bool{ // to name, to write
 		"/srv/build/image":             {true, true},
@@ -191,9 +193,10 @@ func TestACallWritesNowhereElse(t *testing.T) {
 	}
 }
 
-// To look at what the host can do is not to have it run programs.
+// The right to query the host's capabilities does not run arbitrary programs.
+//
 // Promise: A1
-func TestNoProgramIsRunForWhoeverLooks(t *testing.T) {
+func TestProgram(t *testing.T) {
 	g, who, _ := builder(t)
 	for path, want := range map[string]bool{
 		"/usr/bin/qemu-system-aarch64": true, "/srv/build/qemu": false, "/usr/bin/qemu-system-x/../env": false, "/bin/sh": false, "qemu": false,
@@ -212,9 +215,10 @@ func TestNoProgramIsRunForWhoeverLooks(t *testing.T) {
 	}
 }
 
-// Who makes networks puts guests on no link of the host's, and serves none of its files.
+// A client that defines networks can neither put guests on the host's links nor serve the host's files.
+//
 // Promise: A3
-func TestANetworkIsNoWayToTheHost(t *testing.T) {
+func TestDocument_NetworkStaysOffHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`
 version: 1
 rules:
@@ -243,11 +247,11 @@ rules:
 		"<bridge name='virbr0-nic'/><ip address='10.9.0.1' prefix='24'/>": false,
 		"<bridge name='virbr7'/><ip address='10.9.0.1' prefix='24'/>":     true,
 		"<bridge name='lab'/><ip address='10.9.0.1' prefix='24'/>":        true,
-		// Whoever serves files follows links, and may be root.
+		// The TFTP server follows links and may run as root.
 		"<ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/></ip>": false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='/etc'/></ip>":        false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='etc'/></ip>":         false,
-		// Nor does the host send what is for others into one.
+		// Nor can it redirect the host's packets to a network.
 		"<ip address='8.8.8.1' prefix='24'/>":                                                          false,
 		"<ip address='10.9.0.1' prefix='4'/>":                                                          false,
 		"<ip address='172.16.0.1' prefix='11'/>":                                                       false,
@@ -259,11 +263,11 @@ rules:
 		"<ip address='169.254.1.1' prefix='24'/>":                                                      false,
 		"<ip address='fe80::1' prefix='64'/>":                                                          true,
 		"<ip address='10.9.0.1' prefix='24'/><route address='0.0.0.0' prefix='0' gateway='10.9.0.2'/>": false,
-		// Nor do guests appear as the host, or as root on it.
+		// Nor can guests appear as the host, or as root on it.
 		"<forward mode='nat'><nat><port start='1024' end='2000'/></nat></forward><ip address='10.9.0.1' prefix='24'/>":                  true,
 		"<forward mode='nat'><nat><port start='1' end='1023'/></nat></forward><ip address='10.9.0.1' prefix='24'/>":                     false,
 		"<forward mode='nat'><nat><address start='192.168.1.7' end='192.168.1.7'/></nat></forward><ip address='10.9.0.1' prefix='24'/>": false,
-		// What stands there twice counts as it is understood.
+		// If an element occurs twice, the parsed value counts.
 		"<forward mode='nat'/><forward mode='bridge'/><bridge name='br0'/>": false,
 		"</network><network><forward mode='bridge'/><bridge name='br0'/>":   false,
 	} {
@@ -274,10 +278,11 @@ rules:
 	}
 }
 
-// A secret is a key: whoever may have it used opens with it what others have locked. It
-// takes a rule that names it, by itself or by what it is for, unless the guest has it already.
+// A secret is a key: a client that has it used can decrypt other users' images. So it needs a rule that names
+// the secret, by UUID or by usage, unless the guest already uses it.
+//
 // Promise: A11
-func TestADefinitionNamesNoSecretOfOthers(t *testing.T) {
+func TestDocument_SecretsOfOthers(t *testing.T) {
 	records, err := store.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -290,7 +295,7 @@ func TestADefinitionNamesNoSecretOfOthers(t *testing.T) {
 	t.Cleanup(book.Close)
 	ids := map[string]string{}
 	for _, volume := range []string{"/srv/build/mine", "/srv/others", "/srv/given", "/srv/had"} {
-		d, err := book.Define("<secret><usage type='volume'><volume>"+volume+"</volume></usage></secret>", true)
+		d, err := book.Define(scope.Daemon("a test"), "<secret><usage type='volume'><volume>"+volume+"</volume></usage></secret>", true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -368,9 +373,10 @@ rules:
 	}
 }
 
-// Volumes that a guest's marks name are deleted with its tile: who names them has rights to them.
+// Volumes in a guest's marks are deleted with its tile, so naming them needs rights to them.
+//
 // Promise: A3
-func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
+func TestDocument_MarksOfForeignVolumes(t *testing.T) {
 	g, who, _ := builder(t)
 	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}
 	mark := func(pool string) string {
@@ -406,10 +412,10 @@ func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
 	}
 }
 
-// Marks are judged as they are kept, whatever prefix a client has for them: no other makes them
-// look like none.
+// Marks are checked in their stored form, whatever prefix the client uses; no prefix hides them.
+//
 // Promise: A3
-func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
+func TestMark_StoredPrefix(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], images: /srv/build}]\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -422,7 +428,7 @@ func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
 		{"k", "<guest xmlns:lodge='urn:x'><label name='a' value='b'/></guest>", ""},
 		{"k", "<guest xmlns:lodge='urn:x' priority='-1'/>", "denied"},
 		{"k", "<guest xmlns:lodge='urn:x'><volume pool='default' name='db.qcow2'/></guest>", "denied"},
-		{"lodge", "<guest xmlns:lodge='urn:x' priority='-1'/>", "invalid"}, // which cannot be kept either
+		{"lodge", "<guest xmlns:lodge='urn:x' priority='-1'/>", "invalid"}, // it cannot be stored either
 		{"lodge", "<guest priority='-1'/>", "denied"},
 		{"", "", ""},
 	} {
@@ -435,7 +441,7 @@ func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
 			t.Errorf("%s under %q: %v", c.doc, c.key, err)
 		}
 	}
-	// Of marks that nobody can read nobody knows that a label is not among them.
+	// Marks that cannot be parsed may contain any label.
 	if r, err = ParseRules("access.yaml", []byte("version: 1\nrules: [{name: most, who: \"user:1002\", may: [read, define], guests: \"!label=team:infra\"}]\n")); err != nil {
 		t.Fatal(err)
 	}
@@ -447,9 +453,10 @@ func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
 	}
 }
 
-// Whoever gives the UUID of what is another's is not told whose it is, unless he may see it.
+// A client that gives the UUID of another's object is not told whose it is, unless it may see the object.
+//
 // Promise: A1
-func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
+func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules:\n  - {name: poolers, who: \"user:1002\", may: [read, pools, networks], pools: mine, networks: mine}\n  - {name: lookers, who: \"user:1002\", may: read, pools: seen}\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -477,7 +484,7 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	named := func(name, id string) string {
 		return "<pool type='dir'><name>" + name + "</name><uuid>" + id + "</uuid><target><path>/srv/" + name + "</path></target></pool>"
 	}
-	if _, err := pools.Define(t.Context(), named("secret", id), false); err != nil {
+	if _, err := pools.Define(t.Context(), scope.Daemon("a test"), named("secret", id), false); err != nil {
 		t.Fatal(err)
 	}
 	nets, err := network.Open(t.Context(), network.Config{Data: t.TempDir(), Run: t.TempDir(), Instance: "told", Store: st, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler)})
@@ -488,7 +495,7 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	net := func(name, id string) string {
 		return "<network><name>" + name + "</name><uuid>" + id + "</uuid><ip address='10.9.0.1' prefix='24'/></network>"
 	}
-	if _, err := nets.Define(t.Context(), net("secret", id), false); err != nil {
+	if _, err := nets.Define(t.Context(), scope.Daemon("a test"), net("secret", id), false); err != nil {
 		t.Fatal(err)
 	}
 	g := &Gate{Config: Config{Pools: pools, Networks: nets}, routeInto: func(netip.Prefix, string) (string, error) { return "", nil }}
@@ -499,16 +506,17 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	}
 	for _, doc := range docs {
 		_, err := g.Document(user1(1002), Pools, Object{}, doc)
-		if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "that of another") || strings.Contains(err.Error(), "secret") {
+		if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "another object has it") || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v", doc, err)
 		}
 	}
 }
 
-// Who makes pools and volumes has them in his places, of directories alone: others take what is
-// the host's, its devices, its volume groups and what other hosts serve.
+// A client that defines pools and volumes may do so in its own places, as directories only. Other pool types
+// use the host's devices, volume groups or other hosts' exports.
+//
 // Promise: A3
-func TestAPoolIsNoWayToTheHost(t *testing.T) {
+func TestDocument_PoolStaysOffHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: poolers, who: \"user:1002\", may: [read, pools, volumes], pools: mine, images: /srv/mine}]\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -553,9 +561,10 @@ func TestAPoolIsNoWayToTheHost(t *testing.T) {
 	}
 }
 
-// A rule about all guests but one knows that one however a document spells its UUID.
+// A rule about all guests but one recognizes that one in every spelling of its UUID.
+//
 // Promise: A1
-func TestAUUIDIsTheSameHoweverItIsSpelt(t *testing.T) {
+func TestDocument_UUIDSpellings(t *testing.T) {
 	const id = "11111111-2222-3333-4444-55555555abcd"
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: most, who: \"user:1002\", may: [read, define], guests: \"!uuid="+id+"\"}]\n"))
 	if err != nil {
@@ -574,10 +583,11 @@ func TestAUUIDIsTheSameHoweverItIsSpelt(t *testing.T) {
 	}
 }
 
-// No client that is held puts its guests before those of others: not in what it defines, nor
-// in marks that it sets. What others gave a guest the guest keeps.
+// A restricted client cannot raise a guest's priority above that of others, by a definition or by marks. A
+// priority that others gave the guest stays.
+//
 // Promise: A3
-func TestAPriorityOverOthersIsNotGiven(t *testing.T) {
+func TestRank_AboveOthers(t *testing.T) {
 	g, who, on := builder(t)
 	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}
 	had := on
@@ -608,9 +618,9 @@ func TestAPriorityOverOthersIsNotGiven(t *testing.T) {
 	}
 }
 
-// No client that is held gives a guest more of the host than guests have that say nothing:
-// not in what it defines, nor by a call that changes it. What others gave a guest the guest keeps.
-func TestAWeightOverOthersIsNotGiven(t *testing.T) {
+// A restricted client cannot give a guest more weight than the default, by a definition or by a change. A
+// weight that others gave the guest stays.
+func TestWeigh_AboveDefault(t *testing.T) {
 	g, who, on := builder(t)
 	g.Config = Config{Guests: &guest.Registry{Config: guest.Config{Cgroups: &kernel.Cgroups{}}}, Pools: &volume.Pools{}}
 	weighs := func(shares uint64, weight uint) *domain.Definition {

@@ -9,25 +9,25 @@ import (
 // Verb is what a client wants to do.
 type Verb int
 
-// The verbs. Open is the zero value: what every client that was let in may do.
+// The verbs. Open is the zero value: what every admitted client may do.
 const (
 	Open     Verb = iota
-	Read          // see that it is there, its definition without secrets, state, statistics, events
-	Start         // start, resume, wake
+	Read          // existence, definition without secrets, state, statistics, events
+	Start         // start, resume, wake up
 	Stop          // shut down, destroy, reboot, reset, suspend
-	Define        // define, undefine, rename, mark, start with the host
-	Change        // devices, memory, processors, limits and pins of a guest that is there
+	Define        // define, undefine, rename, set marks, set autostart
+	Change        // devices, memory, processors, limits and pins of an existing guest
 	Console       // consoles, channels, displays, screenshots, keys
-	Agent         // what the agent in the guest does and tells
+	Agent         // what the guest agent does and reports
 	Save          // save, dump, snapshots, checkpoints, backups, jobs on disks
-	Migrate       // send away and take in
-	Volumes       // make, fill, read, resize, wipe and delete volumes
+	Migrate       // migrate out and in
+	Volumes       // create, fill, read, resize, wipe and delete volumes
 	Pools         // define, start, stop and build pools
 	Networks      // define, start, stop and change networks
 	Filters       // define packet filters
-	Secrets       // define secrets, and see and set their values
+	Secrets       // define secrets, read and set their values
 	Host          // change the host: its devices, interfaces, memory, sleep
-	Monitor       // speak to QEMU itself, which is to be root of all guests
+	Monitor       // send QMP commands to QEMU, equal to root in all guests
 	verbs
 )
 
@@ -43,13 +43,13 @@ func (v Verb) String() string {
 	return verbNames[v]
 }
 
-// changes says whether the verb changes anything, or shows what only some may see.
+// changes says whether the verb changes anything, or reveals what only some clients may see.
 func (v Verb) changes() bool { return v > Read }
 
-// ofGuests says whether the verb is done to guests.
+// ofGuests says whether the verb applies to guests.
 func (v Verb) ofGuests() bool { return v > Open && v < Volumes }
 
-// whole are the verbs that reach beyond any one object: they cannot be given for some.
+// whole are the verbs that reach beyond any one object: a rule cannot give them for some objects.
 var whole = []Verb{Filters, Secrets, Host, Monitor}
 
 // everything is the word for all verbs in the file of rules.
@@ -61,10 +61,10 @@ func ParseVerb(name string) (Verb, bool) {
 	return Verb(i), i > int(Open)
 }
 
-// verbSet is a set of verbs, by their bits.
+// verbSet is a set of verbs, one bit each.
 type verbSet uint32
 
 func (s verbSet) has(v Verb) bool { return v == Open || s&(1<<v) != 0 }
 
-// givableVerbs are the words that a rule may use.
+// givableVerbs lists the words that a rule may use.
 func givableVerbs() string { return strings.Join(append(verbNames[Read:], everything), ", ") }

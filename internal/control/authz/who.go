@@ -8,21 +8,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-// Who is a client, as the kernel or its certificate says.
+// Who is a client's identity, from the kernel or from its certificate.
 type Who struct {
-	// Local is a process of this host, Peer which one.
+	// Local says that it is a process of this host, Peer says which one.
 	Local bool
 	Peer  listener.Peer
-	// Subject is the distinguished name in a remote client's certificate, and
-	// Address where it comes from.
+	// Subject is the distinguished name in a remote client's certificate, Address its network address.
 	Subject, Address string
 }
 
-// LocalWho is who is at the other end of a unix socket.
+// LocalWho is the peer of a unix socket.
 func LocalWho(p listener.Peer) Who { return Who{Local: true, Peer: p} }
 
-// Trusted are root and the daemon's own user: they could change the rules
-// themselves, so no rule holds them.
+// Trusted says that the client is root or the daemon's user: it could change the rules itself, so no rule
+// restricts it.
 func (w Who) Trusted() bool {
 	return w.Local && w.Peer.Unknown == nil && (w.Peer.UID == 0 || w.Peer.UID == uint32(os.Geteuid()))
 }
@@ -35,15 +34,15 @@ func (w Who) String() string {
 	return fmt.Sprintf("%q", w.Subject)
 }
 
-// Owner is who answers for a connection: a user, and of root, who runs services
-// for others, the process; or another host.
+// Owner is the party that shares of connections are counted for: a user, or another host. For root, which runs
+// services for others, it is the process.
 type Owner struct {
 	UID  uint32
 	PID  int32
-	Host string // empty: this one
+	Host string // empty: this host
 }
 
-// Owner says who answers for what the client holds.
+// Owner returns the party that the client's connections are counted for.
 func (w Who) Owner() Owner {
 	switch {
 	case !w.Local:

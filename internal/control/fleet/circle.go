@@ -8,10 +8,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// cut tells the guests of each circle of it, and takes out the dependencies within it, so
-// that what follows knows of no circles.
-func cut(places []place, names []string) {
-	of := knots(places)
+// breakCycles gives the guests of each dependency cycle the error that names it, and removes the dependencies within
+// it. The later steps see no cycles.
+func breakCycles(places []place, names []string) {
+	of := components(places)
 	members := map[int][]int{}
 	for i, knot := range of {
 		members[knot] = append(members[knot], i)
@@ -20,7 +20,7 @@ func cut(places []place, names []string) {
 		if len(knot) == 1 && !slices.Contains(places[knot[0]].before, knot[0]) {
 			continue
 		}
-		why := circle(places, names, of, slices.MinFunc(knot, func(a, b int) int { return strings.Compare(names[a], names[b]) }))
+		why := shortestCycle(places, names, of, slices.MinFunc(knot, func(a, b int) int { return strings.Compare(names[a], names[b]) }))
 		for _, i := range knot {
 			within := func(j int) bool { return of[j] == of[i] }
 			places[i].circle = why
@@ -29,9 +29,9 @@ func cut(places []place, names []string) {
 	}
 }
 
-// knots gives for each guest the knot that it is in, by a number: those who lead to each
-// other through dependencies are in one, as Tarjan finds them.
-func knots(places []place) []int {
+// components returns for each guest the number of its strongly connected component: guests that depend on each
+// other share one (Tarjan's algorithm).
+func components(places []place) []int {
 	const unseen = -1
 	of, low, seen := make([]int, len(places)), make([]int, len(places)), make([]int, len(places))
 	for i := range places {
@@ -39,7 +39,7 @@ func knots(places []place) []int {
 	}
 	var open []int
 	count := 0
-	var visit func(i int) // no deeper than there are guests
+	var visit func(i int) // recursion is at most as deep as there are guests
 	visit = func(i int) {
 		low[i], seen[i] = count, count
 		count++
@@ -72,13 +72,12 @@ func knots(places []place) []int {
 	return of
 }
 
-// maxTold bounds the guests that one circle is told by.
-const maxTold = 16
+// maxNamedInCycle bounds how many guests the text of one cycle names.
+const maxNamedInCycle = 16
 
-// circle names the guests of the shortest circle that leads from a guest of a knot back
-// to it.
-func circle(places []place, names []string, of []int, first int) error {
-	from := map[int]int{} // whom each was come to from
+// shortestCycle names the guests of the shortest cycle from a guest of a component back to that guest.
+func shortestCycle(places []place, names []string, of []int, first int) error {
+	from := map[int]int{} // the predecessor of each guest
 	last := first
 	for next := []int{first}; ; next = next[1:] {
 		last = next[0]
@@ -98,9 +97,9 @@ func circle(places []place, names []string, of []int, first int) error {
 	}
 	told = append(told, names[first])
 	slices.Reverse(told)
-	if more := len(told) - maxTold; more > 0 {
-		told = append(told[:maxTold-1], fmt.Sprintf("%d more", more), names[first])
+	if more := len(told) - maxNamedInCycle; more > 0 {
+		told = append(told[:maxNamedInCycle-1], fmt.Sprintf("%d more", more), names[first])
 	}
-	return fault.New(fault.Invalid, fault.Domain, "guests wait for each other in a circle: %s; change what one of them comes after",
+	return fault.New(fault.Invalid, fault.Domain, "guests depend on each other in a circle: %s; change the <after> of one of them",
 		strings.Join(told, " after "))
 }

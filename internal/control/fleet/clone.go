@@ -16,35 +16,35 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// CloneRequest says which guest is to be cloned, and how.
+// CloneRequest says which guest to clone, and how.
 type CloneRequest struct {
 	Source string
-	// Names are those of the clones.
+	// Names are the names of the clones.
 	Names []string
-	// Thin puts the clones' disks above those of the source, which becomes a
-	// template: it is not started any more.
+	// Thin makes the source's disks the backing files of the clones' disks. The source becomes a template,
+	// which can no longer be started.
 	Thin bool
-	// Pool is where the new volumes go; empty: each beside the one it is of.
+	// Pool is the pool of the new volumes; empty: each goes to the pool of the volume that it copies.
 	Pool string
-	// Seed gives each clone a CD for cloud-init; nil: none.
+	// Seed gives each clone a CD for cloud-init; nil: no CD.
 	Seed *Seed
-	// NoRNG leaves a guest without a source of random numbers as it is.
+	// NoRNG adds no random number generator to clones of a guest without one.
 	NoRNG  bool
 	DryRun bool
 }
 
-// Bounds of cloning. Copies are bounded by the disks.
+// Bounds of cloning. Copies are bounded by the disks' speed.
 const (
 	clonesAtOnce = 8
 	maxClones    = 4096
 )
 
-// Clone makes guests that are like another one in all but what tells them apart.
-// Each is made whole or not at all. It reports as Run does; the end of ctx ends,
-// and undoes, the clones that are being made.
-func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), report func(Result)) (Summary, error) {
+// Clone makes copies of a guest that differ from it only in their identity. Each clone is made completely or
+// not at all. Clone reports as Run does. Cancelling ctx stops and undoes the clones that are being made.
+func (f *Fleet) Clone(ctx context.Context, sc scope.Scope, q CloneRequest, plan func(Plan), report func(Result)) (Summary, error) {
 	if err := q.check(); err != nil {
 		return Summary{}, err
 	}
@@ -52,12 +52,12 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	if err != nil {
 		return Summary{}, err
 	}
-	def, release, err := g.KeepStill(ctx)
+	def, release, err := g.KeepStill(ctx, sc)
 	if err != nil {
 		return Summary{}, err
 	}
 	defer release()
-	leave, err := f.keepTile(f.Of(g))
+	leave, err := f.shareTile(f.Of(g))
 	if err != nil {
 		return Summary{}, err
 	}
@@ -68,26 +68,26 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	}
 	c.fences = g.Fences()
 	if !q.Thin || q.DryRun || g.View().Template {
-		return c.all(ctx, plan, report), nil
+		return c.all(ctx, sc, plan, report), nil
 	}
-	return f.thinly(ctx, g, func(ctx context.Context) Summary {
+	return f.cloneThin(ctx, sc, g, func(ctx context.Context) Summary {
 		defer release()
-		return c.all(ctx, plan, report)
+		return c.all(ctx, sc, plan, report)
 	})
 }
 
 // all makes the clones, several at once.
-func (c *cloning) all(ctx context.Context, plan func(Plan), report func(Result)) Summary {
+func (c *cloning) all(ctx context.Context, sc scope.Scope, plan func(Plan), report func(Result)) Summary {
 	names := c.q.Names
 	ids := make([]string, len(names))
 	s := &schedule{
-		log: c.fleet.log, places: arrange(names, nil, anyhow), names: names, parallel: clonesAtOnce, keepGoing: true,
+		log: c.fleet.log, places: arrange(names, nil, unordered), names: names, parallel: clonesAtOnce, keepGoing: true,
 		do: func(ctx context.Context, i int) Result {
 			ids[i] = uuid.NewString()
-			return c.clone(ctx, names[i], ids[i])
+			return c.clone(ctx, sc, names[i], ids[i])
 		},
 	}
-	return s.tell(ctx, plan, func(i int, r Result) {
+	return s.runAndCount(ctx, plan, func(i int, r Result) {
 		if r.Name = names[i]; r.Outcome == Done {
 			r.UUID = ids[i]
 		}
@@ -105,44 +105,44 @@ func (q *CloneRequest) check() error {
 			return err
 		}
 		if seen[name] {
-			return fault.New(fault.Invalid, fault.Call, "the name %q is there twice", name)
+			return fault.New(fault.Invalid, fault.Call, "the name %q is given twice", name)
 		}
 		seen[name] = true
 	}
 	return q.Seed.check()
 }
 
-// cloning is one guest being cloned.
+// cloning is the cloning of one guest.
 type cloning struct {
 	fleet  *Fleet
 	q      CloneRequest
 	source *domain.Definition
-	// fences are what the source's files are held to.
+	// fences are the path limits that hold for the source's files.
 	fences guest.Fences
 	disks  []original
-	// seeds is the pool of the seeds.
+	// seeds is the pool in which seeds are made.
 	seeds *volume.Pool
 	note  string
 }
 
-// original is a disk of which every clone gets its own.
+// original is a disk that each clone gets its own copy of.
 type original struct {
-	at   int // among the disks of the definition
+	at   int // index among the disks of the definition
 	from *volume.Pool
 	of   *volume.Volume
 	into *volume.Pool
-	ext  string // of the new volume's name
+	ext  string // extension of the new volume's name
 }
 
-// cloningOf finds, before anything is made, all that keeps a guest from being cloned.
+// cloningOf finds every reason why a guest cannot be cloned, before anything is made.
 func (f *Fleet) cloningOf(d *domain.Definition, q CloneRequest) (*cloning, error) {
-	if err := uncloneable(d); err != nil {
+	if err := checkCloneable(d); err != nil {
 		return nil, err
 	}
 	c := &cloning{fleet: f, q: q, source: d}
 	for i, disk := range d.Devices.Disks {
 		if disk.Source == nil || disk.Device == "cdrom" || disk.ReadOnly || disk.Shareable {
-			continue // shared, as its definition allows
+			continue // shareable, so the clones share it
 		}
 		o, err := c.original(disk)
 		if err != nil {
@@ -158,13 +158,13 @@ func (f *Fleet) cloningOf(d *domain.Definition, q CloneRequest) (*cloning, error
 	return c, nil
 }
 
-// original finds the volume that a disk is, and where copies of it go.
+// original finds the volume of a disk, and the pool for its copies.
 func (c *cloning) original(disk *device.Disk) (o original, err error) {
 	switch {
 	case disk.Device == "lun":
-		return o, fault.New(fault.Unsupported, fault.Domain, "is a LUN of the host's, which no second guest can have")
+		return o, fault.New(fault.Unsupported, fault.Domain, "is a LUN of the host, which two guests cannot share")
 	case disk.Encryption != nil:
-		return o, fault.New(fault.Unsupported, fault.Domain, "is encrypted, and its copies would need secrets of their own, which is not built; copy the volume (virsh vol-create-from) and define the guest by yourself")
+		return o, fault.New(fault.Unsupported, fault.Domain, "is encrypted, and its copies would need secrets of their own, which is not built; copy the volume (virsh vol-create-from) and define the guest yourself")
 	}
 	if v := disk.Source.Volume; v != nil {
 		if o.from, err = c.fleet.pools.ByName(v.Pool); err == nil {
@@ -177,9 +177,9 @@ func (c *cloning) original(disk *device.Disk) (o original, err error) {
 	if err != nil {
 		return o, err
 	}
-	// What a guest wrote into a raw disk must not decide what is read.
+	// A guest can write any header into a raw disk, so the header must not decide the format.
 	if declared := cmp.Or(disk.Format, "raw"); declared != format(o.of) {
-		return o, fault.New(fault.Invalid, fault.Volume, "is %s by the guest's definition and %s by pool %q; correct the one that is wrong", declared, o.of.Format, o.from.Name())
+		return o, fault.New(fault.Invalid, fault.Volume, "has format %s in the guest's definition and %s in pool %q; correct the one that is wrong", declared, o.of.Format, o.from.Name())
 	}
 	o.into, o.ext = o.from, filepath.Ext(o.of.Name)
 	if c.q.Pool != "" {
@@ -196,7 +196,7 @@ func (c *cloning) original(disk *device.Disk) (o original, err error) {
 	return o, nil
 }
 
-// format is that of a volume as a disk has it.
+// format is a volume's format as the XML of a disk names it.
 func format(v *volume.Volume) string {
 	if v.Format == image.ISO {
 		return string(image.Raw)
@@ -204,7 +204,7 @@ func format(v *volume.Volume) string {
 	return string(v.Format)
 }
 
-// findSeeds settles in which pool seeds are made.
+// findSeeds chooses the pool for seeds.
 func (c *cloning) findSeeds() (err error) {
 	switch {
 	case c.q.Seed == nil:
@@ -214,13 +214,13 @@ func (c *cloning) findSeeds() (err error) {
 		c.seeds = c.disks[0].into
 	default:
 		if c.seeds, err = c.fleet.pools.ByName("default"); err != nil {
-			err = fault.New(fault.Invalid, fault.Pool, "the guest has no disk beside which its seed could lie, and no pool is called default; name one (--pool)")
+			err = fault.New(fault.Invalid, fault.Pool, "the guest has no disk whose pool could hold the seed, and there is no pool \"default\"; name a pool (--pool)")
 		}
 	}
 	return err
 }
 
-// describe says what clones get, and what they do not.
+// describe says what clones get and what they do not get.
 func (c *cloning) describe() string {
 	var words []string
 	how := "copied"
@@ -242,16 +242,16 @@ func (c *cloning) describe() string {
 	return strings.Join(words, ", ")
 }
 
-// addsRNG says whether clones get a source of random numbers that the guest itself
-// does not have: they need one more than it did, to part from each other.
+// addsRNG says whether clones get a random number generator that the source lacks. They need one more than the
+// source did: without it clones could draw equal numbers.
 func (c *cloning) addsRNG() bool {
 	return !c.q.NoRNG && len(c.source.Devices.RNGs) == 0 && c.source.OS.Machine != "isapc"
 }
 
-// clone makes one clone, or leaves nothing of it.
-func (c *cloning) clone(ctx context.Context, name, id string) Result {
+// clone makes one clone, or removes all of it.
+func (c *cloning) clone(ctx context.Context, sc scope.Scope, name, id string) Result {
 	d := c.source.Clone()
-	err := renew(d, name, id, c.fleet.newMAC)
+	err := newIdentity(d, name, id, c.fleet.newMAC)
 	if err == nil {
 		err = c.checkRoom(name)
 	}
@@ -262,10 +262,10 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 		return Result{Outcome: Would, Note: c.note}
 	}
 	w := newCloneCreation(c, name, d)
-	return c.fleet.perform(ctx, cloneKind.Name, w, &w.parts, c.note)
+	return c.fleet.perform(ctx, sc, cloneKind.Name, w, &w.parts, c.note)
 }
 
-// copyName is that of a clone's own volume.
+// copyName names a clone's own volume.
 func (o *original) copyName(clone, target string) VolumeName {
 	return VolumeName{Pool: o.into.Name(), Name: clone + "-" + target + o.ext}
 }
@@ -274,7 +274,7 @@ func (c *cloning) seedName(clone string) VolumeName {
 	return VolumeName{Pool: c.seeds.Name(), Name: clone + "-seed.iso"}
 }
 
-// volumes are those of a clone that is to be.
+// volumes lists the volumes of a clone to be made.
 func (c *cloning) volumes(name string) []VolumeName {
 	var all []VolumeName
 	for _, o := range c.disks {
@@ -286,13 +286,13 @@ func (c *cloning) volumes(name string) []VolumeName {
 	return all
 }
 
-// checkRoom refuses a clone before anything of it is made.
+// checkRoom refuses a clone whose name or volumes exist, before anything is made.
 func (c *cloning) checkRoom(name string) error {
 	if _, err := c.fleet.guests.ByName(name); err == nil {
-		return fault.New(fault.Exists, fault.Domain, "domain %q is there already", name)
+		return fault.New(fault.Exists, fault.Domain, "domain %q already exists", name)
 	}
 	for _, v := range c.volumes(name) {
-		if err := c.fleet.vacant(v); err != nil {
+		if err := c.fleet.checkVolumeFree(v); err != nil {
 			return err
 		}
 	}

@@ -18,13 +18,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// golden is a guest with everything that no second one may have, and DIR for the
-// folder of its disks.
+// golden is a guest with everything that two guests cannot share. DIR stands for the folder of its disks.
 const golden = `<domain type='qemu'><name>golden</name><genid>7f3c1a5e-6f0d-4a57-9a8e-3c1b5d9e0a11</genid>
   <metadata><own xmlns='urn:own'>kept</own><l:guest xmlns:l='https://lodge-kvm.github.io/xmlns/guest/1.0' priority='3'>
     <l:label name='app' value='web'/><l:label name='tile' value='lab/1'/><l:volume pool='default' name='golden.qcow2'/></l:guest></metadata>
@@ -43,28 +42,28 @@ const golden = `<domain type='qemu'><name>golden</name><genid>7f3c1a5e-6f0d-4a57
     <vsock><cid auto='no' address='77'/></vsock>
   </devices></domain>`
 
-// goldenGuest defines that guest, with its disks.
+// goldenGuest defines that guest and its disks.
 func (h *herd) goldenGuest() (dir string) {
 	h.t.Helper()
 	dir = h.withPool()
 	p, err := h.pools.ByName("default")
 	ok(h.t, err)
-	_, err = p.CreateVolume(h.t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
+	_, err = p.CreateVolume(h.t.Context(), scope.Daemon("a test"), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(h.t, err)
 	for _, name := range []string{"golden.data", "common.raw"} {
-		_, err = p.FillVolume(h.t.Context(), name, bytes.Repeat([]byte(name), 512))
+		_, err = p.FillVolume(h.t.Context(), scope.Daemon("a test"), name, bytes.Repeat([]byte(name), 512))
 		ok(h.t, err)
 	}
 	h.define(strings.ReplaceAll(golden, "DIR", dir))
 	return dir
 }
 
-// clone makes clones and gives "name outcome" of each, sorted, and what failed.
+// clone makes clones and returns "name outcome" for each, sorted, and the errors.
 func (h *herd) clone(q CloneRequest) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.Clone(h.t.Context(), q, func(Plan) {}, func(r Result) {
+	_, err := h.Clone(h.t.Context(), scope.Daemon("a test"), q, func(Plan) {}, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -80,7 +79,7 @@ func (h *herd) document(name string) string {
 }
 
 // Promise: H1
-func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
+func TestClone_IdentitiesDiffer(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	before, there := h.document("golden"), files(t, dir)
@@ -137,7 +136,7 @@ func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
 	h.wants("labelled", h.chosen("label=app:web"), "golden", "one", "two")
 	h.wants("in the tile", h.chosen("tile=lab/1"), "golden")
 
-	// A clone of a clone, whose address in the guest is kept.
+	// A clone of a clone; its address in the guest is kept.
 	got, err = h.clone(CloneRequest{Source: "one", Names: []string{"three"}, NoRNG: true})
 	ok(t, err)
 	h.wants("clone again", got, "three done")
@@ -147,7 +146,7 @@ func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
 }
 
 // Promise: H3
-func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
+func TestSeed_NewCloudInitInstance(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.define(small("golden"))
@@ -184,14 +183,14 @@ func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
 	h.wants("start", h.run(Request{Verb: Start, Options: Options{Paused: true}}, "web-2"), "web-2 done 1")
 	h.run(Request{Verb: Destroy}, "web-2")
 
-	// A clone of a clone has its own seed in the place of that.
+	// The seed of a clone's clone replaces the clone's seed.
 	_, err = h.clone(CloneRequest{Source: "web-2", Names: []string{"web-3"}, Seed: &Seed{}})
 	ok(t, err)
 	if disks := h.view("web-3").Inactive.Devices.Disks; len(disks) != 1 || disks[0].Source.Volume.Volume != "web-3-seed.iso" {
 		t.Errorf("web-3 has %d drives", len(disks))
 	}
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"web-4"}, Seed: &Seed{UserData: strings.Repeat("x", maxUserData+1)}})
-	refused(t, err, fault.Invalid, "too long")
+	refused(t, err, fault.Invalid, "1048577 bytes")
 }
 
 func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
@@ -213,7 +212,7 @@ func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
 	refused(t, err, fault.Invalid, "more than the 64 MiB")
 }
 
-func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
+func TestClone_CopiesUEFIVariables(t *testing.T) {
 	h := newHerd(t)
 	for name, text := range map[string]string{"code.fd": "code", "vars.fd": "fresh", "golden_VARS.fd": "of golden"} {
 		ok(t, os.WriteFile(filepath.Join(h.dir, name), []byte(text), 0o600))
@@ -235,23 +234,23 @@ func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 		t.Errorf("the variables of a clone that has gone: %v", err)
 	}
 
-	// Variables that were copied for a guest that then could not be go as well.
+	// The copied variables of a clone that fails are removed too.
 	before := files(t, filepath.Dir(path))
-	def, release, err := toClone(t, h).KeepStill(t.Context())
+	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"two"}})
 	ok(t, err)
 	c.source = def.Clone()
 	c.source.OS.Machine = "no-such-machine"
-	if r := c.clone(t.Context(), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
+	if r := c.clone(t.Context(), scope.Daemon("a test"), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
 		t.Errorf("got %+v", r)
 	}
 	h.wants("files", files(t, filepath.Dir(path)), before...)
 }
 
 // Promise: H5
-func TestThinClonesMakeATemplate(t *testing.T) {
+func TestClone_ThinMakesTemplate(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
@@ -268,11 +267,11 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	}
 	g, err := h.guests.ByName("golden")
 	ok(t, err)
-	refused(t, g.Start(t.Context(), guest.StartOptions{}), fault.WrongState, "lodge set golden template=no")
+	refused(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{}), fault.WrongState, "lodge set golden template=no")
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true})
 	ok(t, err)
 
-	// It stays one for as long as anything lies above it, which is told by name to who may see it.
+	// It stays a template while clones use its disks; clients who can see a clone are told its name.
 	free := Request{Verb: Set, Options: Options{Settings: map[string]string{"template": "no"}}}
 	for sees, want := range map[bool]string{true: `"one", "two"`, false: ": 4 more;"} {
 		held := free
@@ -286,13 +285,13 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	}
 	g, err = h.guests.ByName("one")
 	ok(t, err)
-	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	for _, name := range []string{"one-vda.qcow2", "one-vdb.qcow2", "two-vda.qcow2"} {
-		ok(t, p.DeleteVolume(t.Context(), name))
+		ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	}
 	ok(t, os.Rename(filepath.Join(dir, "two-vdb.qcow2"), filepath.Join(dir, "loose")))
 	g, err = h.guests.ByName("two")
-	ok(t, errors.Join(err, g.Undefine(t.Context(), guest.UndefineOptions{}), p.Refresh(t.Context())))
+	ok(t, errors.Join(err, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}), p.Refresh(t.Context(), scope.Daemon("a test"))))
 	_, results, err := h.try(free, "golden")
 	if ok(t, err); len(results) != 1 || !fault.Is(results[0].Error, fault.Busy) || !strings.Contains(results[0].Error.Error(), "default/loose") {
 		t.Errorf("set above what no guest has: %+v", results)
@@ -301,7 +300,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	if got := h.run(free, "golden"); !slices.Equal(got, []string{"golden done 1"}) || h.view("golden").Template {
 		t.Errorf("set: %v", got)
 	}
-	// Where no clone came about, nothing has changed.
+	// If no clone was made, the source is unchanged.
 	h.define(small("plain"))
 	_, err = h.clone(CloneRequest{Source: "plain", Names: []string{"golden"}, Thin: true})
 	if refused(t, err, fault.Exists, "golden"); h.view("plain").Template {
@@ -310,33 +309,33 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 }
 
 // Promise: H2
-func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
+func TestClone_FailureLeavesNothing(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	there := files(t, dir)
 	ok(t, os.WriteFile(filepath.Join(dir, "two-vdb.data"), nil, 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one", "two", "golden"}})
-	if err == nil || !strings.Contains(err.Error(), `has a volume "two-vdb.data" already`) || !strings.Contains(err.Error(), `"golden" is there already`) {
+	if err == nil || !strings.Contains(err.Error(), `already has a volume "two-vdb.data"`) || !strings.Contains(err.Error(), `"golden" already exists`) {
 		t.Errorf("got %v", err)
 	}
 	h.wants("clone", got, "golden failed", "one done", "two failed")
 	h.run(Request{Verb: Undefine}, "one")
 	for _, name := range []string{"one-vda.qcow2", "one-vdb.data", "two-vdb.data"} {
-		ok(t, p.DeleteVolume(t.Context(), name))
+		ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	}
 	h.wants("files", files(t, dir), there...)
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the client has gone"))
-	sum, err := h.Clone(ctx, CloneRequest{Source: "golden", Names: []string{"one"}}, func(Plan) {}, func(Result) {})
+	sum, err := h.Clone(ctx, scope.Daemon("a test"), CloneRequest{Source: "golden", Names: []string{"one"}}, func(Plan) {}, func(Result) {})
 	if err == nil || sum.Cancelled+sum.Done+sum.Failed > 0 {
 		t.Errorf("for a client that has gone: %+v, %v", sum, err)
 	}
 
-	// The second disk cannot be copied when the first one has been.
+	// The copy of the second disk fails after the first was copied.
 	ok(t, os.Remove(filepath.Join(dir, "golden.data")))
 	got, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
 	if err == nil {
@@ -348,13 +347,13 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 }
 
 // Promise: H2
-func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
+func TestRecover_RemovesUnfinishedClone(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.define(small("golden"))
 	before := files(t, dir)
-	// The daemon is killed when all is made, and nothing is acknowledged yet.
-	def, release, err := toClone(t, h).KeepStill(t.Context())
+	// The daemon is killed when everything is made and nothing is acknowledged.
+	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
@@ -369,29 +368,29 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	h.tidied()
 }
 
-// cutOff makes a clone but for the end of it.
+// cutOff makes a clone except for the last step of the operation.
 func (c *cloning) cutOff(h *herd, name string) {
 	h.t.Helper()
 	id, d := uuid.NewString(), c.source.Clone()
-	ok(h.t, renew(d, name, id, h.newMAC))
+	ok(h.t, newIdentity(d, name, id, h.newMAC))
 	w := newCloneCreation(c, name, d)
 	h.cutOff(cloneKind.Name, w, &w.parts)
 }
 
-// With the only thin clone of a guest, which was cut off, goes what keeps that guest from being started.
-func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
+// Undoing the only thin clone of a guest also removes the mark that keeps the guest from starting.
+func TestRecover_ReleasesTemplateOfUnfinishedClone(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
-	def, release, err := g.KeepStill(t.Context())
+	def, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
 	ok(t, err)
-	_, err = h.begin(templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
-	ok(t, g.MakeTemplate(t.Context()))
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	c.cutOff(h, "one")
-	release() // with its daemon
+	release() // as the end of its daemon does
 	h.Recover(t.Context())
 	h.wants("guests", h.chosen("all"), "golden")
 	if g.View().Template {
@@ -399,31 +398,33 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	}
 }
 
-// It stays one where a pool is away in which another may be: started it would destroy that.
+// The source stays a template while a pool that may hold another clone is inactive: starting it would destroy
+// that clone.
+//
 // Promise: H5
-func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
+func TestRecover_KeepsTemplateWhilePoolInactive(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
 	dir := filepath.Join(h.dir, "other")
 	ok(t, os.Mkdir(dir, 0o700))
-	other, err := h.pools.Define(t.Context(), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
+	other, err := h.pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(t, err)
-	ok(t, other.Start(t.Context(), volume.NoBuild))
-	_, err = h.begin(templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
-	ok(t, g.MakeTemplate(t.Context()))
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
 	ok(t, err)
-	ok(t, other.Stop(t.Context()))
+	ok(t, other.Stop(t.Context(), scope.Daemon("a test")))
 	h.nextDaemon()
 	h.Recover(t.Context())
 	h.left(0)
 	if !g.View().Template {
 		t.Error("it is a template no more")
 	}
-	ok(t, other.Start(t.Context(), volume.NoBuild))
-	refused(t, h.release(t.Context(), g, nil), fault.Busy, `"two"`)
+	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
+	refused(t, h.release(t.Context(), scope.Daemon("a test"), g, nil), fault.Busy, `"two"`)
 }
 
 func toClone(t *testing.T, h *herd) *guest.Guest {
@@ -434,14 +435,14 @@ func toClone(t *testing.T, h *herd) *guest.Guest {
 }
 
 // Promise: H4
-func TestWhatCannotBeClonedIsNamed(t *testing.T) {
+func TestClone_NamesWhatCannotBeCloned(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	ok(t, os.WriteFile(filepath.Join(h.dir, "stray.raw"), make([]byte, 512), 0o600))
 	ok(t, os.WriteFile(filepath.Join(dir, "odd.raw"), append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, 504)...), 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	disk := func(path string) string {
 		return "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + path + "'/><target dev='vda' bus='virtio'/></disk>"
 	}
@@ -450,7 +451,7 @@ func TestWhatCannotBeClonedIsNamed(t *testing.T) {
 		"serial uses /tmp/out":                 "<serial type='file'><source path='/tmp/out'/></serial>",
 		"channel listens on /tmp/sock":         "<channel type='unix'><source mode='bind' path='/tmp/sock'/><target type='virtio' name='org.x.0'/></channel>",
 		"virsh pool-create-as NAME dir":        disk(filepath.Join(h.dir, "stray.raw")),
-		"raw by the guest's definition":        disk(filepath.Join(dir, "odd.raw")),
+		"format raw in the guest's definition":        disk(filepath.Join(dir, "odd.raw")),
 		"no storage pool with name":            "<disk type='volume' device='disk'><source pool='nowhere' volume='x'/><target dev='vda' bus='virtio'/></disk>",
 		"\"golden\" is running":                "",
 		"from 1 to 4096 clones can be made in": "",
@@ -474,33 +475,33 @@ func TestWhatCannotBeClonedIsNamed(t *testing.T) {
 }
 
 // Promise: H5
-func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
+func TestClone_SourceCannotStart(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
-	_, release, err := g.KeepStill(t.Context())
+	_, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
-	refused(t, g.Start(t.Context(), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
+	refused(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
 	release()
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(errors.New("the client has gone"))
-	if _, _, err := g.KeepStill(gone); err == nil { // and nobody holds on to it
+	if _, _, err := g.KeepStill(gone, scope.Daemon("a test")); err == nil { // and the guest is released
 		t.Error("it was kept still for a client that has gone")
 	}
-	ok(t, g.Start(t.Context(), guest.StartOptions{Paused: true}))
-	_, _, err = g.KeepStill(t.Context())
+	ok(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	_, _, err = g.KeepStill(t.Context(), scope.Daemon("a test"))
 	refused(t, err, fault.WrongState, "shut it down first")
 }
 
-func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
+func TestClone_WaitsForReleaseOfTemplate(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
-	ok(t, g.MakeTemplate(t.Context()))
-	ok(t, g.EndTemplate(t.Context(), func(ctx context.Context) error {
+	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
+	ok(t, g.EndTemplate(t.Context(), scope.Daemon("a test"), func(ctx context.Context) error {
 		soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer stop()
-		if err := g.MakeTemplate(soon); !errors.Is(err, context.DeadlineExceeded) { // as a thin clone begins
+		if err := g.MakeTemplate(soon, scope.Daemon("a test")); !errors.Is(err, context.DeadlineExceeded) { // begins as a thin clone does
 			t.Errorf("amid the look: %v", err)
 		}
 		return nil
@@ -510,7 +511,7 @@ func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
 	}
 }
 
-func TestHostNames(t *testing.T) {
+func TestSeed_HostNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"web-1": "web-1", "Web_1.example": "web-1-example", "--": "guest", "größe": "gr--e", strings.Repeat("a", 70): strings.Repeat("a", 63),
 	} {
@@ -523,9 +524,10 @@ func TestHostNames(t *testing.T) {
 	}
 }
 
-// What a guest boots from it has a driver for, and its cloud-init looks at all that it sees.
+// A seed is on a bus for which the guest has a driver, so that cloud-init finds it.
+//
 // Promise: H3
-func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
+func TestSeed_BusWithDriver(t *testing.T) {
 	for _, c := range []struct{ machine, bus, target, device, at string }{
 		{"pc-q35-7.2", "virtio", "vda", "disk", "virtio vdb"},
 		{"pc-q35-7.2", "scsi", "sda", "cdrom", "scsi sdb"},
@@ -537,7 +539,7 @@ func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 	} {
 		d := &domain.Definition{OS: domain.OS{Machine: c.machine}}
 		d.Devices.Disks = []*device.Disk{
-			{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Target: "sdc"}, // of the clone that this is a clone of
+			{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Target: "sdc"}, // from the source, which is a clone itself
 			{Device: "disk", Bus: c.bus, Target: c.target},
 		}
 		if drive := seedDrive(d); drive.Device != c.device || drive.Bus+" "+drive.Target != c.at || !drive.ReadOnly || len(d.Devices.Disks) != 2 {
@@ -546,21 +548,21 @@ func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 	}
 }
 
-// A clone's disks are held as those of the guest that it is of, whoever makes it: whoever may
-// write to their folder leads neither elsewhere. Nor does what such a disk leads to come into
-// a copy.
+// A clone's disks have the path limits of the source, whoever makes the clone: a client that may write to the
+// disks' folder can neither redirect them nor have another file copied through them.
+//
 // Promise: A3
-func TestACloneKeepsTheFence(t *testing.T) {
+func TestClone_KeepsPathLimits(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	secret, disk := filepath.Join(h.dir, "secret"), filepath.Join(dir, "golden.qcow2")
 	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.CreateVolume(t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(t, err)
 	doc := strings.Replace(small("golden"), "</devices>", "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk></devices>", 1)
-	_, err = h.guests.Define(image.WithFence(t.Context(), []string{dir}), doc, false)
+	_, err = h.guests.Define(t.Context(), scope.Daemon("a test").Within([]string{dir}), doc, false)
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
 	ok(t, err)
@@ -569,7 +571,7 @@ func TestACloneKeepsTheFence(t *testing.T) {
 		t.Helper()
 		g, err := h.guests.ByName(name)
 		ok(t, err)
-		if err := g.Start(t.Context(), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
+		if err := g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
 			t.Errorf("the start of %s: %v", name, err)
 		}
 	}
@@ -583,7 +585,7 @@ func TestACloneKeepsTheFence(t *testing.T) {
 	rebase(filepath.Join(dir, "one-vda.qcow2"))
 	refused("one", secret)
 	rebase(disk)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if _, err := h.clone(CloneRequest{Source: "golden", Names: []string{"three"}}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), secret) {
 		t.Errorf("a copy of what the disk leads to: %v", err)
 	}

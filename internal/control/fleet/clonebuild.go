@@ -16,11 +16,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// cloneKind makes a clone. It is made when its record has gone: until then a daemon
-// that finds the record takes it back.
+// cloneKind makes a clone. A clone is complete when its record is removed; a daemon that finds the record
+// undoes the clone.
 var cloneKind = operation.Kind[*Fleet]{
 	Name: "clone", Version: 1,
 	Steps: []string{"volumes", "variables", "guest"}, Undo: []string{"volumes", "variables", "guest"},
@@ -31,10 +32,10 @@ var cloneKind = operation.Kind[*Fleet]{
 type cloneCreation struct {
 	parts
 
-	// What follows is of the daemon that began it.
+	// The following fields are set only in the daemon that began the operation.
 	cloning *cloning
-	d       *domain.Definition // of the clone
-	fences  guest.Fences       // of its files
+	d       *domain.Definition // the clone's definition
+	fences  guest.Fences       // the path limits of its files
 }
 
 func newCloneCreation(c *cloning, name string, d *domain.Definition) *cloneCreation {
@@ -57,7 +58,7 @@ func (w *cloneCreation) makeVolumes(ctx context.Context) error {
 	for i, o := range c.disks {
 		disk := w.d.Devices.Disks[o.at]
 		was := *disk
-		made, err := c.copyDisk(w.fences.On(ctx, disk), o, w.d.Name, disk)
+		made, err := c.copyDisk(ctx, w.fences.On(w.op.Scope(), disk), o, w.d.Name, disk)
 		if err != nil {
 			return errors.Join(err, w.onlyFirst(i))
 		}
@@ -66,20 +67,19 @@ func (w *cloneCreation) makeVolumes(ctx context.Context) error {
 	if c.q.Seed == nil {
 		return nil
 	}
-	if err := c.makeSeed(w.fences.In(ctx), w.d); err != nil {
+	if err := c.makeSeed(ctx, w.fences.In(w.op.Scope()), w.d); err != nil {
 		return errors.Join(err, w.onlyFirst(len(c.disks)))
 	}
 	return nil
 }
 
-// copyVariables gives the clone UEFI variables of its own: a file of the daemon's,
-// whatever the source has.
+// copyVariables gives the clone its own UEFI variables, as a file of the daemon's, whatever the source uses.
 func (w *cloneCreation) copyVariables(ctx context.Context) (err error) {
 	v := &w.d.OS.NVRAM
 	if v.Path == "" {
 		return nil
 	}
-	v.Path, err = w.fleet.guests.CopyNVRAM(w.fences.In(ctx), v.Path, w.d.UUID)
+	v.Path, err = w.fleet.guests.CopyNVRAM(ctx, w.fences.In(w.op.Scope()), v.Path, w.d.UUID)
 	v.Type, v.SecLabels = "", nil
 	return err
 }
@@ -88,10 +88,10 @@ func (w *cloneCreation) dropVariables(ctx context.Context) error {
 	if w.Kept != "" {
 		return nil
 	}
-	return w.fleet.guests.DropNVRAM(ctx, w.Guests[0])
+	return w.fleet.guests.DropNVRAM(ctx, w.op.Scope(), w.Guests[0])
 }
 
-// define makes the guest, which nobody can start before.
+// define defines the guest and keeps it from being started until the operation ends.
 func (w *cloneCreation) define(ctx context.Context) error {
 	if w.cloning.addsRNG() {
 		w.d.Devices.RNGs = []*device.RNG{guest.NewRNG()}
@@ -103,35 +103,35 @@ func (w *cloneCreation) define(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err = w.fleet.guests.Define(context.WithoutCancel(w.fences.In(ctx)), doc, false); err != nil {
+	if _, err = w.fleet.guests.Define(context.WithoutCancel(ctx), w.fences.In(w.op.Scope()), doc, false); err != nil {
 		return fmt.Errorf("cannot define domain %q: %w", w.d.Name, err)
 	}
 	return nil
 }
 
-// copyDisk makes a clone's own volume of a disk, and puts it in the disk's place.
-func (c *cloning) copyDisk(ctx context.Context, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
+// copyDisk copies a disk to a volume of the clone and puts that in the disk's place.
+func (c *cloning) copyDisk(ctx context.Context, sc scope.Scope, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
 	name := o.copyName(clone, disk.Target)
 	doc, err := c.copyDocument(o, name.Name)
 	if err != nil {
 		return nil, err
 	}
 	if c.q.Thin {
-		made, err = o.into.CreateVolume(ctx, doc, volume.CreateOptions{})
+		made, err = o.into.CreateVolume(ctx, sc, doc, volume.CreateOptions{})
 	} else {
-		made, err = o.into.CloneVolume(ctx, doc, o.from, o.of.Name, volume.CreateOptions{})
+		made, err = o.into.CloneVolume(ctx, sc, doc, o.from, o.of.Name, volume.CreateOptions{})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot copy disk %s: %w", disk.Target, err)
 	}
 	failpoint.Reach("clone.volume")
 	disk.Format, disk.Backing, disk.BackingSaid = format(made), nil, false
-	point(disk, made, disk.Source.Volume != nil)
+	setSource(disk, made, disk.Source.Volume != nil)
 	return made, nil
 }
 
-// point has a disk lead to a volume, by its pool or by its path.
-func point(disk *device.Disk, v *volume.Volume, byPool bool) {
+// setSource sets a disk's source to a volume, by its pool or by its path.
+func setSource(disk *device.Disk, v *volume.Volume, byPool bool) {
 	switch {
 	case byPool:
 		disk.Source = &device.DiskSource{Volume: &device.VolumeRef{Pool: v.Pool, Volume: v.Name}}
@@ -142,8 +142,8 @@ func point(disk *device.Disk, v *volume.Volume, byPool bool) {
 	}
 }
 
-// copyDocument is what a clone's volume is asked for by. A copy takes no more space
-// than its data do; a thin one takes next to none.
+// copyDocument is the XML for a clone's volume. A copy allocates only the source's data; a thin one allocates
+// almost nothing.
 func (c *cloning) copyDocument(o original, name string) (string, error) {
 	text := func(name, value string) *xmltree.Element {
 		return &xmltree.Element{Name: name, Children: []xmltree.Node{xmltree.Text(value)}}
@@ -165,18 +165,18 @@ func (c *cloning) copyDocument(o original, name string) (string, error) {
 	return xmltree.Format(doc)
 }
 
-// makeSeed makes a clone's seed and gives it a drive for that.
-func (c *cloning) makeSeed(ctx context.Context, d *domain.Definition) error {
+// makeSeed makes a clone's seed and adds a CD drive for it.
+func (c *cloning) makeSeed(ctx context.Context, sc scope.Scope, d *domain.Definition) error {
 	disc, err := c.q.Seed.disc(d.Name, d.UUID, time.Now())
 	if err != nil {
 		return err
 	}
 	name := c.seedName(d.Name)
-	made, err := c.seeds.FillVolume(ctx, name.Name, disc)
+	made, err := c.seeds.FillVolume(ctx, sc, name.Name, disc)
 	if err != nil {
 		return fmt.Errorf("cannot make the seed: %w", err)
 	}
 	failpoint.Reach("clone.seed")
-	point(seedDrive(d), made, true)
+	setSource(seedDrive(d), made, true)
 	return nil
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// maxDocuments bounds one request's definitions.
+// maxDocuments bounds the definitions of one request.
 const maxDocuments = 65536
 
-// define defines a guest of each document. Two documents for one name are
-// refused before anything is done.
-func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
+// define defines one guest from each document. Two documents with one name are refused before any is defined.
+func (f *Fleet) define(ctx context.Context, sc scope.Scope, q Request, plan func(Plan), report func(Result)) (Summary, error) {
 	if len(q.Documents) > maxDocuments {
 		return Summary{}, fault.New(fault.Invalid, fault.Call, "%d documents are too many for one request; at most %d", len(q.Documents), maxDocuments)
 	}
@@ -26,7 +26,7 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 	for i, doc := range q.Documents {
 		root, err := xmltree.Parse(doc)
 		if err != nil || root.Child("name").Text() == "" {
-			names[i] = fmt.Sprintf("document %d", i+1) // its turn says what is wrong with it
+			names[i] = fmt.Sprintf("document %d", i+1) // its turn reports what is wrong with it
 			continue
 		}
 		names[i], uuids[i] = root.Child("name").Text(), root.Child("uuid").Text()
@@ -35,35 +35,35 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 		}
 		seen[names[i]] = i
 	}
-	places := arrange(names, nil, anyhow)
+	places := arrange(names, nil, unordered)
 	s := &schedule{
 		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
 		do: func(ctx context.Context, i int) Result {
-			r, uuid := f.defineOne(ctx, q, names[i], q.Documents[i])
+			r, uuid := f.defineOne(ctx, sc, q, names[i], q.Documents[i])
 			if uuid != "" {
 				uuids[i] = uuid
 			}
 			return r
 		},
 	}
-	return s.tell(ctx, plan, func(i int, r Result) {
+	return s.runAndCount(ctx, plan, func(i int, r Result) {
 		r.Name, r.UUID = names[i], uuids[i]
 		report(r)
 	}), nil
 }
 
-// defineOne gives the UUID too, which the document need not say.
-func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Result, string) {
+// defineOne defines one guest. Its result has the UUID, which the document may lack.
+func (f *Fleet) defineOne(ctx context.Context, sc scope.Scope, q Request, name, doc string) (Result, string) {
 	if q.AdmitDocument != nil {
 		var err error
-		if ctx, err = q.AdmitDocument(ctx, doc); err != nil {
+		if sc, err = q.AdmitDocument(sc, doc); err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
 		}
 	}
 	if q.DryRun {
 		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate, Submitted: true})
 		if err == nil {
-			err = f.guests.Allows(ctx, def, doc)
+			err = f.guests.Allows(ctx, sc, def, doc)
 		}
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
@@ -80,12 +80,12 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 	if g, err := f.guests.ByName(name); err == nil {
 		before = g.View()
 	}
-	g, err := f.guests.Define(ctx, doc, q.Options.Validate)
+	g, err := f.guests.Define(ctx, sc, doc, q.Options.Validate)
 	if err != nil {
 		return Result{Outcome: Failed, Error: err}, ""
 	}
 	r := Result{Outcome: Done}
-	if before != nil && alike(before.Inactive, g.View().Inactive) {
+	if before != nil && equalDefinitions(before.Inactive, g.View().Inactive) {
 		r.Outcome = Unchanged
 	}
 	notes := f.guests.Clashes(g.View(), q.seesGuest(f))
@@ -98,7 +98,7 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 	return r, g.UUID()
 }
 
-// seesGuest says whether the request may be about a guest.
+// seesGuest returns whether the request may affect a guest.
 func (q *Request) seesGuest(f *Fleet) func(*guest.Guest) bool {
 	if q.Sees == nil {
 		return nil
@@ -106,8 +106,8 @@ func (q *Request) seesGuest(f *Fleet) func(*guest.Guest) bool {
 	return func(g *guest.Guest) bool { return q.Sees(f.Of(g)) }
 }
 
-// alike compares definitions as their documents show them.
-func alike(a, b *domain.Definition) bool {
+// equalDefinitions compares definitions by their XML.
+func equalDefinitions(a, b *domain.Definition) bool {
 	if a == nil || b == nil {
 		return false
 	}

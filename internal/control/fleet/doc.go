@@ -1,17 +1,14 @@
-// Package fleet works on whole sets of guests: it chooses them by selectors,
-// does one verb to all of them in order and with a bound, and makes and removes
-// tiles of guests that belong together.
+// Package fleet works on sets of guests: it selects them, applies a verb to all of them in order and within a
+// bound, and creates and removes tiles. A tile is a group of guests that are made together from one template
+// (the word is VMmark's).
 //
-// What a set is made of lies with the guests themselves, in the <metadata> of
-// their definitions, so that every client of libvirt can read and write it and
-// nothing has to be kept in step: labels, the tile, the priority, what a guest
-// comes after, and the volumes that were made for it.
+// The data of sets lie in the <metadata> of the guests' definitions: labels, the tile, the priority, the
+// guests to start after, and the volumes made for the guest. So every libvirt client can read and write them,
+// and no second copy can differ.
 //
-// A run asks each guest through the guest's own loop, as any client does, and
-// holds nothing: a guest that is stuck takes one of the run's places until its
-// deadline and delays those only that are to come after it.
+// A run calls each guest through the guest's own loop, as any client does, and holds no lock. A stuck guest
+// occupies one of the run's slots until its deadline, and delays only the guests that depend on it.
 //
-// What belongs here: who is meant, in which order, how many at once, and what
-// became of each. What does not: how a guest is started or stopped (guest), what
-// a volume is (volume), and how results are told to a client (api).
+// What belongs here: selection, order, parallelism, and the result for each guest. What does not: starting and
+// stopping a guest (guest), volumes (volume), and the form of results for clients (api).
 package fleet

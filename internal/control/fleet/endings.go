@@ -8,20 +8,19 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// endings tells those who wait that a guest has ended. One reader of the event
-// log serves a whole run, however many wait.
+// endings notifies waiters that a guest has ended. One reader of the event log serves a whole run.
 type endings struct {
 	reader *event.Reader
 
 	mu      sync.Mutex
-	waiting map[string]chan bool // by UUID; holds one: true: ended, false: look again
+	waiting map[string]chan bool // by UUID; room for one: true: ended, false: check again
 }
 
 func newEndings(log *event.Log) *endings {
 	return &endings{reader: log.Reader(), waiting: map[string]chan bool{}}
 }
 
-// follow reads the log until ctx ends.
+// follow reads the event log until ctx ends.
 func (e *endings) follow(ctx context.Context) {
 	for {
 		happened, lost, err := e.reader.Next(ctx)
@@ -39,7 +38,7 @@ func (e *endings) follow(ctx context.Context) {
 	}
 }
 
-// tellAll makes everybody look: the log has dropped events that nobody read.
+// tellAll makes every waiter check its guest, because the log has dropped unread events.
 func (e *endings) tellAll() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -48,8 +47,8 @@ func (e *endings) tellAll() {
 	}
 }
 
-// tell leaves word and never waits. That a guest has ended replaces what lies there:
-// it may run again when the reader comes to look.
+// tell sends without waiting. "Ended" replaces an unread value: the guest may run again when the receiver
+// reads it.
 func tell(c chan bool, ended bool) {
 	if ended {
 		select {
@@ -63,7 +62,7 @@ func tell(c chan bool, ended bool) {
 	}
 }
 
-// expect begins to listen for the end of a guest; forget ends that.
+// expect listens for the end of a guest until forget is called.
 func (e *endings) expect(g *guest.Guest) (ended <-chan bool, forget func()) {
 	c := make(chan bool, 1)
 	e.mu.Lock()
@@ -76,7 +75,7 @@ func (e *endings) expect(g *guest.Guest) (ended <-chan bool, forget func()) {
 	}
 }
 
-// wait returns once the guest has no process, or the reason why ctx ended.
+// wait returns when the guest has no process, or the cause when ctx ends.
 func wait(ctx context.Context, g *guest.Guest, ended <-chan bool) error {
 	for g.View().State.Active() {
 		select {

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-func TestTheEndOfAGuestIsHeardOf(t *testing.T) {
+func TestEndings_GuestEnds(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("first"), small("second"))
 	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "all")
@@ -29,14 +29,14 @@ func TestTheEndOfAGuestIsHeardOf(t *testing.T) {
 	h.run(Request{Verb: Destroy}, "first")
 	ok(t, <-over)
 
-	// Whoever has ended counts, even if it runs again by now.
+	// A guest that has ended counts as ended even if it runs again.
 	word := make(chan bool, 1)
 	tell(word, false)
 	tell(word, true)
 	tell(word, false)
 	ok(t, wait(ctx, members[1].Guest, word))
 
-	// Whoever waits is not lost with the events that nobody came to read.
+	// Waiters are notified even if the log dropped the event.
 	stopped()
 	r.endings = newEndings(h.events)
 	second, forget := r.endings.expect(members[1].Guest)

@@ -16,13 +16,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// Config is what a fleet works with. All of it is needed, but for Images.
+// Config is the rooms that a fleet uses. All fields but Images are required.
 type Config struct {
 	Guests *guest.Registry
 	Pools  *volume.Pools
 	Events *event.Log
 	Log    *slog.Logger
-	// Images is the folder of the pool that MakePool makes; empty: it makes none.
+	// Images is the folder for the pool that MakePool makes; empty: MakePool makes none.
 	Images string
 }
 
@@ -35,30 +35,30 @@ type Fleet struct {
 	log    *slog.Logger
 	images string
 
-	// poolTurn holds one token, of whoever makes the default pool.
+	// poolTurn holds one token: only one caller makes the default pool.
 	poolTurn chan struct{}
 
-	// read keeps the marks that were read, by the guest's UUID.
+	// read caches the parsed marks by the guest's UUID.
 	mu   sync.Mutex
 	read map[string]readOnce
-	// busy are the tiles that are being made or removed (alone), and how many calls clone guests of others, by name.
+	// busy are the tiles that are being made or removed (alone), or the number of calls that clone their
+	// guests, by tile name.
 	busy map[string]int
 
 	ops    *operation.Set[*Fleet]
-	barred error // why no tiles or clones are made or removed; nil: they are
+	barred error // why making and removing tiles and clones is refused; nil: it is not
 	stop   context.CancelCauseFunc
 }
 
-// readOnce is what was read of one guest's metadata. The text is that of the
-// definition, shared, so that comparing it again is comparing a pointer.
+// readOnce is the parsed metadata of one guest. It shares the text of the definition, so an unchanged text
+// compares by pointer.
 type readOnce struct {
 	metadata string
 	marks    *Marks
 	problem  string
 }
 
-// Open makes a fleet of a registry's guests. What an earlier daemon did not finish waits
-// for Recover.
+// Open makes a fleet of a registry's guests. Recover handles what an earlier daemon left unfinished.
 func Open(c Config) *Fleet {
 	f := &Fleet{
 		guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, images: c.Images,
@@ -68,18 +68,18 @@ func Open(c Config) *Fleet {
 	return f
 }
 
-// Member is a guest as part of a set, as of one moment.
+// Member is a guest as part of a set, at one moment.
 type Member struct {
 	Guest *guest.Guest
 	View  *guest.View
-	// Labels and the rest of the marks are shared: they are not to be changed.
+	// Labels and the other marks are shared: do not change them.
 	Labels Labels
 	Marks  *Marks
-	// Problem says why the marks cannot be read; they count as none then.
+	// Problem says why the marks cannot be parsed; they are then treated as empty.
 	Problem string
 }
 
-// Select gives the guests that any of the selectors chooses, by name.
+// Select returns the guests that match any of the selectors, by name.
 func (f *Fleet) Select(selectors []Selector) []Member {
 	chooses := f.chooser(selectors)
 	all := f.All()
@@ -92,14 +92,13 @@ func (f *Fleet) Select(selectors []Selector) []Member {
 	return chosen
 }
 
-// Chooses says whether any of the selectors chooses a guest.
+// Chooses says whether a guest matches any of the selectors.
 func (f *Fleet) Chooses(selectors []Selector, m Member) bool { return f.chooser(selectors)(m) }
 
-// chooser gives what says whether any of the selectors chooses a guest, by the
-// pools as they are now.
+// chooser returns a function that matches guests against the selectors, with the pools as they are now.
 func (f *Fleet) chooser(selectors []Selector) func(Member) bool {
 	var poolsOf func(string) []string
-	if slices.ContainsFunc(selectors, Selector.asksPools) {
+	if slices.ContainsFunc(selectors, Selector.needsPools) {
 		poolsOf = f.poolsOf()
 	}
 	return func(m Member) bool {
@@ -107,14 +106,14 @@ func (f *Fleet) chooser(selectors []Selector) func(Member) bool {
 	}
 }
 
-// All gives everybody, by name. It reads only what has changed since the last time.
+// All returns every guest, by name. It parses only marks that have changed since the last call.
 func (f *Fleet) All() []Member {
 	guests := f.guests.All()
 	all := make([]Member, 0, len(guests))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, g := range guests {
-		if m := f.memberLocked(g, g.View()); m.View.Current() != nil || m.View.Quarantined { // else it has gone meanwhile
+		if m := f.memberLocked(g, g.View()); m.View.Current() != nil || m.View.Quarantined { // else it was removed meanwhile
 			all = append(all, m)
 		}
 	}
@@ -124,7 +123,7 @@ func (f *Fleet) All() []Member {
 	return all
 }
 
-// Of gives one guest as part of sets, as it is now.
+// Of returns one guest as a member, as it is now.
 func (f *Fleet) Of(g *guest.Guest) Member {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -145,7 +144,7 @@ func (f *Fleet) memberLocked(g *guest.Guest, v *guest.View) Member {
 	return m
 }
 
-// readMarks reads marks, if they are not those that were read before.
+// readMarks parses marks unless the cache has them.
 func (f *Fleet) readMarks(uuid, metadata string) readOnce {
 	if r, known := f.read[uuid]; known && r.metadata == metadata {
 		return r
@@ -159,7 +158,7 @@ func (f *Fleet) readMarks(uuid, metadata string) readOnce {
 	return r
 }
 
-// forget drops what was read of guests that have gone.
+// forget drops the cached marks of guests that were removed.
 func (f *Fleet) forget(all []Member) {
 	kept := make(map[string]readOnce, len(all))
 	for _, m := range all {
@@ -170,8 +169,7 @@ func (f *Fleet) forget(all []Member) {
 	f.read = kept
 }
 
-// poolsOf tells in which pools the file of a disk lies, as pools are now. It
-// looks at views only.
+// poolsOf returns a function that lists the pools which contain a disk's file. It reads only the pools' views.
 func (f *Fleet) poolsOf() func(path string) []string {
 	byTarget := map[string][]string{}
 	for _, p := range f.pools.List() {
@@ -181,7 +179,7 @@ func (f *Fleet) poolsOf() func(path string) []string {
 	}
 	return func(path string) []string {
 		if strings.HasPrefix(path, "/dev/") {
-			// Partitions lie beside everything else in /dev: only the volume tells.
+			// Partitions share /dev with all other devices, so the pool's volumes decide.
 			if p, _, err := f.pools.ByPath(path); err == nil {
 				return []string{p.Name()}
 			}
@@ -190,17 +188,17 @@ func (f *Fleet) poolsOf() func(path string) []string {
 	}
 }
 
-// named checks that guests which are named outright are there, and that they may be
-// seen: of others nobody is told that there are any. Sees is nil for who sees all.
-func (f *Fleet) named(selectors []Selector, sees func(Member) bool) error {
+// checkNamed checks that guests which selectors name exactly exist and are visible to the client. The error for an
+// invisible guest does not reveal that it exists. Sees is nil for a client that sees all.
+func (f *Fleet) checkNamed(selectors []Selector, sees func(Member) bool) error {
 	for _, s := range selectors {
-		name, is := s.names()
+		name, is := s.exactName()
 		if !is {
 			continue
 		}
 		g, err := f.guests.ByName(name)
 		if err == nil && sees != nil && !sees(f.Of(g)) {
-			err = fault.New(fault.NotFound, fault.Domain, "no domain with matching name '%s'", name) // in the words of the others
+			err = fault.New(fault.NotFound, fault.Domain, "no domain with matching name '%s'", name) // the text of libvirt's own error
 		}
 		if err != nil {
 			return fault.Wrap(err, fault.NotFound, fault.Domain, "selector %q", s)

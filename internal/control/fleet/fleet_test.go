@@ -18,11 +18,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const emulator = "/usr/bin/qemu-system-x86_64"
 
-// herd is a fleet over a registry with everything below it, as lodged has it.
+// herd is a fleet over a registry with all rooms below it, as in lodged.
 type herd struct {
 	*Fleet
 	t      testing.TB
@@ -31,11 +32,11 @@ type herd struct {
 	starts *resources.Starts
 }
 
-// OpenDaemon opens a whole daemon in a directory and gives its fleet. The external tests set it: package daemon
-// imports this one, whose tests therefore cannot import it.
+// OpenDaemon opens a whole daemon in a directory and returns its fleet. The external tests set it: package
+// daemon imports this package, so these tests cannot import it.
 var OpenDaemon func(t testing.TB, dir string, log *slog.Logger) (f *Fleet, closeDaemon func())
 
-// newHerd makes a fleet without guests; those that it gets end with the test.
+// newHerd makes a fleet without guests. Guests that are added later end with the test.
 func newHerd(t testing.TB) *herd {
 	t.Helper()
 	if testing.Short() {
@@ -48,7 +49,7 @@ func newHerd(t testing.TB) *herd {
 		t.Skip("needs root for networks and control groups")
 	}
 	// Socket paths are bounded, and t.TempDir can be long.
-	dir, err := os.MkdirTemp("", "lodge-fleet-") //nolint:usetesting // for that reason
+	dir, err := os.MkdirTemp("", "lodge-fleet-") //nolint:usetesting // as said
 	ok(t, err)
 	f, closeDaemon := OpenDaemon(t, dir, slog.New(slog.NewTextHandler(testLog{t}, nil)))
 	h := &herd{Fleet: f, t: t, dir: dir, pools: f.pools, starts: f.guests.Starts}
@@ -70,13 +71,13 @@ func (h *herd) destroyAll() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	for _, g := range h.guests.All() {
-		if err := g.Destroy(ctx, false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
+		if err := g.Destroy(ctx, scope.Daemon("a test"), false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
 			h.t.Errorf("cannot destroy %s: %v", g.Name(), err)
 		}
 	}
 }
 
-// testLog shows what the daemon logs where the test fails.
+// testLog writes the daemon's log to the test's.
 type testLog struct{ t testing.TB }
 
 func (l testLog) Write(p []byte) (int, error) {
@@ -98,14 +99,14 @@ func refused(t testing.TB, err error, kind fault.Kind, says string) {
 	}
 }
 
-// small is a guest without anything to boot.
+// small is a guest with nothing to boot.
 func small(name string, more ...string) string {
 	return fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 		<os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/><tcg><tb-cache unit='MiB'>32</tb-cache></tcg></features>
 		<devices><serial type='pty'/></devices>%s</domain>`, name, strings.Join(more, ""))
 }
 
-// marked is what a client puts into a definition to mark a guest.
+// marked is the metadata that a client adds to mark a guest.
 func marked(priority int, inner ...string) string {
 	return fmt.Sprintf(`<metadata><x:guest xmlns:x='%s' priority='%d'>%s</x:guest></metadata>`, Namespace, priority, strings.Join(inner, ""))
 }
@@ -121,7 +122,7 @@ func selectors(t testing.TB, texts ...string) []Selector {
 	return all
 }
 
-// try runs a request and gives what was reported, as "name outcome wave".
+// try runs a request and returns what was reported, as "name outcome wave".
 func (h *herd) try(q Request, texts ...string) (Summary, []Result, error) {
 	h.t.Helper()
 	q.Select = selectors(h.t, texts...)
@@ -130,14 +131,14 @@ func (h *herd) try(q Request, texts ...string) (Summary, []Result, error) {
 	defer stop()
 	var results []Result
 	planned := -1
-	sum, err := h.Run(ctx, q, func(p Plan) { planned = p.Total }, func(r Result) { results = append(results, r) })
+	sum, err := h.Run(ctx, scope.Daemon("a test"), q, func(p Plan) { planned = p.Total }, func(r Result) { results = append(results, r) })
 	if err == nil && planned != len(results) {
 		h.t.Errorf("%d guests were planned and %d reported", planned, len(results))
 	}
 	return sum, results, err
 }
 
-// run is try, and no guest may fail.
+// run is try for a request that may not fail for any guest.
 func (h *herd) run(q Request, texts ...string) []string {
 	h.t.Helper()
 	_, results, err := h.try(q, texts...)
@@ -164,7 +165,7 @@ func (h *herd) wants(what string, got []string, want ...string) {
 	}
 }
 
-// chosen gives the names that selectors choose.
+// chosen returns the names that selectors match.
 func (h *herd) chosen(texts ...string) []string {
 	h.t.Helper()
 	var names []string
@@ -188,7 +189,7 @@ func (h *herd) view(name string) *guest.View {
 }
 
 // Promise: A14
-func TestASetIsDefinedChosenSetAndUndefined(t *testing.T) {
+func TestRun_DefineSelectSetUndefine(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("web-1", marked(5, `<x:label name='app' value='shop'/><x:after guest='db'/>`)), small("web-2"), small("db", marked(0)))
 	h.wants("all", h.chosen("all"), "db", "web-1", "web-2")
@@ -251,7 +252,7 @@ func TestASetIsDefinedChosenSetAndUndefined(t *testing.T) {
 	}
 }
 
-func TestMarksThatCannotBeReadAreToldAndNotGuessed(t *testing.T) {
+func TestSelect_UnreadableMarksReported(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("odd", `<metadata><x:guest xmlns:x='`+Namespace+`' priority='first'/></metadata>`))
 	m := h.Select(selectors(t, "all"))
@@ -269,7 +270,7 @@ func TestMarksThatCannotBeReadAreToldAndNotGuessed(t *testing.T) {
 	h.wants("undefine", h.run(Request{Verb: Undefine}, "odd"), "odd done 1")
 }
 
-func TestAListingReadsWhatChangedOnly(t *testing.T) {
+func TestAll_ParsesOnlyChangedMarks(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("a", marked(1, `<x:label name='n' value='1'/>`)))
 	first := h.Select(selectors(t, "all"))[0]
@@ -283,7 +284,7 @@ func TestAListingReadsWhatChangedOnly(t *testing.T) {
 	h.run(Request{Verb: Undefine}, "a")
 }
 
-func TestASetLives(t *testing.T) {
+func TestRun_LifeCycleOfSet(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("db", marked(0)), small("web", marked(0, `<x:after guest='db'/>`)), small("late", marked(9)))
 	start := Request{Verb: Start}
@@ -304,7 +305,7 @@ func TestASetLives(t *testing.T) {
 	h.wants("save", h.run(Request{Verb: Save}, "web"), "web done 1")
 	h.wants("saved", h.chosen("saved=yes"), "web")
 	h.wants("restore", h.run(Request{Verb: Restore}, "web"), "web done 1")
-	// Nothing runs in these guests that would follow the power button.
+	// These guests run no system that would react to the power button.
 	_, results, err = h.try(Request{Verb: Shutdown, Timeout: 100 * time.Millisecond}, "late")
 	ok(t, err)
 	refused(t, results[0].Error, fault.Timeout, "shutdown of domain")
@@ -316,7 +317,7 @@ func TestASetLives(t *testing.T) {
 	}
 }
 
-func TestAFailedStartSkipsItsDependants(t *testing.T) {
+func TestRun_FailedStartSkipsDependents(t *testing.T) {
 	h := newHerd(t)
 	broken := strings.Replace(small("db"), "<serial type='pty'/>", `<disk type='file' device='disk'><source file='/nowhere/at-all.raw'/><target dev='vda' bus='virtio'/></disk>`, 1)
 	h.define(broken, small("web", marked(0, `<x:after guest='db'/>`)))
@@ -328,11 +329,11 @@ func TestAFailedStartSkipsItsDependants(t *testing.T) {
 	if h.view("web").State.Active() {
 		t.Error("a guest was started without what it depends on")
 	}
-	// By itself it is the user's own choice.
+	// A start of this guest alone is the user's own choice.
 	h.wants("alone", h.run(Request{Verb: Start, Options: Options{Paused: true}}, "web"), "web done 1")
 }
 
-func TestCancellingAShutdownPullsNoPlug(t *testing.T) {
+func TestRun_CancelledShutdownDestroysNothing(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("slow"))
 	h.run(Request{Verb: Start}, "all")
@@ -342,7 +343,7 @@ func TestCancellingAShutdownPullsNoPlug(t *testing.T) {
 	cancel(fault.New(fault.Aborted, fault.Call, "the client has gone"))
 	r := &run{fleet: h.Fleet, request: Request{Verb: Shutdown, Options: Options{Grace: time.Minute}}, action: actions[Shutdown]}
 	defer r.followEndings()()
-	if got := r.turn(ctx, h.Of(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
+	if got := r.perform(ctx, h.Of(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
 		t.Errorf("got %+v", got)
 	}
 	if !g.View().State.Active() {
@@ -350,7 +351,7 @@ func TestCancellingAShutdownPullsNoPlug(t *testing.T) {
 	}
 }
 
-func TestAStuckGuestDelaysNoOtherOfTheSet(t *testing.T) {
+func TestRun_StuckGuestDelaysNoOther(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("stuck"), small("well-1"), small("well-2"))
 	h.run(Request{Verb: Start}, "all")
@@ -367,9 +368,8 @@ func TestAStuckGuestDelaysNoOtherOfTheSet(t *testing.T) {
 	h.wants("grace", h.run(Request{Verb: Shutdown, Options: Options{Grace: limit}}, "stuck"), "stuck done 1")
 }
 
-// A guest that waits for its start is there to be destroyed, and does not start
-// after that.
-func TestAWaitingStartIsDestroyed(t *testing.T) {
+// A guest that waits for its start can be destroyed, and does not start afterwards.
+func TestRun_DestroyCancelsWaitingStart(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
 	_, err := h.create(template(t, twoGuests), 1, 1)
@@ -392,7 +392,7 @@ func TestAWaitingStartIsDestroyed(t *testing.T) {
 	for _, name := range []string{"waiting", "lab-1-a"} {
 		chosen := selectors(t, name)
 		go func() {
-			_, err := h.Run(t.Context(), Request{Verb: Start, Select: chosen}, func(Plan) {}, func(r Result) { began <- r })
+			_, err := h.Run(t.Context(), scope.Daemon("a test"), Request{Verb: Start, Select: chosen}, func(Plan) {}, func(r Result) { began <- r })
 			if err != nil {
 				t.Error(err)
 			}
@@ -415,8 +415,8 @@ func TestAWaitingStartIsDestroyed(t *testing.T) {
 	}
 }
 
-// Nobody waits for another guest's turn to have its marks changed.
-func TestSettingAStuckGuestDelaysNoOther(t *testing.T) {
+// Changing a guest's marks does not wait for another guest's turn.
+func TestRun_SetOfStuckGuestDelaysNoOther(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("stuck"))
 	h.define(small("well"))
@@ -425,7 +425,7 @@ func TestSettingAStuckGuestDelaysNoOther(t *testing.T) {
 	over := make(chan Result, 1)
 	set := Request{Verb: Set, Select: selectors(t, "stuck"), Timeout: time.Second, Options: Options{Settings: map[string]string{"memory": "32MiB"}}}
 	go func() {
-		if _, err := h.Run(t.Context(), set, func(Plan) {}, func(r Result) { over <- r }); err != nil {
+		if _, err := h.Run(t.Context(), scope.Daemon("a test"), set, func(Plan) {}, func(r Result) { over <- r }); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -442,7 +442,7 @@ func TestSettingAStuckGuestDelaysNoOther(t *testing.T) {
 	refused(t, (<-over).Error, fault.Timeout, "stuck")
 }
 
-// pid finds the QEMU process of a guest, as an administrator does: by name.
+// pid finds the QEMU process of a guest by its name, as an administrator does.
 func (h *herd) pid(name string) int {
 	h.t.Helper()
 	out, err := exec.CommandContext(h.t.Context(), "pgrep", "-P", strconv.Itoa(os.Getpid()), "-f", "guest="+name+",").Output()
@@ -452,7 +452,7 @@ func (h *herd) pid(name string) int {
 	return pid
 }
 
-// BenchmarkSelect chooses among a thousand guests, of which every other has marks.
+// BenchmarkSelect selects among a thousand guests, half of them with marks.
 func BenchmarkSelect(b *testing.B) {
 	h := newHerd(b)
 	docs := make([]string, 1000)

@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// FuzzSettings understands what a user sets. What is taken is within its bounds, and
-// leaves marks that are read as they were written.
+// FuzzSettings parses settings. Accepted ones are within their bounds, and their marks are read back as
+// written.
 func FuzzSettings(f *testing.F) {
 	for key, value := range map[string]string{
 		"memory": "512MiB", "vcpus": "4", "autostart": "yes", "template": "no", "title": "a", "description": "b\nc", "priority": "-1000", "after": "a, b,c", "label.app": "web",
@@ -35,7 +35,7 @@ func FuzzSettings(f *testing.F) {
 		if s.memory != nil && (*s.memory == 0 || *s.memory > 1<<63) || s.vcpus != nil && (*s.vcpus == 0 || *s.vcpus > 4095) {
 			t.Fatalf("%s=%q is taken as %d bytes, %d processors", key, value, s.memory, s.vcpus)
 		}
-		marks, _, err := s.on("web", noMarks)
+		marks, _, err := s.apply("web", noMarks)
 		if err != nil {
 			return
 		}
@@ -44,7 +44,7 @@ func FuzzSettings(f *testing.F) {
 		}
 		doc, err := marks.document()
 		if err != nil {
-			return // no document can hold it
+			return // XML cannot hold it
 		}
 		metadata, err := xmltree.SetMetadataElement("", Namespace, prefix, doc)
 		if err != nil {
@@ -62,8 +62,7 @@ func FuzzSettings(f *testing.F) {
 
 var hostLike = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// FuzzSeed makes the CD of a clone: what the user gave is on it as it is, and the name
-// that cloud-init is told is one that a host can have.
+// FuzzSeed makes the CD of a clone. The user's data are on it unchanged, and the host name is valid.
 func FuzzSeed(f *testing.F) {
 	f.Add("web-1", "#cloud-config\n{}\n", "version: 2\n")
 	f.Add("-Wéb_", "", "\x00")

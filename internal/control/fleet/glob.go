@@ -5,15 +5,15 @@ import (
 	"unicode/utf8"
 )
 
-// glob is a pattern of a name: '*' stands for anything, '?' for one character.
+// glob is a pattern of a name: '*' matches any text, '?' one character.
 type glob string
 
 func (g glob) literal() bool { return !strings.ContainsAny(string(g), "*?") }
 
-// matches takes time in proportion to the two lengths multiplied, whatever the
-// pattern: only the last '*' is ever tried again.
+// matches takes at most time proportional to the product of the two lengths, because it backtracks only to the
+// last '*'.
 func (g glob) matches(name string) bool {
-	star, tried := -1, 0 // where the last '*' is, and up to where it stands for the name
+	star, tried := -1, 0 // the last '*', and the end of the text that it matches
 	p, t := 0, 0
 	for t < len(name) {
 		switch {
@@ -34,12 +34,11 @@ func (g glob) matches(name string) bool {
 	return strings.Trim(string(g[p:]), "*") == ""
 }
 
-// runeAt gives the length of the character that begins there.
+// runeAt returns the length in bytes of the character at a position.
 func runeAt(text string, at int) int {
 	_, size := utf8.DecodeRuneInString(text[at:])
 	return size
 }
 
-// Matches says whether a name fits a pattern, in which '*' stands for anything
-// and '?' for one character.
+// Matches says whether a name matches a pattern: '*' matches any text, '?' one character.
 func Matches(pattern, name string) bool { return glob(pattern).matches(name) }

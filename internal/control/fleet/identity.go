@@ -13,9 +13,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// renew makes the definition of a guest that of another one: whatever tells the
-// two apart, or is one's alone on this host, is new. Disks are left as they are.
-func renew(d *domain.Definition, name, id string, mac func() (string, error)) error {
+// newIdentity gives a definition a new identity: name, UUID, MAC addresses and everything that only one guest of
+// this host can have. It leaves the disks.
+func newIdentity(d *domain.Definition, name, id string, mac func() (string, error)) error {
 	d.Name, d.UUID = name, id
 	if d.GenID != "" {
 		d.GenID = uuid.NewString()
@@ -26,7 +26,7 @@ func renew(d *domain.Definition, name, id string, mac func() (string, error)) er
 		if n.MAC, err = mac(); err != nil {
 			return err
 		}
-		n.Target = "" // the name of the host's end
+		n.Target = "" // the host's name of the tap device
 	}
 	if v := d.Devices.VSock; v != nil {
 		v.CID, v.Auto = 0, device.On
@@ -35,11 +35,11 @@ func renew(d *domain.Definition, name, id string, mac func() (string, error)) er
 		renewDisplay(g)
 	}
 	var err error
-	d.Metadata, err = unmarked(d.Metadata)
+	d.Metadata, err = withoutTile(d.Metadata)
 	return err
 }
 
-// renewSMBIOS gives what names the machine itself its new name.
+// renewSMBIOS replaces the machine's identifiers in SMBIOS.
 func renewSMBIOS(s *domain.SysInfo, id string) {
 	if s == nil {
 		return
@@ -53,7 +53,7 @@ func renewSMBIOS(s *domain.SysInfo, id string) {
 	}
 }
 
-// renewDisplay has the host choose where a display is served.
+// renewDisplay lets the host choose a display's port or socket.
 func renewDisplay(g *device.Graphics) {
 	if g.Port > 0 || g.TLSPort > 0 {
 		g.Port, g.TLSPort, g.AutoPort = 0, 0, device.On
@@ -69,8 +69,8 @@ func renewDisplay(g *device.Graphics) {
 	}
 }
 
-// unmarked takes out of a guest's <metadata> that it is part of a tile.
-func unmarked(metadata string) (string, error) {
+// withoutTile removes the tile from a guest's <metadata>.
+func withoutTile(metadata string) (string, error) {
 	m, err := ReadMarks(metadata)
 	if err != nil || m == noMarks {
 		return metadata, err
@@ -85,8 +85,8 @@ func unmarked(metadata string) (string, error) {
 	return xmltree.SetMetadataElement(metadata, Namespace, prefix, doc)
 }
 
-// uncloneable says, by name, what of a guest no second one can have.
-func uncloneable(d *domain.Definition) error {
+// checkCloneable names the parts of a definition that two guests cannot share.
+func checkCloneable(d *domain.Definition) error {
 	var why []string
 	say := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
 	for _, h := range d.Devices.HostDevices {
@@ -106,18 +106,18 @@ func uncloneable(d *domain.Definition) error {
 		switch c := dev.(type) {
 		case *device.Char:
 			if mirror := c.Role == device.Console && c.TargetType == "serial"; !mirror {
-				claims(dev.Kind(), &c.Backend, say)
+				reportExclusive(dev.Kind(), &c.Backend, say)
 			}
 		case *device.Redir:
-			claims(dev.Kind(), &c.Backend, say)
+			reportExclusive(dev.Kind(), &c.Backend, say)
 		case *device.RNG:
 			if c.Char != nil {
-				claims(dev.Kind(), c.Char, say)
+				reportExclusive(dev.Kind(), c.Char, say)
 			}
 		}
 	}
 	if len(d.QEMUArgs) > 0 {
-		say("it has arguments of its own for QEMU, of which Lodge does not know what they share")
+		say("it has its own QEMU arguments, and Lodge cannot know what they share")
 	}
 	if len(why) > 0 {
 		return fault.New(fault.Unsupported, fault.Domain, "domain %q cannot be cloned: %s; take that out of its definition first (virsh edit %s)",
@@ -126,8 +126,8 @@ func uncloneable(d *domain.Definition) error {
 	return nil
 }
 
-// claims says what a character device has of the host that only one can have.
-func claims(kind string, b *device.Backend, say func(string, ...any)) {
+// reportExclusive names the resources of the host that a character device needs for itself.
+func reportExclusive(kind string, b *device.Backend, say func(string, ...any)) {
 	switch {
 	case b.Type == "file" || b.Type == "dev" || b.Type == "pipe":
 		say("its %s uses %s", kind, b.Path)
@@ -143,13 +143,12 @@ func claims(kind string, b *device.Backend, say func(string, ...any)) {
 	}
 }
 
-// maxMACTries is how often an address is drawn that no guest has. With a thousand
-// guests of four interfaces one in 4,000 is taken.
+// maxMACTries is how often an address is drawn. With a thousand guests of four interfaces, one in 4,000
+// addresses of QEMU's range is used.
 const maxMACTries = 16
 
-// newMAC draws a MAC address, of those that are QEMU's to give, that no guest has.
-// Two that are drawn at once may be the same, once in 16 million; the message that
-// tells of shared addresses does so then, too.
+// newMAC draws a MAC address in QEMU's range (52:54:00) that no guest has. Two concurrent draws are equal once
+// in 16 million; the warning about shared addresses then appears.
 func (f *Fleet) newMAC() (string, error) {
 	for range maxMACTries {
 		if mac := network.RandomMAC(); !f.guests.MACTaken(mac) {

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // templateKind makes a guest a template for thin clones, and undoes that if no clone
@@ -21,18 +22,25 @@ var templateKind = operation.Kind[*Fleet]{
 
 // makingTemplate is the payload.
 type makingTemplate struct {
-	Source string // its UUID
+	Source string // the source's UUID
 
 	fleet *Fleet
+	op    *operation.Operation
 	// The following fields are set in the daemon that began it only.
 	source *guest.Guest
 	clone  func(context.Context) error
 }
 
+// Opened implements operation.Opener.
+func (m *makingTemplate) Opened(op *operation.Operation) error {
+	m.op = op
+	return nil
+}
+
 // Steps implements operation.Work.
 func (m *makingTemplate) Steps() []operation.Step {
 	return []operation.Step{
-		{Name: "make", Effect: operation.Lasting, Do: func(ctx context.Context) error { return m.source.MakeTemplate(ctx) }, Undo: m.undo},
+		{Name: "make", Effect: operation.Lasting, Do: func(ctx context.Context) error { return m.source.MakeTemplate(ctx, m.op.Scope()) }, Undo: m.undo},
 		{Name: "clone", Effect: operation.Lasting, Do: func(ctx context.Context) error { return m.clone(ctx) }},
 	}
 }
@@ -43,7 +51,7 @@ func (m *makingTemplate) Steps() []operation.Step {
 func (m *makingTemplate) undo(ctx context.Context) error {
 	g, err := m.fleet.guests.ByUUID(m.Source)
 	if err != nil {
-		return nil //nolint:nilerr // it has gone
+		return nil //nolint:nilerr // the source was removed
 	}
 	away := func(p *volume.Pool) bool {
 		v := p.View()
@@ -52,27 +60,27 @@ func (m *makingTemplate) undo(ctx context.Context) error {
 	if m.source == nil && slices.ContainsFunc(m.fleet.pools.List(), away) {
 		return nil
 	}
-	return unless(m.fleet.release(ctx, g, nil), fault.Busy)
+	return ignoreKind(m.fleet.release(ctx, m.op.Scope(), g, nil), fault.Busy)
 }
 
 // errNoClone undoes the template.
 var errNoClone = errors.New("no clone was made")
 
-// thinly makes thin clones of a guest that is not a template yet. The callback releases the guest,
-// which the caller had kept from starting.
-func (f *Fleet) thinly(ctx context.Context, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
+// cloneThin makes thin clones of a guest that is not a template yet. The callback releases the guest, which the
+// caller had kept from starting.
+func (f *Fleet) cloneThin(ctx context.Context, sc scope.Scope, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
 	m := &makingTemplate{Source: g.UUID(), fleet: f, source: g, clone: func(ctx context.Context) error {
 		if sum = all(ctx); sum.Done == 0 {
 			return errNoClone
 		}
 		return nil
 	}}
-	op, err := f.begin(templateKind.Name, m, nil)
+	op, err := f.begin(sc, templateKind.Name, m, nil)
 	if err != nil {
 		return sum, err
 	}
 	err = op.Run(ctx)
-	if errors.Is(err, errNoClone) && op.Status().State == operation.Ended { // each was told why
+	if errors.Is(err, errNoClone) && op.Status().State == operation.Ended { // each clone's result says why
 		err = nil
 	}
 	return sum, err

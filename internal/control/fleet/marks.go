@@ -24,13 +24,13 @@ import (
 //	</lodge:guest>
 const Namespace = guest.MarksNamespace
 
-// The names of that element.
+// The names of the element and its children.
 const (
 	prefix   = "lodge"
 	rootName = "guest"
 )
 
-// Bounds of what one guest's marks may hold. Any client can write them.
+// Bounds of one guest's marks, which any client can write.
 const (
 	maxMarks      = 64 << 10 // bytes
 	maxLabels     = 64
@@ -41,24 +41,23 @@ const (
 	maxPriority   = 1000
 )
 
-// tileLabel is the label that makes a guest part of a tile; its value is
-// SET/NUMBER. Only CreateTiles gives it.
+// tileLabel is the label that makes a guest part of a tile. Its value is SET/NUMBER. Only CreateTiles sets it.
 const tileLabel = "tile"
 
-// Labels are what a user calls a guest by: names with values.
+// Labels are names with values that a user gives a guest.
 type Labels map[string]string
 
-// Marks are what Lodge's clients noted on one guest, for its place in sets.
+// Marks are what clients noted on one guest for work on sets.
 type Marks struct {
 	Labels Labels
-	// Priority orders guests: lower ones start earlier and stop later.
+	// Priority orders guests: lower numbers start earlier and stop later.
 	Priority int
 	// After names the guests that start before this one and stop after it.
 	After []string
-	// Volumes were made for the guest's tile and go with it.
+	// Volumes are the volumes that were made for the guest's tile. They are removed with it.
 	Volumes []VolumeName
-	// NoRNG says that the guest, when it is new, gets no source of random numbers
-	// that its definition does not name. Room guest heeds it.
+	// NoRNG says that a new guest gets no random number generator beyond its definition. Room guest applies
+	// it.
 	NoRNG bool
 }
 
@@ -69,8 +68,7 @@ func (n VolumeName) String() string { return n.Pool + "/" + n.Name }
 
 var noMarks = &Marks{}
 
-// ReadMarks reads what a definition's <metadata> holds of marks. They are not to be
-// changed.
+// ReadMarks parses the marks in a definition's <metadata>. The result is shared: do not change it.
 func ReadMarks(metadata string) (*Marks, error) {
 	if !strings.Contains(metadata, Namespace) {
 		return noMarks, nil
@@ -97,7 +95,7 @@ func wrongMarks(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Metadata, "the marks in namespace %s %s", Namespace, fmt.Sprintf(format, args...))
 }
 
-// parseMarks understands the element, by the names in it alone.
+// parseMarks reads the element by its local names.
 func parseMarks(root *xmltree.Element) (*Marks, error) {
 	if root.Name != rootName {
 		return nil, wrongMarks("are in an element %q, not %q", root.Name, rootName)
@@ -131,7 +129,7 @@ func parseMarks(root *xmltree.Element) (*Marks, error) {
 	return m, m.check()
 }
 
-// check holds marks to their bounds.
+// check checks the bounds of marks.
 func (m *Marks) check() error {
 	switch {
 	case len(m.Labels) > maxLabels:
@@ -160,11 +158,11 @@ func checkLabel(name, value string) error {
 	}
 	switch {
 	case len(value) > maxLabelValue:
-		return fault.New(fault.Invalid, fault.Metadata, "the value of label %q is %d bytes long; at most %d", name, len(value), maxLabelValue)
+		return fault.New(fault.Invalid, fault.Metadata, "the value of label %q has %d bytes; at most %d", name, len(value), maxLabelValue)
 	case strings.ContainsFunc(value, unicode.IsControl):
 		return fault.New(fault.Invalid, fault.Metadata, "the value of label %q holds a control character", name)
 	case xmltree.CheckText(value) != nil:
-		return fault.New(fault.Invalid, fault.Metadata, "the value of label %q is not UTF-8, or holds what is no character", name)
+		return fault.New(fault.Invalid, fault.Metadata, "the value of label %q is not UTF-8, or has code points that XML does not allow", name)
 	}
 	if name == tileLabel {
 		_, _, err := parseTile(value)
@@ -173,15 +171,15 @@ func checkLabel(name, value string) error {
 	return nil
 }
 
-// checkLabelName takes the names that need no quoting anywhere.
+// checkLabelName accepts names that no syntax needs to quote.
 func checkLabelName(name string) error {
 	if name == "" || len(name) > maxLabelName {
-		return fault.New(fault.Invalid, fault.Metadata, "a label's name has from 1 to %d characters, unlike %q", maxLabelName, name)
+		return fault.New(fault.Invalid, fault.Metadata, "a label's name has from 1 to %d characters, not %q", maxLabelName, name)
 	}
 	if strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._-/", r)
 	}) {
-		return fault.New(fault.Invalid, fault.Metadata, "a label's name consists of letters, digits and . _ - / unlike %q", name)
+		return fault.New(fault.Invalid, fault.Metadata, "a label's name consists of letters, digits and . _ - / and cannot be %q", name)
 	}
 	return nil
 }
@@ -189,36 +187,35 @@ func checkLabelName(name string) error {
 func parsePriority(text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < -maxPriority || n > maxPriority {
-		return 0, fault.New(fault.Invalid, fault.Metadata, "a priority is a number from %d to %d, unlike %q", -maxPriority, maxPriority, text)
+		return 0, fault.New(fault.Invalid, fault.Metadata, "a priority is a number from %d to %d, not %q", -maxPriority, maxPriority, text)
 	}
 	return n, nil
 }
 
-// parseTile splits the value of the tile label. A number is written in one way
-// only, so that a tile has one name.
+// parseTile splits the value of the tile label. A number has one spelling only, so that a tile has one name.
 func parseTile(text string) (set string, number int, err error) {
 	set, digits, _ := strings.Cut(text, "/")
 	number, err = strconv.Atoi(digits)
 	if err != nil || number < 0 || tileName(set, number) != text || checkTileSet(set) != nil {
-		return "", 0, fault.New(fault.Invalid, fault.Metadata, "a tile is called SET/NUMBER, unlike %q", text)
+		return "", 0, fault.New(fault.Invalid, fault.Metadata, "a tile is called SET/NUMBER, not %q", text)
 	}
 	return set, number, nil
 }
 
 func tileName(set string, number int) string { return set + "/" + strconv.Itoa(number) }
 
-// maxTileSet leaves room in a guest's name for a number and more.
+// maxTileSet leaves room in a guest's name for the tile's number and a suffix.
 const maxTileSet = 48
 
 func checkTileSet(set string) error {
 	if set == "" || len(set) > maxTileSet || strings.Contains(set, "/") || checkLabelName(set) != nil {
-		return fault.New(fault.Invalid, fault.Call, "a set of tiles has a name of 1 to %d letters, digits and . _ - unlike %q", maxTileSet, set)
+		return fault.New(fault.Invalid, fault.Call, "a set of tiles has a name of 1 to %d letters, digits and . _ - and not %q", maxTileSet, set)
 	}
 	return nil
 }
 
-// document gives the element as its namespace wants it, or "" for no marks. What would not be read again, as the
-// parts may each have their length and all together not, is refused.
+// document returns the XML of the marks, or "" if there are none. Marks that ReadMarks would refuse are
+// refused here too: each part may be within its bound and the total above the limit.
 func (m *Marks) document() (string, error) {
 	e := m.element()
 	if e == nil {
@@ -261,7 +258,7 @@ func (m *Marks) element() *xmltree.Element {
 	return e
 }
 
-// clone gives a copy to change; marks in the cache are shared.
+// clone returns a copy that may be changed; cached marks are shared.
 func (m *Marks) clone() *Marks {
 	labels := make(Labels, len(m.Labels))
 	maps.Copy(labels, m.Labels)

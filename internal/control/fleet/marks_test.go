@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// metadataOf gives what a definition's <metadata> holds.
+// metadataOf returns the content of a definition's <metadata>.
 func metadataOf(t *testing.T, doc string) string {
 	t.Helper()
 	root, err := xmltree.Parse(doc)
@@ -21,7 +21,7 @@ func metadataOf(t *testing.T, doc string) string {
 	return xmltree.FormatInner(root.Child("metadata"))
 }
 
-func TestMarksAreReadAsTheyWereWritten(t *testing.T) {
+func TestMarks_RoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[a-z][a-z0-9._/-]{0,20}`)
 		text := rapid.StringOfN(rapid.RuneFrom([]rune(`abc <>&'"é雪 {}`)), 1, 30, 200)
@@ -55,7 +55,7 @@ func TestMarksAreReadAsTheyWereWritten(t *testing.T) {
 	})
 }
 
-func TestMarksOfOthersAreReadByTheirNamespace(t *testing.T) {
+func TestReadMarks_ForeignPrefix(t *testing.T) {
 	for _, metadata := range []string{
 		`<guest xmlns="` + Namespace + `" priority="2"><label name="a" value="b"/></guest>`,
 		`<z:other xmlns:z="urn:z"/><x:guest xmlns:x="` + Namespace + `" priority="2"><x:label name="a" value="b"/><!-- c --></x:guest>`,
@@ -70,7 +70,7 @@ func TestMarksOfOthersAreReadByTheirNamespace(t *testing.T) {
 	}
 }
 
-func TestWrongMarksAreRefused(t *testing.T) {
+func TestReadMarks_Invalid(t *testing.T) {
 	in := func(inner string) string { return `<l:guest xmlns:l="` + Namespace + `">` + inner + `</l:guest>` }
 	for metadata, says := range map[string]string{
 		`<l:guest xmlns:l="` + Namespace + `" priority="1001"/>`:                              "from -1000 to 1000",
@@ -116,9 +116,10 @@ func FuzzReadMarks(f *testing.F) {
 	})
 }
 
-// Of what each part may be all together may be more than is read.
+// Parts that are each within their bound may together exceed the total.
+//
 // Promise: H2
-func TestMarksThatWouldNotBeReadAreNotWritten(t *testing.T) {
+func TestMarks_TotalBound(t *testing.T) {
 	long := &Marks{Labels: Labels{}}
 	for i := range maxVolumes {
 		long.Volumes = append(long.Volumes, VolumeName{Pool: "default", Name: strings.Repeat("x", 240) + strconv.Itoa(i)})

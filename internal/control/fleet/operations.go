@@ -7,18 +7,19 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Tiles and clones are made and removed by operations: see package operation. After a kill the
-// next daemon removes an unfinished tile or clone by its record.
+// Tiles and clones are made and removed by operations: see package operation. After a kill, the next daemon
+// undoes an unfinished tile or clone from its record.
 
-// operationsName is the fleet's in the records of its operations.
+// operationsName names the fleet in the records of its operations.
 const operationsName = "fleet"
 
 var fleetKinds = operation.Kinds[*Fleet]{tileCreateKind, tileRemoveKind, cloneKind, templateKind}
 
-// openOperations gives the fleet its operations. If their records cannot be read, no new operation
-// begins: it might use the volumes of an unread one.
+// openOperations opens the fleet's operations. If their records cannot be read, no new operation is begun: it
+// might use the volumes of an unread one.
 func (f *Fleet) openOperations() {
 	stored := operation.Stored{Store: f.store}
 	life, stop := context.WithCancelCause(context.Background())
@@ -33,16 +34,16 @@ func (f *Fleet) openOperations() {
 	}
 	if err != nil {
 		f.ops = operation.New(c)
-		f.barred = fault.Wrap(err, fault.Failed, fault.Store, "no tiles or clones are made or removed: it is not known what was not finished")
-		f.log.Error("it is not known which tiles and clones were not finished", "error", err)
+		f.barred = fault.Wrap(err, fault.Failed, fault.Store, "cannot make or remove tiles and clones: the records of unfinished ones cannot be read")
+		f.log.Error("records of unfinished tiles and clones not readable; new ones refused", "error", err)
 	}
 }
 
-// Recover removes unfinished tiles and clones of earlier daemons. It is called before clients
-// are served. What cannot be removed by the end of ctx is tried again until Close.
+// Recover undoes unfinished tiles and clones of earlier daemons. It is called before clients are served. If
+// ctx ends first, the rest is retried until Close.
 func (f *Fleet) Recover(ctx context.Context) {
 	if err := f.ops.Recover(ctx); err != nil {
-		f.log.Error("a tile or a clone was cut off and cannot be settled", "error", err)
+		f.log.Error("unfinished tile or clone not settled; it is tried again", "error", err)
 	}
 }
 
@@ -52,10 +53,10 @@ func (f *Fleet) Close() {
 	f.ops.Close()
 }
 
-// Operations are those that are open.
+// Operations lists the open operations.
 func (f *Fleet) Operations() []operation.Listed { return f.ops.List("", "") }
 
-// worksOn reports whether an operation works on an object.
+// worksOn says whether an operation works on an object.
 func (f *Fleet) worksOn(object string) bool {
 	for _, op := range f.ops.Operations() {
 		if op.Has(object) {
@@ -65,9 +66,9 @@ func (f *Fleet) worksOn(object string) bool {
 	return false
 }
 
-// perform does an operation, and gives what came of it.
-func (f *Fleet) perform(ctx context.Context, kind string, w operation.Work, p *parts, note string) Result {
-	op, err := f.begin(kind, w, p.objects())
+// perform runs an operation and returns its result.
+func (f *Fleet) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work, p *parts, note string) Result {
+	op, err := f.begin(sc, kind, w, p.objects())
 	if err == nil {
 		err = op.Run(ctx)
 	}
@@ -76,22 +77,22 @@ func (f *Fleet) perform(ctx context.Context, kind string, w operation.Work, p *p
 		return Result{Outcome: Done, Note: note}
 	case op == nil:
 	case op.Status().State == operation.Owed:
-		err = fmt.Errorf("%w; what is left is removed as soon as it can be", err)
+		err = fmt.Errorf("%w; the remains will be removed as soon as possible", err)
 	case p.Kept != "":
-		err = fmt.Errorf("%w; what was made stays, for somebody has it by now: %s", err, p.Kept)
+		err = fmt.Errorf("%w; what was made is kept, because it is in use: %s", err, p.Kept)
 	case ctx.Err() != nil:
 		return Result{Outcome: Cancelled, Error: err}
 	}
 	return Result{Outcome: Failed, Error: err}
 }
 
-func (f *Fleet) begin(kind string, w operation.Work, objects []string) (*operation.Operation, error) {
+func (f *Fleet) begin(sc scope.Scope, kind string, w operation.Work, objects []string) (*operation.Operation, error) {
 	if f.barred != nil {
 		return nil, f.barred
 	}
-	op, err := f.ops.Begin(kind, w, operation.Record{Objects: objects})
+	op, err := f.ops.Begin(sc, kind, w, operation.Record{Objects: objects})
 	if conflict, is := errors.AsType[*operation.Conflict](err); is {
-		return nil, fault.New(fault.Busy, fault.Domain, "another call makes or removes a guest or a volume of it (%s); try again when that has ended", conflict.With.Kind)
+		return nil, fault.New(fault.Busy, fault.Domain, "another call is making or removing one of its guests or volumes (%s); try again when that has ended", conflict.With.Kind)
 	}
 	return op, err
 }

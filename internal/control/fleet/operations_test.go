@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 func TestKinds_NameTheirSteps(t *testing.T) {
@@ -28,7 +29,7 @@ func TestKinds_NameTheirSteps(t *testing.T) {
 	ok(t, templateKind.Check(templateKind.Bind(nil)))
 }
 
-// misplace puts another file in the place of the store's, so that it takes no changes until find.
+// misplace replaces the store's file, so that writes fail until find is called.
 func (h *herd) misplace() (find func()) {
 	h.t.Helper()
 	path := store.Path(filepath.Join(h.dir, "data"))
@@ -39,24 +40,24 @@ func (h *herd) misplace() (find func()) {
 	return func() { h.t.Helper(); ok(h.t, os.Rename(path+".away", path)) }
 }
 
-// nextDaemon leaves the fleet as a daemon that ends, and gives the herd that of the next one.
+// nextDaemon ends the fleet like a daemon that ends, and gives the herd the fleet of the next one.
 func (h *herd) nextDaemon() {
 	h.Close()
 	h.Fleet = Open(Config{Guests: h.guests, Pools: h.pools, Events: h.events, Log: h.log, Images: h.images})
 }
 
-// begun begins an operation of which nothing is done before its daemon ends.
+// begun begins an operation whose daemon ends before the first step.
 func (h *herd) begun(kind string, w operation.Work, p *parts) {
 	h.t.Helper()
-	_, err := h.begin(kind, w, p.objects())
+	_, err := h.begin(scope.Daemon("a test"), kind, w, p.objects())
 	ok(h.t, err)
 	h.nextDaemon()
 }
 
-// cutOff does all of an operation but for its end.
+// cutOff runs an operation except for its last step.
 func (h *herd) cutOff(kind string, w operation.Work, p *parts) {
 	h.t.Helper()
-	_, err := h.begin(kind, w, p.objects())
+	_, err := h.begin(scope.Daemon("a test"), kind, w, p.objects())
 	ok(h.t, err)
 	for _, s := range w.Steps() {
 		ok(h.t, s.Do(h.t.Context()))
@@ -64,7 +65,7 @@ func (h *herd) cutOff(kind string, w operation.Work, p *parts) {
 	h.nextDaemon()
 }
 
-// halfMade makes a tile but for the end of it, where its record is removed.
+// halfMade makes a tile except for the removal of its record.
 func (h *herd) halfMade(doc string) {
 	h.t.Helper()
 	w := newTileCreation(h.Fleet, h.docs(doc))
@@ -78,7 +79,7 @@ func (h *herd) docs(doc string) *tileDocuments {
 	return docs
 }
 
-// oldClone begins a clone that was to have volumes, in a daemon that ends.
+// oldClone begins a clone with volumes in a daemon that ends.
 func (h *herd) oldClone(guest string, volumes ...string) {
 	h.t.Helper()
 	w := &cloneCreation{parts: parts{fleet: h.Fleet, Guests: []string{guest}}}
@@ -89,7 +90,7 @@ func (h *herd) oldClone(guest string, volumes ...string) {
 	h.begun(cloneKind.Name, w, &w.parts)
 }
 
-// left wants a number of operations to be open.
+// left checks the number of open operations.
 func (h *herd) left(n int) {
 	h.t.Helper()
 	if all := h.ops.Operations(); len(all) != n {
@@ -97,7 +98,7 @@ func (h *herd) left(n int) {
 	}
 }
 
-// tidied waits until nothing is left to do.
+// tidied waits until no operation is open.
 func (h *herd) tidied() {
 	h.t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -122,20 +123,21 @@ type altered struct {
 
 func (a *altered) Steps() []operation.Step { return a.alter(a.tileCreation.Steps()) }
 
-// A tile whose record cannot be removed is not said to be made: the next daemon removes it.
+// A tile whose record cannot be removed is not reported as made; the next daemon removes it.
+//
 // Promise: F35, H2
-func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
+func TestCreateTiles_RecordNotWritten(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	var find func()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{Name: "misplace", Do: func(context.Context) error {
 			find = h.misplace()
 			return nil
 		}})
 	}}, &w.parts, "")
-	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "removed as soon as it can be") {
+	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "removed as soon as possible") {
 		t.Errorf("its client is told %+v", r)
 	}
 	h.left(1)
@@ -145,36 +147,38 @@ func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
 	h.wants("guests", h.chosen("all"))
 }
 
-// The volumes of a tile that was cut off, whose pool is away when the daemon begins, are
-// removed when that is there. Its guests go at once.
+// If the pool of an unfinished tile is inactive at the daemon's start, its volumes are removed when the pool
+// is active. Its guests are removed at once.
+//
 // Promise: F35
-func TestWhatIsLeftIsTidiedUp(t *testing.T) {
+func TestRecover_PoolInactive(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.halfMade(twoGuests)
 	before := files(t, dir)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Stop(t.Context()))
+	ok(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	h.Recover(t.Context())
 	h.wants("guests", h.chosen("all"))
 	h.wants("files of the pool that is away", files(t, dir), before...)
 	h.left(1)
-	ok(t, p.Start(t.Context(), volume.NoBuild))
+	ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	h.tidied()
 	h.wants("files", files(t, dir))
 }
 
-// Somebody has come to use what was left of a tile or a clone: it stays, with its disks. A tile that
-// was being removed is removed all the same.
+// Remains of an unfinished tile or clone that are in use stay, with their disks. An unfinished removal of a
+// tile is completed nevertheless.
+//
 // Promise: F35
-func TestWhatIsLeftAndUsedStays(t *testing.T) {
+func TestRecover_KeepsRemainsInUse(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.halfMade(twoGuests)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.FillVolume(t.Context(), "one.raw", make([]byte, 1<<20))
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "one.raw", make([]byte, 1<<20))
 	ok(t, err)
 	h.define(strings.Replace(small("one"), "<serial type='pty'/>", "<disk type='volume' device='disk'><driver name='qemu' type='raw'/>"+
 		"<source pool='default' volume='one.raw'/><target dev='vda' bus='virtio'/></disk>", 1))
@@ -197,14 +201,14 @@ func TestWhatIsLeftAndUsedStays(t *testing.T) {
 	h.tidied()
 }
 
-// occupy has a guest answer nobody until it is let go.
+// occupy blocks a guest's loop until letGo is called.
 func (h *herd) occupy(name string) (letGo func()) {
 	h.t.Helper()
 	g, err := h.guests.ByName(name)
 	ok(h.t, err)
 	busy, free, over := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		over <- g.ChangeMetadata(h.t.Context(), guest.Title, func(*domain.Definition) (*string, error) {
+		over <- g.ChangeMetadata(h.t.Context(), scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
 			close(busy)
 			<-free
 			return nil, nil
@@ -218,10 +222,11 @@ func (h *herd) occupy(name string) (letGo func()) {
 	}
 }
 
-// Nor is what was left removed when a guest of it has run: what was written by it is somebody's, who may have shut it
-// down before its turn comes.
+// Remains stay if one of their guests has run, even if it was shut down before their turn: it may have written
+// data.
+//
 // Promise: F35
-func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
+func TestRecover_KeepsRemainsOfGuestThatRan(t *testing.T) {
 	for name, ended := range map[string]bool{"seen as it runs": false, "seen when it has ended": true} {
 		t.Run(name, func(t *testing.T) {
 			h := newHerd(t)
@@ -234,7 +239,7 @@ func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
 				defer close(recovered)
 				h.Recover(t.Context())
 			}()
-			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-b") // which has its disks elsewhere
+			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-b") // it has its disks elsewhere
 			if ended {
 				h.run(Request{Verb: Destroy}, "lab-1-b")
 			}
@@ -247,19 +252,20 @@ func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
 	}
 }
 
-// A guest of a tile that cannot be made whole, which somebody has started meanwhile, stays with its disks.
+// If a guest of a failing tile has been started meanwhile, the tile stays with its disks.
+//
 // Promise: F35
-func TestATileThatFailsStaysForWhoRunsIt(t *testing.T) {
+func TestCreateTiles_FailureKeepsRunningGuest(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{Name: "use", Do: func(context.Context) error {
 			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a")
 			return errors.New("no room for more")
 		}})
 	}}, &w.parts, "")
-	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), `no room for more; what was made stays, for somebody has it by now: domain "lab-1-a"`) {
+	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), `no room for more; what was made is kept, because it is in use: domain "lab-1-a"`) {
 		t.Errorf("its client is told %+v", r)
 	}
 	h.tidied()
@@ -267,9 +273,10 @@ func TestATileThatFailsStaysForWhoRunsIt(t *testing.T) {
 	h.wants("guests", h.chosen("all"), "lab-1-a", "lab-1-b")
 }
 
-// What somebody has cloned of what was left has its disks below it: they stay for the clone, with what these lie above.
+// Remains that a thin clone was made of stay, with their backing files.
+//
 // Promise: F35
-func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
+func TestRecover_KeepsBackingFilesOfClone(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	const base = "<volume pool='default'><name>{name}-{tile}.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target>"
@@ -284,9 +291,10 @@ func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
 	h.wants("guests", h.chosen("all"), "one")
 }
 
-// A daemon that begins serves others before it is done with all that is left, and continues with that then.
+// A new daemon serves clients before all remains are removed, and continues removing them afterwards.
+//
 // Promise: F35
-func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
+func TestRecover_ServesBeforeDone(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.halfMade(twoGuests)
@@ -303,15 +311,16 @@ func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
 	release()
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	h.tidied()
 	h.wants("files left", files(t, dir))
 	h.wants("guests left", h.chosen("all"))
 }
 
-// A tile whose removal was cut off is not taken for a whole one.
+// A tile whose removal was interrupted does not count as complete.
+//
 // Promise: H2
-func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
+func TestCreateTiles_HalfRemovedTile(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
 	tt := template(t, twoGuests)
@@ -324,14 +333,15 @@ func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
 	refused(t, err, fault.Exists, "removal was cut off")
 }
 
-// A tile that could not be taken back is removed by who asks for that.
+// A tile that could not be undone is removed by an explicit removal.
+//
 // Promise: F35
-func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
+func TestRemoveTiles_PendingUndo(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
 	undone := make(chan error, 1)
-	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{
 			Name: "fail", Do: func(context.Context) error { return errors.New("it fails") },
 			Undo: func(context.Context) error {
@@ -344,7 +354,7 @@ func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
 			},
 		})
 	}}, &w.parts, "")
-	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "not now; what is left is removed as soon as it can be") {
+	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "not now; the remains will be removed as soon as possible") {
 		t.Errorf("its client is told %+v", r)
 	}
 	h.left(1)
@@ -361,31 +371,33 @@ func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
 	h.wants("its guests", h.chosen("all"), "lab-1-a", "lab-1-b")
 }
 
-// A removal that was asked for is done once its pool is there.
+// A requested removal is done once its pool is active.
+//
 // Promise: F35
-func TestRemoveTiles_PoolIsAway(t *testing.T) {
+func TestRemoveTiles_PoolInactive(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	_, err := h.create(template(t, twoGuests), 1, 1)
 	ok(t, err)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Stop(t.Context()))
+	ok(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	got, err := h.remove("lab/1")
 	h.wants("remove", got, "lab/1 failed")
-	if err == nil || !strings.Contains(err.Error(), "cannot delete volume default/lab-1") || !strings.Contains(err.Error(), "removed as soon as it can be") {
+	if err == nil || !strings.Contains(err.Error(), "cannot delete volume default/lab-1") || !strings.Contains(err.Error(), "removed as soon as possible") {
 		t.Errorf("got %v", err)
 	}
 	h.left(1)
-	ok(t, p.Start(t.Context(), volume.NoBuild))
+	ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	h.tidied()
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
 }
 
-// Of a record that cannot be read nobody knows what it is of: nothing else is begun beside it.
+// A record that cannot be read may belong to any object, so no other operation is begun.
+//
 // Promise: F35
-func TestARecordOfALaterDaemonKeepsOthersOff(t *testing.T) {
+func TestOpen_UnreadableRecordRefusesNewOperations(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
 	ok(t, operation.Stored{Store: h.store}.Write(operation.Record{ID: uuid.NewString(), Owner: operationsName, Kind: "of a later daemon"}))
@@ -396,14 +408,15 @@ func TestARecordOfALaterDaemonKeepsOthersOff(t *testing.T) {
 	refused(t, err, fault.Failed, "start that version again")
 }
 
-// A volume that nobody can see yet, because its pool is still being read, is not taken for gone.
+// A volume in a pool that is still being read does not count as missing.
+//
 // Promise: H2
-func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
+func TestRecover_PoolAnswersLate(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.FillVolume(t.Context(), "half", []byte("made"))
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "half", []byte("made"))
 	ok(t, err)
 	h.oldClone(uuid.NewString(), "default/half")
 	h.pools.Close()
@@ -419,15 +432,17 @@ func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
 	p, err = h.pools.ByName("default")
 	ok(t, err)
 	if !p.View().Active() { // its file system has failed
-		ok(t, p.Start(t.Context(), volume.NoBuild))
+		ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	}
 	h.tidied()
 	h.wants("files", files(t, dir))
 }
 
-// What could not be removed, for want of a pool, say, is not removed when it is another's.
+// A volume that could not be removed, for instance because its pool was inactive, is not removed once it
+// belongs to another owner.
+//
 // Promise: H2
-func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
+func TestRecover_NewVolumeOfSameName(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	p, err := h.pools.ByName("default")
@@ -440,7 +455,7 @@ func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
 	ok(t, err)
 	h.wants("clone", got, "one done")
-	h.run(Request{Verb: Undefine}, "one") // nobody has the volume now, and it stays
+	h.run(Request{Verb: Undefine}, "one") // the volume has no user now, and it stays
 	_, err = h.create(template(t, twoGuests), 1, 1)
 	ok(t, err)
 	before := files(t, dir)
@@ -451,8 +466,8 @@ func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	h.Recover(t.Context())
 	h.wants("files", files(t, dir), before...)
 
-	// Nor where it was made in another way, once a guest has it.
-	_, err = p.FillVolume(t.Context(), "other", []byte("another's"))
+	// The same holds for one made in another way, once a guest uses it.
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "other", []byte("another's"))
 	ok(t, err)
 	h.define(strings.Replace(small("another"), "<serial type='pty'/>", "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='"+
 		filepath.Join(dir, "other")+"'/><target dev='vda' bus='virtio'/></disk>", 1))
@@ -463,16 +478,16 @@ func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	h.wants("files", files(t, dir), before...)
 }
 
-// Whose volume is there still is told that it is about to go.
+// The error for a volume that is about to be removed says so.
 func TestCreateTiles_VolumeIsAboutToGo(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
 	h.halfMade(oneGuest)
 	g, err := h.guests.ByName("lab-1")
 	ok(t, err)
-	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
+	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	_, err = h.create(template(t, oneGuest), 1, 1)
-	refused(t, err, fault.Busy, "volume default/lab-1.raw is of a tile or a clone that is being made or removed")
+	refused(t, err, fault.Busy, "volume default/lab-1.raw belongs to a tile or a clone that is being made or removed")
 	h.Recover(t.Context())
 	_, err = h.create(template(t, oneGuest), 1, 1)
 	ok(t, err)

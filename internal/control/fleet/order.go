@@ -4,49 +4,45 @@ import (
 	"slices"
 )
 
-// place is where one guest comes in a run.
+// place is the position of one guest in a run.
 type place struct {
-	// before are those that have to end first, by index, and then those that wait
-	// for this one.
+	// before are the indexes of guests that must end first, behind those that wait for this one.
 	before, behind []int
-	// group is the guest's priority as a rank: a group begins when all of the ones
-	// before it have ended.
+	// group is the rank of the guest's priority: a group begins when all earlier groups have ended.
 	group int
 	// wave counts from 1: guests of one wave do not wait for each other.
 	wave int
-	// circle says in which circle of guests that wait for each other this one is; nil: none.
+	// circle is the error that names the guest's dependency cycle; nil: none.
 	circle error
 }
 
-// direction is how a verb goes through dependencies.
+// direction says how a verb uses dependencies.
 type direction int
 
 const (
-	anyhow   direction = iota // all at once
-	upwards                   // what others depend on first
-	backward                  // the reverse of upwards
+	unordered         direction = iota // no order
+	dependenciesFirst                  // dependencies first
+	dependentsFirst                    // dependents first, the reverse of upwards
 )
 
-// arrange gives everybody a place: guests of a lower priority first, and each
-// after those that it names. What somebody depends on comes as early as that
-// guest itself, whatever its own priority says. Names that are not in the set do
-// not count. Guests that wait for each other in a circle are told so, and have no order
-// among themselves: that of all others stays.
+// arrange orders the guests: lower priorities first, and each after the guests that it names. A dependency is
+// placed as early as its dependents, whatever its own priority. Names outside the set are ignored. Guests in a
+// dependency cycle get an error and no order among themselves; the order of all others stays.
 func arrange(names []string, marks []*Marks, d direction) []place {
 	places := make([]place, len(names))
-	if d != anyhow {
+	if d != unordered {
 		connect(places, names, marks)
-		cut(places, names)
+		breakCycles(places, names)
 		rank(places, marks, topological(places))
 	}
-	if d == backward {
+	if d == dependentsFirst {
 		turnRound(places)
 	}
 	number(places)
 	return places
 }
 
-// connect enters the dependencies, each once.
+// connect enters each dependency once.
 func connect(places []place, names []string, marks []*Marks) {
 	index := make(map[string]int, len(names))
 	for i, name := range names {
@@ -63,8 +59,7 @@ func connect(places []place, names []string, marks []*Marks) {
 	}
 }
 
-// topological sorts so that everybody comes after those that have to end first. There
-// are no circles any more.
+// topological sorts guests so that each comes after its dependencies. cut has removed the cycles.
 func topological(places []place) []int {
 	left := make([]int, len(places))
 	sorted := make([]int, 0, len(places))
@@ -83,7 +78,7 @@ func topological(places []place) []int {
 	return sorted
 }
 
-// rank puts guests into groups by priority.
+// rank groups guests by priority.
 func rank(places []place, marks []*Marks, sorted []int) {
 	priority := make([]int, len(places))
 	for i, m := range marks {
@@ -111,8 +106,7 @@ func turnRound(places []place) {
 	}
 }
 
-// number counts the waves: the groups one after the other, and within each the
-// longest way through the dependencies.
+// number numbers the waves: group by group, and within a group by the longest path of dependencies.
 func number(places []place) {
 	byGroup := make([]int, len(places))
 	left := make([]int, len(places))

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// told shows an order as "wave: names", the waves apart by bars.
+// told prints an order as "wave: names", with bars between waves.
 func told(names []string, places []place) string {
 	var waves [][]string
 	for i, p := range places {
@@ -27,7 +27,7 @@ func told(names []string, places []place) string {
 	return strings.Join(words, " | ")
 }
 
-// guests reads "name:priority<dependency<dependency".
+// guests parses "name:priority<dependency<dependency".
 func guests(t *testing.T, text string) (names []string, marks []*Marks) {
 	t.Helper()
 	for word := range strings.FieldsSeq(text) {
@@ -45,7 +45,7 @@ func guests(t *testing.T, text string) (names []string, marks []*Marks) {
 	return names, marks
 }
 
-func TestGuestsComeInWaves(t *testing.T) {
+func TestArrange_Waves(t *testing.T) {
 	for _, c := range []struct{ guests, up, back string }{
 		{"a b c", "a b c", "a b c"},
 		{"a:5 b:-1 c", "b | c | a", "a | c | b"},
@@ -53,9 +53,9 @@ func TestGuestsComeInWaves(t *testing.T) {
 		{"web<db<cache db cache<net net", "db net | cache | web", "web | db cache | net"},
 		{"web<elsewhere", "web", "web"},
 		{"web<db<db db", "db | web", "web | db"},
-		// What an early guest needs is early too.
+		// A dependency of an early guest is early too.
 		{"early:-5<db db:7 other", "db | early | other", "other | early | db"},
-		// A group waits for all of the one before, however deep that is.
+		// A group waits for the whole group before it, however long its dependency chains.
 		{"a:1 b<c c<d d", "d | c | b | a", "a | b | c | d"},
 		{"a:1<d b:1 d", "d | a b", "a b | d"},
 	} {
@@ -63,7 +63,7 @@ func TestGuestsComeInWaves(t *testing.T) {
 		for _, way := range []struct {
 			direction
 			want string
-		}{{upwards, c.up}, {backward, c.back}, {anyhow, strings.Join(names, " ")}} {
+		}{{dependenciesFirst, c.up}, {dependentsFirst, c.back}, {unordered, strings.Join(names, " ")}} {
 			if got := told(names, arrange(names, marks, way.direction)); got != way.want {
 				t.Errorf("%s in direction %d: got %s, want %s", c.guests, way.direction, got, way.want)
 			}
@@ -71,10 +71,11 @@ func TestGuestsComeInWaves(t *testing.T) {
 	}
 }
 
-// A circle is told to those who are in it. All others keep their order, also among those who
-// come after it.
+// The error for a dependency cycle names its members. All other guests keep their order, including those that
+// depend on the cycle.
+//
 // Promise: A14
-func TestACircleIsOfThoseInIt(t *testing.T) {
+func TestArrange_Cycle(t *testing.T) {
 	for _, c := range []struct{ guests, waves, in, says string }{
 		{"a<a b<c c", "a c | b", "a", "a after a;"},
 		{"x<c c<b b<a a<c", "c b a | x", "c b a", "a after c after b after a;"},
@@ -83,7 +84,7 @@ func TestACircleIsOfThoseInIt(t *testing.T) {
 		{"a<b<d b<a<x x<c<d c d<c y:-5<a", "c | d | a | y | x | b", "a b", "a after b after a;"},
 	} {
 		names, marks := guests(t, c.guests)
-		places := arrange(names, marks, upwards)
+		places := arrange(names, marks, dependenciesFirst)
 		var in []string
 		for i, p := range places {
 			if p.circle == nil {
@@ -100,22 +101,23 @@ func TestACircleIsOfThoseInIt(t *testing.T) {
 	}
 }
 
-// A circle of as many guests as there may be is found in no time, and told in few words.
+// A cycle of the maximum number of guests is found quickly and named in few words.
+//
 // Promise: A14
-func TestALargeCircle(t *testing.T) {
+func TestArrange_LargeCycle(t *testing.T) {
 	names, marks := make([]string, 16384), make([]*Marks, 16384)
 	for i := range names {
 		names[i] = fmt.Sprintf("g-%05d", i)
 		marks[i] = &Marks{After: []string{fmt.Sprintf("g-%05d", (i+1)%len(names))}}
 	}
-	places := arrange(names, marks, upwards)
+	places := arrange(names, marks, dependenciesFirst)
 	if why := fmt.Sprint(places[77].circle); len(why) > 1000 || !strings.Contains(why, "more after g-00000") {
 		t.Errorf("told in %d bytes: %.200s", len(why), why)
 	}
 }
 
-// TestEveryOrderIsSound draws sets without circles.
-func TestEveryOrderIsSound(t *testing.T) {
+// TestArrange_Properties draws sets without circles.
+func TestArrange_Properties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 20).Draw(t, "n")
 		names, marks := make([]string, n), make([]*Marks, n)
@@ -128,7 +130,7 @@ func TestEveryOrderIsSound(t *testing.T) {
 				}
 			}
 		}
-		up, back := arrange(names, marks, upwards), arrange(names, marks, backward)
+		up, back := arrange(names, marks, dependenciesFirst), arrange(names, marks, dependentsFirst)
 		for i := range n {
 			for _, name := range marks[i].After {
 				j := slices.Index(names, name)

@@ -11,13 +11,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // parts are the guests and volumes that an operation makes or removes.
 type parts struct {
-	Guests  []string // their UUIDs
+	Guests  []string // UUIDs
 	Volumes []VolumeName
-	// Kept says why all that was made stays; empty: it does not.
+	// Kept says why everything that was made stays; empty: it does not stay.
 	Kept string `json:",omitempty"`
 
 	fleet *Fleet
@@ -43,7 +44,7 @@ func (p *parts) objects() (all []string) {
 	return all
 }
 
-// members gives the guests that there are of it.
+// members returns those of the guests that exist.
 func (p *parts) members() (all []Member) {
 	for _, uuid := range p.Guests {
 		if g, err := p.fleet.guests.ByUUID(uuid); err == nil && p.op.Has(guestObject(uuid)) {
@@ -53,25 +54,24 @@ func (p *parts) members() (all []Member) {
 	return all
 }
 
-// onlyFirst records that only the first n volumes were made. The others may have
-// another owner.
+// onlyFirst records that only the first n volumes were made. The others may belong to another owner.
 func (p *parts) onlyFirst(n int) error {
 	p.Volumes = p.Volumes[:n]
 	return p.op.Save()
 }
 
-// undefine removes the guests. If a user has run one of them, everything stays.
+// undefine removes the guests. If a user has started one of them, everything stays.
 func (p *parts) undefine(ctx context.Context) error {
 	if p.Kept != "" {
 		return nil
 	}
 	members := p.members()
 	for _, m := range members {
-		release, err := keepUnused(ctx, m)
+		release, err := keepUnused(ctx, p.op.Scope(), m)
 		switch {
 		case fault.Is(err, fault.WrongState):
 			p.Kept = fmt.Sprintf("domain %q: %v", m.View.Name, err)
-			p.fleet.log.Warn("what was not finished is somebody's by now, and stays", "kind", p.op.Kind(), "domain", m.View.Name, "cause", err)
+			p.fleet.log.Warn("remains of unfinished operation in use; kept", "kind", p.op.Kind(), "domain", m.View.Name, "cause", err)
 			return p.op.Save()
 		case fault.Is(err, fault.NotFound):
 			continue
@@ -80,19 +80,18 @@ func (p *parts) undefine(ctx context.Context) error {
 		}
 		defer release()
 	}
-	return undefineAll(ctx, members)
+	return undefineAll(ctx, p.op.Scope(), members)
 }
 
-// keepUnused keeps a guest from being started. It refuses a guest that runs, or has run
-// under this daemon.
-func keepUnused(ctx context.Context, m Member) (release func(), err error) {
+// keepUnused prevents a guest from being started. It refuses a guest that runs or has run under this daemon.
+func keepUnused(ctx context.Context, sc scope.Scope, m Member) (release func(), err error) {
 	if err := unused(m); err != nil {
-		return nil, err // without waiting for a stuck guest
+		return nil, err // does not wait for a stuck guest
 	}
-	if _, release, err = m.Guest.KeepStill(ctx); err != nil {
+	if _, release, err = m.Guest.KeepStill(ctx, sc); err != nil {
 		return nil, err
 	}
-	if err := unused(m); err != nil { // it ran just now
+	if err := unused(m); err != nil { // it may have run just before
 		release()
 		return nil, err
 	}
@@ -102,44 +101,44 @@ func keepUnused(ctx context.Context, m Member) (release func(), err error) {
 func unused(m Member) error {
 	switch v := m.Guest.View(); {
 	case v.State.Active():
-		return fault.New(fault.WrongState, fault.Domain, "it runs")
+		return fault.New(fault.WrongState, fault.Domain, "it is running")
 	case v.Reason != domain.ReasonUnknown:
-		return fault.New(fault.WrongState, fault.Domain, "it has run")
+		return fault.New(fault.WrongState, fault.Domain, "it has been started")
 	}
 	return nil
 }
 
-// undefineAll undefines guests with all that belongs to them, the last first.
-func undefineAll(ctx context.Context, members []Member) error {
+// undefineAll undefines guests with all their state, in reverse order.
+func undefineAll(ctx context.Context, sc scope.Scope, members []Member) error {
 	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
 	var failures []error
 	for _, m := range slices.Backward(members) {
 		if !m.Guest.View().Persistent {
 			continue
 		}
-		failures = append(failures, unless(m.Guest.Undefine(ctx, all), fault.NotFound))
+		failures = append(failures, ignoreKind(m.Guest.Undefine(ctx, sc, all), fault.NotFound))
 		failpoint.Reach("fleet.undefined")
 		if m.Guest.View().State.Active() { // a user started it meanwhile
-			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
+			failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, sc, false), fault.WrongState))
 		}
 	}
 	return errors.Join(failures...)
 }
 
-// deleteVolumes deletes the volumes, the last first, when the guests have gone.
+// deleteVolumes deletes the volumes in reverse order, after their guests.
 func (p *parts) deleteVolumes(ctx context.Context) error {
 	var failures []error
-	for _, v := range p.unclaimed(ctx) {
-		failures = append(failures, p.fleet.deleteVolume(ctx, v))
+	for _, v := range p.unusedVolumes(ctx) {
+		failures = append(failures, p.fleet.deleteVolume(ctx, p.op.Scope(), v))
 		failpoint.Reach("fleet.deleted")
 	}
 	return errors.Join(failures...)
 }
 
-// unclaimed gives the volumes that have no other user by now, the last first. Since the record
-// was written a guest may use one as its disk, a volume may have one as its backing store, or
-// another operation may make one of that name. A volume that stays keeps its backing volumes.
-func (p *parts) unclaimed(ctx context.Context) (free []VolumeName) {
+// unusedVolumes returns the volumes without another user, in reverse order. Since the record was written, a guest
+// may use one as its disk, a volume may use one as its backing file, or another operation may make one of that
+// name. A volume that stays keeps its backing volumes.
+func (p *parts) unusedVolumes(ctx context.Context) (free []VolumeName) {
 	if p.Kept != "" {
 		return nil
 	}
@@ -149,9 +148,9 @@ func (p *parts) unclaimed(ctx context.Context) (free []VolumeName) {
 			continue
 		}
 		if who := p.fleet.usersOf(v, users); len(who) > 0 {
-			log.Error("a volume that was to be removed is the disk of another guest by now, and stays", "volume", v.String(), "domain", who[0].name)
-		} else if above, is := p.fleet.overlying(ctx, v, free); is {
-			log.Error("a volume that was to be removed lies below another by now, and stays", "volume", v.String(), "above", above.String())
+			log.Error("volume kept: it is the disk of another guest", "volume", v.String(), "domain", who[0].name)
+		} else if above, is := p.fleet.overlayOf(ctx, v, free); is {
+			log.Error("volume kept: it is the backing file of another volume", "volume", v.String(), "above", above.String())
 		} else {
 			free = append(free, v)
 		}

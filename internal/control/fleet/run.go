@@ -7,23 +7,24 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Verb is what is done to each guest of a set.
+// Verb is the action on each guest of a set.
 type Verb string
 
 // The verbs.
 const (
-	// Start starts; a guest with a managed save continues from it.
+	// Start starts guests; one with a managed save continues from it.
 	Start Verb = "start"
-	// Shutdown asks the guest to turn itself off and waits for that; with
-	// Options.Grace, for that long, and then pulls the plug.
+	// Shutdown asks the guest to shut down and waits. With Options.Grace it destroys the guest after that
+	// time.
 	Shutdown Verb = "shutdown"
-	// Destroy pulls the plug.
+	// Destroy ends the guest at once, as a loss of power would.
 	Destroy Verb = "destroy"
 	Suspend Verb = "suspend"
 	Resume  Verb = "resume"
-	// Save is a managed save, Restore the start that continues from one.
+	// Save is a managed save; Restore is a start from one.
 	Save    Verb = "save"
 	Restore Verb = "restore"
 	Reboot  Verb = "reboot"
@@ -31,16 +32,15 @@ const (
 	// Define takes Request.Documents and no selectors.
 	Define   Verb = "define"
 	Undefine Verb = "undefine"
-	// Set changes Options.Settings.
+	// Set applies Options.Settings.
 	Set Verb = "set"
 )
 
-// Outcome is what became of one guest in a run.
+// Outcome is the result for one guest in a run.
 type Outcome string
 
-// The outcomes. Unchanged is a guest that was in the wanted state already;
-// Skipped one whose turn never came because another one failed that it depends
-// on; Would is a dry run's.
+// The outcomes. Unchanged: the guest already was in the wanted state. Skipped: the guest was not attempted
+// because one that it depends on failed. Would: the run was a dry run.
 const (
 	Done      Outcome = "done"
 	Unchanged Outcome = "unchanged"
@@ -50,65 +50,63 @@ const (
 	Would     Outcome = "would"
 )
 
-// Options change how a verb is done.
+// Options are the options of verbs.
 type Options struct {
-	// Paused and ForceBoot are of start: leave the processors stopped, discard a
-	// managed save.
+	// Paused and ForceBoot are of start: leave the vCPUs stopped; discard a managed save.
 	Paused, ForceBoot bool
 	// Mode is how shutdown and reboot ask the guest.
 	Mode guest.ShutdownMode
-	// Grace is how long shutdown waits before it pulls the plug; 0: it never does.
+	// Grace is how long shutdown waits before it destroys the guest; 0: it never does.
 	Grace time.Duration
-	// Graceful makes destroy let QEMU write out what it holds.
+	// Graceful makes destroy let QEMU flush its disks.
 	Graceful bool
-	// ManagedSave, NVRAM, KeepNVRAM and TPM are of undefine: what goes along.
+	// ManagedSave, NVRAM, KeepNVRAM and TPM are of undefine: which state to remove or keep.
 	ManagedSave, NVRAM, KeepNVRAM, TPM bool
 	// BypassCache is of save, start and restore.
 	BypassCache bool
-	// Validate is of define: refuse what no version of the format knows.
+	// Validate is of define: refuse elements that no version of the format knows.
 	Validate bool
-	// Settings are of set: memory, vcpus, autostart, template, priority, after, title,
-	// description, and label.NAME; an empty value takes back.
+	// Settings are of set: memory, vcpus, autostart, template, priority, after, title, description, and
+	// label.NAME. An empty value removes the setting.
 	Settings map[string]string
 }
 
-// Request says what is to be done to whom.
+// Request is a verb and the guests to apply it to.
 type Request struct {
 	Verb   Verb
 	Select []Selector
-	// Parallel bounds the guests that are worked on at once; 0: the fleet's choice.
+	// Parallel bounds how many guests are worked on at once; 0: the fleet's default.
 	Parallel int
 	DryRun   bool
-	// KeepGoing goes on with the others after a failure.
+	// KeepGoing continues with the other guests after a failure.
 	KeepGoing bool
-	// Timeout bounds the work on each guest; 0: the verb's own bound.
+	// Timeout bounds the work on each guest; 0: the verb's default.
 	Timeout   time.Duration
 	Options   Options
 	Documents []string
-	// Sees says which guests the request may be about at all; nil: everybody.
+	// Sees says which guests the client can see; nil: all.
 	Sees func(Member) bool
-	// Admit says whether the verb may be done to a guest; nil: it may.
+	// Admit returns an error if the client may not apply the verb to a guest; nil: it may always.
 	Admit func(Member) error
-	// AdmitDocument says whether a document may be defined, and gives the context
-	// to do that in; nil: it may.
-	AdmitDocument func(ctx context.Context, doc string) (context.Context, error)
+	// AdmitDocument returns an error if the client may not define a document, else the context for the
+	// definition; nil: it may always.
+	AdmitDocument func(sc scope.Scope, doc string) (scope.Scope, error)
 }
 
-// Plan is what a run is about to do.
+// Plan describes a run before it begins.
 type Plan struct {
-	// Total guests in so many waves, at most Parallel at once.
+	// Total guests in this many waves, at most Parallel at once.
 	Total, Waves, Parallel int
 }
 
-// Result is what became of one guest.
+// Result is the result for one guest.
 type Result struct {
 	Name, UUID string
 	Outcome    Outcome
-	// Note says more, where there is more to say: why a guest was skipped, or what
-	// a setting still waits for.
+	// Note is additional text: why a guest was skipped, or when a setting takes effect.
 	Note  string
 	Error error
-	// Queued is how long the guest waited for its turn, Took how long its turn was.
+	// Queued is how long the guest waited for its turn, Took how long the work took.
 	Queued, Took time.Duration
 	// Wave counts from 1.
 	Wave int
@@ -122,25 +120,24 @@ type Summary struct {
 
 // Bounds of a run.
 const (
-	// usualParallel keeps a host's processors busy and its disks bearable; how many
-	// may really start at once is the host's own decision.
+	// usualParallel keeps the host's processors busy without overloading its disks. How many guests really
+	// start at once is decided by the host's admission.
 	usualParallel = 64
 	maxParallel   = 1024
 	maxTimeout    = 24 * time.Hour
 )
 
-// Run does a verb to every guest that is selected. It calls plan once before it
-// begins and report once for each guest, in the order in which they end, one
-// call at a time. The end of ctx cancels what has not begun and waits for what
-// has. The error is of a request that was refused as a whole.
-func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
-	if err := q.check(); err != nil {
+// Run applies a verb to every selected guest. It calls plan once before it begins, and report once for each
+// guest, in the order in which they end, one call at a time. Cancelling ctx skips the guests that have not
+// begun and waits for the others. The error refuses the request as a whole.
+func (f *Fleet) Run(ctx context.Context, sc scope.Scope, q Request, plan func(Plan), report func(Result)) (Summary, error) {
+	if err := q.validate(); err != nil {
 		return Summary{}, err
 	}
 	if q.Verb == Define {
-		return f.define(ctx, q, plan, report)
+		return f.define(ctx, sc, q, plan, report)
 	}
-	if err := f.named(q.Select, q.Sees); err != nil {
+	if err := f.checkNamed(q.Select, q.Sees); err != nil {
 		return Summary{}, err
 	}
 	members, a := f.Select(q.Select), actions[q.Verb]
@@ -152,7 +149,7 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 		names[i], marks[i] = m.View.Name, m.Marks
 	}
 	places := arrange(names, marks, a.order)
-	r := &run{fleet: f, request: q, action: a}
+	r := &run{fleet: f, scope: sc, request: q, action: a}
 	if q.Verb == Set {
 		var err error
 		if r.settings, err = parseSettings(q.Options.Settings); err != nil {
@@ -163,20 +160,20 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 		defer r.followEndings()()
 	}
 	if q.DryRun {
-		q.Parallel = 1 // so that it is told in order
+		q.Parallel = 1 // to report the plan in order
 	}
 	s := &schedule{
 		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
-		do: func(ctx context.Context, i int) Result { return r.turn(ctx, members[i], places[i].circle) },
+		do: func(ctx context.Context, i int) Result { return r.perform(ctx, members[i], places[i].circle) },
 	}
-	return s.tell(ctx, plan, func(i int, r Result) {
+	return s.runAndCount(ctx, plan, func(i int, r Result) {
 		r.Name, r.UUID = members[i].View.Name, members[i].View.UUID
 		report(r)
 	}), nil
 }
 
-// check refuses what can never be done, and fills in what was left out.
-func (q *Request) check() error {
+// validate refuses an impossible request and fills in defaults.
+func (q *Request) validate() error {
 	_, known := actions[q.Verb]
 	switch {
 	case !known && q.Verb != Define:
@@ -186,11 +183,11 @@ func (q *Request) check() error {
 	case q.Verb != Define && len(q.Documents) > 0:
 		return fault.New(fault.Invalid, fault.Call, "%s takes no documents", q.Verb)
 	case q.Verb != Define && len(q.Select) == 0:
-		return fault.New(fault.Invalid, fault.Call, "say which guests to %s; all means everybody", q.Verb)
+		return fault.New(fault.Invalid, fault.Call, "say which guests to %s; \"all\" selects every guest", q.Verb)
 	case q.Parallel < 0 || q.Parallel > maxParallel:
-		return fault.New(fault.Invalid, fault.Call, "from 1 to %d guests can be worked on at once, not %d", maxParallel, q.Parallel)
+		return fault.New(fault.Invalid, fault.Call, "parallel is from 1 to %d guests at once, not %d", maxParallel, q.Parallel)
 	case q.Timeout < 0 || q.Timeout > maxTimeout || q.Options.Grace < 0 || q.Options.Grace > maxTimeout:
-		return fault.New(fault.Invalid, fault.Call, "a timeout or grace lies between 0 and %v", maxTimeout)
+		return fault.New(fault.Invalid, fault.Call, "a timeout or grace is between 0 and %v", maxTimeout)
 	}
 	if q.Parallel == 0 {
 		q.Parallel = usualParallel
@@ -198,8 +195,8 @@ func (q *Request) check() error {
 	return nil
 }
 
-// tell runs the schedule and counts what it reports.
-func (s *schedule) tell(ctx context.Context, plan func(Plan), report func(int, Result)) Summary {
+// runAndCount runs the schedule and counts the results.
+func (s *schedule) runAndCount(ctx context.Context, plan func(Plan), report func(int, Result)) Summary {
 	waves := 0
 	for _, p := range s.places {
 		waves = max(waves, p.wave)
@@ -233,17 +230,17 @@ func (s *Summary) count(o Outcome) {
 	}
 }
 
-// run is one verb going through a set.
+// run is one verb applied to a set.
 type run struct {
 	fleet    *Fleet
+	scope    scope.Scope
 	request  Request
 	action   action
 	endings  *endings
 	settings *settings
 }
 
-// followEndings listens for the ends of guests until the function that it gives
-// is called.
+// followEndings listens for the ends of guests until stop is called.
 func (r *run) followEndings() (stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	r.endings = newEndings(r.fleet.events)
@@ -258,12 +255,11 @@ func (r *run) followEndings() (stop func()) {
 	}
 }
 
-// turn does the verb to one guest, which may wait for others in a circle: nothing is begun
-// then that has to come after them, and they are ended in any order. What has begun is not
-// for ctx to end.
-func (r *run) turn(ctx context.Context, m Member, circle error) Result {
+// perform applies the verb to one guest. For a guest in a dependency cycle, verbs that need an order fail; verbs
+// that end guests do not need one. Cancelling ctx does not interrupt work that has begun.
+func (r *run) perform(ctx context.Context, m Member, circle error) Result {
 	if now := r.fleet.Of(m.Guest); now.View.Current() != nil {
-		m = now // its turn may have come late, and it may be called something else since
+		m = now // the turn may come late, and the guest may have another name
 	}
 	if r.request.Admit != nil {
 		if err := r.request.Admit(m); err != nil {
@@ -276,11 +272,11 @@ func (r *run) turn(ctx context.Context, m Member, circle error) Result {
 	if r.action.there(m.Guest) {
 		return Result{Outcome: Unchanged}
 	}
-	if circle != nil && r.action.order == upwards {
+	if circle != nil && r.action.order == dependenciesFirst {
 		return Result{Outcome: Failed, Error: circle}
 	}
 	if r.request.DryRun {
-		return r.foretell(m)
+		return r.dryRun(m)
 	}
 	t := &turn{run: r, guest: m.Guest, cancelled: ctx}
 	ctx = context.WithoutCancel(ctx)
@@ -297,7 +293,7 @@ func (r *run) turn(ctx context.Context, m Member, circle error) Result {
 	if result.Error != nil && result.Outcome == "" {
 		result.Outcome = Failed
 		if fault.Is(result.Error, fault.WrongState) && r.action.there(m.Guest) {
-			return Result{Outcome: Unchanged} // somebody else did it meanwhile
+			return Result{Outcome: Unchanged} // another client did it meanwhile
 		}
 	}
 	if result.Outcome == "" {
@@ -306,14 +302,14 @@ func (r *run) turn(ctx context.Context, m Member, circle error) Result {
 	return result
 }
 
-// unreadable says what to do about marks that cannot be read.
+// unreadable returns the error for marks that cannot be parsed, with the remedy.
 func unreadable(m Member) error {
 	return fault.New(fault.Invalid, fault.Metadata, "%s; correct that element of domain %q, or remove it (virsh metadata %s %s --remove --config)",
 		m.Problem, m.View.Name, fault.Word(m.View.Name), Namespace)
 }
 
-// foretell says what a run would do.
-func (r *run) foretell(m Member) Result {
+// dryRun returns the result of a dry run for a guest.
+func (r *run) dryRun(m Member) Result {
 	if r.settings == nil {
 		return Result{Outcome: Would}
 	}

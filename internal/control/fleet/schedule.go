@@ -10,37 +10,36 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// schedule goes through a set in its order. One goroutine, the caller's, decides;
-// as many as the bound work.
+// schedule works through a set in order. The caller's goroutine decides; up to parallel goroutines work.
 type schedule struct {
 	log      *slog.Logger
 	places   []place
 	names    []string
 	parallel int
-	// keepGoing begins others after a failure.
+	// keepGoing begins other guests after a failure.
 	keepGoing bool
-	// strict skips what comes after something that failed.
+	// strict skips the dependents of a guest that failed.
 	strict bool
 
 	do     func(ctx context.Context, i int) Result
 	report func(i int, r Result)
 
 	began   time.Time
-	left    []int // how many everybody still waits for
+	left    []int // open dependencies of each guest
 	over    []bool
-	inGroup []int // how many of each group are not over
-	group   int   // the group whose turn it is
+	inGroup []int // unfinished guests of each group
+	group   int   // the current group
 	ready   []int
 	undone  int
 }
 
-// finished is the end of somebody's turn.
+// finished is the end of one turn.
 type finished struct {
 	i      int
 	result Result
 }
 
-// run gives everybody a turn, or a reason why there is none.
+// run gives every guest a turn, or a result that says why not.
 func (s *schedule) run(ctx context.Context) {
 	s.prepare()
 	ended := make(chan finished, s.parallel)
@@ -65,7 +64,7 @@ func (s *schedule) run(ctx context.Context) {
 		case e := <-ended:
 			running--
 			if e.result.Outcome == Failed && !s.keepGoing && stopped == nil {
-				stopped = fault.New(fault.Aborted, fault.Call, "stopped after the failure of %s", s.names[e.i])
+				stopped = fault.New(fault.Aborted, fault.Call, "not begun, because %s failed", s.names[e.i])
 			}
 			s.settle(e.i, e.result)
 		case <-cancelled:
@@ -87,7 +86,7 @@ func (s *schedule) prepare() {
 	s.openGroup()
 }
 
-// openGroup makes those ready who wait for their group alone.
+// openGroup makes the guests ready that only waited for their group.
 func (s *schedule) openGroup() {
 	for s.group < len(s.inGroup) && s.inGroup[s.group] == 0 {
 		s.group++
@@ -101,23 +100,23 @@ func (s *schedule) openGroup() {
 
 func (s *schedule) turn(ctx context.Context, i int) Result {
 	began := time.Now()
-	r := s.contain(ctx, i)
+	r := s.recoverTurn(ctx, i)
 	r.Queued, r.Took = began.Sub(s.began), time.Since(began)
 	return r
 }
 
-// contain keeps a bug that one guest's data bring out from the others.
-func (s *schedule) contain(ctx context.Context, i int) (r Result) {
+// recoverTurn limits a panic to the turn of one guest.
+func (s *schedule) recoverTurn(ctx context.Context, i int) (r Result) {
 	defer func() {
 		if bug := recover(); bug != nil {
-			s.log.Error("bug in work on a set", "name", s.names[i], "panic", bug, "stack", string(debug.Stack()))
-			r = Result{Outcome: Failed, Error: fault.New(fault.Internal, fault.Domain, "the turn of %s broke: %v; the daemon's log has more", s.names[i], bug)}
+			s.log.Error("panic in the work on a guest", "name", s.names[i], "panic", bug, "stack", string(debug.Stack()))
+			r = Result{Outcome: Failed, Error: fault.New(fault.Internal, fault.Domain, "the work on %s broke: %v; see the daemon's log", s.names[i], bug)}
 		}
 	}()
 	return s.do(ctx, i)
 }
 
-// settle tells of an end and lets those go on who waited for it, or skips them.
+// settle reports a result and makes the dependents ready, or skips them.
 func (s *schedule) settle(i int, r Result) {
 	group := s.group
 	s.end(i, r)
@@ -129,7 +128,7 @@ func (s *schedule) settle(i int, r Result) {
 			case s.strict && failed:
 				skipped := Result{
 					Outcome: Skipped, Queued: time.Since(s.began),
-					Note: fmt.Sprintf("its turn comes after that of %s, which was not done", s.names[next[0].i]),
+					Note: fmt.Sprintf("it depends on %s, which was not done", s.names[next[0].i]),
 				}
 				s.end(j, skipped)
 				next = append(next, finished{j, skipped})
@@ -151,7 +150,7 @@ func (s *schedule) end(i int, r Result) {
 	s.report(i, r)
 }
 
-// abandon tells of all that were not begun.
+// abandon reports every guest that was not begun.
 func (s *schedule) abandon(why error) {
 	for i := range s.places {
 		if !s.over[i] {

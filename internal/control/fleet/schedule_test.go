@@ -16,12 +16,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// play runs a schedule of guests, one turn a second, those in broken failing, and
-// gives what was reported.
+// play runs a schedule of guests, one second a turn; those in broken fail. It returns what was reported.
 func play(ctx context.Context, t *testing.T, text string, s schedule, broken ...string) (Summary, []string) {
 	t.Helper()
 	names, marks := guests(t, text)
-	places := arrange(names, marks, upwards)
+	places := arrange(names, marks, dependenciesFirst)
 	s.names, s.places = names, places
 	if s.do == nil {
 		s.do = func(_ context.Context, i int) Result {
@@ -33,13 +32,13 @@ func play(ctx context.Context, t *testing.T, text string, s schedule, broken ...
 		}
 	}
 	var got []string
-	sum := s.tell(ctx, func(Plan) {}, func(i int, r Result) {
+	sum := s.runAndCount(ctx, func(Plan) {}, func(i int, r Result) {
 		got = append(got, fmt.Sprintf("%s %s %v", names[i], r.Outcome, r.Queued))
 	})
 	return sum, got
 }
 
-func TestTurnsComeInOrderAndWithinTheBound(t *testing.T) {
+func TestSchedule_OrderAndBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sum, got := play(t.Context(), t, "a b c d<a", schedule{parallel: 2, keepGoing: true})
 		if sum.Done != 4 || sum.Took != 2*time.Second {
@@ -53,13 +52,13 @@ func TestTurnsComeInOrderAndWithinTheBound(t *testing.T) {
 	})
 }
 
-func TestAFailureSkipsWhatComesAfterIt(t *testing.T) {
+func TestSchedule_FailureSkipsDependents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sum, got := play(t.Context(), t, "db other web<db page<web", schedule{parallel: 9, keepGoing: true, strict: true}, "db")
 		if sum.Failed != 1 || sum.Done != 1 || sum.Skipped != 2 || sum.Took != time.Second {
 			t.Errorf("got %+v: %v", sum, got)
 		}
-		// An order alone goes on.
+		// Without strict, the dependents continue.
 		sum, got = play(t.Context(), t, "db web<db", schedule{parallel: 9, keepGoing: true}, "db")
 		if sum.Failed != 1 || sum.Done != 1 {
 			t.Errorf("got %+v: %v", sum, got)
@@ -72,7 +71,7 @@ func TestAFailureSkipsWhatComesAfterIt(t *testing.T) {
 	})
 }
 
-func TestAFailureEndsTheRunUnlessToldToGoOn(t *testing.T) {
+func TestSchedule_FailureEndsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sum, got := play(t.Context(), t, "a b c d e:1", schedule{parallel: 2}, "a")
 		if sum.Failed != 1 || sum.Done > 2 || sum.Cancelled < 2 || sum.Failed+sum.Done+sum.Cancelled != 5 {
@@ -81,7 +80,7 @@ func TestAFailureEndsTheRunUnlessToldToGoOn(t *testing.T) {
 	})
 }
 
-func TestCancellingWaitsForWhatHasBegun(t *testing.T) {
+func TestSchedule_CancelWaitsForBegunTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(1500*time.Millisecond, func() { cancel(errors.New("enough")) })
@@ -96,7 +95,7 @@ func TestCancellingWaitsForWhatHasBegun(t *testing.T) {
 	})
 }
 
-func TestABugEndsOneTurn(t *testing.T) {
+func TestSchedule_PanicEndsOneTurn(t *testing.T) {
 	s := schedule{parallel: 2, keepGoing: true, log: slog.New(slog.DiscardHandler)}
 	s.do = func(_ context.Context, i int) Result {
 		if i == 0 {
@@ -109,9 +108,8 @@ func TestABugEndsOneTurn(t *testing.T) {
 	}
 }
 
-// TestEveryScheduleIsSound draws sets and failures and holds what happens to the
-// rules.
-func TestEveryScheduleIsSound(t *testing.T) {
+// TestSchedule_Properties draws sets and failures and checks the rules of a schedule.
+func TestSchedule_Properties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 12).Draw(t, "n")
 		names, marks, broken := make([]string, n), make([]*Marks, n), make([]bool, n)
@@ -125,7 +123,7 @@ func TestEveryScheduleIsSound(t *testing.T) {
 				}
 			}
 		}
-		places := arrange(names, marks, rapid.SampledFrom([]direction{upwards, backward, anyhow}).Draw(t, "direction"))
+		places := arrange(names, marks, rapid.SampledFrom([]direction{dependenciesFirst, dependentsFirst, unordered}).Draw(t, "direction"))
 		s := schedule{places: places, names: names, parallel: rapid.IntRange(1, 4).Draw(t, "parallel"), keepGoing: true, strict: rapid.Bool().Draw(t, "strict")}
 		var mu sync.Mutex
 		var atOnce atomic.Int32
@@ -148,7 +146,7 @@ func TestEveryScheduleIsSound(t *testing.T) {
 			return Result{Outcome: Done}
 		}
 		outcomes := make([]Outcome, n)
-		sum := s.tell(context.Background(), func(Plan) {}, func(i int, r Result) {
+		sum := s.runAndCount(context.Background(), func(Plan) {}, func(i int, r Result) {
 			mu.Lock()
 			defer mu.Unlock()
 			if over[i] {

@@ -14,8 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Seed is what a clone's cloud-init finds at the first boot, beside what every
-// clone is given. Both are the user's own, passed on as they are; either may be empty.
+// Seed is the user's data for a clone's cloud-init at its first boot. The clone also gets meta-data and
+// vendor-data. The user's data are passed on unchanged; either may be empty.
 type Seed struct {
 	// UserData is cloud-init's user-data: #cloud-config, a script, ...
 	UserData string
@@ -26,18 +26,16 @@ type Seed struct {
 // Bounds of a seed.
 const (
 	maxUserData = 1 << 20
-	// randomBytes is as much as systemd keeps of one boot for the next.
+	// randomBytes is the size of systemd's random seed file, in bytes.
 	randomBytes = 512
 )
 
-// seedLabel is how cloud-init finds its data source NoCloud. All versions know it
-// in lower case.
+// seedLabel is the volume label of cloud-init's data source NoCloud. All versions accept it in lower case.
 const seedLabel = "cidata"
 
-// vendorData has cloud-init make what no two guests may share. It comes after the
-// user's own data, which may say otherwise. SSH host keys are made anew for every
-// instance unless that was turned off. An identity of the machine that lies in the
-// image is made anew once: systemd takes the guest's UUID where KVM shows it one.
+// vendorData makes cloud-init create what no two guests may share. The user's own data are applied later and
+// may override it. cloud-init makes new SSH host keys for every instance unless that was turned off. A machine
+// ID in the image is replaced once: systemd takes the guest's UUID if KVM shows it one.
 const vendorData = `#cloud-config
 ssh_deletekeys: true
 bootcmd:
@@ -49,18 +47,18 @@ func (s *Seed) check() error {
 		return nil
 	}
 	if size := len(s.UserData) + len(s.NetworkConfig); size > maxUserData {
-		return fault.New(fault.Invalid, fault.Call, "user data and network configuration of %d bytes are too long; at most %d", size, maxUserData)
+		return fault.New(fault.Invalid, fault.Call, "user data and network configuration have %d bytes together; the maximum is %d", size, maxUserData)
 	}
 	return nil
 }
 
-// disc makes the CD for one clone, with random bytes of its own.
+// disc makes the CD image for one clone, with its own random bytes.
 func (s *Seed) disc(name, uuid string, now time.Time) ([]byte, error) {
 	random := make([]byte, randomBytes)
 	if _, err := rand.Read(random); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read random bytes")
 	}
-	// YAML, as which cloud-init reads it, has all of JSON in it.
+	// cloud-init reads YAML, of which JSON is a subset.
 	metaData, err := json.MarshalIndent(map[string]string{
 		"instance-id": uuid, "local-hostname": hostName(name), "random_seed": base64.StdEncoding.EncodeToString(random),
 	}, "", "  ")
@@ -80,7 +78,7 @@ func (s *Seed) disc(name, uuid string, now time.Time) ([]byte, error) {
 	return image.CD(seedLabel, files, now)
 }
 
-// hostName makes a name that a host can have of one that a guest has.
+// hostName makes a valid host name from a guest's name.
 func hostName(name string) string {
 	name = strings.Map(func(r rune) rune {
 		switch {
@@ -97,13 +95,12 @@ func hostName(name string) string {
 	return name
 }
 
-// seedAlias marks the drive of a seed, so that a clone of a clone gets its own in
-// the place of that.
+// seedAlias marks the drive of a seed, so that the clone of a clone replaces it.
 const seedAlias = "ua-lodge-seed"
 
-// seedDrive gives a definition a drive for its seed, in the place of the one it has. It is on the
-// bus of the guest's own disk, for which the guest has a driver: Debian's kernel for clouds, for
-// one, has none for SATA, and cloud-init would go by without a word.
+// seedDrive adds a drive for a seed, or replaces the one of an earlier clone. It is on the bus of the guest's
+// own disk, because the guest has a driver for that: Debian's cloud kernel has none for SATA, and cloud-init
+// would silently skip the seed.
 func seedDrive(d *domain.Definition) *device.Disk {
 	d.Devices.Disks = slices.DeleteFunc(d.Devices.Disks, func(disk *device.Disk) bool { return disk.Alias == seedAlias })
 	drive := &device.Disk{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Format: "raw", ReadOnly: true}
@@ -112,7 +109,7 @@ func seedDrive(d *domain.Definition) *device.Disk {
 		bus = d.Devices.Disks[own].Bus
 	}
 	switch machine := d.OS.Machine; {
-	case bus == "virtio", strings.HasPrefix(machine, "microvm"): // neither has drives for CDs
+	case bus == "virtio", strings.HasPrefix(machine, "microvm"): // these have no CD drives
 		drive.Device, drive.Bus, letters = "disk", "virtio", "vd"
 	case bus == "scsi":
 		drive.Bus = bus

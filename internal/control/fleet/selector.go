@@ -17,20 +17,20 @@ const (
 	maxTerms    = 32
 )
 
-// A Selector chooses guests. Its text is one or more terms joined by commas, all
-// of which a guest has to meet:
+// A Selector selects guests. Its text is one or more terms joined by commas; a
+// guest must meet all of them:
 //
-//	web-*              the name, '*' and '?' standing for anything and one character
-//	name=GLOB          the same, for names that have a '=' or are called "all"
+//	web-*              the name; '*' matches any text, '?' one character
+//	name=GLOB          the same, for names that contain '=' or are "all"
 //	uuid=UUID
 //	state=STATE        running, paused, shutoff, crashed, ...; active or inactive
-//	label=NAME[:GLOB]  has the label, with that value
-//	tile=SET[/NUMBER]  is of a tile; both are globs
+//	label=NAME[:GLOB]  has the label, with a value that matches
+//	tile=SET[/NUMBER]  belongs to a tile; both are globs
 //	pool=GLOB          has a disk in a storage pool
 //	autostart=yes|no   persistent=yes|no   saved=yes|no
-//	all                everybody
+//	all                every guest
 //
-// A '!' before a term turns it round. Of several selectors any may choose.
+// A '!' before a term negates it. Several selectors select what any of them selects.
 type Selector struct {
 	text  string
 	terms []term
@@ -40,13 +40,13 @@ type Selector struct {
 type term struct {
 	key    string
 	not    bool
-	name   string // of a label
+	name   string // name of a label
 	value  glob
-	states []domain.State // of key state
-	yes    bool           // of keys that are yes or no
+	states []domain.State // for key state
+	yes    bool           // for keys with yes or no
 }
 
-// The keys of terms; everybody is the term "all".
+// The keys of terms; allGuests is the term "all".
 const (
 	byName       = "name"
 	byUUID       = "uuid"
@@ -57,12 +57,12 @@ const (
 	byAutostart  = "autostart"
 	byPersistent = "persistent"
 	bySaved      = "saved"
-	everybody    = "all"
+	allGuests    = "all"
 )
 
 const allowedTerms = "a name glob such as web-*, all, or one of name=, uuid=, state=, label=, tile=, pool=, autostart=, persistent=, saved="
 
-// stateNames are the states as selectors call them.
+// stateNames are the names of states in selectors.
 var stateNames = map[string][]domain.State{
 	"running":      {domain.Running},
 	"blocked":      {domain.Blocked},
@@ -75,17 +75,17 @@ var stateNames = map[string][]domain.State{
 	"inactive":     {domain.ShutOff, domain.Crashed},
 }
 
-// ParseSelector reads a selector.
+// ParseSelector parses a selector.
 func ParseSelector(text string) (Selector, error) {
 	if len(text) > maxSelector {
-		return Selector{}, fault.New(fault.Invalid, fault.Call, "a selector of %d bytes is too long; at most %d", len(text), maxSelector)
+		return Selector{}, fault.New(fault.Invalid, fault.Call, "a selector of %d bytes is too long; the maximum is %d", len(text), maxSelector)
 	}
 	if strings.TrimSpace(text) == "" {
 		return Selector{}, fault.New(fault.Invalid, fault.Call, "a selector is empty; give %s", allowedTerms)
 	}
 	words := strings.Split(text, ",")
 	if len(words) > maxTerms {
-		return Selector{}, fault.New(fault.Invalid, fault.Call, "a selector of %d terms is too long; at most %d", len(words), maxTerms)
+		return Selector{}, fault.New(fault.Invalid, fault.Call, "a selector of %d terms is too long; the maximum is %d", len(words), maxTerms)
 	}
 	s := Selector{text: text}
 	for _, word := range words {
@@ -98,7 +98,7 @@ func ParseSelector(text string) (Selector, error) {
 	return s, nil
 }
 
-// String gives the selector as it was written.
+// String returns the selector's text.
 func (s Selector) String() string { return s.text }
 
 func parseTerm(word string) (term, error) {
@@ -109,18 +109,18 @@ func parseTerm(word string) (term, error) {
 	switch {
 	case word == "":
 		return term{}, wrongTerm("is empty; give %s", allowedTerms)
-	case word == everybody:
+	case word == allGuests:
 		return t, nil
 	case !keyed:
 		return term{key: byName, not: not, value: glob(word)}, nil
 	case value == "":
 		return term{}, wrongTerm("has no value after %s=", key)
 	}
-	return t.understand()
+	return t.parseValue()
 }
 
-// understand checks the value of a term by its key.
-func (t term) understand() (term, error) {
+// parseValue parses the value of a term by its key.
+func (t term) parseValue() (term, error) {
 	value := string(t.value)
 	switch t.key {
 	case byName, byPool:
@@ -164,8 +164,7 @@ func wrongTerm(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Call, format, args...)
 }
 
-// matches says whether a guest is chosen. It asks poolsOf, if there is one, in
-// which pools a disk's file lies.
+// matches says whether a guest is selected. If poolsOf is not nil, it lists the pools of a disk's file.
 func (s Selector) matches(v *guest.View, labels Labels, poolsOf func(path string) []string) bool {
 	for _, t := range s.terms {
 		if t.holds(v, labels, poolsOf) == t.not {
@@ -177,7 +176,7 @@ func (s Selector) matches(v *guest.View, labels Labels, poolsOf func(path string
 
 func (t term) holds(v *guest.View, labels Labels, poolsOf func(string) []string) bool {
 	switch t.key {
-	case everybody:
+	case allGuests:
 		return true
 	case byName:
 		return t.value.matches(v.Name)
@@ -203,7 +202,7 @@ func (t term) holds(v *guest.View, labels Labels, poolsOf func(string) []string)
 	return false
 }
 
-// inPool looks for a disk that lies in a pool of that name.
+// inPool looks for a disk in a pool that matches the term.
 func (t term) inPool(d *domain.Definition, poolsOf func(string) []string) bool {
 	if d == nil {
 		return false
@@ -224,8 +223,8 @@ func (t term) inPool(d *domain.Definition, poolsOf func(string) []string) bool {
 	return false
 }
 
-// names gives the one guest that a selector names, if it has to be there.
-func (s Selector) names() (string, bool) {
+// exactName returns the name of the one guest that a selector exactName exactly.
+func (s Selector) exactName() (string, bool) {
 	for _, t := range s.terms {
 		if t.key == byName && !t.not && t.value.literal() {
 			return string(t.value), true
@@ -234,27 +233,27 @@ func (s Selector) names() (string, bool) {
 	return "", false
 }
 
-// asksPools says that pools have to be looked at.
-func (s Selector) asksPools() bool {
+// needsPools says that the selector depends on pools.
+func (s Selector) needsPools() bool {
 	return slices.ContainsFunc(s.terms, func(t term) bool { return t.key == byPool })
 }
 
-// Fleeting says that the selector asks for more than a guest's name, UUID,
-// labels and tile: for what changes from one moment to the next.
-func (s Selector) Fleeting() bool {
+// NeedsState says that the selector depends on more than a guest's name, UUID, labels and tile, that is, on
+// state that changes often.
+func (s Selector) NeedsState() bool {
 	return slices.ContainsFunc(s.terms, func(t term) bool {
 		switch t.key {
-		case byName, byUUID, byLabel, byTile, everybody:
+		case byName, byUUID, byLabel, byTile, allGuests:
 			return false
 		}
 		return true
 	})
 }
 
-// AsksLabels says that labels, or the tile, which is one, have to be looked at.
-func (s Selector) AsksLabels() bool {
+// NeedsLabels says that the selector depends on labels. The tile is one of them.
+func (s Selector) NeedsLabels() bool {
 	return slices.ContainsFunc(s.terms, func(t term) bool { return t.key == byLabel || t.key == byTile })
 }
 
-// Matches says whether a guest is chosen by a selector that asks for no pools.
+// Matches says whether a guest matches a selector without terms on pools.
 func (s Selector) Matches(m Member) bool { return s.matches(m.View, m.Labels, nil) }

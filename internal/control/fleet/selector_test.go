@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-func TestSelectorsChoose(t *testing.T) {
+func TestSelector_Matches(t *testing.T) {
 	v := &guest.View{
 		Name: "web-1", UUID: "11111111-2222-3333-4444-555555555555", State: domain.Paused, Persistent: true, Autostart: true,
 		Inactive: &domain.Definition{Devices: device.Set{Disks: []*device.Disk{
@@ -54,7 +54,7 @@ func TestSelectorsChoose(t *testing.T) {
 	}
 }
 
-func TestWrongSelectorsAreRefused(t *testing.T) {
+func TestParseSelector_Invalid(t *testing.T) {
 	for text, says := range map[string]string{
 		"":                                   "empty",
 		"  ":                                 "empty",
@@ -79,8 +79,8 @@ func TestWrongSelectorsAreRefused(t *testing.T) {
 	}
 }
 
-// TestGlobsMatchLikeTheirSlowTwin holds the matcher to the obvious recursion.
-func TestGlobsMatchLikeTheirSlowTwin(t *testing.T) {
+// TestGlob_MatchesLikeRecursion compares the matcher with a plain recursion.
+func TestGlob_MatchesLikeRecursion(t *testing.T) {
 	var slow func(pattern, text string) bool
 	slow = func(pattern, text string) bool {
 		switch {

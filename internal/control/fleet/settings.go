@@ -13,25 +13,24 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// settings are what verb set is to make of a guest; nil stands for what was not
-// said.
+// settings are the values that verb set gives a guest; nil: not set.
 type settings struct {
 	memory             *uint64 // bytes
 	vcpus              *uint
 	autostart          *bool
 	template           *bool
 	title, description *string
-	// What follows goes into the marks.
+	// The following settings are stored in the marks.
 	priority *int
 	after    *[]string
-	labels   map[string]string // an empty value takes the label away
+	labels   map[string]string // an empty value removes the label
 }
 
 const allowedSettings = "memory, vcpus, autostart, template, title, description, priority, after and label.NAME"
 
 const labelKey = "label."
 
-// parseSettings understands settings as a user writes them.
+// parseSettings parses settings as a user writes them.
 func parseSettings(said map[string]string) (*settings, error) {
 	if len(said) == 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "say what to set: %s", allowedSettings)
@@ -94,13 +93,13 @@ func parseYes(text string) (bool, error) {
 	return text == "yes", nil
 }
 
-// units are what sizes are counted in.
+// units are the units of sizes, in bytes.
 var units = map[string]uint64{
 	"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 	"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40,
 }
 
-// ParseSize reads a size with its unit, as bytes.
+// ParseSize parses a size with its unit into bytes.
 func ParseSize(text string) (uint64, error) {
 	digits := strings.TrimRight(text, "KMGTiB ")
 	unit, known := units[strings.TrimSpace(text[len(digits):])]
@@ -111,7 +110,7 @@ func ParseSize(text string) (uint64, error) {
 	return n * unit, nil
 }
 
-// parseAfter reads names joined by commas.
+// parseAfter parses names that are joined by commas.
 func parseAfter(text string) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
@@ -129,9 +128,8 @@ func parseAfter(text string) ([]string, error) {
 	return names, nil
 }
 
-// on gives the marks of a guest with the settings made, and whether that changes
-// them.
-func (s *settings) on(name string, m *Marks) (*Marks, bool, error) {
+// apply returns a guest's marks with the settings applied, and whether they changed.
+func (s *settings) apply(name string, m *Marks) (*Marks, bool, error) {
 	after := m.clone()
 	if s.priority != nil {
 		after.Priority = *s.priority
@@ -147,20 +145,20 @@ func (s *settings) on(name string, m *Marks) (*Marks, bool, error) {
 		}
 	}
 	if slices.Contains(after.After, name) {
-		return nil, false, fault.New(fault.Invalid, fault.Metadata, "domain %q cannot come after itself", name)
+		return nil, false, fault.New(fault.Invalid, fault.Metadata, "domain %q cannot depend on itself", name)
 	}
 	same := after.Priority == m.Priority && slices.Equal(after.After, m.After) && maps.Equal(after.Labels, m.Labels)
 	return after, !same, after.check()
 }
 
-// change is one setting that a guest does not have yet.
+// change is one setting that differs from the guest's state.
 type change struct {
 	what string
-	// make makes it; the note says what it still waits for.
+	// make applies it; the note says when it takes effect.
 	make func(t *tuning) (note string, err error)
 }
 
-// changes gives what has to be done to a guest, in order.
+// changes returns the changes to make to a guest, in order.
 func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
 	var changes []change
 	add := func(what string, differs bool, do func(*tuning) (string, error)) {
@@ -168,13 +166,13 @@ func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
 			changes = append(changes, change{what, do})
 		}
 	}
-	_, differ, err := s.on(v.Name, m)
+	_, differ, err := s.apply(v.Name, m)
 	if err != nil {
 		return nil, err
 	}
 	d := v.Current()
 	if d == nil {
-		return nil, fault.New(fault.NotFound, fault.Domain, "domain %q is no longer there", v.Name)
+		return nil, fault.New(fault.NotFound, fault.Domain, "domain %q no longer exists", v.Name)
 	}
 	add("memory", s.memory != nil && anyDiffers(v, *s.memory, func(d *domain.Definition) uint64 { return d.CurrentMemory }) ||
 		s.memory != nil && v.Inactive != nil && v.Inactive.Memory != *s.memory, (*tuning).memory)
@@ -183,11 +181,11 @@ func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
 	add("template", s.template != nil && v.Template != *s.template, (*tuning).template)
 	add("title", s.title != nil && anyDiffers(v, *s.title, func(d *domain.Definition) string { return d.Title }), (*tuning).title)
 	add("description", s.description != nil && anyDiffers(v, *s.description, func(d *domain.Definition) string { return d.Description }), (*tuning).description)
-	add("labels, priority or order", differ, (*tuning).marks) // last: by them rules may give the guest to others
+	add("labels, priority or order", differ, (*tuning).marks) // last, because a rule of access may depend on labels
 	return changes, nil
 }
 
-// anyDiffers looks at what runs and at what the next start makes.
+// anyDiffers compares with the active and the stored definition.
 func anyDiffers[T comparable](v *guest.View, want T, get func(*domain.Definition) T) bool {
 	return v.Active != nil && get(v.Active) != want || v.Inactive != nil && get(v.Inactive) != want
 }

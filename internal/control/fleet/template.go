@@ -30,10 +30,10 @@ type TileTemplate struct {
 	volumes, domains []*xmltree.Element
 }
 
-// Bounds of what a tile may hold.
+// Bounds of a tile.
 const maxTileGuests = 256
 
-// placeholder is what is replaced, or refused if it is not known.
+// placeholder matches what is replaced, or refused if it is unknown.
 var placeholder = regexp.MustCompile(`\{[A-Za-z_][A-Za-z0-9_-]*\}`)
 
 // The placeholders.
@@ -42,7 +42,7 @@ const (
 	tilePlaceholder = "{tile}"
 )
 
-// ParseTile reads a template.
+// ParseTile parses a template.
 func ParseTile(doc []byte) (*TileTemplate, error) {
 	root, err := xmltree.Parse(string(doc))
 	if err != nil {
@@ -63,7 +63,7 @@ func ParseTile(doc []byte) (*TileTemplate, error) {
 	return t, t.check()
 }
 
-// check refuses what could not be made twice, or be told apart afterwards.
+// check refuses what two tiles could not both have, or could not be told apart by.
 func (t *TileTemplate) check() error {
 	switch {
 	case len(t.domains) == 0:
@@ -84,7 +84,7 @@ func (t *TileTemplate) check() error {
 	seen := map[string]bool{}
 	for _, e := range slices.Concat(t.volumes, t.domains) {
 		name := e.Child("name").Text()
-		if !varies(e.Child("name")) {
+		if !containsTileNumber(e.Child("name")) {
 			return wrongTemplate("names a %s %q; the name needs %s, so that each tile has its own", e.Name, name, tilePlaceholder)
 		}
 		whole := e.Name + " " + e.Attr("pool") + " " + name
@@ -96,9 +96,9 @@ func (t *TileTemplate) check() error {
 	return nil
 }
 
-// varies says whether a name has the tile's number in it, in one piece: placeholders are
-// replaced in each part of a text that a comment divides.
-func varies(name *xmltree.Element) bool {
+// containsTileNumber says whether a name contains the tile's number in one text node: placeholders are replaced in each
+// text node, and a comment splits a text into two.
+func containsTileNumber(name *xmltree.Element) bool {
 	return name != nil && slices.ContainsFunc(name.Children, func(n xmltree.Node) bool {
 		text, ok := n.(xmltree.Text)
 		return ok && strings.Contains(string(text), tilePlaceholder)
@@ -109,7 +109,7 @@ func wrongTemplate(format string, args ...any) error {
 	return fault.Wrap(fault.New(fault.Invalid, fault.XML, format, args...), fault.Invalid, fault.XML, "the template of a tile is wrong: it")
 }
 
-// inheritNamespaces declares on an element what was declared around it.
+// inheritNamespaces declares on an element the namespaces of its ancestors.
 func inheritNamespaces(e, around *xmltree.Element) {
 	for _, a := range around.Attrs {
 		if a.Prefix == "xmlns" {
@@ -118,11 +118,11 @@ func inheritNamespaces(e, around *xmltree.Element) {
 	}
 }
 
-// checkTemplate goes through the document once more, for what is told by line:
-// elements that do not belong and placeholders that are not known.
+// checkTemplate scans the document again for errors that are reported by line: misplaced elements and unknown
+// placeholders.
 func checkTemplate(doc string) error {
 	d := xml.NewDecoder(strings.NewReader(doc))
-	d.CharsetReader = func(_ string, rest io.Reader) (io.Reader, error) { return rest, nil } // it has been parsed before
+	d.CharsetReader = func(_ string, rest io.Reader) (io.Reader, error) { return rest, nil } // the parser has checked it before
 	depth := 0
 	for {
 		from := d.InputOffset()
@@ -149,7 +149,7 @@ func checkTemplate(doc string) error {
 	}
 }
 
-// part is where a token stands in a document, as offsets.
+// part is the position of a token in a document, as offsets.
 type part struct {
 	doc      string
 	from, to int
@@ -186,14 +186,14 @@ func (p part) checkText(text string, allowed bool) error {
 	return nil
 }
 
-// wrong tells the line of what is found within the part.
+// wrong makes an error with the line of found within the part.
 func (p part) wrong(found, format string, args ...any) error {
 	at := p.from + max(strings.Index(p.doc[p.from:p.to], found), 0)
 	line := 1 + strings.Count(p.doc[:at], "\n")
 	return fault.Wrap(fault.New(fault.Invalid, fault.XML, format, args...), fault.Invalid, fault.XML, "line %d of the template of a tile", line)
 }
 
-// tileDocuments are one tile's documents, ready to be submitted.
+// tileDocuments are the documents of one tile, ready to be defined.
 type tileDocuments struct {
 	name    string // SET/NUMBER
 	volumes []volumeDocument
@@ -207,22 +207,22 @@ type volumeDocument struct {
 
 type domainDocument struct{ name, uuid, doc string }
 
-// expand gives the documents of one tile. Each domain is marked with the tile and
-// with all of its volumes, so that any of them tells what belongs together, and has its
-// UUID, by which it is told from another of its name.
+// expand returns the documents of one tile. Each domain is marked with the tile and all of its volumes, so
+// that any of them identifies the whole. Each has its own UUID, which tells it from another guest of that
+// name.
 func (t *TileTemplate) expand(set string, number int) (*tileDocuments, error) {
 	fill := strings.NewReplacer(setPlaceholder, set, tilePlaceholder, strconv.Itoa(number))
 	tile := &tileDocuments{name: tileName(set, number)}
 	var volumes []VolumeName
 	for _, e := range t.volumes {
-		v, err := expandVolume(filled(e, fill))
+		v, err := expandVolume(substitute(e, fill))
 		if err != nil {
 			return nil, err
 		}
 		tile.volumes, volumes = append(tile.volumes, v), append(volumes, v.VolumeName)
 	}
 	for _, e := range t.domains {
-		d, err := expandDomain(filled(e, fill), tile.name, volumes)
+		d, err := expandDomain(substitute(e, fill), tile.name, volumes)
 		if err != nil {
 			return nil, err
 		}
@@ -270,7 +270,7 @@ func expandDomain(e *xmltree.Element, tile string, volumes []VolumeName) (domain
 	return d, err
 }
 
-// mark adds a tile and its volumes to what a definition's <metadata> holds.
+// mark adds a tile and its volumes to a definition's <metadata>.
 func mark(metadata, tile string, volumes []VolumeName) (string, error) {
 	m, err := ReadMarks(metadata)
 	if err != nil {
@@ -288,9 +288,9 @@ func mark(metadata, tile string, volumes []VolumeName) (string, error) {
 	return xmltree.SetMetadataElement(metadata, Namespace, prefix, doc)
 }
 
-// filled gives a copy of an element with its placeholders replaced. Values are
-// replaced in the tree, so that they can never become markup.
-func filled(e *xmltree.Element, fill *strings.Replacer) *xmltree.Element {
+// substitute returns a copy of an element with its placeholders replaced. Values are replaced in the tree, so they
+// can never become markup.
+func substitute(e *xmltree.Element, fill *strings.Replacer) *xmltree.Element {
 	c := *e
 	c.Attrs = make([]xmltree.Attr, len(e.Attrs))
 	for i, a := range e.Attrs {
@@ -301,7 +301,7 @@ func filled(e *xmltree.Element, fill *strings.Replacer) *xmltree.Element {
 	for _, n := range e.Children {
 		switch n := n.(type) {
 		case *xmltree.Element:
-			c.Children = append(c.Children, filled(n, fill))
+			c.Children = append(c.Children, substitute(n, fill))
 		case xmltree.Text:
 			c.Children = append(c.Children, xmltree.Text(fill.Replace(string(n))))
 		default:

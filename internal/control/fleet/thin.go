@@ -11,23 +11,24 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // maxNamed bounds how many clones an error names.
 const maxNamed = 10
 
-// release has a guest be a template no more, unless thin clones lie above its disks, which
-// it would destroy once it is started.
-func (f *Fleet) release(ctx context.Context, g *guest.Guest, sees func(Member) bool) error {
-	return g.EndTemplate(ctx, func(ctx context.Context) error { return f.nothingAbove(ctx, g.View().Inactive, sees) })
+// release makes a template a plain guest again, unless thin clones use its disks: it would destroy them once
+// it is started.
+func (f *Fleet) release(ctx context.Context, sc scope.Scope, g *guest.Guest, sees func(Member) bool) error {
+	return g.EndTemplate(ctx, sc, func(ctx context.Context) error { return f.checkNoOverlays(ctx, g.View().Inactive, sees) })
 }
 
-// nothingAbove refuses what lies above the disks of a definition. Of clones that the client does
-// not see it is told how many there are.
-func (f *Fleet) nothingAbove(ctx context.Context, d *domain.Definition, sees func(Member) bool) error {
+// checkNoOverlays returns an error if other images have the disks of a definition as backing files. It names the
+// clones that the client can see, and counts the others.
+func (f *Fleet) checkNoOverlays(ctx context.Context, d *domain.Definition, sees func(Member) bool) error {
 	var names []string
 	more := 0
-	for _, name := range f.above(ctx, d, sees) {
+	for _, name := range f.overlays(ctx, d, sees) {
 		if name == "" || len(names) == maxNamed {
 			more++
 			continue
@@ -40,12 +41,12 @@ func (f *Fleet) nothingAbove(ctx context.Context, d *domain.Definition, sees fun
 	if len(names) == 0 {
 		return nil
 	}
-	return fault.New(fault.Busy, fault.Domain, "thin clones lie above its disks, and would be destroyed if it wrote to them: %s; remove them with their volumes first", strings.Join(names, ", "))
+	return fault.New(fault.Busy, fault.Domain, "its disks are the backing files of thin clones, which its writes would destroy: %s; remove them and their volumes first", strings.Join(names, ", "))
 }
 
-// above names what lies above the disks of a definition, in pools that run: guests, and
-// volumes that no guest has. What is not seen has no name.
-func (f *Fleet) above(ctx context.Context, d *domain.Definition, sees func(Member) bool) []string {
+// overlays names the users of the disks of a definition as backing files, in active pools: guests, and volumes
+// without a guest. It omits the names of what the client cannot see.
+func (f *Fleet) overlays(ctx context.Context, d *domain.Definition, sees func(Member) bool) []string {
 	var names []string
 	if d == nil {
 		return nil
@@ -82,13 +83,13 @@ func (f *Fleet) uses(guest *guest.View, v *volume.Volume) bool {
 	return false
 }
 
-// pathOf is where the data of a disk lie; empty: nowhere that is known.
+// pathOf is the path of a disk's data; empty: unknown.
 func (f *Fleet) pathOf(disk *device.Disk) string {
 	if disk.Source == nil {
 		return ""
 	}
 	if ref := disk.Source.Volume; ref != nil {
-		path, _, _ := f.pools.Resolve(ref.Pool, ref.Volume, "") // of a pool that does not run it is not known
+		path, _, _ := f.pools.Resolve(ref.Pool, ref.Volume, "") // unknown while the pool is inactive
 		return path
 	}
 	return disk.Source.Path()

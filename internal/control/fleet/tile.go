@@ -9,9 +9,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Bounds of work on tiles. Each tile is made one thing after another.
+// Bounds of work on tiles. The parts of one tile are made one after another.
 const (
 	tilesAtOnce = 8
 	maxTiles    = 65536
@@ -21,17 +22,17 @@ const (
 type TileState struct {
 	Set    string
 	Number int
-	// Guests of the tile, and those of them that have a process.
+	// Guests counts the guests of the tile, Running those with a process.
 	Guests, Running int
 	Volumes         []VolumeName
 
 	members []Member
 }
 
-// Name gives SET/NUMBER.
+// Name returns SET/NUMBER.
 func (t TileState) Name() string { return tileName(t.Set, t.Number) }
 
-// Tiles gives the tiles there are, by set and number.
+// Tiles lists the tiles by set and number.
 func (f *Fleet) Tiles() []TileState {
 	byName := map[string]*TileState{}
 	for _, m := range f.All() {
@@ -43,7 +44,7 @@ func (f *Fleet) Tiles() []TileState {
 		if t == nil {
 			set, number, err := parseTile(name)
 			if err != nil {
-				continue // checked when the marks were read
+				continue // the marks were checked when they were read
 			}
 			t = &TileState{Set: set, Number: number}
 			byName[name] = t
@@ -73,11 +74,10 @@ func (t *TileState) add(m Member) {
 	}
 }
 
-// CreateTiles makes the tiles first, first+1, ... of a set, count in all. Each is
-// made whole or not at all; one that is there already, with all guests of the
-// template, is unchanged. Results are one for each tile, by its name SET/NUMBER.
-// The end of ctx ends, and undoes, the tiles that are being made.
-func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
+// CreateTiles makes count tiles of a set, numbered from first. Each is made completely or not at all. A tile
+// that already has all guests of the template is unchanged. There is one result for each tile, named
+// SET/NUMBER. Cancelling ctx stops and undoes the tiles that are being made.
+func (f *Fleet) CreateTiles(ctx context.Context, sc scope.Scope, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
 	if err := checkTileSet(set); err != nil {
 		return Summary{}, err
 	}
@@ -94,29 +94,29 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		leave, err := f.beginTile(names[i])
+		leave, err := f.lockTile(names[i])
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		defer leave()
-		return f.createTile(ctx, docs, f.tileNow(set, first+i).members, dry)
+		return f.createTile(ctx, sc, docs, f.tileNow(set, first+i).members, dry)
 	})
 }
 
-// alone stands for a tile's being made or removed.
-const alone = -1
+// exclusive says that a tile is being made or removed.
+const exclusive = -1
 
-// beginTile has one at a time make or remove a tile: what it is of is told by names, which the next
-// tile of its name has, too.
-func (f *Fleet) beginTile(name string) (leave func(), err error) {
+// lockTile lets one caller at a time make or remove a tile. Its parts are identified by names, which a later
+// tile of the same name would have too.
+func (f *Fleet) lockTile(name string) (leave func(), err error) {
 	f.mu.Lock()
 	busy := f.busy[name]
 	if busy == 0 {
-		f.busy[name] = alone
+		f.busy[name] = exclusive
 	}
 	f.mu.Unlock()
 	switch {
-	case busy == alone:
+	case busy == exclusive:
 		return nil, busyTile(name)
 	case busy > 0:
 		return nil, fault.New(fault.Busy, fault.Domain, "a guest of tile %s is being cloned; try again when that has ended", name)
@@ -132,16 +132,16 @@ func busyTile(name string) error {
 	return fault.New(fault.Busy, fault.Domain, "tile %s is being made or removed by another call; try again when that has ended", name)
 }
 
-// keepTile keeps the tile of a guest that is to be cloned, if it has one, from being made or removed until leave is
-// called: the disks of thin clones would lose what lies below them.
-func (f *Fleet) keepTile(m Member) (leave func(), err error) {
+// shareTile prevents the tile of a guest from being made or removed while the guest is cloned, until leave is
+// called: thin clones would lose their backing files.
+func (f *Fleet) shareTile(m Member) (leave func(), err error) {
 	name, is := m.Labels[tileLabel]
 	if !is {
 		return func() {}, nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.busy[name] == alone {
+	if f.busy[name] == exclusive {
 		return nil, busyTile(name)
 	}
 	f.busy[name]++
@@ -154,7 +154,7 @@ func (f *Fleet) keepTile(m Member) (leave func(), err error) {
 	}, nil
 }
 
-// tileNow gives a tile as it is by now; one that is not there has no guests.
+// tileNow returns a tile as it is now; a tile that does not exist has no guests.
 func (f *Fleet) tileNow(set string, number int) TileState {
 	t := TileState{Set: set, Number: number}
 	for _, m := range f.All() {
@@ -165,18 +165,18 @@ func (f *Fleet) tileNow(set string, number int) TileState {
 	return t
 }
 
-// forTiles does something to each of many tiles.
+// forTiles does work on many tiles.
 func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result), do func(context.Context, int) Result) (Summary, error) {
-	places := arrange(names, nil, anyhow)
+	places := arrange(names, nil, unordered)
 	s := &schedule{log: f.log, places: places, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
-	return s.tell(ctx, func(Plan) {}, func(i int, r Result) {
+	return s.runAndCount(ctx, func(Plan) {}, func(i int, r Result) {
 		r.Name = names[i]
 		report(r)
 	}), nil
 }
 
-// createTile makes one tile. There are the guests that it has already.
-func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Member, dry bool) Result {
+// createTile makes one tile. there are the guests of it that already exist.
+func (f *Fleet) createTile(ctx context.Context, sc scope.Scope, docs *tileDocuments, there []Member, dry bool) Result {
 	if len(there) > 0 {
 		if slices.ContainsFunc(there, func(m Member) bool { return f.worksOn(guestObject(m.View.UUID)) }) {
 			return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
@@ -185,7 +185,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Mem
 		for _, d := range docs.domains {
 			if !slices.ContainsFunc(there, func(m Member) bool { return m.View.Name == d.name }) {
 				return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
-					"tile %s is there already, and without domain %q: remove it first", docs.name, d.name)}
+					"tile %s already exists, without domain %q; remove it first", docs.name, d.name)}
 			}
 		}
 		return Result{Outcome: Unchanged}
@@ -198,22 +198,22 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Mem
 		return Result{Outcome: Would, Note: note}
 	}
 	w := newTileCreation(f, docs)
-	return f.perform(ctx, tileCreateKind.Name, w, &w.parts, note)
+	return f.perform(ctx, sc, tileCreateKind.Name, w, &w.parts, note)
 }
 
-// checkRoom refuses a tile before anything of it is made.
+// checkRoom refuses a tile whose guests or volumes exist, before anything is made.
 func (f *Fleet) checkRoom(docs *tileDocuments, dry bool) error {
 	for _, v := range docs.volumes {
 		if dry && f.lacksPool(v.Pool) {
 			continue // MakePool will make it
 		}
-		if err := f.vacant(v.VolumeName); err != nil {
+		if err := f.checkVolumeFree(v.VolumeName); err != nil {
 			return err
 		}
 	}
 	for _, d := range docs.domains {
 		if _, err := f.guests.ByName(d.name); err == nil {
-			return fault.New(fault.Exists, fault.Domain, "domain %q is there already and belongs to no such tile", d.name)
+			return fault.New(fault.Exists, fault.Domain, "domain %q already exists and does not belong to the tile", d.name)
 		}
 		if err := d.check(docs.name); err != nil {
 			return fault.Wrap(err, fault.Of(err), fault.About(err), "domain %q of the template", d.name)
@@ -222,8 +222,7 @@ func (f *Fleet) checkRoom(docs *tileDocuments, dry bool) error {
 	return nil
 }
 
-// check looks whether the document will be understood as the guest that it was
-// marked to be.
+// check checks that the document would define the guest that it is marked as.
 func (d domainDocument) check(tile string) error {
 	def, err := domainxml.Parse(d.doc, domainxml.Options{})
 	if err != nil {
@@ -236,10 +235,9 @@ func (d domainDocument) check(tile string) error {
 	return err
 }
 
-// RemoveTiles ends and undefines the guests of tiles, and deletes the volumes that
-// CreateTiles made for them. Tiles are named by SET, SET/NUMBER or a glob of that;
-// results are one for each.
-func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report func(Result)) (Summary, error) {
+// RemoveTiles destroys and undefines the guests of tiles, and deletes the volumes that CreateTiles made for
+// them. Tiles are given as SET, SET/NUMBER or a glob of those. There is one result for each tile.
+func (f *Fleet) RemoveTiles(ctx context.Context, sc scope.Scope, tiles string, dry bool, report func(Result)) (Summary, error) {
 	wanted, err := parseTerm(byTile + "=" + strings.TrimSpace(tiles))
 	if err != nil {
 		return Summary{}, fault.Wrap(err, fault.Invalid, fault.Call, "%q", tiles)
@@ -253,12 +251,12 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		names[i] = t.Name()
 	}
 	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
-		leave, err := f.beginTile(names[i])
+		leave, err := f.lockTile(names[i])
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		defer leave()
-		t := f.tileNow(chosen[i].Set, chosen[i].Number) // its turn may have come late
+		t := f.tileNow(chosen[i].Set, chosen[i].Number) // the tile may have changed before its turn
 		if t.Guests == 0 {
 			return Result{Outcome: Unchanged}
 		}
@@ -269,12 +267,12 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
-		return f.perform(context.WithoutCancel(ctx), tileRemoveKind.Name, w, &w.parts, note)
+		return f.perform(context.WithoutCancel(ctx), sc, tileRemoveKind.Name, w, &w.parts, note)
 	})
 }
 
-// unless drops an error that says that nothing was left to do.
-func unless(err error, kind fault.Kind) error {
+// ignoreKind drops an error of a kind that means "nothing to do".
+func ignoreKind(err error, kind fault.Kind) error {
 	if fault.Is(err, kind) || fault.Is(err, fault.NotFound) {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -34,30 +35,30 @@ func template(t *testing.T, doc string) *TileTemplate {
 	return tt
 }
 
-// withPool gives the herd the pool "default" and its directory.
+// withPool makes the pool "default" and returns its directory.
 func (h *herd) withPool() string {
 	h.t.Helper()
 	dir := filepath.Join(h.dir, "pool")
 	ok(h.t, os.Mkdir(dir, 0o700))
-	p, err := h.pools.Define(h.t.Context(), "<pool type='dir'><name>default</name><target><path>"+dir+"</path></target></pool>", false)
+	p, err := h.pools.Define(h.t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>default</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(h.t, err)
-	ok(h.t, p.Start(h.t.Context(), volume.NoBuild))
+	ok(h.t, p.Start(h.t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	return dir
 }
 
-// TestTiles_FreshDaemonMakesTheDefaultPool: no pool is there, and the template names
-// "default". Another name is told with the command that makes the pool.
+// TestTiles_FreshDaemonMakesTheDefaultPool: there is no pool, and the template names "default". For another
+// name, the error has the command that makes the pool.
 func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 	h := newHerd(t)
 	tt := template(t, twoGuests)
-	_, err := h.CreateTiles(t.Context(), tt, "lab", 1, 1, true, func(r Result) {
+	_, err := h.CreateTiles(t.Context(), scope.Daemon("a test"), tt, "lab", 1, 1, true, func(r Result) {
 		if r.Outcome != Would {
 			t.Errorf("a dry run: %s %v", r.Outcome, r.Error)
 		}
 	})
 	ok(t, err)
 	for _, want := range []string{filepath.Join(h.dir, "data/images"), ""} { // the second time there is nothing to do
-		folder, err := h.MakePool(t.Context(), tt)
+		folder, err := h.MakePool(t.Context(), scope.Daemon("a test"), tt)
 		if err != nil || folder != want {
 			t.Errorf("made %q, %v; want %q", folder, err, want)
 		}
@@ -72,7 +73,7 @@ func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 		t.Errorf("the pool is %+v", v)
 	}
 	other := template(t, strings.ReplaceAll(twoGuests, "'default'", "'fast disks'"))
-	if folder, err := h.MakePool(t.Context(), other); folder != "" || err != nil {
+	if folder, err := h.MakePool(t.Context(), scope.Daemon("a test"), other); folder != "" || err != nil {
 		t.Errorf("made %q, %v", folder, err)
 	}
 	_, err = h.create(other, 2, 1)
@@ -92,12 +93,12 @@ func files(t *testing.T, dir string) []string {
 	return names
 }
 
-// create makes tiles and gives "name outcome" by name, and what failed.
+// create makes tiles and returns "name outcome" by name, and the errors.
 func (h *herd) create(t *TileTemplate, first, count int) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.CreateTiles(h.t.Context(), t, "lab", first, count, false, func(r Result) {
+	_, err := h.CreateTiles(h.t.Context(), scope.Daemon("a test"), t, "lab", first, count, false, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -110,7 +111,7 @@ func (h *herd) remove(tiles string) ([]string, error) {
 	h.t.Helper()
 	var told []string
 	var failures []error
-	_, err := h.RemoveTiles(h.t.Context(), tiles, false, func(r Result) {
+	_, err := h.RemoveTiles(h.t.Context(), scope.Daemon("a test"), tiles, false, func(r Result) {
 		told = append(told, r.Name+" "+string(r.Outcome))
 		failures = append(failures, r.Error)
 	})
@@ -119,7 +120,7 @@ func (h *herd) remove(tiles string) ([]string, error) {
 	return told, errors.Join(failures...)
 }
 
-func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
+func TestTiles_CreateStartRemove(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	ok(t, os.WriteFile(filepath.Join(dir, "mine.raw"), nil, 0o600))
@@ -147,7 +148,7 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 		t.Errorf("tiles: %+v", tiles)
 	}
 
-	// A volume that another guest has come to use is not deleted, nor is its tile.
+	// A volume that another guest uses is not deleted, nor is its tile.
 	stranger := func(kind, source string) {
 		h.define(strings.Replace(small("stranger"), "<serial type='pty'/>",
 			"<disk type='"+kind+"' device='disk'><driver name='qemu' type='qcow2'/><source "+source+"/><target dev='vda' bus='virtio'/></disk>", 1))
@@ -170,30 +171,30 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	inUse("lab/2")
 	h.run(Request{Verb: Destroy}, "stranger")
 
-	// Nor one that is the layer below another's.
+	// Nor is one that is another volume's backing file.
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.CreateVolume(t.Context(), "<volume><name>above.qcow2</name><target><format type='qcow2'/></target><backingStore><path>"+
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>above.qcow2</name><target><format type='qcow2'/></target><backingStore><path>"+
 		filepath.Join(dir, "lab-1.qcow2")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
 	_, err = h.remove("lab/1")
 	refused(t, err, fault.WrongState, "default/above.qcow2, which is not of tile lab/1, lies above its volume default/lab-1.qcow2")
-	ok(t, p.DeleteVolume(t.Context(), "above.qcow2"))
+	ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "above.qcow2"))
 	got, err = h.remove("lab/*")
 	ok(t, err)
 	h.wants("remove", got, "lab/1 done", "lab/2 done", "lab/3 done")
 	h.wants("files left", files(t, dir), "mine.raw")
 	h.wants("guests left", h.chosen("all"))
 	for _, gone := range []string{"lab/1", "lab"} {
-		_, err = h.RemoveTiles(t.Context(), gone, false, func(Result) {})
+		_, err = h.RemoveTiles(t.Context(), scope.Daemon("a test"), gone, false, func(Result) {})
 		refused(t, err, fault.NotFound, gone)
 	}
 }
 
-func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
+func TestCreateTiles_FailureLeavesNothing(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	// The second guest cannot be: its machine is unknown to QEMU, not to the format.
+	// The second guest fails: QEMU does not know its machine type, although the format accepts it.
 	broken := template(t, strings.Replace(twoGuests, "<memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>",
 		"<memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='no-such-machine'>", 1))
 	got, err := h.create(broken, 1, 1)
@@ -204,10 +205,10 @@ func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
 
-	// What is there already is found before anything is made, and is left alone.
+	// An existing guest is found before anything is made, and is left alone.
 	h.define(small("lab-2-b"))
 	got, err = h.create(template(t, twoGuests), 2, 1)
-	if err == nil || !strings.Contains(err.Error(), `"lab-2-b" is there already`) {
+	if err == nil || !strings.Contains(err.Error(), `"lab-2-b" already exists`) {
 		t.Errorf("got %v", err)
 	}
 	h.wants("create", got, "lab/2 failed")
@@ -217,13 +218,13 @@ func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the client has gone"))
-	sum, err := h.CreateTiles(ctx, template(t, twoGuests), "lab", 1, 3, false, func(Result) {})
+	sum, err := h.CreateTiles(ctx, scope.Daemon("a test"), template(t, twoGuests), "lab", 1, 3, false, func(Result) {})
 	if ok(t, err); sum.Cancelled != 3 || len(files(t, dir)) != 0 {
 		t.Errorf("cancelled: %+v, %v", sum, files(t, dir))
 	}
 }
 
-func TestTheExampleTileWorks(t *testing.T) {
+func TestParseTile_Example(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	doc, err := os.ReadFile("../../../packaging/tile.xml")
@@ -244,7 +245,7 @@ func TestTheExampleTileWorks(t *testing.T) {
 	h.wants("files left", files(t, dir))
 }
 
-func TestTemplatesAreStrict(t *testing.T) {
+func TestParseTile_Invalid(t *testing.T) {
 	domain := "<domain type='qemu'><name>{name}-{tile}</name></domain>"
 	for doc, says := range map[string]string{
 		"<tile>\n  <domain type='qemu'><name>{nmae}-{tile}</name></domain></tile>":     "line 2 of the template of a tile: no placeholder {nmae}",
@@ -272,7 +273,7 @@ func TestTemplatesAreStrict(t *testing.T) {
 	}
 }
 
-func TestPlaceholdersNeverBecomeMarkup(t *testing.T) {
+func TestTemplate_PlaceholdersNeverBecomeMarkup(t *testing.T) {
 	tt := template(t, `<tile><domain type='qemu'><name>{name}-{tile}</name><description a='{name}'>{name} {"json": 1} {{tile}}</description></domain></tile>`)
 	docs, err := tt.expand("a.b", 7)
 	ok(t, err)
@@ -286,9 +287,8 @@ func TestPlaceholdersNeverBecomeMarkup(t *testing.T) {
 	}
 }
 
-// FuzzParseTile: what is taken as a template gives documents that can be read, with the
-// names that they are told to have, marked as of their tile, and other names for another
-// tile.
+// FuzzParseTile: the documents of an accepted template can be parsed, have the reported names, carry the mark
+// of their tile, and have other names for another tile.
 func FuzzParseTile(f *testing.F) {
 	for _, doc := range []string{
 		"<tile><volume pool='p'><name>{tile}</name></volume><domain a='{name}'><name>{name}{tile}</name></domain></tile>",
@@ -332,7 +332,7 @@ func FuzzParseTile(f *testing.F) {
 	})
 }
 
-// named gives the name in a document.
+// named returns the name in a document.
 func named(t *testing.T, doc string) string {
 	t.Helper()
 	root, err := xmltree.Parse(doc)

@@ -8,10 +8,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// tileCreateKind makes a tile. It is made when its record has gone: until then a
-// daemon that finds the record takes it back.
+// tileCreateKind makes a tile. A tile is complete when its record is removed; a daemon that finds the record
+// undoes the tile.
 var tileCreateKind = operation.Kind[*Fleet]{
 	Name: "tile-create", Version: 1,
 	Steps: []string{"volumes", "guests"}, Undo: []string{"volumes", "guests"},
@@ -21,7 +22,7 @@ var tileCreateKind = operation.Kind[*Fleet]{
 // tileCreation is the payload.
 type tileCreation struct {
 	parts
-	docs *tileDocuments // of the daemon that began it
+	docs *tileDocuments // set only in the daemon that began it
 }
 
 func newTileCreation(f *Fleet, docs *tileDocuments) *tileCreation {
@@ -43,10 +44,10 @@ func (t *tileCreation) Steps() []operation.Step {
 	}
 }
 
-// createVolumes makes the volumes in the template's order, so that one may lie above another.
+// createVolumes makes the volumes in the template's order, so that one may be the backing file of a later one.
 func (t *tileCreation) createVolumes(ctx context.Context) error {
 	for i, v := range t.docs.volumes {
-		if err := t.fleet.createVolume(ctx, v); err != nil {
+		if err := t.fleet.createVolume(ctx, t.op.Scope(), v); err != nil {
 			return errors.Join(fmt.Errorf("cannot create volume %s: %w", v.VolumeName, err), t.onlyFirst(i))
 		}
 		failpoint.Reach("tile.volume")
@@ -59,7 +60,7 @@ func (t *tileCreation) define(ctx context.Context) error {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		if _, err := t.fleet.guests.Define(context.WithoutCancel(ctx), d.doc, false); err != nil {
+		if _, err := t.fleet.guests.Define(context.WithoutCancel(ctx), t.op.Scope(), d.doc, false); err != nil {
 			return fmt.Errorf("cannot define domain %q: %w", d.name, err)
 		}
 		failpoint.Reach("tile.guest")
@@ -67,7 +68,7 @@ func (t *tileCreation) define(ctx context.Context) error {
 	return nil
 }
 
-// tileRemoveKind removes a tile. What was begun is finished.
+// tileRemoveKind removes a tile. An unfinished removal is completed.
 var tileRemoveKind = operation.Kind[*Fleet]{
 	Name: "tile-remove", Version: 1,
 	Steps: []string{"end", "undefine", "delete"},
@@ -79,7 +80,7 @@ type tileRemoval struct {
 	parts
 	Tile string // SET/NUMBER
 
-	refused bool // the tile stays
+	refused bool // the tile is kept
 }
 
 func newTileRemoval(f *Fleet, tile TileState) *tileRemoval {
@@ -99,15 +100,14 @@ func (t *tileRemoval) Steps() []operation.Step {
 	}
 }
 
-// end ends the guests. The tile stays whole if a guest does not end, or a volume has
-// another user by now.
+// end ends the guests. The tile is kept if a guest does not end, or if a volume has another user by then.
 func (t *tileRemoval) end(ctx context.Context) error {
 	members := t.members()
 	if len(members) < len(t.Guests) {
-		return nil // some are undefined
+		return nil // some guests are already undefined
 	}
-	err := endAll(ctx, members)
-	if err == nil { // which takes its time, and others use that
+	err := endAll(ctx, t.op.Scope(), members)
+	if err == nil { // checked again, because a volume may get another user while guests end
 		err = t.fleet.checkUnused(ctx, t.Tile, t.Volumes, t.fleet.users())
 	}
 	t.refused = err != nil
@@ -123,14 +123,16 @@ func (t *tileRemoval) unlessRefused(do func(context.Context) error) func(context
 	}
 }
 
-func (t *tileRemoval) undefineEnded(ctx context.Context) error { return undefineAll(ctx, t.members()) }
+func (t *tileRemoval) undefineEnded(ctx context.Context) error {
+	return undefineAll(ctx, t.op.Scope(), t.members())
+}
 
 // endAll ends the guests of a tile.
-func endAll(ctx context.Context, members []Member) error {
+func endAll(ctx context.Context, sc scope.Scope, members []Member) error {
 	var failures []error
 	for _, m := range members {
-		// One that is shut off may wait for its start.
-		failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
+		// Destroy also cancels the pending start of a guest that is shut off.
+		failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, sc, false), fault.WrongState))
 	}
 	return errors.Join(failures...)
 }

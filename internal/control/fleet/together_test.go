@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const oneGuest = `<tile>
@@ -21,10 +22,10 @@ const oneGuest = `<tile>
 </tile>`
 
 // Promise: F36
-func TestATileIsMadeOrRemovedByOneAtATime(t *testing.T) {
+func TestTiles_OneChangeAtATime(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	leave, err := h.beginTile("lab/1")
+	leave, err := h.lockTile("lab/1")
 	ok(t, err)
 	got, err := h.create(template(t, oneGuest), 1, 1)
 	refused(t, err, fault.Busy, "by another call")
@@ -35,15 +36,15 @@ func TestATileIsMadeOrRemovedByOneAtATime(t *testing.T) {
 	ok(t, err)
 	h.wants("create", got, "lab/1 done")
 
-	// Nor while a guest of it is cloned, by however many: what lies below a thin clone would go.
+	// Nor while any number of calls clone one of its guests: thin clones would lose their backing files.
 	g, err := h.guests.ByName("lab-1")
 	ok(t, err)
-	leave, err = h.beginTile("lab/1")
+	leave, err = h.lockTile("lab/1")
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "lab-1", Names: []string{"one"}, Thin: true})
 	refused(t, err, fault.Busy, "by another call")
 	leave()
-	leave, err = h.keepTile(h.Of(g))
+	leave, err = h.shareTile(h.Of(g))
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "lab-1", Names: []string{"one"}, Thin: true})
 	ok(t, err)
@@ -55,10 +56,11 @@ func TestATileIsMadeOrRemovedByOneAtATime(t *testing.T) {
 	h.wants("guests", h.chosen("all"), "one")
 }
 
-// A tile that was removed and made anew before its turn comes in a call that removes many goes whole: its
-// guests do not stay without their volumes.
+// A call that removes many tiles removes the second tile of a name completely, if the first was removed and
+// made again before its turn. Its guests do not stay without their volumes.
+//
 // Promise: F36
-func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
+func TestRemoveTiles_TileMadeAgainBeforeTurn(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	tt := template(t, oneGuest)
@@ -66,7 +68,7 @@ func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
 	_, err := h.create(tt, 1, tilesAtOnce+1)
 	ok(t, err)
 	anew := false
-	_, err = h.RemoveTiles(t.Context(), "lab", false, func(r Result) {
+	_, err = h.RemoveTiles(t.Context(), scope.Daemon("a test"), "lab", false, func(r Result) {
 		ok(t, r.Error)
 		if anew {
 			return
@@ -82,9 +84,11 @@ func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
 	h.wants("guests", h.chosen("all"))
 }
 
-// A volume that a guest comes to use while those of its tile are ended stays, and so does that guest's disk.
+// A volume that another guest starts to use while the tile's guests are ended stays, and so does that guest's
+// disk.
+//
 // Promise: F36
-func TestATileWhoseVolumeIsTakenWhileItEndsStays(t *testing.T) {
+func TestRemoveTiles_VolumeTakenMeanwhile(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	_, err := h.create(template(t, twoGuests), 1, 1)
@@ -94,8 +98,8 @@ func TestATileWhoseVolumeIsTakenWhileItEndsStays(t *testing.T) {
 	ok(t, err)
 	busy, goOn := make(chan struct{}), make(chan struct{})
 	over := make(chan error, 1)
-	go func() { // it answers nobody meanwhile, nor who ends it
-		over <- last.ChangeMetadata(t.Context(), guest.Title, func(*domain.Definition) (*string, error) {
+	go func() { // its loop is blocked, also for the call that ends it
+		over <- last.ChangeMetadata(t.Context(), scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
 			close(busy)
 			<-goOn
 			return nil, nil
@@ -126,7 +130,7 @@ func TestATileWhoseVolumeIsTakenWhileItEndsStays(t *testing.T) {
 	h.wants("files left", files(t, dir))
 }
 
-// asking is the context of one who asks a guest: came is closed when that waits for an answer.
+// asking is a context that closes came when a call waits on it.
 type asking struct {
 	context.Context
 	looked atomic.Int32
@@ -140,10 +144,11 @@ func (a *asking) Done() <-chan struct{} {
 	return a.Context.Done()
 }
 
-// Labels are changed as they are when that comes to be done, after others: who takes a label away while
-// somebody else waits to give one does not find it again.
+// Labels are changed as they are at that moment, after other changes: a label that one client removes does not
+// come back by another client's pending change.
+//
 // Promise: F36
-func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
+func TestSet_ConcurrentLabelChanges(t *testing.T) {
 	h := newHerd(t)
 	doc := func(label string) string {
 		return strings.Replace(small("marked"), "<devices>", marked(0, label)+"<devices>", 1)
@@ -154,7 +159,7 @@ func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
 	g, err := h.guests.ByName("marked")
 	ok(t, err)
 	over := make(chan error, 2)
-	go func() { over <- g.InjectNMI(t.Context()) }() // which keeps others from their turn
+	go func() { over <- g.InjectNMI(t.Context(), scope.Daemon("a test")) }() // it blocks the guest's loop
 	for tick := time.NewTicker(time.Millisecond); g.Job().Kind == domain.JobNone; <-tick.C {
 		ok(t, t.Context().Err())
 	}
@@ -162,7 +167,7 @@ func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
 	want, err := parseSettings(map[string]string{"label.note": "b"})
 	ok(t, err)
 	asked := &asking{Context: t.Context(), came: make(chan struct{})}
-	go func() { over <- h.set(asked, g, want, nil).Error }()
+	go func() { over <- h.set(asked, scope.Daemon("a test"), g, want, nil).Error }()
 	<-asked.came
 	h.define(strings.Replace(doc(`<x:label name='team' value='b'/>`), "<name>", "<uuid>"+m.View.UUID+"</uuid><name>", 1))
 	ok(t, syscall.Kill(h.pid("marked"), syscall.SIGCONT))
@@ -173,10 +178,11 @@ func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
 	}
 }
 
-// A guest that has crashed and waits to be started again is not taken for one that is off: who shuts it down, or
-// destroys it, does not find it running later.
+// A crashed guest with a pending restart does not count as off: after a shutdown or destroy it does not start
+// later.
+//
 // Promise: F36
-func TestAGuestThatWaitsToBeStartedAgainIsTurnedOff(t *testing.T) {
+func TestShutdown_PendingRestart(t *testing.T) {
 	h := newHerd(t)
 	for _, verb := range []Verb{Shutdown, Destroy} {
 		name := "crashed-" + string(verb)
@@ -185,7 +191,7 @@ func TestAGuestThatWaitsToBeStartedAgainIsTurnedOff(t *testing.T) {
 		h.define(strings.Replace(small(name), "<devices>", "<on_crash>restart</on_crash><devices><disk type='file' device='disk'>"+
 			"<driver name='qemu' type='raw'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk>", 1))
 		h.run(Request{Verb: Start}, name)
-		ok(t, os.Remove(disk)) // it cannot be started at once
+		ok(t, os.Remove(disk)) // the restart fails at first
 		ok(t, syscall.Kill(h.pid(name), syscall.SIGKILL))
 		g, err := h.guests.ByName(name)
 		ok(t, err)

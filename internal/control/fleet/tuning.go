@@ -8,19 +8,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// tuning is one guest being set.
+// tuning applies settings to one guest.
 type tuning struct {
 	ctx   context.Context
+	scope scope.Scope
 	fleet *Fleet
 	g     *guest.Guest
 	want  *settings
 	sees  func(Member) bool // nil: every guest
 }
 
-// set makes a guest what the settings say, as far as it is not that already.
-func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(Member) bool) Result {
+// set applies the settings that differ from the guest's state.
+func (f *Fleet) set(ctx context.Context, sc scope.Scope, g *guest.Guest, s *settings, sees func(Member) bool) Result {
 	m := f.Of(g)
 	if m.Problem != "" {
 		return Result{Error: unreadable(m)}
@@ -32,7 +34,7 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(
 	if len(changes) == 0 {
 		return Result{Outcome: Unchanged}
 	}
-	t := &tuning{ctx: ctx, fleet: f, g: g, want: s, sees: sees}
+	t := &tuning{ctx: ctx, scope: sc, fleet: f, g: g, want: s, sees: sees}
 	var notes []string
 	for i, c := range changes {
 		note, err := c.make(t)
@@ -50,13 +52,13 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(
 	return Result{Note: strings.Join(notes, "; ")}
 }
 
-// everywhere is what runs and what the next start makes, whichever there is.
-func everywhere(v *guest.View) guest.Affect {
+// allDefinitions is the active and the stored definition, as far as they exist.
+func allDefinitions(v *guest.View) guest.Affect {
 	return guest.Affect{Live: v.Active != nil, Config: v.Inactive != nil}
 }
 
-// describeWith changes one of a guest's descriptions, wherever there is one. A
-// guest that starts or ends meanwhile is asked once more.
+// describeWith changes one of a guest's metadata texts in all its definitions. If the guest starts or ends
+// meanwhile, it tries once more.
 func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definition) (string, error), uri string) error {
 	to := func(d *domain.Definition) (*string, error) {
 		value, err := text(d)
@@ -65,34 +67,35 @@ func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definit
 		}
 		return &value, err
 	}
-	err := t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
+	err := t.g.ChangeMetadata(t.ctx, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	if fault.Is(err, fault.WrongState) {
-		err = t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
+		err = t.g.ChangeMetadata(t.ctx, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	}
 	return err
 }
 
-// always is a text whatever the definition is.
-func always(text string) func(*domain.Definition) (string, error) {
+// constantText returns text for any definition.
+func constantText(text string) func(*domain.Definition) (string, error) {
 	return func(*domain.Definition) (string, error) { return text, nil }
 }
 
 func (t *tuning) title() (string, error) {
-	return "", t.describeWith(guest.Title, always(*t.want.title), "")
+	return "", t.describeWith(guest.Title, constantText(*t.want.title), "")
 }
 
 func (t *tuning) description() (string, error) {
-	return "", t.describeWith(guest.Description, always(*t.want.description), "")
+	return "", t.describeWith(guest.Description, constantText(*t.want.description), "")
 }
 
-// marks changes those that the guest has by then: others may have changed them, or defined it anew.
+// marks changes the marks that the guest has at that moment: other clients may have changed them, or defined
+// the guest again.
 func (t *tuning) marks() (string, error) {
 	return "", t.describeWith(guest.Element, func(d *domain.Definition) (string, error) {
 		now, err := ReadMarks(d.Metadata)
 		if err != nil {
 			return "", unreadable(Member{View: &guest.View{Name: d.Name}, Problem: err.Error()})
 		}
-		marks, _, err := t.want.on(d.Name, now)
+		marks, _, err := t.want.apply(d.Name, now)
 		if err != nil {
 			return "", err
 		}
@@ -101,29 +104,29 @@ func (t *tuning) marks() (string, error) {
 }
 
 func (t *tuning) autostart() (string, error) {
-	return "", t.g.SetAutostart(t.ctx, *t.want.autostart)
+	return "", t.g.SetAutostart(t.ctx, t.scope, *t.want.autostart)
 }
 
 func (t *tuning) template() (string, error) {
 	if !*t.want.template {
-		return "", t.fleet.release(t.ctx, t.g, t.sees)
+		return "", t.fleet.release(t.ctx, t.scope, t.g, t.sees)
 	}
-	return "", t.g.MakeTemplate(t.ctx)
+	return "", t.g.MakeTemplate(t.ctx, t.scope)
 }
 
-// memory sets the memory and its maximum in the definition, and what a running
-// guest has of it as far as its own maximum goes.
+// memory sets the memory and its maximum in the stored definition. It also sets the memory of a running guest,
+// up to that guest's maximum.
 func (t *tuning) memory() (string, error) {
 	want, v := *t.want.memory, t.g.View()
 	if d := v.Inactive; d != nil {
 		config := guest.Affect{Config: true}
 		if d.Memory != want {
-			if err := t.g.SetMaxMemory(t.ctx, want, config); err != nil {
+			if err := t.g.SetMaxMemory(t.ctx, t.scope, want, config); err != nil {
 				return "", err
 			}
 		}
 		if d.CurrentMemory != want {
-			if err := t.g.SetMemory(t.ctx, want, config); err != nil {
+			if err := t.g.SetMemory(t.ctx, t.scope, want, config); err != nil {
 				return "", err
 			}
 		}
@@ -135,21 +138,21 @@ func (t *tuning) memory() (string, error) {
 	case want > d.Memory || d.Devices.Balloon == nil || d.Devices.Balloon.Model == "none":
 		return t.atNextStart(v, "memory")
 	}
-	return "", t.g.SetMemory(t.ctx, want, guest.Affect{Live: true})
+	return "", t.g.SetMemory(t.ctx, t.scope, want, guest.Affect{Live: true})
 }
 
-// vcpus sets the count and, where it is higher than that, the maximum.
+// vcpus sets the number of vCPUs, and raises the maximum if needed.
 func (t *tuning) vcpus() (string, error) {
 	want, v := *t.want.vcpus, t.g.View()
 	if d := v.Inactive; d != nil {
 		config := guest.Affect{Config: true}
 		if d.VCPUs.Max < want {
-			if err := t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: config, Maximum: true}); err != nil {
+			if err := t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: config, Maximum: true}); err != nil {
 				return "", err
 			}
 		}
 		if d.VCPUs.Current != want {
-			if err := t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: config}); err != nil {
+			if err := t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: config}); err != nil {
 				return "", err
 			}
 		}
@@ -161,11 +164,11 @@ func (t *tuning) vcpus() (string, error) {
 	case want > d.VCPUs.Max || want < d.VCPUs.Current && d.Virt != "kvm":
 		return t.atNextStart(v, "vcpus")
 	}
-	return "", t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: guest.Affect{Live: true}})
+	return "", t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: guest.Affect{Live: true}})
 }
 
-// atNextStart says that a running guest cannot follow yet; one that will never
-// start again cannot at all.
+// atNextStart says that a setting takes effect at the next start. A transient guest has no next start, so it
+// is refused.
 func (t *tuning) atNextStart(v *guest.View, what string) (string, error) {
 	if v.Inactive == nil {
 		return "", fault.New(fault.WrongState, fault.Domain, "domain %q is transient and cannot take it while it runs", v.Name)

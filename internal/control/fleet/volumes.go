@@ -8,19 +8,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
+func (f *Fleet) createVolume(ctx context.Context, sc scope.Scope, v volumeDocument) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err != nil {
 		return err
 	}
-	_, err = p.CreateVolume(ctx, v.doc, volume.CreateOptions{})
+	_, err = p.CreateVolume(ctx, sc, v.doc, volume.CreateOptions{})
 	return err
 }
 
-// vacant refuses the name of a volume that is there already.
-func (f *Fleet) vacant(v VolumeName) error {
+// checkVolumeFree refuses the name of a volume that exists or is being made.
+func (f *Fleet) checkVolumeFree(v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.About(err), "volume %q needs a pool; make it with: virsh pool-create-as %s dir --target FOLDER --build",
@@ -29,23 +30,22 @@ func (f *Fleet) vacant(v VolumeName) error {
 	switch _, err := p.Volume(v.Name); {
 	case err == nil && f.worksOn(volumeObject(v)):
 		f.ops.Again()
-		return fault.New(fault.Busy, fault.Volume, "volume %s is of a tile or a clone that is being made or removed; try again when that has ended", v)
+		return fault.New(fault.Busy, fault.Volume, "volume %s belongs to a tile or a clone that is being made or removed; try again when that has ended", v)
 	case err == nil:
-		return fault.New(fault.Exists, fault.Volume, "pool %q has a volume %q already; delete or rename that first", v.Pool, v.Name)
+		return fault.New(fault.Exists, fault.Volume, "pool %q already has a volume %q; delete or rename it first", v.Pool, v.Name)
 	case !fault.Is(err, fault.NotFound):
 		return err
 	}
 	return nil
 }
 
-// deleteVolume deletes a volume that was made for a tile. One that has gone
-// already is no failure; a pool that has, or has not been read yet, is one, for nobody
-// knows then whether the volume has.
-func (f *Fleet) deleteVolume(ctx context.Context, v VolumeName) error {
+// deleteVolume deletes a volume that was made for a tile. A missing volume is no error. A missing pool, or one
+// that has not been read yet, is an error, because the volume may still exist.
+func (f *Fleet) deleteVolume(ctx context.Context, sc scope.Scope, v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err == nil {
 		known := !p.View().Taken.IsZero()
-		if err = p.DeleteVolume(ctx, v.Name); known && fault.Is(err, fault.NotFound) {
+		if err = p.DeleteVolume(ctx, sc, v.Name); known && fault.Is(err, fault.NotFound) {
 			return nil
 		}
 	}
@@ -55,11 +55,10 @@ func (f *Fleet) deleteVolume(ctx context.Context, v VolumeName) error {
 	return nil
 }
 
-// user is a guest whose disk a volume is.
+// user is a guest that has a volume as its disk.
 type user struct{ name, tile string }
 
-// users tells which guests have which volumes as their disks, by POOL/NAME or by
-// path, as their definitions say.
+// users maps volumes to the guests that have them as disks by their definitions. Keys are POOL/NAME and paths.
 func (f *Fleet) users() map[string][]user {
 	users := map[string][]user{}
 	for _, m := range f.All() {
@@ -83,8 +82,8 @@ func (f *Fleet) users() map[string][]user {
 	return users
 }
 
-// checkUnused refuses to delete volumes that guests outside of the tile have come
-// to use, or that have come to lie below others.
+// checkUnused refuses to delete volumes that are disks of guests outside the tile, or backing files of other
+// volumes.
 func (f *Fleet) checkUnused(ctx context.Context, tile string, volumes []VolumeName, users map[string][]user) error {
 	for _, v := range volumes {
 		for _, u := range f.usersOf(v, users) {
@@ -93,16 +92,17 @@ func (f *Fleet) checkUnused(ctx context.Context, tile string, volumes []VolumeNa
 					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, tile, v)
 			}
 		}
-		if above, is := f.overlying(ctx, v, volumes); is {
+		if above, is := f.overlayOf(ctx, v, volumes); is {
 			return fault.New(fault.WrongState, fault.Volume,
-				"volume %s, which is not of tile %s, lies above its volume %s, as the disk of a thin clone does; remove that first", above, tile, v)
+				"volume %s, which does not belong to tile %s, uses volume %s as its backing file; remove it first", above, tile, v)
 		}
 	}
 	return nil
 }
 
-// overlying finds a volume that lies above another, as the disk of a thin clone does, and is none of these.
-func (f *Fleet) overlying(ctx context.Context, v VolumeName, but []VolumeName) (name VolumeName, is bool) {
+// overlayOf finds a volume, not one of but, that has a volume as its backing file, as the disk of a thin clone
+// does.
+func (f *Fleet) overlayOf(ctx context.Context, v VolumeName, but []VolumeName) (name VolumeName, is bool) {
 	path := f.pathOfVolume(v)
 	if path == "" {
 		return name, false
@@ -115,7 +115,7 @@ func (f *Fleet) overlying(ctx context.Context, v VolumeName, but []VolumeName) (
 	return VolumeName{}, false
 }
 
-// pathOfVolume is where a volume lies; empty: that is not known, or it is not there.
+// pathOfVolume is the path of a volume; empty: it is unknown or missing.
 func (f *Fleet) pathOfVolume(v VolumeName) string {
 	if p, err := f.pools.ByName(v.Pool); err == nil {
 		if found, err := p.Volume(v.Name); err == nil {
@@ -125,7 +125,7 @@ func (f *Fleet) pathOfVolume(v VolumeName) string {
 	return ""
 }
 
-// usersOf gives those of a volume.
+// usersOf returns the users of a volume.
 func (f *Fleet) usersOf(v VolumeName, users map[string][]user) []user {
 	who := users[v.String()]
 	if path := f.pathOfVolume(v); path != "" {

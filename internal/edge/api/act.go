@@ -23,11 +23,11 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 		return err
 	}
 	verbs := takes(&request)
-	ctx, done := s.hold(ctx, &request)
+	sc, done := s.hold(ctx, &request)
 	defer done()
 	tried := authz.Entry{Call: "Act", Verb: verbs[0], Object: authz.Object{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
 	return s.stream(ctx, stream, tried, func(ctx context.Context, t *telling) (fleet.Summary, error) {
-		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", verbs[0], t.result))
+		return s.Fleet.Run(ctx, sc, request, t.plan, s.audited(ctx, "Act", verbs[0], t.result))
 	})
 }
 

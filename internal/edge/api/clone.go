@@ -18,9 +18,9 @@ func (s *Server) CloneGuests(ctx context.Context, r *lodgev1.CloneGuestsRequest,
 	if seed := r.GetSeed(); seed != nil {
 		request.Seed = &fleet.Seed{UserData: seed.GetUserData(), NetworkConfig: seed.GetNetworkConfig()}
 	}
-	ctx, done := s.Gate.Bound(ctx, caller(ctx), authz.Define)
+	sc, done := s.scope(ctx, authz.Define)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "CloneGuests", Verb: authz.Define, Object: authz.Object{Name: "clones of " + r.GetSource()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
-		return s.Fleet.Clone(ctx, request, t.plan, s.audited(ctx, "CloneGuests", authz.Define, t.result))
+		return s.Fleet.Clone(ctx, sc, request, t.plan, s.audited(ctx, "CloneGuests", authz.Define, t.result))
 	})
 }

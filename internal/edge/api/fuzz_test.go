@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // FuzzRequests sends whatever a client may to the calls that answer once, in JSON and
@@ -81,7 +82,7 @@ func FuzzAct(f *testing.F) {
 		}
 		q.DryRun = true
 		planned, results := -1, 0
-		sum, err := h.server.Fleet.Run(context.Background(), q, func(p fleet.Plan) { planned = p.Total }, func(r fleet.Result) {
+		sum, err := h.server.Fleet.Run(context.Background(), scope.Daemon("a test"), q, func(p fleet.Plan) { planned = p.Total }, func(r fleet.Result) {
 			results++
 			if fault.Is(r.Error, fault.Internal) {
 				t.Errorf("%s: %v", r.Name, r.Error)

@@ -63,9 +63,9 @@ func (h *house) tells(ctx context.Context, r *lodgev1.ActRequest) string {
 	note := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
 	if q, err := toRequest(r); err == nil {
 		q.DryRun = true
-		ctx, done := h.server.hold(ctx, &q)
+		sc, done := h.server.hold(ctx, &q)
 		defer done()
-		sum, err := h.server.Fleet.Run(ctx, q, func(p fleet.Plan) { note("planned: %+v", p) }, func(r fleet.Result) {
+		sum, err := h.server.Fleet.Run(ctx, sc, q, func(p fleet.Plan) { note("planned: %+v", p) }, func(r fleet.Result) {
 			note("%s %s %v %s wave %d: %v %v", r.Name, r.UUID, r.Outcome, r.Note, r.Wave, fault.Of(r.Error), r.Error)
 		})
 		sum.Took = 0

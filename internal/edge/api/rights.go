@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // rights are what each call of the API takes. Read is of anything: lists show what
@@ -122,22 +123,29 @@ func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 	return s.Gate.May(who, authz.Read, o)
 }
 
+// scope is what a call may do, until done. The volumes that it works on are not counted for the client: the
+// fleet bounds how many clones and tiles are made at once.
+func (s *Server) scope(ctx context.Context, v authz.Verb, also ...authz.Verb) (_ scope.Scope, done func()) {
+	sc, done := s.Gate.Scope(caller(ctx), v, also...)
+	return sc.For(""), done
+}
+
 // hold bounds a set by what its client may do to each guest, until done.
-func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ context.Context, done func()) {
+func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ scope.Scope, done func()) {
 	who := caller(ctx)
 	if !s.Gate.Held(who) {
-		return ctx, func() {}
+		return s.scope(ctx, authz.Read)
 	}
 	q.Sees = func(m fleet.Member) bool { return s.sees(ctx, m) }
 	q.Admit = func(m fleet.Member) error { return s.mayDo(who, q, m) }
-	q.AdmitDocument = func(ctx context.Context, doc string) (context.Context, error) {
+	q.AdmitDocument = func(sc scope.Scope, doc string) (scope.Scope, error) {
 		judge := func() (authz.Object, error) { return s.Gate.Document(who, authz.Define, authz.Object{}, doc) }
 		made, err := judge()
-		ctx = s.Gate.Again(ctx, made, func(string) error { _, err := judge(); return err })
-		return s.Gate.Fence(ctx, who, authz.Define, made), err
+		sc = s.Gate.Again(sc, made, func(string) error { _, err := judge(); return err })
+		return s.Gate.Fence(sc, who, authz.Define, made), err
 	}
 	verbs := takes(q)
-	bound, done := s.Gate.Bound(ctx, who, verbs[0], verbs[1:]...)
+	bound, done := s.scope(ctx, verbs[0], verbs[1:]...)
 	return s.Gate.Again(bound, authz.Object{}, func(uuid string) error { return s.admits(q, uuid) }), done
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // TestEveryCallHasItsRight asks for a place in the table of rights for every call of the API.
@@ -89,9 +90,9 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 	for _, name := range []string{"web-1", "nobody"} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{name}})
 		ok(t, err)
-		ctx, done := h.server.hold(ctx, &q)
+		sc, done := h.server.hold(ctx, &q)
 		defer done()
-		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
+		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
 		if !fault.Is(err, fault.NotFound) {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -110,9 +111,9 @@ func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
 		ctx := h.held("may: [" + may + "], guests: web-0")
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{"web-0"}, DryRun: true, Options: &lodgev1.Options{ForceBoot: true}})
 		ok(t, err)
-		ctx, done := h.server.hold(ctx, &q)
+		sc, done := h.server.hold(ctx, &q)
 		defer done()
-		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 			if denied := fault.Is(r.Error, fault.Denied); denied == want {
 				t.Errorf("with %s it is denied: %v", may, r.Error)
 			}
@@ -153,7 +154,7 @@ func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
 func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
 	h := serve(t, 2)
 	set := func(ctx context.Context, q fleet.Request) {
-		_, err := h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
+		_, err := h.server.Fleet.Run(ctx, scope.Daemon("a test"), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
 		ok(t, err)
 	}
 	request := func(choose, label string) fleet.Request {
@@ -181,7 +182,7 @@ func (h *house) giveAway(name string) {
 	h.t.Helper()
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{name}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
 	ok(h.t, err)
-	_, err = h.server.Fleet.Run(h.context(), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(h.t, r.Error) })
+	_, err = h.server.Fleet.Run(h.context(), scope.Daemon("a test"), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(h.t, r.Error) })
 	ok(h.t, err)
 }
 
@@ -191,16 +192,16 @@ func (h *house) giveAway(name string) {
 func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"")
-	ctx, done := h.server.Gate.Bound(ctx, caller(ctx), authz.Define)
+	sc, done := h.server.Gate.Scope(caller(ctx), authz.Define)
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	ok(t, g.SetAutostart(ctx, true))
+	ok(t, g.SetAutostart(ctx, sc, true))
 	h.giveAway("web-0")
-	if err := g.SetAutostart(ctx, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
+	if err := g.SetAutostart(ctx, sc, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
-	ok(t, g.SetAutostart(h.context(), false))
+	ok(t, g.SetAutostart(h.context(), scope.Daemon("a test"), false))
 }
 
 // TestAGuestsTurnIsAskedForAllItTakes: where others leave a client one of the rights that its call takes, that is not enough.
@@ -208,13 +209,13 @@ func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"}, {name: others, who: \"user:1002\", may: start, guests: web-0")
-	ctx, done := h.server.Gate.Bound(ctx, caller(ctx), authz.Start, authz.Define)
+	sc, done := h.server.Gate.Scope(caller(ctx), authz.Start, authz.Define)
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	ok(t, g.SetAutostart(ctx, true))
+	ok(t, g.SetAutostart(ctx, sc, true))
 	h.giveAway("web-0")
-	if err := g.SetAutostart(ctx, false); !fault.Is(err, fault.Denied) {
+	if err := g.SetAutostart(ctx, sc, false); !fault.Is(err, fault.Denied) {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
 }
@@ -226,9 +227,9 @@ func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
 	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra", "memory": "32MiB"}}})
 	ok(t, err)
-	ctx, done := h.server.hold(ctx, &q)
+	sc, done := h.server.hold(ctx, &q)
 	defer done()
-	_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 		if r.Outcome != fleet.Done {
 			t.Errorf("it is %s: %v (%s)", r.Outcome, r.Error, r.Note)
 		}
@@ -250,18 +251,18 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 	}{{"web-0", true}, {"yours", false}} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": c.name}}})
 		ok(t, err)
-		ctx, done := h.server.hold(ctx, &q)
+		sc, done := h.server.hold(ctx, &q)
 		defer done()
 		admit, renamed := q.Admit, c.name == "web-0"
 		q.Admit = func(m fleet.Member) error {
 			err := admit(m)
 			if !renamed {
 				renamed = true
-				ok(t, g.Rename(h.context(), c.name))
+				ok(t, g.Rename(h.context(), scope.Daemon("a test"), c.name))
 			}
 			return err
 		}
-		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 			if denied := fault.Is(r.Error, fault.Denied); denied == c.want || r.Error != nil && !denied {
 				t.Errorf("with the name %s: %v", c.name, r.Error)
 			}
@@ -278,15 +279,16 @@ func TestANewNameIsNotToldByARefusal(t *testing.T) {
 	ok(t, err)
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "destroy", Select: []string{"web-*"}})
 	ok(t, err)
-	ctx, done := h.server.hold(h.held("may: [read, stop], guests: web-0"), &q)
+	ctx := h.held("may: [read, stop], guests: web-0")
+	sc, done := h.server.hold(ctx, &q)
 	defer done()
 	sees := q.Sees
 	q.Sees = func(m fleet.Member) bool {
 		seen := sees(m)
-		ok(t, g.Rename(h.context(), "payroll"))
+		ok(t, g.Rename(h.context(), scope.Daemon("a test"), "payroll"))
 		return seen
 	}
-	_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 		if !fault.Is(r.Error, fault.Denied) || strings.Contains(r.Error.Error(), "payroll") {
 			t.Errorf("it is refused so: %v", r.Error)
 		}

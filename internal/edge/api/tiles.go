@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // ListTiles tells of the tiles there are.
@@ -36,7 +37,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	if r.GetCount() > maxTiles || r.GetFirst() > maxTiles {
 		return fault.New(fault.Invalid, fault.Call, "tiles are numbered to %d", 2*maxTiles)
 	}
-	ctx, done := s.Gate.Bound(ctx, caller(ctx), authz.Define)
+	sc, done := s.scope(ctx, authz.Define)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{Total: int(r.GetCount())})
@@ -45,7 +46,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 		if err != nil {
 			return fleet.Summary{}, err
 		}
-		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), func(r fleet.Result) {
+		return s.Fleet.CreateTiles(ctx, sc, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), func(r fleet.Result) {
 			if r.Outcome == fleet.Done {
 				r.Note += made
 			}
@@ -60,7 +61,7 @@ func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry
 	if dry || s.Gate.Held(caller(ctx)) {
 		return "", nil
 	}
-	folder, err := s.Fleet.MakePool(ctx, template)
+	folder, err := s.Fleet.MakePool(ctx, scope.Daemon("the pool of a template, for a client that no rules hold"), template)
 	if folder == "" && err == nil {
 		return "", nil
 	}
@@ -73,8 +74,10 @@ func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry
 
 // RemoveTiles removes tiles.
 func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
+	sc, done := s.scope(ctx, authz.Define, authz.Stop)
+	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{})
-		return s.Fleet.RemoveTiles(ctx, r.GetTiles(), r.GetDryRun(), s.audited(ctx, "RemoveTiles", authz.Define, t.result))
+		return s.Fleet.RemoveTiles(ctx, sc, r.GetTiles(), r.GetDryRun(), s.audited(ctx, "RemoveTiles", authz.Define, t.result))
 	})
 }

@@ -11,19 +11,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// What libvirt keeps of a domain beside its definition lies elsewhere: saved memory, snapshots, the
-// state of a TPM, UEFI variables. An import takes the variables, leaves all else where it is, and
-// says so: started without it a guest boots cold on disks that were in use, or finds another TPM
-// than what it sealed its keys with.
+// libvirt keeps some state of a domain outside its definition: saved memory, snapshots, the state of a TPM,
+// UEFI variables. An import copies the variables, leaves the rest where it is, and reports it. Without that
+// state a guest boots cold on disks that were in use, or finds another TPM than the one that sealed its keys.
 
-// lib is where libvirt keeps that, from the root of a host whose tree lies in etcLibvirt.
+// lib is libvirt's state folder, relative to the root of a host whose tree is etcLibvirt.
 const (
 	etcLibvirt = "/etc/libvirt"
 	lib        = "var/lib/libvirt"
 )
 
-// libOf gives the folder beside a tree; empty: the tree is no host's.
-func libOf(root string) string {
+// stateFolderOf returns the state folder of a tree; empty: the tree is not in a host's etc/libvirt.
+func stateFolderOf(root string) string {
 	root, err := filepath.Abs(root)
 	if err != nil {
 		return ""
@@ -35,20 +34,19 @@ func libOf(root string) string {
 	return filepath.Join("/", host, lib)
 }
 
-// beside gives what is taken of what there is of a domain beside its definition, and says
-// what else there is.
-func beside(root, doc string) (v *Variables, note string, err error) {
+// stateOutside returns the state of a domain that is imported, and reports the rest.
+func stateOutside(root, doc string) (v *Variables, note string, err error) {
 	d, err := domainxml.Parse(doc, domainxml.Options{})
 	if err != nil {
 		return nil, "", err
 	}
 	v, note, err = findVariables(root, d)
-	return v, note + left(root, d), err
+	return v, note + stateLeftBehind(root, d), err
 }
 
-// left says what is not taken; empty: nothing.
-func left(root string, d *domain.Definition) string {
-	folder := libOf(root)
+// stateLeftBehind reports the state that is not imported; empty: none.
+func stateLeftBehind(root string, d *domain.Definition) string {
+	folder := stateFolderOf(root)
 	if folder == "" || !isFileName(d.Name) {
 		return ""
 	}
@@ -57,7 +55,7 @@ func left(root string, d *domain.Definition) string {
 		all = append(all, fmt.Sprintf("its managed save: virsh restore %s continues from it, and a start boots cold", fault.Word(save)))
 	}
 	snapshots := filepath.Join("qemu/snapshot", d.Name)
-	if files, _ := filesIn(folder, snapshots); len(files) > 0 { // of what cannot be read nothing is told
+	if files, _ := filesIn(folder, snapshots); len(files) > 0 { // what cannot be read is not reported
 		all = append(all, fmt.Sprintf("its %d snapshots in %s: those inside of its images stay there, and qemu-img knows them", len(files), filepath.Join(folder, snapshots)))
 	}
 	if state := filepath.Join(folder, "swtpm", d.UUID); d.UUID != "" && len(d.Devices.TPMs) > 0 && there(state) {

@@ -1,6 +1,6 @@
-// Package importer keeps definitions as plain libvirt XML in a tree of files, in the
-// layout of /etc/libvirt: an export of a store, and the import of such a tree, be
-// it libvirt's own or an export, into a daemon.
+// Package importer exports the definitions of a store as plain libvirt XML files in
+// the layout of /etc/libvirt, and imports such a tree, libvirt's own or an export,
+// into a daemon.
 //
 //	qemu/NAME.xml             domains      qemu/autostart/NAME.xml
 //	                                        qemu/template/NAME.xml (Lodge's own)
@@ -8,18 +8,18 @@
 //	storage/NAME.xml          pools        storage/autostart/NAME.xml
 //	secrets/UUID.xml          secrets      secrets/UUID.base64 (import only)
 //
-// Links in a folder for autostart name what starts with the host, and those in one for
-// templates the domains that are there to be cloned, and are never to be started.
+// Links in the autostart folders name the objects that start with the host. Links in
+// the template folder name the domains that can be cloned but not started.
 //
-// What belongs here: files and folders. What does not: what a definition means,
-// which the rooms of guests, networks, volumes and secrets know, and how a daemon
-// is reached, which is the caller's.
+// What belongs here: files and folders. What does not: the meaning of a definition
+// (rooms guest, network, volume and secret) and the connection to a daemon (the
+// caller).
 package importer
 
-// Sort is a sort of definition.
+// Sort is the sort of a definition.
 type Sort string
 
-// The sorts, in the order in which one may need another.
+// The sorts, in the order in which one may depend on another.
 const (
 	Secret  Sort = "secret"
 	Network Sort = "network"
@@ -27,7 +27,7 @@ const (
 	Domain  Sort = "domain"
 )
 
-// place is where the files of a sort lie.
+// place is the folder of a sort's files.
 type place struct {
 	sort   Sort
 	folder string

@@ -18,18 +18,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// Result is what became of one definition.
+// Result is the result for one definition.
 type Result struct {
 	Sort Sort
 	Name string
-	// File lies below the tree's root.
+	// File is relative to the tree's root.
 	File string
-	// Did is what was done, in a word or a few; Err is why not.
+	// Did says in a few words what was done; Err is why it failed.
 	Did string
 	Err error
 }
 
-// kept says how the records of a sort are read.
+// kept says how to read the records of each sort.
 var kept = map[string]struct {
 	sort Sort
 	read func(id string, version int, body []byte) (store.Document, error)
@@ -40,12 +40,11 @@ var kept = map[string]struct {
 	secret.RecordKind.Name:  {Secret, secret.Document},
 }
 
-// Export writes every definition of a data directory's store into a tree below
-// dir, which is made and must hold nothing. A daemon may run meanwhile. The report says what
-// is wrong with the store; a record that is damaged is left out and named there. One that cannot
-// be written keeps no other from being: its result tells.
+// Export writes every definition of a data directory's store into a tree below dir. It makes dir, or requires
+// it to be empty. A daemon may run meanwhile. The report lists damage in the store; damaged records are left
+// out. A failed write affects only its own result.
 func Export(data, dir string, tell func(Result)) (*store.Report, error) {
-	root, err := empty(dir)
+	root, err := makeEmptyDir(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -64,9 +63,9 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 		}
 		d, err := k.read(key, version, body)
 		if err == nil && d.XML == "" {
-			return nil // of a pool that ends with its daemon
+			return nil // of a transient pool
 		}
-		if err == nil && k.sort == Domain { // no volume's format goes along with its pool
+		if err == nil && k.sort == Domain { // the format of a volume is not part of its pool's document
 			d.XML = guest.WithFormats(d.XML, volumes.Format)
 		}
 		r := Result{Sort: k.sort, Name: d.Name, Did: "written"}
@@ -85,9 +84,9 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 	})
 }
 
-// empty makes a directory, or refuses one that holds something, or that belongs to somebody
-// else, who could read and change what is written there.
-func empty(dir string) (*os.Root, error) {
+// makeEmptyDir makes a directory. It refuses one that is not makeEmptyDir or that another user owns, who could read and
+// change the export.
+func makeEmptyDir(dir string) (*os.Root, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
 	}
@@ -98,7 +97,7 @@ func empty(dir string) (*os.Root, error) {
 	info, err := root.Stat(".")
 	if err == nil {
 		if st := info.Sys().(*syscall.Stat_t); st.Uid != uint32(os.Geteuid()) || st.Mode&0o022 != 0 {
-			err = fault.New(fault.Denied, fault.Host, "%s can be written by others; name a new directory", dir)
+			err = fault.New(fault.Denied, fault.Host, "%s can be written by other users; name a new directory", dir)
 		}
 	}
 	var entries []fs.DirEntry
@@ -106,7 +105,7 @@ func empty(dir string) (*os.Root, error) {
 		entries, err = fs.ReadDir(root.FS(), ".")
 	}
 	if err == nil && len(entries) > 0 {
-		err = fault.New(fault.Exists, fault.Host, "%s is not empty; name a directory that is, or a new one", dir)
+		err = fault.New(fault.Exists, fault.Host, "%s is not empty; name an empty directory or a new one", dir)
 	}
 	if err != nil {
 		return nil, errors.Join(fault.Wrap(err, fault.Of(err), fault.Host, "cannot export"), root.Close())
@@ -114,14 +113,14 @@ func empty(dir string) (*os.Root, error) {
 	return root, nil
 }
 
-// write writes one document and the links that say what is true of it besides.
-// Definitions may hold passwords of displays: the files are their owner's alone.
+// write writes a document and the links that mark it. Definitions may contain passwords of displays, so only
+// the owner can read the files.
 func write(root *os.Root, sort Sort, d store.Document) (string, error) {
 	name := d.Name
-	if !isFileName(name) || uuid.Validate(name) == nil { // which may be another's, whose name is of no file
+	if !isFileName(name) || uuid.Validate(name) == nil { // such a name could be the UUID of an object whose name is no file name
 		name = d.UUID
 	}
-	if !isFileName(name) { // the key of a damaged record, or somebody's trap
+	if !isFileName(name) { // from a damaged or a malicious record
 		return "", fault.New(fault.Invalid, fault.Store, "neither its name %q nor its UUID %q can be that of a file", d.Name, d.UUID)
 	}
 	name += suffix
@@ -148,18 +147,18 @@ func writeNew(root *os.Root, file, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// suffix ends the names of documents, maxFileName bounds those of files, in bytes.
+// suffix is the extension of documents; maxFileName bounds file names, in bytes.
 const (
 	suffix      = ".xml"
 	maxFileName = 255
 )
 
-// isFileName says whether a name stays in its folder, shows there, and has room for its suffix.
+// isFileName says whether a name stays in its folder, is not hidden, and has room for its suffix.
 func isFileName(name string) bool {
 	return name != "" && !strings.ContainsAny(name, "/\x00") && !strings.HasPrefix(name, ".") && len(name)+len(suffix) <= maxFileName
 }
 
-// The folders of links: to what starts with the host, and to what is a template.
+// The folders of links: to objects with autostart, and to templates.
 const (
 	autostart = "autostart"
 	template  = "template"

@@ -11,8 +11,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// FuzzRecords exports one record of a store: of any kind, name and content. Nothing
-// is written but one document in the folder of its kind, and a link beside it.
+// FuzzRecords exports one record of any kind, name and content. It may write only one document in the folder
+// of its kind, and one link.
+//
 // Promise: X9
 func FuzzRecords(f *testing.F) {
 	const uuid = "11111111-2222-3333-4444-555555555555"
@@ -33,7 +34,7 @@ func FuzzRecords(f *testing.F) {
 		}
 		outer := t.TempDir()
 		root := filepath.Join(outer, "tree")
-		into, err := empty(root)
+		into, err := makeEmptyDir(root)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,8 +64,8 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// FuzzImport understands one file of an /etc/libvirt tree, at any of its places. There
-// is one result, of that file, and in words.
+// FuzzImport imports one file of an /etc/libvirt tree, at any of its places. There is one result, for that
+// file, with text.
 func FuzzImport(f *testing.F) {
 	docs := []string{
 		"<domain type='kvm'><name>a</name><memory>1</memory><os><type>hvm</type></os></domain>", "<network><name>a</name></network>",
@@ -84,7 +85,7 @@ func FuzzImport(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, place uint8, name, doc string) {
 		if name == "" || len(name) > 200 || strings.ContainsAny(name, "/\x00") {
-			return // no name of a file
+			return // not a file name
 		}
 		p := places[int(place)%len(places)]
 		file := filepath.Join(p.folder, name+".xml")

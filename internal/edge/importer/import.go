@@ -23,41 +23,40 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Host is the daemon that definitions go to.
+// Host is the daemon that receives the definitions.
 type Host interface {
-	// Known tells whether there is an object of that name (a secret's is its UUID).
+	// Known says whether an object of that name exists. The name of a secret is its UUID.
 	Known(ctx context.Context, s Sort, name string) (bool, error)
-	// Define makes an object of a document, with what is true of it besides. It says what
-	// else was done.
+	// Define makes an object from a document and its traits. It reports what else it did.
 	Define(ctx context.Context, s Sort, doc string, t Traits) (did string, err error)
 }
 
-// Traits are what a tree says of an object beside its document.
+// Traits are what a tree says about an object in addition to its document.
 type Traits struct {
-	// Replaces is the name of an object that is there already; empty: there is none.
+	// Replaces is the name of an existing object; empty: there is none.
 	Replaces  string
 	Autostart bool
-	Template  bool   // a domain is there to be cloned only
+	Template  bool   // the domain can only be cloned
 	Value     []byte // of a secret; nil: none
-	// Variables are a domain's, and are in their place before it can start; nil: none.
+	// Variables are a domain's UEFI variables, in place before it can start; nil: none.
 	Variables *Variables
 }
 
-// Options say how a tree is imported.
+// Options are the options of an import.
 type Options struct {
-	// Host is where to; nil: nowhere, every file is only understood.
+	// Host receives the definitions; nil: the files are only parsed.
 	Host Host
 	// DryRun asks the host what it has and changes nothing.
 	DryRun bool
-	// Replace gives objects that are there already the tree's definition.
+	// Replace gives existing objects the tree's definition.
 	Replace bool
 }
 
-// maxFile bounds a document, in bytes: clients cannot send longer ones.
+// maxFile bounds a document in bytes; it is the bound for clients.
 const maxFile = 4 << 20
 
-// Import defines what a tree holds, and tells of each file what became of it. One
-// that fails keeps no other from being imported. The error is of the tree as such.
+// Import defines the objects of a tree and reports a result for each file. A failure affects only its own
+// file. The error is about the tree itself.
 func Import(ctx context.Context, root string, o Options, tell func(Result)) error {
 	found := false
 	for _, p := range places {
@@ -83,12 +82,12 @@ func Import(ctx context.Context, root string, o Options, tell func(Result)) erro
 		found = found || refused
 	}
 	if !found {
-		return fault.New(fault.NotFound, fault.Host, "no definitions are below %s: it has neither qemu/*.xml, qemu/networks, storage nor secrets; is it an /etc/libvirt tree?", root)
+		return fault.New(fault.NotFound, fault.Host, "%s has no definitions: neither qemu/*.xml, qemu/networks, storage nor secrets; is it an /etc/libvirt tree?", root)
 	}
 	return nil
 }
 
-// filesIn lists the documents of a folder, below root; none where there is none.
+// filesIn lists the documents of a folder below root; a missing folder has none.
 func filesIn(root, folder string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(root, folder))
 	if errors.Is(err, fs.ErrNotExist) && folder != "" {
@@ -109,8 +108,8 @@ func filesIn(root, folder string) ([]string, error) {
 	return files, nil
 }
 
-// refuseFilters names the network filters that domains refer to. The others, such as those
-// that every libvirt brings along, nobody misses.
+// refuseFilters reports the network filters that domains refer to. It ignores the others: every libvirt
+// installs some.
 func refuseFilters(root string, tell func(Result)) (bool, error) {
 	entries, err := entriesOf(root, filters)
 	if err != nil || len(entries) == 0 {
@@ -134,7 +133,7 @@ func refuseFilters(root string, tell func(Result)) (bool, error) {
 	return true, nil
 }
 
-// filtersOf gives the names of the network filters that the domains of a tree refer to.
+// filtersOf returns the names of the network filters that the domains of a tree refer to.
 func filtersOf(root string) (map[string]bool, error) {
 	files, err := filesIn(root, folderOf(Domain))
 	if err != nil {
@@ -144,11 +143,11 @@ func filtersOf(root string) (map[string]bool, error) {
 	for _, file := range files {
 		doc, err := readFile(root, file)
 		if err != nil {
-			continue // its own result tells
+			continue // its own result reports it
 		}
 		d, err := xmltree.Parse(string(doc))
 		if err != nil {
-			continue // as above
+			continue // its own result reports it
 		}
 		for _, devices := range d.Elements("devices") {
 			for _, nic := range devices.Elements("interface") {
@@ -161,7 +160,7 @@ func filtersOf(root string) (map[string]bool, error) {
 	return names, nil
 }
 
-// refuseHooks names programs that Lodge does not run.
+// refuseHooks reports hook programs, which Lodge does not run.
 func refuseHooks(root string, tell func(Result)) (bool, error) {
 	entries, err := entriesOf(root, hooks)
 	for _, e := range entries {
@@ -170,7 +169,7 @@ func refuseHooks(root string, tell func(Result)) (bool, error) {
 	return len(entries) > 0, err
 }
 
-// The folders, and sorts, of what Lodge does not have.
+// Folders, and their sorts, that Lodge has no objects for.
 const (
 	filters = "nwfilter"
 	hooks   = "hooks"
@@ -180,7 +179,7 @@ func refused(folder string, e fs.DirEntry, why string) Result {
 	return Result{Sort: Sort(folder), Name: e.Name(), File: filepath.Join(folder, e.Name()), Err: fault.New(fault.Unsupported, fault.Call, "%s", why)}
 }
 
-// entriesOf lists a folder below root; nothing where there is none.
+// entriesOf lists a folder below root; a missing folder is empty.
 func entriesOf(root, folder string) ([]fs.DirEntry, error) {
 	entries, err := os.ReadDir(filepath.Join(root, folder))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -195,8 +194,8 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	if err != nil {
 		return "", err
 	}
-	if r.Name, err = understand(r.Sort, string(doc)); err != nil {
-		r.Name = strings.TrimSuffix(filepath.Base(r.File), ".xml") // as libvirt names it
+	if r.Name, err = parseDocument(r.Sort, string(doc)); err != nil {
+		r.Name = strings.TrimSuffix(filepath.Base(r.File), ".xml") // the name that libvirt uses
 		return "", err
 	}
 	if o.Host == nil {
@@ -209,7 +208,7 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	if known && !o.Replace {
 		return "left alone: it is there already; --replace gives it this definition", nil
 	}
-	t := Traits{Autostart: linked(root, autostart, r.File), Template: r.Sort == Domain && linked(root, template, r.File)}
+	t := Traits{Autostart: hasLink(root, autostart, r.File), Template: r.Sort == Domain && hasLink(root, template, r.File)}
 	did := "defined"
 	if known {
 		did, t.Replaces = "replaced", r.Name
@@ -222,7 +221,7 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	}
 	if r.Sort == Domain {
 		note := ""
-		if t.Variables, note, err = beside(root, string(doc)); err != nil {
+		if t.Variables, note, err = stateOutside(root, string(doc)); err != nil {
 			return "", err
 		}
 		did += note
@@ -240,14 +239,14 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	return did + more, err
 }
 
-// linked tells whether a link of a folder beside a file names it.
-func linked(root, folder, file string) bool {
+// hasLink says whether a link in a folder next to a file leads to it.
+func hasLink(root, folder, file string) bool {
 	_, err := os.Lstat(filepath.Join(root, filepath.Dir(file), folder, filepath.Base(file)))
 	return err == nil
 }
 
-// understand checks a document and gives the object's name.
-func understand(s Sort, doc string) (string, error) {
+// parseDocument parses a document and returns the object's name.
+func parseDocument(s Sort, doc string) (string, error) {
 	switch s {
 	case Domain:
 		d, err := domainxml.Parse(doc, domainxml.Options{})
@@ -267,7 +266,7 @@ func understand(s Sort, doc string) (string, error) {
 	return "", fault.New(fault.Internal, fault.Call, "no definitions are of sort %q", s)
 }
 
-// secretValue reads the value that libvirt keeps beside a secret's definition.
+// secretValue reads the value that libvirt keeps next to a secret's definition.
 func secretValue(root string, r *Result) ([]byte, error) {
 	if r.Sort != Secret {
 		return nil, nil
@@ -284,8 +283,8 @@ func secretValue(root string, r *Result) ([]byte, error) {
 	return value, fault.Wrap(err, fault.Invalid, fault.Secret, "cannot read the value in %s", file)
 }
 
-// readFile reads a file of bounded length. No link leads out of the tree, which may be
-// anybody's, to what only its importer may read, and nothing in it is waited for.
+// readFile reads a file of bounded length. The tree may be another user's: links are not followed out of it,
+// and reading never blocks.
 func readFile(root, file string) ([]byte, error) {
 	tree, err := os.OpenRoot(root)
 	if err != nil {
@@ -298,7 +297,7 @@ func readFile(root, file string) ([]byte, error) {
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(err, fault.New(fault.Invalid, fault.Host, "it is no file"))
+		return nil, errors.Join(err, fault.New(fault.Invalid, fault.Host, "it is not a regular file"))
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {

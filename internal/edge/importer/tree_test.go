@@ -23,10 +23,11 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// TestATreeLeadsNowhereElse imports one that somebody made who would like its importer to
-// read his files, or to wait for ever.
+// TestImport_MaliciousTree imports a malicious tree, which would have the importer read its own files or wait
+// forever.
+//
 // Promise: X10
-func TestATreeLeadsNowhereElse(t *testing.T) {
+func TestImport_MaliciousTree(t *testing.T) {
 	outer := t.TempDir()
 	root, outside := filepath.Join(outer, "tree"), filepath.Join(outer, "outside.xml")
 	ok(t, os.MkdirAll(filepath.Join(root, "qemu"), 0o755))
@@ -46,9 +47,10 @@ func TestATreeLeadsNowhereElse(t *testing.T) {
 	}
 }
 
-// TestFiltersThatNobodyUsesFailNoImport has the filters in the tree that libvirt brings along.
+// TestImport_UnusedFilters imports a tree with libvirt's own filters.
+//
 // Promise: S10
-func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
+func TestImport_UnusedFilters(t *testing.T) {
 	root := t.TempDir()
 	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>NIC</devices></domain>"
 	put := func(file, text string) {
@@ -80,26 +82,26 @@ func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
 	}
 }
 
-// TestNobodyElseGetsAnExport has somebody wait for one, in a directory of his own or with
-// links that lead elsewhere.
+// TestExport_ForeignDirectory exports into a directory that another user owns or has put links into.
+//
 // Promise: X10
-func TestNobodyElseGetsAnExport(t *testing.T) {
+func TestExport_ForeignDirectory(t *testing.T) {
 	outer := t.TempDir()
 	open := filepath.Join(outer, "open")
 	ok(t, os.Mkdir(open, 0o700))
-	ok(t, os.Chmod(open, 0o777)) //nolint:gosec // which is what is tried
-	if _, err := empty(open); !fault.Is(err, fault.Denied) {
+	ok(t, os.Chmod(open, 0o777)) //nolint:gosec // that is the attack
+	if _, err := makeEmptyDir(open); !fault.Is(err, fault.Denied) {
 		t.Errorf("a directory that anybody may write: %v", err)
 	}
 	if os.Getuid() == 0 {
 		theirs := filepath.Join(outer, "theirs")
 		ok(t, os.Mkdir(theirs, 0o700))
 		ok(t, os.Chown(theirs, 4242, 4242))
-		if _, err := empty(theirs); !fault.Is(err, fault.Denied) {
+		if _, err := makeEmptyDir(theirs); !fault.Is(err, fault.Denied) {
 			t.Errorf("a directory of somebody else: %v", err)
 		}
 	}
-	root, err := empty(filepath.Join(outer, "tree"))
+	root, err := makeEmptyDir(filepath.Join(outer, "tree"))
 	ok(t, err)
 	defer func() { _ = root.Close() }()
 	victim := filepath.Join(outer, "victim")
@@ -124,9 +126,10 @@ func TestNobodyElseGetsAnExport(t *testing.T) {
 	}
 }
 
-// TestAnExportTellsOfFences: what no document can tell of a guest is told by whoever exports.
+// TestExport_ReportsPathLimits: the export reports a guest's path limits, which no document can hold.
+//
 // Promise: S10
-func TestAnExportTellsOfFences(t *testing.T) {
+func TestExport_ReportsPathLimits(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
 	s, err := store.Open(data)
 	ok(t, err)
@@ -142,9 +145,10 @@ func TestAnExportTellsOfFences(t *testing.T) {
 	}
 }
 
-// TestNoDefinitionKeepsAnotherFromAnExport: whatever some are called, or hold, all others are there.
+// TestExport_BadDefinitionAffectsNoOther: bad names or content of some definitions do not affect the others.
+//
 // Promise: S10
-func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
+func TestExport_BadDefinitionAffectsNoOther(t *testing.T) {
 	const a, b = "11111111-2222-3333-4444-555555555555", "22222222-2222-3333-4444-555555555555"
 	data, dir := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "tree")
 	s, err := store.Open(data)
@@ -174,7 +178,7 @@ func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
 	ok(t, err)
 }
 
-// nowhere takes all definitions, and has none.
+// nowhere accepts all definitions, and has none.
 type nowhere struct{}
 
 func (nowhere) Known(context.Context, Sort, string) (bool, error) { return false, nil }
@@ -182,9 +186,10 @@ func (nowhere) Define(context.Context, Sort, string, Traits) (string, error) {
 	return "", nil
 }
 
-// TestAnImportTellsWhatItLeaves has what libvirt keeps of domains beside their definitions.
+// TestImport_ReportsStateLeftBehind has state of domains that libvirt keeps outside their definitions.
+//
 // Promise: S10
-func TestAnImportTellsWhatItLeaves(t *testing.T) {
+func TestImport_ReportsStateLeftBehind(t *testing.T) {
 	host := t.TempDir()
 	put := func(file, text string) {
 		ok(t, os.MkdirAll(filepath.Dir(filepath.Join(host, file)), 0o755))
@@ -194,7 +199,7 @@ func TestAnImportTellsWhatItLeaves(t *testing.T) {
 	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>MORE</devices></domain>"
 	put("etc/libvirt/qemu/plain.xml", strings.NewReplacer("NAME", "plain", "MORE", "").Replace(domain))
 	put("etc/libvirt/qemu/rich.xml", strings.ReplaceAll(strings.ReplaceAll(domain, "NAME</name>", "rich</name><uuid>"+uuid+"</uuid>"), "MORE", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
-	put("etc/libvirt/qemu/odd.xml", strings.NewReplacer("NAME", "odd[1]; reboot", "MORE", "").Replace(domain)) // to Go, and to a shell
+	put("etc/libvirt/qemu/odd.xml", strings.NewReplacer("NAME", "odd[1]; reboot", "MORE", "").Replace(domain)) // a pattern to Go, and to a shell
 	put("var/lib/libvirt/qemu/save/odd[1]; reboot.save", "")
 	put("var/lib/libvirt/qemu/snapshot/odd[1]; reboot/one.xml", "")
 	put("etc/libvirt/qemu/bad.xml", "<domain><name>bad</name>")

@@ -16,11 +16,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// A guest's UEFI variables are its boot entries and its Secure Boot keys. Without them it may
-// not boot, or boot with Secure Boot off. libvirt keeps them in a file of its own that is named
-// after the domain, and its definition need not say so. An import takes that file along.
+// A guest's UEFI variables are its boot entries and its Secure Boot keys. Without them it may not boot, or may
+// boot with Secure Boot off. libvirt keeps them in a file that is named after the domain and that its
+// definition need not mention. An import copies that file.
 
-// Variables are the UEFI variables of a domain as libvirt has them.
+// Variables are the UEFI variables of a domain in libvirt's form.
 type Variables struct {
 	From string // the file
 	Data []byte
@@ -29,15 +29,15 @@ type Variables struct {
 // maxVariables bounds a file of UEFI variables, in bytes.
 const maxVariables = 64 << 20
 
-// findVariables reads the UEFI variables that are to be copied for a domain, and says what else
-// there is to know of them. Nil: there is nothing to copy.
+// findVariables reads the UEFI variables to copy for a domain, with a note about them. Nil: there is nothing
+// to copy.
 func findVariables(root string, d *domain.Definition) (v *Variables, note string, err error) {
 	o := &d.OS
 	isUEFI := o.Firmware == "efi" || o.Loader.Type == "pflash"
 	if !isUEFI || o.Loader.Stateless == device.On || o.Loader.ReadOnly == device.Off || o.NVRAM.Type == "block" {
 		return nil, "", nil
 	}
-	folder := libOf(root)
+	folder := stateFolderOf(root)
 	if o.NVRAM.Path != "" {
 		return namedVariables(folder, o.NVRAM.Path)
 	}
@@ -54,8 +54,8 @@ func findVariables(root string, d *domain.Definition) (v *Variables, note string
 // own is where libvirt keeps variables on every host.
 const own = "/" + lib + "/qemu/nvram"
 
-// unknownVariables says that a tree outside of etc/libvirt does not tell where its host keeps the
-// variables. Those of this host may be another domain's, so they are named and not copied.
+// unknownVariables reports that a tree outside of etc/libvirt does not say where its host keeps the variables.
+// A file of this host may belong to another domain, so it is named and not copied.
 func unknownVariables(name string) string {
 	file := name + "_VARS.fd"
 	note := fmt.Sprintf("; its UEFI variables are not taken, because the tree does not lie in %s: before it starts, copy %s from its host to the path in its <nvram>", etcLibvirt, file)
@@ -65,7 +65,7 @@ func unknownVariables(name string) string {
 	return note
 }
 
-// namedVariables are those in a file that the definition names. It stays where it is.
+// namedVariables are variables in a file that the definition names. The file stays where it is.
 func namedVariables(folder, path string) (v *Variables, note string, err error) {
 	switch _, err := os.Lstat(path); {
 	case err == nil && filepath.Dir(path) == own:
@@ -75,7 +75,7 @@ func namedVariables(folder, path string) (v *Variables, note string, err error) 
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, "", unreadable(path, err)
 	}
-	if folder != "" && filepath.Dir(path) == own { // nowhere else is anything written for a tree that may be anybody's
+	if folder != "" && filepath.Dir(path) == own { // Place writes nowhere else, because the tree may be another user's
 		if v, err = readVariables(folder, filepath.Join("qemu/nvram", filepath.Base(path))); v != nil || err != nil {
 			return v, "", err
 		}
@@ -83,7 +83,7 @@ func namedVariables(folder, path string) (v *Variables, note string, err error) 
 	return nil, fmt.Sprintf("; its UEFI variables are not in %s: copy them there before it starts, or it has neither its boot entries nor its keys", path), nil
 }
 
-// openBelow opens a file for reading. No link leads out of the folder, unless it is this host's own.
+// openBelow opens a file for reading. It follows no link out of the folder, unless that is this host's own.
 func openBelow(folder, file string) (*os.File, error) {
 	const how = os.O_RDONLY | unix.O_NONBLOCK
 	if folder == "/"+lib {
@@ -97,12 +97,12 @@ func openBelow(folder, file string) (*os.File, error) {
 	return root.OpenFile(file, how, 0)
 }
 
-// readVariables gives nil where there is no such file.
+// readVariables returns nil if there is no such file.
 func readVariables(folder, file string) (*Variables, error) {
 	path := filepath.Join(folder, file)
 	f, err := openBelow(folder, file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // a domain that has not run yet has none
+		return nil, nil //nolint:nilnil // a domain that never ran has no variables
 	}
 	if err != nil {
 		return nil, unreadable(path, err)
@@ -110,7 +110,7 @@ func readVariables(folder, file string) (*Variables, error) {
 	defer f.Close()
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is no file")
+		err = errors.New("it is not a regular file")
 	}
 	if err == nil && info.Size() > maxVariables {
 		err = fmt.Errorf("it is longer than %d bytes", maxVariables)
@@ -129,8 +129,8 @@ func unreadable(path string, err error) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot read the domain's UEFI variables in %s; import as root", path)
 }
 
-// Place writes the variables to where a definition, as the daemon completed it, has them, and
-// says what was done. Variables that are there already stay.
+// Place writes the variables to the path in the definition that the daemon completed, and reports what it did.
+// It keeps existing variables.
 func (v *Variables) Place(doc string) (did string, err error) {
 	d, err := domainxml.Parse(doc, domainxml.Options{})
 	if err != nil {
@@ -138,7 +138,7 @@ func (v *Variables) Place(doc string) (did string, err error) {
 	}
 	to, template := d.OS.NVRAM.Path, d.OS.NVRAM.Template
 	if to == "" {
-		return "", fault.New(fault.Unsupported, fault.Config, "the firmware %q that is chosen here keeps no UEFI variables, and those in %s would be lost", d.OS.Loader.Path, v.From)
+		return "", fault.New(fault.Unsupported, fault.Config, "the firmware %q, which this host chose, keeps no UEFI variables, and those in %s would be lost", d.OS.Loader.Path, v.From)
 	}
 	if info, err := os.Stat(template); template != "" && err == nil && info.Size() != int64(len(v.Data)) {
 		return "", fault.New(fault.Unsupported, fault.Config, "its UEFI variables in %s have %d bytes, and those of the firmware %s have %d: "+
@@ -153,7 +153,7 @@ func (v *Variables) Place(doc string) (did string, err error) {
 	return fmt.Sprintf("; its UEFI variables are copied from %s to %s", v.From, to), nil
 }
 
-// writeOnce makes a file that is whole or not there, and replaces none. It is its owner's alone.
+// writeOnce makes a file completely or not at all, and replaces none. Only its owner can read it.
 func writeOnce(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

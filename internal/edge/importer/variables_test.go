@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// firmwareHost completes domains as a daemon does that has firmware.
+// firmwareHost completes domains as a daemon with firmware does.
 type firmwareHost struct{ nvram, template string }
 
 func (firmwareHost) Known(context.Context, Sort, string) (bool, error) { return false, nil }
@@ -25,9 +25,9 @@ func (h firmwareHost) Define(_ context.Context, _ Sort, _ string, t Traits) (str
 		nvram + "</os></domain>")
 }
 
-// TestAnImportTakesUEFIVariables has a host whose guest asks for UEFI and no more: its Secure Boot
-// keys are in a file that its definition does not name.
-func TestAnImportTakesUEFIVariables(t *testing.T) {
+// TestImport_CopiesUEFIVariables has a guest that asks for UEFI and no more: its Secure Boot keys are in a
+// file that its definition does not name.
+func TestImport_CopiesUEFIVariables(t *testing.T) {
 	root := t.TempDir()
 	put := func(file, text string) string {
 		file = filepath.Join(root, file)
@@ -37,7 +37,7 @@ func TestAnImportTakesUEFIVariables(t *testing.T) {
 	}
 	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os firmware='efi'><type arch='x86_64' machine='q35'>hvm</type></os></domain>"
 	put("etc/libvirt/qemu/efi.xml", strings.Replace(domain, "NAME", "efi", 1))
-	put("etc/libvirt/qemu/new.xml", strings.Replace(domain, "NAME", "new", 1)) // has never run
+	put("etc/libvirt/qemu/new.xml", strings.Replace(domain, "NAME", "new", 1)) // it has never run
 	put("etc/libvirt/qemu/bios.xml", strings.NewReplacer("NAME", "bios", " firmware='efi'", "").Replace(domain))
 	put("var/lib/libvirt/qemu/nvram/bios_VARS.fd", "of another guest of that name")
 	from := put("var/lib/libvirt/qemu/nvram/efi_VARS.fd", "keys")
@@ -80,8 +80,8 @@ func TestAnImportTakesUEFIVariables(t *testing.T) {
 	}
 }
 
-// TestAnImportRefusesUEFIVariablesThatAreLost: the guest would begin with others, and lose its keys.
-func TestAnImportRefusesUEFIVariablesThatAreLost(t *testing.T) {
+// TestImport_RefusesLossOfUEFIVariables: the guest would start with other variables, and lose its keys.
+func TestImport_RefusesLossOfUEFIVariables(t *testing.T) {
 	root := t.TempDir()
 	nvram := filepath.Join(root, "var/lib/libvirt/qemu/nvram")
 	ok(t, os.MkdirAll(filepath.Join(root, "etc/libvirt/qemu"), 0o755))
@@ -104,30 +104,30 @@ func TestAnImportRefusesUEFIVariablesThatAreLost(t *testing.T) {
 	try(h, "have 4 bytes, and those of the firmware /code.fd have 6")
 	try(firmwareHost{}, "keeps no UEFI variables")
 	ok(t, os.Remove(file))
-	ok(t, os.Symlink(secret, file)) // of a tree that may be anybody's
+	ok(t, os.Symlink(secret, file)) // the tree may be another user's
 	try(h, "cannot read the domain's UEFI variables")
 	if _, err := os.Stat(h.nvram); err == nil {
 		t.Error("variables are copied that were refused")
 	}
 }
 
-// TestAnImportTellsOfNamedUEFIVariables has definitions that name the file.
-func TestAnImportTellsOfNamedUEFIVariables(t *testing.T) {
+// TestImport_ReportsNamedUEFIVariables has definitions that name the file.
+func TestImport_ReportsNamedUEFIVariables(t *testing.T) {
 	root := t.TempDir()
 	there := filepath.Join(root, "vars.fd")
 	ok(t, os.WriteFile(there, nil, 0o600))
 	for path, want := range map[string]string{there: "", filepath.Join(root, "gone.fd"): "copy them there before it starts"} {
 		doc := "<domain type='qemu'><name>a</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type><loader readonly='yes' type='pflash'>/code.fd</loader><nvram>" + path + "</nvram></os></domain>"
-		v, note, err := beside(root, doc)
+		v, note, err := stateOutside(root, doc)
 		if v != nil || err != nil || (want == "") != (note == "") || !strings.Contains(note, want) {
 			t.Errorf("of %s it says %q, %v, %v", path, note, v, err)
 		}
 	}
 }
 
-// TestImport_TellsOfUEFIVariablesOutsideOfEtcLibvirt: nothing says where the host of such a tree keeps
-// them, and without them the guest loses its keys.
-func TestImport_TellsOfUEFIVariablesOutsideOfEtcLibvirt(t *testing.T) {
+// TestImport_UEFIVariablesOutsideOfEtcLibvirt: such a tree does not say where its host keeps them, and
+// without them the guest loses its keys.
+func TestImport_UEFIVariablesOutsideOfEtcLibvirt(t *testing.T) {
 	root := t.TempDir()
 	ok(t, os.MkdirAll(filepath.Join(root, "qemu"), 0o755))
 	for name, firmware := range map[string]string{"efi": " firmware='efi'", "bios": ""} {

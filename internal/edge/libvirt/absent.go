@@ -38,15 +38,15 @@ func absentCalls(g group) {
 // listInterfaceAll are the filters of listing interfaces: inactive and active.
 const listInterfaceAll = 3
 
-func (h *handlers) countNone(context.Context, *session, *void) (*xdr.WithCount, error) {
+func (h *handlers) countNone(_ context.Context, _ *request, _ *void) (*xdr.WithCount, error) {
 	return &xdr.WithCount{}, nil
 }
 
-func (h *handlers) namesNone(context.Context, *session, *xdr.WithMaxNames) (*xdr.WithNames, error) {
+func (h *handlers) namesNone(_ context.Context, _ *request, _ *xdr.WithMaxNames) (*xdr.WithNames, error) {
 	return &xdr.WithNames{}, nil
 }
 
-func (h *handlers) listAllInterfaces(_ context.Context, _ *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllInterfacesRet, error) {
+func (h *handlers) listAllInterfaces(_ context.Context, _ *request, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllInterfacesRet, error) {
 	return &xdr.ConnectListAllInterfacesRet{}, checkFlags("CONNECT_LIST_ALL_INTERFACES", args.Flags, listInterfaceAll)
 }
 
@@ -56,23 +56,23 @@ func noInterface(key, value string) error {
 		"no interface with %s %q: Lodge does not configure the host's network; virsh nodedev-list --cap net lists its links", key, value)
 }
 
-func (h *handlers) interfaceLookupByName(_ context.Context, _ *session, args *xdr.WithName) (*xdr.WithInterface, error) {
+func (h *handlers) interfaceLookupByName(_ context.Context, _ *request, args *xdr.WithName) (*xdr.WithInterface, error) {
 	return nil, noInterface("name", args.Name)
 }
 
-func (h *handlers) interfaceLookupByMAC(_ context.Context, _ *session, args *xdr.InterfaceLookupByMACStringArgs) (*xdr.WithInterface, error) {
+func (h *handlers) interfaceLookupByMAC(_ context.Context, _ *request, args *xdr.InterfaceLookupByMACStringArgs) (*xdr.WithInterface, error) {
 	return nil, noInterface("MAC address", args.MAC)
 }
 
-func (h *handlers) interfaceXML(_ context.Context, _ *session, args *xdr.WithInterfaceFlags) (*xdr.WithXML, error) {
+func (h *handlers) interfaceXML(_ context.Context, _ *request, args *xdr.WithInterfaceFlags) (*xdr.WithXML, error) {
 	return nil, noInterface("name", args.Interface.Name)
 }
 
-func (h *handlers) interfaceIsActive(_ context.Context, _ *session, args *xdr.WithInterface) (*xdr.WithActive, error) {
+func (h *handlers) interfaceIsActive(_ context.Context, _ *request, args *xdr.WithInterface) (*xdr.WithActive, error) {
 	return nil, noInterface("name", args.Interface.Name)
 }
 
-func (h *handlers) listAllFilters(_ context.Context, _ *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNWFiltersRet, error) {
+func (h *handlers) listAllFilters(_ context.Context, _ *request, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNWFiltersRet, error) {
 	return &xdr.ConnectListAllNWFiltersRet{}, checkFlags("CONNECT_LIST_ALL_NWFILTERS", args.Flags, 0)
 }
 
@@ -80,19 +80,19 @@ func noFilter(key, value string) error {
 	return fault.New(fault.NotFound, fault.Filter, "no network filter with %s %q: network filters are not built", key, value)
 }
 
-func (h *handlers) filterLookupByName(_ context.Context, _ *session, args *xdr.WithName) (*xdr.WithNWFilter, error) {
+func (h *handlers) filterLookupByName(_ context.Context, _ *request, args *xdr.WithName) (*xdr.WithNWFilter, error) {
 	return nil, noFilter("name", args.Name)
 }
 
-func (h *handlers) filterLookupByUUID(_ context.Context, _ *session, args *xdr.WithUUID) (*xdr.WithNWFilter, error) {
+func (h *handlers) filterLookupByUUID(_ context.Context, _ *request, args *xdr.WithUUID) (*xdr.WithNWFilter, error) {
 	return nil, noFilter("UUID", formatUUID(args.UUID))
 }
 
-func (h *handlers) filterXML(_ context.Context, _ *session, args *xdr.NWFilterGetXMLDescArgs) (*xdr.WithXML, error) {
+func (h *handlers) filterXML(_ context.Context, _ *request, args *xdr.NWFilterGetXMLDescArgs) (*xdr.WithXML, error) {
 	return nil, noFilter("name", args.NWFilter.Name)
 }
 
-func (h *handlers) listAllBindings(_ context.Context, _ *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNWFilterBindingsRet, error) {
+func (h *handlers) listAllBindings(_ context.Context, _ *request, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNWFilterBindingsRet, error) {
 	return &xdr.ConnectListAllNWFilterBindingsRet{}, checkFlags("CONNECT_LIST_ALL_NWFILTER_BINDINGS", args.Flags, 0)
 }
 
@@ -101,10 +101,10 @@ func noBinding(port string) error {
 		"no network filter binding for port %q: network filters are not built", port))
 }
 
-func (h *handlers) bindingLookup(_ context.Context, _ *session, args *xdr.WithName) (*xdr.NWFilterBindingLookupByPortDevRet, error) {
+func (h *handlers) bindingLookup(_ context.Context, _ *request, args *xdr.WithName) (*xdr.NWFilterBindingLookupByPortDevRet, error) {
 	return nil, noBinding(args.Name)
 }
 
-func (h *handlers) bindingXML(_ context.Context, _ *session, args *xdr.NWFilterBindingGetXMLDescArgs) (*xdr.WithXML, error) {
+func (h *handlers) bindingXML(_ context.Context, _ *request, args *xdr.NWFilterBindingGetXMLDescArgs) (*xdr.WithXML, error) {
 	return nil, noBinding(args.NWFilter.PortDevice)
 }

@@ -1,7 +1,6 @@
 package libvirt
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -14,26 +13,26 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// admitted gives the context of a call of the client that rules hold, which is let in now, and whose turn
-// comes later.
-func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) context.Context {
+// admitted returns the context of a call by the restricted client. The call is admitted now, and runs later.
+func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) scope.Scope {
 	t.Helper()
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	s := newClient(h.server, far, false).session
 	s.identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	ctx, c, err := s.allow(t.Context(), xdr.Lookup(xdr.ProgramRemote, number), args)
+	sc, c, err := s.allow(xdr.Lookup(xdr.ProgramRemote, number), args)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.done)
-	return ctx
+	return sc
 }
 
-// TestWhatACallNamesIsJudgedWhenItsTurnComes has others take from a guest what they had given it, after
-// calls that name it were let in.
+// Calls that name a guest are admitted. Before they run, other users take from the guest the objects that they had
+// given it. The calls must be judged again.
 // Promise: A1
 func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 	h := newHeldHouse(t)
@@ -43,13 +42,13 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	define := func(ctx context.Context, doc string) error {
-		_, err := h.rooms.Guests.Define(ctx, doc, false)
+	define := func(sc scope.Scope, doc string) error {
+		_, err := h.rooms.Guests.Define(t.Context(), sc, doc, false)
 		return err
 	}
 	disk := "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/given/a.img'/><target dev='vdb' bus='virtio'/></disk>"
 	with := strings.Replace(mineXML, "</devices>", disk+"</devices>", 1)
-	must(define(t.Context(), with))
+	must(define(scope.Daemon("a test"), with))
 	defines := h.admitted(t, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: with})
 	g, err := h.rooms.Guests.ByName("mine")
 	must(err)
@@ -59,14 +58,14 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 		Domain: xdr.Domain{Name: "mine", UUID: id}, XML: disk, Flags: affectConfig,
 	})
 	must(define(defines, with)) // it is there
-	must(define(t.Context(), mineXML))
+	must(define(scope.Daemon("a test"), mineXML))
 	if err := define(defines, with); !fault.Is(err, fault.Denied) {
 		t.Errorf("a disk that was taken away is defined: %v", err)
 	}
-	if err := g.Attach(attaches, disk, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+	if err := g.Attach(t.Context(), attaches, disk, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a disk that was taken away is attached: %v", err)
 	}
-	must(g.Undefine(t.Context(), guest.UndefineOptions{}))
+	must(g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
 	if err := define(defines, with); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a guest that was taken away is defined: %v", err)
 	}
@@ -96,13 +95,13 @@ func TestANameAndALabelAreJudgedTogether(t *testing.T) {
 	labels := h.admitted(t, xdr.ProcDomainSetMetadata, &xdr.DomainSetMetadataArgs{
 		Domain: mine, Type: 2, Metadata: &marks, Key: &key, URI: &uri, Flags: affectConfig,
 	})
-	must(g.SetMetadata(labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}))
-	if err := g.Rename(renames, name); !fault.Is(err, fault.Denied) {
+	must(g.SetMetadata(t.Context(), labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}))
+	if err := g.Rename(t.Context(), renames, name); !fault.Is(err, fault.Denied) {
 		t.Errorf("a guest with a label has the name: %v", err)
 	}
-	must(g.SetMetadata(t.Context(), guest.Element, nil, key, uri, guest.Affect{Config: true}))
-	must(g.Rename(renames, name))
-	if err := g.SetMetadata(labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+	must(g.SetMetadata(t.Context(), scope.Daemon("a test"), guest.Element, nil, key, uri, guest.Affect{Config: true}))
+	must(g.Rename(t.Context(), renames, name))
+	if err := g.SetMetadata(t.Context(), labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a guest of the name has the label: %v", err)
 	}
 }

@@ -30,7 +30,7 @@ func authCalls(g group) {
 
 // authList is every client's first call. A peer that may not come in gets the
 // reason, and its connection ends when the time for authentication is over.
-func (h *handlers) authList(_ context.Context, s *session, _ *void) (*xdr.AuthListRet, error) {
+func (h *handlers) authList(_ context.Context, s *request, _ *void) (*xdr.AuthListRet, error) {
 	if !s.authenticated() && s.client.server.reception.Asks(s.who()) {
 		return &xdr.AuthListRet{Types: []int32{authPolkit}}, nil
 	}
@@ -40,7 +40,7 @@ func (h *handlers) authList(_ context.Context, s *session, _ *void) (*xdr.AuthLi
 	return &xdr.AuthListRet{Types: []int32{authNone}}, nil
 }
 
-func (h *handlers) authPolkit(ctx context.Context, s *session, _ *void) (*xdr.AuthPolkitRet, error) {
+func (h *handlers) authPolkit(ctx context.Context, s *request, _ *void) (*xdr.AuthPolkitRet, error) {
 	if !s.client.server.reception.Asks(s.who()) {
 		return nil, withCode(codeNoSupport, fault.New(fault.Unsupported, fault.Call, "AUTH_POLKIT: polkit does not decide about this client"))
 	}

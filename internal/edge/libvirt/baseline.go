@@ -7,7 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -21,7 +21,7 @@ const (
 var stayingFeatures = []string{"invtsc", "xsaves"}
 
 // hostsFeatures are features that no guest is given by name.
-var hostsFeatures = setOf(qemu.HostFeatures)
+var hostsFeatures = setOf(qemucaps.HostFeatures)
 
 // baselineCalls are the calls that find a processor that several hosts have.
 func baselineCalls(g group) {
@@ -29,7 +29,7 @@ func baselineCalls(g group) {
 	on(g, xdr.ProcConnectBaselineHypervisorCPU, (*handlers).connectBaselineHypervisorCPU)
 }
 
-func (h *handlers) connectBaselineCPU(ctx context.Context, _ *session, args *xdr.ConnectBaselineCPUArgs) (*xdr.ConnectBaselineCPURet, error) {
+func (h *handlers) connectBaselineCPU(ctx context.Context, _ *request, args *xdr.ConnectBaselineCPUArgs) (*xdr.ConnectBaselineCPURet, error) {
 	if err := checkFlags("CONNECT_BASELINE_CPU", args.Flags, baselineExpand|baselineMigratable); err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (h *handlers) connectBaselineCPU(ctx context.Context, _ *session, args *xdr
 	})
 }
 
-func (h *handlers) connectBaselineHypervisorCPU(ctx context.Context, s *session, args *xdr.ConnectBaselineHypervisorCPUArgs) (*xdr.ConnectBaselineHypervisorCPURet, error) {
+func (h *handlers) connectBaselineHypervisorCPU(ctx context.Context, s *request, args *xdr.ConnectBaselineHypervisorCPUArgs) (*xdr.ConnectBaselineHypervisorCPURet, error) {
 	if err := checkFlags("CONNECT_BASELINE_HYPERVISOR_CPU", args.Flags, baselineExpand|baselineMigratable); err != nil {
 		return nil, err
 	}

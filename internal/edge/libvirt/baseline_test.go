@@ -6,13 +6,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
 // processors are models as QEMU writes them out, with its names.
-var processors = catalogueOf(&qemu.Capabilities{Accelerators: []qemu.Accelerator{{
+var processors = catalogueOf(&qemucaps.Capabilities{Accelerators: []qemucaps.Accelerator{{
 	Name: "tcg", Usable: true,
-	Models: []qemu.CPUModel{
+	Models: []qemucaps.CPUModel{
 		{Name: "Broadwell", Usable: true, Features: []string{"avx", "avx2", "hle", "kvm-asyncpf", "pclmulqdq", "rtm", "sse"}},
 		{Name: "EPYC", Usable: true, Features: []string{"avx", "avx2", "sha-ni", "sse"}},
 		{Name: "Haswell", Usable: true, Features: []string{"avx", "avx2", "hle", "hypervisor", "pclmulqdq", "sse"}},

@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
@@ -29,7 +29,7 @@ func capabilityCalls(g group) {
 }
 
 // connectGetVersion tells QEMU's version, counted as libvirt counts its own.
-func (h *handlers) connectGetVersion(ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetVersionRet, error) {
+func (h *handlers) connectGetVersion(ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetVersionRet, error) {
 	caps, err := h.Emulators.Get(ctx, "")
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ var domainTypes = []string{"kvm", "qemu"}
 
 // accelerator finds what a domain type runs on. Without a type, it is the best
 // that works on this host.
-func accelerator(caps *qemu.Capabilities, domainType string) (string, qemu.Accelerator, error) {
+func accelerator(caps *qemucaps.Capabilities, domainType string) (string, qemucaps.Accelerator, error) {
 	for _, t := range domainTypes {
 		if acc := caps.Accelerator(accelerators[t]); t == domainType || domainType == "" && acc.Usable {
 			if !acc.Usable {
@@ -57,12 +57,12 @@ func accelerator(caps *qemu.Capabilities, domainType string) (string, qemu.Accel
 		}
 	}
 	if domainType == "" {
-		return "", qemu.Accelerator{}, fault.New(fault.Unsupported, fault.Host, "'%s' can run no guest on this host", caps.Binary.Path)
+		return "", qemucaps.Accelerator{}, fault.New(fault.Unsupported, fault.Host, "'%s' can run no guest on this host", caps.Binary.Path)
 	}
-	return "", qemu.Accelerator{}, fault.New(fault.Invalid, fault.Call, "unknown type '%s'", domainType)
+	return "", qemucaps.Accelerator{}, fault.New(fault.Invalid, fault.Call, "unknown type '%s'", domainType)
 }
 
-func (h *handlers) connectGetMaxVCPUs(ctx context.Context, _ *session, args *xdr.ConnectGetMaxVCPUsArgs) (*xdr.ConnectGetMaxVCPUsRet, error) {
+func (h *handlers) connectGetMaxVCPUs(ctx context.Context, _ *request, args *xdr.ConnectGetMaxVCPUsArgs) (*xdr.ConnectGetMaxVCPUsRet, error) {
 	caps, err := h.Emulators.Get(ctx, "")
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func text(s *string) string {
 	return *s
 }
 
-func (h *handlers) connectGetCPUModelNames(ctx context.Context, _ *session, args *xdr.ConnectGetCPUModelNamesArgs) (*xdr.ConnectGetCPUModelNamesRet, error) {
+func (h *handlers) connectGetCPUModelNames(ctx context.Context, _ *request, args *xdr.ConnectGetCPUModelNamesArgs) (*xdr.ConnectGetCPUModelNamesRet, error) {
 	if err := checkFlags("CONNECT_GET_CPU_MODEL_NAMES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -113,9 +113,9 @@ func (h *handlers) connectGetCPUModelNames(ctx context.Context, _ *session, args
 var versionedModel = regexp.MustCompile(`-v[0-9]+$`)
 
 // namedModels are the processor models that a definition names.
-func namedModels(acc qemu.Accelerator) []qemu.CPUModel {
+func namedModels(acc qemucaps.Accelerator) []qemucaps.CPUModel {
 	special := []string{"base", "host", "max"}
-	return slices.DeleteFunc(slices.Clone(acc.Models), func(m qemu.CPUModel) bool {
+	return slices.DeleteFunc(slices.Clone(acc.Models), func(m qemucaps.CPUModel) bool {
 		return versionedModel.MatchString(m.Name) || slices.Contains(special, m.Name)
 	})
 }
@@ -146,12 +146,12 @@ func cpuFeatures(qemuNames []string) []string {
 	return names
 }
 
-func (h *handlers) connectGetCapabilities(ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+func (h *handlers) connectGetCapabilities(ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 	caps, err := h.Emulators.Get(ctx, "")
 	if err != nil {
 		return nil, err
 	}
-	guests := []*qemu.Capabilities{caps}
+	guests := []*qemucaps.Capabilities{caps}
 	if also := h.Emulators.Serving("i686"); also != caps.Binary.Path {
 		if c, err := h.Emulators.Get(ctx, also); err == nil { // else it serves no guest
 			guests = append(guests, c)
@@ -167,7 +167,7 @@ func (h *handlers) connectGetCapabilities(ctx context.Context, _ *session, _ *vo
 	return &xdr.ConnectGetCapabilitiesRet{Capabilities: doc}, err
 }
 
-func describeHost(facts *resources.Facts, caps *qemu.Capabilities, models []guest.SecurityModel) *xmltree.Element {
+func describeHost(facts *resources.Facts, caps *qemucaps.Capabilities, models []guest.SecurityModel) *xmltree.Element {
 	id := facts.UUID.String()
 	if facts.UUID == (uuid.UUID{}) {
 		id = ""
@@ -202,7 +202,7 @@ func yesNo(yes bool) string {
 
 // describeProcessor tells the host's processor: by the nearest model, and by what it
 // has beyond that.
-func describeProcessor(facts *resources.Facts, caps *qemu.Capabilities) *xmltree.Element {
+func describeProcessor(facts *resources.Facts, caps *qemucaps.Capabilities) *xmltree.Element {
 	cpu, shape, p := facts.CPU, facts.Topology.Shape(), hostProcessorOf(facts, caps)
 	e := within(tag("cpu"), leaf("arch", facts.Arch))
 	model, found := catalogueOf(caps).nearest(p, true, nil)
@@ -295,7 +295,7 @@ func describeCaches(caches []topology.Cache) *xmltree.Element {
 }
 
 // describeGuests tells which guests the binary runs.
-func describeGuests(caps *qemu.Capabilities) *xmltree.Element {
+func describeGuests(caps *qemucaps.Capabilities) *xmltree.Element {
 	wordSize := "64"
 	if caps.GuestArch() == "i686" {
 		wordSize = "32"
@@ -328,11 +328,11 @@ var machineFamilies = []string{"pc-i440fx-", "pc-q35-", "microvm", "isapc"}
 
 // builtMachines are QEMU's machine types of these families, the default first,
 // then those with a short name.
-func builtMachines(caps *qemu.Capabilities) []qemu.Machine {
-	machines := slices.DeleteFunc(slices.Clone(caps.Machines), func(m qemu.Machine) bool {
+func builtMachines(caps *qemucaps.Capabilities) []qemucaps.Machine {
+	machines := slices.DeleteFunc(slices.Clone(caps.Machines), func(m qemucaps.Machine) bool {
 		return !slices.ContainsFunc(machineFamilies, func(family string) bool { return strings.HasPrefix(m.Name, family) })
 	})
-	rank := func(m qemu.Machine) int {
+	rank := func(m qemucaps.Machine) int {
 		switch {
 		case m.Default:
 			return 0
@@ -341,19 +341,19 @@ func builtMachines(caps *qemu.Capabilities) []qemu.Machine {
 		}
 		return 2
 	}
-	slices.SortStableFunc(machines, func(a, b qemu.Machine) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(machines, func(a, b qemucaps.Machine) int { return rank(a) - rank(b) })
 	return machines
 }
 
 // pickMachine finds a machine type by its full or short name; without a name,
 // the default one.
-func pickMachine(caps *qemu.Capabilities, name string) (qemu.Machine, error) {
+func pickMachine(caps *qemucaps.Capabilities, name string) (qemucaps.Machine, error) {
 	machines := builtMachines(caps)
-	i := slices.IndexFunc(machines, func(m qemu.Machine) bool {
+	i := slices.IndexFunc(machines, func(m qemucaps.Machine) bool {
 		return m.Name == name || m.Alias != "" && m.Alias == name || name == "" && m.Default
 	})
 	if i < 0 {
-		return qemu.Machine{}, fault.New(fault.Invalid, fault.Call, "the machine '%s' is not supported by emulator '%s'", name, caps.Binary.Path)
+		return qemucaps.Machine{}, fault.New(fault.Invalid, fault.Call, "the machine '%s' is not supported by emulator '%s'", name, caps.Binary.Path)
 	}
 	return machines[i], nil
 }

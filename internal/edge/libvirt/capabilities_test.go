@@ -10,13 +10,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
 // aQEMU is what a probe finds on a host where KVM works, or does not.
-func aQEMU(kvm bool) *qemu.Capabilities {
-	models := []qemu.CPUModel{
+func aQEMU(kvm bool) *qemucaps.Capabilities {
+	models := []qemucaps.CPUModel{
 		{Name: "EPYC", AliasOf: "EPYC-v1", Missing: []string{"fxsr-opt", "npt"}},
 		{Name: "EPYC-v1", Missing: []string{"npt"}},
 		{Name: "Haswell", Usable: true, Features: []string{"fpu", "hypervisor", "rtm"}},
@@ -24,19 +24,19 @@ func aQEMU(kvm bool) *qemu.Capabilities {
 		{Name: "host", Usable: true},
 		{Name: "max", Usable: true},
 	}
-	hostModel := qemu.HostModel{
+	hostModel := qemucaps.HostModel{
 		Vendor: "GenuineIntel", Base: "Haswell", Features: []string{"fpu", "kvm-asyncpf", "rdctl-no", "tsc-adjust", "vmx"},
 	}
-	c := &qemu.Capabilities{
-		Binary: qemu.Identity{Path: "/usr/bin/qemu-system-x86_64"}, Arch: "x86_64",
-		Machines: []qemu.Machine{
+	c := &qemucaps.Capabilities{
+		Binary: qemucaps.Identity{Path: "/usr/bin/qemu-system-x86_64"}, Arch: "x86_64",
+		Machines: []qemucaps.Machine{
 			{Name: "isapc", MaxCPUs: 1},
 			{Name: "pc-i440fx-7.1", MaxCPUs: 255, Deprecated: true},
 			{Name: "pc-i440fx-7.2", Alias: "pc", Default: true, MaxCPUs: 255},
 			{Name: "pc-q35-7.2", Alias: "q35", MaxCPUs: 288},
 			{Name: "xenfv", MaxCPUs: 128},
 		},
-		Accelerators: []qemu.Accelerator{
+		Accelerators: []qemucaps.Accelerator{
 			{Name: "kvm", Present: true, Usable: kvm, Reason: "the trial guest never wrote", HostCPU: kvm},
 			{Name: "tcg", Present: true, Usable: true, Models: models},
 		},
@@ -96,8 +96,8 @@ func TestGuestsOffered(t *testing.T) {
 	}
 }
 
-// TestHostProcessor: the processor tells what it is. KVM adds what CPUID does not
-// tell. A feature that QEMU has no name for is left out.
+// The host's processor is read from CPUID. KVM adds features that CPUID does not report. A feature without a name
+// in QEMU is left out.
 func TestHostProcessor(t *testing.T) {
 	inventory, err := resources.NewInventory(kerneltest.Host(t, kerneltest.Server))
 	if err != nil {
@@ -134,7 +134,7 @@ func TestHostProcessor(t *testing.T) {
 	if diff := cmp.Diff(emulated, printed(t, describeProcessor(&facts, aQEMU(false)))); diff != "" {
 		t.Errorf("without KVM: %s", diff)
 	}
-	// What is told is a processor whose baseline can be found, and that is here.
+	// The reported processor has a baseline, and can run here.
 	c := catalogueOf(aQEMU(true))
 	if ret, err := c.compareDocument(hostProcessorOf(&facts, aQEMU(true)), described, compareFail); err != nil || ret.Result != cpuIdentical {
 		t.Errorf("the host compares to itself as %v, %v", ret, err)
@@ -224,7 +224,7 @@ const cpuDocument = `<cpu>
 </cpu>
 `
 
-func offerOf(t *testing.T, caps *qemu.Capabilities, domainType, machine string) *offer {
+func offerOf(t *testing.T, caps *qemucaps.Capabilities, domainType, machine string) *offer {
 	t.Helper()
 	o := &offer{caps: caps}
 	var err error
@@ -249,7 +249,7 @@ func TestProcessorsOffered(t *testing.T) {
 	}
 }
 
-// What is offered follows from the machine type, from QEMU and from the host.
+// The offered devices depend on the machine type, on QEMU and on the host.
 func TestDevicesOffered(t *testing.T) {
 	o := offerOf(t, aQEMU(true), "", "pc")
 	for _, c := range []struct {
@@ -284,7 +284,7 @@ func TestDevicesOffered(t *testing.T) {
 	}
 }
 
-// A device calls itself what it likes; its document is sound all the same.
+// A device chooses its own name freely. Its document must still be well-formed.
 func TestHostileDeviceNames(t *testing.T) {
 	doc, err := describeDevice(&resources.Device{
 		Name: "usb_1_1", Kinds: []resources.Kind{resources.USB}, ProductName: "a\x01b\xff</product>", VendorName: "\x00",

@@ -67,7 +67,7 @@ func TestVirshDiskPool(t *testing.T) {
 		`<target> <path>/dev/PART2</path> <format type='linux-swap'/> <permissions>`)
 	s.does("pool-dumpxml disks", `<source> <device path='DISK'> <freeExtent start='13631488' end='[0-9]+'/> </device> <format type='gpt'/> </source> <target> <path>/dev</path>`)
 	s.does("vol-pool /dev/PART1", "^disks$")
-	s.fails("vol-resize PART1 16M --pool disks", "partitions are not resized")
+	s.fails("vol-resize PART1 16M --pool disks", "partitions cannot be resized")
 
 	content := make([]byte, 1<<20)
 	if _, err := rand.Read(content); err != nil {
@@ -87,7 +87,7 @@ func TestVirshDiskPool(t *testing.T) {
 	s.does("vol-list disks", "^Name Path -+ PART2 /dev/PART2 PART3 /dev/PART3$")
 	s.does("pool-refresh disks")
 	s.does("pool-destroy disks", "Pool disks destroyed")
-	s.fails("pool-delete disks", "the partition table of a disk is not deleted")
+	s.fails("pool-delete disks", "partition table cannot be deleted")
 	s.does("pool-undefine disks", "Pool disks has been undefined")
 }
 

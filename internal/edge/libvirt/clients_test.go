@@ -64,8 +64,7 @@ func TestVirsh(t *testing.T) {
 	}
 }
 
-// pythonClient registers for events, keeps the connection alive across several
-// intervals, and prints what it gets.
+// pythonClient registers for events, keeps the connection alive across several intervals, and prints the events.
 const pythonClient = `
 import libvirt, sys, threading
 libvirt.virEventRegisterDefaultImpl()

@@ -29,7 +29,7 @@ func compareCalls(g group) {
 	on(g, xdr.ProcConnectCompareHypervisorCPU, (*handlers).connectCompareHypervisorCPU)
 }
 
-func (h *handlers) connectCompareCPU(ctx context.Context, _ *session, args *xdr.ConnectCompareCPUArgs) (*xdr.ConnectCompareCPURet, error) {
+func (h *handlers) connectCompareCPU(ctx context.Context, _ *request, args *xdr.ConnectCompareCPUArgs) (*xdr.ConnectCompareCPURet, error) {
 	if err := checkFlags("CONNECT_COMPARE_CPU", args.Flags, compareFail|compareValidate); err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (h *handlers) connectCompareCPU(ctx context.Context, _ *session, args *xdr.
 	})
 }
 
-func (h *handlers) connectCompareHypervisorCPU(ctx context.Context, s *session, args *xdr.ConnectCompareHypervisorCPUArgs) (*xdr.ConnectCompareHypervisorCPURet, error) {
+func (h *handlers) connectCompareHypervisorCPU(ctx context.Context, s *request, args *xdr.ConnectCompareHypervisorCPUArgs) (*xdr.ConnectCompareHypervisorCPURet, error) {
 	if err := checkFlags("CONNECT_COMPARE_HYPERVISOR_CPU", args.Flags, compareFail|compareValidate); err != nil {
 		return nil, err
 	}

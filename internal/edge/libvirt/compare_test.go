@@ -4,11 +4,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
 // haswellEP is a number under which Haswell is sold, and not QEMU's.
-var haswellEP = qemu.Signature{Family: 6, Model: 63, Stepping: 2}
+var haswellEP = qemucaps.Signature{Family: 6, Model: 63, Stepping: 2}
 
 // aHost is one that has all that Haswell has, and vmx.
 var aHost = known{vendor: "Intel", features: setOf([]string{"avx", "avx2", "hle", "pclmulqdq", "sse", "vmx"})}
@@ -57,7 +57,7 @@ func TestCompare(t *testing.T) {
 		}
 	}
 	if _, err := processors.compareDocument(known{}, "<cpu/>", compareFail); err == nil || netError(err).Code != int32(codeCPUIncompatible) {
-		t.Errorf("a host of which nothing is known: %v", err)
+		t.Errorf("an unknown host: %v", err)
 	}
 }
 
@@ -101,7 +101,7 @@ func TestCompare_BadDocuments(t *testing.T) {
 		}
 	}
 	if _, err := processors.compareDocument(aHost, hostCPU("<model>kvm64</model><wheels/>"), 0); err != nil {
-		t.Errorf("an element that nobody knows, not validated: %v", err)
+		t.Errorf("an unknown element, not validated: %v", err)
 	}
 }
 

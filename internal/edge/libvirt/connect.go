@@ -45,7 +45,7 @@ func connectCalls(g group) {
 	on(g, xdr.ProcConnectIsSecure, (*handlers).connectIsSecure)
 }
 
-func (h *handlers) connectOpen(_ context.Context, s *session, args *xdr.ConnectOpenArgs) (*void, error) {
+func (h *handlers) connectOpen(_ context.Context, s *request, args *xdr.ConnectOpenArgs) (*void, error) {
 	if err := checkFlags("CONNECT_OPEN", args.Flags, openReadOnly|openNoAliases); err != nil {
 		return nil, err
 	}
@@ -58,12 +58,12 @@ func (h *handlers) connectOpen(_ context.Context, s *session, args *xdr.ConnectO
 }
 
 // connectClose ends the connection behind the reply.
-func (h *handlers) connectClose(_ context.Context, s *session, _ *void) (*void, func(), error) {
+func (h *handlers) connectClose(_ context.Context, s *request, _ *void) (*void, func(), error) {
 	s.unsubscribeAll()
 	return nil, func() { s.client.send(&outgoing{last: true}) }, nil
 }
 
-func (h *handlers) connectSupportsFeature(_ context.Context, s *session, args *xdr.ConnectSupportsFeatureArgs) (*xdr.ConnectSupportsFeatureRet, error) {
+func (h *handlers) connectSupportsFeature(_ context.Context, s *request, args *xdr.ConnectSupportsFeatureArgs) (*xdr.ConnectSupportsFeatureRet, error) {
 	switch args.Feature {
 	case featureKeepalive:
 		s.client.alive.watchOver(s.client.end)
@@ -76,15 +76,15 @@ func (h *handlers) connectSupportsFeature(_ context.Context, s *session, args *x
 	return &xdr.ConnectSupportsFeatureRet{Supported: true}, nil
 }
 
-func (h *handlers) connectGetType(context.Context, *session, *void) (*xdr.ConnectGetTypeRet, error) {
+func (h *handlers) connectGetType(_ context.Context, _ *request, _ *void) (*xdr.ConnectGetTypeRet, error) {
 	return &xdr.ConnectGetTypeRet{Type: "QEMU"}, nil
 }
 
-func (h *handlers) connectGetLibVersion(context.Context, *session, *void) (*xdr.ConnectGetLibVersionRet, error) {
+func (h *handlers) connectGetLibVersion(_ context.Context, _ *request, _ *void) (*xdr.ConnectGetLibVersionRet, error) {
 	return &xdr.ConnectGetLibVersionRet{Version: libraryVersion}, nil
 }
 
-func (h *handlers) connectGetHostname(context.Context, *session, *void) (*xdr.ConnectGetHostnameRet, error) {
+func (h *handlers) connectGetHostname(_ context.Context, _ *request, _ *void) (*xdr.ConnectGetHostnameRet, error) {
 	name, err := os.Hostname()
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot tell the host's name")
@@ -92,11 +92,11 @@ func (h *handlers) connectGetHostname(context.Context, *session, *void) (*xdr.Co
 	return &xdr.ConnectGetHostnameRet{Hostname: name}, nil
 }
 
-func (h *handlers) connectGetURI(_ context.Context, s *session, _ *void) (*xdr.ConnectGetURIRet, error) {
+func (h *handlers) connectGetURI(_ context.Context, s *request, _ *void) (*xdr.ConnectGetURIRet, error) {
 	return &xdr.ConnectGetURIRet{URI: s.address()}, nil
 }
 
 // connectIsSecure: what goes over a unix socket stays on the host.
-func (h *handlers) connectIsSecure(context.Context, *session, *void) (*xdr.ConnectIsSecureRet, error) {
+func (h *handlers) connectIsSecure(_ context.Context, _ *request, _ *void) (*xdr.ConnectIsSecureRet, error) {
 	return &xdr.ConnectIsSecureRet{Secure: true}, nil
 }

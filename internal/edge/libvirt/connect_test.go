@@ -26,7 +26,7 @@ var clientGates = []struct {
 	{"an interface of model igb", 9_003_000, func() bool { return takes("<interface type='user'><model type='igb'/></interface>") }},
 	{"undefine that keeps the TPM's state", 8_009_000, func() bool { return undefineFlags&undefineKeepTPM != 0 }},
 	{"a sound card of model virtio", 10_004_000, func() bool { return takes("<sound model='virtio'/>") }},
-	// Whoever builds backups asks here for the flag instead of the call.
+	// Clients that build backups look for this flag instead of the call.
 	{"a backup that outlives the guest's shutdown", 11_010_000, func() bool {
 		return newTable()[procedureKey{xdr.ProgramRemote, xdr.ProcDomainBackupBegin}] != nil
 	}},
@@ -39,8 +39,8 @@ func takes(device string) bool {
 	return !fault.Is(err, fault.Unsupported) && !fault.Is(err, fault.Invalid)
 }
 
-// TestLibraryVersion_FollowsWhatIsBuilt: a number that is too high has clients send
-// what is refused, and with one that is too low they go away (decision 55).
+// With a version number that is too high, clients make calls that the daemon refuses. With one that is too low,
+// they disconnect (decision 55).
 func TestLibraryVersion_FollowsWhatIsBuilt(t *testing.T) {
 	for client, floor := range clientFloors {
 		if libraryVersion < floor {

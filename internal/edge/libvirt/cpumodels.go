@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
 // featureSet are features by libvirt's names.
@@ -24,7 +24,7 @@ func setOf(qemuNames []string) featureSet {
 
 // cpuModel is a processor model that descriptions name.
 type cpuModel struct {
-	qemu.CPUDefinition
+	qemucaps.CPUDefinition
 
 	vendor   string // "unknown" for nobody's
 	features featureSet
@@ -39,17 +39,17 @@ type catalogue struct {
 // lastCatalogue is the one that was made last, and what of: it takes as long to make
 // as to answer a hundred calls, and QEMU is probed seldom.
 var lastCatalogue atomic.Pointer[struct {
-	of        *qemu.Capabilities
+	of        *qemucaps.Capabilities
 	catalogue catalogue
 }]
 
 // catalogueOf gives what a QEMU's models are. A feature that QEMU has no name for is
 // told of no processor: clients may not know it either.
-func catalogueOf(caps *qemu.Capabilities) catalogue {
+func catalogueOf(caps *qemucaps.Capabilities) catalogue {
 	if last := lastCatalogue.Load(); last != nil && last.of == caps {
 		return last.catalogue
 	}
-	c := catalogue{features: setOf(qemu.HostFeatures)}
+	c := catalogue{features: setOf(qemucaps.HostFeatures)}
 	for _, acc := range caps.Accelerators {
 		maps.Copy(c.features, setOf(acc.Features))
 	}
@@ -59,7 +59,7 @@ func catalogueOf(caps *qemu.Capabilities) catalogue {
 		maps.Copy(c.features, m.features)
 	}
 	lastCatalogue.Store(&struct {
-		of        *qemu.Capabilities
+		of        *qemucaps.Capabilities
 		catalogue catalogue
 	}{caps, c})
 	return c
@@ -131,24 +131,24 @@ func lacking(all, some featureSet) []string {
 // known is a processor whose features are all known.
 type known struct {
 	vendor    string // libvirt's word, or ""
-	signature qemu.Signature
+	signature qemucaps.Signature
 	features  featureSet
 }
 
 // isSold says whether the processor's signature is known to be a model's.
 func (k known) isSold(m cpuModel) bool {
-	return k.signature != qemu.Signature{} && m.IsSoldAs(k.signature)
+	return k.signature != qemucaps.Signature{} && m.IsSoldAs(k.signature)
 }
 
 // hostProcessorOf is the host's, as CPUID tells it, and KVM of what CPUID does not.
-func hostProcessorOf(facts *resources.Facts, caps *qemu.Capabilities) known {
+func hostProcessorOf(facts *resources.Facts, caps *qemucaps.Capabilities) known {
 	cpu, c := facts.CPU, catalogueOf(caps)
 	k := known{
-		vendor: cpuVendors[cpu.Vendor], signature: qemu.Signature{Family: cpu.Family, Model: cpu.ModelNumber, Stepping: cpu.Stepping},
-		features: setOf(qemu.CPUIDFeatures(cpuidWords(cpu.CPUID))),
+		vendor: cpuVendors[cpu.Vendor], signature: qemucaps.Signature{Family: cpu.Family, Model: cpu.ModelNumber, Stepping: cpu.Stepping},
+		features: setOf(qemucaps.CPUIDFeatures(cpuidWords(cpu.CPUID))),
 	}
 	if kvm := caps.Accelerator("kvm"); kvm.Usable {
-		maps.Copy(k.features, setOf(qemu.FeaturesInMSRs(kvm.HostModel.Features)))
+		maps.Copy(k.features, setOf(qemucaps.FeaturesInMSRs(kvm.HostModel.Features)))
 	}
 	maps.DeleteFunc(k.features, func(name string, _ bool) bool { return !c.features[name] })
 	if k.vendor == "Intel" && hasBrokenTSX(k.signature) {
@@ -159,22 +159,22 @@ func hostProcessorOf(facts *resources.Facts, caps *qemu.Capabilities) known {
 
 // hasBrokenTSX: the maker took transactions back from these by microcode, and some
 // firmware still shows them.
-func hasBrokenTSX(s qemu.Signature) bool {
+func hasBrokenTSX(s qemucaps.Signature) bool {
 	return s.Family == 6 && (slices.Contains([]int{60, 69, 70}, s.Model) || s.Model == 63 && s.Stepping < 4)
 }
 
-func cpuidWords(leaves []kernel.CPUIDLeaf) map[qemu.CPUIDWord]uint32 {
-	words := map[qemu.CPUIDWord]uint32{}
+func cpuidWords(leaves []kernel.CPUIDLeaf) map[qemucaps.CPUIDWord]uint32 {
+	words := map[qemucaps.CPUIDWord]uint32{}
 	for _, l := range leaves {
 		for register, value := range map[string]uint32{"eax": l.EAX, "ebx": l.EBX, "ecx": l.ECX, "edx": l.EDX} {
-			words[qemu.CPUIDWord{Leaf: l.Leaf, Part: l.Part, Register: register}] = value
+			words[qemucaps.CPUIDWord{Leaf: l.Leaf, Part: l.Part, Register: register}] = value
 		}
 	}
 	return words
 }
 
 // hypervisorProcessorOf is the best that an accelerator gives a guest.
-func hypervisorProcessorOf(acc qemu.Accelerator) known {
+func hypervisorProcessorOf(acc qemucaps.Accelerator) known {
 	m := acc.HostModel
 	return known{vendor: cpuVendors[m.Vendor], signature: m.Signature, features: setOf(m.Features)}
 }
@@ -183,7 +183,7 @@ func hypervisorProcessorOf(acc qemu.Accelerator) known {
 // the accelerator gives beyond that and what it does not. There is none without a
 // model that runs. Where QEMU's model is another than clients know it, both are told
 // apart, so that a guest started by this has what one with host-model has.
-func (c catalogue) hostModel(acc qemu.Accelerator) (m cpuModel, require, disable []string, found bool) {
+func (c catalogue) hostModel(acc qemucaps.Accelerator) (m cpuModel, require, disable []string, found bool) {
 	m, err := c.model(acc.HostModel.Base)
 	given := hypervisorProcessorOf(acc).features
 	more, less := setOf(acc.HostModel.Added), setOf(acc.HostModel.Removed)

@@ -63,9 +63,9 @@ func (*void) Decode(*xdr.Reader) error        { return nil }
 
 // on serves a call with f.
 func on[A, R any, PA message[A], PR message[R]](
-	g group, number int32, f func(*handlers, context.Context, *session, PA) (PR, error),
+	g group, number int32, f func(*handlers, context.Context, *request, PA) (PR, error),
 ) {
-	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsNone, func(h *handlers, ctx context.Context, s *session, args PA, _ []*os.File) (reply, error) {
+	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsNone, func(h *handlers, ctx context.Context, s *request, args PA, _ []*os.File) (reply, error) {
 		ret, err := f(h, ctx, s, args)
 		return reply{ret: ret}, err
 	})
@@ -74,9 +74,9 @@ func on[A, R any, PA message[A], PR message[R]](
 // onThen is on for a call that starts something which sends packets by itself:
 // what f returns beside the result runs once the result is queued.
 func onThen[A, R any, PA message[A], PR message[R]](
-	g group, number int32, f func(*handlers, context.Context, *session, PA) (PR, func(), error),
+	g group, number int32, f func(*handlers, context.Context, *request, PA) (PR, func(), error),
 ) {
-	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsNone, func(h *handlers, ctx context.Context, s *session, args PA, _ []*os.File) (reply, error) {
+	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsNone, func(h *handlers, ctx context.Context, s *request, args PA, _ []*os.File) (reply, error) {
 		ret, then, err := f(h, ctx, s, args)
 		return reply{ret: ret, then: then}, err
 	})
@@ -86,13 +86,13 @@ func onThen[A, R any, PA message[A], PR message[R]](
 // that it returns moves the data, in a goroutine of its own, and must release
 // what f opened in every case.
 func onStream[A, R any, PA message[A], PR message[R]](
-	g group, number int32, f func(*handlers, context.Context, *session, PA) (PR, streamBody, error),
+	g group, number int32, f func(*handlers, context.Context, *request, PA) (PR, streamBody, error),
 ) {
 	direction := g.lookup(number).Stream
 	if direction == xdr.StreamNone {
 		panic(fmt.Sprintf("call %d opens no stream", number))
 	}
-	add[A, R, PA, PR](g, number, direction, xdr.FDsNone, func(h *handlers, ctx context.Context, s *session, args PA, _ []*os.File) (reply, error) {
+	add[A, R, PA, PR](g, number, direction, xdr.FDsNone, func(h *handlers, ctx context.Context, s *request, args PA, _ []*os.File) (reply, error) {
 		ret, body, err := f(h, ctx, s, args)
 		return reply{ret: ret, body: body}, err
 	})
@@ -101,9 +101,9 @@ func onStream[A, R any, PA message[A], PR message[R]](
 // onFilesIn is on for a call that comes with descriptors. They are closed when
 // f returns: it duplicates what it keeps.
 func onFilesIn[A, R any, PA message[A], PR message[R]](
-	g group, number int32, f func(*handlers, context.Context, *session, PA, []*os.File) (PR, error),
+	g group, number int32, f func(*handlers, context.Context, *request, PA, []*os.File) (PR, error),
 ) {
-	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsIn, func(h *handlers, ctx context.Context, s *session, args PA, files []*os.File) (reply, error) {
+	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsIn, func(h *handlers, ctx context.Context, s *request, args PA, files []*os.File) (reply, error) {
 		ret, err := f(h, ctx, s, args, files)
 		return reply{ret: ret}, err
 	})
@@ -112,9 +112,9 @@ func onFilesIn[A, R any, PA message[A], PR message[R]](
 // onFilesOut is on for a call that is answered with descriptors. They belong to
 // the server once f returns.
 func onFilesOut[A, R any, PA message[A], PR message[R]](
-	g group, number int32, f func(*handlers, context.Context, *session, PA) (PR, []*os.File, error),
+	g group, number int32, f func(*handlers, context.Context, *request, PA) (PR, []*os.File, error),
 ) {
-	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsOut, func(h *handlers, ctx context.Context, s *session, args PA, _ []*os.File) (reply, error) {
+	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsOut, func(h *handlers, ctx context.Context, s *request, args PA, _ []*os.File) (reply, error) {
 		ret, files, err := f(h, ctx, s, args)
 		return reply{ret: ret, files: files}, err
 	})
@@ -132,7 +132,7 @@ func (g group) lookup(number int32) *xdr.Procedure {
 // found when the table is made and not when somebody calls.
 func add[A, R any, PA message[A], PR message[R]](
 	g group, number int32, stream xdr.Stream, fds xdr.FDs,
-	f func(*handlers, context.Context, *session, PA, []*os.File) (reply, error),
+	f func(*handlers, context.Context, *request, PA, []*os.File) (reply, error),
 ) {
 	p := g.lookup(number)
 	checkType[A](p, "arguments", p.NewArgs)
@@ -154,12 +154,12 @@ func add[A, R any, PA message[A], PR message[R]](
 		if err := s.permitArgs(p, args); err != nil {
 			return reply{}, s.refused(p, err)
 		}
-		ctx, permission, err := s.allow(ctx, p, args)
+		sc, permission, err := s.allow(p, args)
 		if err != nil {
 			return reply{}, permission.end(nil, err)
 		}
 		defer permission.done()
-		answer, err := f(h, ctx, s, args, files)
+		answer, err := f(h, ctx, &request{session: s, scope: sc}, args, files)
 		answer.of, answer.still = permission.objects, permission.still
 		return answer, permission.end(answer.ret, err)
 	}}

@@ -30,7 +30,7 @@
 //		on(g, xdr.ProcNetworkCreate, (*handlers).networkCreate)
 //	}
 //
-//	func (h *handlers) networkCreate(ctx context.Context, s *session, args *xdr.NetworkCreateArgs) (*void, error) {
+//	func (h *handlers) networkCreate(ctx context.Context, s *request, args *xdr.NetworkCreateArgs) (*void, error) {
 //		n, err := h.network(args.Network)
 //		if err != nil {
 //			return nil, err

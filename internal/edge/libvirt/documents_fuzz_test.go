@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// FuzzProcessors gives two processors to find a baseline of. What is found is a
-// processor that both have, and its own baseline.
+// FuzzProcessors computes the baseline of two processors. The result must be a processor that both support, and
+// its own baseline.
 func FuzzProcessors(f *testing.F) {
 	haswell := hostCPU(`<model>Haswell</model><vendor>Intel</vendor><feature name='vmx'/>`)
 	f.Add(haswell, `<cpu><model>Broadwell</model></cpu>`, uint32(0))
@@ -53,8 +53,8 @@ func FuzzProcessors(f *testing.F) {
 	})
 }
 
-// FuzzTunables sets what a client's typed parameters name, in a definition, a disk
-// and an interface. What is taken can be written down and read again.
+// FuzzTunables sets a client's typed parameters in a definition, a disk and an interface. Each accepted value must
+// survive writing and reading the XML.
 func FuzzTunables(f *testing.F) {
 	tables := [][]tunable{schedulerTunables, memoryTunables, blkioTunables, numaTunables}
 	for table, names := range tables {

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -103,20 +104,20 @@ func asValidation(doc string, validate bool, err error) error {
 }
 
 // domainCall is a call that does one thing to a guest, without flags.
-func domainCall(do func(*guest.Guest, context.Context) error) func(*handlers, context.Context, *session, *xdr.WithDomain) (*void, error) {
-	return func(h *handlers, ctx context.Context, _ *session, args *xdr.WithDomain) (*void, error) {
+func domainCall(do func(*guest.Guest, context.Context, scope.Scope) error) func(*handlers, context.Context, *request, *xdr.WithDomain) (*void, error) {
+	return func(h *handlers, ctx context.Context, s *request, args *xdr.WithDomain) (*void, error) {
 		g, err := h.guest(args.Domain)
 		if err != nil {
 			return nil, err
 		}
-		return nil, do(g, ctx)
+		return nil, do(g, ctx, s.scope)
 	}
 }
 
 // flaggedCall is a call that does one thing to a guest and knows these flags.
-func flaggedCall(call string, known uint32, do func(ctx context.Context, g *guest.Guest, flags uint32) error,
-) func(*handlers, context.Context, *session, *xdr.WithDomainFlags) (*void, error) {
-	return func(h *handlers, ctx context.Context, _ *session, args *xdr.WithDomainFlags) (*void, error) {
+func flaggedCall(call string, known uint32, do func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error,
+) func(*handlers, context.Context, *request, *xdr.WithDomainFlags) (*void, error) {
+	return func(h *handlers, ctx context.Context, s *request, args *xdr.WithDomainFlags) (*void, error) {
 		if err := checkFlags(call, args.Flags, known); err != nil {
 			return nil, err
 		}
@@ -124,6 +125,6 @@ func flaggedCall(call string, known uint32, do func(ctx context.Context, g *gues
 		if err != nil {
 			return nil, err
 		}
-		return nil, do(ctx, g, args.Flags)
+		return nil, do(ctx, s.scope, g, args.Flags)
 	}
 }

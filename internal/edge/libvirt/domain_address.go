@@ -17,7 +17,7 @@ func domainAddressCalls(g group) {
 // addressSources are who knows a guest's addresses, by libvirt's number.
 var addressSources = []guest.AddressSource{guest.ByLease, guest.ByAgent, guest.ByARP}
 
-func (h *handlers) domainInterfaceAddresses(ctx context.Context, _ *session, args *xdr.DomainInterfaceAddressesArgs) (*xdr.DomainInterfaceAddressesRet, error) {
+func (h *handlers) domainInterfaceAddresses(ctx context.Context, s *request, args *xdr.DomainInterfaceAddressesArgs) (*xdr.DomainInterfaceAddressesRet, error) {
 	if err := checkFlags("DOMAIN_INTERFACE_ADDRESSES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -28,7 +28,7 @@ func (h *handlers) domainInterfaceAddresses(ctx context.Context, _ *session, arg
 	if err != nil {
 		return nil, err
 	}
-	found, err := g.Addresses(ctx, addressSources[args.Source])
+	found, err := g.Addresses(ctx, s.scope, addressSources[args.Source])
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ const (
 	hostnameAgent = 2
 )
 
-func (h *handlers) domainGetHostname(ctx context.Context, _ *session, args *xdr.DomainGetHostnameArgs) (*xdr.DomainGetHostnameRet, error) {
+func (h *handlers) domainGetHostname(ctx context.Context, s *request, args *xdr.DomainGetHostnameArgs) (*xdr.DomainGetHostnameRet, error) {
 	if err := checkFlags("DOMAIN_GET_HOSTNAME", args.Flags, hostnameLease|hostnameAgent); err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (h *handlers) domainGetHostname(ctx context.Context, _ *session, args *xdr.
 	case hostnameLease:
 		ret.Hostname, err = g.LeaseHostname()
 	default:
-		ret.Hostname, err = g.AgentHostname(ctx)
+		ret.Hostname, err = g.AgentHostname(ctx, s.scope)
 	}
 	return ret, err
 }

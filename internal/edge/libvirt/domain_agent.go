@@ -24,7 +24,7 @@ func domainAgentCalls(g group) {
 	on(g, xdr.ProcDomainGetGuestVCPUs, (*handlers).domainGetGuestVCPUs)
 }
 
-func (h *handlers) domainFSFreeze(ctx context.Context, _ *session, args *xdr.DomainFSFreezeArgs) (*xdr.DomainFSFreezeRet, error) {
+func (h *handlers) domainFSFreeze(ctx context.Context, s *request, args *xdr.DomainFSFreezeArgs) (*xdr.DomainFSFreezeRet, error) {
 	if err := checkFlags("DOMAIN_FSFREEZE", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -32,12 +32,12 @@ func (h *handlers) domainFSFreeze(ctx context.Context, _ *session, args *xdr.Dom
 	if err != nil {
 		return nil, err
 	}
-	frozen, err := g.Freeze(ctx, args.MountPoints)
+	frozen, err := g.Freeze(ctx, s.scope, args.MountPoints)
 	return &xdr.DomainFSFreezeRet{Filesystems: int32(frozen)}, err
 }
 
 // domainFSThaw thaws everything: an agent cannot thaw some of what is frozen.
-func (h *handlers) domainFSThaw(ctx context.Context, _ *session, args *xdr.DomainFSThawArgs) (*xdr.DomainFSThawRet, error) {
+func (h *handlers) domainFSThaw(ctx context.Context, s *request, args *xdr.DomainFSThawArgs) (*xdr.DomainFSThawRet, error) {
 	if err := checkFlags("DOMAIN_FSTHAW", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -45,11 +45,11 @@ func (h *handlers) domainFSThaw(ctx context.Context, _ *session, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	thawed, err := g.Thaw(ctx)
+	thawed, err := g.Thaw(ctx, s.scope)
 	return &xdr.DomainFSThawRet{Filesystems: int32(thawed)}, err
 }
 
-func (h *handlers) domainFSTrim(ctx context.Context, _ *session, args *xdr.DomainFSTrimArgs) (*void, error) {
+func (h *handlers) domainFSTrim(ctx context.Context, s *request, args *xdr.DomainFSTrimArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_FSTRIM", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -60,10 +60,10 @@ func (h *handlers) domainFSTrim(ctx context.Context, _ *session, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Trim(ctx, args.Minimum)
+	return nil, g.Trim(ctx, s.scope, args.Minimum)
 }
 
-func (h *handlers) domainGetTime(ctx context.Context, _ *session, args *xdr.DomainGetTimeArgs) (*xdr.DomainGetTimeRet, error) {
+func (h *handlers) domainGetTime(ctx context.Context, s *request, args *xdr.DomainGetTimeArgs) (*xdr.DomainGetTimeRet, error) {
 	if err := checkFlags("DOMAIN_GET_TIME", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -71,14 +71,14 @@ func (h *handlers) domainGetTime(ctx context.Context, _ *session, args *xdr.Doma
 	if err != nil {
 		return nil, err
 	}
-	t, err := g.Time(ctx)
+	t, err := g.Time(ctx, s.scope)
 	return &xdr.DomainGetTimeRet{Seconds: t.Unix(), Nanoseconds: uint32(t.Nanosecond())}, err
 }
 
 // timeSync sets the guest's time from its own hardware clock.
 const timeSync = 1
 
-func (h *handlers) domainSetTime(ctx context.Context, _ *session, args *xdr.DomainSetTimeArgs) (*void, error) {
+func (h *handlers) domainSetTime(ctx context.Context, s *request, args *xdr.DomainSetTimeArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_TIME", args.Flags, timeSync); err != nil {
 		return nil, err
 	}
@@ -87,19 +87,19 @@ func (h *handlers) domainSetTime(ctx context.Context, _ *session, args *xdr.Doma
 		return nil, err
 	}
 	if args.Flags&timeSync != 0 {
-		return nil, g.SetTime(ctx, nil)
+		return nil, g.SetTime(ctx, s.scope, nil)
 	}
 	if args.Seconds < 0 || args.Seconds >= math.MaxInt64/int64(time.Second) || args.Nanoseconds >= uint32(time.Second) {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d seconds and %d nanoseconds are no time that an agent can set", args.Seconds, args.Nanoseconds)
 	}
 	to := time.Unix(args.Seconds, int64(args.Nanoseconds))
-	return nil, g.SetTime(ctx, &to)
+	return nil, g.SetTime(ctx, s.scope, &to)
 }
 
 // passwordEncrypted says that the password is a hash already.
 const passwordEncrypted = 1
 
-func (h *handlers) domainSetUserPassword(ctx context.Context, _ *session, args *xdr.DomainSetUserPasswordArgs) (*void, error) {
+func (h *handlers) domainSetUserPassword(ctx context.Context, s *request, args *xdr.DomainSetUserPasswordArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_USER_PASSWORD", args.Flags, passwordEncrypted); err != nil {
 		return nil, err
 	}
@@ -107,10 +107,10 @@ func (h *handlers) domainSetUserPassword(ctx context.Context, _ *session, args *
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetPassword(ctx, given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
+	return nil, g.SetPassword(ctx, s.scope, given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
 }
 
-func (h *handlers) domainGetFSInfo(ctx context.Context, _ *session, args *xdr.DomainGetFSInfoArgs) (*xdr.DomainGetFSInfoRet, error) {
+func (h *handlers) domainGetFSInfo(ctx context.Context, s *request, args *xdr.DomainGetFSInfoArgs) (*xdr.DomainGetFSInfoRet, error) {
 	if err := checkFlags("DOMAIN_GET_FSINFO", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (h *handlers) domainGetFSInfo(ctx context.Context, _ *session, args *xdr.Do
 	if err != nil {
 		return nil, err
 	}
-	found, err := g.FileSystems(ctx)
+	found, err := g.FileSystems(ctx, s.scope)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (h *handlers) domainGetFSInfo(ctx context.Context, _ *session, args *xdr.Do
 
 // domainGetGuestVCPUs tells of the processors that the guest itself sees, as
 // lists of their numbers.
-func (h *handlers) domainGetGuestVCPUs(ctx context.Context, _ *session, args *xdr.DomainGetGuestVCPUsArgs) (*xdr.DomainGetGuestVCPUsRet, error) {
+func (h *handlers) domainGetGuestVCPUs(ctx context.Context, s *request, args *xdr.DomainGetGuestVCPUsArgs) (*xdr.DomainGetGuestVCPUsRet, error) {
 	if _, err := paramFlags("DOMAIN_GET_GUEST_VCPUS", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (h *handlers) domainGetGuestVCPUs(ctx context.Context, _ *session, args *xd
 	if err != nil {
 		return nil, err
 	}
-	all, err := g.AgentVCPUs(ctx)
+	all, err := g.AgentVCPUs(ctx, s.scope)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Groups of statistics of all domains.
@@ -42,7 +43,7 @@ const (
 
 // connectGetAllDomainStats tells what domains use, from samples: it waits for no
 // guest and touches no disk, unless the client names a few domains and lets it.
-func (h *handlers) connectGetAllDomainStats(ctx context.Context, _ *session, args *xdr.ConnectGetAllDomainStatsArgs) (*xdr.ConnectGetAllDomainStatsRet, func(), error) {
+func (h *handlers) connectGetAllDomainStats(ctx context.Context, s *request, args *xdr.ConnectGetAllDomainStatsArgs) (*xdr.ConnectGetAllDomainStatsRet, func(), error) {
 	const known = statsFilters | statsNoWait | statsBacking | statsEnforce
 	if err := checkFlags("CONNECT_GET_ALL_DOMAIN_STATS", args.Flags, known); err != nil {
 		return nil, nil, err
@@ -59,7 +60,7 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, _ *session, arg
 		wanted.groups = statsGroups
 	}
 	if n := len(args.Domains); n > 0 && n <= fewNamed && args.Flags&statsNoWait == 0 {
-		wanted.refresh(ctx, guests)
+		wanted.refresh(ctx, s.scope, guests)
 	} else {
 		h.Guests.Refresh()
 	}
@@ -151,7 +152,7 @@ type statsRequest struct {
 // refresh has new samples taken of a few guests, and waits for them as long as
 // its patience lasts; and looks up the sizes of the images of those that do not
 // run.
-func (r *statsRequest) refresh(ctx context.Context, guests []*guest.Guest) {
+func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*guest.Guest) {
 	if r.groups&^statsState == 0 {
 		return
 	}
@@ -165,7 +166,7 @@ func (r *statsRequest) refresh(ctx context.Context, guests []*guest.Guest) {
 			case v.Active != nil:
 				_, _ = g.Stats(ctx, statsAge) // what came of it is in the guest's sample
 			case r.groups&statsBlock != 0:
-				sizes[i] = sizesAtRest(ctx, g, v)
+				sizes[i] = sizesAtRest(ctx, sc, g, v)
 			}
 		})
 	}
@@ -178,7 +179,7 @@ func (r *statsRequest) refresh(ctx context.Context, guests []*guest.Guest) {
 
 // sizesAtRest tells the sizes of the images of a guest that does not run, as
 // far as they are found in time.
-func sizesAtRest(ctx context.Context, g *guest.Guest, v *guest.View) map[string]guest.BlockInfo {
+func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.View) map[string]guest.BlockInfo {
 	if v.Current() == nil {
 		return nil
 	}
@@ -187,7 +188,7 @@ func sizesAtRest(ctx context.Context, g *guest.Guest, v *guest.View) map[string]
 		if d.Source == nil || ctx.Err() != nil {
 			continue
 		}
-		if info, err := g.BlockInfo(ctx, d.Target); err == nil {
+		if info, err := g.BlockInfo(ctx, sc, d.Target); err == nil {
 			sizes[d.Target] = info
 		}
 	}

@@ -61,9 +61,8 @@ func TestListsOfFiguresAreBounded(t *testing.T) {
 	}
 }
 
-// TestFiguresOfNumberedThings: names are right for the things whose names are
-// made beforehand and for those beyond; a disk is found where another was
-// unplugged before it.
+// Statistics of numbered objects have the right names, precomputed or not. A disk is found after another one
+// before it was unplugged.
 func TestFiguresOfNumberedThings(t *testing.T) {
 	def := &domain.Definition{}
 	st := &guest.Stats{At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps")}

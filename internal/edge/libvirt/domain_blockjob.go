@@ -32,7 +32,7 @@ const (
 	speedBytes = 1
 )
 
-func (h *handlers) domainBlockCommit(ctx context.Context, _ *session, args *xdr.DomainBlockCommitArgs) (*void, error) {
+func (h *handlers) domainBlockCommit(ctx context.Context, s *request, args *xdr.DomainBlockCommitArgs) (*void, error) {
 	if args.Flags&commitDelete != 0 {
 		return nil, fault.New(fault.Unsupported, fault.Call, "virsh blockcommit --delete is not built; delete the images that were committed yourself, with virsh vol-delete")
 	}
@@ -47,13 +47,13 @@ func (h *handlers) domainBlockCommit(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, ofBlockJob(g.BlockCommit(ctx, args.Disk, guest.CommitOptions{
+	return nil, ofBlockJob(g.BlockCommit(ctx, s.scope, args.Disk, guest.CommitOptions{
 		Base: given(args.Base), Top: given(args.Top), Speed: speed,
 		Shallow: args.Flags&commitShallow != 0, Active: args.Flags&commitActive != 0, Relative: args.Flags&commitRelative != 0,
 	}))
 }
 
-func (h *handlers) domainBlockJobAbort(ctx context.Context, _ *session, args *xdr.DomainBlockJobAbortArgs) (*void, error) {
+func (h *handlers) domainBlockJobAbort(ctx context.Context, s *request, args *xdr.DomainBlockJobAbortArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_BLOCK_JOB_ABORT", args.Flags, abortAsync|abortPivot); err != nil {
 		return nil, err
 	}
@@ -61,10 +61,10 @@ func (h *handlers) domainBlockJobAbort(ctx context.Context, _ *session, args *xd
 	if err != nil {
 		return nil, err
 	}
-	return nil, ofBlockJob(g.EndBlockJob(ctx, args.Path, args.Flags&abortPivot != 0, args.Flags&abortAsync != 0))
+	return nil, ofBlockJob(g.EndBlockJob(ctx, s.scope, args.Path, args.Flags&abortPivot != 0, args.Flags&abortAsync != 0))
 }
 
-func (h *handlers) domainGetBlockJobInfo(ctx context.Context, _ *session, args *xdr.DomainGetBlockJobInfoArgs) (*xdr.DomainGetBlockJobInfoRet, error) {
+func (h *handlers) domainGetBlockJobInfo(ctx context.Context, s *request, args *xdr.DomainGetBlockJobInfoArgs) (*xdr.DomainGetBlockJobInfoRet, error) {
 	if err := checkFlags("DOMAIN_GET_BLOCK_JOB_INFO", args.Flags, infoBytes); err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func (h *handlers) domainGetBlockJobInfo(ctx context.Context, _ *session, args *
 	if err != nil {
 		return nil, err
 	}
-	j, found, err := g.BlockJob(ctx, args.Path)
+	j, found, err := g.BlockJob(ctx, s.scope, args.Path)
 	if err != nil || !found {
 		return &xdr.DomainGetBlockJobInfoRet{}, err
 	}
@@ -83,7 +83,7 @@ func (h *handlers) domainGetBlockJobInfo(ctx context.Context, _ *session, args *
 	return ret, nil
 }
 
-func (h *handlers) domainBlockJobSetSpeed(ctx context.Context, _ *session, args *xdr.DomainBlockJobSetSpeedArgs) (*void, error) {
+func (h *handlers) domainBlockJobSetSpeed(ctx context.Context, s *request, args *xdr.DomainBlockJobSetSpeedArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_BLOCK_JOB_SET_SPEED", args.Flags, speedBytes); err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (h *handlers) domainBlockJobSetSpeed(ctx context.Context, _ *session, args 
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetBlockJobSpeed(ctx, args.Path, speed)
+	return nil, g.SetBlockJobSpeed(ctx, s.scope, args.Path, speed)
 }
 
 // bytesASecond gives a bandwidth that is in MiB a second unless it is in bytes.

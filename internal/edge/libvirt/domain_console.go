@@ -22,7 +22,7 @@ const (
 	consoleSafe  = 2
 )
 
-func (h *handlers) domainOpenConsole(ctx context.Context, _ *session, args *xdr.DomainOpenConsoleArgs) (*void, streamBody, error) {
+func (h *handlers) domainOpenConsole(ctx context.Context, s *request, args *xdr.DomainOpenConsoleArgs) (*void, streamBody, error) {
 	if err := checkFlags("DOMAIN_OPEN_CONSOLE", args.Flags, consoleForce|consoleSafe); err != nil {
 		return nil, nil, err
 	}
@@ -31,14 +31,14 @@ func (h *handlers) domainOpenConsole(ctx context.Context, _ *session, args *xdr.
 		return nil, nil, err
 	}
 	o := guest.ConsoleOptions{Force: args.Flags&consoleForce != 0, Safe: args.Flags&consoleSafe != 0}
-	console, err := g.OpenConsole(ctx, given(args.DeviceName), o)
+	console, err := g.OpenConsole(ctx, s.scope, given(args.DeviceName), o)
 	if err != nil {
 		return nil, nil, err
 	}
 	return nil, join(console), nil
 }
 
-func (h *handlers) domainOpenChannel(ctx context.Context, _ *session, args *xdr.DomainOpenChannelArgs) (*void, streamBody, error) {
+func (h *handlers) domainOpenChannel(ctx context.Context, s *request, args *xdr.DomainOpenChannelArgs) (*void, streamBody, error) {
 	if err := checkFlags("DOMAIN_OPEN_CHANNEL", args.Flags, consoleForce); err != nil {
 		return nil, nil, err
 	}
@@ -46,14 +46,14 @@ func (h *handlers) domainOpenChannel(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, nil, err
 	}
-	channel, err := g.OpenChannel(ctx, given(args.Name), guest.ConsoleOptions{Force: args.Flags&consoleForce != 0})
+	channel, err := g.OpenChannel(ctx, s.scope, given(args.Name), guest.ConsoleOptions{Force: args.Flags&consoleForce != 0})
 	if err != nil {
 		return nil, nil, err
 	}
 	return nil, join(channel), nil
 }
 
-func (h *handlers) domainScreenshot(ctx context.Context, _ *session, args *xdr.DomainScreenshotArgs) (*xdr.DomainScreenshotRet, streamBody, error) {
+func (h *handlers) domainScreenshot(ctx context.Context, s *request, args *xdr.DomainScreenshotArgs) (*xdr.DomainScreenshotRet, streamBody, error) {
 	if err := checkFlags("DOMAIN_SCREENSHOT", args.Flags, 0); err != nil {
 		return nil, nil, err
 	}
@@ -61,7 +61,7 @@ func (h *handlers) domainScreenshot(ctx context.Context, _ *session, args *xdr.D
 	if err != nil {
 		return nil, nil, err
 	}
-	mime, picture, err := g.Screenshot(ctx, uint(args.Screen))
+	mime, picture, err := g.Screenshot(ctx, s.scope, uint(args.Screen))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -17,7 +17,7 @@ const maxStatsCPUs = 128
 // domainGetCPUStats tells the processor time that a domain used, in all or on
 // each processor of the host. Without room for parameters it tells how many
 // there are for one processor; asked for none, how many processors.
-func (h *handlers) domainGetCPUStats(_ context.Context, _ *session, args *xdr.DomainGetCPUStatsArgs) (*xdr.DomainGetCPUStatsRet, error) {
+func (h *handlers) domainGetCPUStats(_ context.Context, _ *request, args *xdr.DomainGetCPUStatsArgs) (*xdr.DomainGetCPUStatsRet, error) {
 	if _, err := paramFlags("DOMAIN_GET_CPU_STATS", args.Flags, 0); err != nil {
 		return nil, err
 	}

@@ -21,15 +21,15 @@ func domainDeviceCalls(g group) {
 const updateForce = 4
 
 // domainAttachDevice, the older call, is for running guests alone.
-func (h *handlers) domainAttachDevice(ctx context.Context, _ *session, args *xdr.DomainAttachDeviceArgs) (*void, error) {
+func (h *handlers) domainAttachDevice(ctx context.Context, s *request, args *xdr.DomainAttachDeviceArgs) (*void, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Attach(ctx, args.XML, guest.Affect{Live: true})
+	return nil, g.Attach(ctx, s.scope, args.XML, guest.Affect{Live: true})
 }
 
-func (h *handlers) domainAttachDeviceFlags(ctx context.Context, _ *session, args *xdr.DomainAttachDeviceFlagsArgs) (*void, error) {
+func (h *handlers) domainAttachDeviceFlags(ctx context.Context, s *request, args *xdr.DomainAttachDeviceFlagsArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_ATTACH_DEVICE_FLAGS", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -37,18 +37,18 @@ func (h *handlers) domainAttachDeviceFlags(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Attach(ctx, args.XML, affect(args.Flags))
+	return nil, g.Attach(ctx, s.scope, args.XML, affect(args.Flags))
 }
 
-func (h *handlers) domainDetachDevice(ctx context.Context, _ *session, args *xdr.DomainDetachDeviceArgs) (*void, error) {
+func (h *handlers) domainDetachDevice(ctx context.Context, s *request, args *xdr.DomainDetachDeviceArgs) (*void, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Detach(ctx, args.XML, guest.Affect{Live: true})
+	return nil, g.Detach(ctx, s.scope, args.XML, guest.Affect{Live: true})
 }
 
-func (h *handlers) domainDetachDeviceFlags(ctx context.Context, _ *session, args *xdr.DomainDetachDeviceFlagsArgs) (*void, error) {
+func (h *handlers) domainDetachDeviceFlags(ctx context.Context, s *request, args *xdr.DomainDetachDeviceFlagsArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_DETACH_DEVICE_FLAGS", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -56,10 +56,10 @@ func (h *handlers) domainDetachDeviceFlags(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Detach(ctx, args.XML, affect(args.Flags))
+	return nil, g.Detach(ctx, s.scope, args.XML, affect(args.Flags))
 }
 
-func (h *handlers) domainDetachDeviceAlias(ctx context.Context, _ *session, args *xdr.DomainDetachDeviceAliasArgs) (*void, error) {
+func (h *handlers) domainDetachDeviceAlias(ctx context.Context, s *request, args *xdr.DomainDetachDeviceAliasArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_DETACH_DEVICE_ALIAS", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -67,10 +67,10 @@ func (h *handlers) domainDetachDeviceAlias(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.DetachAlias(ctx, args.Alias, affect(args.Flags))
+	return nil, g.DetachAlias(ctx, s.scope, args.Alias, affect(args.Flags))
 }
 
-func (h *handlers) domainUpdateDeviceFlags(ctx context.Context, _ *session, args *xdr.DomainUpdateDeviceFlagsArgs) (*void, error) {
+func (h *handlers) domainUpdateDeviceFlags(ctx context.Context, s *request, args *xdr.DomainUpdateDeviceFlagsArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_UPDATE_DEVICE_FLAGS", args.Flags, affectBoth|updateForce); err != nil {
 		return nil, err
 	}
@@ -78,5 +78,5 @@ func (h *handlers) domainUpdateDeviceFlags(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Update(ctx, args.XML, affect(args.Flags), args.Flags&updateForce != 0)
+	return nil, g.Update(ctx, s.scope, args.XML, affect(args.Flags), args.Flags&updateForce != 0)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainDumpCalls write what a domain holds to files, for debuggers.
@@ -28,15 +29,15 @@ const (
 // dumpFormats are QEMU's names of the formats of memory, by libvirt's numbers.
 var dumpFormats = []string{"elf", "kdump-zlib", "kdump-lzo", "kdump-snappy", "win-dmp", "kdump-raw-zlib", "kdump-raw-lzo", "kdump-raw-snappy"}
 
-func (h *handlers) domainCoreDump(ctx context.Context, _ *session, args *xdr.DomainCoreDumpArgs) (*void, error) {
-	return h.dump(ctx, "DOMAIN_CORE_DUMP", args.Domain, args.To, 0, args.Flags)
+func (h *handlers) domainCoreDump(ctx context.Context, s *request, args *xdr.DomainCoreDumpArgs) (*void, error) {
+	return h.dump(ctx, s.scope, "DOMAIN_CORE_DUMP", args.Domain, args.To, 0, args.Flags)
 }
 
-func (h *handlers) domainCoreDumpWithFormat(ctx context.Context, _ *session, args *xdr.DomainCoreDumpWithFormatArgs) (*void, error) {
-	return h.dump(ctx, "DOMAIN_CORE_DUMP_WITH_FORMAT", args.Domain, args.To, args.DumpFormat, args.Flags)
+func (h *handlers) domainCoreDumpWithFormat(ctx context.Context, s *request, args *xdr.DomainCoreDumpWithFormatArgs) (*void, error) {
+	return h.dump(ctx, s.scope, "DOMAIN_CORE_DUMP_WITH_FORMAT", args.Domain, args.To, args.DumpFormat, args.Flags)
 }
 
-func (h *handlers) dump(ctx context.Context, call string, d xdr.Domain, to string, format, flags uint32) (*void, error) {
+func (h *handlers) dump(ctx context.Context, sc scope.Scope, call string, d xdr.Domain, to string, format, flags uint32) (*void, error) {
 	o, err := dumpOptions(call, format, flags)
 	if err != nil {
 		return nil, err
@@ -45,7 +46,7 @@ func (h *handlers) dump(ctx context.Context, call string, d xdr.Domain, to strin
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Dump(ctx, to, o)
+	return nil, g.Dump(ctx, sc, to, o)
 }
 
 func dumpOptions(call string, format, flags uint32) (guest.DumpOptions, error) {

@@ -20,7 +20,7 @@ func domainGraphicsCalls(g group) {
 // graphicsSkipAuth lets the client in without the display's password.
 const graphicsSkipAuth = 1
 
-func (h *handlers) domainOpenGraphics(ctx context.Context, _ *session, args *xdr.DomainOpenGraphicsArgs, files []*os.File) (*void, error) {
+func (h *handlers) domainOpenGraphics(ctx context.Context, s *request, args *xdr.DomainOpenGraphicsArgs, files []*os.File) (*void, error) {
 	const call = "DOMAIN_OPEN_GRAPHICS"
 	if err := checkFlags(call, args.Flags, graphicsSkipAuth); err != nil {
 		return nil, err
@@ -32,10 +32,10 @@ func (h *handlers) domainOpenGraphics(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.OpenGraphics(ctx, uint(args.Index), args.Flags&graphicsSkipAuth != 0, files[0])
+	return nil, g.OpenGraphics(ctx, s.scope, uint(args.Index), args.Flags&graphicsSkipAuth != 0, files[0])
 }
 
-func (h *handlers) domainOpenGraphicsFD(ctx context.Context, _ *session, args *xdr.DomainOpenGraphicsFDArgs) (*void, []*os.File, error) {
+func (h *handlers) domainOpenGraphicsFD(ctx context.Context, s *request, args *xdr.DomainOpenGraphicsFDArgs) (*void, []*os.File, error) {
 	if err := checkFlags("DOMAIN_OPEN_GRAPHICS_FD", args.Flags, graphicsSkipAuth); err != nil {
 		return nil, nil, err
 	}
@@ -48,7 +48,7 @@ func (h *handlers) domainOpenGraphicsFD(ctx context.Context, _ *session, args *x
 		return nil, nil, err
 	}
 	defer ours.Close()
-	if err := g.OpenGraphics(ctx, uint(args.Index), args.Flags&graphicsSkipAuth != 0, ours); err != nil {
+	if err := g.OpenGraphics(ctx, s.scope, uint(args.Index), args.Flags&graphicsSkipAuth != 0, ours); err != nil {
 		_ = theirs.Close()
 		return nil, nil, err
 	}

@@ -7,12 +7,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // guestInfo is one sort of what an agent tells: its bit, and what asks for it.
 type guestInfo struct {
 	bit  uint32
-	tell func(context.Context, *guest.Guest, *paramList) error
+	tell func(context.Context, scope.Scope, *guest.Guest, *paramList) error
 }
 
 var guestInfos = []guestInfo{
@@ -26,7 +27,7 @@ var guestInfos = []guestInfo{
 
 // domainGetGuestInfo tells what was asked for. Asked for nothing in particular,
 // it tells what the agent can, and leaves out what it cannot.
-func (h *handlers) domainGetGuestInfo(ctx context.Context, _ *session, args *xdr.DomainGetGuestInfoArgs) (*xdr.DomainGetGuestInfoRet, error) {
+func (h *handlers) domainGetGuestInfo(ctx context.Context, s *request, args *xdr.DomainGetGuestInfoArgs) (*xdr.DomainGetGuestInfoRet, error) {
 	if _, err := paramFlags("DOMAIN_GET_GUEST_INFO", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -46,7 +47,7 @@ func (h *handlers) domainGetGuestInfo(ctx context.Context, _ *session, args *xdr
 		if args.Types != 0 && args.Types&i.bit == 0 {
 			continue
 		}
-		err := i.tell(ctx, g, p)
+		err := i.tell(ctx, s.scope, g, p)
 		if args.Types == 0 && fault.Is(err, fault.Unsupported) {
 			continue
 		}
@@ -57,8 +58,8 @@ func (h *handlers) domainGetGuestInfo(ctx context.Context, _ *session, args *xdr
 	return &xdr.DomainGetGuestInfoRet{Params: p.list}, nil
 }
 
-func tellUsers(ctx context.Context, g *guest.Guest, p *paramList) error {
-	users, err := g.Users(ctx)
+func tellUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
+	users, err := g.Users(ctx, sc)
 	if err != nil {
 		return err
 	}
@@ -72,8 +73,8 @@ func tellUsers(ctx context.Context, g *guest.Guest, p *paramList) error {
 	return nil
 }
 
-func tellOS(ctx context.Context, g *guest.Guest, p *paramList) error {
-	info, err := g.OSInfo(ctx)
+func tellOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
+	info, err := g.OSInfo(ctx, sc)
 	if err != nil {
 		return err
 	}
@@ -83,8 +84,8 @@ func tellOS(ctx context.Context, g *guest.Guest, p *paramList) error {
 	return nil
 }
 
-func tellTimezone(ctx context.Context, g *guest.Guest, p *paramList) error {
-	name, ahead, err := g.Timezone(ctx)
+func tellTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
+	name, ahead, err := g.Timezone(ctx, sc)
 	if err != nil {
 		return err
 	}
@@ -93,14 +94,14 @@ func tellTimezone(ctx context.Context, g *guest.Guest, p *paramList) error {
 	return nil
 }
 
-func tellHostname(ctx context.Context, g *guest.Guest, p *paramList) error {
-	name, err := g.AgentHostname(ctx)
+func tellHostname(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
+	name, err := g.AgentHostname(ctx, sc)
 	p.text("hostname", name)
 	return err
 }
 
-func tellFileSystems(ctx context.Context, g *guest.Guest, p *paramList) error {
-	found, err := g.FileSystems(ctx)
+func tellFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
+	found, err := g.FileSystems(ctx, sc)
 	if err != nil {
 		return err
 	}
@@ -127,8 +128,8 @@ func tellFileSystems(ctx context.Context, g *guest.Guest, p *paramList) error {
 	return nil
 }
 
-func tellInterfaces(ctx context.Context, g *guest.Guest, p *paramList) error {
-	found, err := g.Addresses(ctx, guest.ByAgent)
+func tellInterfaces(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
+	found, err := g.Addresses(ctx, sc, guest.ByAgent)
 	if err != nil {
 		return err
 	}

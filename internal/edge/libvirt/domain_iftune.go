@@ -48,7 +48,7 @@ func findInterface(d *domain.Definition, name string) (*device.NIC, error) {
 }
 
 // domainGetInterfaceParameters tells the bounds of one interface.
-func (h *handlers) domainGetInterfaceParameters(_ context.Context, _ *session, args *xdr.DomainGetInterfaceParametersArgs) (*xdr.DomainGetInterfaceParametersRet, error) {
+func (h *handlers) domainGetInterfaceParameters(_ context.Context, _ *request, args *xdr.DomainGetInterfaceParametersArgs) (*xdr.DomainGetInterfaceParametersRet, error) {
 	def, err := h.paramDefinition("DOMAIN_GET_INTERFACE_PARAMETERS", args.Domain, args.Flags)
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (h *handlers) domainGetInterfaceParameters(_ context.Context, _ *session, a
 	return ret, err
 }
 
-func (h *handlers) domainSetInterfaceParameters(ctx context.Context, _ *session, args *xdr.DomainSetInterfaceParametersArgs) (*void, error) {
+func (h *handlers) domainSetInterfaceParameters(ctx context.Context, s *request, args *xdr.DomainSetInterfaceParametersArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_INTERFACE_PARAMETERS", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (h *handlers) domainSetInterfaceParameters(ctx context.Context, _ *session,
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Tune(ctx, affect(args.Flags), func(d *domain.Definition) error {
+	return nil, g.Tune(ctx, s.scope, affect(args.Flags), func(d *domain.Definition) error {
 		n, err := findInterface(d, args.Device)
 		if err != nil {
 			return err

@@ -14,7 +14,7 @@ func domainIOThreadCalls(g group) {
 	on(g, xdr.ProcDomainAddIOThread, (*handlers).domainAddIOThread)
 }
 
-func (h *handlers) domainGetIOThreadInfo(ctx context.Context, _ *session, args *xdr.DomainGetIOThreadInfoArgs) (*xdr.DomainGetIOThreadInfoRet, error) {
+func (h *handlers) domainGetIOThreadInfo(ctx context.Context, _ *request, args *xdr.DomainGetIOThreadInfoArgs) (*xdr.DomainGetIOThreadInfoRet, error) {
 	if err := checkFlags("DOMAIN_GET_IOTHREAD_INFO", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func (h *handlers) domainGetIOThreadInfo(ctx context.Context, _ *session, args *
 	return ret, err
 }
 
-func (h *handlers) domainPinIOThread(ctx context.Context, _ *session, args *xdr.DomainPinIOThreadArgs) (*void, error) {
+func (h *handlers) domainPinIOThread(ctx context.Context, s *request, args *xdr.DomainPinIOThreadArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_PIN_IOTHREAD", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -60,10 +60,10 @@ func (h *handlers) domainPinIOThread(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinIOThread(ctx, uint(args.IOThreadID), to, affect(args.Flags))
+	return nil, g.PinIOThread(ctx, s.scope, uint(args.IOThreadID), to, affect(args.Flags))
 }
 
-func (h *handlers) domainAddIOThread(ctx context.Context, _ *session, args *xdr.DomainAddIOThreadArgs) (*void, error) {
+func (h *handlers) domainAddIOThread(ctx context.Context, s *request, args *xdr.DomainAddIOThreadArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_ADD_IOTHREAD", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -71,5 +71,5 @@ func (h *handlers) domainAddIOThread(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.AddIOThread(ctx, uint(args.IOThreadID), affect(args.Flags))
+	return nil, g.AddIOThread(ctx, s.scope, uint(args.IOThreadID), affect(args.Flags))
 }

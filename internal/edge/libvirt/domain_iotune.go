@@ -34,7 +34,7 @@ func findDisk(d *domain.Definition, name string) (*device.Disk, error) {
 
 // domainGetBlockIOTune tells the bounds of one disk; no disk asks what
 // parameters there are.
-func (h *handlers) domainGetBlockIOTune(_ context.Context, _ *session, args *xdr.DomainGetBlockIOTuneArgs) (*xdr.DomainGetBlockIOTuneRet, error) {
+func (h *handlers) domainGetBlockIOTune(_ context.Context, _ *request, args *xdr.DomainGetBlockIOTuneArgs) (*xdr.DomainGetBlockIOTuneRet, error) {
 	def, err := h.paramDefinition("DOMAIN_GET_BLOCK_IO_TUNE", args.Domain, args.Flags)
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func ioTune(t *device.IOTune) []xdr.TypedParam {
 	return params
 }
 
-func (h *handlers) domainSetBlockIOTune(ctx context.Context, _ *session, args *xdr.DomainSetBlockIOTuneArgs) (*void, error) {
+func (h *handlers) domainSetBlockIOTune(ctx context.Context, s *request, args *xdr.DomainSetBlockIOTuneArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_BLOCK_IO_TUNE", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func (h *handlers) domainSetBlockIOTune(ctx context.Context, _ *session, args *x
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Tune(ctx, affect(args.Flags), func(d *domain.Definition) error {
+	return nil, g.Tune(ctx, s.scope, affect(args.Flags), func(d *domain.Definition) error {
 		disk, err := findDisk(d, args.Disk)
 		if err != nil {
 			return err
@@ -217,7 +217,7 @@ func ioRates(t *device.IOTune) []ioRate {
 // resizeBytes says that a size is in bytes, and not in KiB.
 const resizeBytes = 1
 
-func (h *handlers) domainBlockResize(ctx context.Context, _ *session, args *xdr.DomainBlockResizeArgs) (*void, error) {
+func (h *handlers) domainBlockResize(ctx context.Context, s *request, args *xdr.DomainBlockResizeArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_BLOCK_RESIZE", args.Flags, resizeBytes); err != nil {
 		return nil, err
 	}
@@ -235,5 +235,5 @@ func (h *handlers) domainBlockResize(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ResizeDisk(ctx, args.Disk, size)
+	return nil, g.ResizeDisk(ctx, s.scope, args.Disk, size)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainJobCalls tell of work on a domain and end it.
@@ -15,8 +16,8 @@ func domainJobCalls(g group) {
 	on(g, xdr.ProcDomainGetJobInfo, (*handlers).domainGetJobInfo)
 	on(g, xdr.ProcDomainGetJobStats, (*handlers).domainGetJobStats)
 	on(g, xdr.ProcDomainAbortJob, domainCall((*guest.Guest).AbortJob))
-	on(g, xdr.ProcDomainAbortJobFlags, flaggedCall("DOMAIN_ABORT_JOB_FLAGS", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.AbortJob(ctx)
+	on(g, xdr.ProcDomainAbortJobFlags, flaggedCall("DOMAIN_ABORT_JOB_FLAGS", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
+		return g.AbortJob(ctx, sc)
 	}))
 }
 
@@ -62,7 +63,7 @@ func movesMemory(p domain.Progress) domain.Progress {
 	return domain.Progress{}
 }
 
-func (h *handlers) domainGetJobInfo(_ context.Context, _ *session, args *xdr.DomainGetJobInfoArgs) (*xdr.DomainGetJobInfoRet, error) {
+func (h *handlers) domainGetJobInfo(_ context.Context, _ *request, args *xdr.DomainGetJobInfoArgs) (*xdr.DomainGetJobInfoRet, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
@@ -84,7 +85,7 @@ const (
 	jobStatsKeep      = 2 // the figures of a completed job, which are kept in any case
 )
 
-func (h *handlers) domainGetJobStats(_ context.Context, _ *session, args *xdr.DomainGetJobStatsArgs) (*xdr.DomainGetJobStatsRet, error) {
+func (h *handlers) domainGetJobStats(_ context.Context, _ *request, args *xdr.DomainGetJobStatsArgs) (*xdr.DomainGetJobStatsRet, error) {
 	if err := checkFlags("DOMAIN_GET_JOB_STATS", args.Flags, jobStatsCompleted|jobStatsKeep); err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ var codesets = map[uint32]func(uint32) (guest.Key, error){
 	9: guest.ScanKey, // "qnum"
 }
 
-func (h *handlers) domainSendKey(ctx context.Context, _ *session, args *xdr.DomainSendKeyArgs) (*void, error) {
+func (h *handlers) domainSendKey(ctx context.Context, s *request, args *xdr.DomainSendKeyArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SEND_KEY", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -43,5 +43,5 @@ func (h *handlers) domainSendKey(ctx context.Context, _ *session, args *xdr.Doma
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SendKeys(ctx, keys, time.Duration(args.HoldTime)*time.Millisecond)
+	return nil, g.SendKeys(ctx, s.scope, keys, time.Duration(args.HoldTime)*time.Millisecond)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainLifeCalls define, start, stop and forget domains.
@@ -20,33 +21,33 @@ func domainLifeCalls(g group) {
 	onFilesIn(g, xdr.ProcDomainCreateXMLWithFiles, (*handlers).domainCreateXMLWithFiles)
 	on(g, xdr.ProcDomainSuspend, domainCall((*guest.Guest).Suspend))
 	on(g, xdr.ProcDomainResume, domainCall((*guest.Guest).Resume))
-	on(g, xdr.ProcDomainShutdown, domainCall(func(g *guest.Guest, ctx context.Context) error {
-		return g.Shutdown(ctx, guest.ShutdownDefault)
+	on(g, xdr.ProcDomainShutdown, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
+		return g.Shutdown(ctx, sc, guest.ShutdownDefault)
 	}))
-	on(g, xdr.ProcDomainShutdownFlags, flaggedCall("DOMAIN_SHUTDOWN_FLAGS", byACPI|byAgent, func(ctx context.Context, g *guest.Guest, flags uint32) error {
-		return g.Shutdown(ctx, shutdownMode(flags))
+	on(g, xdr.ProcDomainShutdownFlags, flaggedCall("DOMAIN_SHUTDOWN_FLAGS", byACPI|byAgent, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
+		return g.Shutdown(ctx, sc, shutdownMode(flags))
 	}))
-	on(g, xdr.ProcDomainReboot, flaggedCall("DOMAIN_REBOOT", byACPI|byAgent, func(ctx context.Context, g *guest.Guest, flags uint32) error {
-		return g.Reboot(ctx, shutdownMode(flags))
+	on(g, xdr.ProcDomainReboot, flaggedCall("DOMAIN_REBOOT", byACPI|byAgent, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
+		return g.Reboot(ctx, sc, shutdownMode(flags))
 	}))
-	on(g, xdr.ProcDomainReset, flaggedCall("DOMAIN_RESET", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.Reset(ctx)
+	on(g, xdr.ProcDomainReset, flaggedCall("DOMAIN_RESET", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
+		return g.Reset(ctx, sc)
 	}))
-	on(g, xdr.ProcDomainDestroy, domainCall(func(g *guest.Guest, ctx context.Context) error {
-		return g.Destroy(ctx, false)
+	on(g, xdr.ProcDomainDestroy, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
+		return g.Destroy(ctx, sc, false)
 	}))
-	on(g, xdr.ProcDomainDestroyFlags, flaggedCall("DOMAIN_DESTROY_FLAGS", destroyGraceful, func(ctx context.Context, g *guest.Guest, flags uint32) error {
-		return g.Destroy(ctx, flags&destroyGraceful != 0)
+	on(g, xdr.ProcDomainDestroyFlags, flaggedCall("DOMAIN_DESTROY_FLAGS", destroyGraceful, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
+		return g.Destroy(ctx, sc, flags&destroyGraceful != 0)
 	}))
-	on(g, xdr.ProcDomainUndefine, domainCall(func(g *guest.Guest, ctx context.Context) error {
-		return g.Undefine(ctx, guest.UndefineOptions{})
+	on(g, xdr.ProcDomainUndefine, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
+		return g.Undefine(ctx, sc, guest.UndefineOptions{})
 	}))
 	on(g, xdr.ProcDomainUndefineFlags, flaggedCall("DOMAIN_UNDEFINE_FLAGS", undefineFlags, undefine))
-	on(g, xdr.ProcDomainInjectNMI, flaggedCall("DOMAIN_INJECT_NMI", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.InjectNMI(ctx)
+	on(g, xdr.ProcDomainInjectNMI, flaggedCall("DOMAIN_INJECT_NMI", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
+		return g.InjectNMI(ctx, sc)
 	}))
-	on(g, xdr.ProcDomainPMWakeup, flaggedCall("DOMAIN_PM_WAKEUP", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.Wake(ctx)
+	on(g, xdr.ProcDomainPMWakeup, flaggedCall("DOMAIN_PM_WAKEUP", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
+		return g.Wake(ctx, sc)
 	}))
 	on(g, xdr.ProcDomainRename, (*handlers).domainRename)
 	on(g, xdr.ProcDomainGetAutostart, (*handlers).domainGetAutostart)
@@ -57,16 +58,16 @@ func domainLifeCalls(g group) {
 
 const defineValidate = 1
 
-func (h *handlers) domainDefineXML(ctx context.Context, _ *session, args *xdr.DomainDefineXMLArgs) (*xdr.DomainDefineXMLRet, error) {
-	return reference(h.Guests.Define(ctx, args.XML, false))
+func (h *handlers) domainDefineXML(ctx context.Context, s *request, args *xdr.DomainDefineXMLArgs) (*xdr.DomainDefineXMLRet, error) {
+	return reference(h.Guests.Define(ctx, s.scope, args.XML, false))
 }
 
-func (h *handlers) domainDefineXMLFlags(ctx context.Context, _ *session, args *xdr.DomainDefineXMLFlagsArgs) (*xdr.DomainDefineXMLFlagsRet, error) {
+func (h *handlers) domainDefineXMLFlags(ctx context.Context, s *request, args *xdr.DomainDefineXMLFlagsArgs) (*xdr.DomainDefineXMLFlagsRet, error) {
 	if err := checkFlags("DOMAIN_DEFINE_XML_FLAGS", args.Flags, defineValidate); err != nil {
 		return nil, err
 	}
 	validate := args.Flags&defineValidate != 0
-	g, err := h.Guests.Define(ctx, args.XML, validate)
+	g, err := h.Guests.Define(ctx, s.scope, args.XML, validate)
 	return reference(g, asValidation(args.XML, validate, err))
 }
 
@@ -90,15 +91,15 @@ func startOptions(s *session, flags uint32) guest.StartOptions {
 	}
 }
 
-func (h *handlers) domainCreate(ctx context.Context, s *session, args *xdr.DomainCreateArgs) (*void, error) {
+func (h *handlers) domainCreate(ctx context.Context, s *request, args *xdr.DomainCreateArgs) (*void, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Start(ctx, startOptions(s, 0))
+	return nil, g.Start(ctx, s.scope, startOptions(s.session, 0))
 }
 
-func (h *handlers) domainCreateWithFlags(ctx context.Context, s *session, args *xdr.DomainCreateWithFlagsArgs) (*xdr.DomainCreateWithFlagsRet, error) {
+func (h *handlers) domainCreateWithFlags(ctx context.Context, s *request, args *xdr.DomainCreateWithFlagsArgs) (*xdr.DomainCreateWithFlagsRet, error) {
 	const known = startPaused | startAutoDestroy | startBypassCache | startForceBoot | startResetNVRAM
 	if err := checkFlags("DOMAIN_CREATE_WITH_FLAGS", args.Flags, known); err != nil {
 		return nil, err
@@ -107,16 +108,16 @@ func (h *handlers) domainCreateWithFlags(ctx context.Context, s *session, args *
 	if err != nil {
 		return nil, err
 	}
-	return reference(g, g.Start(ctx, startOptions(s, args.Flags)))
+	return reference(g, g.Start(ctx, s.scope, startOptions(s.session, args.Flags)))
 }
 
-func (h *handlers) domainCreateXML(ctx context.Context, s *session, args *xdr.DomainCreateXMLArgs) (*xdr.DomainCreateXMLRet, error) {
+func (h *handlers) domainCreateXML(ctx context.Context, s *request, args *xdr.DomainCreateXMLArgs) (*xdr.DomainCreateXMLRet, error) {
 	const known = startPaused | startAutoDestroy | startValidate | startResetNVRAM
 	if err := checkFlags("DOMAIN_CREATE_XML", args.Flags, known); err != nil {
 		return nil, err
 	}
-	o := startOptions(s, args.Flags)
-	g, err := h.Guests.Create(ctx, args.XML, o)
+	o := startOptions(s.session, args.Flags)
+	g, err := h.Guests.Create(ctx, s.scope, args.XML, o)
 	return reference(g, asValidation(args.XML, o.Validate, err))
 }
 
@@ -129,14 +130,14 @@ func refuseFiles(files []*os.File) error {
 	return withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "descriptors cannot be passed to a QEMU guest"))
 }
 
-func (h *handlers) domainCreateWithFiles(ctx context.Context, s *session, args *xdr.DomainCreateWithFilesArgs, files []*os.File) (*xdr.DomainCreateWithFilesRet, error) {
+func (h *handlers) domainCreateWithFiles(ctx context.Context, s *request, args *xdr.DomainCreateWithFilesArgs, files []*os.File) (*xdr.DomainCreateWithFilesRet, error) {
 	if err := refuseFiles(files); err != nil {
 		return nil, err
 	}
 	return h.domainCreateWithFlags(ctx, s, args)
 }
 
-func (h *handlers) domainCreateXMLWithFiles(ctx context.Context, s *session, args *xdr.DomainCreateXMLWithFilesArgs, files []*os.File) (*xdr.DomainCreateXMLWithFilesRet, error) {
+func (h *handlers) domainCreateXMLWithFiles(ctx context.Context, s *request, args *xdr.DomainCreateXMLWithFilesArgs, files []*os.File) (*xdr.DomainCreateXMLWithFilesRet, error) {
 	if err := refuseFiles(files); err != nil {
 		return nil, err
 	}
@@ -173,21 +174,21 @@ const (
 	undefineFlags       = 127
 )
 
-func undefine(ctx context.Context, g *guest.Guest, flags uint32) error {
+func undefine(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
 	if flags&(undefineNVRAM|undefineKeepNVRAM) == undefineNVRAM|undefineKeepNVRAM {
 		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the nvram exclude each other")
 	}
 	if flags&(undefineTPM|undefineKeepTPM) == undefineTPM|undefineKeepTPM {
 		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the TPM's state exclude each other")
 	}
-	return g.Undefine(ctx, guest.UndefineOptions{
+	return g.Undefine(ctx, sc, guest.UndefineOptions{
 		ManagedSave: flags&undefineManagedSave != 0, Snapshots: flags&undefineSnapshots != 0,
 		Checkpoints: flags&undefineCheckpoints != 0, NVRAM: flags&undefineNVRAM != 0, KeepNVRAM: flags&undefineKeepNVRAM != 0,
 		TPM: flags&undefineTPM != 0, KeepTPM: flags&undefineKeepTPM != 0,
 	})
 }
 
-func (h *handlers) domainRename(ctx context.Context, _ *session, args *xdr.DomainRenameArgs) (*xdr.DomainRenameRet, error) {
+func (h *handlers) domainRename(ctx context.Context, s *request, args *xdr.DomainRenameArgs) (*xdr.DomainRenameRet, error) {
 	if err := checkFlags("DOMAIN_RENAME", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -198,10 +199,10 @@ func (h *handlers) domainRename(ctx context.Context, _ *session, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	return &xdr.DomainRenameRet{}, g.Rename(ctx, *args.NewName)
+	return &xdr.DomainRenameRet{}, g.Rename(ctx, s.scope, *args.NewName)
 }
 
-func (h *handlers) domainGetAutostart(_ context.Context, _ *session, args *xdr.DomainGetAutostartArgs) (*xdr.DomainGetAutostartRet, error) {
+func (h *handlers) domainGetAutostart(_ context.Context, _ *request, args *xdr.DomainGetAutostartArgs) (*xdr.DomainGetAutostartRet, error) {
 	v, err := h.view(args.Domain)
 	if err != nil {
 		return nil, err
@@ -209,15 +210,15 @@ func (h *handlers) domainGetAutostart(_ context.Context, _ *session, args *xdr.D
 	return &xdr.DomainGetAutostartRet{Autostart: v.Autostart}, nil
 }
 
-func (h *handlers) domainSetAutostart(ctx context.Context, _ *session, args *xdr.DomainSetAutostartArgs) (*void, error) {
+func (h *handlers) domainSetAutostart(ctx context.Context, s *request, args *xdr.DomainSetAutostartArgs) (*void, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetAutostart(ctx, args.Autostart)
+	return nil, g.SetAutostart(ctx, s.scope, args.Autostart)
 }
 
-func (h *handlers) domainGetAutostartOnce(_ context.Context, _ *session, args *xdr.DomainGetAutostartOnceArgs) (*xdr.DomainGetAutostartOnceRet, error) {
+func (h *handlers) domainGetAutostartOnce(_ context.Context, _ *request, args *xdr.DomainGetAutostartOnceArgs) (*xdr.DomainGetAutostartOnceRet, error) {
 	v, err := h.view(args.Domain)
 	if err != nil {
 		return nil, err
@@ -225,10 +226,10 @@ func (h *handlers) domainGetAutostartOnce(_ context.Context, _ *session, args *x
 	return &xdr.DomainGetAutostartOnceRet{Autostart: v.AutostartOnce}, nil
 }
 
-func (h *handlers) domainSetAutostartOnce(ctx context.Context, _ *session, args *xdr.DomainSetAutostartOnceArgs) (*void, error) {
+func (h *handlers) domainSetAutostartOnce(ctx context.Context, s *request, args *xdr.DomainSetAutostartOnceArgs) (*void, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetAutostartOnce(ctx, args.Autostart)
+	return nil, g.SetAutostartOnce(ctx, s.scope, args.Autostart)
 }

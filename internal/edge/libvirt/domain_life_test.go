@@ -55,7 +55,7 @@ func TestStateReasons(t *testing.T) {
 	}
 }
 
-// TestVirshSavedImages looks into saved guests and changes what is said of them.
+// TestVirshSavedImages reads the definitions in save images and changes them.
 func TestVirshSavedImages(t *testing.T) {
 	s := &shell{withGuests(t), map[string]string{
 		"DIR": t.TempDir(),
@@ -134,7 +134,7 @@ func TestVirshLesserCalls(t *testing.T) {
 	s.does("set-lifecycle-action web crash coredump-destroy")
 	s.fails("set-lifecycle-action web crash rename-restart", "rename-restart")
 	s.fails("send-key web --codeset usb 4", "argument unsupported: codeset 7")
-	s.fails("send-key web 240", "invalid argument: Linux's key code 240")
+	s.fails("send-key web 240", "invalid argument: QEMU's keyboards have no key for Linux key code 240")
 	s.fails("dompmwakeup web", "is not suspended by its guest")
 	s.fails("shutdown web --mode initctl", "unsupported flags")
 	s.fails("undefine web --tpm", "cannot remove the TPM's state while the domain is running")
@@ -263,8 +263,7 @@ func TestReadersMaySeeNoSecrets(t *testing.T) {
 	reader.refused(xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.DomainManagedSaveGetXMLDescArgs{Domain: ret.Domain}, codeOperationInvalid)
 }
 
-// TestAnAbortedSave: a save whose file takes nothing shows its progress, can be
-// aborted, and leaves the guest as it was.
+// A save to a file that accepts no data shows its progress, can be aborted, and leaves the guest unchanged.
 func TestAnAbortedSave(t *testing.T) {
 	h := withGuests(t)
 	image := filepath.Join(t.TempDir(), "image")

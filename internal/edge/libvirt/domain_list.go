@@ -21,15 +21,15 @@ func domainListCalls(g group) {
 	on(g, xdr.ProcConnectNumOfDefinedDomains, (*handlers).connectNumOfDefinedDomains)
 }
 
-func (h *handlers) domainLookupByID(_ context.Context, _ *session, args *xdr.DomainLookupByIDArgs) (*xdr.DomainLookupByIDRet, error) {
+func (h *handlers) domainLookupByID(_ context.Context, _ *request, args *xdr.DomainLookupByIDArgs) (*xdr.DomainLookupByIDRet, error) {
 	return reference(h.Guests.ByID(int(args.ID)))
 }
 
-func (h *handlers) domainLookupByName(_ context.Context, _ *session, args *xdr.DomainLookupByNameArgs) (*xdr.DomainLookupByNameRet, error) {
+func (h *handlers) domainLookupByName(_ context.Context, _ *request, args *xdr.DomainLookupByNameArgs) (*xdr.DomainLookupByNameRet, error) {
 	return reference(h.Guests.ByName(args.Name))
 }
 
-func (h *handlers) domainLookupByUUID(_ context.Context, _ *session, args *xdr.DomainLookupByUUIDArgs) (*xdr.DomainLookupByUUIDRet, error) {
+func (h *handlers) domainLookupByUUID(_ context.Context, _ *request, args *xdr.DomainLookupByUUIDArgs) (*xdr.DomainLookupByUUIDRet, error) {
 	return reference(h.Guests.ByUUID(formatUUID(args.UUID)))
 }
 
@@ -103,11 +103,11 @@ func (h *handlers) views(s *session, flags uint32) []*guest.View {
 	return found
 }
 
-func (h *handlers) connectListAllDomains(_ context.Context, s *session, args *xdr.ConnectListAllDomainsArgs) (*xdr.ConnectListAllDomainsRet, error) {
+func (h *handlers) connectListAllDomains(_ context.Context, s *request, args *xdr.ConnectListAllDomainsArgs) (*xdr.ConnectListAllDomainsRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_DOMAINS", args.Flags, listFilters); err != nil {
 		return nil, err
 	}
-	found := h.views(s, args.Flags)
+	found := h.views(s.session, args.Flags)
 	ret := &xdr.ConnectListAllDomainsRet{Count: uint32(len(found))}
 	if !args.NeedResults {
 		return ret, nil
@@ -128,27 +128,27 @@ const (
 	onlyInactive = 2
 )
 
-func (h *handlers) connectListDomains(_ context.Context, s *session, args *xdr.ConnectListDomainsArgs) (*xdr.ConnectListDomainsRet, error) {
+func (h *handlers) connectListDomains(_ context.Context, s *request, args *xdr.ConnectListDomainsArgs) (*xdr.ConnectListDomainsRet, error) {
 	ret := new(xdr.ConnectListDomainsRet)
-	for _, v := range h.views(s, onlyActive) {
+	for _, v := range h.views(s.session, onlyActive) {
 		ret.IDs = append(ret.IDs, int32(v.ID))
 	}
 	slices.Sort(ret.IDs)
 	return ret, atMost(&ret.IDs, args.MaxIDs)
 }
 
-func (h *handlers) connectNumOfDomains(_ context.Context, s *session, _ *void) (*xdr.ConnectNumOfDomainsRet, error) {
-	return &xdr.ConnectNumOfDomainsRet{Count: int32(len(h.views(s, onlyActive)))}, nil
+func (h *handlers) connectNumOfDomains(_ context.Context, s *request, _ *void) (*xdr.ConnectNumOfDomainsRet, error) {
+	return &xdr.ConnectNumOfDomainsRet{Count: int32(len(h.views(s.session, onlyActive)))}, nil
 }
 
-func (h *handlers) connectListDefinedDomains(_ context.Context, s *session, args *xdr.ConnectListDefinedDomainsArgs) (*xdr.ConnectListDefinedDomainsRet, error) {
+func (h *handlers) connectListDefinedDomains(_ context.Context, s *request, args *xdr.ConnectListDefinedDomainsArgs) (*xdr.ConnectListDefinedDomainsRet, error) {
 	ret := new(xdr.ConnectListDefinedDomainsRet)
-	for _, v := range h.views(s, onlyInactive) {
+	for _, v := range h.views(s.session, onlyInactive) {
 		ret.Names = append(ret.Names, v.Name)
 	}
 	return ret, atMost(&ret.Names, args.MaxNames)
 }
 
-func (h *handlers) connectNumOfDefinedDomains(_ context.Context, s *session, _ *void) (*xdr.ConnectNumOfDefinedDomainsRet, error) {
-	return &xdr.ConnectNumOfDefinedDomainsRet{Count: int32(len(h.views(s, onlyInactive)))}, nil
+func (h *handlers) connectNumOfDefinedDomains(_ context.Context, s *request, _ *void) (*xdr.ConnectNumOfDefinedDomainsRet, error) {
+	return &xdr.ConnectNumOfDefinedDomainsRet{Count: int32(len(h.views(s.session, onlyInactive)))}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainMemoryCalls tell and change how much memory a domain has. Memory on the
@@ -22,7 +23,7 @@ func domainMemoryCalls(g group) {
 // memoryMaximum changes the most that a domain can have.
 const memoryMaximum = 4
 
-func (h *handlers) domainGetMaxMemory(_ context.Context, _ *session, args *xdr.DomainGetMaxMemoryArgs) (*xdr.DomainGetMaxMemoryRet, error) {
+func (h *handlers) domainGetMaxMemory(_ context.Context, _ *request, args *xdr.DomainGetMaxMemoryArgs) (*xdr.DomainGetMaxMemoryRet, error) {
 	v, err := h.view(args.Domain)
 	if err != nil {
 		return nil, err
@@ -34,7 +35,7 @@ func (h *handlers) domainGetMaxMemory(_ context.Context, _ *session, args *xdr.D
 	return &xdr.DomainGetMaxMemoryRet{Memory: def.Memory / 1024}, nil
 }
 
-func (h *handlers) setMemory(ctx context.Context, d xdr.Domain, kib uint64, a guest.Affect, maximum bool) (*void, error) {
+func (h *handlers) setMemory(ctx context.Context, sc scope.Scope, d xdr.Domain, kib uint64, a guest.Affect, maximum bool) (*void, error) {
 	if kib == 0 || kib > domainxml.MaxMemory/1024 {
 		return nil, fault.New(fault.Invalid, fault.Call, "a domain cannot have %d KiB of memory", kib)
 	}
@@ -43,27 +44,27 @@ func (h *handlers) setMemory(ctx context.Context, d xdr.Domain, kib uint64, a gu
 		return nil, err
 	}
 	if maximum {
-		return nil, g.SetMaxMemory(ctx, kib*1024, a)
+		return nil, g.SetMaxMemory(ctx, sc, kib*1024, a)
 	}
-	return nil, g.SetMemory(ctx, kib*1024, a)
+	return nil, g.SetMemory(ctx, sc, kib*1024, a)
 }
 
-func (h *handlers) domainSetMaxMemory(ctx context.Context, _ *session, args *xdr.DomainSetMaxMemoryArgs) (*void, error) {
-	return h.setMemory(ctx, args.Domain, args.Memory, guest.Affect{}, true)
+func (h *handlers) domainSetMaxMemory(ctx context.Context, s *request, args *xdr.DomainSetMaxMemoryArgs) (*void, error) {
+	return h.setMemory(ctx, s.scope, args.Domain, args.Memory, guest.Affect{}, true)
 }
 
-func (h *handlers) domainSetMemory(ctx context.Context, _ *session, args *xdr.DomainSetMemoryArgs) (*void, error) {
-	return h.setMemory(ctx, args.Domain, args.Memory, guest.Affect{Live: true}, false)
+func (h *handlers) domainSetMemory(ctx context.Context, s *request, args *xdr.DomainSetMemoryArgs) (*void, error) {
+	return h.setMemory(ctx, s.scope, args.Domain, args.Memory, guest.Affect{Live: true}, false)
 }
 
-func (h *handlers) domainSetMemoryFlags(ctx context.Context, _ *session, args *xdr.DomainSetMemoryFlagsArgs) (*void, error) {
+func (h *handlers) domainSetMemoryFlags(ctx context.Context, s *request, args *xdr.DomainSetMemoryFlagsArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_MEMORY_FLAGS", args.Flags, affectBoth|memoryMaximum); err != nil {
 		return nil, err
 	}
-	return h.setMemory(ctx, args.Domain, args.Memory, affect(args.Flags), args.Flags&memoryMaximum != 0)
+	return h.setMemory(ctx, s.scope, args.Domain, args.Memory, affect(args.Flags), args.Flags&memoryMaximum != 0)
 }
 
-func (h *handlers) domainSetMemoryStatsPeriod(ctx context.Context, _ *session, args *xdr.DomainSetMemoryStatsPeriodArgs) (*void, error) {
+func (h *handlers) domainSetMemoryStatsPeriod(ctx context.Context, s *request, args *xdr.DomainSetMemoryStatsPeriodArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_MEMORY_STATS_PERIOD", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -74,5 +75,5 @@ func (h *handlers) domainSetMemoryStatsPeriod(ctx context.Context, _ *session, a
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetStatsPeriod(ctx, uint(args.Period), affect(args.Flags))
+	return nil, g.SetStatsPeriod(ctx, s.scope, uint(args.Period), affect(args.Flags))
 }

@@ -24,7 +24,7 @@ func metadataSort(number int32) (guest.MetadataKind, error) {
 	return metadataSorts[number], nil
 }
 
-func (h *handlers) domainGetMetadata(_ context.Context, _ *session, args *xdr.DomainGetMetadataArgs) (*xdr.DomainGetMetadataRet, error) {
+func (h *handlers) domainGetMetadata(_ context.Context, _ *request, args *xdr.DomainGetMetadataArgs) (*xdr.DomainGetMetadataRet, error) {
 	if err := checkFlags("DOMAIN_GET_METADATA", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func (h *handlers) domainGetMetadata(_ context.Context, _ *session, args *xdr.Do
 	return &xdr.DomainGetMetadataRet{Metadata: text}, err
 }
 
-func (h *handlers) domainSetMetadata(ctx context.Context, _ *session, args *xdr.DomainSetMetadataArgs) (*void, error) {
+func (h *handlers) domainSetMetadata(ctx context.Context, s *request, args *xdr.DomainSetMetadataArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_METADATA", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -52,5 +52,5 @@ func (h *handlers) domainSetMetadata(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetMetadata(ctx, kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
+	return nil, g.SetMetadata(ctx, s.scope, kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
 }

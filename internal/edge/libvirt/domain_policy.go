@@ -19,7 +19,7 @@ var (
 	lifecycleActions = []string{"destroy", "restart", "rename-restart", "preserve", "coredump-destroy", "coredump-restart"}
 )
 
-func (h *handlers) domainSetLifecycleAction(ctx context.Context, _ *session, args *xdr.DomainSetLifecycleActionArgs) (*void, error) {
+func (h *handlers) domainSetLifecycleAction(ctx context.Context, s *request, args *xdr.DomainSetLifecycleActionArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_LIFECYCLE_ACTION", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -30,5 +30,5 @@ func (h *handlers) domainSetLifecycleAction(ctx context.Context, _ *session, arg
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetPolicy(ctx, lifecycleTypes[args.Type], lifecycleActions[args.Action], affect(args.Flags))
+	return nil, g.SetPolicy(ctx, s.scope, lifecycleTypes[args.Type], lifecycleActions[args.Action], affect(args.Flags))
 }

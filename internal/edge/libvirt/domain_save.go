@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // domainSaveCalls put guests into files and take them out again.
@@ -23,8 +24,8 @@ func domainSaveCalls(g group) {
 	on(g, xdr.ProcDomainManagedSaveGetXMLDesc, (*handlers).domainManagedSaveGetXMLDesc)
 	on(g, xdr.ProcDomainManagedSaveDefineXML, (*handlers).domainManagedSaveDefineXML)
 	on(g, xdr.ProcDomainHasManagedSaveImage, (*handlers).domainHasManagedSaveImage)
-	on(g, xdr.ProcDomainManagedSaveRemove, flaggedCall("DOMAIN_MANAGED_SAVE_REMOVE", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
-		return g.RemoveManagedSave(ctx)
+	on(g, xdr.ProcDomainManagedSaveRemove, flaggedCall("DOMAIN_MANAGED_SAVE_REMOVE", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
+		return g.RemoveManagedSave(ctx, sc)
 	}))
 }
 
@@ -59,24 +60,24 @@ func saveOptions(call string, flags, known uint32, xml *string) (guest.SaveOptio
 	return o, nil
 }
 
-func (h *handlers) save(ctx context.Context, d xdr.Domain, to string, o guest.SaveOptions) (*void, error) {
+func (h *handlers) save(ctx context.Context, sc scope.Scope, d xdr.Domain, to string, o guest.SaveOptions) (*void, error) {
 	g, err := h.guest(d)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Save(ctx, to, o)
+	return nil, g.Save(ctx, sc, to, o)
 }
 
-func (h *handlers) domainSave(ctx context.Context, _ *session, args *xdr.DomainSaveArgs) (*void, error) {
-	return h.save(ctx, args.Domain, args.To, guest.SaveOptions{})
+func (h *handlers) domainSave(ctx context.Context, s *request, args *xdr.DomainSaveArgs) (*void, error) {
+	return h.save(ctx, s.scope, args.Domain, args.To, guest.SaveOptions{})
 }
 
-func (h *handlers) domainSaveFlags(ctx context.Context, _ *session, args *xdr.DomainSaveFlagsArgs) (*void, error) {
+func (h *handlers) domainSaveFlags(ctx context.Context, s *request, args *xdr.DomainSaveFlagsArgs) (*void, error) {
 	o, err := saveOptions("DOMAIN_SAVE_FLAGS", args.Flags, saveFlags, args.DestXML)
 	if err != nil {
 		return nil, err
 	}
-	return h.save(ctx, args.Domain, args.To, o)
+	return h.save(ctx, s.scope, args.Domain, args.To, o)
 }
 
 // saveParams reads the typed parameters of a save or restore.
@@ -96,7 +97,7 @@ func saveParams(call string, params []xdr.TypedParam) (file string, xml *string,
 }
 
 // domainSaveParams without a file is a managed save.
-func (h *handlers) domainSaveParams(ctx context.Context, _ *session, args *xdr.DomainSaveParamsArgs) (*void, error) {
+func (h *handlers) domainSaveParams(ctx context.Context, s *request, args *xdr.DomainSaveParamsArgs) (*void, error) {
 	const call = "DOMAIN_SAVE_PARAMS"
 	file, xml, err := saveParams(call, args.Params)
 	if err != nil {
@@ -107,33 +108,33 @@ func (h *handlers) domainSaveParams(ctx context.Context, _ *session, args *xdr.D
 		return nil, err
 	}
 	if file != "" {
-		return h.save(ctx, args.Domain, file, o)
+		return h.save(ctx, s.scope, args.Domain, file, o)
 	}
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ManagedSave(ctx, o)
+	return nil, g.ManagedSave(ctx, s.scope, o)
 }
 
-func (h *handlers) restore(ctx context.Context, from string, o guest.SaveOptions) (*void, error) {
-	_, err := h.Guests.Restore(ctx, from, o)
+func (h *handlers) restore(ctx context.Context, sc scope.Scope, from string, o guest.SaveOptions) (*void, error) {
+	_, err := h.Guests.Restore(ctx, sc, from, o)
 	return nil, err
 }
 
-func (h *handlers) domainRestore(ctx context.Context, _ *session, args *xdr.DomainRestoreArgs) (*void, error) {
-	return h.restore(ctx, args.From, guest.SaveOptions{})
+func (h *handlers) domainRestore(ctx context.Context, s *request, args *xdr.DomainRestoreArgs) (*void, error) {
+	return h.restore(ctx, s.scope, args.From, guest.SaveOptions{})
 }
 
-func (h *handlers) domainRestoreFlags(ctx context.Context, _ *session, args *xdr.DomainRestoreFlagsArgs) (*void, error) {
+func (h *handlers) domainRestoreFlags(ctx context.Context, s *request, args *xdr.DomainRestoreFlagsArgs) (*void, error) {
 	o, err := saveOptions("DOMAIN_RESTORE_FLAGS", args.Flags, restoreFlags, args.DestXML)
 	if err != nil {
 		return nil, err
 	}
-	return h.restore(ctx, args.From, o)
+	return h.restore(ctx, s.scope, args.From, o)
 }
 
-func (h *handlers) domainRestoreParams(ctx context.Context, _ *session, args *xdr.DomainRestoreParamsArgs) (*void, error) {
+func (h *handlers) domainRestoreParams(ctx context.Context, s *request, args *xdr.DomainRestoreParamsArgs) (*void, error) {
 	const call = "DOMAIN_RESTORE_PARAMS"
 	file, xml, err := saveParams(call, args.Params)
 	if err != nil {
@@ -146,26 +147,26 @@ func (h *handlers) domainRestoreParams(ctx context.Context, _ *session, args *xd
 	if err != nil {
 		return nil, err
 	}
-	return h.restore(ctx, file, o)
+	return h.restore(ctx, s.scope, file, o)
 }
 
-func (h *handlers) domainSaveImageGetXMLDesc(ctx context.Context, _ *session, args *xdr.DomainSaveImageGetXMLDescArgs) (*xdr.DomainSaveImageGetXMLDescRet, error) {
+func (h *handlers) domainSaveImageGetXMLDesc(ctx context.Context, s *request, args *xdr.DomainSaveImageGetXMLDescArgs) (*xdr.DomainSaveImageGetXMLDescRet, error) {
 	if err := checkFlags("DOMAIN_SAVE_IMAGE_GET_XML_DESC", args.Flags, xmlSecure); err != nil {
 		return nil, err
 	}
-	doc, err := h.Guests.SavedXML(ctx, args.File, args.Flags&xmlSecure != 0)
+	doc, err := h.Guests.SavedXML(ctx, s.scope, args.File, args.Flags&xmlSecure != 0)
 	return &xdr.DomainSaveImageGetXMLDescRet{XML: doc}, err
 }
 
-func (h *handlers) domainSaveImageDefineXML(ctx context.Context, _ *session, args *xdr.DomainSaveImageDefineXMLArgs) (*void, error) {
+func (h *handlers) domainSaveImageDefineXML(ctx context.Context, s *request, args *xdr.DomainSaveImageDefineXMLArgs) (*void, error) {
 	o, err := saveOptions("DOMAIN_SAVE_IMAGE_DEFINE_XML", args.Flags, saveThen, &args.DestXML)
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.RedefineSaved(ctx, args.File, o)
+	return nil, h.Guests.RedefineSaved(ctx, s.scope, args.File, o)
 }
 
-func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *session, args *xdr.DomainManagedSaveGetXMLDescArgs) (*xdr.DomainManagedSaveGetXMLDescRet, error) {
+func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *request, args *xdr.DomainManagedSaveGetXMLDescArgs) (*xdr.DomainManagedSaveGetXMLDescRet, error) {
 	const call = "DOMAIN_MANAGED_SAVE_GET_XML_DESC"
 	if err := checkFlags(call, args.Flags, xmlSecure); err != nil {
 		return nil, err
@@ -179,11 +180,11 @@ func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *session, 
 	if err != nil {
 		return nil, err
 	}
-	doc, err := g.ManagedSavedXML(ctx, args.Flags&xmlSecure != 0)
+	doc, err := g.ManagedSavedXML(ctx, s.scope, args.Flags&xmlSecure != 0)
 	return &xdr.DomainManagedSaveGetXMLDescRet{XML: doc}, err
 }
 
-func (h *handlers) domainManagedSaveDefineXML(ctx context.Context, _ *session, args *xdr.DomainManagedSaveDefineXMLArgs) (*void, error) {
+func (h *handlers) domainManagedSaveDefineXML(ctx context.Context, s *request, args *xdr.DomainManagedSaveDefineXMLArgs) (*void, error) {
 	o, err := saveOptions("DOMAIN_MANAGED_SAVE_DEFINE_XML", args.Flags, saveThen, args.DestXML)
 	if err != nil {
 		return nil, err
@@ -192,10 +193,10 @@ func (h *handlers) domainManagedSaveDefineXML(ctx context.Context, _ *session, a
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.RedefineManagedSave(ctx, o)
+	return nil, g.RedefineManagedSave(ctx, s.scope, o)
 }
 
-func (h *handlers) domainManagedSave(ctx context.Context, _ *session, args *xdr.DomainManagedSaveArgs) (*void, error) {
+func (h *handlers) domainManagedSave(ctx context.Context, s *request, args *xdr.DomainManagedSaveArgs) (*void, error) {
 	o, err := saveOptions("DOMAIN_MANAGED_SAVE", args.Flags, saveFlags, nil)
 	if err != nil {
 		return nil, err
@@ -204,10 +205,10 @@ func (h *handlers) domainManagedSave(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ManagedSave(ctx, o)
+	return nil, g.ManagedSave(ctx, s.scope, o)
 }
 
-func (h *handlers) domainHasManagedSaveImage(_ context.Context, _ *session, args *xdr.DomainHasManagedSaveImageArgs) (*xdr.DomainHasManagedSaveImageRet, error) {
+func (h *handlers) domainHasManagedSaveImage(_ context.Context, _ *request, args *xdr.DomainHasManagedSaveImageArgs) (*xdr.DomainHasManagedSaveImageRet, error) {
 	if err := checkFlags("DOMAIN_HAS_MANAGED_SAVE_IMAGE", args.Flags, 0); err != nil {
 		return nil, err
 	}

@@ -38,48 +38,48 @@ func (h *handlers) without(call string, d xdr.Domain, flags, known uint32) error
 	return err
 }
 
-func (h *handlers) domainSnapshotNum(_ context.Context, _ *session, args *xdr.DomainSnapshotNumArgs) (*xdr.DomainSnapshotNumRet, error) {
+func (h *handlers) domainSnapshotNum(_ context.Context, _ *request, args *xdr.DomainSnapshotNumArgs) (*xdr.DomainSnapshotNumRet, error) {
 	return &xdr.DomainSnapshotNumRet{}, h.without("DOMAIN_SNAPSHOT_NUM", args.Domain, args.Flags, snapshotFilters)
 }
 
-func (h *handlers) domainSnapshotListNames(_ context.Context, _ *session, args *xdr.DomainSnapshotListNamesArgs) (*xdr.DomainSnapshotListNamesRet, error) {
+func (h *handlers) domainSnapshotListNames(_ context.Context, _ *request, args *xdr.DomainSnapshotListNamesArgs) (*xdr.DomainSnapshotListNamesRet, error) {
 	return &xdr.DomainSnapshotListNamesRet{}, h.without("DOMAIN_SNAPSHOT_LIST_NAMES", args.Domain, args.Flags, snapshotFilters)
 }
 
-func (h *handlers) domainListAllSnapshots(_ context.Context, _ *session, args *xdr.DomainListAllSnapshotsArgs) (*xdr.DomainListAllSnapshotsRet, error) {
+func (h *handlers) domainListAllSnapshots(_ context.Context, _ *request, args *xdr.DomainListAllSnapshotsArgs) (*xdr.DomainListAllSnapshotsRet, error) {
 	return &xdr.DomainListAllSnapshotsRet{}, h.without("DOMAIN_LIST_ALL_SNAPSHOTS", args.Domain, args.Flags, snapshotFilters)
 }
 
-func (h *handlers) domainHasCurrentSnapshot(_ context.Context, _ *session, args *xdr.DomainHasCurrentSnapshotArgs) (*xdr.DomainHasCurrentSnapshotRet, error) {
+func (h *handlers) domainHasCurrentSnapshot(_ context.Context, _ *request, args *xdr.DomainHasCurrentSnapshotArgs) (*xdr.DomainHasCurrentSnapshotRet, error) {
 	return &xdr.DomainHasCurrentSnapshotRet{}, h.without("DOMAIN_HAS_CURRENT_SNAPSHOT", args.Domain, args.Flags, 0)
 }
 
-func (h *handlers) domainSnapshotCurrent(_ context.Context, _ *session, args *xdr.DomainSnapshotCurrentArgs) (*xdr.DomainSnapshotCurrentRet, error) {
+func (h *handlers) domainSnapshotCurrent(_ context.Context, _ *request, args *xdr.DomainSnapshotCurrentArgs) (*xdr.DomainSnapshotCurrentRet, error) {
 	if err := h.without("DOMAIN_SNAPSHOT_CURRENT", args.Domain, args.Flags, 0); err != nil {
 		return nil, err
 	}
 	return nil, fault.New(fault.NotFound, fault.Snapshot, "the domain does not have a current snapshot")
 }
 
-func (h *handlers) domainSnapshotLookupByName(_ context.Context, _ *session, args *xdr.DomainSnapshotLookupByNameArgs) (*xdr.DomainSnapshotLookupByNameRet, error) {
+func (h *handlers) domainSnapshotLookupByName(_ context.Context, _ *request, args *xdr.DomainSnapshotLookupByNameArgs) (*xdr.DomainSnapshotLookupByNameRet, error) {
 	if err := h.without("DOMAIN_SNAPSHOT_LOOKUP_BY_NAME", args.Domain, args.Flags, 0); err != nil {
 		return nil, err
 	}
 	return nil, fault.New(fault.NotFound, fault.Snapshot, "no domain snapshot with matching name '%s'", args.Name)
 }
 
-func (h *handlers) domainListAllCheckpoints(_ context.Context, _ *session, args *xdr.DomainListAllCheckpointsArgs) (*xdr.DomainListAllCheckpointsRet, error) {
+func (h *handlers) domainListAllCheckpoints(_ context.Context, _ *request, args *xdr.DomainListAllCheckpointsArgs) (*xdr.DomainListAllCheckpointsRet, error) {
 	return &xdr.DomainListAllCheckpointsRet{}, h.without("DOMAIN_LIST_ALL_CHECKPOINTS", args.Domain, args.Flags, checkpointFilters)
 }
 
-func (h *handlers) domainCheckpointLookupByName(_ context.Context, _ *session, args *xdr.WithDomainNameFlags) (*xdr.WithCheckpoint, error) {
+func (h *handlers) domainCheckpointLookupByName(_ context.Context, _ *request, args *xdr.WithDomainNameFlags) (*xdr.WithCheckpoint, error) {
 	if err := h.without("DOMAIN_CHECKPOINT_LOOKUP_BY_NAME", args.Domain, args.Flags, 0); err != nil {
 		return nil, err
 	}
 	return nil, withCode(codeNoCheckpoint, fault.New(fault.NotFound, fault.Snapshot, "no domain checkpoint with matching name '%s'", args.Name))
 }
 
-func (h *handlers) domainBackupXML(_ context.Context, _ *session, args *xdr.WithDomainFlags) (*xdr.WithXML, error) {
+func (h *handlers) domainBackupXML(_ context.Context, _ *request, args *xdr.WithDomainFlags) (*xdr.WithXML, error) {
 	if err := h.without("DOMAIN_BACKUP_GET_XML_DESC", args.Domain, args.Flags, 0); err != nil {
 		return nil, err
 	}

@@ -44,7 +44,7 @@ var stateReasons = map[domain.State]map[domain.Reason]int32{
 	domain.Crashed: {domain.ReasonPanicked: 1},
 }
 
-func (h *handlers) domainGetState(_ context.Context, _ *session, args *xdr.DomainGetStateArgs) (*xdr.DomainGetStateRet, error) {
+func (h *handlers) domainGetState(_ context.Context, _ *request, args *xdr.DomainGetStateArgs) (*xdr.DomainGetStateRet, error) {
 	if err := checkFlags("DOMAIN_GET_STATE", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (h *handlers) domainGetState(_ context.Context, _ *session, args *xdr.Domai
 
 // domainGetInfo has the processor time from the kernel, which counts it for a
 // guest that is stuck too.
-func (h *handlers) domainGetInfo(_ context.Context, _ *session, args *xdr.DomainGetInfoArgs) (*xdr.DomainGetInfoRet, error) {
+func (h *handlers) domainGetInfo(_ context.Context, _ *request, args *xdr.DomainGetInfoArgs) (*xdr.DomainGetInfoRet, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
@@ -86,14 +86,14 @@ func infoOf(v *guest.View) (*xdr.DomainGetInfoRet, error) {
 	return ret, nil
 }
 
-func (h *handlers) domainGetOSType(_ context.Context, _ *session, args *xdr.DomainGetOSTypeArgs) (*xdr.DomainGetOSTypeRet, error) {
+func (h *handlers) domainGetOSType(_ context.Context, _ *request, args *xdr.DomainGetOSTypeArgs) (*xdr.DomainGetOSTypeRet, error) {
 	if _, err := h.guest(args.Domain); err != nil {
 		return nil, err
 	}
 	return &xdr.DomainGetOSTypeRet{Type: "hvm"}, nil // the only type that a definition may have
 }
 
-func (h *handlers) domainIsActive(_ context.Context, _ *session, args *xdr.DomainIsActiveArgs) (*xdr.DomainIsActiveRet, error) {
+func (h *handlers) domainIsActive(_ context.Context, _ *request, args *xdr.DomainIsActiveArgs) (*xdr.DomainIsActiveRet, error) {
 	v, err := h.view(args.Domain)
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (h *handlers) domainIsActive(_ context.Context, _ *session, args *xdr.Domai
 	return &xdr.DomainIsActiveRet{Active: v.Active != nil}, nil
 }
 
-func (h *handlers) domainIsPersistent(_ context.Context, _ *session, args *xdr.DomainIsPersistentArgs) (*xdr.DomainIsPersistentRet, error) {
+func (h *handlers) domainIsPersistent(_ context.Context, _ *request, args *xdr.DomainIsPersistentArgs) (*xdr.DomainIsPersistentRet, error) {
 	v, err := h.view(args.Domain)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (h *handlers) domainIsPersistent(_ context.Context, _ *session, args *xdr.D
 	return &xdr.DomainIsPersistentRet{Persistent: v.Persistent}, nil
 }
 
-func (h *handlers) domainIsUpdated(_ context.Context, _ *session, args *xdr.DomainIsUpdatedArgs) (*xdr.DomainIsUpdatedRet, error) {
+func (h *handlers) domainIsUpdated(_ context.Context, _ *request, args *xdr.DomainIsUpdatedArgs) (*xdr.DomainIsUpdatedRet, error) {
 	v, err := h.view(args.Domain)
 	if err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ const (
 	controlLost = 2 // why: the monitor does not answer
 )
 
-func (h *handlers) domainGetControlInfo(_ context.Context, _ *session, args *xdr.DomainGetControlInfoArgs) (*xdr.DomainGetControlInfoRet, error) {
+func (h *handlers) domainGetControlInfo(_ context.Context, _ *request, args *xdr.DomainGetControlInfoArgs) (*xdr.DomainGetControlInfoRet, error) {
 	if err := checkFlags("DOMAIN_GET_CONTROL_INFO", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -153,7 +153,7 @@ const (
 	messageTainting     = 2
 )
 
-func (h *handlers) domainGetMessages(_ context.Context, s *session, args *xdr.DomainGetMessagesArgs) (*xdr.DomainGetMessagesRet, error) {
+func (h *handlers) domainGetMessages(_ context.Context, s *request, args *xdr.DomainGetMessagesArgs) (*xdr.DomainGetMessagesRet, error) {
 	if err := checkFlags("DOMAIN_GET_MESSAGES", args.Flags, messageDeprecations|messageTainting); err != nil {
 		return nil, err
 	}
@@ -176,7 +176,7 @@ func (h *handlers) domainGetMessages(_ context.Context, s *session, args *xdr.Do
 
 // domainGetSecurityLabel tells what a guest is by the first model in force; the label is
 // empty where it has none of its own.
-func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *session, args *xdr.DomainGetSecurityLabelArgs) (*xdr.DomainGetSecurityLabelRet, error) {
+func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *request, args *xdr.DomainGetSecurityLabelArgs) (*xdr.DomainGetSecurityLabelRet, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
@@ -192,7 +192,7 @@ func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *session, args *x
 func zeroEnded(text string) []byte { return append([]byte(text), 0) }
 
 // domainGetSecurityLabelList: one label for each security model in force.
-func (h *handlers) domainGetSecurityLabelList(_ context.Context, _ *session, args *xdr.DomainGetSecurityLabelListArgs) (*xdr.DomainGetSecurityLabelListRet, error) {
+func (h *handlers) domainGetSecurityLabelList(_ context.Context, _ *request, args *xdr.DomainGetSecurityLabelListArgs) (*xdr.DomainGetSecurityLabelListRet, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err

@@ -70,7 +70,7 @@ func (h *handlers) disk(ctx context.Context, d xdr.Domain, name string) (guest.D
 	return sum, nil
 }
 
-func (h *handlers) domainBlockStats(ctx context.Context, _ *session, args *xdr.DomainBlockStatsArgs) (*xdr.DomainBlockStatsRet, error) {
+func (h *handlers) domainBlockStats(ctx context.Context, _ *request, args *xdr.DomainBlockStatsArgs) (*xdr.DomainBlockStatsRet, error) {
 	disk, err := h.disk(ctx, args.Domain, args.Path)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (h *handlers) domainBlockStats(ctx context.Context, _ *session, args *xdr.D
 	}, nil
 }
 
-func (h *handlers) domainBlockStatsFlags(ctx context.Context, _ *session, args *xdr.DomainBlockStatsFlagsArgs) (*xdr.DomainBlockStatsFlagsRet, error) {
+func (h *handlers) domainBlockStatsFlags(ctx context.Context, _ *request, args *xdr.DomainBlockStatsFlagsArgs) (*xdr.DomainBlockStatsFlagsRet, error) {
 	if _, err := paramFlags("DOMAIN_BLOCK_STATS_FLAGS", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (h *handlers) domainBlockStatsFlags(ctx context.Context, _ *session, args *
 	return ret, err
 }
 
-func (h *handlers) domainInterfaceStats(_ context.Context, _ *session, args *xdr.DomainInterfaceStatsArgs) (*xdr.DomainInterfaceStatsRet, error) {
+func (h *handlers) domainInterfaceStats(_ context.Context, _ *request, args *xdr.DomainInterfaceStatsArgs) (*xdr.DomainInterfaceStatsRet, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ const (
 	tagLastUpdate = 9
 )
 
-func (h *handlers) domainMemoryStats(ctx context.Context, _ *session, args *xdr.DomainMemoryStatsArgs) (*xdr.DomainMemoryStatsRet, error) {
+func (h *handlers) domainMemoryStats(ctx context.Context, _ *request, args *xdr.DomainMemoryStatsArgs) (*xdr.DomainMemoryStatsRet, error) {
 	if err := checkFlags("DOMAIN_MEMORY_STATS", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func (h *handlers) domainMemoryStats(ctx context.Context, _ *session, args *xdr.
 	return &xdr.DomainMemoryStatsRet{Stats: all[:min(uint64(len(all)), uint64(args.MaxStats))]}, nil
 }
 
-func (h *handlers) domainGetBlockInfo(ctx context.Context, _ *session, args *xdr.DomainGetBlockInfoArgs) (*xdr.DomainGetBlockInfoRet, error) {
+func (h *handlers) domainGetBlockInfo(ctx context.Context, s *request, args *xdr.DomainGetBlockInfoArgs) (*xdr.DomainGetBlockInfoRet, error) {
 	if err := checkFlags("DOMAIN_GET_BLOCK_INFO", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -177,14 +177,14 @@ func (h *handlers) domainGetBlockInfo(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	info, err := g.BlockInfo(ctx, args.Path)
+	info, err := g.BlockInfo(ctx, s.scope, args.Path)
 	return &xdr.DomainGetBlockInfoRet{Allocation: info.Allocation, Capacity: info.Capacity, Physical: info.Physical}, err
 }
 
 // diskErrors are libvirt's numbers for what ails a disk.
 var diskErrors = words{"unspecified": 1, "no space": 2}
 
-func (h *handlers) domainGetDiskErrors(ctx context.Context, _ *session, args *xdr.DomainGetDiskErrorsArgs) (*xdr.DomainGetDiskErrorsRet, error) {
+func (h *handlers) domainGetDiskErrors(ctx context.Context, _ *request, args *xdr.DomainGetDiskErrorsArgs) (*xdr.DomainGetDiskErrorsRet, error) {
 	if err := checkFlags("DOMAIN_GET_DISK_ERRORS", args.Flags, 0); err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // withGuests gives the server all the rooms, as lodged has them. Guests end
@@ -47,7 +48,7 @@ func withGuests(t *testing.T) *house {
 	t.Cleanup(func() {
 		for _, g := range d.Guests.All() {
 			if g.View().Active != nil {
-				if err := g.Destroy(context.WithoutCancel(t.Context()), false); err != nil {
+				if err := g.Destroy(context.WithoutCancel(t.Context()), scope.Daemon("a test"), false); err != nil {
 					t.Logf("ending %s: %v", g.Name(), err)
 				}
 			}
@@ -234,7 +235,7 @@ func TestGuestConsole(t *testing.T) {
 	w.expect(st, xdr.StatusOK)
 }
 
-// TestFilters holds the flags of lists to what they say.
+// TestFilters checks the filter flags of lists.
 func TestFilters(t *testing.T) {
 	running := &guest.View{ID: 1, State: domain.Running, Active: new(domain.Definition)}
 	off := &guest.View{ID: -1, State: domain.ShutOff, Persistent: true, Autostart: true, ManagedSave: true, Inactive: new(domain.Definition)}
@@ -287,7 +288,7 @@ func TestJobTypes(t *testing.T) {
 func TestJoin(t *testing.T) {
 	far := make(chan io.ReadWriteCloser, 1)
 	h := serve(t, func(s *Server) {
-		console(func(ctx context.Context, st *stream) error {
+		serveConsole(func(ctx context.Context, st *stream) error {
 			near, other := net.Pipe()
 			far <- other
 			return join(near)(ctx, st)
@@ -325,7 +326,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// One that cannot be adopted and of which no definition is known is in lists, and clients ask for what these have.
+// A guest that cannot be adopted and has no known definition is still listed, and clients query every listed
+// guest.
 // Promise: G5
 func TestAGuestWithoutADefinitionHasAState(t *testing.T) {
 	v := &guest.View{State: domain.ShutOff, Quarantined: true, Messages: []string{"why"}}

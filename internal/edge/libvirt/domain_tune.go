@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -294,7 +295,7 @@ func (h *handlers) tuning(d xdr.Domain, call string, flags uint32, table []tunab
 }
 
 // tune changes those settings of a domain that the parameters name.
-func (h *handlers) tune(ctx context.Context, d xdr.Domain, params []xdr.TypedParam, flags uint32, table []tunable) error {
+func (h *handlers) tune(ctx context.Context, sc scope.Scope, d xdr.Domain, params []xdr.TypedParam, flags uint32, table []tunable) error {
 	writes := make([]func(*domain.Definition) error, 0, len(params))
 	given := map[string]bool{}
 	for _, p := range params {
@@ -314,7 +315,7 @@ func (h *handlers) tune(ctx context.Context, d xdr.Domain, params []xdr.TypedPar
 	if err != nil {
 		return err
 	}
-	return g.Tune(ctx, affect(flags), func(d *domain.Definition) error {
+	return g.Tune(ctx, sc, affect(flags), func(d *domain.Definition) error {
 		for _, write := range writes {
 			if err := write(d); err != nil {
 				return err
@@ -341,8 +342,8 @@ func soundMemTune(t domain.MemTune) error {
 	return nil
 }
 
-func gettersOf(call string, table []tunable) func(*handlers, context.Context, *session, *xdr.WithDomainNParamsFlags) (*xdr.WithParamsNParams, error) {
-	return func(h *handlers, _ context.Context, _ *session, args *xdr.WithDomainNParamsFlags) (*xdr.WithParamsNParams, error) {
+func gettersOf(call string, table []tunable) func(*handlers, context.Context, *request, *xdr.WithDomainNParamsFlags) (*xdr.WithParamsNParams, error) {
+	return func(h *handlers, _ context.Context, _ *request, args *xdr.WithDomainNParamsFlags) (*xdr.WithParamsNParams, error) {
 		params, err := h.tuning(args.Domain, call, args.Flags, table)
 		if err != nil {
 			return nil, err
@@ -353,25 +354,25 @@ func gettersOf(call string, table []tunable) func(*handlers, context.Context, *s
 	}
 }
 
-func settersOf(call string, table []tunable) func(*handlers, context.Context, *session, *xdr.WithDomainParamsFlags) (*void, error) {
-	return func(h *handlers, ctx context.Context, _ *session, args *xdr.WithDomainParamsFlags) (*void, error) {
+func settersOf(call string, table []tunable) func(*handlers, context.Context, *request, *xdr.WithDomainParamsFlags) (*void, error) {
+	return func(h *handlers, ctx context.Context, s *request, args *xdr.WithDomainParamsFlags) (*void, error) {
 		if err := checkFlags(call, args.Flags, affectBoth); err != nil {
 			return nil, err
 		}
-		return nil, h.tune(ctx, args.Domain, args.Params, args.Flags, table)
+		return nil, h.tune(ctx, s.scope, args.Domain, args.Params, args.Flags, table)
 	}
 }
 
 // domainGetSchedulerType names libvirt's only scheduler of QEMU domains, and how
 // many parameters it has.
-func (h *handlers) domainGetSchedulerType(_ context.Context, _ *session, args *xdr.DomainGetSchedulerTypeArgs) (*xdr.DomainGetSchedulerTypeRet, error) {
+func (h *handlers) domainGetSchedulerType(_ context.Context, _ *request, args *xdr.DomainGetSchedulerTypeArgs) (*xdr.DomainGetSchedulerTypeRet, error) {
 	if _, err := h.guest(args.Domain); err != nil {
 		return nil, err
 	}
 	return &xdr.DomainGetSchedulerTypeRet{Type: "posix", NParams: int32(len(schedulerTunables))}, nil
 }
 
-func (h *handlers) domainGetSchedulerParameters(_ context.Context, _ *session, args *xdr.DomainGetSchedulerParametersArgs) (*xdr.DomainGetSchedulerParametersRet, error) {
+func (h *handlers) domainGetSchedulerParameters(_ context.Context, _ *request, args *xdr.DomainGetSchedulerParametersArgs) (*xdr.DomainGetSchedulerParametersRet, error) {
 	params, err := h.tuning(args.Domain, "DOMAIN_GET_SCHEDULER_PARAMETERS", 0, schedulerTunables)
 	if err != nil {
 		return nil, err
@@ -380,7 +381,7 @@ func (h *handlers) domainGetSchedulerParameters(_ context.Context, _ *session, a
 	return &xdr.DomainGetSchedulerParametersRet{Params: params}, err
 }
 
-func (h *handlers) domainGetSchedulerParametersFlags(_ context.Context, _ *session, args *xdr.DomainGetSchedulerParametersFlagsArgs) (*xdr.DomainGetSchedulerParametersFlagsRet, error) {
+func (h *handlers) domainGetSchedulerParametersFlags(_ context.Context, _ *request, args *xdr.DomainGetSchedulerParametersFlagsArgs) (*xdr.DomainGetSchedulerParametersFlagsRet, error) {
 	params, err := h.tuning(args.Domain, "DOMAIN_GET_SCHEDULER_PARAMETERS_FLAGS", args.Flags, schedulerTunables)
 	if err != nil {
 		return nil, err
@@ -390,6 +391,6 @@ func (h *handlers) domainGetSchedulerParametersFlags(_ context.Context, _ *sessi
 }
 
 // domainSetSchedulerParameters, the older call, is for running domains alone.
-func (h *handlers) domainSetSchedulerParameters(ctx context.Context, _ *session, args *xdr.DomainSetSchedulerParametersArgs) (*void, error) {
-	return nil, h.tune(ctx, args.Domain, args.Params, affectLive, schedulerTunables)
+func (h *handlers) domainSetSchedulerParameters(ctx context.Context, s *request, args *xdr.DomainSetSchedulerParametersArgs) (*void, error) {
+	return nil, h.tune(ctx, s.scope, args.Domain, args.Params, affectLive, schedulerTunables)
 }

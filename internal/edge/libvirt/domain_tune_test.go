@@ -84,7 +84,7 @@ func TestRatesOfADisk(t *testing.T) {
 			t.Errorf("%s: %v\n%s", c.name, err, diff)
 		}
 		if c.old != nil && *c.old != before {
-			t.Errorf("%s: what was there before is changed", c.name)
+			t.Errorf("%s: the earlier value is changed", c.name)
 		}
 	}
 }
@@ -327,11 +327,11 @@ func TestMemoryIsNoMoreThanADefinitionHolds(t *testing.T) {
 	for kib, kind := range map[uint64]fault.Kind{0: fault.Invalid, memoryUnlimited: fault.NotFound, memoryUnlimited + 1: fault.Invalid, 1<<54 - 1: fault.Invalid} {
 		for what, call := range map[string]func() error{
 			"memory": func() error {
-				_, err := h.domainSetMemory(t.Context(), nil, &xdr.DomainSetMemoryArgs{Memory: kib})
+				_, err := h.domainSetMemory(t.Context(), &request{}, &xdr.DomainSetMemoryArgs{Memory: kib})
 				return err
 			},
 			"a maximum": func() error {
-				_, err := h.domainSetMaxMemory(t.Context(), nil, &xdr.DomainSetMaxMemoryArgs{Memory: kib})
+				_, err := h.domainSetMaxMemory(t.Context(), &request{}, &xdr.DomainSetMaxMemoryArgs{Memory: kib})
 				return err
 			},
 		} {

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -31,7 +32,7 @@ const (
 	vcpuGuest   = 8
 )
 
-func (h *handlers) domainGetMaxVCPUs(_ context.Context, _ *session, args *xdr.DomainGetMaxVCPUsArgs) (*xdr.DomainGetMaxVCPUsRet, error) {
+func (h *handlers) domainGetMaxVCPUs(_ context.Context, _ *request, args *xdr.DomainGetMaxVCPUsArgs) (*xdr.DomainGetMaxVCPUsRet, error) {
 	v, err := h.view(args.Domain)
 	if err != nil {
 		return nil, err
@@ -43,7 +44,7 @@ func (h *handlers) domainGetMaxVCPUs(_ context.Context, _ *session, args *xdr.Do
 	return &xdr.DomainGetMaxVCPUsRet{Count: int32(def.VCPUs.Max)}, nil
 }
 
-func (h *handlers) domainGetVCPUsFlags(ctx context.Context, _ *session, args *xdr.DomainGetVCPUsFlagsArgs) (*xdr.DomainGetVCPUsFlagsRet, error) {
+func (h *handlers) domainGetVCPUsFlags(ctx context.Context, s *request, args *xdr.DomainGetVCPUsFlagsArgs) (*xdr.DomainGetVCPUsFlagsRet, error) {
 	if err := checkFlags("DOMAIN_GET_VCPUS_FLAGS", args.Flags, affectBoth|vcpuMaximum|vcpuGuest); err != nil {
 		return nil, err
 	}
@@ -52,7 +53,7 @@ func (h *handlers) domainGetVCPUsFlags(ctx context.Context, _ *session, args *xd
 		return nil, err
 	}
 	if args.Flags&vcpuGuest != 0 {
-		return guestVCPUs(ctx, g, args.Flags)
+		return guestVCPUs(ctx, s.scope, g, args.Flags)
 	}
 	def, err := definition(g.View(), args.Flags)
 	if err != nil {
@@ -66,11 +67,11 @@ func (h *handlers) domainGetVCPUsFlags(ctx context.Context, _ *session, args *xd
 }
 
 // guestVCPUs counts the processors that the guest sees, or uses of them.
-func guestVCPUs(ctx context.Context, g *guest.Guest, flags uint32) (*xdr.DomainGetVCPUsFlagsRet, error) {
+func guestVCPUs(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) (*xdr.DomainGetVCPUsFlagsRet, error) {
 	if flags&affectConfig != 0 {
 		return nil, errGuestConfig()
 	}
-	all, err := g.AgentVCPUs(ctx)
+	all, err := g.AgentVCPUs(ctx, sc)
 	if err != nil {
 		return nil, err
 	}
@@ -87,15 +88,15 @@ func errGuestConfig() error {
 	return fault.New(fault.Invalid, fault.Call, "the processors that a guest uses are of the running guest, and not of its config")
 }
 
-func (h *handlers) domainSetVCPUs(ctx context.Context, _ *session, args *xdr.DomainSetVCPUsArgs) (*void, error) {
+func (h *handlers) domainSetVCPUs(ctx context.Context, s *request, args *xdr.DomainSetVCPUsArgs) (*void, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetVCPUs(ctx, uint(args.NVCPUs), guest.VCPUOptions{Affect: guest.Affect{Live: true}})
+	return nil, g.SetVCPUs(ctx, s.scope, uint(args.NVCPUs), guest.VCPUOptions{Affect: guest.Affect{Live: true}})
 }
 
-func (h *handlers) domainSetVCPUsFlags(ctx context.Context, _ *session, args *xdr.DomainSetVCPUsFlagsArgs) (*void, error) {
+func (h *handlers) domainSetVCPUsFlags(ctx context.Context, s *request, args *xdr.DomainSetVCPUsFlagsArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_SET_VCPUS_FLAGS", args.Flags, affectBoth|vcpuMaximum|vcpuGuest); err != nil {
 		return nil, err
 	}
@@ -107,9 +108,9 @@ func (h *handlers) domainSetVCPUsFlags(ctx context.Context, _ *session, args *xd
 		if args.Flags&(affectConfig|vcpuMaximum) != 0 {
 			return nil, errGuestConfig()
 		}
-		return nil, g.SetAgentVCPUs(ctx, uint(args.NVCPUs))
+		return nil, g.SetAgentVCPUs(ctx, s.scope, uint(args.NVCPUs))
 	}
-	return nil, g.SetVCPUs(ctx, uint(args.NVCPUs), guest.VCPUOptions{Affect: affect(args.Flags), Maximum: args.Flags&vcpuMaximum != 0})
+	return nil, g.SetVCPUs(ctx, s.scope, uint(args.NVCPUs), guest.VCPUOptions{Affect: affect(args.Flags), Maximum: args.Flags&vcpuMaximum != 0})
 }
 
 // checkMaps bounds the maps of processors that a client asks for, before any is made.
@@ -126,7 +127,7 @@ const (
 	vcpuRunning = 1
 )
 
-func (h *handlers) domainGetVCPUs(ctx context.Context, _ *session, args *xdr.DomainGetVCPUsArgs) (*xdr.DomainGetVCPUsRet, error) {
+func (h *handlers) domainGetVCPUs(ctx context.Context, _ *request, args *xdr.DomainGetVCPUsArgs) (*xdr.DomainGetVCPUsRet, error) {
 	if err := checkMaps(args.MaxInfo, args.MapLen); err != nil {
 		return nil, err
 	}
@@ -150,7 +151,7 @@ func (h *handlers) domainGetVCPUs(ctx context.Context, _ *session, args *xdr.Dom
 	return ret, nil
 }
 
-func (h *handlers) pinVCPU(ctx context.Context, d xdr.Domain, index uint32, cpumap []byte, a guest.Affect) (*void, error) {
+func (h *handlers) pinVCPU(ctx context.Context, sc scope.Scope, d xdr.Domain, index uint32, cpumap []byte, a guest.Affect) (*void, error) {
 	to, err := h.pinTarget(cpumap)
 	if err != nil {
 		return nil, err
@@ -159,21 +160,21 @@ func (h *handlers) pinVCPU(ctx context.Context, d xdr.Domain, index uint32, cpum
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinVCPU(ctx, uint(index), to, a)
+	return nil, g.PinVCPU(ctx, sc, uint(index), to, a)
 }
 
-func (h *handlers) domainPinVCPU(ctx context.Context, _ *session, args *xdr.DomainPinVCPUArgs) (*void, error) {
-	return h.pinVCPU(ctx, args.Domain, args.VCPU, args.CPUMap, guest.Affect{Live: true})
+func (h *handlers) domainPinVCPU(ctx context.Context, s *request, args *xdr.DomainPinVCPUArgs) (*void, error) {
+	return h.pinVCPU(ctx, s.scope, args.Domain, args.VCPU, args.CPUMap, guest.Affect{Live: true})
 }
 
-func (h *handlers) domainPinVCPUFlags(ctx context.Context, _ *session, args *xdr.DomainPinVCPUFlagsArgs) (*void, error) {
+func (h *handlers) domainPinVCPUFlags(ctx context.Context, s *request, args *xdr.DomainPinVCPUFlagsArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_PIN_VCPU_FLAGS", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
-	return h.pinVCPU(ctx, args.Domain, args.VCPU, args.CPUMap, affect(args.Flags))
+	return h.pinVCPU(ctx, s.scope, args.Domain, args.VCPU, args.CPUMap, affect(args.Flags))
 }
 
-func (h *handlers) domainPinEmulator(ctx context.Context, _ *session, args *xdr.DomainPinEmulatorArgs) (*void, error) {
+func (h *handlers) domainPinEmulator(ctx context.Context, s *request, args *xdr.DomainPinEmulatorArgs) (*void, error) {
 	if err := checkFlags("DOMAIN_PIN_EMULATOR", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -185,7 +186,7 @@ func (h *handlers) domainPinEmulator(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinEmulator(ctx, to, affect(args.Flags))
+	return nil, g.PinEmulator(ctx, s.scope, to, affect(args.Flags))
 }
 
 // pinTarget reads where to pin. The map of all the host's processors takes a
@@ -217,7 +218,7 @@ func (h *handlers) bound(def *domain.Definition, pin topology.CPUSet) topology.C
 	return h.Host.Facts().Topology.Present
 }
 
-func (h *handlers) domainGetVCPUPinInfo(_ context.Context, _ *session, args *xdr.DomainGetVCPUPinInfoArgs) (*xdr.DomainGetVCPUPinInfoRet, error) {
+func (h *handlers) domainGetVCPUPinInfo(_ context.Context, _ *request, args *xdr.DomainGetVCPUPinInfoArgs) (*xdr.DomainGetVCPUPinInfoRet, error) {
 	if err := checkFlags("DOMAIN_GET_VCPU_PIN_INFO", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
@@ -240,7 +241,7 @@ func (h *handlers) domainGetVCPUPinInfo(_ context.Context, _ *session, args *xdr
 	return ret, nil
 }
 
-func (h *handlers) domainGetEmulatorPinInfo(_ context.Context, _ *session, args *xdr.DomainGetEmulatorPinInfoArgs) (*xdr.DomainGetEmulatorPinInfoRet, error) {
+func (h *handlers) domainGetEmulatorPinInfo(_ context.Context, _ *request, args *xdr.DomainGetEmulatorPinInfoArgs) (*xdr.DomainGetEmulatorPinInfoRet, error) {
 	if err := checkFlags("DOMAIN_GET_EMULATOR_PIN_INFO", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
@@ -24,7 +24,7 @@ const (
 	xmlMigratable = 8
 )
 
-func (h *handlers) domainGetXMLDesc(ctx context.Context, s *session, args *xdr.DomainGetXMLDescArgs) (*xdr.DomainGetXMLDescRet, error) {
+func (h *handlers) domainGetXMLDesc(ctx context.Context, s *request, args *xdr.DomainGetXMLDescArgs) (*xdr.DomainGetXMLDescRet, error) {
 	const call = "DOMAIN_GET_XML_DESC"
 	if args.Flags&(xmlSecure|xmlMigratable) != 0 {
 		if err := s.denyReadOnly(call, "secure flag"); err != nil {
@@ -67,7 +67,7 @@ func shown(v *guest.View, flags uint32) (*domain.Definition, domainxml.Style) {
 
 // withHostModel writes out what host-model means on this host, if a named model
 // comes close to it.
-func withHostModel(def *domain.Definition, caps *qemu.Capabilities) *domain.Definition {
+func withHostModel(def *domain.Definition, caps *qemucaps.Capabilities) *domain.Definition {
 	acc := caps.Accelerator(accelerators[def.Virt])
 	m, require, disable, found := catalogueOf(caps).hostModel(acc)
 	if !found {

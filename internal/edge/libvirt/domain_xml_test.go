@@ -6,7 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
@@ -43,10 +43,10 @@ func TestShown(t *testing.T) {
 }
 
 func TestHostModelIsWrittenOut(t *testing.T) {
-	caps := &qemu.Capabilities{Accelerators: []qemu.Accelerator{
+	caps := &qemucaps.Capabilities{Accelerators: []qemucaps.Accelerator{
 		{
-			Name: "kvm", Usable: true, Models: []qemu.CPUModel{{Name: "Haswell", Features: []string{"abm", "fpu", "rtm"}}},
-			HostModel: qemu.HostModel{
+			Name: "kvm", Usable: true, Models: []qemucaps.CPUModel{{Name: "Haswell", Features: []string{"abm", "fpu", "rtm"}}},
+			HostModel: qemucaps.HostModel{
 				Vendor: "GenuineIntel", Base: "Haswell", Features: []string{"fpu", "kvm-asyncpf", "tsc-adjust", "vmx"},
 				Added: []string{"kvm-asyncpf", "tsc-adjust", "vmx"}, Removed: []string{"abm", "rtm"},
 			},

@@ -12,24 +12,24 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
 // offer is what guests of one domain type on one machine type may have: what
 // definitions can say, as far as this QEMU and this host have it.
 type offer struct {
-	caps       *qemu.Capabilities
+	caps       *qemucaps.Capabilities
 	domainType string
-	acc        qemu.Accelerator
-	machine    qemu.Machine
+	acc        qemucaps.Accelerator
+	machine    qemucaps.Machine
 	firmwares  []resources.Firmware
 	// vfio says that PCI devices can be passed through, and swtpm that there is a
 	// software TPM.
 	vfio, swtpm bool
 }
 
-func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *session, args *xdr.ConnectGetDomainCapabilitiesArgs) (*xdr.ConnectGetDomainCapabilitiesRet, error) {
+func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *request, args *xdr.ConnectGetDomainCapabilitiesArgs) (*xdr.ConnectGetDomainCapabilitiesRet, error) {
 	if err := checkFlags("CONNECT_GET_DOMAIN_CAPABILITIES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *session,
 
 // offer finds what a client names of a binary, an architecture, a domain type and
 // a machine type; what it does not name is this host's usual one.
-func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainType, machine *string) (*offer, error) {
+func (h *handlers) offer(ctx context.Context, s *request, binary, arch, domainType, machine *string) (*offer, error) {
 	caps, err := h.emulator(ctx, s, cmp.Or(text(binary), h.Emulators.Serving(text(arch))))
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainTy
 // emulator finds the binary that a client names. One that nobody has used yet
 // would be run to be probed, which is not for readers to ask, nor, of any program
 // of the host, for who is held by rules.
-func (h *handlers) emulator(ctx context.Context, s *session, binary string) (*qemu.Capabilities, error) {
+func (h *handlers) emulator(ctx context.Context, s *request, binary string) (*qemucaps.Capabilities, error) {
 	if binary != "" && binary != h.Emulators.Usual() && binary != h.Emulators.Serving("i686") {
 		if _, err := h.Emulators.Known(binary); err != nil {
 			if err := s.denyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {

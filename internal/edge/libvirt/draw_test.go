@@ -114,8 +114,8 @@ func (d *draw) value() xdr.TypedValue {
 	}
 }
 
-// seedHeld adds each call that is built, about what is the client's own and about what
-// is of others. What is left of the zeros are changes by others.
+// seedHeld adds each implemented call as a seed, once about the client's own objects and once about others'. The
+// zeros that remain become changes by others.
 func seedHeld(f *testing.F, built table) {
 	for number := range maxDrawn {
 		key := procedureKey{xdr.ProgramRemote, int32(number)}

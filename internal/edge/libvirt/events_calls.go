@@ -31,73 +31,73 @@ func (h *handlers) watch(s *session, f family, event int32, object string) (*xdr
 	return &xdr.WithCallbackID{CallbackID: id}, told, nil
 }
 
-func (h *handlers) watchDomains(_ context.Context, s *session, args *xdr.ConnectDomainEventCallbackRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
+func (h *handlers) watchDomains(_ context.Context, s *request, args *xdr.ConnectDomainEventCallbackRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
 	object := ""
 	if args.Domain != nil {
 		object = formatUUID(args.Domain.UUID)
 	}
-	return h.watch(s, ofDomain, args.EventID, object)
+	return h.watch(s.session, ofDomain, args.EventID, object)
 }
 
-func (h *handlers) unwatchDomains(_ context.Context, s *session, args *xdr.WithCallbackID) (*void, error) {
+func (h *handlers) unwatchDomains(_ context.Context, s *request, args *xdr.WithCallbackID) (*void, error) {
 	return nil, s.unsubscribe(ofDomain, args.CallbackID)
 }
 
-func (h *handlers) watchNetworks(_ context.Context, s *session, args *xdr.ConnectNetworkEventRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
+func (h *handlers) watchNetworks(_ context.Context, s *request, args *xdr.ConnectNetworkEventRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
 	object := ""
 	if args.Network != nil {
 		object = formatUUID(args.Network.UUID)
 	}
-	return h.watch(s, ofNetwork, args.EventID, object)
+	return h.watch(s.session, ofNetwork, args.EventID, object)
 }
 
-func (h *handlers) unwatchNetworks(_ context.Context, s *session, args *xdr.WithCallbackID) (*void, error) {
+func (h *handlers) unwatchNetworks(_ context.Context, s *request, args *xdr.WithCallbackID) (*void, error) {
 	return nil, s.unsubscribe(ofNetwork, args.CallbackID)
 }
 
-func (h *handlers) watchPools(_ context.Context, s *session, args *xdr.ConnectStoragePoolEventRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
+func (h *handlers) watchPools(_ context.Context, s *request, args *xdr.ConnectStoragePoolEventRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
 	object := ""
 	if args.Pool != nil {
 		object = formatUUID(args.Pool.UUID)
 	}
-	return h.watch(s, ofPool, args.EventID, object)
+	return h.watch(s.session, ofPool, args.EventID, object)
 }
 
-func (h *handlers) unwatchPools(_ context.Context, s *session, args *xdr.WithCallbackID) (*void, error) {
+func (h *handlers) unwatchPools(_ context.Context, s *request, args *xdr.WithCallbackID) (*void, error) {
 	return nil, s.unsubscribe(ofPool, args.CallbackID)
 }
 
-func (h *handlers) watchNodeDevices(_ context.Context, s *session, args *xdr.ConnectNodeDeviceEventRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
+func (h *handlers) watchNodeDevices(_ context.Context, s *request, args *xdr.ConnectNodeDeviceEventRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
 	object := ""
 	if args.Device != nil {
 		object = args.Device.Name
 	}
-	return h.watch(s, ofNodeDevice, args.EventID, object)
+	return h.watch(s.session, ofNodeDevice, args.EventID, object)
 }
 
-func (h *handlers) unwatchNodeDevices(_ context.Context, s *session, args *xdr.WithCallbackID) (*void, error) {
+func (h *handlers) unwatchNodeDevices(_ context.Context, s *request, args *xdr.WithCallbackID) (*void, error) {
 	return nil, s.unsubscribe(ofNodeDevice, args.CallbackID)
 }
 
-func (h *handlers) watchSecrets(_ context.Context, s *session, args *xdr.ConnectSecretEventRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
+func (h *handlers) watchSecrets(_ context.Context, s *request, args *xdr.ConnectSecretEventRegisterAnyArgs) (*xdr.WithCallbackID, func(), error) {
 	object := ""
 	if args.Secret != nil {
 		object = formatUUID(args.Secret.UUID)
 	}
-	return h.watch(s, ofSecret, args.EventID, object)
+	return h.watch(s.session, ofSecret, args.EventID, object)
 }
 
-func (h *handlers) unwatchSecrets(_ context.Context, s *session, args *xdr.WithCallbackID) (*void, error) {
+func (h *handlers) unwatchSecrets(_ context.Context, s *request, args *xdr.WithCallbackID) (*void, error) {
 	return nil, s.unsubscribe(ofSecret, args.CallbackID)
 }
 
 // registerCloseCallback: the callback is about the way from the server on to a
 // hypervisor far away. Here that way has no length and never closes.
-func (h *handlers) registerCloseCallback(_ context.Context, s *session, _ *void) (*void, error) {
+func (h *handlers) registerCloseCallback(_ context.Context, s *request, _ *void) (*void, error) {
 	return nil, s.watchClose(true)
 }
 
-func (h *handlers) unregisterCloseCallback(_ context.Context, s *session, _ *void) (*void, error) {
+func (h *handlers) unregisterCloseCallback(_ context.Context, s *request, _ *void) (*void, error) {
 	return nil, s.watchClose(false)
 }
 

@@ -56,7 +56,7 @@ func TestEventsReachWhoAskedForThem(t *testing.T) {
 	all := w.watch(eventLifecycle, nil)
 	one := w.watch(eventLifecycle, &xdr.Domain{Name: "web", UUID: mustUUID(t, webUUID)})
 	h.events.Append(db, event.DomainChange{Change: event.Stopped, Detail: event.DetailDestroyed})
-	h.events.Append(web, event.DomainReboot{}) // nobody asked
+	h.events.Append(web, event.DomainReboot{}) // no client has subscribed to this event
 	h.events.Append(web, event.DomainChange{Change: event.Started, Detail: event.DetailBooted})
 	for _, want := range []xdr.DomainEventCallbackLifecycleMsg{
 		{CallbackID: all, Msg: xdr.DomainEventLifecycleMsg{Domain: xdr.Domain{Name: "db", UUID: mustUUID(t, dbUUID), ID: -1}, Event: 5, Detail: 1}},
@@ -190,8 +190,7 @@ func TestEveryChangeHasItsNumber(t *testing.T) {
 	}
 }
 
-// TestSlowReaderOfEvents: a client that falls behind loses the oldest, and
-// gets what follows; the writer never waits.
+// A client that reads events too slowly loses the oldest ones and gets the later ones. The writer never waits.
 func TestSlowReaderOfEvents(t *testing.T) {
 	h := serve(t)
 	w := h.open("")

@@ -21,7 +21,7 @@ type heavy struct{ inside, most, done atomic.Int32 }
 
 func (h *heavy) install(s *Server) {
 	delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
-	on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(_ *handlers, ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+	on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(_ *handlers, ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 		doc, err := inTurn(ctx, func() (string, error) {
 			if n := h.inside.Add(1); n > h.most.Load() {
 				h.most.Store(n) // a lower bound of the truth
@@ -84,7 +84,7 @@ func (m *memory) holders() int {
 	return len(m.held) + len(m.of)
 }
 
-// eventually waits for what the server does by itself.
+// eventually waits for a change that the server makes on its own.
 func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !so(); runtime.Gosched() {
@@ -103,7 +103,7 @@ func TestManyWhoDoNotRead(t *testing.T) {
 	h := serve(t, func(s *Server) {
 		s.memory.limit, s.limits.running = limit, running
 		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
-		on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(*handlers, context.Context, *session, *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+		on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(*handlers, context.Context, *request, *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 			most.Store(max(most.Load(), int64(s.memory.now())))
 			return &xdr.ConnectGetCapabilitiesRet{Capabilities: strings.Repeat("x", size)}, nil
 		})
@@ -173,19 +173,19 @@ func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	}
 	eventually(t, "what waits is counted", func() bool { return h.server.memory.now() >= streamQueue*size })
 	close(goOn)
-	eventually(t, "what was taken is given back", func() bool { return h.server.memory.now() == 0 })
+	eventually(t, "all memory is released", func() bool { return h.server.memory.now() == 0 })
 	bystander.data(st, xdr.StatusOK, nil)
 	bystander.expect(st, xdr.StatusOK)
 }
 
-// TestLongPacketHasToGoOn: whoever begins one and stops is given up.
+// A client that starts a packet and stops in the middle is disconnected.
 func TestLongPacketHasToGoOn(t *testing.T) {
 	h := serve(t, func(s *Server) { s.limits.patience = 100 * time.Millisecond })
 	bystander, slow := h.open(""), h.open("")
 	slow.write(raw(xdr.MaxPacket, call(xdr.ProcConnectGetType), make([]byte, 100<<10)))
 	slow.closed()
-	bystander.works() // whose idle connection has no deadline
-	eventually(t, "its part is given back", func() bool { return h.server.memory.now() == 0 })
+	bystander.works() // an idle connection has no deadline
+	eventually(t, "the memory of the partial packet is released", func() bool { return h.server.memory.now() == 0 })
 }
 
 func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
@@ -233,7 +233,7 @@ func TestStrangersAreBounded(t *testing.T) {
 	defer func() { _, _ = near.Close(), far.Close() }()
 	one := newClient(h.server, near, false)
 	if !h.server.add(one) {
-		t.Error("nobody is let in where one has authenticated")
+		t.Error("no client is admitted after one has authenticated")
 	}
 	for _, c := range append(in, one) {
 		h.server.remove(c)
@@ -268,8 +268,7 @@ func TestOtherHostsAnswerForThemselves(t *testing.T) {
 	h.server.remove(other)
 }
 
-// TestConnectStorm: thousands come and go, in the middle of anything, and nobody is
-// refused who stays.
+// Thousands of clients connect and leave at any point of a call. No client that stays is refused.
 // Promise: W4
 func TestConnectStorm(t *testing.T) {
 	h := serve(t)
@@ -306,8 +305,8 @@ func TestConnectStorm(t *testing.T) {
 	})
 }
 
-// TestOfManyTheOwnerOfMostIsGivenUp: who spreads over many connections what it holds takes none
-// from others by it, of whose each may hold more.
+// When memory runs out, the server closes a connection of the user with the most memory in total. A larger single
+// connection of another user stays open.
 func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
 	connected := func(uid uint32) *client {
 		c := &client{owner: authz.Owner{UID: uid}}
@@ -323,10 +322,10 @@ func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
 		m.take(many[len(many)-1], 71)
 	}
 	if sound.life.Err() != nil {
-		t.Error("the one with most on one connection is given up")
+		t.Error("the largest single connection is closed")
 	}
 	if !slices.ContainsFunc(many, func(c *client) bool { return c.life.Err() != nil }) {
-		t.Error("nobody is given up")
+		t.Error("no connection is closed")
 	}
 	m.give(sound, 300)
 	for _, c := range many {
@@ -337,7 +336,7 @@ func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
 	}
 }
 
-// TestCallbacksAreCounted: they are memory of the daemon's, of which each connection may have some.
+// Callbacks use memory of the daemon, so each connection may register a limited number.
 func TestCallbacksAreCounted(t *testing.T) {
 	h := serve(t)
 	w := h.open("")

@@ -13,10 +13,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// FuzzConnection feeds a session that is open, or a stranger's, with the calls of the
-// connection and an echoing stream, whatever a client may send. The connection may end;
-// it must do so by itself, and leave nothing behind. What is sent back is packets, and
-// nobody opens anything who was not let in.
+// FuzzConnection sends any bytes to a session, authenticated or not, that serves connection calls and an echoing
+// stream. The connection may end, but without help and without leftovers. All output consists of well-formed
+// packets. No unauthenticated client opens anything.
 func FuzzConnection(f *testing.F) {
 	add := func(headers ...xdr.Header) {
 		var b []byte
@@ -47,7 +46,7 @@ func FuzzConnection(f *testing.F) {
 			for said.Len() > 0 {
 				n, err := readLength(said)
 				if err != nil || n > said.Len() {
-					t.Fatalf("a client is sent a packet of %d bytes, of which %d come: %v", n, said.Len(), err)
+					t.Fatalf("a client gets %[2]d of a packet's %[1]d bytes: %[3]v", n, said.Len(), err)
 				}
 				h, err := xdr.ParseHeader(said.Next(n))
 				if err != nil || h.Type == xdr.TypeCall || h.Type == xdr.TypeCallWithFDs {
@@ -76,7 +75,7 @@ func converse(input []byte, stranger bool) (*bytes.Buffer, *session) {
 	authCalls(g)
 	connectCalls(g)
 	eventCalls(g)
-	console(func(_ context.Context, st *stream) error {
+	serveConsole(func(_ context.Context, st *stream) error {
 		_, err := io.Copy(st, st)
 		return err
 	})(s)

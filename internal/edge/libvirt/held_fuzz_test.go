@@ -30,6 +30,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -88,11 +89,10 @@ func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// FuzzHeld has a client whose rules hold it to guests and pools named mine* make calls of every kind,
-// whose arguments are drawn from words like those below, beside a guest, a pool and a
-// secret of others, which change meanwhile. Each call is answered, and none breaks a
-// handler. Nothing that the client is sent, in answers, errors or events, tells of what
-// others have but in the client's own words, and at the end others have what they had.
+// FuzzHeld runs calls of every kind for a client whose rules restrict it to guests and pools named mine*. The
+// arguments are drawn from words like those below. A guest, a pool and a secret of others also exist, and
+// change during the calls. Each call is answered, and none breaks a handler. Answers, errors and events must not reveal
+// objects of others, except in the client's own words. At the end these objects are unchanged.
 // Promise: A1
 func FuzzHeld(f *testing.F) {
 	h := newHeldHouse(f)
@@ -149,20 +149,20 @@ func newHeldHouse(f testing.TB) *heldHouse {
 		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
 	}
 	h.startPool(f, fmt.Sprintf(poolXML, filepath.Join(dir, "theirs")))
-	_, err = d.Secrets.Define(secretXML, true)
+	_, err = d.Secrets.Define(scope.Daemon("a test"), secretXML, true)
 	must(err)
-	must(d.Secrets.SetValue(secretUUID, []byte(hidden)))
-	_, err = d.Guests.Define(f.Context(), otherXML, false)
+	must(d.Secrets.SetValue(scope.Daemon("a test"), secretUUID, []byte(hidden)))
+	_, err = d.Guests.Define(f.Context(), scope.Daemon("a test"), otherXML, false)
 	must(err)
 	h.change(f)
 	h.restore(f)
 	return h
 }
 
-// change has others change their guest, of which events tell.
+// change changes a guest of others, which causes events.
 func (h *heldHouse) change(t testing.TB) {
 	h.changes++
-	if _, err := h.rooms.Guests.Define(context.Background(), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
+	if _, err := h.rooms.Guests.Define(context.Background(), scope.Daemon("a test"), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
 		t.Fatal(err)
 	}
 	h.theirs = h.look(t, false)
@@ -213,7 +213,7 @@ func (h *heldHouse) format(t testing.TB, def *domain.Definition) string {
 	return text
 }
 
-// files tells of all below a folder, with what is in small ones.
+// files lists all paths below a folder, with the content of small files.
 func files(t testing.TB, folder string) (all []string) {
 	err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
@@ -239,16 +239,16 @@ func files(t testing.TB, folder string) (all []string) {
 }
 
 func (h *heldHouse) startPool(t testing.TB, doc string) {
-	p, err := h.rooms.Pools.Define(context.Background(), doc, false)
+	p, err := h.rooms.Pools.Define(context.Background(), scope.Daemon("a test"), doc, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Start(context.Background(), volume.NoBuild); err != nil {
+	if err := p.Start(context.Background(), scope.Daemon("a test"), volume.NoBuild); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// restore gives the client what it began with.
+// restore recreates the client's initial objects.
 func (h *heldHouse) restore(t testing.TB) {
 	if now := h.look(t, true); now != "" && now == h.mine {
 		return
@@ -256,15 +256,15 @@ func (h *heldHouse) restore(t testing.TB) {
 	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
 	for _, g := range h.rooms.Guests.All() {
 		if strings.HasPrefix(g.Name(), "mine") {
-			if err := g.Undefine(context.Background(), all); err != nil {
+			if err := g.Undefine(context.Background(), scope.Daemon("a test"), all); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	for _, p := range h.rooms.Pools.List() {
 		if strings.HasPrefix(p.Name(), "mine") {
-			_ = p.Stop(context.Background()) // if it is running; it was all that there is of a transient one
-			if err := p.Undefine(context.Background()); err != nil && !fault.Is(err, fault.NotFound) {
+			_ = p.Stop(context.Background(), scope.Daemon("a test")) // if it is running; it was all that there is of a transient one
+			if err := p.Undefine(context.Background(), scope.Daemon("a test")); err != nil && !fault.Is(err, fault.NotFound) {
 				t.Fatal(err)
 			}
 		}
@@ -275,7 +275,7 @@ func (h *heldHouse) restore(t testing.TB) {
 		t.Fatal(err)
 	}
 	h.startPool(t, fmt.Sprintf(minePool, filepath.Join(folder, "pool")))
-	if _, err := h.rooms.Guests.Define(context.Background(), mineXML, false); err != nil {
+	if _, err := h.rooms.Guests.Define(context.Background(), scope.Daemon("a test"), mineXML, false); err != nil {
 		t.Fatal(err)
 	}
 	h.mine = h.look(t, true)

@@ -113,7 +113,7 @@ func withType(h xdr.Header, t xdr.Type) xdr.Header {
 	return h
 }
 
-// TestHalfPackets: a client that stops in the middle holds up nobody.
+// A client that stops in the middle of a packet does not delay other clients.
 // Promise: X1
 func TestHalfPackets(t *testing.T) {
 	h := serve(t)
@@ -131,7 +131,7 @@ func TestHalfPackets(t *testing.T) {
 	h.open("").works()
 }
 
-// TestRefusals: what is well-formed and wrong is answered, and the connection lives.
+// A well-formed but invalid call is answered with an error, and the connection stays open.
 func TestRefusals(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
@@ -167,7 +167,7 @@ func TestRefusals(t *testing.T) {
 			w.works()
 		})
 	}
-	// Replies, messages and stream packets that nobody waits for are no calls: dropped.
+	// Replies, messages and stream packets without a receiver are not calls: they are dropped.
 	late := call(xdr.ProcStorageVolUpload)
 	late.Type, late.Status = xdr.TypeStream, xdr.StatusContinue
 	w.write(raw(32, late, []byte("late")))
@@ -206,7 +206,7 @@ func TestReadOnly(t *testing.T) {
 	asked := h.dial("")
 	asked.must(xdr.ProcAuthList, nil, nil)
 	asked.must(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Flags: openReadOnly}, nil)
-	// Two calls are refused for what they ask of the guest's agent alone.
+	// Two calls are refused only because they ask for the guest's agent.
 	writing := map[int32]xdr.Message{
 		xdr.ProcDomainGetVCPUsFlags:      &xdr.DomainGetVCPUsFlagsArgs{Flags: 8},
 		xdr.ProcDomainInterfaceAddresses: &xdr.DomainInterfaceAddressesArgs{Source: 1},
@@ -275,7 +275,7 @@ func TestKeepaliveFlood(t *testing.T) {
 	}
 	w.write(ping)
 	w.send(xdr.ProcConnectGetCapabilities, nil)
-	for range 3 { // those of the flood, that of the last ping, and some that nobody asked for
+	for range 3 { // the flood's pongs, that of the last ping, and some unrequested ones
 		pong()
 	}
 	h.open("").works()
@@ -284,7 +284,7 @@ func TestKeepaliveFlood(t *testing.T) {
 // hold makes an ordinary call wait for a channel, or for the daemon's end.
 func hold(s *Server, number int32, until <-chan struct{}) {
 	delete(s.table, procedureKey{xdr.ProgramRemote, number})
-	on(group{s.table, xdr.ProgramRemote}, number, func(_ *handlers, ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+	on(group{s.table, xdr.ProgramRemote}, number, func(_ *handlers, ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 		select {
 		case <-until:
 			return &xdr.ConnectGetCapabilitiesRet{Capabilities: "<capabilities/>"}, nil
@@ -315,7 +315,7 @@ func TestUrgentCallsOvertake(t *testing.T) {
 	}
 }
 
-// TestStopAnswersCallsInFlight: the daemon's end waits for what was begun.
+// The daemon's shutdown waits for the calls that have begun.
 func TestStopAnswersCallsInFlight(t *testing.T) {
 	release := make(chan struct{})
 	h := serve(t, func(s *Server) {

@@ -13,14 +13,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// TestSecurityModels: clients are told by which models guests are told apart, the one
-// of the host's policy first, as libvirt tells them.
+// Clients get the security models that separate guests, the model of the host's policy first, as with libvirt.
 func TestSecurityModels(t *testing.T) {
 	labels, err := seclabel.Find(kerneltest.Host(t, kerneltest.SELinux), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &handlers{Rooms: Rooms{Guests: &guest.Registry{Config: guest.Config{Quarters: &sandbox.Quarters{}, Labels: labels}}}}
+	h := &handlers{Rooms: Rooms{Guests: &guest.Registry{Config: guest.Config{Quarters: &sandbox.Isolation{}, Labels: labels}}}}
 	ret, err := h.nodeGetSecurityModel(t.Context(), nil, nil)
 	if err != nil || string(ret.Model) != "selinux\x00" || string(ret.DOI) != "0\x00" {
 		t.Errorf("the host's model is %q, %q (%v)", ret.Model, ret.DOI, err)

@@ -96,27 +96,27 @@ func networkNames(found []*network.Network, room int32) (*xdr.WithNames, error) 
 	return ret, atMost(&ret.Names, room)
 }
 
-func (h *handlers) connectNumOfNetworks(_ context.Context, s *session, _ *void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(h.networksThat(s, isActive)))}, nil
+func (h *handlers) connectNumOfNetworks(_ context.Context, s *request, _ *void) (*xdr.WithCount, error) {
+	return &xdr.WithCount{Count: int32(len(h.networksThat(s.session, isActive)))}, nil
 }
 
-func (h *handlers) connectListNetworks(_ context.Context, s *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return networkNames(h.networksThat(s, isActive), args.MaxNames)
+func (h *handlers) connectListNetworks(_ context.Context, s *request, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
+	return networkNames(h.networksThat(s.session, isActive), args.MaxNames)
 }
 
-func (h *handlers) connectNumOfDefinedNetworks(_ context.Context, s *session, _ *void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(h.networksThat(s, isInactive)))}, nil
+func (h *handlers) connectNumOfDefinedNetworks(_ context.Context, s *request, _ *void) (*xdr.WithCount, error) {
+	return &xdr.WithCount{Count: int32(len(h.networksThat(s.session, isInactive)))}, nil
 }
 
-func (h *handlers) connectListDefinedNetworks(_ context.Context, s *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return networkNames(h.networksThat(s, isInactive), args.MaxNames)
+func (h *handlers) connectListDefinedNetworks(_ context.Context, s *request, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
+	return networkNames(h.networksThat(s.session, isInactive), args.MaxNames)
 }
 
-func (h *handlers) connectListAllNetworks(_ context.Context, s *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNetworksRet, error) {
+func (h *handlers) connectListAllNetworks(_ context.Context, s *request, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNetworksRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_NETWORKS", args.Flags, listNetworkAll); err != nil {
 		return nil, err
 	}
-	found := h.networksThat(s, func(v *network.View) bool {
+	found := h.networksThat(s.session, func(v *network.View) bool {
 		return either(args.Flags, listNetworkActive, listNetworkInactive, v.Active()) &&
 			either(args.Flags, listNetworkPersistent, listNetworkTransient, v.Persistent()) &&
 			either(args.Flags, listNetworkAutostart, listNetworkNoAutostart, v.Autostart)
@@ -147,61 +147,61 @@ func either(flags, ifSo, ifNot uint32, so bool) bool {
 	return true
 }
 
-func (h *handlers) networkLookupByName(_ context.Context, _ *session, args *xdr.WithName) (*xdr.WithNetwork, error) {
+func (h *handlers) networkLookupByName(_ context.Context, _ *request, args *xdr.WithName) (*xdr.WithNetwork, error) {
 	return withNetwork(h.Networks.ByName(args.Name))
 }
 
-func (h *handlers) networkLookupByUUID(_ context.Context, _ *session, args *xdr.WithUUID) (*xdr.WithNetwork, error) {
+func (h *handlers) networkLookupByUUID(_ context.Context, _ *request, args *xdr.WithUUID) (*xdr.WithNetwork, error) {
 	return withNetwork(h.Networks.ByUUID(formatUUID(args.UUID)))
 }
 
-func (h *handlers) networkCreateXML(ctx context.Context, _ *session, args *xdr.WithXML) (*xdr.WithNetwork, error) {
-	return withNetwork(h.Networks.Create(ctx, args.XML, false))
+func (h *handlers) networkCreateXML(ctx context.Context, s *request, args *xdr.WithXML) (*xdr.WithNetwork, error) {
+	return withNetwork(h.Networks.Create(ctx, s.scope, args.XML, false))
 }
 
-func (h *handlers) networkCreateXMLFlags(ctx context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithNetwork, error) {
+func (h *handlers) networkCreateXMLFlags(ctx context.Context, s *request, args *xdr.WithXMLFlags) (*xdr.WithNetwork, error) {
 	if err := checkFlags("NETWORK_CREATE_XML_FLAGS", args.Flags, networkValidate); err != nil {
 		return nil, err
 	}
-	return withNetwork(h.Networks.Create(ctx, args.XML, args.Flags&networkValidate != 0))
+	return withNetwork(h.Networks.Create(ctx, s.scope, args.XML, args.Flags&networkValidate != 0))
 }
 
-func (h *handlers) networkDefineXML(ctx context.Context, _ *session, args *xdr.WithXML) (*xdr.WithNetwork, error) {
-	return withNetwork(h.Networks.Define(ctx, args.XML, false))
+func (h *handlers) networkDefineXML(ctx context.Context, s *request, args *xdr.WithXML) (*xdr.WithNetwork, error) {
+	return withNetwork(h.Networks.Define(ctx, s.scope, args.XML, false))
 }
 
-func (h *handlers) networkDefineXMLFlags(ctx context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithNetwork, error) {
+func (h *handlers) networkDefineXMLFlags(ctx context.Context, s *request, args *xdr.WithXMLFlags) (*xdr.WithNetwork, error) {
 	if err := checkFlags("NETWORK_DEFINE_XML_FLAGS", args.Flags, networkValidate); err != nil {
 		return nil, err
 	}
-	return withNetwork(h.Networks.Define(ctx, args.XML, args.Flags&networkValidate != 0))
+	return withNetwork(h.Networks.Define(ctx, s.scope, args.XML, args.Flags&networkValidate != 0))
 }
 
-func (h *handlers) networkUndefine(ctx context.Context, _ *session, args *xdr.WithNetwork) (*void, error) {
+func (h *handlers) networkUndefine(ctx context.Context, s *request, args *xdr.WithNetwork) (*void, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.Undefine(ctx)
+	return nil, n.Undefine(ctx, s.scope)
 }
 
-func (h *handlers) networkCreate(ctx context.Context, _ *session, args *xdr.WithNetwork) (*void, error) {
+func (h *handlers) networkCreate(ctx context.Context, s *request, args *xdr.WithNetwork) (*void, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.Start(ctx)
+	return nil, n.Start(ctx, s.scope)
 }
 
-func (h *handlers) networkDestroy(ctx context.Context, _ *session, args *xdr.WithNetwork) (*void, error) {
+func (h *handlers) networkDestroy(ctx context.Context, s *request, args *xdr.WithNetwork) (*void, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.Destroy(ctx)
+	return nil, n.Destroy(ctx, s.scope)
 }
 
-func (h *handlers) networkGetXMLDesc(ctx context.Context, _ *session, args *xdr.NetworkGetXMLDescArgs) (*xdr.WithXML, error) {
+func (h *handlers) networkGetXMLDesc(ctx context.Context, _ *request, args *xdr.NetworkGetXMLDescArgs) (*xdr.WithXML, error) {
 	if err := checkFlags("NETWORK_GET_XML_DESC", args.Flags, networkXMLInactive); err != nil {
 		return nil, err
 	}
@@ -213,7 +213,7 @@ func (h *handlers) networkGetXMLDesc(ctx context.Context, _ *session, args *xdr.
 	return &xdr.WithXML{XML: doc}, err
 }
 
-func (h *handlers) networkGetAutostart(_ context.Context, _ *session, args *xdr.WithNetwork) (*xdr.WithAutostart, error) {
+func (h *handlers) networkGetAutostart(_ context.Context, _ *request, args *xdr.WithNetwork) (*xdr.WithAutostart, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err
@@ -221,15 +221,15 @@ func (h *handlers) networkGetAutostart(_ context.Context, _ *session, args *xdr.
 	return &xdr.WithAutostart{Autostart: n.View().Autostart}, nil
 }
 
-func (h *handlers) networkSetAutostart(ctx context.Context, _ *session, args *xdr.NetworkSetAutostartArgs) (*void, error) {
+func (h *handlers) networkSetAutostart(ctx context.Context, s *request, args *xdr.NetworkSetAutostartArgs) (*void, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.SetAutostart(ctx, args.Autostart)
+	return nil, n.SetAutostart(ctx, s.scope, args.Autostart)
 }
 
-func (h *handlers) networkGetBridgeName(_ context.Context, _ *session, args *xdr.WithNetwork) (*xdr.WithName, error) {
+func (h *handlers) networkGetBridgeName(_ context.Context, _ *request, args *xdr.WithNetwork) (*xdr.WithName, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err
@@ -238,7 +238,7 @@ func (h *handlers) networkGetBridgeName(_ context.Context, _ *session, args *xdr
 	return &xdr.WithName{Name: name}, err
 }
 
-func (h *handlers) networkIsActive(_ context.Context, _ *session, args *xdr.WithNetwork) (*xdr.WithActive, error) {
+func (h *handlers) networkIsActive(_ context.Context, _ *request, args *xdr.WithNetwork) (*xdr.WithActive, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err
@@ -246,7 +246,7 @@ func (h *handlers) networkIsActive(_ context.Context, _ *session, args *xdr.With
 	return &xdr.WithActive{Active: n.View().Active()}, nil
 }
 
-func (h *handlers) networkIsPersistent(_ context.Context, _ *session, args *xdr.WithNetwork) (*xdr.WithPersistent, error) {
+func (h *handlers) networkIsPersistent(_ context.Context, _ *request, args *xdr.WithNetwork) (*xdr.WithPersistent, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err
@@ -266,8 +266,8 @@ var (
 	networkCommands = map[uint32]network.Command{1: network.Modify, 2: network.Delete, 3: network.AddLast, 4: network.AddFirst}
 )
 
-func (h *handlers) networkUpdate(ctx context.Context, _ *session, args *xdr.NetworkUpdateArgs) (*void, error) {
-	scope, err := networkScope("NETWORK_UPDATE", args.Flags)
+func (h *handlers) networkUpdate(ctx context.Context, s *request, args *xdr.NetworkUpdateArgs) (*void, error) {
+	affect, err := networkAffect("NETWORK_UPDATE", args.Flags)
 	if err != nil {
 		return nil, err
 	}
@@ -279,17 +279,17 @@ func (h *handlers) networkUpdate(ctx context.Context, _ *session, args *xdr.Netw
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.Update(ctx, network.Update{
-		Command: command, Section: section, Parent: int(args.ParentIndex), XML: args.XML, Scope: scope,
+	return nil, n.Update(ctx, s.scope, network.Update{
+		Command: command, Section: section, Parent: int(args.ParentIndex), XML: args.XML, Affect: affect,
 	})
 }
 
-func networkScope(call string, flags uint32) (network.Scope, error) {
+func networkAffect(call string, flags uint32) (network.Affect, error) {
 	err := checkFlags(call, flags, networkLive|networkConfig)
-	return network.Scope{Live: flags&networkLive != 0, Config: flags&networkConfig != 0}, err
+	return network.Affect{Live: flags&networkLive != 0, Config: flags&networkConfig != 0}, err
 }
 
-func (h *handlers) networkGetDHCPLeases(_ context.Context, _ *session, args *xdr.NetworkGetDHCPLeasesArgs) (*xdr.NetworkGetDHCPLeasesRet, error) {
+func (h *handlers) networkGetDHCPLeases(_ context.Context, _ *request, args *xdr.NetworkGetDHCPLeasesArgs) (*xdr.NetworkGetDHCPLeasesRet, error) {
 	if err := checkFlags("NETWORK_GET_DHCP_LEASES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -344,8 +344,8 @@ func networkText(number int32) (network.Text, error) {
 	return text, nil
 }
 
-func (h *handlers) networkSetMetadata(ctx context.Context, _ *session, args *xdr.NetworkSetMetadataArgs) (*void, error) {
-	scope, err := networkScope("NETWORK_SET_METADATA", args.Flags)
+func (h *handlers) networkSetMetadata(ctx context.Context, s *request, args *xdr.NetworkSetMetadataArgs) (*void, error) {
+	affect, err := networkAffect("NETWORK_SET_METADATA", args.Flags)
 	if err != nil {
 		return nil, err
 	}
@@ -357,11 +357,11 @@ func (h *handlers) networkSetMetadata(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.SetMetadata(ctx, text, orEmpty(args.Metadata), orEmpty(args.Key), orEmpty(args.URI), scope)
+	return nil, n.SetMetadata(ctx, s.scope, text, orEmpty(args.Metadata), orEmpty(args.Key), orEmpty(args.URI), affect)
 }
 
-func (h *handlers) networkGetMetadata(_ context.Context, _ *session, args *xdr.NetworkGetMetadataArgs) (*xdr.WithMetadata, error) {
-	scope, err := networkScope("NETWORK_GET_METADATA", args.Flags)
+func (h *handlers) networkGetMetadata(_ context.Context, _ *request, args *xdr.NetworkGetMetadataArgs) (*xdr.WithMetadata, error) {
+	affect, err := networkAffect("NETWORK_GET_METADATA", args.Flags)
 	if err != nil {
 		return nil, err
 	}
@@ -373,7 +373,7 @@ func (h *handlers) networkGetMetadata(_ context.Context, _ *session, args *xdr.N
 	if err != nil {
 		return nil, err
 	}
-	found, err := n.Metadata(text, orEmpty(args.URI), scope)
+	found, err := n.Metadata(text, orEmpty(args.URI), affect)
 	return &xdr.WithMetadata{Metadata: found}, err
 }
 
@@ -387,7 +387,7 @@ func orEmpty(s *string) string {
 
 // networkListAllPorts answers for a network that no NIC is plugged into. Those
 // that are have no port objects with UUIDs of their own, and are not left out.
-func (h *handlers) networkListAllPorts(_ context.Context, _ *session, args *xdr.NetworkListAllPortsArgs) (*xdr.NetworkListAllPortsRet, error) {
+func (h *handlers) networkListAllPorts(_ context.Context, _ *request, args *xdr.NetworkListAllPortsArgs) (*xdr.NetworkListAllPortsRet, error) {
 	if err := checkFlags("NETWORK_LIST_ALL_PORTS", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -405,7 +405,7 @@ func (h *handlers) networkListAllPorts(_ context.Context, _ *session, args *xdr.
 	return &xdr.NetworkListAllPortsRet{}, nil
 }
 
-func (h *handlers) networkPortLookupByUUID(_ context.Context, _ *session, args *xdr.NetworkPortLookupByUUIDArgs) (*xdr.WithPort, error) {
+func (h *handlers) networkPortLookupByUUID(_ context.Context, _ *request, args *xdr.NetworkPortLookupByUUIDArgs) (*xdr.WithPort, error) {
 	n, err := h.network(args.Network)
 	if err != nil {
 		return nil, err

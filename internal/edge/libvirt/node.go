@@ -29,7 +29,7 @@ func nodeCalls(g group) {
 	on(g, xdr.ProcConnectGetSysinfo, (*handlers).connectGetSysinfo)
 }
 
-func (h *handlers) nodeGetInfo(context.Context, *session, *void) (*xdr.NodeGetInfoRet, error) {
+func (h *handlers) nodeGetInfo(_ context.Context, _ *request, _ *void) (*xdr.NodeGetInfoRet, error) {
 	facts := h.Host.Facts()
 	shape := facts.Topology.Shape()
 	info := &xdr.NodeGetInfoRet{
@@ -40,14 +40,14 @@ func (h *handlers) nodeGetInfo(context.Context, *session, *void) (*xdr.NodeGetIn
 	return info, nil
 }
 
-func (h *handlers) nodeGetFreeMemory(context.Context, *session, *void) (*xdr.NodeGetFreeMemoryRet, error) {
+func (h *handlers) nodeGetFreeMemory(_ context.Context, _ *request, _ *void) (*xdr.NodeGetFreeMemoryRet, error) {
 	memory, err := h.Host.Memory()
 	return &xdr.NodeGetFreeMemoryRet{FreeMemory: memory.Free}, err
 }
 
 // nodeGetCellsFreeMemory counts cells by their numbers: one that is missing in
 // between has nothing free.
-func (h *handlers) nodeGetCellsFreeMemory(_ context.Context, _ *session, args *xdr.NodeGetCellsFreeMemoryArgs) (*xdr.NodeGetCellsFreeMemoryRet, error) {
+func (h *handlers) nodeGetCellsFreeMemory(_ context.Context, _ *request, args *xdr.NodeGetCellsFreeMemoryArgs) (*xdr.NodeGetCellsFreeMemoryRet, error) {
 	if args.MaxCells <= 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "the number of cells must be above 0, not %d", args.MaxCells)
 	}
@@ -85,7 +85,7 @@ func (h *handlers) cellRange(start int32, count uint32) ([]int, error) {
 }
 
 // nodeGetFreePages answers cell by cell, for each page size in the order asked.
-func (h *handlers) nodeGetFreePages(_ context.Context, _ *session, args *xdr.NodeGetFreePagesArgs) (*xdr.NodeGetFreePagesRet, error) {
+func (h *handlers) nodeGetFreePages(_ context.Context, _ *request, args *xdr.NodeGetFreePagesArgs) (*xdr.NodeGetFreePagesRet, error) {
 	if err := checkFlags("NODE_GET_FREE_PAGES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (h *handlers) nodeGetFreePages(_ context.Context, _ *session, args *xdr.Nod
 
 // nodeGetCPUStats tells times in nanoseconds. Asked for no parameters, it tells
 // how many there are.
-func (h *handlers) nodeGetCPUStats(_ context.Context, _ *session, args *xdr.NodeGetCPUStatsArgs) (*xdr.NodeGetCPUStatsRet, error) {
+func (h *handlers) nodeGetCPUStats(_ context.Context, _ *request, args *xdr.NodeGetCPUStatsArgs) (*xdr.NodeGetCPUStatsRet, error) {
 	if err := checkFlags("NODE_GET_CPU_STATS", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (h *handlers) nodeGetCPUStats(_ context.Context, _ *session, args *xdr.Node
 }
 
 // nodeGetMemoryStats tells sizes in KiB.
-func (h *handlers) nodeGetMemoryStats(_ context.Context, _ *session, args *xdr.NodeGetMemoryStatsArgs) (*xdr.NodeGetMemoryStatsRet, error) {
+func (h *handlers) nodeGetMemoryStats(_ context.Context, _ *request, args *xdr.NodeGetMemoryStatsArgs) (*xdr.NodeGetMemoryStatsRet, error) {
 	if err := checkFlags("NODE_GET_MEMORY_STATS", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func someStats[S any](params []S, asked int32) (sent []S, count int32, err error
 	return nil, 0, fault.New(fault.Invalid, fault.Call, "there are %d parameters, not %d", count, asked)
 }
 
-func (h *handlers) nodeGetCPUMap(_ context.Context, _ *session, args *xdr.NodeGetCPUMapArgs) (*xdr.NodeGetCPUMapRet, error) {
+func (h *handlers) nodeGetCPUMap(_ context.Context, _ *request, args *xdr.NodeGetCPUMapArgs) (*xdr.NodeGetCPUMapRet, error) {
 	if err := checkFlags("NODE_GET_CPU_MAP", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func (h *handlers) nodeGetCPUMap(_ context.Context, _ *session, args *xdr.NodeGe
 }
 
 // nodeGetSecurityModel tells the first of the models by which guests are told apart.
-func (h *handlers) nodeGetSecurityModel(context.Context, *session, *void) (*xdr.NodeGetSecurityModelRet, error) {
+func (h *handlers) nodeGetSecurityModel(_ context.Context, _ *request, _ *void) (*xdr.NodeGetSecurityModelRet, error) {
 	if all := h.Guests.SecurityModels(); len(all) > 0 {
 		return &xdr.NodeGetSecurityModelRet{Model: zeroEnded(all[0].Name), DOI: zeroEnded(all[0].DOI)}, nil
 	}
@@ -217,7 +217,7 @@ type sysinfoEntry struct {
 	Value string `xml:",chardata"`
 }
 
-func (h *handlers) connectGetSysinfo(_ context.Context, _ *session, args *xdr.ConnectGetSysinfoArgs) (*xdr.ConnectGetSysinfoRet, error) {
+func (h *handlers) connectGetSysinfo(_ context.Context, _ *request, args *xdr.ConnectGetSysinfoArgs) (*xdr.ConnectGetSysinfoRet, error) {
 	if err := checkFlags("CONNECT_GET_SYSINFO", args.Flags, 0); err != nil {
 		return nil, err
 	}

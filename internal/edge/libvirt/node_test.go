@@ -57,8 +57,8 @@ func withQEMU(t *testing.T) func(*Server) {
 	return func(s *Server) { s.handlers.Emulators, s.handlers.Guests = emulators, &guest.Registry{} }
 }
 
-// says is a command of virsh's and what it must print. A line of the output may
-// hold more blanks than wanted: columns are wide.
+// says is a virsh command with its expected output. An output line may contain more blanks than expected, because
+// columns are wide.
 type says struct {
 	args []string
 	want string

@@ -58,7 +58,7 @@ const (
 	listDeviceActive   = 1 << 31
 )
 
-func (h *handlers) connectListAllNodeDevices(_ context.Context, s *session, args *xdr.ConnectListAllNodeDevicesArgs) (*xdr.ConnectListAllNodeDevicesRet, error) {
+func (h *handlers) connectListAllNodeDevices(_ context.Context, s *request, args *xdr.ConnectListAllNodeDevicesArgs) (*xdr.ConnectListAllNodeDevicesRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_NODE_DEVICES", args.Flags, listDeviceKinds|listDeviceActive|listDeviceInactive); err != nil {
 		return nil, err
 	}
@@ -122,14 +122,14 @@ func (h *handlers) devicesByWord(capability *string) []*resources.Device {
 	return h.Devices.Of(resources.Kind(*capability))
 }
 
-func (h *handlers) nodeNumOfDevices(_ context.Context, s *session, args *xdr.NodeNumOfDevicesArgs) (*xdr.NodeNumOfDevicesRet, error) {
+func (h *handlers) nodeNumOfDevices(_ context.Context, s *request, args *xdr.NodeNumOfDevicesArgs) (*xdr.NodeNumOfDevicesRet, error) {
 	if err := checkFlags("NODE_NUM_OF_DEVICES", args.Flags, 0); err != nil {
 		return nil, err
 	}
 	return &xdr.NodeNumOfDevicesRet{Count: int32(len(s.devices(h.devicesByWord(args.Capability))))}, nil
 }
 
-func (h *handlers) nodeListDevices(_ context.Context, s *session, args *xdr.NodeListDevicesArgs) (*xdr.NodeListDevicesRet, error) {
+func (h *handlers) nodeListDevices(_ context.Context, s *request, args *xdr.NodeListDevicesArgs) (*xdr.NodeListDevicesRet, error) {
 	if err := checkFlags("NODE_LIST_DEVICES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -149,15 +149,15 @@ func atMost[T any](names *[]T, room int32) error {
 	return nil
 }
 
-func (h *handlers) nodeDeviceLookupByName(_ context.Context, s *session, args *xdr.NodeDeviceLookupByNameArgs) (*xdr.NodeDeviceLookupByNameRet, error) {
-	d, err := h.device(s, args.Name)
+func (h *handlers) nodeDeviceLookupByName(_ context.Context, s *request, args *xdr.NodeDeviceLookupByNameArgs) (*xdr.NodeDeviceLookupByNameRet, error) {
+	d, err := h.device(s.session, args.Name)
 	if err != nil {
 		return nil, err
 	}
 	return &xdr.NodeDeviceLookupByNameRet{Device: xdr.NodeDevice{Name: d.Name}}, nil
 }
 
-func (h *handlers) nodeDeviceLookupSCSIHostByWWN(_ context.Context, _ *session, args *xdr.NodeDeviceLookupSCSIHostByWWNArgs) (*xdr.NodeDeviceLookupSCSIHostByWWNRet, error) {
+func (h *handlers) nodeDeviceLookupSCSIHostByWWN(_ context.Context, _ *request, args *xdr.NodeDeviceLookupSCSIHostByWWNArgs) (*xdr.NodeDeviceLookupSCSIHostByWWNRet, error) {
 	if err := checkFlags("NODE_DEVICE_LOOKUP_SCSI_HOST_BY_WWN", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -168,11 +168,11 @@ func (h *handlers) nodeDeviceLookupSCSIHostByWWN(_ context.Context, _ *session, 
 	return &xdr.NodeDeviceLookupSCSIHostByWWNRet{Device: xdr.NodeDevice{Name: d.Name}}, nil
 }
 
-func (h *handlers) nodeDeviceGetXMLDesc(ctx context.Context, s *session, args *xdr.NodeDeviceGetXMLDescArgs) (*xdr.NodeDeviceGetXMLDescRet, error) {
+func (h *handlers) nodeDeviceGetXMLDesc(ctx context.Context, s *request, args *xdr.NodeDeviceGetXMLDescArgs) (*xdr.NodeDeviceGetXMLDescRet, error) {
 	if err := checkFlags("NODE_DEVICE_GET_XML_DESC", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	d, err := h.device(s, args.Name)
+	d, err := h.device(s.session, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -180,8 +180,8 @@ func (h *handlers) nodeDeviceGetXMLDesc(ctx context.Context, s *session, args *x
 	return &xdr.NodeDeviceGetXMLDescRet{XML: doc}, err
 }
 
-func (h *handlers) nodeDeviceGetParent(_ context.Context, s *session, args *xdr.NodeDeviceGetParentArgs) (*xdr.NodeDeviceGetParentRet, error) {
-	d, err := h.device(s, args.Name)
+func (h *handlers) nodeDeviceGetParent(_ context.Context, s *request, args *xdr.NodeDeviceGetParentArgs) (*xdr.NodeDeviceGetParentRet, error) {
+	d, err := h.device(s.session, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -192,16 +192,16 @@ func (h *handlers) nodeDeviceGetParent(_ context.Context, s *session, args *xdr.
 	return ret, nil
 }
 
-func (h *handlers) nodeDeviceNumOfCaps(_ context.Context, s *session, args *xdr.NodeDeviceNumOfCapsArgs) (*xdr.NodeDeviceNumOfCapsRet, error) {
-	d, err := h.device(s, args.Name)
+func (h *handlers) nodeDeviceNumOfCaps(_ context.Context, s *request, args *xdr.NodeDeviceNumOfCapsArgs) (*xdr.NodeDeviceNumOfCapsRet, error) {
+	d, err := h.device(s.session, args.Name)
 	if err != nil {
 		return nil, err
 	}
 	return &xdr.NodeDeviceNumOfCapsRet{Count: int32(len(d.Kinds))}, nil
 }
 
-func (h *handlers) nodeDeviceListCaps(_ context.Context, s *session, args *xdr.NodeDeviceListCapsArgs) (*xdr.NodeDeviceListCapsRet, error) {
-	d, err := h.device(s, args.Name)
+func (h *handlers) nodeDeviceListCaps(_ context.Context, s *request, args *xdr.NodeDeviceListCapsArgs) (*xdr.NodeDeviceListCapsRet, error) {
+	d, err := h.device(s.session, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -214,30 +214,30 @@ func (h *handlers) nodeDeviceListCaps(_ context.Context, s *session, args *xdr.N
 
 // A device that is listed is there, and is there again when the host starts.
 
-func (h *handlers) nodeDeviceIsActive(_ context.Context, s *session, args *xdr.NodeDeviceIsActiveArgs) (*xdr.NodeDeviceIsActiveRet, error) {
-	_, err := h.device(s, args.Name)
+func (h *handlers) nodeDeviceIsActive(_ context.Context, s *request, args *xdr.NodeDeviceIsActiveArgs) (*xdr.NodeDeviceIsActiveRet, error) {
+	_, err := h.device(s.session, args.Name)
 	return &xdr.NodeDeviceIsActiveRet{Active: true}, err
 }
 
-func (h *handlers) nodeDeviceIsPersistent(_ context.Context, s *session, args *xdr.NodeDeviceIsPersistentArgs) (*xdr.NodeDeviceIsPersistentRet, error) {
-	_, err := h.device(s, args.Name)
+func (h *handlers) nodeDeviceIsPersistent(_ context.Context, s *request, args *xdr.NodeDeviceIsPersistentArgs) (*xdr.NodeDeviceIsPersistentRet, error) {
+	_, err := h.device(s.session, args.Name)
 	return &xdr.NodeDeviceIsPersistentRet{Persistent: true}, err
 }
 
-func (h *handlers) nodeDeviceGetAutostart(_ context.Context, s *session, args *xdr.NodeDeviceGetAutostartArgs) (*xdr.NodeDeviceGetAutostartRet, error) {
-	_, err := h.device(s, args.Name)
+func (h *handlers) nodeDeviceGetAutostart(_ context.Context, s *request, args *xdr.NodeDeviceGetAutostartArgs) (*xdr.NodeDeviceGetAutostartRet, error) {
+	_, err := h.device(s.session, args.Name)
 	return &xdr.NodeDeviceGetAutostartRet{Autostart: true}, err
 }
 
-func (h *handlers) nodeDeviceDettach(ctx context.Context, s *session, args *xdr.NodeDeviceDettachArgs) (*void, error) {
-	d, err := h.pciDevice(s, args.Name)
+func (h *handlers) nodeDeviceDettach(ctx context.Context, s *request, args *xdr.NodeDeviceDettachArgs) (*void, error) {
+	d, err := h.pciDevice(s.session, args.Name)
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.DetachFromHost(ctx, d.Address)
+	return nil, h.Guests.DetachFromHost(ctx, s.scope, d.Address)
 }
 
-func (h *handlers) nodeDeviceDetachFlags(ctx context.Context, s *session, args *xdr.NodeDeviceDetachFlagsArgs) (*void, error) {
+func (h *handlers) nodeDeviceDetachFlags(ctx context.Context, s *request, args *xdr.NodeDeviceDetachFlagsArgs) (*void, error) {
 	if err := checkFlags("NODE_DEVICE_DETACH_FLAGS", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -247,12 +247,12 @@ func (h *handlers) nodeDeviceDetachFlags(ctx context.Context, s *session, args *
 	return h.nodeDeviceDettach(ctx, s, &xdr.NodeDeviceDettachArgs{Name: args.Name})
 }
 
-func (h *handlers) nodeDeviceReAttach(ctx context.Context, s *session, args *xdr.NodeDeviceReAttachArgs) (*void, error) {
-	d, err := h.pciDevice(s, args.Name)
+func (h *handlers) nodeDeviceReAttach(ctx context.Context, s *request, args *xdr.NodeDeviceReAttachArgs) (*void, error) {
+	d, err := h.pciDevice(s.session, args.Name)
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.ReattachToHost(ctx, d.Address)
+	return nil, h.Guests.ReattachToHost(ctx, s.scope, d.Address)
 }
 
 // pciDevice finds a device that must be a PCI function.

@@ -1,7 +1,6 @@
 package libvirt
 
 import (
-	"context"
 	"reflect"
 	"slices"
 	"time"
@@ -10,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // permission is a call under way, as rules and audit see it.
@@ -24,44 +23,45 @@ type permission struct {
 	done    func() // lets go what the call took of its client's share
 }
 
-// allow asks the rules for one call, and gives the context that it runs in. This is
+// allow asks the rules for one call, and gives the scope that it runs in. This is
 // the one place where they are asked: before any handler.
-func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message) (context.Context, *permission, error) {
+func (s *session) allow(p *xdr.Procedure, args xdr.Message) (sc scope.Scope, _ *permission, err error) {
 	r, known := callRights[procedureKey{p.Program, p.Number}]
 	if !known {
-		return ctx, nil, fault.New(fault.Denied, fault.Call, "nobody has said yet what right %s takes", p.Name)
+		return sc, nil, fault.New(fault.Denied, fault.Call, "nobody has said yet what right %s takes", p.Name)
 	}
 	c := &permission{s: s, proc: p, right: r, args: args, began: time.Now(), done: func() {}}
 	gate, who := s.gate(), s.who()
-	if !who.Trusted() {
-		ctx = volume.For(ctx, who.String())
-	}
 	changes := r.last() > authz.Read
 	if !gate.Held(who) {
 		if changes && gate != nil && s.client.server.audit != nil {
 			c.objects = s.objects(args)
 		}
-		return ctx, c, nil
+		sc, _ = gate.Scope(who, r.last())
+		if !who.Trusted() {
+			sc = sc.For(who.String())
+		}
+		return sc, c, nil
 	}
 	verbs := c.takes(args)
-	ctx, c.done = gate.Bound(ctx, who, r.last(), verbs...)
+	sc, c.done = gate.Scope(who, r.last(), verbs...)
 	c.objects = s.objects(args)
 	on := authz.Object{}
 	if len(c.objects) > 0 {
 		on = c.objects[0]
 	}
 	if err := c.check(args, verbs); err != nil {
-		return ctx, c, err
+		return sc, c, err
 	}
 	if !r.looksAtTexts(p) {
-		return gate.Again(ctx, on, func(string) error { return s.becomes(args) }), c, nil
+		return gate.Again(sc, on, func(string) error { return s.becomes(args) }), c, nil
 	}
-	ctx, err := c.allowTexts(ctx, on)
-	return ctx, c, err
+	sc, err = c.allowTexts(sc, on)
+	return sc, c, err
 }
 
 // allowTexts asks for what the call says beside the object that it is on.
-func (c *permission) allowTexts(ctx context.Context, on authz.Object) (context.Context, error) {
+func (c *permission) allowTexts(sc scope.Scope, on authz.Object) (scope.Scope, error) {
 	s, gate, who, verb := c.s, c.s.gate(), c.s.who(), c.right.last()
 	made, err := s.texts(c.proc, verb, on, c.args)
 	named := on
@@ -75,12 +75,12 @@ func (c *permission) allowTexts(ctx context.Context, on authz.Object) (context.C
 		err = gate.Check(who, c.right.verbs[i], on)
 	}
 	if err == nil {
-		err = gate.Make(ctx, verb, made)
+		err = gate.Make(sc, verb, made)
 	}
 	if err != nil {
-		return ctx, err
+		return sc, err
 	}
-	ctx = gate.Again(ctx, made, func(string) error {
+	sc = gate.Again(sc, made, func(string) error {
 		if err := s.becomes(c.args); err != nil {
 			return err
 		}
@@ -88,9 +88,9 @@ func (c *permission) allowTexts(ctx context.Context, on authz.Object) (context.C
 		return err
 	})
 	if verb != authz.Start { // what a guest has is held to who gave it, and not to who starts it
-		ctx = gate.Fence(ctx, who, s.brings(c.proc, verb, c.args), on)
+		sc = gate.Fence(sc, who, s.brings(c.proc, verb, c.args), on)
 	}
-	return ctx, nil
+	return sc, nil
 }
 
 // takes are the verbs that the call takes of its objects, by what it is and by what its arguments hide.

@@ -94,7 +94,7 @@ func wirePool(p *volume.Pool) (xdr.StoragePool, error) {
 	return xdr.StoragePool{Name: p.Name(), UUID: id}, err
 }
 
-func (h *handlers) listAllPools(_ context.Context, s *session, args *xdr.ConnectListAllStoragePoolsArgs) (*xdr.ConnectListAllStoragePoolsRet, error) {
+func (h *handlers) listAllPools(_ context.Context, s *request, args *xdr.ConnectListAllStoragePoolsArgs) (*xdr.ConnectListAllStoragePoolsRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_STORAGE_POOLS", args.Flags, poolListAll); err != nil {
 		return nil, err
 	}
@@ -142,23 +142,23 @@ func (h *handlers) poolNames(s *session, active bool, most int32) []string {
 	return names
 }
 
-func (h *handlers) numOfPools(_ context.Context, s *session, _ *void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(h.poolNames(s, true, xdr.MaxStoragePoolList)))}, nil
+func (h *handlers) numOfPools(_ context.Context, s *request, _ *void) (*xdr.WithCount, error) {
+	return &xdr.WithCount{Count: int32(len(h.poolNames(s.session, true, xdr.MaxStoragePoolList)))}, nil
 }
 
-func (h *handlers) listPools(_ context.Context, s *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return &xdr.WithNames{Names: h.poolNames(s, true, args.MaxNames)}, nil
+func (h *handlers) listPools(_ context.Context, s *request, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
+	return &xdr.WithNames{Names: h.poolNames(s.session, true, args.MaxNames)}, nil
 }
 
-func (h *handlers) numOfDefinedPools(_ context.Context, s *session, _ *void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(h.poolNames(s, false, xdr.MaxStoragePoolList)))}, nil
+func (h *handlers) numOfDefinedPools(_ context.Context, s *request, _ *void) (*xdr.WithCount, error) {
+	return &xdr.WithCount{Count: int32(len(h.poolNames(s.session, false, xdr.MaxStoragePoolList)))}, nil
 }
 
-func (h *handlers) listDefinedPools(_ context.Context, s *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return &xdr.WithNames{Names: h.poolNames(s, false, args.MaxNames)}, nil
+func (h *handlers) listDefinedPools(_ context.Context, s *request, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
+	return &xdr.WithNames{Names: h.poolNames(s.session, false, args.MaxNames)}, nil
 }
 
-func (h *handlers) findPoolSources(ctx context.Context, _ *session, args *xdr.ConnectFindStoragePoolSourcesArgs) (*xdr.WithXML, error) {
+func (h *handlers) findPoolSources(ctx context.Context, _ *request, args *xdr.ConnectFindStoragePoolSourcesArgs) (*xdr.WithXML, error) {
 	if err := checkFlags("CONNECT_FIND_STORAGE_POOL_SOURCES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func (h *handlers) findPoolSources(ctx context.Context, _ *session, args *xdr.Co
 	return &xdr.WithXML{XML: doc}, err
 }
 
-func (h *handlers) poolCapabilities(_ context.Context, _ *session, args *xdr.WithFlags) (*xdr.WithCapabilities, error) {
+func (h *handlers) poolCapabilities(_ context.Context, _ *request, args *xdr.WithFlags) (*xdr.WithCapabilities, error) {
 	if err := checkFlags("CONNECT_GET_STORAGE_POOL_CAPABILITIES", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -178,30 +178,30 @@ func (h *handlers) poolCapabilities(_ context.Context, _ *session, args *xdr.Wit
 	return &xdr.WithCapabilities{Capabilities: doc}, err
 }
 
-func (h *handlers) poolLookupByName(_ context.Context, _ *session, args *xdr.WithName) (*xdr.WithPool, error) {
+func (h *handlers) poolLookupByName(_ context.Context, _ *request, args *xdr.WithName) (*xdr.WithPool, error) {
 	return poolReply(h.Pools.ByName(args.Name))
 }
 
-func (h *handlers) poolLookupByUUID(_ context.Context, _ *session, args *xdr.WithUUID) (*xdr.WithPool, error) {
+func (h *handlers) poolLookupByUUID(_ context.Context, _ *request, args *xdr.WithUUID) (*xdr.WithPool, error) {
 	return poolReply(h.Pools.ByUUID(formatUUID(args.UUID)))
 }
 
-func (h *handlers) poolLookupByVolume(_ context.Context, _ *session, args *xdr.WithVolume) (*xdr.WithPool, error) {
+func (h *handlers) poolLookupByVolume(_ context.Context, _ *request, args *xdr.WithVolume) (*xdr.WithPool, error) {
 	return poolReply(h.Pools.ByName(args.Volume.Pool))
 }
 
-func (h *handlers) poolLookupByTarget(_ context.Context, _ *session, args *xdr.WithPath) (*xdr.WithPool, error) {
+func (h *handlers) poolLookupByTarget(_ context.Context, _ *request, args *xdr.WithPath) (*xdr.WithPool, error) {
 	return poolReply(h.Pools.ByTarget(args.Path))
 }
 
-func (h *handlers) poolDefine(ctx context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithPool, error) {
+func (h *handlers) poolDefine(ctx context.Context, s *request, args *xdr.WithXMLFlags) (*xdr.WithPool, error) {
 	if err := checkFlags("STORAGE_POOL_DEFINE_XML", args.Flags, poolDefineValidate); err != nil {
 		return nil, err
 	}
-	return poolReply(h.Pools.Define(ctx, args.XML, args.Flags&poolDefineValidate != 0))
+	return poolReply(h.Pools.Define(ctx, s.scope, args.XML, args.Flags&poolDefineValidate != 0))
 }
 
-func (h *handlers) poolCreateXML(ctx context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithPool, error) {
+func (h *handlers) poolCreateXML(ctx context.Context, s *request, args *xdr.WithXMLFlags) (*xdr.WithPool, error) {
 	if err := checkFlags("STORAGE_POOL_CREATE_XML", args.Flags, poolCreateAll); err != nil {
 		return nil, err
 	}
@@ -209,11 +209,11 @@ func (h *handlers) poolCreateXML(ctx context.Context, _ *session, args *xdr.With
 	if err != nil {
 		return nil, err
 	}
-	p, err := h.Pools.Create(ctx, args.XML, false, build)
+	p, err := h.Pools.Create(ctx, s.scope, args.XML, false, build)
 	return poolReply(p, ofStorage(err))
 }
 
-func (h *handlers) poolCreate(ctx context.Context, _ *session, args *xdr.WithPoolFlags) (*void, error) {
+func (h *handlers) poolCreate(ctx context.Context, s *request, args *xdr.WithPoolFlags) (*void, error) {
 	if err := checkFlags("STORAGE_POOL_CREATE", args.Flags, poolCreateAll); err != nil {
 		return nil, err
 	}
@@ -221,7 +221,7 @@ func (h *handlers) poolCreate(ctx context.Context, _ *session, args *xdr.WithPoo
 	if err != nil {
 		return nil, err
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return ofStorage(p.Start(ctx, build)) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return ofStorage(p.Start(ctx, s.scope, build)) })
 }
 
 // buildOf reads the flags of creating a pool, of which two exclude each other.
@@ -239,7 +239,7 @@ func buildOf(flags uint32) (volume.Build, error) {
 	return volume.NoBuild, nil
 }
 
-func (h *handlers) poolBuild(ctx context.Context, _ *session, args *xdr.WithPoolFlags) (*void, error) {
+func (h *handlers) poolBuild(ctx context.Context, s *request, args *xdr.WithPoolFlags) (*void, error) {
 	if err := checkFlags("STORAGE_POOL_BUILD", args.Flags, poolBuildOverwrite|poolBuildNoOverwrite); err != nil {
 		return nil, err
 	}
@@ -252,7 +252,7 @@ func (h *handlers) poolBuild(ctx context.Context, _ *session, args *xdr.WithPool
 	case poolBuildOverwrite | poolBuildNoOverwrite:
 		return nil, fault.New(fault.Invalid, fault.Call, "to overwrite and not to overwrite exclude each other")
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Build(ctx, how) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Build(ctx, s.scope, how) })
 }
 
 // onPool does one thing to a pool.
@@ -264,29 +264,29 @@ func (h *handlers) onPool(named xdr.StoragePool, do func(*volume.Pool) error) (*
 	return nil, do(p)
 }
 
-func (h *handlers) poolDestroy(ctx context.Context, _ *session, args *xdr.WithPool) (*void, error) {
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Stop(ctx) })
+func (h *handlers) poolDestroy(ctx context.Context, s *request, args *xdr.WithPool) (*void, error) {
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Stop(ctx, s.scope) })
 }
 
-func (h *handlers) poolDelete(ctx context.Context, _ *session, args *xdr.WithPoolFlags) (*void, error) {
+func (h *handlers) poolDelete(ctx context.Context, s *request, args *xdr.WithPoolFlags) (*void, error) {
 	if err := checkFlags("STORAGE_POOL_DELETE", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Delete(ctx) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Delete(ctx, s.scope) })
 }
 
-func (h *handlers) poolUndefine(ctx context.Context, _ *session, args *xdr.WithPool) (*void, error) {
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Undefine(ctx) })
+func (h *handlers) poolUndefine(ctx context.Context, s *request, args *xdr.WithPool) (*void, error) {
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Undefine(ctx, s.scope) })
 }
 
-func (h *handlers) poolRefresh(ctx context.Context, _ *session, args *xdr.WithPoolFlags) (*void, error) {
+func (h *handlers) poolRefresh(ctx context.Context, s *request, args *xdr.WithPoolFlags) (*void, error) {
 	if err := checkFlags("STORAGE_POOL_REFRESH", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Refresh(ctx) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Refresh(ctx, s.scope) })
 }
 
-func (h *handlers) poolInfo(ctx context.Context, _ *session, args *xdr.WithPool) (*xdr.StoragePoolGetInfoRet, error) {
+func (h *handlers) poolInfo(ctx context.Context, _ *request, args *xdr.WithPool) (*xdr.StoragePoolGetInfoRet, error) {
 	p, err := h.pool(args.Pool)
 	if err != nil {
 		return nil, err
@@ -297,7 +297,7 @@ func (h *handlers) poolInfo(ctx context.Context, _ *session, args *xdr.WithPool)
 	}, nil
 }
 
-func (h *handlers) poolXML(ctx context.Context, _ *session, args *xdr.WithPoolFlags) (*xdr.WithXML, error) {
+func (h *handlers) poolXML(ctx context.Context, _ *request, args *xdr.WithPoolFlags) (*xdr.WithXML, error) {
 	if err := checkFlags("STORAGE_POOL_GET_XML_DESC", args.Flags, poolXMLInactive); err != nil {
 		return nil, err
 	}
@@ -310,7 +310,7 @@ func (h *handlers) poolXML(ctx context.Context, _ *session, args *xdr.WithPoolFl
 	return &xdr.WithXML{XML: doc}, err
 }
 
-func (h *handlers) poolGetAutostart(_ context.Context, _ *session, args *xdr.WithPool) (*xdr.WithAutostart, error) {
+func (h *handlers) poolGetAutostart(_ context.Context, _ *request, args *xdr.WithPool) (*xdr.WithAutostart, error) {
 	p, err := h.pool(args.Pool)
 	if err != nil {
 		return nil, err
@@ -318,9 +318,9 @@ func (h *handlers) poolGetAutostart(_ context.Context, _ *session, args *xdr.Wit
 	return &xdr.WithAutostart{Autostart: p.View().Autostart}, nil
 }
 
-func (h *handlers) poolSetAutostart(ctx context.Context, _ *session, args *xdr.StoragePoolSetAutostartArgs) (*void, error) {
+func (h *handlers) poolSetAutostart(ctx context.Context, s *request, args *xdr.StoragePoolSetAutostartArgs) (*void, error) {
 	return h.onPool(args.Pool, func(p *volume.Pool) error {
-		err := p.SetAutostart(ctx, args.Autostart)
+		err := p.SetAutostart(ctx, s.scope, args.Autostart)
 		if err != nil && !p.View().Persistent {
 			return withCode(codeInternal, err)
 		}
@@ -328,7 +328,7 @@ func (h *handlers) poolSetAutostart(ctx context.Context, _ *session, args *xdr.S
 	})
 }
 
-func (h *handlers) poolIsActive(_ context.Context, _ *session, args *xdr.WithPool) (*xdr.WithActive, error) {
+func (h *handlers) poolIsActive(_ context.Context, _ *request, args *xdr.WithPool) (*xdr.WithActive, error) {
 	p, err := h.pool(args.Pool)
 	if err != nil {
 		return nil, err
@@ -336,7 +336,7 @@ func (h *handlers) poolIsActive(_ context.Context, _ *session, args *xdr.WithPoo
 	return &xdr.WithActive{Active: p.View().Active()}, nil
 }
 
-func (h *handlers) poolIsPersistent(_ context.Context, _ *session, args *xdr.WithPool) (*xdr.WithPersistent, error) {
+func (h *handlers) poolIsPersistent(_ context.Context, _ *request, args *xdr.WithPool) (*xdr.WithPersistent, error) {
 	p, err := h.pool(args.Pool)
 	if err != nil {
 		return nil, err
@@ -353,12 +353,12 @@ func (h *handlers) poolVolumes(named xdr.StoragePool) ([]*volume.Volume, error) 
 	return p.Volumes()
 }
 
-func (h *handlers) poolNumOfVolumes(_ context.Context, _ *session, args *xdr.WithPool) (*xdr.WithCount, error) {
+func (h *handlers) poolNumOfVolumes(_ context.Context, _ *request, args *xdr.WithPool) (*xdr.WithCount, error) {
 	volumes, err := h.poolVolumes(args.Pool)
 	return &xdr.WithCount{Count: int32(len(volumes))}, err
 }
 
-func (h *handlers) poolListVolumes(_ context.Context, _ *session, args *xdr.StoragePoolListVolumesArgs) (*xdr.WithNames, error) {
+func (h *handlers) poolListVolumes(_ context.Context, _ *request, args *xdr.StoragePoolListVolumesArgs) (*xdr.WithNames, error) {
 	volumes, err := h.poolVolumes(args.Pool)
 	if err != nil {
 		return nil, err
@@ -370,7 +370,7 @@ func (h *handlers) poolListVolumes(_ context.Context, _ *session, args *xdr.Stor
 	return ret, nil
 }
 
-func (h *handlers) poolListAllVolumes(_ context.Context, _ *session, args *xdr.StoragePoolListAllVolumesArgs) (*xdr.StoragePoolListAllVolumesRet, error) {
+func (h *handlers) poolListAllVolumes(_ context.Context, _ *request, args *xdr.StoragePoolListAllVolumesArgs) (*xdr.StoragePoolListAllVolumesRet, error) {
 	if err := checkFlags("STORAGE_POOL_LIST_ALL_VOLUMES", args.Flags, 0); err != nil {
 		return nil, err
 	}

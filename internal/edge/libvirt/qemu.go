@@ -17,7 +17,7 @@ func qemuCalls(g group) {
 // monitorHuman means a line for the human monitor and not JSON.
 const monitorHuman = 1
 
-func (h *handlers) qemuDomainMonitorCommand(ctx context.Context, _ *session, args *xdr.QEMUDomainMonitorCommandArgs) (*xdr.QEMUDomainMonitorCommandRet, error) {
+func (h *handlers) qemuDomainMonitorCommand(ctx context.Context, s *request, args *xdr.QEMUDomainMonitorCommandArgs) (*xdr.QEMUDomainMonitorCommandRet, error) {
 	if err := checkFlags("QEMU_DOMAIN_MONITOR_COMMAND", args.Flags, monitorHuman); err != nil {
 		return nil, err
 	}
@@ -25,7 +25,7 @@ func (h *handlers) qemuDomainMonitorCommand(ctx context.Context, _ *session, arg
 	if err != nil {
 		return nil, err
 	}
-	answer, err := g.MonitorCommand(ctx, args.Command, args.Flags&monitorHuman != 0)
+	answer, err := g.MonitorCommand(ctx, s.scope, args.Command, args.Flags&monitorHuman != 0)
 	return &xdr.QEMUDomainMonitorCommandRet{Result: answer}, err
 }
 
@@ -37,7 +37,7 @@ const (
 	longestAgentWait = time.Hour
 )
 
-func (h *handlers) qemuDomainAgentCommand(ctx context.Context, _ *session, args *xdr.QEMUDomainAgentCommandArgs) (*xdr.QEMUDomainAgentCommandRet, error) {
+func (h *handlers) qemuDomainAgentCommand(ctx context.Context, s *request, args *xdr.QEMUDomainAgentCommandArgs) (*xdr.QEMUDomainAgentCommandRet, error) {
 	if err := checkFlags("QEMU_DOMAIN_AGENT_COMMAND", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -55,6 +55,6 @@ func (h *handlers) qemuDomainAgentCommand(ctx context.Context, _ *session, args 
 	if err != nil {
 		return nil, err
 	}
-	answer, err := g.AgentCommand(ctx, args.Command, limit)
+	answer, err := g.AgentCommand(ctx, s.scope, args.Command, limit)
 	return &xdr.QEMUDomainAgentCommandRet{Result: &answer}, err
 }

@@ -198,7 +198,7 @@ func TestReplay_TerraformStorage(t *testing.T) {
 	}
 }
 
-// TestReplay_VagrantVolumes: a pool of Vagrant's, and what it makes of a box, with a label for SELinux.
+// Vagrant creates a pool and, from a box, volumes with a label for SELinux.
 // Promise: G12
 func TestReplay_VagrantVolumes(t *testing.T) {
 	s := storageShell(t)
@@ -241,7 +241,7 @@ func TestReplay_VagrantVolumes(t *testing.T) {
 <backingStore/>
 </volume>`))
 	s.does("vol-create default KCLI", "Vol data.img created")
-	s.words["DUMP"] = document(t, s.does("vol-dumpxml data.img default")) // what is dumped can be made again
+	s.words["DUMP"] = document(t, s.does("vol-dumpxml data.img default")) // a dumped definition can be used to create the volume again
 	s.does("vol-delete data.img default", "deleted")
 	s.does("vol-create default DUMP", "created")
 }

@@ -76,7 +76,7 @@ func TestEveryChangeIsOfSomething(t *testing.T) {
 	}
 }
 
-// TestARefusalToAReaderIsInTheAudit has somebody on a read-only socket try to change something.
+// A client on a read-only socket tries to change something.
 // Promise: A5
 func TestARefusalToAReaderIsInTheAudit(t *testing.T) {
 	var log bytes.Buffer

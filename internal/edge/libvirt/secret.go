@@ -51,11 +51,11 @@ func withSecret(d secret.Definition, err error) (*xdr.WithSecret, error) {
 	return &xdr.WithSecret{Secret: w}, err
 }
 
-func (h *handlers) connectNumOfSecrets(context.Context, *session, *void) (*xdr.WithCount, error) {
+func (h *handlers) connectNumOfSecrets(_ context.Context, _ *request, _ *void) (*xdr.WithCount, error) {
 	return &xdr.WithCount{Count: int32(len(h.Secrets.List()))}, nil
 }
 
-func (h *handlers) connectListSecrets(_ context.Context, _ *session, args *xdr.ConnectListSecretsArgs) (*xdr.ConnectListSecretsRet, error) {
+func (h *handlers) connectListSecrets(_ context.Context, _ *request, args *xdr.ConnectListSecretsArgs) (*xdr.ConnectListSecretsRet, error) {
 	ret := &xdr.ConnectListSecretsRet{}
 	for _, d := range h.Secrets.List() {
 		ret.UUIDs = append(ret.UUIDs, d.UUID)
@@ -63,7 +63,7 @@ func (h *handlers) connectListSecrets(_ context.Context, _ *session, args *xdr.C
 	return ret, atMost(&ret.UUIDs, args.MaxUUIDs)
 }
 
-func (h *handlers) connectListAllSecrets(_ context.Context, s *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllSecretsRet, error) {
+func (h *handlers) connectListAllSecrets(_ context.Context, s *request, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllSecretsRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_SECRETS", args.Flags, listSecretAll); err != nil {
 		return nil, err
 	}
@@ -89,11 +89,11 @@ func (h *handlers) connectListAllSecrets(_ context.Context, s *session, args *xd
 	return ret, nil
 }
 
-func (h *handlers) secretLookupByUUID(_ context.Context, _ *session, args *xdr.WithUUID) (*xdr.WithSecret, error) {
+func (h *handlers) secretLookupByUUID(_ context.Context, _ *request, args *xdr.WithUUID) (*xdr.WithSecret, error) {
 	return withSecret(h.Secrets.ByUUID(formatUUID(args.UUID)))
 }
 
-func (h *handlers) secretLookupByUsage(_ context.Context, _ *session, args *xdr.SecretLookupByUsageArgs) (*xdr.WithSecret, error) {
+func (h *handlers) secretLookupByUsage(_ context.Context, _ *request, args *xdr.SecretLookupByUsageArgs) (*xdr.WithSecret, error) {
 	for usage, number := range secretUsages {
 		if number == args.UsageType {
 			return withSecret(h.Secrets.ByUsage(secret.Usage{Type: usage, ID: args.UsageID}))
@@ -102,14 +102,14 @@ func (h *handlers) secretLookupByUsage(_ context.Context, _ *session, args *xdr.
 	return nil, fault.New(fault.Invalid, fault.Call, "there are no secrets of the use %d", args.UsageType)
 }
 
-func (h *handlers) secretDefineXML(_ context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithSecret, error) {
+func (h *handlers) secretDefineXML(ctx context.Context, s *request, args *xdr.WithXMLFlags) (*xdr.WithSecret, error) {
 	if err := checkFlags("SECRET_DEFINE_XML", args.Flags, secretValidate); err != nil {
 		return nil, err
 	}
-	return withSecret(h.Secrets.Define(args.XML, args.Flags&secretValidate != 0))
+	return withSecret(h.Secrets.Define(s.scope, args.XML, args.Flags&secretValidate != 0))
 }
 
-func (h *handlers) secretGetXMLDesc(_ context.Context, _ *session, args *xdr.WithSecretFlags) (*xdr.WithXML, error) {
+func (h *handlers) secretGetXMLDesc(_ context.Context, _ *request, args *xdr.WithSecretFlags) (*xdr.WithXML, error) {
 	if err := checkFlags("SECRET_GET_XML_DESC", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -121,25 +121,25 @@ func (h *handlers) secretGetXMLDesc(_ context.Context, _ *session, args *xdr.Wit
 	return &xdr.WithXML{XML: doc}, err
 }
 
-func (h *handlers) secretSetValue(_ context.Context, _ *session, args *xdr.SecretSetValueArgs) (*void, error) {
+func (h *handlers) secretSetValue(ctx context.Context, s *request, args *xdr.SecretSetValueArgs) (*void, error) {
 	defer clear(args.Value)
 	if err := checkFlags("SECRET_SET_VALUE", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	return nil, h.Secrets.SetValue(formatUUID(args.Secret.UUID), args.Value)
+	return nil, h.Secrets.SetValue(s.scope, formatUUID(args.Secret.UUID), args.Value)
 }
 
-func (h *handlers) secretGetValue(_ context.Context, _ *session, args *xdr.WithSecretFlags) (*xdr.SecretGetValueRet, error) {
+func (h *handlers) secretGetValue(ctx context.Context, s *request, args *xdr.WithSecretFlags) (*xdr.SecretGetValueRet, error) {
 	if err := checkFlags("SECRET_GET_VALUE", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	value, err := h.Secrets.Show(formatUUID(args.Secret.UUID))
+	value, err := h.Secrets.Show(s.scope, formatUUID(args.Secret.UUID))
 	if fault.Is(err, fault.Denied) {
 		return nil, withCode(codeInvalidSecret, err)
 	}
 	return &xdr.SecretGetValueRet{Value: value}, err
 }
 
-func (h *handlers) secretUndefine(_ context.Context, _ *session, args *xdr.WithSecret) (*void, error) {
-	return nil, h.Secrets.Undefine(formatUUID(args.Secret.UUID))
+func (h *handlers) secretUndefine(ctx context.Context, s *request, args *xdr.WithSecret) (*void, error) {
+	return nil, h.Secrets.Undefine(s.scope, formatUUID(args.Secret.UUID))
 }

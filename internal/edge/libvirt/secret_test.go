@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -127,7 +128,7 @@ func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message
 // secret, also where it asks for their number alone.
 func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 	h := withSecrets(t)
-	if _, err := h.server.handlers.Secrets.Define(`<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
+	if _, err := h.server.handlers.Secrets.Define(scope.Daemon("a test"), `<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
 		t.Fatal(err)
 	}
 	count := func(rules string) uint32 {
@@ -141,13 +142,13 @@ func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := &session{client: &client{server: &Server{gate: gate}}, identity: authz.LocalWho(listener.Peer{UID: 1002})}
-		ret, err := h.server.handlers.connectListAllSecrets(t.Context(), s, &xdr.WithNeedResultsFlags{})
+		ret, err := h.server.handlers.connectListAllSecrets(t.Context(), &request{session: s}, &xdr.WithNeedResultsFlags{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return ret.Count
 	}
 	if all, some := count(""), count(", guests: mine"); all != 1 || some != 0 {
-		t.Errorf("who may see everything is told of %d secrets, who may see some guests of %d", all, some)
+		t.Errorf("an unrestricted client sees %d secrets, a restricted one %d", all, some)
 	}
 }

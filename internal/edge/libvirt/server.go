@@ -108,7 +108,10 @@ type Server struct {
 }
 
 // New makes a server; Serve runs it.
-func New(c Config) *Server {
+func New(c Config) *Server { return newServer(c, newTable()) }
+
+// newServer makes a server of the calls in a table.
+func newServer(c Config, t table) *Server {
 	s := &Server{
 		log:       c.Log,
 		groups:    c.Groups,
@@ -116,7 +119,7 @@ func New(c Config) *Server {
 		reception: c.Reception,
 		audit:     c.Audit,
 		limits:    defaultLimits(),
-		table:     newTable(),
+		table:     t,
 		handlers:  handlers{Rooms: c.Rooms},
 		// The runtime looks for what has come in when it has a processor to spare:
 		// one is left to it. The daemon has one more than the host.

@@ -108,7 +108,7 @@ func (h *house) open(suffix string) *wire {
 	return w
 }
 
-// Clients leave in a connection's name what they do not know themselves.
+// Clients leave query parameters that they do not know in the connection's URI.
 func TestTheNameOfAConnection(t *testing.T) {
 	for name, want := range map[string]bool{"": true, systemURI: true, systemURI + "?socket=/x&readonly=1": true, "qemu:///session": false, "xen:///": false, systemURI + "/": false} {
 		w := serve(t).dial("")

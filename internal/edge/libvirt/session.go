@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // session is what handlers know of the client that calls: who it is, what it
@@ -28,6 +29,12 @@ type session struct {
 	watched  bool // a close callback is registered
 
 	subs subscriptions
+}
+
+// request is one call of a client: the session that it came by, and the scope that the rules give it.
+type request struct {
+	*session
+	scope scope.Scope
 }
 
 func newSession(c *client, p listener.Peer, readOnly bool) *session {

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // withPools gives the house storage pools, on a store of their own.
@@ -144,7 +145,7 @@ func TestVirshVolumes(t *testing.T) {
 		`^<volume type='file'> <name>top.qcow2</name> <key>DIR/a/top.qcow2</key> <capacity unit='bytes'>67108864</capacity> <allocation unit='bytes'>[0-9]+</allocation> <physical unit='bytes'>[0-9]+</physical> <target> <path>DIR/a/top.qcow2</path> <format type='qcow2'/> <permissions> <mode>0600</mode>`,
 		`<compat>1.1</compat> <clusterSize unit='B'>65536</clusterSize> <features/> </target> <backingStore> <path>DIR/a/base.qcow2</path> <format type='qcow2'/> </backingStore> </volume>$`)
 	s.fails("vol-info nothing --pool a", "error: Storage volume not found: ")
-	s.fails("vol-create-as a thin 1G", "exists already in pool")
+	s.fails("vol-create-as a thin 1G", "already exists in pool")
 	s.fails("vol-create-as a ../x 1G", "error: XML error: ")
 	s.fails("vol-create-as a huge 1000T", "error: operation failed: ")
 	s.does("vol-resize thin 2G --pool a", "Size of volume 'thin' successfully changed to 2G")
@@ -199,14 +200,14 @@ func TestVirshTransfers(t *testing.T) {
 	if got := down("--offset 1000 --length 70000"); !bytes.Equal(got, content[1000:71000]) {
 		t.Errorf("%d bytes of the middle differ", len(got))
 	}
-	s.fails("vol-upload disk TMP/up --pool a --length 1000", "more bytes came")
+	s.fails("vol-upload disk TMP/up --pool a --length 1000", "received more bytes")
 	s.fails("vol-download nothing TMP/x --pool a", "Storage volume not found")
 	sparseTransfer(t, s)
 	// A stream that ended leaves its volume free.
 	s.does("vol-delete disk --pool a")
 }
 
-// sparseTransfer sends a file with holes up and down, in which the holes survive.
+// sparseTransfer uploads and downloads a file with holes. The holes must survive.
 func sparseTransfer(t *testing.T, s *shell) {
 	t.Helper()
 	const size = 64 << 20
@@ -241,11 +242,11 @@ func TestUploadOfAGoneClient(t *testing.T) {
 	h := serve(t, withPools(t))
 	pools := h.server.handlers.Pools
 	dir := t.TempDir()
-	p, err := pools.Create(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
+	p, err := pools.Create(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
+	v, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,16 +265,15 @@ func TestUploadOfAGoneClient(t *testing.T) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatal("the upload of a client that has gone goes on")
+			t.Fatal("the upload continues after its client has gone")
 		}
 	}
-	if err := p.DeleteVolume(t.Context(), "disk"); err != nil {
+	if err := p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestVirtInstallFindsImages: virt-install makes a pool of an image's
-// directory, and goes on with what it finds in there.
+// virt-install creates a pool for the directory of an image, and uses the volumes that it finds there.
 func TestVirtInstallStorageCalls(t *testing.T) {
 	h := serve(t, withPools(t))
 	dir := t.TempDir()
@@ -310,11 +310,11 @@ func TestVirtInstallStorageCalls(t *testing.T) {
 func TestHolesThatAreRefused(t *testing.T) {
 	h := serve(t, withPools(t))
 	dir := t.TempDir()
-	p, err := h.server.handlers.Pools.Create(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
+	p, err := h.server.handlers.Pools.Create(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
+	v, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

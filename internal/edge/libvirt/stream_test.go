@@ -14,13 +14,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // streamer serves a call that opens a stream with body.
 func streamer[A any, PA message[A]](number int32, body streamBody) func(*Server) {
 	return func(s *Server) {
 		delete(s.table, procedureKey{xdr.ProgramRemote, number})
-		onStream(group{s.table, xdr.ProgramRemote}, number, func(*handlers, context.Context, *session, PA) (*void, streamBody, error) {
+		onStream(group{s.table, xdr.ProgramRemote}, number, func(*handlers, context.Context, *request, PA) (*void, streamBody, error) {
 			return nil, body, nil
 		})
 	}
@@ -34,7 +35,7 @@ func download(body streamBody) func(*Server) {
 	return streamer[xdr.StorageVolDownloadArgs](xdr.ProcStorageVolDownload, body)
 }
 
-func console(body streamBody) func(*Server) {
+func serveConsole(body streamBody) func(*Server) {
 	return streamer[xdr.DomainOpenConsoleArgs](xdr.ProcDomainOpenConsole, body)
 }
 
@@ -85,7 +86,7 @@ func TestUpload(t *testing.T) {
 	w.data(st, xdr.StatusOK, nil)
 	w.expect(st, xdr.StatusOK)
 	if !bytes.Equal(<-got, want) {
-		t.Fatal("what arrived differs from what was sent")
+		t.Fatal("the received data differs from the sent data")
 	}
 	w.works()
 }
@@ -140,12 +141,12 @@ func TestSlowUpload(t *testing.T) {
 func TestAnUploadThatStandsStill(t *testing.T) {
 	h := serve(t, withPools(t), func(s *Server) { s.limits.idle = 200 * time.Millisecond })
 	pools, dir := h.server.handlers.Pools, t.TempDir()
-	p, err := pools.Define(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
+	p, err := pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
 	if err == nil {
-		err = p.Start(t.Context(), volume.NoBuild)
+		err = p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild)
 	}
 	if err == nil {
-		_, err = p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1048576</capacity></volume>", volume.CreateOptions{})
+		_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>disk</name><capacity>1048576</capacity></volume>", volume.CreateOptions{})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +159,7 @@ func TestAnUploadThatStandsStill(t *testing.T) {
 		t.Fatalf("error %+v, %v", e, err)
 	}
 	w.works()
-	if err := p.DeleteVolume(t.Context(), "disk"); err != nil {
+	if err := p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"); err != nil {
 		t.Error(err)
 	}
 }
@@ -180,7 +181,7 @@ func TestDownload(t *testing.T) {
 		got = append(got, p...)
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatal("what arrived differs from what was sent")
+		t.Fatal("the received data differs from the sent data")
 	}
 	w.data(st, xdr.StatusOK, nil)
 	w.expect(st, xdr.StatusOK)
@@ -217,7 +218,7 @@ func TestAbort(t *testing.T) {
 }
 
 func TestConsole(t *testing.T) {
-	h := serve(t, console(func(_ context.Context, st *stream) error {
+	h := serve(t, serveConsole(func(_ context.Context, st *stream) error {
 		_, err := io.Copy(st, st) // an echo
 		return err
 	}))
@@ -267,7 +268,7 @@ func TestDescriptors(t *testing.T) {
 		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcDomainCreateWithFiles})
 		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcDomainOpenGraphicsFD})
 		onFilesIn(remote, xdr.ProcDomainCreateWithFiles, func(
-			_ *handlers, _ context.Context, _ *session, args *xdr.DomainCreateWithFilesArgs, files []*os.File,
+			_ *handlers, _ context.Context, _ *request, args *xdr.DomainCreateWithFilesArgs, files []*os.File,
 		) (*xdr.DomainCreateWithFilesRet, error) {
 			for _, f := range files {
 				b, err := io.ReadAll(f)
@@ -279,7 +280,7 @@ func TestDescriptors(t *testing.T) {
 			return &xdr.DomainCreateWithFilesRet{Domain: args.Domain}, nil
 		})
 		onFilesOut(remote, xdr.ProcDomainOpenGraphicsFD, func(
-			*handlers, context.Context, *session, *xdr.DomainOpenGraphicsFDArgs,
+			*handlers, context.Context, *request, *xdr.DomainOpenGraphicsFDArgs,
 		) (*void, []*os.File, error) {
 			r, out, err := os.Pipe()
 			if err != nil {
@@ -290,7 +291,7 @@ func TestDescriptors(t *testing.T) {
 		})
 	})
 	w := h.open("")
-	for range 3 { // what follows a packet with files must be found
+	for range 3 { // the packet after one with files must be found
 		w.sendFiles(t, "one", "two")
 		w.works()
 		w.receiveFile(t)
@@ -375,7 +376,7 @@ func TestNoDescriptorLeaks(t *testing.T) {
 	if err := r.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // ends when nobody holds the other side
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // ends when no process holds the other side
 		t.Fatalf("the other side is still held: %v", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// A user who asks for what is not built hears of the command, not of the protocol.
+// The error for a call that is not implemented names the command, not the protocol's number.
 func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 	constant := regexp.MustCompile(`[A-Z]{3,}_[A-Z]`)
 	served := newTable()
@@ -28,7 +28,7 @@ func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 	}
 }
 
-// What is built is not told to be absent.
+// Calls that are implemented are not reported as missing.
 func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
 	served := map[string]bool{}
 	table := newTable()

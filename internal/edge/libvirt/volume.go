@@ -80,7 +80,7 @@ func (h *handlers) volume(ctx context.Context, named xdr.StorageVol) (*volume.Vo
 	return p.FreshVolume(ctx, named.Name)
 }
 
-func (h *handlers) volumeLookupByName(_ context.Context, _ *session, args *xdr.StorageVolLookupByNameArgs) (*xdr.WithVolume, error) {
+func (h *handlers) volumeLookupByName(_ context.Context, _ *request, args *xdr.StorageVolLookupByNameArgs) (*xdr.WithVolume, error) {
 	p, err := h.pool(args.Pool)
 	if err != nil {
 		return nil, err
@@ -88,12 +88,12 @@ func (h *handlers) volumeLookupByName(_ context.Context, _ *session, args *xdr.S
 	return volumeReply(p.Volume(args.Name))
 }
 
-func (h *handlers) volumeLookupByKey(_ context.Context, _ *session, args *xdr.StorageVolLookupByKeyArgs) (*xdr.WithVolume, error) {
+func (h *handlers) volumeLookupByKey(_ context.Context, _ *request, args *xdr.StorageVolLookupByKeyArgs) (*xdr.WithVolume, error) {
 	_, v, err := h.Pools.ByPath(args.Key)
 	return volumeReply(v, err)
 }
 
-func (h *handlers) volumeLookupByPath(_ context.Context, _ *session, args *xdr.WithPath) (*xdr.WithVolume, error) {
+func (h *handlers) volumeLookupByPath(_ context.Context, _ *request, args *xdr.WithPath) (*xdr.WithVolume, error) {
 	_, v, err := h.Pools.ByPath(args.Path)
 	return volumeReply(v, err)
 }
@@ -106,7 +106,7 @@ func volumeCreateOptions(flags uint32) volume.CreateOptions {
 	}
 }
 
-func (h *handlers) volumeCreate(ctx context.Context, _ *session, args *xdr.StorageVolCreateXMLArgs) (*xdr.WithVolume, error) {
+func (h *handlers) volumeCreate(ctx context.Context, s *request, args *xdr.StorageVolCreateXMLArgs) (*xdr.WithVolume, error) {
 	if err := checkFlags("STORAGE_VOL_CREATE_XML", args.Flags, volumeCreateAll); err != nil {
 		return nil, err
 	}
@@ -114,10 +114,10 @@ func (h *handlers) volumeCreate(ctx context.Context, _ *session, args *xdr.Stora
 	if err != nil {
 		return nil, err
 	}
-	return volumeReply(p.CreateVolume(ctx, args.XML, volumeCreateOptions(args.Flags)))
+	return volumeReply(p.CreateVolume(ctx, s.scope, args.XML, volumeCreateOptions(args.Flags)))
 }
 
-func (h *handlers) volumeClone(ctx context.Context, _ *session, args *xdr.StorageVolCreateXMLFromArgs) (*xdr.WithVolume, error) {
+func (h *handlers) volumeClone(ctx context.Context, s *request, args *xdr.StorageVolCreateXMLFromArgs) (*xdr.WithVolume, error) {
 	if err := checkFlags("STORAGE_VOL_CREATE_XML_FROM", args.Flags, volumeCreateAll); err != nil {
 		return nil, err
 	}
@@ -129,10 +129,10 @@ func (h *handlers) volumeClone(ctx context.Context, _ *session, args *xdr.Storag
 	if err != nil {
 		return nil, err
 	}
-	return volumeReply(p.CloneVolume(ctx, args.XML, from, args.CloneVolume.Name, volumeCreateOptions(args.Flags)))
+	return volumeReply(p.CloneVolume(ctx, s.scope, args.XML, from, args.CloneVolume.Name, volumeCreateOptions(args.Flags)))
 }
 
-func (h *handlers) volumeDelete(ctx context.Context, _ *session, args *xdr.WithVolumeFlags) (*void, error) {
+func (h *handlers) volumeDelete(ctx context.Context, s *request, args *xdr.WithVolumeFlags) (*void, error) {
 	if err := checkFlags("STORAGE_VOL_DELETE", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -140,10 +140,10 @@ func (h *handlers) volumeDelete(ctx context.Context, _ *session, args *xdr.WithV
 	if err != nil {
 		return nil, err
 	}
-	return nil, p.DeleteVolume(ctx, args.Volume.Name)
+	return nil, p.DeleteVolume(ctx, s.scope, args.Volume.Name)
 }
 
-func (h *handlers) volumeResize(ctx context.Context, _ *session, args *xdr.StorageVolResizeArgs) (*void, error) {
+func (h *handlers) volumeResize(ctx context.Context, s *request, args *xdr.StorageVolResizeArgs) (*void, error) {
 	if err := checkFlags("STORAGE_VOL_RESIZE", args.Flags, volumeResizeAll); err != nil {
 		return nil, err
 	}
@@ -151,18 +151,18 @@ func (h *handlers) volumeResize(ctx context.Context, _ *session, args *xdr.Stora
 	if err != nil {
 		return nil, err
 	}
-	return nil, p.ResizeVolume(ctx, args.Volume.Name, args.Capacity, volume.ResizeOptions{
+	return nil, p.ResizeVolume(ctx, s.scope, args.Volume.Name, args.Capacity, volume.ResizeOptions{
 		Allocate: args.Flags&volumeResizeAllocate != 0,
 		Delta:    args.Flags&volumeResizeDelta != 0,
 		Shrink:   args.Flags&volumeResizeShrink != 0,
 	})
 }
 
-func (h *handlers) volumeWipe(ctx context.Context, s *session, args *xdr.WithVolumeFlags) (*void, error) {
+func (h *handlers) volumeWipe(ctx context.Context, s *request, args *xdr.WithVolumeFlags) (*void, error) {
 	return h.volumeWipePattern(ctx, s, &xdr.StorageVolWipePatternArgs{Volume: args.Volume, Flags: args.Flags, Algorithm: wipeZero})
 }
 
-func (h *handlers) volumeWipePattern(ctx context.Context, _ *session, args *xdr.StorageVolWipePatternArgs) (*void, error) {
+func (h *handlers) volumeWipePattern(ctx context.Context, s *request, args *xdr.StorageVolWipePatternArgs) (*void, error) {
 	if err := checkFlags("STORAGE_VOL_WIPE_PATTERN", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -176,14 +176,14 @@ func (h *handlers) volumeWipePattern(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, p.WipeVolume(ctx, args.Volume.Name, args.Algorithm == wipeTrim)
+	return nil, p.WipeVolume(ctx, s.scope, args.Volume.Name, args.Algorithm == wipeTrim)
 }
 
-func (h *handlers) volumeInfo(ctx context.Context, s *session, args *xdr.WithVolume) (*xdr.WithTypeCapacityAllocation, error) {
+func (h *handlers) volumeInfo(ctx context.Context, s *request, args *xdr.WithVolume) (*xdr.WithTypeCapacityAllocation, error) {
 	return h.volumeInfoFlags(ctx, s, &xdr.WithVolumeFlags{Volume: args.Volume})
 }
 
-func (h *handlers) volumeInfoFlags(ctx context.Context, _ *session, args *xdr.WithVolumeFlags) (*xdr.WithTypeCapacityAllocation, error) {
+func (h *handlers) volumeInfoFlags(ctx context.Context, _ *request, args *xdr.WithVolumeFlags) (*xdr.WithTypeCapacityAllocation, error) {
 	if err := checkFlags("STORAGE_VOL_GET_INFO_FLAGS", args.Flags, volumeInfoPhysical); err != nil {
 		return nil, err
 	}
@@ -198,7 +198,7 @@ func (h *handlers) volumeInfoFlags(ctx context.Context, _ *session, args *xdr.Wi
 	return info, nil
 }
 
-func (h *handlers) volumeXML(ctx context.Context, _ *session, args *xdr.WithVolumeFlags) (*xdr.WithXML, error) {
+func (h *handlers) volumeXML(ctx context.Context, _ *request, args *xdr.WithVolumeFlags) (*xdr.WithXML, error) {
 	if err := checkFlags("STORAGE_VOL_GET_XML_DESC", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -210,7 +210,7 @@ func (h *handlers) volumeXML(ctx context.Context, _ *session, args *xdr.WithVolu
 	return &xdr.WithXML{XML: doc}, err
 }
 
-func (h *handlers) volumePath(_ context.Context, _ *session, args *xdr.WithVolume) (*xdr.WithName, error) {
+func (h *handlers) volumePath(_ context.Context, _ *request, args *xdr.WithVolume) (*xdr.WithName, error) {
 	p, err := h.poolOf(args.Volume)
 	if err != nil {
 		return nil, err
@@ -222,7 +222,7 @@ func (h *handlers) volumePath(_ context.Context, _ *session, args *xdr.WithVolum
 	return &xdr.WithName{Name: v.Path}, nil
 }
 
-func (h *handlers) volumeUpload(ctx context.Context, _ *session, args *xdr.WithVolumeOffsetLengthFlags) (*void, streamBody, error) {
+func (h *handlers) volumeUpload(ctx context.Context, s *request, args *xdr.WithVolumeOffsetLengthFlags) (*void, streamBody, error) {
 	if err := checkFlags("STORAGE_VOL_UPLOAD", args.Flags, volumeStreamSparse); err != nil {
 		return nil, nil, err
 	}
@@ -230,7 +230,7 @@ func (h *handlers) volumeUpload(ctx context.Context, _ *session, args *xdr.WithV
 	if err != nil {
 		return nil, nil, err
 	}
-	up, err := p.Upload(ctx, args.Volume.Name, args.Offset, args.Length)
+	up, err := p.Upload(ctx, s.scope, args.Volume.Name, args.Offset, args.Length)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -278,7 +278,7 @@ func receiveSparse(up *volume.Upload, st *stream) error {
 	}
 }
 
-func (h *handlers) volumeDownload(ctx context.Context, _ *session, args *xdr.WithVolumeOffsetLengthFlags) (*void, streamBody, error) {
+func (h *handlers) volumeDownload(ctx context.Context, s *request, args *xdr.WithVolumeOffsetLengthFlags) (*void, streamBody, error) {
 	if err := checkFlags("STORAGE_VOL_DOWNLOAD", args.Flags, volumeStreamSparse); err != nil {
 		return nil, nil, err
 	}
@@ -286,7 +286,7 @@ func (h *handlers) volumeDownload(ctx context.Context, _ *session, args *xdr.Wit
 	if err != nil {
 		return nil, nil, err
 	}
-	down, err := p.Download(ctx, args.Volume.Name, args.Offset, args.Length)
+	down, err := p.Download(ctx, s.scope, args.Volume.Name, args.Offset, args.Length)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -105,7 +106,7 @@ func (n *Network) adopt(ctx context.Context, r *running) error {
 		return nil
 	}
 	n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
-	op, err := n.ops.Follow(mendKind.Name, &mend{n}, operation.Record{})
+	op, err := n.ops.Follow(scope.Daemon("mending a network"), mendKind.Name, &mend{n}, operation.Record{})
 	if err == nil {
 		_ = op.Run(ctx) // what cannot be made yet is owed
 	}

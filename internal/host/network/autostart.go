@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What a network needs may come later than the daemon when the host boots: the interface that it
@@ -24,14 +25,14 @@ const (
 
 // autostartOnce starts what is to start with the host, once a boot: a network
 // that somebody ended by hand stays ended when the daemon is restarted.
-func (s *Networks) autostartOnce(ctx context.Context) {
+func (s *Networks) autostartOnce(ctx context.Context, sc scope.Scope) {
 	marker := filepath.Join(s.Run, "autostarted")
 	done := s.ofThisBoot(marker)
 	var group errgroup.Group
 	group.SetLimit(adoptAtOnce)
 	for _, n := range s.List() {
 		if v := n.View(); v.Autostart && !v.Active() && (!done || s.ofThisBoot(n.dueFile())) {
-			group.Go(func() error { s.startWithHost(ctx, n); return nil })
+			group.Go(func() error { s.startWithHost(ctx, sc, n); return nil })
 		}
 	}
 	_ = group.Wait() // each failure has been logged
@@ -63,13 +64,13 @@ func (n *Network) settle() {
 }
 
 // startWithHost starts a network that is marked for that. It returns after the first try; more go on beside.
-func (s *Networks) startWithHost(ctx context.Context, n *Network) {
+func (s *Networks) startWithHost(ctx context.Context, sc scope.Scope, n *Network) {
 	n.due = true
 	tried := make(chan struct{})
 	first := sync.OnceFunc(func() { close(tried) })
 	s.workers.Go(func() {
 		defer first()
-		try := func() (struct{}, error) { defer first(); return struct{}{}, n.startDue(s.work) }
+		try := func() (struct{}, error) { defer first(); return struct{}{}, n.startDue(s.work, sc) }
 		told := func(err error, pause time.Duration) {
 			s.Log.Warn("cannot start a network with the host; that is tried again", "network", n.name, "error", err, "pause", pause)
 		}
@@ -88,7 +89,7 @@ func (s *Networks) startWithHost(ctx context.Context, n *Network) {
 
 // startDue starts a network unless that is not to be done any more: somebody has started or
 // forgotten it, or took its mark away.
-func (n *Network) startDue(ctx context.Context) error {
+func (n *Network) startDue(ctx context.Context, sc scope.Scope) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait, fault.New(fault.Timeout, fault.Network, "not started within %v", adoptWait))
 	defer cancel()
 	settled := fault.New(fault.Aborted, fault.Network, "network %q is not to be started with the host any more", n.name)
@@ -98,7 +99,7 @@ func (n *Network) startDue(ctx context.Context) error {
 			n.settle()
 			return settled
 		}
-		err := n.start(ctx, v.Config, v.chosenBridge)
+		err := n.start(ctx, sc, v.Config, v.chosenBridge)
 		if err != nil {
 			n.noteDue()
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const lateBridge = "lodge-late"
@@ -24,9 +25,9 @@ func lateNetworkOf(t *testing.T) (*daemon, *Network) {
 	t.Helper()
 	d := newDaemon(t)
 	s := d.open(t)
-	n, err := s.Define(t.Context(), `<network><name>late</name><forward mode='bridge'/><bridge name='`+lateBridge+`'/></network>`, false)
+	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>late</name><forward mode='bridge'/><bridge name='`+lateBridge+`'/></network>`, false)
 	ok(t, err)
-	ok(t, n.SetAutostart(t.Context(), true))
+	ok(t, n.SetAutostart(t.Context(), scope.Daemon("a test"), true))
 	s.Close()
 	ok(t, os.RemoveAll(d.Run)) // as a boot does
 	s = d.open(t)
@@ -61,7 +62,7 @@ func TestTheNextDaemonStartsANetworkWhoseBridgeComesLate(t *testing.T) {
 	n, err := s.ByName("late")
 	ok(t, err)
 	awaitStarted(t, n)
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	s.Close()
 	n, err = d.open(t).ByName("late")
 	ok(t, err)
@@ -86,15 +87,15 @@ func awaitStarted(t *testing.T, n *Network) {
 func TestANetworkThatItsUserSawToIsNotStartedLate(t *testing.T) {
 	linktest.Need(t)
 	unmarked, forgotten, ended := lateNetwork(t), lateNetwork(t), lateNetwork(t)
-	ok(t, unmarked.SetAutostart(t.Context(), false))
-	ok(t, forgotten.Undefine(t.Context()))
+	ok(t, unmarked.SetAutostart(t.Context(), scope.Daemon("a test"), false))
+	ok(t, forgotten.Undefine(t.Context(), scope.Daemon("a test")))
 	makeLateBridge(t)
-	if err := ended.Start(t.Context()); err != nil && !ended.View().Active() { // else it was just tried again
+	if err := ended.Start(t.Context(), scope.Daemon("a test")); err != nil && !ended.View().Active() { // else it was just tried again
 		t.Fatal(err)
 	}
-	ok(t, ended.Destroy(t.Context()))
+	ok(t, ended.Destroy(t.Context(), scope.Daemon("a test")))
 	for what, n := range map[string]*Network{"not marked any more": unmarked, "forgotten": forgotten, "started and ended": ended} {
-		if err := n.startDue(t.Context()); !fault.Is(err, fault.Aborted) {
+		if err := n.startDue(t.Context(), scope.Daemon("a test")); !fault.Is(err, fault.Aborted) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

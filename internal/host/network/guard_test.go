@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // logLines is a log whose lines can be waited for.
@@ -74,7 +75,7 @@ func TestFirewallThatIsFlushedIsPutBack(t *testing.T) {
 	}
 	ended, err := s.ByName("ended")
 	ok(t, err)
-	ok(t, ended.Destroy(t.Context()))
+	ok(t, ended.Destroy(t.Context(), scope.Daemon("a test")))
 	for times := 1; times <= 2; times++ {
 		nft(t, "flush", "ruleset")
 		said := log.wait(t, "they are put back", times)
@@ -122,7 +123,7 @@ func TestForwardingThatIsTurnedOffIsOnAgain(t *testing.T) {
 	is("1")
 	n, err := s.ByName(n.Name())
 	ok(t, err)
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	for _, path := range settings {
 		ok(t, os.WriteFile(path, []byte("0"), 0o600))
 	}
@@ -149,17 +150,17 @@ func TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter(t *testing.T) {
 	}
 	ok(t, os.WriteFile(accepts, []byte("1"), 0o600))
 	s := networks(t)
-	n, err := s.Define(t.Context(), `<network><name>six</name><forward mode='nat'/><bridge name='br-six' stp='off'/>
+	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>six</name><forward mode='nat'/><bridge name='br-six' stp='off'/>
 		<ip family='ipv6' address='2001:db8:7::1' prefix='64'/></network>`, false)
 	ok(t, err)
-	if err := n.Start(t.Context()); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "sysctl -w net/ipv6/conf/uplink/accept_ra=2") {
+	if err := n.Start(t.Context(), scope.Daemon("a test")); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "sysctl -w net/ipv6/conf/uplink/accept_ra=2") {
 		t.Errorf("it would cut the host off: %v", err)
 	}
 	if now, err := os.ReadFile(forwarding); err != nil || strings.TrimSpace(string(now)) != "0" {
 		t.Errorf("and forwarding is %q (%v)", now, err)
 	}
 	ok(t, os.WriteFile(accepts, []byte("2"), 0o600))
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
 // TestRestsGrowWhereTheyDoNotHelp: a program that takes the rules away whenever they are back is

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -21,7 +22,7 @@ const (
 )
 
 // Metadata gives a text of a network, of an element by its namespace.
-func (n *Network) Metadata(t Text, uri string, s Scope) (string, error) {
+func (n *Network) Metadata(t Text, uri string, s Affect) (string, error) {
 	v := n.View()
 	d := v.current()
 	switch {
@@ -52,8 +53,11 @@ func (n *Network) Metadata(t Text, uri string, s Scope) (string, error) {
 
 // SetMetadata sets a text of a network; an empty one removes it. An element is
 // found by its namespace, for which prefix is written.
-func (n *Network) SetMetadata(ctx context.Context, t Text, text, prefix, uri string, s Scope) error {
-	err := n.edit(ctx, s, func(d Definition) (_ Definition, err error) {
+func (n *Network) SetMetadata(ctx context.Context, sc scope.Scope, t Text, text, prefix, uri string, s Affect) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
+	err := n.edit(ctx, sc, s, func(d Definition) (_ Definition, err error) {
 		switch t {
 		case TextDescription:
 			d.Description = text

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Network is one network. Verbs that change it take turns; everything else
@@ -243,7 +244,10 @@ func (n *Network) define(d *Definition, doc string, chosen bool) error {
 
 // Undefine forgets the kept definition. A running network runs on and is gone
 // when it is destroyed.
-func (n *Network) Undefine(ctx context.Context) error {
+func (n *Network) Undefine(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return n.change(ctx, func() error {
 		v := *n.View()
 		if !v.Persistent() {
@@ -274,7 +278,10 @@ func (n *Network) vanish() {
 }
 
 // SetAutostart says whether the network starts with the host.
-func (n *Network) SetAutostart(ctx context.Context, on bool) error {
+func (n *Network) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return n.change(ctx, func() error {
 		v := *n.View()
 		if !v.Persistent() {
@@ -290,18 +297,21 @@ func (n *Network) SetAutostart(ctx context.Context, on bool) error {
 }
 
 // Start runs the network as it is defined.
-func (n *Network) Start(ctx context.Context) error {
+func (n *Network) Start(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return n.change(ctx, func() error {
 		v := n.View()
 		if v.Active() {
 			return fault.New(fault.WrongState, fault.Network, "network %q is already active", n.name)
 		}
-		return n.start(ctx, v.Config, v.chosenBridge)
+		return n.start(ctx, sc, v.Config, v.chosenBridge)
 	})
 }
 
 // start runs with the turn.
-func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
+func (n *Network) start(ctx context.Context, sc scope.Scope, d *Definition, chosen bool) error {
 	if n.ops.Behind != nil {
 		return n.ops.Behind()
 	}
@@ -312,7 +322,7 @@ func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
 	if err != nil {
 		return err
 	}
-	if err := n.up(ctx, d, chosen); err != nil {
+	if err := n.up(ctx, sc, d, chosen); err != nil {
 		return fault.Wrap(err, startFault(err), fault.Network, "cannot start network %q", n.name)
 	}
 	v := View{}
@@ -376,7 +386,10 @@ func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 
 // Destroy ends the running network. Guests stay plugged into nothing until it
 // is started again.
-func (n *Network) Destroy(ctx context.Context) error {
+func (n *Network) Destroy(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	return n.change(ctx, func() error {
 		v := *n.View()
 		if !v.Active() {

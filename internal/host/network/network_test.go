@@ -30,6 +30,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
+	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
 func TestMain(m *testing.M) { os.Exit(linktest.Main(m)) }
@@ -81,7 +83,7 @@ func endAll(t *testing.T, s *Networks) {
 	t.Helper()
 	for _, n := range s.List() {
 		if n.View().Active() {
-			if err := n.Destroy(context.WithoutCancel(t.Context())); err != nil {
+			if err := n.Destroy(context.WithoutCancel(t.Context()), scope.Daemon("a test")); err != nil {
 				t.Error(err)
 			}
 		}
@@ -102,9 +104,9 @@ func natNetwork(name string, third int) string {
 
 func started(t *testing.T, s *Networks, doc string) *Network {
 	t.Helper()
-	n, err := s.Define(t.Context(), doc, true)
+	n, err := s.Define(t.Context(), scope.Daemon("a test"), doc, true)
 	ok(t, err)
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	return n
 }
 
@@ -280,7 +282,7 @@ func TestDestroyedNetworkLeavesNothing(t *testing.T) {
 		t.Errorf("rules while it runs: %v\n%s", err, out)
 	}
 	pid := n.service.Process().PID
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	if _, err := hostnet.ByName(bridge); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the bridge: %v", err)
 	}
@@ -306,7 +308,7 @@ func TestNextDaemonAdoptsWhatRuns(t *testing.T) {
 	d := newDaemon(t)
 	s := d.open(t)
 	n := started(t, s, natNetwork("net4", 4))
-	transient, err := s.Create(t.Context(), natNetwork("net5", 5), false)
+	transient, err := s.Create(t.Context(), scope.Daemon("a test"), natNetwork("net5", 5), false)
 	ok(t, err)
 	pid, dies := n.service.Process().PID, transient.service.Process().PID
 	s.Close()
@@ -349,13 +351,13 @@ func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
 	if _, err := hostnet.ByName(bridge); !fault.Is(err, fault.NotFound) {
 		t.Errorf("its bridge: %v", err)
 	}
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
 // cutOff begins an operation that nobody continues.
 func cutOff(t *testing.T, n *Network, kind string, w operation.Work) *operation.Operation {
 	t.Helper()
-	op, err := n.ops.Begin(kind, w, operation.Record{})
+	op, err := n.ops.Begin(scope.Daemon("a test"), kind, w, operation.Record{})
 	ok(t, err)
 	return op
 }
@@ -378,9 +380,9 @@ func TestBusyNetworkHoldsNobodyUp(t *testing.T) {
 	stuck, other := started(t, s, natNetwork("net8", 8)), started(t, s, natNetwork("net9", 9))
 	token := <-stuck.turn
 	defer func() { stuck.turn <- token }()
-	ok(t, other.Destroy(t.Context()))
-	ok(t, other.Start(t.Context()))
-	if _, err := s.Define(t.Context(), natNetwork("net22", 22), false); err != nil {
+	ok(t, other.Destroy(t.Context(), scope.Daemon("a test")))
+	ok(t, other.Start(t.Context(), scope.Daemon("a test")))
+	if _, err := s.Define(t.Context(), scope.Daemon("a test"), natNetwork("net22", 22), false); err != nil {
 		t.Error(err)
 	}
 	if len(s.List()) != 3 || !stuck.View().Active() {
@@ -389,13 +391,13 @@ func TestBusyNetworkHoldsNobodyUp(t *testing.T) {
 	if _, err := stuck.Leases(""); err != nil {
 		t.Error(err)
 	}
-	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net8", MAC: "52:54:00:01:03:01"}, "guest")
+	a, release, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "network", Network: "net8", MAC: "52:54:00:01:03:01"}, "guest", nil)
 	ok(t, err)
 	a.Close()
 	release()
 	impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := stuck.Destroy(impatient); !fault.Is(err, fault.Timeout) {
+	if err := stuck.Destroy(impatient, scope.Daemon("a test")); !fault.Is(err, fault.Timeout) {
 		t.Errorf("a second verb: %v", err)
 	}
 }
@@ -405,16 +407,16 @@ func TestNetworkWithAHangingDnsmasqEnds(t *testing.T) {
 	s := networks(t)
 	n := started(t, s, natNetwork("net23", 23))
 	ok(t, syscall.Kill(n.service.Process().PID, syscall.SIGSTOP))
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 }
 
 func TestAutostartOnceABoot(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
-	n, err := s.Define(t.Context(), natNetwork("net10", 10), false)
+	n, err := s.Define(t.Context(), scope.Daemon("a test"), natNetwork("net10", 10), false)
 	ok(t, err)
-	ok(t, n.SetAutostart(t.Context(), true))
+	ok(t, n.SetAutostart(t.Context(), scope.Daemon("a test"), true))
 	s.Close()
 
 	s = d.open(t)
@@ -442,9 +444,9 @@ func TestStartRefusesEarly(t *testing.T) {
 		`<network><name>net14</name><forward mode='bridge'/><bridge name='lo'/></network>`:             "is no bridge",
 		`<network><name>net15</name><forward mode='private'><interface dev='no'/></forward></network>`: `no network interface with name "no"`,
 	} {
-		n, err := s.Define(t.Context(), doc, false)
+		n, err := s.Define(t.Context(), scope.Daemon("a test"), doc, false)
 		ok(t, err)
-		if err := n.Start(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		if err := n.Start(t.Context(), scope.Daemon("a test")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", n.Name(), err, want)
 		}
 		if n.View().Active() {
@@ -456,13 +458,13 @@ func TestStartRefusesEarly(t *testing.T) {
 func TestChosenBridgeNameMovesOutOfTheWay(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
-	n, err := s.Define(t.Context(), `<network><name>net16</name></network>`, false)
+	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>net16</name></network>`, false)
 	ok(t, err)
 	first, err := n.BridgeName()
 	ok(t, err)
 	ok(t, hostnet.CreateBridge(hostnet.Bridge{Name: first}))
 	t.Cleanup(func() { ok(t, hostnet.Remove(first)) })
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	second, err := n.BridgeName()
 	ok(t, err)
 	if first == second || n.View().Config.Bridge.Name != second {
@@ -480,29 +482,29 @@ func TestDefineKeepsNamesAndUUIDsApart(t *testing.T) {
 		}
 		return fmt.Sprintf("<network><name>%s</name>%s<bridge name='%s'/></network>", name, uuid, bridge)
 	}
-	a, err := s.Define(t.Context(), doc("a", uuid, "kbr0"), false)
+	a, err := s.Define(t.Context(), scope.Daemon("a test"), doc("a", uuid, "kbr0"), false)
 	ok(t, err)
-	again, err := s.Define(t.Context(), doc("a", strings.ToUpper(uuid), "kbr1"), false)
+	again, err := s.Define(t.Context(), scope.Daemon("a test"), doc("a", strings.ToUpper(uuid), "kbr1"), false)
 	ok(t, err)
 	if a != again || a.View().Config.Bridge.Name != "kbr1" {
 		t.Errorf("redefined: %+v", a.View().Config)
 	}
 	for _, bad := range []string{doc("a", other, "kbr2"), doc("b", uuid, "kbr2"), doc("a", "", "kbr2")} {
-		if _, err := s.Define(t.Context(), bad, false); !fault.Is(err, fault.Exists) {
+		if _, err := s.Define(t.Context(), scope.Daemon("a test"), bad, false); !fault.Is(err, fault.Exists) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
-	if _, err := s.Define(t.Context(), doc("c", other, "kbr1"), false); !fault.Is(err, fault.Invalid) || strings.Contains(err.Error(), `"a"`) {
+	if _, err := s.Define(t.Context(), scope.Daemon("a test"), doc("c", other, "kbr1"), false); !fault.Is(err, fault.Invalid) || strings.Contains(err.Error(), `"a"`) {
 		t.Errorf("the bridge of another: %v", err)
 	}
 	if _, err := s.ByUUID(other); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a refused definition is left: %v", err)
 	}
-	ok(t, a.Undefine(t.Context()))
-	if err := a.Start(t.Context()); !fault.Is(err, fault.NotFound) {
+	ok(t, a.Undefine(t.Context(), scope.Daemon("a test")))
+	if err := a.Start(t.Context(), scope.Daemon("a test")); !fault.Is(err, fault.NotFound) {
 		t.Errorf("an undefined network starts: %v", err)
 	}
-	_, err = s.Define(t.Context(), doc("a", other, "kbr0"), false)
+	_, err = s.Define(t.Context(), scope.Daemon("a test"), doc("a", other, "kbr0"), false)
 	ok(t, err)
 }
 
@@ -513,20 +515,20 @@ func TestTransientNetworkBecomesPersistentAndBack(t *testing.T) {
 	s := d.open(t)
 	t.Cleanup(func() { endAll(t, s) })
 	doc := natNetwork("net17", 17)
-	n, err := s.Create(t.Context(), doc, false)
+	n, err := s.Create(t.Context(), scope.Daemon("a test"), doc, false)
 	ok(t, err)
-	if err := n.SetAutostart(t.Context(), true); !fault.Is(err, fault.WrongState) {
+	if err := n.SetAutostart(t.Context(), scope.Daemon("a test"), true); !fault.Is(err, fault.WrongState) {
 		t.Errorf("autostart of a transient network: %v", err)
 	}
 	withUUID := strings.Replace(doc, "</name>", "</name><uuid>"+n.UUID()+"</uuid>", 1)
-	if _, err := s.Create(t.Context(), withUUID, false); !fault.Is(err, fault.WrongState) {
+	if _, err := s.Create(t.Context(), scope.Daemon("a test"), withUUID, false); !fault.Is(err, fault.WrongState) {
 		t.Errorf("created twice: %v", err)
 	}
-	if _, err := s.Define(t.Context(), withUUID, false); err != nil || !n.View().Persistent() || !n.View().Active() {
+	if _, err := s.Define(t.Context(), scope.Daemon("a test"), withUUID, false); err != nil || !n.View().Persistent() || !n.View().Active() {
 		t.Errorf("defined while it runs: %v, %+v", err, n.View())
 	}
-	ok(t, n.Undefine(t.Context()))
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Undefine(t.Context(), scope.Daemon("a test")))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	if _, err := s.ByName("net17"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a transient network outlives its end: %v", err)
 	}
@@ -546,26 +548,26 @@ func TestUpdateReachesTheRunningService(t *testing.T) {
 	s := networks(t)
 	n := started(t, s, natNetwork("net18", 18))
 	pid := n.service.Process().PID
-	both := Scope{Live: true, Config: true}
-	add := Update{Command: AddLast, Section: SectionDHCPHost, Parent: -1, Scope: both, XML: "<host mac='52:54:00:00:00:09' ip='10.77.18.77'/>"}
-	ok(t, n.Update(t.Context(), add))
+	both := Affect{Live: true, Config: true}
+	add := Update{Command: AddLast, Section: SectionDHCPHost, Parent: -1, Affect: both, XML: "<host mac='52:54:00:00:00:09' ip='10.77.18.77'/>"}
+	ok(t, n.Update(t.Context(), scope.Daemon("a test"), add))
 	if n.service.Process().PID != pid {
 		t.Error("a new host needed a new dnsmasq")
 	}
 	if got := lease(t, plugIn(t, n, "c-new", "52:54:00:00:00:09")); !strings.HasPrefix(got, "10.77.18.77 ") {
 		t.Errorf("got %q", got)
 	}
-	if err := n.Update(t.Context(), add); !fault.Is(err, fault.WrongState) {
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); !fault.Is(err, fault.WrongState) {
 		t.Errorf("added twice: %v", err)
 	}
-	ranges := Update{Command: AddLast, Section: SectionDHCPRange, Scope: Scope{Live: true}, XML: "<range start='10.77.18.210' end='10.77.18.220'/>"}
-	ok(t, n.Update(t.Context(), ranges))
+	ranges := Update{Command: AddLast, Section: SectionDHCPRange, Affect: Affect{Live: true}, XML: "<range start='10.77.18.210' end='10.77.18.220'/>"}
+	ok(t, n.Update(t.Context(), scope.Daemon("a test"), ranges))
 	v := n.View()
 	if len(v.Live.IPs[0].DHCP.Ranges) != 2 || len(v.Config.IPs[0].DHCP.Ranges) != 1 || len(v.Config.IPs[0].DHCP.Hosts) != 2 {
 		t.Errorf("live %+v, kept %+v", v.Live.IPs[0].DHCP, v.Config.IPs[0].DHCP)
 	}
-	ok(t, n.Destroy(t.Context()))
-	if err := n.Update(t.Context(), ranges); !fault.Is(err, fault.WrongState) {
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
+	if err := n.Update(t.Context(), scope.Daemon("a test"), ranges); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a live update of an inactive network: %v", err)
 	}
 }
@@ -595,22 +597,22 @@ func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
 			t.Errorf("%s: live %+v, kept %+v", when, v.Live, v.Config)
 		}
 	}
-	both := Scope{Live: true, Config: true}
+	both := Affect{Live: true, Config: true}
 	tooLong := "<srv service='x' protocol='tcp' target='" + strings.Repeat("x", 70) + "' port='1'/>"
-	if err := n.Update(t.Context(), Update{Command: AddLast, Section: SectionDNSSRV, Scope: both, XML: tooLong}); err == nil || !strings.Contains(err.Error(), "SRV") {
+	if err := n.Update(t.Context(), scope.Daemon("a test"), Update{Command: AddLast, Section: SectionDNSSRV, Affect: both, XML: tooLong}); err == nil || !strings.Contains(err.Error(), "SRV") {
 		t.Fatalf("dnsmasq takes a name that no DNS has: %v", err)
 	}
 	serves("dnsmasq refuses")
 
 	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // which no older daemon writes over
 	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
-	add := Update{Command: AddLast, Section: SectionDHCPHost, Parent: -1, Scope: both, XML: "<host mac='52:54:00:00:00:09' ip='10.77.30.77'/>"}
-	if err := n.Update(t.Context(), add); err == nil {
+	add := Update{Command: AddLast, Section: SectionDHCPHost, Parent: -1, Affect: both, XML: "<host mac='52:54:00:00:00:09' ip='10.77.30.77'/>"}
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil {
 		t.Error("a change that is not stored succeeds")
 	}
 	serves("the store refuses")
 	ok(t, s.Store.Delete(newer, n.UUID()))
-	ok(t, n.Update(t.Context(), add))
+	ok(t, n.Update(t.Context(), scope.Daemon("a test"), add))
 }
 
 // A change that fails because dnsmasq cannot be run leaves nobody to serve the guests, for as long
@@ -621,8 +623,8 @@ func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
 	n := started(t, networks(t), natNetwork("net35", 35))
 	path := os.Getenv("PATH")
 	t.Setenv("PATH", t.TempDir())
-	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
-	if err := n.Update(t.Context(), add); err == nil {
+	add := Update{Command: AddLast, Section: SectionDNSSRV, Affect: Affect{Live: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil {
 		t.Fatal("a change succeeds without dnsmasq")
 	}
 	t.Setenv("PATH", path)
@@ -639,12 +641,12 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 	inTheWay := markIsRefused(t, n)
 	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // which no older daemon writes over
 	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
-	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
-	if err := n.Update(t.Context(), add); err == nil {
+	add := Update{Command: AddLast, Section: SectionDNSSRV, Affect: Affect{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil {
 		t.Fatal("a change that is not stored is made")
 	}
-	add.Scope.Config = false
-	if err := n.Update(t.Context(), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
+	add.Affect.Config = false
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
 		t.Fatalf("a change that is not recorded: %v", err)
 	}
 	ok(t, os.RemoveAll(inTheWay))
@@ -702,14 +704,14 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-reused", "eth0", "")
 	nic := &device.NIC{Type: "direct", HostDev: "c-reused", DirectMode: "bridge", MAC: "52:54:00:01:04:01", Target: "taken"}
-	first, endFirst, err := s.AttachNIC(t.Context(), nic, "first")
+	first, endFirst, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "first", nil)
 	ok(t, err)
 	adopted, err := s.AdoptNIC(nic, "taken", "first")
 	ok(t, err)
 	first.Close()
 	ok(t, hostnet.Remove("taken"))
 	nic.MAC = "52:54:00:01:04:02"
-	second, endSecond, err := s.AttachNIC(t.Context(), nic, "second")
+	second, endSecond, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "second", nil)
 	ok(t, err)
 	defer second.Close()
 	endFirst()
@@ -758,7 +760,7 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 	var names []string
 	full := errors.New("no room for a note")
 	refuse := false
-	ctx := WithNote(t.Context(), func(name string) error {
+	note := func(name string) error {
 		if _, err := hostnet.ByName(name); !fault.Is(err, fault.NotFound) {
 			t.Errorf("%s is noted, and there already: %v", name, err)
 		}
@@ -766,9 +768,9 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 			return full
 		}
 		return nil
-	})
+	}
 	nic := &device.NIC{Type: "direct", HostDev: "c-noted", DirectMode: "bridge", MAC: "52:54:00:01:08:01", Target: "noted0"}
-	a, release, err := s.AttachNIC(ctx, nic, "guest")
+	a, release, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "guest", note)
 	if err == nil { // not each kernel has macvtaps
 		a.Close()
 		release()
@@ -777,11 +779,11 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 		t.Fatalf("noted: %v (%v)", names, err)
 	}
 	refuse = true
-	if _, _, err := s.AttachNIC(ctx, nic, "guest"); !errors.Is(err, full) {
+	if _, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "guest", note); !errors.Is(err, full) {
 		t.Errorf("one that cannot be noted: %v", err)
 	}
 	names, nic.Target = nil, "c-noted"
-	if _, _, err := s.AttachNIC(ctx, nic, "guest"); !fault.Is(err, fault.Exists) || names != nil {
+	if _, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "guest", note); !fault.Is(err, fault.Exists) || names != nil {
 		t.Errorf("by another's name: %v, noted %v", err, names)
 	}
 }
@@ -794,7 +796,7 @@ func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
 	linktest.NewGuest(t).Cable(t, "c-bound", "eth0", "")
 	started(t, s, `<network><name>net46</name><forward mode='bridge'><interface dev='c-bound'/></forward></network>`)
 	nic := &device.NIC{Type: "network", Network: "net46", MAC: "52:54:00:01:0b:01", Target: "bound0", Inbound: &device.Rate{Average: 1000}}
-	if _, _, err := s.AttachNIC(t.Context(), nic, "guest"); !fault.Is(err, fault.Unsupported) {
+	if _, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "guest", nil); !fault.Is(err, fault.Unsupported) {
 		t.Errorf("a bound there: %v", err)
 	}
 	if _, err := hostnet.ByName("bound0"); !fault.Is(err, fault.NotFound) {
@@ -829,10 +831,10 @@ func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
 	linktest.NewGuest(t).Cable(t, "c-gone", "eth0", "")
 	n := started(t, s, `<network><name>net41</name><forward mode='bridge'><interface dev='c-gone'/></forward></network>`)
 	nic := &device.NIC{Type: "network", Network: "net41", MAC: "52:54:00:01:07:01"}
-	a, _, err := s.AttachNIC(t.Context(), nic, "guest")
+	a, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "guest", nil)
 	ok(t, err)
-	ok(t, n.Destroy(t.Context()))
-	ok(t, n.Undefine(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
+	ok(t, n.Undefine(t.Context(), scope.Daemon("a test")))
 	release, err := s.AdoptNIC(nic, a.IfName, "guest")
 	a.Close()
 	ok(t, err)
@@ -855,7 +857,7 @@ func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
 		if others {
 			ok(t, hostnet.CreateBridge(hostnet.Bridge{Name: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 36}}))
 		}
-		if a, _, err := s.AttachNIC(t.Context(), nic, "guest"); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), name) {
+		if a, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "guest", nil); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), name) {
 			t.Errorf("with another's bridge there (%v): %+v, %v", others, a, err)
 		}
 	}
@@ -869,24 +871,24 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-fails", "eth0", "")
 	n := started(t, s, natNetwork("net31", 31))
-	refused, err := s.Define(t.Context(), strings.Replace(natNetwork("net32", 32), "<dns>", "<dns><srv service='x' protocol='tcp' target='"+strings.Repeat("x", 70)+"' port='1'/>", 1), true)
+	refused, err := s.Define(t.Context(), scope.Daemon("a test"), strings.Replace(natNetwork("net32", 32), "<dns>", "<dns><srv service='x' protocol='tcp' target='"+strings.Repeat("x", 70)+"' port='1'/>", 1), true)
 	ok(t, err)
 	fails := map[string]func() error{
-		"a network that dnsmasq refuses": func() error { return refused.Start(t.Context()) },
+		"a network that dnsmasq refuses": func() error { return refused.Start(t.Context(), scope.Daemon("a test")) },
 		"an address that is taken": func() error {
-			_, err := s.Create(t.Context(), strings.Replace(natNetwork("net33", 31), "net31", "net33", 1), true)
+			_, err := s.Create(t.Context(), scope.Daemon("a test"), strings.Replace(natNetwork("net33", 31), "net31", "net33", 1), true)
 			return err
 		},
 		"a NIC on no bridge": func() error {
-			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "bridge", Bridge: "c-fails", MAC: "52:54:00:01:05:01"}, "x")
+			_, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "bridge", Bridge: "c-fails", MAC: "52:54:00:01:05:01"}, "x", nil)
 			return err
 		},
 		"a tap that is too large": func() error {
-			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: n.Name(), MAC: "52:54:00:01:05:02", MTU: 1 << 20, Queues: 4, Model: "virtio"}, "x")
+			_, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "network", Network: n.Name(), MAC: "52:54:00:01:05:02", MTU: 1 << 20, Queues: 4, Model: "virtio"}, "x", nil)
 			return err
 		},
 		"a macvtap that is too large": func() error {
-			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "direct", HostDev: "c-fails", MAC: "52:54:00:01:05:03", MTU: 1 << 20}, "x")
+			_, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "direct", HostDev: "c-fails", MAC: "52:54:00:01:05:03", MTU: 1 << 20}, "x", nil)
 			return err
 		},
 	}
@@ -931,7 +933,7 @@ func TestNICsOfEachType(t *testing.T) {
 
 	attach := func(nic device.NIC) (*device.NICAttachment, func()) {
 		t.Helper()
-		a, release, err := s.AttachNIC(t.Context(), &nic, "guest")
+		a, release, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &nic, "guest", nil)
 		ok(t, err)
 		t.Cleanup(a.Close)
 		return a, release
@@ -968,7 +970,7 @@ func TestNICsOfEachType(t *testing.T) {
 	if !strings.HasPrefix(m.IfName, "macvtap") || len(m.Tap) != 1 {
 		t.Errorf("%+v", m)
 	}
-	if _, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:05"}, "second"); !fault.Is(err, fault.NoCapacity) {
+	if _, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:05"}, "second", nil); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a second guest on an interface that is lent whole: %v", err)
 	}
 	// The next daemon counts it again, and removes the macvtap as this one would.
@@ -1000,15 +1002,15 @@ func TestGuestsArePluggedInAgain(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net21", 21))
-	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:01"}, "guest")
+	a, release, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:01"}, "guest", nil)
 	ok(t, err)
 	defer release()
 	defer a.Close()
-	ok(t, n.Destroy(t.Context()))
-	if _, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:02"}, "late"); !fault.Is(err, fault.WrongState) {
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
+	if _, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:02"}, "late", nil); !fault.Is(err, fault.WrongState) {
 		t.Errorf("attached to an inactive network: %v", err)
 	}
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	onItsBridge(t, a.IfName, a.Bridge)
 }
 
@@ -1017,16 +1019,16 @@ func TestANetworkRunsWithItsGuests(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net53", 53))
-	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net53", MAC: "52:54:00:01:0a:01"}, "guest")
+	a, release, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "network", Network: "net53", MAC: "52:54:00:01:0a:01"}, "guest", nil)
 	ok(t, err)
 	defer release()
 	defer a.Close()
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	mark, made := n.runningFile()+atomicfile.Half, filepath.Join(t.TempDir(), "made")
 	ok(t, syscall.Mkfifo(made, 0o600))
 	dnsmasqFirst(t, "mkfifo '"+mark+"' && echo > '"+made+"'; exec") // writing the mark that it runs waits until that is read
 	began := make(chan error, 1)
-	go func() { began <- n.Start(t.Context()) }()
+	go func() { began <- n.Start(t.Context(), scope.Daemon("a test")) }()
 	_, err = os.ReadFile(made)
 	ok(t, err)
 	f, err := os.Open(mark)
@@ -1048,7 +1050,7 @@ func TestGuestsArePluggedInAgainApart(t *testing.T) {
 	free := &device.NIC{Type: "network", Network: "apart", MAC: "52:54:00:01:08:02", Isolated: device.Off}
 	taps := map[*device.NIC]string{}
 	for _, nic := range []*device.NIC{own, free} {
-		a, _, err := s.AttachNIC(t.Context(), nic, "guest")
+		a, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "guest", nil)
 		ok(t, err)
 		defer a.Close()
 		taps[nic] = a.IfName
@@ -1064,8 +1066,8 @@ func TestGuestsArePluggedInAgainApart(t *testing.T) {
 		}
 	}
 	areApart("at first")
-	ok(t, n.Destroy(t.Context()))
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	areApart("after a start")
 	s.Close()
 	s = d.open(t)
@@ -1076,8 +1078,8 @@ func TestGuestsArePluggedInAgainApart(t *testing.T) {
 		_, err := s.AdoptNIC(nic, tap, "guest")
 		ok(t, err)
 	}
-	ok(t, n.Destroy(t.Context()))
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	areApart("after a start by the next daemon")
 }
 
@@ -1096,9 +1098,9 @@ func TestDefinitionsRun(t *testing.T) {
 		if !d.Managed() {
 			continue
 		}
-		n, err := s.Define(t.Context(), text, true)
+		n, err := s.Define(t.Context(), scope.Daemon("a test"), text, true)
 		ok(t, err)
-		if err := n.Start(t.Context()); err != nil {
+		if err := n.Start(t.Context(), scope.Daemon("a test")); err != nil {
 			t.Errorf("%s: %v", path, err)
 			continue
 		}
@@ -1116,7 +1118,7 @@ func TestDefinitionsRun(t *testing.T) {
 				t.Errorf("%s: no %s among %v", path, r.Destination, routes)
 			}
 		}
-		ok(t, n.Destroy(t.Context()))
+		ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	}
 }
 
@@ -1129,7 +1131,7 @@ func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
 	s := d.open(t)
 	n := started(t, s, `<network><name>full</name><bridge name='br-full' stp='off'/><ip address='198.51.100.1' prefix='24'/></network>`)
 	n.ops.Files = journal{write: func() error { return errors.New("no room") }}
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	if _, err := hostnet.ByName("br-full"); !fault.Is(err, fault.NotFound) || n.View().Active() {
 		t.Errorf("it has ended, and its bridge is there (%v), or it is active: %v", err, n.View().Active())
 	}
@@ -1140,8 +1142,8 @@ func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
 	if n.View().Active() {
 		t.Error("the next daemon calls it active")
 	}
-	ok(t, n.Start(t.Context()))
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 }
 
 // Promise: F26
@@ -1160,7 +1162,7 @@ func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
 func TestAChangeOfANetworkIsBounded(t *testing.T) {
 	s := networks(t)
 	kept := started(t, s, natNetwork("kept", 71))
-	transient, err := s.Create(t.Context(), natNetwork("transient", 72), false)
+	transient, err := s.Create(t.Context(), scope.Daemon("a test"), natNetwork("transient", 72), false)
 	ok(t, err)
 	for _, n := range []*Network{kept, transient} {
 		before := n.View().Written()
@@ -1168,18 +1170,18 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 			t.Errorf("%s takes nothing", n.Name())
 		}
 		most := before + 400
-		bounded := WithBound(t.Context(), func(name string, written uint64) error {
+		bounded := scopetest.Client(scopetest.Limits{Network: func(name string, written uint64) error {
 			if name != n.Name() || written > most {
 				return fault.New(fault.NoCapacity, fault.Network, "%s may not have %d bytes", name, written)
 			}
 			return nil
-		})
+		}})
 		long := strings.Repeat("x", 800)
-		scope := Scope{Live: true}
+		live := Affect{Live: true}
 		for what, change := range map[string]func() error{
-			"words": func() error { return n.SetMetadata(bounded, TextDescription, long, "", "", scope) },
+			"words": func() error { return n.SetMetadata(t.Context(), bounded, TextDescription, long, "", "", live) },
 			"record": func() error {
-				return n.Update(bounded, Update{AddLast, SectionDNSTXT, -1, "<txt name='a' value='" + long + "'/>", scope})
+				return n.Update(t.Context(), bounded, Update{AddLast, SectionDNSTXT, -1, "<txt name='a' value='" + long + "'/>", live})
 			},
 		} {
 			if err := change(); !fault.Is(err, fault.NoCapacity) {
@@ -1189,7 +1191,7 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 		if after := n.View().Written(); after != before {
 			t.Errorf("%s has %d bytes, after %d", n.Name(), after, before)
 		}
-		ok(t, n.SetMetadata(bounded, TextDescription, "short", "", "", scope))
+		ok(t, n.SetMetadata(t.Context(), bounded, TextDescription, "short", "", "", live))
 		if after := n.View().Written(); after <= before || after > most {
 			t.Errorf("%s has %d bytes, after %d", n.Name(), after, before)
 		}
@@ -1254,7 +1256,7 @@ func TestNoTwoNetworksGetOneBridge(t *testing.T) {
 	if len(names) != 2 || !fault.Is(err, fault.Invalid) {
 		t.Errorf("bridges %v: %v", names, err)
 	}
-	four, err := s.Define(t.Context(), `<network><name>four</name></network>`, true)
+	four, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>four</name></network>`, true)
 	ok(t, err)
 	const free = `<bridge name='br-free'/>`
 	refused := func(*Definition) error { return never }
@@ -1266,7 +1268,7 @@ func TestNoTwoNetworksGetOneBridge(t *testing.T) {
 
 	moved := map[string]bool{}
 	move := func(name string, meanwhile func() error) func() error {
-		n, err := s.Define(t.Context(), `<network><name>`+name+`</name></network>`, true)
+		n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>`+name+`</name></network>`, true)
 		ok(t, err)
 		d := *n.View().Config // as of a start with another definition, which is not kept
 		ok(t, hostnet.CreateBridge(hostnet.Bridge{Name: d.Bridge.Name}))
@@ -1293,12 +1295,12 @@ func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
 	d := newDaemon(t)
 	s := d.open(t)
 	defer endAll(t, s)
-	n, err := s.Define(t.Context(), `<network><name>late</name><bridge name='br-late' stp='off'/></network>`, false)
+	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>late</name><bridge name='br-late' stp='off'/></network>`, false)
 	ok(t, err)
 	begun, goOn := make(chan struct{}), make(chan struct{})
 	n.ops.Files = journal{write: func() error { close(begun); <-goOn; return nil }}
 	started := make(chan error, 1)
-	go func() { started <- n.Start(t.Context()) }()
+	go func() { started <- n.Start(t.Context(), scope.Daemon("a test")) }()
 	<-begun
 	ok(t, hostnet.CreateBridge(hostnet.Bridge{Name: "br-late"}))
 	defer func() { ok(t, hostnet.Remove("br-late")) }()
@@ -1324,14 +1326,14 @@ func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
 	s := d.open(t)
 	n := started(t, s, natNetwork("net37", 37))
 	inTheWay := markIsRefused(t, n)
-	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
-	if err := n.Update(t.Context(), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
+	add := Update{Command: AddLast, Section: SectionDNSSRV, Affect: Affect{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
 		t.Fatalf("a change that cannot be recorded: %v", err)
 	}
-	if err := n.Update(t.Context(), add); !fault.Is(err, fault.Busy) && !fault.Is(err, fault.WrongState) {
+	if err := n.Update(t.Context(), scope.Daemon("a test"), add); !fault.Is(err, fault.Busy) && !fault.Is(err, fault.WrongState) {
 		t.Errorf("the same once more: %v", err)
 	}
-	_, err := s.Define(t.Context(), strings.Replace(natNetwork("net37", 37), "<name>", "<uuid>"+n.UUID()+"</uuid><title>later</title><name>", 1), true)
+	_, err := s.Define(t.Context(), scope.Daemon("a test"), strings.Replace(natNetwork("net37", 37), "<name>", "<uuid>"+n.UUID()+"</uuid><title>later</title><name>", 1), true)
 	ok(t, err)
 	s.Close()
 	ok(t, os.RemoveAll(inTheWay))
@@ -1350,7 +1352,7 @@ func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	define := func(name, address string) (*Network, *Definition) {
-		n, err := s.Define(t.Context(), `<network><name>`+name+`</name><ip address='`+address+`' prefix='24'/></network>`, true)
+		n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>`+name+`</name><ip address='`+address+`' prefix='24'/></network>`, true)
 		ok(t, err)
 		return n, n.View().Config
 	}
@@ -1395,19 +1397,19 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 			runtime.Gosched()
 		}
 	}()
-	ok(t, n.Destroy(ctx))
+	ok(t, n.Destroy(ctx, scope.Daemon("a test")))
 	hasEnded()
 
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	ok(t, os.Remove(n.runningFile()))
 	ok(t, os.MkdirAll(filepath.Join(n.runningFile(), "x"), 0o700)) // which is not removed as a file is
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	hasEnded()
-	if err := n.Start(t.Context()); !fault.Is(err, fault.Busy) {
+	if err := n.Start(t.Context(), scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
 		t.Errorf("it starts before the rest of it has gone: %v", err)
 	}
 	ok(t, os.RemoveAll(n.runningFile()))
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
 // What is left of a network that has gone is removed as soon as it can be, by the next daemon too. Until then no
@@ -1419,35 +1421,35 @@ func TestAnEnd_WhatIsLeftIsRemovedLater(t *testing.T) {
 	s := d.open(t)
 	const id = "6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a54"
 	doc := strings.Replace(natNetwork("net54", 54), "<bridge", "<uuid>"+id+"</uuid><bridge name='br-left'", 1)
-	n, err := s.Create(t.Context(), doc, true)
+	n, err := s.Create(t.Context(), scope.Daemon("a test"), doc, true)
 	ok(t, err)
 	inTheWay := n.files().Hosts
 	end := func() {
 		t.Helper()
 		ok(t, os.Remove(inTheWay))
 		ok(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700)) // which is not removed as a file is
-		ok(t, n.Destroy(t.Context()))
+		ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 		if _, err := s.ByUUID(id); !fault.Is(err, fault.NotFound) {
 			t.Errorf("it is there: %v", err)
 		}
 	}
 	end()
-	if _, err := s.Create(t.Context(), doc, true); !fault.Is(err, fault.Busy) {
+	if _, err := s.Create(t.Context(), scope.Daemon("a test"), doc, true); !fault.Is(err, fault.Busy) {
 		t.Errorf("another of its UUID: %v", err)
 	}
-	if _, err := s.Define(t.Context(), "<network><name>other</name><bridge name='br-left'/></network>", true); !fault.Is(err, fault.Invalid) {
+	if _, err := s.Define(t.Context(), scope.Daemon("a test"), "<network><name>other</name><bridge name='br-left'/></network>", true); !fault.Is(err, fault.Invalid) {
 		t.Errorf("another of its bridge: %v", err)
 	}
 	ok(t, os.RemoveAll(inTheWay))
 	within(t, "another can be made", func() bool {
-		n, err = s.Create(t.Context(), doc, true)
+		n, err = s.Create(t.Context(), scope.Daemon("a test"), doc, true)
 		return err == nil
 	})
 	end()
 	s.Close()
 	s = d.open(t)
 	defer s.Close()
-	if _, err := s.Create(t.Context(), doc, true); !fault.Is(err, fault.Busy) {
+	if _, err := s.Create(t.Context(), scope.Daemon("a test"), doc, true); !fault.Is(err, fault.Busy) {
 		t.Errorf("another of its UUID under the next daemon: %v", err)
 	}
 	ok(t, os.RemoveAll(inTheWay))
@@ -1471,7 +1473,7 @@ func TestAnOperationOfALaterDaemonIsLeftToIt(t *testing.T) {
 	s = d.open(t)
 	n, err := s.ByName("net55")
 	ok(t, err)
-	if err := n.Start(t.Context()); !errors.Is(err, operation.ErrUnknown) {
+	if err := n.Start(t.Context(), scope.Daemon("a test")); !errors.Is(err, operation.ErrUnknown) {
 		t.Errorf("it is started: %v", err)
 	}
 	s.Close()
@@ -1517,7 +1519,7 @@ func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
 	s := networks(t)
 	n := started(t, s, natNetwork("net52", 52))
 	attach := func(owner, mac string) (*device.NICAttachment, func()) {
-		a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net52", MAC: mac, Target: "reused"}, owner)
+		a, release, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "network", Network: "net52", MAC: mac, Target: "reused"}, owner, nil)
 		ok(t, err)
 		return a, release
 	}
@@ -1541,7 +1543,7 @@ func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
 func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
-	n, err := s.Define(t.Context(), `<network><name>net43</name><ip address='192.168.143.1' netmask='255.255.255.0'><dhcp><range start='192.168.143.2' end='192.168.143.9'/></dhcp></ip></network>`, true)
+	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>net43</name><ip address='192.168.143.1' netmask='255.255.255.0'><dhcp><range start='192.168.143.2' end='192.168.143.9'/></dhcp></ip></network>`, true)
 	ok(t, err)
 	dir := t.TempDir()
 	never, forked := filepath.Join(dir, "never"), filepath.Join(dir, "forked")
@@ -1560,7 +1562,7 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 		_, err := os.ReadFile(forked) // when both are there
 		leave(errors.Join(gone, err))
 	}()
-	if err := n.Start(ctx); !errors.Is(err, gone) {
+	if err := n.Start(ctx, scope.Daemon("a test")); !errors.Is(err, gone) {
 		t.Fatal(err)
 	}
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -1571,7 +1573,7 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", before)
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
 // The leases of a network whose definition the store may have lost stay, as its guests' addresses do.
@@ -1678,13 +1680,13 @@ func TestAGuestThatStartsWhileItsNetworkIsStartedAgainIsPluggedIn(t *testing.T) 
 	files, err := hostnet.OpenTap(hostnet.Tap{Name: "late45", Bridge: "net45"})
 	ok(t, err)
 	defer files[0].Close()
-	ok(t, n.Destroy(t.Context()))
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	port := Port{Interface: "late45"}
 	release := s.plugIn(plug{network: n, bridge: "net45"}, port)
 	onItsBridge(t, "late45", "net45")
 	release()
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	n.plugLate(port) // it is on none then
 	if l, err := hostnet.ByName("late45"); err != nil || l.Master != 0 {
 		t.Errorf("%+v, %v", l, err)

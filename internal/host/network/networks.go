@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Config says where Networks live and whom they tell.
@@ -114,7 +115,7 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 	s.adoptAll(ctx)
 	s.dropLeases()
 	s.dropStatus()
-	s.autostartOnce(ctx)
+	s.autostartOnce(ctx, scope.Daemon("autostart of networks"))
 	return s, nil
 }
 
@@ -229,7 +230,10 @@ func (s *Networks) ByUUID(id string) (*Network, error) {
 
 // Define makes a network, or gives an existing one a new definition, which a
 // running one takes up when it is started next.
-func (s *Networks) Define(ctx context.Context, doc string, strict bool) (*Network, error) {
+func (s *Networks) Define(ctx context.Context, sc scope.Scope, doc string, strict bool) (*Network, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := Parse(doc, strict)
 	if err != nil {
 		return nil, err
@@ -242,7 +246,10 @@ func (s *Networks) Define(ctx context.Context, doc string, strict bool) (*Networ
 // Create makes a network that is gone when it is destroyed, and starts it. A
 // defined and inactive network of that name and UUID is started with this
 // definition instead of its own.
-func (s *Networks) Create(ctx context.Context, doc string, strict bool) (*Network, error) {
+func (s *Networks) Create(ctx context.Context, sc scope.Scope, doc string, strict bool) (*Network, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := Parse(doc, strict)
 	if err != nil {
 		return nil, err
@@ -251,7 +258,7 @@ func (s *Networks) Create(ctx context.Context, doc string, strict bool) (*Networ
 		if v := n.View(); v != nil && v.Active() {
 			return fault.New(fault.WrongState, fault.Network, "network %q is already active", d.Name)
 		}
-		return n.start(ctx, d, chosen)
+		return n.start(ctx, sc, d, chosen)
 	})
 }
 

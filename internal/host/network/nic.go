@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // plug is where a NIC goes, once its type and its network's mode are resolved.
@@ -43,7 +44,14 @@ func (s *Networks) CheckSource(nic *device.NIC) error {
 // AttachNIC makes the host's end of a NIC. The files of the attachment are the
 // caller's; release undoes the rest once QEMU has ended, or never got it. A
 // tap ends with its last file by itself. The owner is a name for people.
-func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string) (_ *device.NICAttachment, release func(), err error) {
+//
+// Note is told the name of a macvtap before it is made: unlike a tap, it outlives the last process that has
+// it open. After a daemon was killed, the next one finds the macvtap by that name. Of several names the last
+// one counts. Nil: no name is noted.
+func (s *Networks) AttachNIC(ctx context.Context, sc scope.Scope, nic *device.NIC, owner string, note func(ifName string) error) (_ *device.NICAttachment, release func(), err error) {
+	if err := sc.Check(); err != nil {
+		return nil, nil, err
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, nil, context.Cause(ctx)
 	}
@@ -68,7 +76,7 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 		return nil, nil, err
 	}
 	if p.parent != "" {
-		err = s.openMacvtap(ctx, a, nic, p)
+		err = s.openMacvtap(a, nic, p, note)
 	} else {
 		err = s.openTap(a, nic, p)
 	}
@@ -322,19 +330,8 @@ func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) err
 	})
 }
 
-// noteKey is where a context keeps who notes what outlives the daemon.
-type noteKey struct{}
-
-// WithNote has note told the name of a macvtap before it is made: unlike a tap it does not end with the last
-// who has it open, and whoever takes a NIC back that a daemon was killed in making knows it by that. Of
-// several names the last one counts.
-func WithNote(ctx context.Context, note func(ifName string) error) context.Context {
-	return context.WithValue(ctx, noteKey{}, note)
-}
-
-// noted notes a name that nobody else has.
-func noted(ctx context.Context, ifName string) error {
-	note, _ := ctx.Value(noteKey{}).(func(string) error)
+// noted notes a name that no other link has. A nil note takes none.
+func noted(note func(ifName string) error, ifName string) error {
 	if note == nil {
 		return nil
 	}
@@ -346,7 +343,7 @@ func noted(ctx context.Context, ifName string) error {
 	return note(ifName)
 }
 
-func (s *Networks) openMacvtap(ctx context.Context, a *device.NICAttachment, nic *device.NIC, p plug) error {
+func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p plug, note func(ifName string) error) error {
 	mac, err := net.ParseMAC(nic.MAC)
 	if err != nil {
 		return unsuitable("%q is no MAC address", nic.MAC)
@@ -356,7 +353,7 @@ func (s *Networks) openMacvtap(ctx context.Context, a *device.NICAttachment, nic
 		Queues: int(nic.Queues), VNetHeader: virtio(nic), Up: nic.Link != "down",
 	}
 	return named(nic.Target, "macvtap%d", s.macvtaps.Add, func(name string) (err error) {
-		if err := noted(ctx, name); err != nil {
+		if err := noted(note, name); err != nil {
 			return err
 		}
 		m.Name, a.IfName = name, name

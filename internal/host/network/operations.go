@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What changes a network in several steps is an operation: see package operation.
@@ -34,8 +35,8 @@ func (s *Networks) Operations() (all []operation.Listed) {
 }
 
 // perform does an operation. It runs with the turn.
-func (n *Network) perform(ctx context.Context, kind string, w operation.Work) error {
-	op, err := n.ops.Begin(kind, w, operation.Record{})
+func (n *Network) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work) error {
+	op, err := n.ops.Begin(sc, kind, w, operation.Record{})
 	if err != nil {
 		return err
 	}

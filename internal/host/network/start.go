@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // startKind makes what a network consists of, or nothing.
@@ -35,11 +36,11 @@ func (s *start) Steps() []operation.Step {
 }
 
 // up makes what a network consists of, or nothing. It runs with the turn.
-func (n *Network) up(ctx context.Context, d *Definition, chosen bool) error {
+func (n *Network) up(ctx context.Context, sc scope.Scope, d *Definition, chosen bool) error {
 	if err := n.admit(d); err != nil {
 		return err
 	}
-	return n.perform(ctx, startKind.Name, &start{links{Definition: d, n: n, chosen: chosen}})
+	return n.perform(ctx, sc, startKind.Name, &start{links{Definition: d, n: n, chosen: chosen}})
 }
 
 // admit refuses early what the host has no room for.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // TestStatus_LibvirtsFormat: what readers of libvirt's files look for, with names that guests choose.
@@ -86,7 +87,7 @@ func TestStatus_FilesFollowTheNetwork(t *testing.T) {
 	within(t, "the next daemon writes it again", func() bool { return read(".status") == "[]\n" })
 	n, err = s.ByName("net90")
 	ok(t, err)
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	s.Close() // what is still to be done, it does
 	left, err := os.ReadDir(d.Status)
 	if err != nil || len(left) > 0 {
@@ -100,7 +101,7 @@ func TestStatus_RemovesWhatAKilledDaemonLeft(t *testing.T) {
 	d := newDaemon(t)
 	d.Status = filepath.Join(d.dir, "status")
 	s := d.open(t)
-	_, err := s.Define(t.Context(), "<network><name>n</name><bridge name='left0'/></network>", true)
+	_, err := s.Define(t.Context(), scope.Daemon("a test"), "<network><name>n</name><bridge name='left0'/></network>", true)
 	ok(t, err)
 	s.Close()
 	victim := filepath.Join(d.dir, "victim")
@@ -115,7 +116,7 @@ func TestStatus_RemovesWhatAKilledDaemonLeft(t *testing.T) {
 	n, err := s.ByName("n")
 	ok(t, err)
 	ok(t, os.Symlink(victim, filepath.Join(d.Status, "left0.macs")))
-	ok(t, n.Start(t.Context()))
+	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	within(t, "the link is replaced", func() bool {
 		body, err := os.ReadFile(filepath.Join(d.Status, "left0.macs"))
 		return err == nil && string(body) == "[]\n"
@@ -123,7 +124,7 @@ func TestStatus_RemovesWhatAKilledDaemonLeft(t *testing.T) {
 	if body, err := os.ReadFile(victim); err != nil || string(body) != "kept" {
 		t.Errorf("behind the link: %q, %v", body, err)
 	}
-	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 }
 
 // TestStatus_NameServiceFindsGuests asks the host's own name service (libnss-libvirt), by the name that the guest
@@ -178,10 +179,10 @@ func TestStatus_LateNewsOfAnEndedNetwork(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	s := networks(t)
 	doc := strings.Replace(natNetwork("net92", 92), "<name>", "<uuid>6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a92</uuid><name>", 1)
-	ended, err := s.Create(t.Context(), doc, false)
+	ended, err := s.Create(t.Context(), scope.Daemon("a test"), doc, false)
 	ok(t, err)
-	ok(t, ended.Destroy(t.Context()))
-	again, err := s.Create(t.Context(), doc, false)
+	ok(t, ended.Destroy(t.Context(), scope.Daemon("a test")))
+	again, err := s.Create(t.Context(), scope.Daemon("a test"), doc, false)
 	ok(t, err)
 	bridge, err := again.BridgeName()
 	ok(t, err)

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // stopKind ends whatever there is of a network. The bridge goes first: without rules it
@@ -39,7 +40,7 @@ func (s *stop) Steps() []operation.Step {
 // up. What cannot be removed now is owed; while that is the bridge, an error says so. It runs
 // with the turn.
 func (n *Network) down(ctx context.Context, d *Definition) error {
-	op, err := n.ops.Follow(stopKind.Name, &stop{links{Definition: d, n: n}}, operation.Record{})
+	op, err := n.ops.Follow(scope.Daemon("taking down what an earlier daemon left of a network"), stopKind.Name, &stop{links{Definition: d, n: n}}, operation.Record{})
 	if err != nil {
 		return err
 	}

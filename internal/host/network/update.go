@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Section is a part of a definition that can be changed by itself.
@@ -38,9 +39,9 @@ const (
 	Delete   Command = "delete"
 )
 
-// Scope says which definition of a network a change is for. Neither means the
+// Affect says which definition of a network a change is for. Neither means the
 // one in force.
-type Scope struct{ Live, Config bool }
+type Affect struct{ Live, Config bool }
 
 // Update is a change to one entry of one section.
 type Update struct {
@@ -48,12 +49,15 @@ type Update struct {
 	Section Section
 	Parent  int    // which <ip> the entry belongs to, from 0; -1 for the one that serves DHCP
 	XML     string // the entry
-	Scope   Scope
+	Affect  Affect
 }
 
 // Update changes a network while it runs, in its kept definition, or both.
-func (n *Network) Update(ctx context.Context, u Update) error {
-	return n.edit(ctx, u.Scope, func(d Definition) (Definition, error) {
+func (n *Network) Update(ctx context.Context, sc scope.Scope, u Update) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
+	return n.edit(ctx, sc, u.Affect, func(d Definition) (Definition, error) {
 		d, err := d.apply(u)
 		if err != nil {
 			return d, err
@@ -64,7 +68,7 @@ func (n *Network) Update(ctx context.Context, u Update) error {
 
 // edit makes a change to the definitions that a scope names: to none unless
 // it can be made to all.
-func (n *Network) edit(ctx context.Context, s Scope, change func(Definition) (Definition, error)) error {
+func (n *Network) edit(ctx context.Context, sc scope.Scope, s Affect, change func(Definition) (Definition, error)) error {
 	return n.change(ctx, func() error {
 		if err := n.ops.End(ctx, operation.Nothing); n.ops.Has(updateKind.Name) {
 			return fault.Wrap(err, fault.Busy, fault.Network, "an earlier change of network %q is not done or taken back wholly yet, which is tried again", n.name)
@@ -94,16 +98,16 @@ func (n *Network) edit(ctx context.Context, s Scope, change func(Definition) (De
 			}
 			*part.d = &changed
 		}
-		if err := allowed(ctx, n.name, after.size()); err != nil {
+		if err := sc.ReserveNetwork(n.name, after.size()); err != nil {
 			return err
 		}
-		return n.replace(ctx, v, after)
+		return n.replace(ctx, sc, v, after)
 	})
 }
 
 // replace puts changed definitions in force and keeps them. It runs with the
 // turn.
-func (n *Network) replace(ctx context.Context, before, after View) (err error) {
+func (n *Network) replace(ctx context.Context, sc scope.Scope, before, after View) (err error) {
 	if after.Live == before.Live {
 		if err := n.save(after); err != nil {
 			return err
@@ -120,7 +124,7 @@ func (n *Network) replace(ctx context.Context, before, after View) (err error) {
 			return err
 		}
 	}
-	return n.perform(ctx, updateKind.Name, u)
+	return n.perform(ctx, sc, updateKind.Name, u)
 }
 
 // updateKind changes what runs, and what is stored with it, or neither. The store decides:

@@ -16,26 +16,25 @@ import (
 const (
 	// maxWaitingStarts bounds the queue; the start after that is refused.
 	maxWaitingStarts = 16384
-	// lookEvery is how old the host's signs may be while guests start.
+	// lookEvery is the maximum age of the host's load figures while guests start.
 	lookEvery = 50 * time.Millisecond
-	// stuckAfter is when a launch that has not been heard of no longer counts as
-	// one that uses the host. Where launches are slow it is stuckTimes what they
-	// take.
+	// stuckAfter is how long a launch counts as one that uses the host. Where launches are slow, the limit is
+	// stuckTimes their usual duration.
 	stuckAfter = 5 * time.Second
 	stuckTimes = 8
-	// memoryHold is how long the first in the queue keeps the others back while it
-	// waits for memory: those that start have mostly settled by then. Smaller ones
-	// may pass it after that, and maxPassed of those that wait at most.
+	// memoryHold is how long the first start in the queue blocks the others while it waits for memory; most
+	// starting guests have settled by then. Afterwards smaller guests may pass it, and a start passes at most
+	// maxPassed others.
 	memoryHold = 2 * settleCalm
 	maxPassed  = 64
-	// memoryWait is how long a start waits for memory while the first in the queue
-	// does not get any: longer than those that start take to settle.
+	// memoryWait is how long a start waits for memory while the first in the queue gets none. It is longer
+	// than starting guests need to settle.
 	memoryWait = settleMost + 15*time.Second
-	// priorityStep is how much later a start counts as come for each step of its
-	// priority, of which there are mostSteps at most. So nobody is passed for ever.
+	// priorityStep is the delay in the queue for each step of priority, up to mostSteps steps. The bound
+	// prevents starvation.
 	priorityStep = 10 * time.Second
 	mostSteps    = 1000
-	// settleEvery is how often settling guests are looked at while nobody waits.
+	// settleEvery is how often settling guests are checked while the queue is empty.
 	settleEvery = time.Second
 )
 
@@ -43,12 +42,11 @@ const (
 type StartRequest struct {
 	// Guest is its UUID, Name what people call it.
 	Guest, Name string
-	// Memory is what the guest may come to touch, in bytes, without huge pages.
+	// Memory is how many bytes the guest may touch, without huge pages.
 	Memory uint64
-	// Whole says that all of it is taken at once: it is locked, or allocated
-	// before the guest runs.
+	// Whole says that all memory is taken at once: it is locked, or allocated before the guest runs.
 	Whole bool
-	// Paused guests touch little until somebody lets them run.
+	// Paused guests touch little memory until their vCPUs are resumed.
 	Paused bool
 	// Priority orders the queue: lower numbers go first, unless a higher one has
 	// waited for long.
@@ -57,7 +55,7 @@ type StartRequest struct {
 
 // Outcome is how an admitted launch ended.
 type Outcome struct {
-	// PID is the QEMU process whose monitor has answered, or 0: it failed.
+	// PID is the QEMU process whose monitor has answered; 0 if the launch failed.
 	PID int
 }
 
@@ -65,39 +63,37 @@ type Outcome struct {
 type Waiting struct {
 	Guest, Name string
 	Since       time.Time
-	// Position counts from 1, which is next.
+	// Position counts from 1, the next to start.
 	Position int
 	Reason   string
 }
 
-// StartsState is what admission does now.
+// StartsState is the state of admission at one moment.
 type StartsState struct {
-	// Limit is how many launches may run at once, Running how many do. Stuck are
-	// those that take so long that they no longer count.
+	// Limit is how many launches may run at once, and Running is how many do. Stuck launches take so long that
+	// they no longer count.
 	Limit, Running, Stuck, Waiting int
-	// Settling guests have started and may still come to touch what they were
-	// promised; Promised is that memory, with that of the launches, in bytes.
+	// Settling guests have started and may still touch memory that was promised to them. Promised is that
+	// memory and the memory of the launches, in bytes.
 	Settling int
 	Promised uint64
-	// Why says what last moved the limit, or what the first in the queue waits for.
+	// Why says why the limit last changed, or why the first in the queue waits.
 	Why string
 }
 
-// Starts lets guests start: as many at once as the host turns out to be able to
-// take, and no more than there is memory for. The others wait, in the order of
-// their priority and of their coming. Who waits for memory is not passed at once,
-// and keeps nobody back for long.
+// Starts admits starts of guests: as many at once as the host can take, within the available memory. The
+// others wait in order of priority and then of arrival. A start that waits for memory blocks those behind it,
+// but only for memoryHold.
 //
-// A place is held from the moment at which QEMU is run until its monitor answers,
-// which is when a start uses the processor; what waits for a file system or a
-// network holds none. A launch that hangs is no longer counted after some seconds.
-// A nil *Starts admits everything at once.
+// A start holds a slot from the launch of QEMU until its monitor answers, because it uses the processor in
+// that time. A start that waits for a file system or a network holds no slot. A launch that hangs stops
+// counting after some seconds. A nil *Starts admits everything at once.
 type Starts struct {
 	read     func() (signs, error)
 	resident func(pid int) (uint64, error)
 	log      *slog.Logger
 
-	looking sync.Mutex // held by the one who reads the host
+	looking sync.Mutex // held while the host is read
 
 	mu      sync.Mutex
 	looked  time.Time
@@ -106,19 +102,19 @@ type Starts struct {
 	queue   []*waiter
 	placed  map[*place]struct{}
 	arrived uint64
-	latency time.Duration // of a launch, smoothed
+	latency time.Duration // of a launch, a moving average
 	moved   time.Time     // when the first in the queue was last admitted
-	timer   *time.Timer   // runs while somebody waits or settles
+	timer   *time.Timer   // runs while a start waits or a guest settles
 }
 
 // waiter is a start in the queue.
 type waiter struct {
 	StartRequest
 	since   time.Time
-	due     time.Time // what the queue is ordered by: since, moved by the priority
+	due     time.Time // the queue's order: since, moved by the priority
 	number  uint64
-	verdict chan verdict // holds one
-	// short is since when it was found to lack memory; zero: it was not.
+	verdict chan verdict // has room for one
+	// short is when the start was first found to lack memory; zero if it was not.
 	short  time.Time
 	reason string
 }
@@ -135,7 +131,7 @@ type place struct {
 	expected uint64
 }
 
-// NewStarts makes an empty queue in front of the host that root tells about.
+// NewStarts makes an empty queue for the host that root describes.
 func NewStarts(root kernel.Root, processors int, log *slog.Logger) *Starts {
 	s := newStarts(processors, log)
 	s.read = (&signReader{root: root}).read
@@ -150,10 +146,9 @@ func newStarts(processors int, log *slog.Logger) *Starts {
 	return &Starts{log: log, pace: newPace(processors), memory: newPromises(), placed: map[*place]struct{}{}}
 }
 
-// Admit waits until the guest may start and gives the end of its launch: to be
-// called, once, when QEMU's monitor has answered or the launch has failed.
-// NoCapacity says, with the sums, that the memory is not there. The end of ctx
-// takes the start out of the queue.
+// Admit waits until the guest may start. The caller calls release once: when QEMU's monitor has answered or
+// the launch has failed. fault.NoCapacity gives the sums of the missing memory. Cancelling ctx removes the
+// start from the queue.
 func (s *Starts) Admit(ctx context.Context, q StartRequest) (release func(Outcome), err error) {
 	if s == nil {
 		return func(Outcome) {}, nil
@@ -176,7 +171,7 @@ func (s *Starts) Admit(ctx context.Context, q StartRequest) (release func(Outcom
 	return s.releaser(v.place), nil
 }
 
-// releaser gives the one release of a place.
+// releaser returns the release of a place, which takes effect once.
 func (s *Starts) releaser(p *place) func(Outcome) {
 	var once sync.Once
 	return func(o Outcome) { once.Do(func() { s.release(p, o) }) }
@@ -189,7 +184,7 @@ func (s *Starts) enqueue(q StartRequest) (*waiter, error) {
 		return nil, err
 	}
 	if len(s.queue) >= maxWaitingStarts {
-		return nil, fault.New(fault.NoCapacity, fault.Host, "%d guests wait to be started, which is the most that may; try again later", len(s.queue))
+		return nil, fault.New(fault.NoCapacity, fault.Host, "%d guests already wait to be started, the maximum; try again later", len(s.queue))
 	}
 	s.arrived++
 	now := time.Now()
@@ -201,13 +196,13 @@ func (s *Starts) enqueue(q StartRequest) (*waiter, error) {
 	return w, nil
 }
 
-// before orders the queue.
+// before is the order of the queue.
 func before(a, b *waiter) int {
 	return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.number, b.number))
 }
 
-// leave takes out a start that nobody waits for any more. One that was admitted
-// at the same moment gives its place back.
+// leave removes a start whose caller has stopped waiting. A start that was admitted at the same moment gives
+// its place back.
 func (s *Starts) leave(w *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,12 +214,11 @@ func (s *Starts) leave(w *waiter) {
 	s.grant()
 }
 
-// release takes a launch out of the count and keeps what its guest was promised
-// until that has been touched.
+// release ends a launch and keeps the guest's promised memory reserved until the guest has touched it.
 func (s *Starts) release(p *place, o Outcome) {
 	var resident uint64
 	if o.PID > 0 {
-		resident, _ = s.resident(o.PID) // one that has gone already touches nothing
+		resident, _ = s.resident(o.PID) // a process that has ended touches nothing
 	}
 	s.look(false)
 	s.mu.Lock()
@@ -243,7 +237,7 @@ func (s *Starts) release(p *place, o Outcome) {
 	s.grant()
 }
 
-// grant admits whom the host can take, in order. The lock is held.
+// grant admits the starts that the host can take, in order. The caller holds the lock.
 func (s *Starts) grant() {
 	defer s.arm()
 	now := time.Now()
@@ -266,9 +260,9 @@ func (s *Starts) grant() {
 			s.dismiss(at, verdict{place: p})
 			continue
 		}
-		w.reason = "memory that guests which have just started may still touch"
+		w.reason = "memory promised to guests that have just started"
 		switch lacked := s.lacked(w, now); {
-		case lacked >= memoryWait, len(s.placed) == 0 && !s.memory.settles(): // no more will come
+		case lacked >= memoryWait, len(s.placed) == 0 && !s.memory.settles(): // no more memory will be freed
 			s.dismiss(at, verdict{err: err})
 		case lacked < memoryHold:
 			return
@@ -278,7 +272,7 @@ func (s *Starts) grant() {
 	}
 }
 
-// lacked is for how long a start has lacked memory while the queue did not move.
+// lacked is how long a start has lacked memory while the queue did not move.
 func (s *Starts) lacked(w *waiter, now time.Time) time.Duration {
 	if w.short.IsZero() {
 		w.short = now
@@ -286,13 +280,13 @@ func (s *Starts) lacked(w *waiter, now time.Time) time.Duration {
 	return min(now.Sub(w.short), now.Sub(s.moved))
 }
 
-// dismiss answers one of the queue.
+// dismiss answers a start and removes it from the queue.
 func (s *Starts) dismiss(at int, v verdict) {
 	s.queue[at].verdict <- v
 	s.queue = slices.Delete(s.queue, at, at+1)
 }
 
-// counts tells the launches that use the host from those that hang.
+// counts returns the launches that use the host and those that hang.
 func (s *Starts) counts(now time.Time) (running, stuck int) {
 	patience := max(stuckAfter, stuckTimes*s.latency)
 	for p := range s.placed {
@@ -305,8 +299,8 @@ func (s *Starts) counts(now time.Time) (running, stuck int) {
 	return running, stuck
 }
 
-// arm has the host looked at while somebody waits, as nothing else may happen that
-// lets the queue move, and more seldom while guests settle.
+// arm sets the timer that checks the host while a start waits, because no other event may move the queue.
+// While guests only settle, it checks less often.
 func (s *Starts) arm() {
 	next := lookEvery
 	switch {
@@ -333,8 +327,8 @@ func (s *Starts) tick() {
 	s.grant()
 }
 
-// look reads the host's signs when they are old, or in any case; whoever finds
-// another reader at it goes on with what is known, if anything is.
+// look reads the host's load if the last figures are old, or always if anyway is set. If another goroutine is
+// reading, it keeps the last figures, or waits if there are none.
 func (s *Starts) look(anyway bool) {
 	if !s.looking.TryLock() {
 		if !s.isBlind() {
@@ -351,19 +345,19 @@ func (s *Starts) look(anyway bool) {
 		return
 	}
 	for _, g := range settling {
-		// One that has gone touches nothing any more.
+		// A process that has ended touches nothing more.
 		if n, err := s.resident(g.pid); err == nil {
 			g.read = n
 		} else {
 			g.gone = true
 		}
 	}
-	now, err := s.read() // last: what guests touch meanwhile is counted twice, and not left out
+	now, err := s.read() // last, so that memory touched meanwhile is counted twice rather than missed
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.looked = time.Now()
 	if err != nil {
-		s.log.Debug("cannot read how busy the host is; starts go on at the last pace", "error", err)
+		s.log.Debug("host load not read; starts keep their pace", "error", err)
 	} else {
 		s.memory.see(now.memory)
 		s.pace.look(s.looked, now)
@@ -371,14 +365,14 @@ func (s *Starts) look(anyway bool) {
 	s.memory.settle(settling, s.looked)
 }
 
-// isBlind says that nobody has looked at the host yet.
+// isBlind says that the host's load has never been read.
 func (s *Starts) isBlind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.looked.IsZero()
 }
 
-// Queue tells who waits, in the order in which they will start.
+// Queue lists the waiting starts in the order in which they will be admitted.
 func (s *Starts) Queue() []Waiting {
 	if s == nil {
 		return nil
@@ -392,7 +386,7 @@ func (s *Starts) Queue() []Waiting {
 	return all
 }
 
-// State tells what admission does now.
+// State returns the state of admission now.
 func (s *Starts) State() StartsState {
 	if s == nil {
 		return StartsState{}

@@ -8,39 +8,37 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// What a guest's process takes beside the guest's memory, and what a guest that
-// has not run yet has touched of that, in bytes. Both are estimates for the first
-// guest of a kind; what those before it took is better.
+// Memory that a QEMU process takes in addition to the guest's, and memory that a guest touches before it runs,
+// in bytes. Both are estimates for the first guest of a kind; earlier guests of the kind give better figures.
 const (
 	emulatorMemory = 32 << 20
 	pausedMemory   = 32 << 20
 )
 
-// A guest that has started settles: for settleMost at the longest, and until its
-// resident memory has not grown by more than settleGrowth for settleCalm.
+// A guest that has started settles for settleMost at the longest, or until its resident memory has grown by at
+// most settleGrowth within settleCalm.
 const (
 	settleMost   = 60 * time.Second
 	settleCalm   = 5 * time.Second
 	settleGrowth = 4 << 20
 )
 
-// Bounds of bookkeeping: how many settling guests are read at a look, and how many
-// kinds of guest are remembered.
+// Bounds of the books: how many settling guests one look reads, and how many kinds of guest are remembered.
 const (
 	residentsAtOnce = 32
 	maxKinds        = 1024
 )
 
-// promises are the books of memory that guests will touch and have not yet: what
-// the host has available now is not what it can give away.
+// promises keeps the memory that guests will touch but have not touched yet. The host cannot give that memory
+// away, although the kernel reports it as available.
 type promises struct {
 	host     kernel.Memory
 	settling map[*settler]struct{}
-	// seen is what guests of a kind came to hold.
+	// seen is the resident memory that guests of a kind reached, in bytes.
 	seen map[guestKind]uint64
 }
 
-// guestKind are guests of which one tells what to expect of the next.
+// guestKind groups guests that are expected to use the same memory.
 type guestKind struct {
 	memory        uint64
 	paused, whole bool
@@ -53,13 +51,11 @@ type settler struct {
 	expected uint64
 	resident uint64
 	began    time.Time
-	// mark is what it held at the time grown, when it had last grown by
-	// settleGrowth.
+	// mark is its resident memory at the time grown, when it last grew by settleGrowth.
 	mark   uint64
 	grown  time.Time
 	looked time.Time
-	// read and gone are what a look found, written without the lock by the one
-	// that looks.
+	// read and gone are results of a look. The goroutine that looks writes them without the lock.
 	read uint64
 	gone bool
 }
@@ -68,21 +64,20 @@ func newPromises() promises {
 	return promises{settling: map[*settler]struct{}{}, seen: map[guestKind]uint64{}}
 }
 
-// see takes in how much memory the host has now.
+// see stores the host's memory figures.
 func (m *promises) see(now kernel.Memory) { m.host = now }
 
-// reserve is kept back for the host itself.
+// reserve is the memory kept for the host itself, in bytes.
 func (m *promises) reserve() uint64 { return min(m.host.Total/32, 4<<30) }
 
-// usable is what guests can get of the memory that is available and of the swap.
-// Half of the swap counts: guests on it are slow, and the host needs some too.
+// usable is the part of available memory and swap that guests can get. Half of the swap counts: guests on swap
+// are slow, and the host needs some too.
 func (m *promises) usable(available, swap uint64) uint64 {
 	sum := available + swap/2
 	return sum - min(m.reserve(), sum)
 }
 
-// expected is what a guest comes to touch soon after its start: its size, unless
-// others of its kind took less.
+// expected is the memory a guest touches soon after its start: its size, unless others of its kind took less.
 func (m *promises) expected(q StartRequest) uint64 {
 	full := q.Memory + emulatorMemory
 	if q.Whole {
@@ -97,9 +92,8 @@ func (m *promises) expected(q StartRequest) uint64 {
 	return full
 }
 
-// least is what must be there even when nobody else is starting: of guests whose
-// like was never seen a part only, as few touch all of their memory, and memory
-// may be promised more than once.
+// least is the memory that must be available even if no other guest is starting. For a kind that was never
+// seen it is a quarter: few guests touch all their memory, and memory may be overcommitted.
 func (m *promises) least(q StartRequest) uint64 {
 	if _, seen := m.seen[kindOf(q)]; seen || q.Whole {
 		return m.expected(q)
@@ -109,10 +103,10 @@ func (m *promises) least(q StartRequest) uint64 {
 
 func kindOf(q StartRequest) guestKind { return guestKind{q.Memory, q.Paused, q.Whole} }
 
-// impossible refuses a guest that would not fit if it were alone.
+// impossible refuses a guest that would not fit on an empty host.
 func (m *promises) impossible(q StartRequest) error {
 	if m.host.Total == 0 {
-		return nil // nothing is known of the host
+		return nil // the host has not been read
 	}
 	if all := m.usable(m.host.Total, m.host.SwapTotal); m.least(q) > all {
 		return fault.New(fault.NoCapacity, fault.Host, "the guest takes %s of memory at once, and this host has %s for guests in all",
@@ -121,7 +115,7 @@ func (m *promises) impossible(q StartRequest) error {
 	return nil
 }
 
-// promised is what launches and settling guests will still touch.
+// promised is the memory that launches and settling guests will still touch, in bytes.
 func (m *promises) promised(launches map[*place]struct{}) (sum uint64) {
 	for p := range launches {
 		sum += p.expected
@@ -132,11 +126,11 @@ func (m *promises) promised(launches map[*place]struct{}) (sum uint64) {
 	return sum
 }
 
-// settles says whether there are guests whose settling may free memory.
+// settles says whether guests are settling, which may free memory.
 func (m *promises) settles() bool { return len(m.settling) > 0 }
 
-// admit gives what a guest is promised, or says why that is not there. A guest
-// that starts alone gets a chance with less: the next one will be told.
+// admit returns the memory promised to a guest, or an error that says why there is too little. A guest that
+// starts alone may start with less than expected; the next one is measured against the result.
 func (m *promises) admit(q StartRequest, launches map[*place]struct{}) (expected uint64, err error) {
 	expected = m.expected(q)
 	if m.host.Total == 0 {
@@ -155,8 +149,8 @@ func (m *promises) admit(q StartRequest, launches map[*place]struct{}) (expected
 		mebibytes(wanted), mebibytes(m.host.Available), mebibytes(m.host.SwapFree), mebibytes(m.reserve()), mebibytes(promised))
 }
 
-// launched notes a guest that has started and now touches what it was promised. A
-// paused one has touched it all.
+// launched records a guest that has started and now touches its promised memory. A paused guest has touched
+// all of it.
 func (m *promises) launched(p *place, pid int, resident uint64, now time.Time) {
 	g := &settler{pid: pid, kind: kindOf(p.StartRequest), expected: p.expected, resident: resident, read: resident, mark: resident, began: now, grown: now, looked: now}
 	if p.Paused {
@@ -166,7 +160,7 @@ func (m *promises) launched(p *place, pid int, resident uint64, now time.Time) {
 	m.settling[g] = struct{}{}
 }
 
-// oldest are the settling guests that were looked at longest ago.
+// oldest returns the settling guests whose last look is longest ago.
 func (m *promises) oldest() []*settler {
 	all := make([]*settler, 0, len(m.settling))
 	for g := range m.settling {
@@ -179,8 +173,8 @@ func (m *promises) oldest() []*settler {
 	return all
 }
 
-// settle takes in what a look found, and lets those go that hold what they will.
-// Those that were not looked at stay: what they hold is not known.
+// settle applies the results of a look and drops guests that have settled. Guests that were not looked at
+// stay, because their memory is unknown.
 func (m *promises) settle(found []*settler, now time.Time) {
 	for _, g := range found {
 		g.looked = now
@@ -198,7 +192,7 @@ func (m *promises) settle(found []*settler, now time.Time) {
 	}
 }
 
-// learn remembers what a guest of a kind came to hold: the most of late.
+// learn stores the memory that a guest of a kind reached: the recent maximum.
 func (m *promises) learn(g *settler) {
 	if g.resident == 0 {
 		return
@@ -210,5 +204,5 @@ func (m *promises) learn(g *settler) {
 	m.seen[g.kind] = max(g.resident, old-old/16)
 }
 
-// mebibytes prints a size that nobody wants to the byte.
+// mebibytes prints a size rounded down to MiB.
 func mebibytes(n uint64) string { return bytes(n >> 20 << 20) }

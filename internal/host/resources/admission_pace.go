@@ -10,56 +10,54 @@ import (
 
 // The pace: how many launches run at once.
 const (
-	// firstPerCPU places for each processor are enough to keep it busy while some
-	// launches sleep; crowding alone never takes that away, as a processor that
-	// waits for the next start costs more than threads that wait for a processor.
+	// firstPerCPU slots for each processor keep it busy while some launches sleep. Crowding alone never takes
+	// these away: an idle processor costs more than threads that wait for one.
 	firstPerCPU = 2
 	// maxLaunches bounds the limit.
 	maxLaunches = 256
 
-	// idleStall is the share of time with some thread waiting for a processor
-	// below which there is processor time left, and idle and crowded the runnable
-	// threads for each processor that say so of less and of more.
+	// idleStall is a share of time in which some thread waits for a processor; below it, processor time is
+	// left. idle and crowded are numbers of runnable threads for each processor: below idle it has time left,
+	// above crowded it is overloaded.
 	idleStall     = 0.6
 	idleQueue     = 1.0
 	crowdedQueue  = 3.0
-	crowdedShrink = 8 // the part of the limit that crowding takes away
+	crowdedShrink = 8 // the limit shrinks by 1/crowdedShrink when the processors are crowded
 
-	// Memory is short when some threads wait for it for this share of the time, or
-	// all of them for that.
+	// Memory is short if some threads wait for it for the share memorySome of the time, or all of them for the
+	// share memoryFull.
 	memorySome = 0.20
 	memoryFull = 0.05
 
-	// windowTime and windowStarts are what a throughput is measured over, at least.
+	// windowTime and windowStarts are the minimum span of one measurement of throughput.
 	windowTime   = 100 * time.Millisecond
 	windowStarts = 4
-	// gain is the part of the added places that must show in the throughput.
+	// gain is the share of added slots that must show as added throughput.
 	gain = 0.25
-	// firstHold and lastHold are for how many windows a limit is kept after more
-	// did not finish more; each time in a row doubles it.
+	// firstHold and lastHold bound how many windows a limit is kept after a raise brought no throughput. The
+	// number doubles with each failure in a row.
 	firstHold, lastHold = 4, 64
-	// cutPause is the least time between two cuts for want of memory.
+	// cutPause is the minimum time between two cuts for lack of memory.
 	cutPause = 500 * time.Millisecond
-	// rest is after how long without a start that had to wait what was learned of
-	// the limit is forgotten.
+	// rest is how long no start must have had to wait before the learned limit is forgotten.
 	rest = 30 * time.Second
 )
 
-// signs are what tells how busy the host is. Counters run since boot.
+// signs are the host's load figures. Counters run since boot.
 type signs struct {
 	memory   kernel.Memory
 	runnable uint64
-	// told says that the kernel tells of pressure: the three times below.
+	// told says that the kernel reports pressure (PSI), which gives the three times below.
 	told                            bool
 	cpuSome, memorySome, memoryFull time.Duration
-	// stalls are waits for memory, where the kernel does not tell of pressure.
+	// stalls counts waits for memory, where the kernel does not report pressure.
 	stalls uint64
 }
 
-// signReader reads a host's signs: five small files at most.
+// signReader reads a host's load figures: at most five small files.
 type signReader struct {
 	root kernel.Root
-	mute bool // the kernel does not tell of pressure
+	mute bool // the kernel does not report pressure
 }
 
 func (r *signReader) read() (s signs, err error) {
@@ -70,7 +68,7 @@ func (r *signReader) read() (s signs, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.runnable = queue.Runnable - min(queue.Runnable, 1) // without this reader
+	s.runnable = queue.Runnable - min(queue.Runnable, 1) // without this reader's own thread
 	if !r.mute {
 		cpu, err := r.root.Pressure(kernel.CPUPressure)
 		if err == nil {
@@ -89,9 +87,8 @@ func (r *signReader) read() (s signs, err error) {
 	return s, err
 }
 
-// pace decides how many launches run at once. It adds places while the processors
-// have time left and more places finish more starts, and takes them away, in
-// proportion, when memory is short or threads crowd.
+// pace decides how many launches run at once. It adds slots while processors have time left and more slots
+// give more throughput. It removes slots, in proportion, when memory is short or threads crowd.
 type pace struct {
 	processors int
 	limit      int
@@ -100,28 +97,28 @@ type pace struct {
 	last   signs
 	lastAt time.Time
 	cutAt  time.Time
-	heldAt time.Time // when a start last had to wait for a place
-	// heldBack says that within the window a start had to wait for a place: else
-	// throughput says nothing about the limit.
+	heldAt time.Time // when a start last had to wait for a slot
+	// heldBack says that a start had to wait for a slot in this window. Otherwise the throughput says nothing
+	// about the limit.
 	heldBack bool
 
 	window   window
 	before   trial
-	hold     int // windows for which the limit is not raised
+	hold     int // windows in which the limit is not raised
 	nextHold int
 }
 
-// window is what was seen since it began.
+// window is a measurement since began.
 type window struct {
 	began    time.Time
 	finished int
 	looks    int
-	runnable float64 // sum over looks
+	runnable float64 // sum over all looks
 	stall    time.Duration
-	looked   time.Duration // the time that stall is out of
+	looked   time.Duration // the time that stall is a share of
 }
 
-// trial is the limit before the last raise, and its throughput in starts a second.
+// trial is the limit before the last raise, with its throughput in starts per second.
 type trial struct {
 	limit      int
 	throughput float64
@@ -132,17 +129,17 @@ func newPace(processors int) pace {
 	return pace{processors: processors, limit: min(firstPerCPU*processors, maxLaunches), why: "the number of processors", nextHold: firstHold}
 }
 
-// floor is what crowding leaves.
+// floor is the limit that crowding cannot lower.
 func (p *pace) floor() int { return min(firstPerCPU*p.processors, maxLaunches) }
 
 func (p *pace) reason() string {
 	return fmt.Sprintf("one of %d places for launches, which follow %s", p.limit, p.why)
 }
 
-// finished notes the end of a launch, and closes the window when it has enough.
+// finished counts the end of a launch, and closes the window if it is long enough.
 func (p *pace) finished(now time.Time) {
 	if p.window.began.IsZero() {
-		p.window.began = now // the first end begins to count
+		p.window.began = now // the first end starts the measurement
 		return
 	}
 	p.window.finished++
@@ -154,7 +151,7 @@ func (p *pace) finished(now time.Time) {
 	}
 }
 
-// look takes in the host's signs.
+// look applies new load figures.
 func (p *pace) look(now time.Time, s signs) {
 	last, passed := p.last, now.Sub(p.lastAt)
 	first := p.lastAt.IsZero()
@@ -193,13 +190,12 @@ func (p *pace) set(limit int, why string) {
 	p.why = why
 }
 
-// restart begins a window in which nothing has been seen, and drops a trial: what
-// it was measured against is no longer so.
+// restart begins an empty window and drops the trial, whose baseline no longer holds.
 func (p *pace) restart(now time.Time) {
 	p.window, p.before, p.heldBack = window{began: now}, trial{}, false
 }
 
-// judge closes a window.
+// judge closes a window and sets the limit.
 func (p *pace) judge(now time.Time) {
 	w, held, before := p.window, p.heldBack, p.before
 	p.window, p.before, p.heldBack = window{began: now}, trial{}, false
@@ -218,22 +214,21 @@ func (p *pace) judge(now time.Time) {
 		p.hold--
 	case (idle || p.limit < p.floor()) && p.limit < maxLaunches:
 		if before.limit > 0 {
-			p.nextHold = firstHold // the last raise paid
+			p.nextHold = firstHold // the last raise gained throughput
 		}
-		if p.limit >= p.floor() { // below it, which memory forced, it must come back
+		if p.limit >= p.floor() { // below the floor, where lack of memory put it, the limit must recover
 			p.before = trial{p.limit, throughput}
 		}
 		p.set(p.limit+max(p.limit/4, 1), "that the processors have time left")
 	}
 }
 
-// needed is the throughput that makes a raise worth it.
+// needed is the throughput that justifies a raise.
 func (t trial) needed(limit int) float64 {
 	return t.throughput * (1 + gain*(float64(limit)/float64(t.limit)-1))
 }
 
-// crowd says whether processors were idle in the window, or crowded. Without a
-// look it was neither.
+// crowd says whether processors were idle or crowded in the window. Without a look they were neither.
 func (p *pace) crowd(w window) (idle, crowded bool) {
 	if w.looks == 0 {
 		return false, false

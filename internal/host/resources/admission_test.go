@@ -19,16 +19,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// machine is a host in which launches share processors, a lock and memory. It
-// advances by steps of a millisecond of the bubble's clock.
+// machine is a simulated host where launches share processors, a lock and memory. It advances by steps of a
+// millisecond of the bubble's clock.
 type machine struct {
 	processors int
 
 	mu       sync.Mutex
 	launches []*simulated
-	most     int // launches at once
+	most     int // largest number of launches at once
 	stalled  time.Duration
-	thrash   bool // all wait for memory
+	thrash   bool // all threads wait for memory
 	full     time.Duration
 	memory   kernel.Memory
 	pids     int
@@ -36,13 +36,13 @@ type machine struct {
 	touching []*toucher
 }
 
-// simulated is a launch: it sleeps, then computes, then takes the lock.
+// simulated is a launch: it sleeps, then computes, then holds the lock.
 type simulated struct {
 	sleep, work, serial time.Duration
 	done                chan struct{}
 }
 
-// toucher is a guest that touches its memory over a while.
+// toucher is a guest that touches its memory over time.
 type toucher struct {
 	pid   int
 	step  uint64
@@ -58,8 +58,7 @@ func newMachine(processors int) *machine {
 	return &machine{processors: processors, touched: map[int]uint64{}, memory: kernel.Memory{Total: 24 * gib, Available: 20 * gib}}
 }
 
-// starts gives the admission in front of the machine, which runs until the test
-// ends.
+// starts returns admission on the machine, which runs until the test ends.
 func (m *machine) starts(t *testing.T) *Starts {
 	t.Helper()
 	s := newStarts(m.processors, slog.New(slog.DiscardHandler))
@@ -145,7 +144,7 @@ func (m *machine) advance() {
 	}
 }
 
-// launch goes through admission and runs.
+// launch passes admission and runs.
 func (m *machine) launch(ctx context.Context, s *Starts, q StartRequest, l simulated) error {
 	release, err := s.Admit(ctx, q)
 	if err != nil {
@@ -162,7 +161,7 @@ func (m *machine) launch(ctx context.Context, s *Starts, q StartRequest, l simul
 	<-l.done
 	release(Outcome{PID: pid})
 	if !q.Paused {
-		const boot = 2000 // steps
+		const boot = 2000 // in steps
 		m.mu.Lock()
 		m.touching = append(m.touching, &toucher{pid, q.Memory * 3 / 4 / boot, boot})
 		m.mu.Unlock()
@@ -170,7 +169,7 @@ func (m *machine) launch(ctx context.Context, s *Starts, q StartRequest, l simul
 	return nil
 }
 
-// storm starts many alike at once and says how long that took.
+// storm starts many equal launches at once and returns how long they took.
 func (m *machine) storm(t *testing.T, count int, l simulated) time.Duration {
 	t.Helper()
 	s, began := m.starts(t), time.Now()
@@ -187,10 +186,11 @@ func (m *machine) storm(t *testing.T, count int, l simulated) time.Duration {
 	return time.Since(began)
 }
 
-// Where starts only compute, the queue must leave no processor idle, and more at
-// once than keep the processors busy are of no use.
+// Where starts only compute, the queue must leave no processor idle, and must not run more at once than keep
+// the processors busy.
+//
 // Promise: W6
-func TestStormOnABusyProcessor(t *testing.T) {
+func TestStarts_StormOnBusyProcessor(t *testing.T) {
 	for _, processors := range []int{1, 2, 16} {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMachine(processors)
@@ -205,20 +205,20 @@ func TestStormOnABusyProcessor(t *testing.T) {
 	}
 }
 
-// Where starts mostly sleep, far more of them than processors overlap.
-func TestStormThatSleeps(t *testing.T) {
+// Where starts mostly sleep, far more of them than processors must overlap.
+func TestStarts_StormOfSleepers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		took := m.storm(t, 1000, simulated{sleep: 50 * time.Millisecond, work: 2 * time.Millisecond})
-		if took > 3*time.Second { // one second of processors; 13 with the first limit
+		if took > 3*time.Second { // it is one second of processor time; the first limit would take 13
 			t.Errorf("the storm took %v", took)
 		}
 	})
 }
 
-// Where everything waits for one lock, more at once finish no more, however idle
-// the processors are.
-func TestStormBehindOneLock(t *testing.T) {
+// Where everything waits for one lock, more launches at once finish no sooner, however idle the processors
+// are.
+func TestStarts_StormBehindOneLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		took := m.storm(t, 400, simulated{work: time.Millisecond, serial: 10 * time.Millisecond})
@@ -231,8 +231,8 @@ func TestStormBehindOneLock(t *testing.T) {
 	})
 }
 
-// Want of memory brings the limit down to one, and what was cut comes back.
-func TestMemoryPressureCutsTheLimit(t *testing.T) {
+// Lack of memory lowers the limit to one; afterwards it recovers.
+func TestStarts_MemoryPressureLowersLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -261,10 +261,11 @@ func TestMemoryPressureCutsTheLimit(t *testing.T) {
 	})
 }
 
-// The first starts of a daemon come at once, as when the host boots: none is admitted before
-// somebody has looked what memory there is.
+// The first starts come all at once, as when the host boots. None is admitted before the host's memory has
+// been read.
+//
 // Promise: W6
-func TestNobodyIsAdmittedBlind(t *testing.T) {
+func TestStarts_FirstReadPrecedesAdmission(t *testing.T) {
 	m := newMachine(4)
 	s := m.starts(t)
 	read := s.read
@@ -279,7 +280,7 @@ func TestNobodyIsAdmittedBlind(t *testing.T) {
 					release(Outcome{})
 				}
 			})
-			for range 1000 { // in which the other finds the reader, and must not go on
+			for range 1000 { // long enough for the second start to find the reader, which it must wait for
 				runtime.Gosched()
 				if st := s.State(); st.Running > 0 {
 					return
@@ -294,10 +295,11 @@ func TestNobodyIsAdmittedBlind(t *testing.T) {
 	others.Wait()
 }
 
-// A boot storm takes the memory that is there: guests wait while others touch
-// theirs, and those for which nothing is left are refused with the sums.
+// A boot storm takes the memory that is available: guests wait while others touch theirs, and guests without
+// any left are refused with the sums.
+//
 // Promise: W6
-func TestBootStormIsPacedByMemory(t *testing.T) {
+func TestStarts_BootStormPacedByMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -321,7 +323,7 @@ func TestBootStormIsPacedByMemory(t *testing.T) {
 		}
 		<-time.After(time.Second)
 		mu.Lock()
-		if started != 4 { // 4 of 4 GiB and a little, of 20 GiB
+		if started != 4 { // 4 of 4 GiB and overhead, out of 20 GiB
 			t.Errorf("%d started at once", started)
 		}
 		mu.Unlock()
@@ -329,7 +331,7 @@ func TestBootStormIsPacedByMemory(t *testing.T) {
 			t.Errorf("while they settle: %+v", st)
 		}
 		all.Wait()
-		<-time.After(10 * time.Second) // the last ones touch theirs
+		<-time.After(10 * time.Second) // the last guests touch their memory
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		t.Logf("%d started, %d refused, %d MiB left", started, refused, m.memory.Available>>20)
@@ -339,7 +341,7 @@ func TestBootStormIsPacedByMemory(t *testing.T) {
 	})
 }
 
-func TestTheGuestThatCannotFitIsRefusedAtOnce(t *testing.T) {
+func TestStarts_ImpossibleGuestRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s, began := m.starts(t), time.Now()
@@ -347,7 +349,7 @@ func TestTheGuestThatCannotFitIsRefusedAtOnce(t *testing.T) {
 		if !fault.Is(err, fault.NoCapacity) || time.Since(began) > 0 {
 			t.Errorf("got %v after %v", err, time.Since(began))
 		}
-		// One that need not touch all of it, and starts alone, gets its chance.
+		// A guest that need not touch all its memory, and starts alone, is admitted.
 		release, err := s.Admit(t.Context(), StartRequest{Memory: 23 * gib})
 		if err != nil {
 			t.Fatal(err)
@@ -363,8 +365,8 @@ func TestTheGuestThatCannotFitIsRefusedAtOnce(t *testing.T) {
 	})
 }
 
-// A guest of which others of its kind took little is expected to take little.
-func TestGuestsAreJudgedByTheirLikes(t *testing.T) {
+// If guests of a kind took little memory, the next of that kind is expected to take little.
+func TestStarts_ExpectsMemoryOfSameKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -389,7 +391,7 @@ func TestGuestsAreJudgedByTheirLikes(t *testing.T) {
 			}
 			all.Wait()
 			<-time.After(settleMost)
-			if _, err := s.Admit(t.Context(), StartRequest{Memory: 1, Paused: true}); err != nil { // lets them settle
+			if _, err := s.Admit(t.Context(), StartRequest{Memory: 1, Paused: true}); err != nil { // time to settle
 				t.Fatal(err)
 			}
 			m.mu.Lock()
@@ -401,8 +403,8 @@ func TestGuestsAreJudgedByTheirLikes(t *testing.T) {
 	})
 }
 
-// Launches that hang give way after some seconds, and are seen.
-func TestHungLaunchesDoNotHoldPlaces(t *testing.T) {
+// Launches that hang stop counting after some seconds, and are reported.
+func TestStarts_HungLaunchReleasesSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -426,7 +428,7 @@ func TestHungLaunchesDoNotHoldPlaces(t *testing.T) {
 		}
 		for _, release := range hung {
 			release(Outcome{})
-			release(Outcome{}) // the second does nothing
+			release(Outcome{}) // the second call does nothing
 		}
 		if st := s.State(); st.Stuck != 0 {
 			t.Errorf("%+v", st)
@@ -435,7 +437,7 @@ func TestHungLaunchesDoNotHoldPlaces(t *testing.T) {
 }
 
 // Promise: W6
-func TestTheQueueIsInOrderAndVisible(t *testing.T) {
+func TestStarts_QueueOrderedAndVisible(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
@@ -464,7 +466,7 @@ func TestTheQueueIsInOrderAndVisible(t *testing.T) {
 					}
 					return
 				}
-				order = append(order, q.Name) // one at a time: the places are held
+				order = append(order, q.Name) // one at a time, because each holds its slot
 				<-time.After(10 * time.Millisecond)
 				release(Outcome{})
 			})
@@ -499,7 +501,7 @@ func TestTheQueueIsInOrderAndVisible(t *testing.T) {
 
 var errDestroyed = errors.New("destroyed meanwhile")
 
-func TestTheQueueIsBounded(t *testing.T) {
+func TestStarts_QueueBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
@@ -520,8 +522,8 @@ func TestTheQueueIsBounded(t *testing.T) {
 	})
 }
 
-// A nil queue, and a host that tells nothing, hold nobody up.
-func TestAdmissionWithoutKnowledge(t *testing.T) {
+// A nil queue, and a host that reports nothing, delay no start.
+func TestStarts_HostWithoutFigures(t *testing.T) {
 	var none *Starts
 	if release, err := none.Admit(t.Context(), StartRequest{Memory: 1 << 60}); err != nil {
 		t.Error(err)
@@ -543,9 +545,8 @@ func TestAdmissionWithoutKnowledge(t *testing.T) {
 	}
 }
 
-// What a kernel does not tell is done without: pressure is told by waits for
-// memory, and those by nothing.
-func TestSignsOfKernelsWithAndWithoutPressure(t *testing.T) {
+// Without pressure figures, waits for memory are used in their place; without those, nothing is.
+func TestSignReader_WithAndWithoutPressure(t *testing.T) {
 	const pressure = "some avg10=1.00 avg60=0.50 avg300=0.10 total=%d\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=%d\n"
 	told := map[string]string{
 		"proc/loadavg": "0 0 0 9/1000 1", "proc/pressure/cpu": fmt.Sprintf(pressure, 7000, 0), "proc/pressure/memory": fmt.Sprintf(pressure, 3000, 2000),
@@ -564,7 +565,7 @@ func TestSignsOfKernelsWithAndWithoutPressure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := &signReader{root: kernel.At(tree(t, roomy, c.files))}
 			c.want.memory = kernel.Memory{Total: 16 * gib, Free: 16 * gib}
-			for range 2 { // the second knows what is not told
+			for range 2 { // the second look has baselines
 				if got, err := r.read(); err != nil || got != c.want {
 					t.Errorf("got %+v, %v; want %+v", got, err, c.want)
 				}
@@ -584,8 +585,7 @@ func TestSignsOfKernelsWithAndWithoutPressure(t *testing.T) {
 	}
 }
 
-// boot admits a guest, has it launched at once, and lets it touch so much memory
-// over so long.
+// boot admits a guest, launches it at once, and lets it touch an amount of memory over a time.
 func (m *machine) boot(ctx context.Context, s *Starts, q StartRequest, touches uint64, over time.Duration) error {
 	release, err := s.Admit(ctx, q)
 	if err != nil {
@@ -601,9 +601,8 @@ func (m *machine) boot(ctx context.Context, s *Starts, q StartRequest, touches u
 	return nil
 }
 
-// Whoever stops waiting for memory leaves nothing behind by which the next one is
-// refused.
-func TestWhoStopsWaitingForMemoryTakesTheWaitAlong(t *testing.T) {
+// A start that stops waiting for memory leaves no state that could refuse the next one.
+func TestStarts_CancelledWaitLeavesNoState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -646,14 +645,13 @@ func TestWhoStopsWaitingForMemoryTakesTheWaitAlong(t *testing.T) {
 	})
 }
 
-// A large guest waits for memory without being passed at first, does not keep the
-// small ones back for long, and is told in the end. The next large one has its
-// own time.
-func TestALargeGuestAndSmallOnes(t *testing.T) {
+// A large guest waits for memory and is not passed at first. It does not block small guests for long, and is
+// refused in the end. The next large guest gets the full time again.
+func TestStarts_LargeGuestAmongSmallOnes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
-		// Small guests come all the time, and their memory grows for long.
+		// Small guests arrive all the time, and their memory grows for a long time.
 		small := StartRequest{Memory: 256 << 20}
 		began, over := time.Now(), make(chan struct{})
 		var mu sync.Mutex
@@ -702,8 +700,8 @@ func TestALargeGuestAndSmallOnes(t *testing.T) {
 	})
 }
 
-// Those that wait learn what the first ones took, however slowly those took it.
-func TestASlowBootStormGoesOn(t *testing.T) {
+// Waiting starts learn how much the first guests took, even if those took it slowly.
+func TestStarts_SlowBootStormContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -719,9 +717,8 @@ func TestASlowBootStormGoesOn(t *testing.T) {
 	})
 }
 
-// Guests that started at once and are left alone are looked at, all of them, and
-// tell what the next will take.
-func TestEveryGuestIsLookedAtBeforeItTeaches(t *testing.T) {
+// All guests that started at once are looked at, and their memory predicts that of the next.
+func TestStarts_EverySettlingGuestIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -745,8 +742,8 @@ func TestEveryGuestIsLookedAtBeforeItTeaches(t *testing.T) {
 	})
 }
 
-// Lower priorities go first, and whoever has waited for long goes before them.
-func TestNobodyIsPassedForEver(t *testing.T) {
+// Lower priorities start first, but a start that has waited long enough precedes them.
+func TestStarts_PriorityWithoutStarvation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
@@ -786,9 +783,9 @@ func TestNobodyIsPassedForEver(t *testing.T) {
 	})
 }
 
-// A sign that could not be read once, as when no file can be opened, is read again
-// and does not look like a want of memory.
-func TestASignThatFailedOnceIsReadAgain(t *testing.T) {
+// A figure that could not be read once, for instance for lack of descriptors, is read again and does not count
+// as lack of memory.
+func TestSignReader_RetriesFailedFile(t *testing.T) {
 	const pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
 	dir := tree(t, roomy, map[string]string{"proc/pressure/cpu": pressure, "proc/pressure/memory/not-a-file": "", "proc/vmstat": "allocstall_normal 40\n"})
 	r, p, at := &signReader{root: kernel.At(dir)}, newPace(2), time.Now()
@@ -814,8 +811,8 @@ func TestASignThatFailedOnceIsReadAgain(t *testing.T) {
 	}
 }
 
-// What a launch that hangs was promised may come back: who needs it waits.
-func TestMemoryOfAHungLaunchIsWaitedFor(t *testing.T) {
+// Memory promised to a launch that hangs may come back, so others wait for it.
+func TestStarts_WaitsForMemoryOfHungLaunch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newMachine(2).starts(t)
 		release, err := s.Admit(t.Context(), StartRequest{Memory: 12 * gib})

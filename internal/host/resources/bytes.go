@@ -2,8 +2,7 @@ package resources
 
 import "strconv"
 
-// bytes prints a size in the largest unit that divides it, as people write page
-// sizes and memory: 2 MiB, 1 GiB, 16214736 KiB.
+// bytes prints a size in the largest unit that divides it: 2 MiB, 1 GiB, 16214736 KiB.
 func bytes(n uint64) string {
 	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB"}
 	i := 0

@@ -10,11 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// Computer is the name of the device that all others descend from.
+// Computer is the name of the device at the root of the tree.
 const Computer = "computer"
 
-// Kind says what a device can do. A device has one nature, and may have traits
-// beside it (an adapter for Fibre Channel is a SCSI host too).
+// Kind says what a device can do. A device has one nature and may have traits in addition: a Fibre Channel
+// adapter is a SCSI host too.
 type Kind string
 
 // The kinds, in libvirt's words.
@@ -32,24 +32,24 @@ const (
 	DRM          Kind = "drm"
 )
 
-// Device is one device of the host. Exactly one of the pointers is set, by the
-// nature of the device, except for Computer, which may have none.
+// Device is one device of the host. Exactly one of the pointers is set, according to its nature. Computer may
+// have none.
 type Device struct {
-	// Name is libvirt's, such as pci_0000_00_1f_2; unique on the host.
+	// Name is libvirt's name, such as pci_0000_00_1f_2. It is unique on the host.
 	Name string
 	// Path is the device's folder in /sys; empty for Computer.
 	Path string
-	// Parent is the name of the device it hangs on; empty for Computer.
+	// Parent is the name of the parent device; empty for Computer.
 	Parent string
 	// Driver is the kernel's driver, or "".
 	Driver string
-	// Node is its device file and Links are other names of that; or none.
+	// Node is its device file and Links are symbolic links to it; empty without a device file.
 	Node  string
 	Links []string
-	// Kinds are its nature, first, and its traits.
+	// Kinds are its nature, which is first, and its traits.
 	Kinds []Kind
 
-	// Firmware is what Computer knows of itself; nil without SMBIOS.
+	// Firmware is the SMBIOS data of Computer; nil without SMBIOS.
 	Firmware     *kernel.DMI
 	PCI          *kernel.PCIDevice
 	USB          *kernel.USBDevice
@@ -65,39 +65,38 @@ type Device struct {
 	VendorName, ProductName string
 }
 
-// Is says whether the device is of a kind, by nature or trait.
+// Is says whether the device is of a kind, by its nature or a trait.
 func (d *Device) Is(k Kind) bool { return slices.Contains(d.Kinds, k) }
 
-// devicesAge is how old the list may be before a reader has it read anew:
-// people plug in and look at once, scripts ask for one device after the other.
+// devicesAge is the age at which the list is read again. It is short because a user looks right after plugging
+// in, and not zero because scripts ask for many devices in a row.
 const devicesAge = 2 * time.Second
 
-// Devices tells which devices the host has.
+// Devices lists the host's devices.
 type Devices struct {
 	list snapshot[deviceList]
 }
 
 type deviceList struct {
-	// all has Computer first, then each bus in the order of its names.
+	// all has Computer first, then the devices bus by bus, in the order of their names.
 	all    []*Device
 	byName map[string]*Device
 }
 
-// NewDevices begins to read the devices, which takes tens of milliseconds; the
-// first who asks waits for that.
+// NewDevices starts reading the devices in the background, which takes tens of milliseconds. The first reader
+// waits for that.
 func NewDevices(root kernel.Root) *Devices {
 	d := &Devices{}
 	d.list.age = devicesAge
 	d.list.read = func() (*deviceList, error) { return readDevices(root), nil }
-	go func() { _ = d.list.refresh() }() // it ends by itself, and leaves out what it cannot read
+	go func() { _ = d.list.refresh() }() // it ends on its own, and leaves out what it cannot read
 	return d
 }
 
-// All gives every device, Computer first. The devices are shared: do not change
-// them.
+// All returns every device, Computer first. The devices are shared: do not change them.
 func (d *Devices) All() []*Device { return d.list.get().all }
 
-// Of gives the devices of any of the kinds.
+// Of returns the devices that are of any of the kinds.
 func (d *Devices) Of(kinds ...Kind) []*Device {
 	var found []*Device
 	for _, dev := range d.All() {
@@ -108,7 +107,7 @@ func (d *Devices) Of(kinds ...Kind) []*Device {
 	return found
 }
 
-// ByName gives one device.
+// ByName returns one device.
 func (d *Devices) ByName(name string) (*Device, error) {
 	if dev, ok := d.list.get().byName[name]; ok {
 		return dev, nil
@@ -116,7 +115,7 @@ func (d *Devices) ByName(name string) (*Device, error) {
 	return nil, fault.New(fault.NotFound, fault.NodeDevice, "no node device with matching name '%s'", name)
 }
 
-// ByWWN gives the Fibre Channel adapter with these node and port names.
+// ByWWN returns the Fibre Channel adapter with these node and port names.
 func (d *Devices) ByWWN(node, port string) (*Device, error) {
 	for _, dev := range d.Of(FCHost) {
 		if strings.EqualFold(dev.SCSIHost.WWNN, node) && strings.EqualFold(dev.SCSIHost.WWPN, port) {
@@ -136,7 +135,7 @@ func readDevices(root kernel.Root) *deviceList {
 		all = append(all, read(root)...)
 	}
 	all = slices.DeleteFunc(all, func(d *Device) bool {
-		return d.Path == "" && d != computer // it went away while it was read
+		return d.Path == "" && d != computer // it was removed while it was read
 	})
 	setParents(all)
 	list := &deviceList{all: all, byName: make(map[string]*Device, len(all))}
@@ -146,7 +145,7 @@ func readDevices(root kernel.Root) *deviceList {
 	return list
 }
 
-// setParents finds for each device the nearest one above it in /sys.
+// setParents finds for each device its nearest ancestor in /sys.
 func setParents(all []*Device) {
 	byPath := make(map[string]string, len(all))
 	for _, d := range all[1:] {
@@ -163,8 +162,8 @@ func setParents(all []*Device) {
 	}
 }
 
-// deviceName joins the parts with underscores and makes one of every byte that
-// is no letter or digit. Empty parts are left out.
+// deviceName joins the parts with underscores and replaces every byte that is no letter or digit by an
+// underscore. Empty parts are left out.
 func deviceName(parts ...string) string {
 	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" })
 	name := []byte(strings.Join(parts, "_"))
@@ -255,7 +254,7 @@ func scsiDevices(root kernel.Root) []*Device {
 	return devices
 }
 
-// blockDevices leaves out what is no drive: loop devices, device mapper, RAM.
+// blockDevices leaves out block devices that are no drives: loop devices, device mapper, RAM disks.
 func blockDevices(root kernel.Root) []*Device {
 	var devices []*Device
 	for _, b := range root.BlockDevices() {

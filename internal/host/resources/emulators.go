@@ -13,20 +13,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprobe"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// emulatorKind is the record of what a QEMU binary can do; its key is the path.
+// emulatorKind is the record of a QEMU binary's capabilities; its key is the path.
 var emulatorKind = store.Kind{Name: "emulator", Version: 1}
 
-// Emulators knows what the host's QEMU binaries can do. Each is probed once,
-// however many ask at the same time, and again only when the file has changed;
-// the answer outlives the daemon. A failed probe is an answer too.
+// Emulators knows the capabilities of the host's QEMU binaries. Each binary is probed once, however many
+// callers ask at the same time, and again only when its file has changed. The answer outlives the daemon. A
+// failed probe is an answer too.
 type Emulators struct {
-	// Quarters are where binaries are probed; nil: where the daemon runs.
-	Quarters *sandbox.Quarters
+	// Quarters is the sandbox for probes; nil: they run without one.
+	Quarters *sandbox.Isolation
 
 	store  *store.Store
 	log    *slog.Logger
@@ -34,23 +35,22 @@ type Emulators struct {
 	flight singleflight.Group
 
 	mu     sync.RWMutex
-	known  map[string]*qemu.Capabilities
-	looked map[string]time.Time // when a binary was last seen to be the one that is known
+	known  map[string]*qemucaps.Capabilities
+	looked map[string]time.Time // when a binary's file was last compared with the stored answer
 }
 
-// fresh is how long one look at a binary's file serves all who ask: a storm of
-// definitions or starts need not look at the same file thousands of times a second,
-// and nobody can tell a file that is replaced now from one replaced a moment later.
+// fresh is how long one comparison of a binary's file serves all callers, so that thousands of definitions or
+// starts a second do not each open it. A file that is replaced within this time counts as replaced just after
+// it.
 const fresh = 50 * time.Millisecond
 
-// NewEmulators reads what earlier daemons have learnt. The usual binary is that
-// of a guest that names none.
+// NewEmulators reads the answers that earlier daemons stored. usual is the binary of guests that name none.
 func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, error) {
-	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemu.Capabilities{}, looked: map[string]time.Time{}}
+	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemucaps.Capabilities{}, looked: map[string]time.Time{}}
 	err := s.Each(emulatorKind, func(path string, decode func(any) error) error {
-		c := new(qemu.Capabilities)
+		c := new(qemucaps.Capabilities)
 		if err := decode(c); err != nil {
-			log.Info("a probe of QEMU is of another layout; the binary will be probed again", "binary", path, "error", err)
+			log.Info("stored QEMU probe has another layout; probing again", "binary", path, "error", err)
 			return nil
 		}
 		e.known[path] = c
@@ -59,11 +59,11 @@ func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, e
 	return e, err
 }
 
-// Usual is the binary of a guest that names none.
+// Usual is the binary of guests that name none.
 func (e *Emulators) Usual() string { return e.usual }
 
-// Serving is the binary of a guest of an architecture that names none: beside the usual
-// one there may be one for i686.
+// Serving is the binary for guests of an architecture that name none. A host may have one for i686 in addition
+// to the usual one.
 func (e *Emulators) Serving(arch string) string {
 	if arch != "i686" {
 		return e.usual
@@ -75,31 +75,30 @@ func (e *Emulators) Serving(arch string) string {
 	return sibling
 }
 
-// Get gives what a binary can do, probing it when it is new or has changed. An
-// empty path means the usual one.
-func (e *Emulators) Get(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+// Get returns a binary's capabilities. It probes a binary that is new or has changed. An empty path means the
+// usual one.
+func (e *Emulators) Get(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
 	if binary == "" {
 		binary = e.usual
 	}
 	if c, err := e.current(ctx, binary); c != nil || err != nil {
 		return c, err
 	}
-	// The probe serves everybody who waits for it, and must not end with the
-	// first who came.
+	// The probe serves all its waiters, so it must not end with the first caller's context.
 	answer := e.flight.DoChan(binary, func() (any, error) { return e.probe(context.WithoutCancel(ctx), binary) })
 	select {
 	case r := <-answer:
 		if r.Err != nil {
 			return nil, r.Err
 		}
-		return r.Val.(*qemu.Capabilities), nil
+		return r.Val.(*qemucaps.Capabilities), nil
 	case <-ctx.Done():
 		return nil, fault.Wrap(context.Cause(ctx), fault.Timeout, fault.Host, "stopped waiting for the probe of %s", binary)
 	}
 }
 
-// Known gives what Get last gave for a binary, without waiting for anything.
-func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
+// Known returns what Get last returned for a binary, without waiting.
+func (e *Emulators) Known(binary string) (*qemucaps.Capabilities, error) {
 	if binary == "" {
 		binary = e.usual
 	}
@@ -111,10 +110,9 @@ func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
 	return nil, fault.New(fault.WrongState, fault.Host, "QEMU binary %s has not been probed", binary)
 }
 
-// current gives the stored answer if the file is still the one it is about, and
-// nil if it is not. A file that cannot be read in time is not executed either:
-// until a program is in memory, nobody else's can be begun.
-func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+// current returns the stored answer if the file has not changed since, else nil. A file that cannot be read in
+// time is not executed either: while the kernel loads one program, it holds a lock that blocks others.
+func (e *Emulators) current(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
 	e.mu.RLock()
 	c, looked := e.known[binary], e.looked[binary]
 	e.mu.RUnlock()
@@ -122,7 +120,7 @@ func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilit
 	if c != nil && began.Sub(looked) < fresh {
 		return c, nil
 	}
-	return fsguard.Do(ctx, binary, func() (*qemu.Capabilities, error) {
+	return fsguard.Do(ctx, binary, func() (*qemucaps.Capabilities, error) {
 		if c == nil || !c.Matches(binary) {
 			return nil, readHead(binary)
 		}
@@ -135,20 +133,20 @@ func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilit
 	}, nil)
 }
 
-// readHead reads what the kernel will look at first to execute a file. What else
-// is wrong with the file is for the probe to say.
+// readHead reads the first bytes, which the kernel also reads to execute a file. The probe reports anything
+// else that is wrong with the file.
 func readHead(binary string) error {
 	f, err := image.Open(binary)
 	if err != nil {
-		return nil //nolint:nilerr // see above
+		return nil //nolint:nilerr // the probe reports it
 	}
 	defer f.Close()
-	_, _ = f.Read(make([]byte, 4096)) // likewise
+	_, _ = f.Read(make([]byte, 4096)) // the probe reports it
 	return nil
 }
 
-func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilities, error) {
-	c, err := qemu.Probe(ctx, binary, e.Quarters)
+func (e *Emulators) probe(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
+	c, err := qemuprobe.Probe(ctx, binary, e.Quarters)
 	if err != nil {
 		return nil, err
 	}
@@ -159,9 +157,9 @@ func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilitie
 		}
 		c.Believe(full)
 	}
-	e.log.Info("probed QEMU", "binary", binary, "version", c.Version)
+	e.log.Info("QEMU probed", "binary", binary, "version", c.Version)
 	if err := e.store.Put(emulatorKind, binary, c); err != nil {
-		e.log.Warn("cannot keep what was learnt of QEMU; it will be probed again", "binary", binary, "error", err)
+		e.log.Warn("QEMU probe not stored; the next daemon probes again", "binary", binary, "error", err)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

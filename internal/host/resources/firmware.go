@@ -13,19 +13,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Firmware is a UEFI image that is installed on the host, as its package
-// describes it in QEMU's own format.
+// Firmware is a UEFI image on the host, as its package describes it in QEMU's format
+// (docs/interop/firmware.json of QEMU).
 type Firmware struct {
-	// Code is the image; Template is the empty variable store that belongs to it,
-	// or "" for an image that keeps no variables.
+	// Code is the image. Template is its empty variable store, or "" for an image that stores no variables.
 	Code, Template string
 	// Format and TemplateFormat are raw or qcow2.
 	Format, TemplateFormat string
-	// Flash says that the image goes into flash; otherwise it is plain memory.
+	// Flash says that the image goes into flash; otherwise it goes into plain memory.
 	Flash bool
-	// Stateless flash firmware keeps no variables, and has no template.
+	// Stateless flash firmware stores no variables and has no template.
 	Stateless bool
-	// Features are the description's words: secure-boot, requires-smm, ...
+	// Features are the feature names of the description: secure-boot, requires-smm, ...
 	Features []string
 	targets  []firmwareTarget
 }
@@ -49,13 +48,13 @@ type firmwareFile struct {
 	Format   string `json:"format"`
 }
 
-// firmwareTarget is an architecture and patterns of machine types.
+// firmwareTarget is an architecture and patterns of its machine types.
 type firmwareTarget struct {
 	Architecture string   `json:"architecture"`
 	Machines     []string `json:"machines"`
 }
 
-// Suits says whether the firmware runs on a machine type, by its full name.
+// Suits says whether the firmware runs on a machine type, given its full name.
 func (f *Firmware) Suits(arch, machine string) bool {
 	for _, t := range f.targets {
 		if t.Architecture != arch {
@@ -73,22 +72,21 @@ func (f *Firmware) Suits(arch, machine string) bool {
 // Has says whether the description names a feature.
 func (f *Firmware) Has(feature string) bool { return slices.Contains(f.Features, feature) }
 
-// firmwareDirs hold descriptions, later ones first. A file hides those of the
-// same name in earlier ones; an empty one only hides.
+// firmwareDirs hold descriptions; later folders have precedence. A file hides files of the same name in
+// earlier folders; an empty file only hides.
 var firmwareDirs = []string{"/usr/share/qemu/firmware", "/etc/qemu/firmware"}
 
-// Firmwares reads the descriptions of the UEFI images whose files are there, in
-// the order in which they are to be preferred. The error names descriptions that
-// cannot be understood; the others are given all the same.
+// Firmwares returns the UEFI images whose files exist, in order of preference. The error names descriptions
+// that cannot be parsed; the others are returned too.
 func Firmwares() ([]Firmware, error) { return FirmwaresIn(firmwareDirs...) }
 
-// FirmwaresIn is Firmwares for descriptions in other folders.
+// FirmwaresIn is Firmwares with other folders.
 func FirmwaresIn(dirs ...string) ([]Firmware, error) {
 	files := map[string]string{}
 	for _, dir := range dirs {
 		found, err := filepath.Glob(filepath.Join(dir, "*.json"))
 		if err != nil {
-			continue // the pattern is sound
+			continue // Glob fails only for a malformed pattern
 		}
 		for _, file := range found {
 			files[filepath.Base(file)] = file
@@ -106,17 +104,17 @@ func FirmwaresIn(dirs ...string) ([]Firmware, error) {
 	return list, errors.Join(errs...)
 }
 
-// listedTemplates are the pairs of image and template that libvirt knows without
-// any description of them.
+// listedTemplates are the pairs of image and template that libvirt has built in for images without a
+// description.
 var listedTemplates = map[string]string{
 	"/usr/share/OVMF/OVMF_CODE.fd":         "/usr/share/OVMF/OVMF_VARS.fd",
 	"/usr/share/OVMF/OVMF_CODE.secboot.fd": "/usr/share/OVMF/OVMF_VARS.fd",
 }
 
-// ListedTemplate gives the template of an image that no description names, or "".
+// ListedTemplate returns the built-in template of an image that has no description, or "".
 func ListedTemplate(code string) string { return listedTemplates[code] }
 
-// readFirmware gives nothing for what is no UEFI image, or is not there.
+// readFirmware returns nil for an image that is not UEFI or not installed.
 func readFirmware(file string) (*Firmware, error) {
 	in, err := os.Open(file)
 	if err != nil {
@@ -130,7 +128,7 @@ func readFirmware(file string) (*Firmware, error) {
 	}
 	var d firmwareDescription
 	if err := json.Unmarshal(text, &d); err != nil {
-		return nil, fault.Wrap(err, fault.Invalid, fault.Host, "cannot understand firmware description %s", file)
+		return nil, fault.Wrap(err, fault.Invalid, fault.Host, "cannot parse firmware description %s", file)
 	}
 	f := &Firmware{Features: d.Features, targets: d.Targets}
 	switch d.Mapping.Device {
@@ -142,14 +140,14 @@ func readFirmware(file string) (*Firmware, error) {
 			f.Template, f.TemplateFormat = d.Mapping.Template.Filename, d.Mapping.Template.Format
 		case "stateless":
 			f.Stateless = true
-		default: // a combined image is written to: each guest needs a copy of its own
-			return nil, nil //nolint:nilnil // it is no error to describe what is not used
+		default: // guests write to a combined image, so each would need a copy
+			return nil, nil //nolint:nilnil // unused descriptions are no error
 		}
 	case "memory":
 		f.Code, f.Format = d.Mapping.Filename, "raw"
 	}
 	if _, err := os.Stat(f.Code); err != nil || !slices.Contains(d.Interfaces, "uefi") {
-		return nil, nil //nolint:nilnil // it is no error to describe what is not installed
+		return nil, nil //nolint:nilnil // images that are not installed are no error
 	}
 	return f, nil
 }

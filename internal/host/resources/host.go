@@ -1,14 +1,12 @@
-// Package resources knows the machine that guests run on: what it is (Inventory),
-// which devices it has (Devices), and who holds which part of its memory and
-// processors (Ledger).
+// Package resources knows the machine that guests run on: its facts (Inventory), its devices (Devices), and
+// the memory and processors that each guest holds (Ledger).
 //
-// Descriptions are snapshots that carry their time; a reader gets the last one
-// at once and never waits for another reader. Counters that change all the time
-// (free memory, processor times) are read when asked: they cost one small file.
+// Descriptions are snapshots with the time of their reading. A reader gets the last one at once and never
+// waits for another reader. Counters that change all the time (free memory, processor times) are read on
+// demand; each costs one small file.
 //
-// What belongs here: the host as guests and clients see it, and the books of
-// what guests hold. What does not: reading the kernel's files (room kernel), the
-// choice of a place for a guest (room placement), documents (the edges).
+// What belongs here: the host as guests and clients see it, and the books of what guests hold. What does not:
+// reading the kernel's files (room kernel), choosing a host for a guest, documents (the edges).
 package resources
 
 import (
@@ -27,26 +25,25 @@ import (
 type Facts struct {
 	// Read is when the facts were read; time.Since(Read) is their age.
 	Read time.Time
-	// Arch is the architecture in the words of uname.
+	// Arch is the architecture as uname prints it.
 	Arch string
-	// UUID names the machine: the firmware's, or else that of the installation, or
-	// else, as in a fresh container, that of this boot, or else the zero UUID.
+	// UUID identifies the machine. It is the firmware's, else the installation's, else this boot's (in a fresh
+	// container), else the zero UUID.
 	UUID     uuid.UUID
 	Topology topology.Host
 	CPU      kernel.Processor
-	// Memory is the RAM that the kernel has to give, in bytes.
+	// Memory is the kernel's usable RAM in bytes.
 	Memory uint64
 	// Firmware is nil on a machine without SMBIOS.
 	Firmware *kernel.DMI
-	// IOMMU says that devices can be passed to guests.
+	// IOMMU says that devices can be assigned to guests.
 	IOMMU bool
 }
 
-// factsAge is how old facts may be before a reader has them read anew.
-// Processors come and go rarely.
+// factsAge is the age at which facts are read again. Processors are rarely added or removed.
 const factsAge = 10 * time.Second
 
-// Inventory tells what the host is.
+// Inventory describes the host.
 type Inventory struct {
 	root  kernel.Root
 	facts snapshot[Facts]
@@ -59,12 +56,11 @@ func NewInventory(root kernel.Root) (*Inventory, error) {
 	return inv, inv.facts.refresh()
 }
 
-// Facts gives the last description, and has it read anew when it is old. A
-// reader that cannot be served anew, because another one is at it or because the
-// kernel refuses, gets the old one with its time.
+// Facts returns the last description and refreshes it when it is old. If another reader is refreshing it or
+// the kernel refuses, the caller gets the old description with its time.
 func (inv *Inventory) Facts() *Facts { return inv.facts.get() }
 
-// Refresh reads the description anew.
+// Refresh reads the description again.
 func (inv *Inventory) Refresh() error { return inv.facts.refresh() }
 
 func (inv *Inventory) readFacts() (*Facts, error) {
@@ -89,8 +85,7 @@ func (inv *Inventory) readFacts() (*Facts, error) {
 	return facts, nil
 }
 
-// hostUUID prefers the firmware's UUID, unless the maker left it blank, which
-// shows as one digit all over.
+// hostUUID prefers the firmware's UUID, unless the maker left it blank: then all its digits are the same.
 func hostUUID(firmware *kernel.DMI, others ...string) uuid.UUID {
 	if firmware != nil {
 		if id, err := uuid.Parse(firmware.UUID); err == nil && !blank(id) {
@@ -114,22 +109,22 @@ func blank(id uuid.UUID) bool {
 	return true
 }
 
-// Memory is the host's use of memory now.
+// Memory returns the host's current use of memory.
 func (inv *Inventory) Memory() (kernel.Memory, error) { return inv.root.Memory() }
 
-// CellMemory is one cell's use of memory now.
+// CellMemory returns a cell's current use of memory.
 func (inv *Inventory) CellMemory(cell int) (kernel.Memory, error) {
 	if _, ok := inv.Facts().Topology.Cell(cell); !ok {
 		return kernel.Memory{}, fault.New(fault.Invalid, fault.Host, "this host has no cell %d; its cells are %s", cell, inv.Facts().Topology.CellIDs())
 	}
 	memory, err := inv.root.NodeMemory(cell)
 	if fault.Is(err, fault.NotFound) {
-		return inv.root.Memory() // a kernel without nodes has everything in cell 0
+		return inv.root.Memory() // a kernel without NUMA nodes has everything in cell 0
 	}
 	return memory, err
 }
 
-// Pages is one cell's pools of pages now, by ascending size.
+// Pages returns a cell's page pools, by ascending page size.
 func (inv *Inventory) Pages(cell int) ([]topology.PagePool, error) {
 	pools, err := inv.root.Pages(cell)
 	if _, ok := inv.Facts().Topology.Cell(cell); ok && fault.Is(err, fault.NotFound) {
@@ -138,25 +133,25 @@ func (inv *Inventory) Pages(cell int) ([]topology.PagePool, error) {
 	return pools, err
 }
 
-// CPUTimes is what the processors did since boot.
+// CPUTimes returns the processors' times since boot.
 func (inv *Inventory) CPUTimes() (kernel.CPUTimes, error) { return inv.root.CPUTimes() }
 
-// snapshot keeps the last value that read gave. It is for values that are cheap
-// to share and a little slow to read.
+// snapshot keeps the last value that read returned. It suits values that are cheap to share and somewhat slow
+// to read.
 type snapshot[T any] struct {
 	age  time.Duration
 	read func() (*T, error)
 
 	last    atomic.Pointer[T]
 	at      atomic.Pointer[time.Time] // when last was stored
-	reading sync.Mutex                // held by the one who reads
+	reading sync.Mutex                // held while read runs
 }
 
-// get gives the last value, read anew by this caller when it is old and nobody
-// else is at it. Who needs the first waits for it.
+// get returns the last value. The caller refreshes it if it is old and no other goroutine does. If there is no
+// value yet, the caller waits.
 func (s *snapshot[T]) get() *T {
 	if s.last.Load() == nil {
-		s.reading.Lock() // until whoever began has it
+		s.reading.Lock() // until the goroutine that reads has stored it
 		defer s.reading.Unlock()
 		if s.last.Load() == nil {
 			_ = s.store()
@@ -165,12 +160,12 @@ func (s *snapshot[T]) get() *T {
 	}
 	if time.Since(*s.at.Load()) > s.age && s.reading.TryLock() {
 		defer s.reading.Unlock()
-		_ = s.store() // the old value serves on, and carries its time
+		_ = s.store() // on failure the old value stays, with its time
 	}
 	return s.last.Load()
 }
 
-// refresh reads a value, after whoever is at it.
+// refresh reads a value, after any read that is under way.
 func (s *snapshot[T]) refresh() error {
 	s.reading.Lock()
 	defer s.reading.Unlock()

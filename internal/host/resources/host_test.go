@@ -53,8 +53,8 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// A maker that leaves the UUID blank does not make all its machines one.
-func TestBlankFirmwareUUID(t *testing.T) {
+// A maker that leaves the UUID blank does not give all its machines the same UUID.
+func TestInventory_BlankFirmwareUUID(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Laptop)
 	write(t, dir, "sys/class/dmi/id/product_uuid", "ffffffff-ffff-ffff-ffff-ffffffffffff\n")
 	kerneltest.Write(t, dir, "etc/machine-id = b08dfa6083e7567a1921a715000001fb\n")
@@ -63,8 +63,8 @@ func TestBlankFirmwareUUID(t *testing.T) {
 	}
 }
 
-// A machine that nothing names, such as a fresh container, still has a name.
-func TestUnnamedMachine(t *testing.T) {
+// A machine without any identity, such as a fresh container, still gets a UUID.
+func TestInventory_UnnamedMachine(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Server)
 	kerneltest.Write(t, dir, "proc/sys/kernel/random/boot_id = 4cd6a2c1-9a0e-4f42-8f6d-2a1d9f8a3c11\n")
 	if id := inventory(t, kernel.At(dir)).Facts().UUID.String(); id != "4cd6a2c1-9a0e-4f42-8f6d-2a1d9f8a3c11" {
@@ -79,8 +79,8 @@ func write(t *testing.T, dir, path, content string) {
 	}
 }
 
-// A description is shared while it is fresh, read anew when it is old, and
-// served with its old time when the kernel refuses.
+// A description is shared while fresh, read again when old, and served with its old time if the kernel
+// refuses.
 func TestFactsAge(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Laptop)
 	synctest.Test(t, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestFactsAge(t *testing.T) {
 		if inv.Facts() != first {
 			t.Error("fresh facts are read again")
 		}
-		<-time.After(time.Minute) // by the clock of the bubble
+		<-time.After(time.Minute) // on the bubble's clock
 		second := inv.Facts()
 		if second.Topology.Online.Len() != 4 || !second.Read.After(first.Read) {
 			t.Errorf("after a minute processors %s are online", second.Topology.Online)
@@ -106,7 +106,7 @@ func TestFactsAge(t *testing.T) {
 	})
 }
 
-func TestLedgerRefusesTheImpossible(t *testing.T) {
+func TestLedger_RefusesImpossible(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
 	pages := func(size uint64, cell int, count uint64) topology.Reservation {
 		return topology.Reservation{Pages: []topology.PageDemand{{Size: size, Cell: cell, Count: count}}}
@@ -119,10 +119,10 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 		{"plain", "", topology.Reservation{Memory: 200 << 30}},
 		{"overcommitted", "", topology.Reservation{Memory: 256 << 30}},
 		{"huge", "257 GiB of memory and this host has 256 GiB", topology.Reservation{Memory: 257 << 30}},
-		{"plain", "already holds", topology.Reservation{Memory: 1 << 30}},
+		{"plain", "already has a reservation", topology.Reservation{Memory: 1 << 30}},
 		{"first", "", pages(small, 0, 200)},
-		// 250 are free on the host by the kernel's count, which the first guest has
-		// not touched; 312 of 512 are not held.
+		// By the kernel's count 250 pages are free, because the first guest has not touched its own; 312 of
+		// 512 are not reserved.
 		{"second", "251 huge pages of 2 MiB and this host has 250 left (512 in all, 250 free, 200 held by other guests)", pages(small, topology.AnyCell, 251)},
 		{"second", "cell 2 has 0 left", pages(small, 2, 1)},
 		{"third", "", pages(large, 1, 3)},
@@ -131,8 +131,8 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 		{"fifth", "no huge pages of 16 MiB", pages(16<<20, 0, 1)},
 		{"fifth", "cell 9", pages(small, 9, 1)},
 		{"own", "", topology.Reservation{CPUs: topology.CPUs(0, 8)}},
-		{"other", "of which guest \"own\" has 8", topology.Reservation{CPUs: topology.CPUs(8, 9)}},
-		{"other", "20 are not online", topology.Reservation{CPUs: topology.CPUs(9, 20)}},
+		{"other", "and guest \"own\" has 8", topology.Reservation{CPUs: topology.CPUs(8, 9)}},
+		{"other", "20 are offline", topology.Reservation{CPUs: topology.CPUs(9, 20)}},
 		{"other", "", topology.Reservation{CPUs: topology.CPUs(9)}},
 	} {
 		err := ledger.Reserve(step.guest, step.want, resources.Need{})
@@ -150,15 +150,16 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 	if err := ledger.Reserve("late", pages(large, 1, 3), resources.Need{}); err != nil {
 		t.Errorf("what was released cannot be had: %v", err)
 	}
-	ledger.Restore("adopted", topology.Reservation{CPUs: topology.CPUs(9)}, resources.Need{}) // granted by the daemon before
+	ledger.Restore("adopted", topology.Reservation{CPUs: topology.CPUs(9)}, resources.Need{}) // reserved by an earlier daemon
 	if held := ledger.Held(); len(held) != 8 {
 		t.Errorf("the books have %d guests", len(held))
 	}
 }
 
-// What a running guest gets besides is held against the host like the rest.
+// Additions to a running guest are checked against the host like its start.
+//
 // Promise: G7
-func TestARunningGuestTakesMoreAndGivesItBack(t *testing.T) {
+func TestLedger_ExtendAndReduce(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
 	pages := func(count uint64) topology.Reservation {
 		return topology.Reservation{Pages: []topology.PageDemand{{Size: 1 << 30, Cell: 1, Count: count}}}
@@ -201,8 +202,8 @@ func TestARunningGuestTakesMoreAndGivesItBack(t *testing.T) {
 	}
 }
 
-// However many ask at once, no page is promised twice.
-func TestLedgerNeverOversells(t *testing.T) {
+// Concurrent reservations never promise a page twice.
+func TestLedger_ConcurrentReservationsNeverOversell(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
 	var asking sync.WaitGroup
 	for i := range 20 {

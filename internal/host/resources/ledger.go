@@ -10,21 +10,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// Ledger keeps the books of what each running guest holds of the host. It
-// refuses only what cannot work: more memory than there is, huge pages that
-// are missing, a processor that another guest has to itself. Memory may
-// otherwise be promised more than once.
+// Ledger keeps what each running guest holds of the host. It refuses only what cannot work: more memory than
+// the host has, missing huge pages, a processor that another guest holds exclusively. Other memory may be
+// overcommitted.
 type Ledger struct {
 	inventory *Inventory
-	// Limits are what a guest's needs are held against; nil: nothing. They are set
-	// before the books are used.
+	// Limits are the host's limits that needs are checked against; nil for none. It is set before the ledger
+	// is used.
 	Limits *Limits
 
 	mu   sync.Mutex
 	held map[string]topology.Reservation
 }
 
-// NewLedger makes empty books. A daemon that adopts guests enters them by Restore.
+// NewLedger makes an empty ledger. A daemon that adopts guests adds them with Restore.
 func NewLedger(inventory *Inventory) *Ledger {
 	return &Ledger{inventory: inventory, held: map[string]topology.Reservation{}}
 }
@@ -39,19 +38,18 @@ func (l *Ledger) CheckNodes(nodes topology.CPUSet) error {
 	return nil
 }
 
-// Reserve enters what a guest, known by any key of the caller's, is about to
-// take, and holds what it needs besides against the host's limits. NoCapacity says
-// what is missing, with the sums. What is granted is held until Release.
+// Reserve records what a guest is about to take and checks its need against the host's limits. The caller
+// chooses the key, guest. fault.NoCapacity gives the sums. The guest holds what was granted until Release.
 func (l *Ledger) Reserve(guest string, want topology.Reservation, need Need) error {
 	facts := l.inventory.Facts()
 	if want.Memory > facts.Memory {
-		return fault.New(fault.NoCapacity, fault.Host, "the guest wants %s of memory and this host has %s in all",
+		return fault.New(fault.NoCapacity, fault.Host, "the guest wants %s of memory and this host has %s in total",
 			bytes(want.Memory), bytes(facts.Memory))
 	}
 	if missing := want.CPUs.Minus(facts.Topology.Online); !missing.IsEmpty() {
-		return fault.New(fault.NoCapacity, fault.Host, "the guest wants processors %s to itself, of which %s are not online", want.CPUs, missing)
+		return fault.New(fault.NoCapacity, fault.Host, "the guest wants exclusive use of processors %s, and %s are offline", want.CPUs, missing)
 	}
-	// The pools are read before the books are locked: reading may be slow.
+	// The pools are read before the lock is taken: reading may be slow.
 	pools, err := l.readPools(want.Pages)
 	if err != nil {
 		return err
@@ -71,7 +69,7 @@ func (l *Ledger) enter(guest string, want topology.Reservation, pools map[poolID
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, twice := l.held[guest]; twice {
-		return fault.New(fault.Exists, fault.Host, "guest %q already holds a part of this host", guest)
+		return fault.New(fault.Exists, fault.Host, "guest %q already has a reservation on this host", guest)
 	}
 	if err := l.admitPages(want.Pages, pools); err != nil {
 		return err
@@ -83,7 +81,7 @@ func (l *Ledger) enter(guest string, want topology.Reservation, pools map[poolID
 	return nil
 }
 
-// Extend enters what a running guest is about to take besides, as Reserve does.
+// Extend records what a running guest is about to take in addition, with the checks of Reserve.
 func (l *Ledger) Extend(guest string, by topology.Reservation) error {
 	facts := l.inventory.Facts()
 	pools, err := l.readPools(by.Pages)
@@ -105,11 +103,11 @@ func (l *Ledger) widen(guest string, by topology.Reservation, pools map[poolID]t
 	defer l.mu.Unlock()
 	held, is := l.held[guest]
 	if !is {
-		return fault.New(fault.WrongState, fault.Host, "guest %q holds nothing of this host that could be extended", guest)
+		return fault.New(fault.WrongState, fault.Host, "guest %q has no reservation to extend", guest)
 	}
 	sum := held.Plus(by)
 	if sum.Memory > most {
-		return fault.New(fault.NoCapacity, fault.Host, "the guest would have %s of memory and this host has %s in all", bytes(sum.Memory), bytes(most))
+		return fault.New(fault.NoCapacity, fault.Host, "the guest would have %s of memory and this host has %s in total", bytes(sum.Memory), bytes(most))
 	}
 	if err := l.admitPages(by.Pages, pools); err != nil {
 		return err
@@ -118,8 +116,7 @@ func (l *Ledger) widen(guest string, by topology.Reservation, pools map[poolID]t
 	return nil
 }
 
-// Add enters what a running guest has besides, without asking whether it could
-// have it.
+// Add records what a running guest has in addition, without a check.
 func (l *Ledger) Add(guest string, has topology.Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,7 +125,7 @@ func (l *Ledger) Add(guest string, has topology.Reservation) {
 	}
 }
 
-// Reduce gives back a part of what a guest holds. One that holds nothing is fine.
+// Reduce gives back a part of a guest's reservation. A guest without one is no error.
 func (l *Ledger) Reduce(guest string, by topology.Reservation) {
 	l.Limits.reduce(guest, by.Pages)
 	l.mu.Lock()
@@ -138,12 +135,10 @@ func (l *Ledger) Reduce(guest string, by topology.Reservation) {
 	}
 }
 
-// Started says that a guest has taken what it reserved of the host's limits: the
-// kernel counts it from now on.
+// Started says that a guest has taken its share of the host's limits: the kernel counts it from now on.
 func (l *Ledger) Started(guest string) { l.Limits.started(guest) }
 
-// Restore enters what an adopted guest holds already, and what it has taken of the
-// host's limits, without asking whether it could have it.
+// Restore records what an adopted guest holds, including its share of the host's limits, without a check.
 func (l *Ledger) Restore(guest string, holds topology.Reservation, has Need) {
 	has.Pages = holds.Pages
 	l.Limits.restore(guest, has)
@@ -152,7 +147,7 @@ func (l *Ledger) Restore(guest string, holds topology.Reservation, has Need) {
 	l.held[guest] = holds
 }
 
-// Release gives back what a guest held. A guest that holds nothing is fine.
+// Release gives back a guest's reservation. A guest without one is no error.
 func (l *Ledger) Release(guest string) {
 	l.Limits.release(guest)
 	l.mu.Lock()
@@ -160,14 +155,14 @@ func (l *Ledger) Release(guest string) {
 	delete(l.held, guest)
 }
 
-// Held gives a copy of the books.
+// Held returns a copy of the reservations by guest.
 func (l *Ledger) Held() map[string]topology.Reservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.held)
 }
 
-// poolID names a pool: the pages of one size in one cell or in all of them.
+// poolID names a pool: the pages of one size in one cell or in all cells.
 type poolID struct {
 	cell int
 	size uint64
@@ -188,7 +183,7 @@ func (l *Ledger) readPools(demands []topology.PageDemand) (map[poolID]topology.P
 				return nil, fault.Wrap(err, fault.NoCapacity, fault.Host, "cannot count the huge pages of cell %d", cell)
 			}
 			i := slices.IndexFunc(list, func(p topology.PagePool) bool { return p.Size == d.Size })
-			if i <= 0 { // the first pool is the base pages
+			if i <= 0 { // the first pool holds the base pages
 				return nil, fault.New(fault.NoCapacity, fault.Host, "this host has no huge pages of %s", bytes(d.Size))
 			}
 			pools[poolID{cell, d.Size}] = list[i]
@@ -197,9 +192,8 @@ func (l *Ledger) readPools(demands []topology.PageDemand) (map[poolID]topology.P
 	return pools, nil
 }
 
-// admitPages holds each demand against its cell's pool and against the whole
-// host's: the pages must be free now, and the pool must be large enough for this
-// guest beside those that hold pages of it.
+// admitPages checks each demand against its cell's pool and against the whole host's. The pages must be free
+// now, and the pool must be large enough for this guest and the guests that hold pages of it.
 func (l *Ledger) admitPages(demands []topology.PageDemand, pools map[poolID]topology.PagePool) error {
 	want := sumPages(demands)
 	held := map[poolID]uint64{}
@@ -227,7 +221,7 @@ func (l *Ledger) admitPages(demands []topology.PageDemand, pools map[poolID]topo
 	return nil
 }
 
-// sumPages adds demands up by cell, and for the whole host.
+// sumPages sums demands by cell and for the whole host.
 func sumPages(demands []topology.PageDemand) map[poolID]uint64 {
 	sums := map[poolID]uint64{}
 	for _, d := range demands {
@@ -242,7 +236,7 @@ func sumPages(demands []topology.PageDemand) map[poolID]uint64 {
 func (l *Ledger) admitCPUs(want topology.CPUSet) error {
 	for guest, r := range l.held {
 		if taken := r.CPUs.Intersect(want); !taken.IsEmpty() {
-			return fault.New(fault.NoCapacity, fault.Host, "the guest wants processors %s to itself, of which guest %q has %s", want, guest, taken)
+			return fault.New(fault.NoCapacity, fault.Host, "the guest wants exclusive use of processors %s, and guest %q has %s", want, guest, taken)
 		}
 	}
 	return nil

@@ -16,87 +16,83 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// Need is what a guest takes of the limits of the host and of its processes.
+// Need is how much a guest takes of the limits of the host and of its processes.
 type Need struct {
 	Threads uint64
 	Files   uint64
 	PTYs    uint64
-	// AIO counts places for native asynchronous I/O (fs.aio-max-nr). QEMU takes
-	// AIOContext for each of its threads that serves such disks.
+	// AIO counts contexts of native asynchronous I/O (fs.aio-max-nr). QEMU takes AIOContext for each thread
+	// that serves such disks.
 	AIO uint64
-	// Maps are the areas of QEMU's address space, roughly.
+	// Maps is the approximate number of areas in QEMU's address space.
 	Maps uint64
-	// Locked is memory that may not leave RAM, in bytes.
+	// Locked is memory that must stay in RAM, in bytes.
 	Locked uint64
-	// DaemonFiles are files that the daemon keeps open for the guest.
+	// DaemonFiles counts files that the daemon keeps open for the guest.
 	DaemonFiles uint64
-	// Bridges are the bridges that the guest's NICs go to, one entry for each.
+	// Bridges are the bridges of the guest's NICs, one entry per NIC.
 	Bridges []string
-	// Pages are huge pages; the ledger holds them against the pools, and their
-	// control group here.
+	// Pages are huge pages. The ledger checks them against the pools; Limits checks them against their control
+	// group.
 	Pages []topology.PageDemand
 }
 
-// AIOContext is what one QEMU thread with native asynchronous I/O takes of
-// fs.aio-max-nr: QEMU's own constant in its Linux AIO code, and why a host with
-// the kernel's default of 65536 stops at 64 such guests.
+// AIOContext is the share of fs.aio-max-nr that one QEMU thread with native asynchronous I/O takes. It is a
+// constant in QEMU's Linux AIO code. A host with the kernel's default of 65536 stops at 64 such guests.
 const AIOContext = 1024
 
-// maxBridgePorts is how many ports the kernel gives a bridge: it numbers them in
-// ten bits, and does not use 0.
+// maxBridgePorts is how many ports the kernel gives a bridge: it numbers them with ten bits and does not use
+// 0.
 const maxBridgePorts = 1<<10 - 1
 
-// bound is a limit that guests may hit.
+// bound is a limit that guests may reach.
 type bound struct {
 	kernel.Ceiling
-	// of says what a need takes of it.
+	// of returns how much of the limit a need takes.
 	of func(Need) uint64
-	// remedy is the one command that lifts it to n.
+	// remedy is the command that raises the limit to n.
 	remedy func(n uint64) string
-	// step is a sensible raise, for many more guests of the same need.
+	// step is a sensible raise: enough for many more guests with the same need.
 	step uint64
 }
 
 const (
-	// limitsAge is how old what was read of the host's limits may be when a guest
-	// starts. What was granted since is added.
+	// limitsAge is how old the readings of the host's limits may be when a guest starts. Later grants are
+	// added to them.
 	limitsAge = 100 * time.Millisecond
-	// room is for how many more guests alike a limit is meant to suffice once it
-	// was raised.
+	// room is how many more guests of the same kind a raised limit is meant for.
 	room = 4096
 )
 
-// Limits holds what starting guests need against the limits of the host, of its
-// control groups and of the daemon, so that a start which would fail in the
-// middle is refused before anything is made, and says what to do. What the daemon
-// can raise for itself, it raises.
+// Limits checks the needs of starting guests against the limits of the host, of its control groups and of the
+// daemon. A start that would fail half way is refused before anything is made, with the remedy. The daemon
+// raises its own limits where it can.
 //
-// The kernel's counters are read ten times a second at most, and once more before
-// somebody is refused what another has just given back. A guest that was granted
-// something counts besides, until they were read after it had taken it.
+// The kernel's counters are read at most ten times a second, and once more before a refusal if another guest
+// has just released something. A guest's grant is added to the counters until they are read after the guest
+// has taken it.
 type Limits struct {
 	root kernel.Root
 	log  *slog.Logger
-	// threads are the groups that bound the daemon's threads and its guests', pages
-	// those that bound the guests' huge pages, of these sizes.
+	// threads are the control groups that bound the threads of the daemon and its guests. pages are those that
+	// bound the guests' huge pages, of the sizes below.
 	threads, pages []string
 	sizes          []uint64
 
-	reading sync.Mutex // held by the one who reads
-	raising sync.Mutex // held by the one who raises a limit of the daemon's own
+	reading sync.Mutex // held while the counters are read
+	raising sync.Mutex // held while a limit of the daemon is raised
 
 	mu     sync.Mutex
-	read   time.Time // when reading began
-	freed  time.Time // when a guest last gave back what it held
+	read   time.Time // when the last reading began
+	freed  time.Time // when a guest last released something
 	bounds []bound
-	// bridges are the ports of bridges, each read when somebody asks for it.
+	// bridges are the port counts of bridges, each read on demand.
 	bridges map[string]bridgePorts
-	// held are the needs of guests that start or run. Starting are those that the
-	// counters as they were read may lack, with the time when they had taken what
-	// they need; zero: not yet.
+	// held are the needs of guests that start or run. starting are the guests that the last counters may lack,
+	// with the time when they had taken their needs; zero: not yet.
 	held     map[string]Need
 	starting map[string]time.Time
-	// others is what all else took of each bound when last no guest was starting.
+	// others is what the rest of the host took of each bound when no guest was starting.
 	others map[string]uint64
 }
 
@@ -105,8 +101,8 @@ type bridgePorts struct {
 	used uint64
 }
 
-// NewLimits finds the limits of a host, whose guests are in these groups; nil on
-// one without any.
+// NewLimits finds the limits of a host with its guests in these groups. groups is nil on a host without
+// control groups.
 func NewLimits(root kernel.Root, groups *kernel.Cgroups, log *slog.Logger) *Limits {
 	l := &Limits{
 		root: root, log: log, threads: root.OwnGroups("pids"), pages: root.OwnGroups("hugetlb"),
@@ -118,7 +114,7 @@ func NewLimits(root kernel.Root, groups *kernel.Cgroups, log *slog.Logger) *Limi
 				l.threads = append(l.threads, dir)
 			}
 		}
-		if groups.Version() == 2 { // there is one tree, and guests are moved in it
+		if groups.Version() == 2 { // version 2 has one tree, and guests are moved within it
 			l.pages = groups.Groups(kernel.PIDsController)
 		}
 	}
@@ -130,8 +126,8 @@ func NewLimits(root kernel.Root, groups *kernel.Cgroups, log *slog.Logger) *Limi
 	return l
 }
 
-// take grants a guest what it needs, or refuses with the limit, its value, what is
-// needed and the command that raises it.
+// take grants a guest its need, or refuses with the limit, its value, the need and the command that raises the
+// limit.
 func (l *Limits) take(guest string, n Need) error {
 	if l == nil {
 		return nil
@@ -146,7 +142,7 @@ func (l *Limits) take(guest string, n Need) error {
 	return err
 }
 
-// grant holds a need against bounds that are no older than age.
+// grant checks a need against bounds that are no older than age.
 func (l *Limits) grant(guest string, n Need, age time.Duration) error {
 	if err := l.refresh(age); err != nil {
 		return err
@@ -172,8 +168,7 @@ func (l *Limits) grant(guest string, n Need, age time.Duration) error {
 	return nil
 }
 
-// extend grants a running guest huge pages besides, which the kernel counts as
-// soon as it has them.
+// extend grants a running guest additional huge pages. The kernel counts them as soon as the guest has them.
 func (l *Limits) extend(guest string, pages []topology.PageDemand) error {
 	if l == nil || len(pages) == 0 {
 		return nil
@@ -195,7 +190,7 @@ func (l *Limits) extend(guest string, pages []topology.PageDemand) error {
 	return nil
 }
 
-// reduce forgets huge pages that a guest has given back.
+// reduce releases huge pages of a guest.
 func (l *Limits) reduce(guest string, pages []topology.PageDemand) {
 	if l == nil || len(pages) == 0 {
 		return
@@ -208,15 +203,14 @@ func (l *Limits) reduce(guest string, pages []topology.PageDemand) {
 	}
 }
 
-// outdated says whether a guest has given something back since the bounds were
-// read.
+// outdated says whether a guest has released something since the bounds were read.
 func (l *Limits) outdated() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !l.freed.Before(l.read)
 }
 
-// started says that a guest has taken what it was granted: the kernel counts it.
+// started says that a guest has taken its grant: the kernel counts it.
 func (l *Limits) started(guest string) {
 	if l == nil {
 		return
@@ -228,8 +222,8 @@ func (l *Limits) started(guest string) {
 	}
 }
 
-// restore enters what a guest has that an earlier daemon started: the kernel
-// counts it, and what was read before does not tell it from what others have.
+// restore adds a guest that an earlier daemon started. The kernel already counts it, so the readings so far do
+// not separate it from the rest of the host.
 func (l *Limits) restore(guest string, n Need) {
 	if l == nil {
 		return
@@ -241,7 +235,7 @@ func (l *Limits) restore(guest string, n Need) {
 	clear(l.others)
 }
 
-// release forgets a guest.
+// release removes a guest.
 func (l *Limits) release(guest string) {
 	if l == nil {
 		return
@@ -255,9 +249,8 @@ func (l *Limits) release(guest string) {
 	delete(l.starting, guest)
 }
 
-// fits holds a need against a bound. What starting guests were granted may be
-// among what the kernel counts, or not yet: they are counted twice only where the
-// sum of all that is held does not show that there is room.
+// fits checks a need against a bound. The kernel's counter may or may not include the grants of starting
+// guests. They are counted twice unless the sum of all held needs proves that there is room.
 func (l *Limits) fits(b bound, n Need) error {
 	need := b.of(n)
 	if need == 0 {
@@ -278,12 +271,12 @@ func (l *Limits) fits(b bound, n Need) error {
 			return nil
 		}
 	}
-	return fault.New(fault.NoCapacity, fault.Host, "the guest needs %d of %s, which is %d and of which %d are in use and %d promised to guests that are starting; %s",
+	return fault.New(fault.NoCapacity, fault.Host, "the guest needs %d of %s, which is %d, with %d in use and %d promised to starting guests; %s",
 		need, b.Name, b.Max, b.Used, starting, b.remedy(b.Used+starting+need+b.step))
 }
 
-// refresh reads the bounds anew when they are older than age. Whoever finds
-// another at it goes on with what is known, unless that must not be.
+// refresh reads the bounds if they are older than age. If another goroutine is reading, it keeps the last
+// bounds, unless there are none or age is zero.
 func (l *Limits) refresh(age time.Duration) error {
 	l.mu.Lock()
 	fresh := time.Since(l.read) < age
@@ -300,7 +293,7 @@ func (l *Limits) refresh(age time.Duration) error {
 	}
 	defer l.reading.Unlock()
 	if l.readSince(asked) {
-		return nil // by the one who was waited for
+		return nil // the goroutine that held the lock has read them
 	}
 	at := time.Now()
 	all, err := l.readBounds()
@@ -323,8 +316,7 @@ func (l *Limits) readSince(asked time.Time) bool {
 	return l.read.After(asked)
 }
 
-// noteOthers tells what is used of a bound by all that is not Lodge's, when that
-// can be told.
+// noteOthers stores how much of a bound the rest of the host uses, if no guest is starting.
 func (l *Limits) noteOthers(b bound) {
 	if len(l.starting) > 0 {
 		return
@@ -352,7 +344,7 @@ func (l *Limits) readBounds() ([]bound, error) {
 	return append(all, l.pageBounds()...), nil
 }
 
-// hostWide says what of a need counts against the kernel's bounds on the host.
+// hostWide maps the kernel's limits to the part of a need that counts against them.
 var hostWide = map[string]func(Need) uint64{
 	"fs.aio-max-nr":      func(n Need) uint64 { return n.AIO },
 	"fs.file-max":        func(n Need) uint64 { return n.Files },
@@ -367,8 +359,8 @@ func sysctl(name string) func(uint64) string {
 	return func(n uint64) string { return fmt.Sprintf("raise it with: sysctl -w %s=%d", name, n) }
 }
 
-// groupRemedy lifts the bound of a control group, the way of systemd where the
-// group is one of systemd's: a bare write would be undone.
+// groupRemedy returns the command that raises a control group's limit. For a systemd unit it is systemctl,
+// because systemd would undo a plain write.
 func groupRemedy(file string) func(uint64) string {
 	dir, knob := path.Split(file)
 	unit := path.Base(dir)
@@ -383,8 +375,8 @@ func groupRemedy(file string) func(uint64) string {
 	}
 }
 
-// pageBounds are the bounds that control groups put on huge pages, in bytes. Their
-// files are named by version: hugetlb.2MB.max, hugetlb.2MB.limit_in_bytes.
+// pageBounds returns the bounds of control groups on huge pages, in bytes. The file names depend on the
+// version: hugetlb.2MB.max, hugetlb.2MB.limit_in_bytes.
 func (l *Limits) pageBounds() (all []bound) {
 	for _, size := range l.sizes {
 		of := func(n Need) (sum uint64) {
@@ -405,8 +397,8 @@ func (l *Limits) pageBounds() (all []bound) {
 	return all
 }
 
-// unread says that a bridge was not looked at since the bounds were read: guests
-// that started in between would not be counted at all.
+// unread says that a bridge was not read since the bounds were. Guests that started in between would not be
+// counted at all.
 func (l *Limits) unread(bridge string) bool { return l.bridges[bridge].read.Before(l.read) }
 
 // readBridges counts the ports of bridges.
@@ -444,11 +436,10 @@ func (l *Limits) bridgeBound(name string) bound {
 	}
 }
 
-// checkProcess holds a need against what bounds each process, and raises what is
-// the daemon's own.
+// checkProcess checks a need against the limits of each process, and raises the daemon's own.
 func (l *Limits) checkProcess(n Need) error {
 	if limit, err := l.root.Sysctl("vm.max_map_count"); err == nil && n.Maps > limit {
-		return fault.New(fault.NoCapacity, fault.Host, "the guest's process needs about %d memory areas, and vm.max_map_count is %d; %s",
+		return fault.New(fault.NoCapacity, fault.Host, "the guest's QEMU needs about %d memory areas, and vm.max_map_count is %d; %s",
 			n.Maps, limit, sysctl("vm.max_map_count")(2*n.Maps))
 	}
 	if n.Locked > 0 && !l.root.MayLock() {
@@ -456,7 +447,7 @@ func (l *Limits) checkProcess(n Need) error {
 			return err
 		}
 	}
-	if err := l.raise(kernel.OpenFiles, n.Files, n.Files); err != nil { // QEMU inherits it
+	if err := l.raise(kernel.OpenFiles, n.Files, n.Files); err != nil { // QEMU inherits this limit
 		return err
 	}
 	if n.DaemonFiles == 0 {
@@ -465,15 +456,14 @@ func (l *Limits) checkProcess(n Need) error {
 	return l.raiseFiles(n.DaemonFiles)
 }
 
-// raiseFiles makes room for so many more files in the daemon, and for as many
-// again.
+// raiseFiles raises the daemon's limit of open files by more, and then doubles it.
 func (l *Limits) raiseFiles(more uint64) error {
 	used := l.root.OpenFileCount()
 	return l.raise(kernel.OpenFiles, used+more, 2*(used+more))
 }
 
-// raise lifts a limit of the daemon's own to wanted when it is below needed. What
-// it starts inherits the limit. Only what is needed is insisted on.
+// raise raises a limit of the daemon to wanted if it is below needed. Child processes inherit the limit. It
+// fails only if the limit stays below needed.
 func (l *Limits) raise(limit kernel.ProcessLimit, needed, wanted uint64) error {
 	l.raising.Lock()
 	defer l.raising.Unlock()
@@ -483,7 +473,7 @@ func (l *Limits) raise(limit kernel.ProcessLimit, needed, wanted uint64) error {
 	}
 	for _, to := range []uint64{max(wanted, needed), needed} {
 		if err = limit.Set(to); err == nil {
-			l.log.Info("raised a limit of this process", "limit", limit.Name, "from", soft, "to", to)
+			l.log.Info("process limit raised", "limit", limit.Name, "from", soft, "to", to)
 			return nil
 		}
 	}
@@ -491,18 +481,18 @@ func (l *Limits) raise(limit kernel.ProcessLimit, needed, wanted uint64) error {
 	if most, err := l.root.Sysctl("fs.nr_open"); limit == kernel.OpenFiles && err == nil && needed > most {
 		remedy = fmt.Sprintf("sysctl -w fs.nr_open=%d", 2*wanted)
 	}
-	return fault.Wrap(err, fault.NoCapacity, fault.Host, "the guest needs %d of this daemon's limit %s, which is %d; raise it with: %s", needed, limit.Name, soft, remedy)
+	return fault.Wrap(err, fault.NoCapacity, fault.Host, "the guest needs %d of the daemon's limit %s, which is %d; raise it with: %s", needed, limit.Name, soft, remedy)
 }
 
-// plainGuest is a guest of a plain kind, with a pty and with disks on native I/O.
+// plainGuest is the need of a usual guest with a pty and with disks on native I/O.
 var plainGuest = Need{Threads: 8, Files: 64, PTYs: 1, AIO: AIOContext, DaemonFiles: 8}
 
-// fewestFiles is the least bound on open files that the daemon asks for, and that
-// QEMU gets with it: many times what a guest with many disks and queues opens.
+// fewestFiles is the minimum limit of open files that the daemon sets for itself and for QEMU: many times the
+// need of a guest with many disks and queues.
 const fewestFiles = 1 << 16
 
-// Prepare sets, when the daemon starts, its own limits for so many guests, and
-// says which others will stop this host before it has them.
+// Prepare sets the daemon's own limits for a number of guests when the daemon starts. Warnings name the limits
+// that will stop this host earlier.
 func (l *Limits) Prepare(guests uint64) (warnings []string, err error) {
 	soft, hard, err := kernel.OpenFiles.Get()
 	if err != nil {
@@ -521,7 +511,7 @@ func (l *Limits) Prepare(guests uint64) (warnings []string, err error) {
 		return nil, err
 	}
 	if soft != wanted {
-		l.log.Info("set the bound on open files of this daemon and of what it starts", "from", soft, "to", wanted)
+		l.log.Info("open file limit set", "from", soft, "to", wanted)
 	}
 	if err := l.refresh(limitsAge); err != nil {
 		return warnings, err

@@ -16,8 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// roomy is a host with the kernel's default for native I/O, 63 guests on it, and
-// room for all else.
+// roomy is a host with the kernel's default for native I/O and 63 guests on it; its other limits have room.
 var roomy = map[string]string{
 	"proc/loadavg": "0 0 0 1/1000 1", "proc/sys/fs/aio-max-nr": "65536", "proc/sys/fs/aio-nr": "64512",
 	"proc/sys/fs/file-max": "9223372036854775807", "proc/sys/fs/file-nr": "2048 0 9223372036854775807",
@@ -26,8 +25,7 @@ var roomy = map[string]string{
 	"proc/sys/vm/max_map_count": "65530", "proc/meminfo": "MemTotal: 16777216 kB\nMemFree: 16777216 kB\n",
 }
 
-// unified is such a host where systemd and a container bound threads and huge
-// pages in version 2.
+// unified is such a host where systemd and a container bound threads and huge pages in version 2.
 var unified = map[string]string{
 	"proc/self/cgroup":                     "0::/system.slice/lodged.service\n",
 	"proc/self/mountinfo":                  "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n",
@@ -39,7 +37,7 @@ var unified = map[string]string{
 	"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "100\n",
 }
 
-// split is the same in version 1, where a container shows a part of the trees.
+// split is the same in version 1, where a container shows only a part of the trees.
 var split = map[string]string{
 	"proc/self/cgroup": "8:pids:/docker/f00/inner\n4:hugetlb:/docker/f00\n0::/\n",
 	"proc/self/mountinfo": "33 23 0:29 /docker/f00 /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n" +
@@ -78,7 +76,7 @@ func limitsOf(dir string) *Limits {
 }
 
 // Promise: W7
-func TestTheGuestThatWouldHitALimitIsRefusedWithTheRemedy(t *testing.T) {
+func TestLimits_RefusalNamesRemedy(t *testing.T) {
 	pages := func(count uint64) []topology.PageDemand {
 		return []topology.PageDemand{{Size: 2 << 20, Cell: topology.AnyCell, Count: count}}
 	}
@@ -89,7 +87,7 @@ func TestTheGuestThatWouldHitALimitIsRefusedWithTheRemedy(t *testing.T) {
 	}{
 		"native I/O": {
 			fits: Need{Threads: 8, PTYs: 1, AIO: AIOContext}, above: Need{AIO: 2 * AIOContext},
-			says: []string{"2048 of fs.aio-max-nr", "which is 65536", "64512 are in use", "sysctl -w fs.aio-max-nr="},
+			says: []string{"2048 of fs.aio-max-nr", "which is 65536", "64512 in use", "sysctl -w fs.aio-max-nr="},
 		},
 		"threads": {
 			fits: Need{Threads: 30000}, above: Need{Threads: 32000},
@@ -141,8 +139,8 @@ func TestTheGuestThatWouldHitALimitIsRefusedWithTheRemedy(t *testing.T) {
 	}
 }
 
-// The last port of a bridge is given once, however many ask at the same time.
-func TestBridgePortsAreCounted(t *testing.T) {
+// The last port of a bridge is granted once, however many ask at the same time.
+func TestLimits_BridgePorts(t *testing.T) {
 	ports := map[string]string{}
 	for i := range maxBridgePorts - 2 {
 		ports[fmt.Sprintf("sys/class/net/br0/brif/tap%d", i)] = ""
@@ -161,19 +159,18 @@ func TestBridgePortsAreCounted(t *testing.T) {
 	}
 }
 
-// Starts at one moment do not get together what one of them could get, and are
-// refused nothing that is there, at whichever point the kernel begins to count
-// them.
-func TestWhatWasGrantedCountsUntilItIsTaken(t *testing.T) {
+// Concurrent starts together never get more than there is, and are refused nothing that is available, wherever
+// the kernel begins to count them.
+func TestLimits_GrantCountsUntilTaken(t *testing.T) {
 	dir := tree(t, roomy, map[string]string{"proc/sys/fs/aio-nr": "2048"})
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
-		used := 2 // somebody else's
+		used := 2 // of the rest of the host
 		take := func(i int) error {
 			return l.take(fmt.Sprint(i), Need{AIO: AIOContext})
 		}
 		for i := range 62 {
-			if i > 0 && i%3 == 0 { // a third has opened its contexts, and half of those said so
+			if i > 0 && i%3 == 0 { // a third have opened their contexts, and half of those have reported it
 				used++
 				put(t, dir, "proc/sys/fs/aio-nr", fmt.Sprint(used*AIOContext))
 				<-time.After(limitsAge)
@@ -188,7 +185,7 @@ func TestWhatWasGrantedCountsUntilItIsTaken(t *testing.T) {
 		if err := take(62); !fault.Is(err, fault.NoCapacity) {
 			t.Fatalf("one more than fit: %v", err)
 		}
-		// They all run, and one of them ends.
+		// All of them run, and then one ends.
 		for guest := range maps.Clone(l.starting) {
 			l.started(guest)
 		}
@@ -204,8 +201,8 @@ func TestWhatWasGrantedCountsUntilItIsTaken(t *testing.T) {
 	})
 }
 
-// A start among many at once costs no reading of its own.
-func TestLimitsAreReadTenTimesASecondAtMost(t *testing.T) {
+// Many starts at once share one reading of the limits.
+func TestLimits_ReadTenTimesASecondAtMost(t *testing.T) {
 	dir := tree(t, roomy)
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
@@ -223,7 +220,7 @@ func TestLimitsAreReadTenTimesASecondAtMost(t *testing.T) {
 	})
 }
 
-func TestLimitsThatWillBiteAreToldBefore(t *testing.T) {
+func TestLimits_PrepareWarns(t *testing.T) {
 	warnings, err := limitsOf(tree(t, roomy, unified)).Prepare(1000)
 	if err != nil {
 		t.Fatal(err)
@@ -243,8 +240,8 @@ func TestLimitsThatWillBiteAreToldBefore(t *testing.T) {
 	}
 }
 
-// The daemon's own limits suffice after it has prepared, or it says what to do.
-func TestTheDaemonRaisesItsOwnLimits(t *testing.T) {
+// After Prepare the daemon's own limits suffice, or a warning says what to do.
+func TestLimits_DaemonRaisesOwnLimits(t *testing.T) {
 	before, hard, err := kernel.OpenFiles.Get()
 	if err != nil {
 		t.Fatal(err)
@@ -272,9 +269,8 @@ func TestTheDaemonRaisesItsOwnLimits(t *testing.T) {
 	}
 }
 
-// Who may lock memory by capability is held back by no limit; who may not is told
-// what to raise.
-func TestLockedMemory(t *testing.T) {
+// A process with the capability to lock memory meets no limit; one without it is told what to raise.
+func TestLimits_LockedMemory(t *testing.T) {
 	need := Need{Locked: 1 << 60}
 	may := limitsOf(tree(t, roomy, map[string]string{"proc/self/status": "Name:\tlodged\nCapEff:\t0000000000004000\n"}))
 	if err := may.take("a", need); err != nil {
@@ -297,14 +293,14 @@ func TestLockedMemory(t *testing.T) {
 	}
 }
 
-// A guest whose monitor has answered is counted when the counters were read before
-// it took anything, and nobody is refused what was given back since.
-func TestCountersOfAMomentAgoDeceiveNobody(t *testing.T) {
+// A guest whose monitor has answered is still added to counters that were read before its start, and a release
+// since then counts at once.
+func TestLimits_StaleCounters(t *testing.T) {
 	ports := map[string]string{}
 	for i := range maxBridgePorts - 1 {
 		ports[fmt.Sprintf("sys/class/net/br0/brif/tap%d", i)] = ""
 	}
-	dir := tree(t, roomy, ports) // one more guest with native I/O, one more port
+	dir := tree(t, roomy, ports) // room for one more guest with native I/O, and for one more port
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
 		need := Need{AIO: AIOContext, Bridges: []string{"br0"}}
@@ -338,9 +334,9 @@ func TestCountersOfAMomentAgoDeceiveNobody(t *testing.T) {
 	})
 }
 
-// What adopted guests have is counted once, by the kernel, whatever was read
-// before they were known, and is free when they end.
-func TestAdoptedGuestsAreCountedOnce(t *testing.T) {
+// Adopted guests are counted once, by the kernel, whatever was read before they were known, and their share is
+// free when they end.
+func TestLimits_AdoptedGuestsCountedOnce(t *testing.T) {
 	dir := tree(t, roomy, map[string]string{"proc/sys/fs/aio-nr": fmt.Sprint(60 * AIOContext)})
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
@@ -351,7 +347,7 @@ func TestAdoptedGuestsAreCountedOnce(t *testing.T) {
 		for i := range 50 {
 			l.restore(fmt.Sprint("old ", i), need)
 		}
-		// Of four at once each has taken what it needs before the next one asks.
+		// Each of the four has taken its need before the next one asks.
 		for i := range 4 {
 			if err := l.take(fmt.Sprint("new ", i), need); err != nil {
 				t.Fatalf("guest %d of 4: %v", i+1, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // MaxValue bounds a value, in bytes: the longest that clients can send.
@@ -137,7 +138,10 @@ func (b *Book) using(u Usage) (record, bool) {
 
 // Define makes a secret, or gives one that is there another definition. What it
 // is for stays, and what was private stays so. Its value stays, too.
-func (b *Book) Define(doc string, strict bool) (Definition, error) {
+func (b *Book) Define(sc scope.Scope, doc string, strict bool) (Definition, error) {
+	if err := sc.Check(); err != nil {
+		return Definition{}, err
+	}
 	d, err := Parse(doc, strict)
 	if err != nil {
 		return Definition{}, err
@@ -211,7 +215,10 @@ func (b *Book) keep(r record) error {
 }
 
 // Undefine forgets a secret and its value.
-func (b *Book) Undefine(id string) error {
+func (b *Book) Undefine(sc scope.Scope, id string) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	b.changing.Lock()
 	defer b.changing.Unlock()
 	r, err := b.record(id)
@@ -229,7 +236,10 @@ func (b *Book) Undefine(id string) error {
 }
 
 // SetValue gives a secret its value. The slice stays the caller's, who clears it.
-func (b *Book) SetValue(id string, value []byte) error {
+func (b *Book) SetValue(sc scope.Scope, id string, value []byte) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if len(value) > MaxValue {
 		return fault.New(fault.Invalid, fault.Secret, "a secret has at most %d bytes", MaxValue)
 	}
@@ -262,7 +272,10 @@ func (b *Book) Value(id string) ([]byte, error) {
 }
 
 // Show gives a secret's value to a client, unless it is private.
-func (b *Book) Show(id string) ([]byte, error) {
+func (b *Book) Show(sc scope.Scope, id string) ([]byte, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := b.ByUUID(id)
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -58,11 +59,11 @@ func (s *shelf) reopen() {
 // define defines a secret for a volume and gives it a value.
 func (s *shelf) define(attrs, path string) string {
 	s.t.Helper()
-	d, err := s.Define(`<secret `+attrs+`><usage type='volume'><volume>`+path+`</volume></usage></secret>`, true)
+	d, err := s.Define(scope.Daemon("a test"), `<secret `+attrs+`><usage type='volume'><volume>`+path+`</volume></usage></secret>`, true)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if err := s.SetValue(d.UUID, []byte(value)); err != nil {
+	if err := s.SetValue(scope.Daemon("a test"), d.UUID, []byte(value)); err != nil {
 		s.t.Fatal(err)
 	}
 	return d.UUID
@@ -135,7 +136,7 @@ func TestASecretThatChangesItsPlaceKeepsItsValue(t *testing.T) {
 	id := s.define("ephemeral='yes'", "/a")
 	redefine := func(attrs string) {
 		t.Helper()
-		if _, err := s.Define(`<secret `+attrs+`><uuid>`+id+`</uuid><usage type='volume'><volume>/a</volume></usage></secret>`, false); err != nil {
+		if _, err := s.Define(scope.Daemon("a test"), `<secret `+attrs+`><uuid>`+id+`</uuid><usage type='volume'><volume>/a</volume></usage></secret>`, false); err != nil {
 			t.Fatal(err)
 		}
 		s.holds(id)
@@ -156,7 +157,7 @@ func TestASecretThatChangesItsPlaceKeepsItsValue(t *testing.T) {
 func TestWhatIsRefused(t *testing.T) {
 	s := open(t)
 	private := s.define("private='yes'", "/a")
-	if _, err := s.Show(private); !fault.Is(err, fault.Denied) {
+	if _, err := s.Show(scope.Daemon("a test"), private); !fault.Is(err, fault.Denied) {
 		t.Errorf("a client is shown a private secret: %v", err)
 	}
 	for _, c := range []struct {
@@ -174,14 +175,14 @@ func TestWhatIsRefused(t *testing.T) {
 		{"<domain/>", fault.Invalid},
 		{"<secret", fault.Invalid},
 	} {
-		if _, err := s.Define(c.doc, true); !fault.Is(err, c.want) {
+		if _, err := s.Define(scope.Daemon("a test"), c.doc, true); !fault.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.doc, err, c.want)
 		}
 	}
-	if err := s.SetValue(private, make([]byte, MaxValue+1)); !fault.Is(err, fault.Invalid) {
+	if err := s.SetValue(scope.Daemon("a test"), private, make([]byte, MaxValue+1)); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a value that is too long: %v", err)
 	}
-	if err := s.SetValue(diskUUID, nil); !fault.Is(err, fault.NotFound) {
+	if err := s.SetValue(scope.Daemon("a test"), diskUUID, nil); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a value for nobody: %v", err)
 	}
 	s.holds(private)
@@ -230,7 +231,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 	id := s.define("", "/a")
 	for _, use := range []func() error{
 		func() error { _, err := s.Value(id); return err },
-		func() error { return s.SetValue(id, []byte(value)) },
+		func() error { return s.SetValue(scope.Daemon("a test"), id, []byte(value)) },
 	} {
 		if err := errors.Join(os.Remove(s.Key), use()); err != nil {
 			t.Fatal(err)
@@ -245,7 +246,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.holds(id)
-	if err := s.SetValue(id, []byte("x")); err == nil || !strings.Contains(err.Error(), "another key") {
+	if err := s.SetValue(scope.Daemon("a test"), id, []byte("x")); err == nil || !strings.Contains(err.Error(), "another key") {
 		t.Errorf("a value is sealed that the next daemon cannot open: %v", err)
 	}
 	s.close()
@@ -253,14 +254,14 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.reopen()
-	if err := s.SetValue(id, []byte("x")); err == nil || !strings.Contains(err.Error(), "put it back") {
+	if err := s.SetValue(scope.Daemon("a test"), id, []byte("x")); err == nil || !strings.Contains(err.Error(), "put it back") {
 		t.Errorf("another key takes the place of the one that has gone: %v", err)
 	}
 	if err := os.Rename(away, s.Key); err != nil {
 		t.Fatal(err)
 	}
 	s.holds(id)
-	if err := errors.Join(s.Undefine(id), os.Remove(s.Key)); err != nil {
+	if err := errors.Join(s.Undefine(scope.Daemon("a test"), id), os.Remove(s.Key)); err != nil {
 		t.Fatal(err)
 	}
 	s.close()

@@ -9,16 +9,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// What a pool needs may come later than the daemon when the host boots: a mount, a server, a
-// device. A start with the host that fails is tried again, later after each try, for as long as
-// that of a guest is.
+// When the host boots, a mount, a server or a device that a pool needs may appear later than the daemon. A
+// failed start is retried after growing pauses, for as long as the autostart of a guest is.
 const (
 	firstPause   = time.Second
 	lastPause    = 5 * time.Minute
 	autostarting = time.Hour
 )
 
-// startWithHost starts a pool that is marked for that, beside, and is settled with the first try.
+// startWithHost starts a pool with autostart in the background. It counts as settled after the first try.
 func (ps *Pools) startWithHost(p *Pool) {
 	p.mu.Lock()
 	p.due = true
@@ -30,22 +29,21 @@ func (ps *Pools) startWithHost(p *Pool) {
 			return struct{}{}, p.startDue(ps.life)
 		}
 		told := func(err error, pause time.Duration) {
-			ps.log.Warn("cannot start a pool with the host; that is tried again", "pool", p.name, "error", err, "pause", pause)
+			ps.log.Warn("pool autostart failed; it is tried again", "pool", p.name, "error", err, "pause", pause)
 		}
 		pauses := &backoff.ExponentialBackOff{InitialInterval: firstPause, Multiplier: 2, MaxInterval: lastPause}
 		_, err := backoff.Retry(ps.life, try, backoff.WithBackOff(pauses), backoff.WithNotify(told), backoff.WithMaxElapsedTime(autostarting))
 		if err != nil && ps.life.Err() == nil && !fault.Is(err, fault.Aborted) {
-			ps.log.Error("cannot start a pool with the host; that is given up", "pool", p.name, "error", err)
+			ps.log.Error("pool autostart failed; given up", "pool", p.name, "error", err)
 		}
 	})
 }
 
-// startDue starts a pool unless that is not to be done any more: somebody has started or
-// forgotten it, or took its mark away.
+// startDue starts a pool unless it was started or undefined, or lost its autostart mark meanwhile.
 func (p *Pool) startDue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*longTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 	defer cancel()
-	settled := backoff.Permanent(fault.New(fault.Aborted, fault.Pool, "pool %q is not to be started with the host any more", p.name))
+	settled := backoff.Permanent(fault.New(fault.Aborted, fault.Pool, "pool %q no longer has autostart", p.name))
 	if err := p.take(ctx); fault.Is(err, fault.NotFound) {
 		return settled
 	} else if err != nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // latePool is a pool that is to be started with its host, which has just booted, and whose folder
@@ -13,9 +14,9 @@ import (
 func latePool(t *testing.T) (d *daemon, p *Pool, folder string) {
 	d = newDaemon(t)
 	p = d.dirPool("late")
-	must(t, p.SetAutostart(t.Context(), true))
+	must(t, p.SetAutostart(t.Context(), scope.Daemon("a test"), true))
 	folder = p.View().Target
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	must(t, os.Remove(folder))
 	d.boot = "boot-2"
 	d.restart()
@@ -42,8 +43,8 @@ func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
 	if p.View().State != Inactive {
 		t.Fatalf("state %v of a pool without a folder", p.View().State)
 	}
-	must(t, p.SetAutostart(t.Context(), true)) // writes its record
-	d.restart()                                // the next daemon goes on
+	must(t, p.SetAutostart(t.Context(), scope.Daemon("a test"), true)) // writes its record
+	d.restart()                                                        // the next daemon goes on
 	p, err := d.ByName("late")
 	must(t, err)
 	must(t, os.Mkdir(folder, 0o700))
@@ -54,13 +55,13 @@ func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
 func TestAPoolThatItsUserSawToIsNotStartedLate(t *testing.T) {
 	for what, do := range map[string]func(p *Pool){
 		"started and stopped": func(p *Pool) {
-			if err := p.Start(t.Context(), NoBuild); err != nil {
+			if err := p.Start(t.Context(), scope.Daemon("a test"), NoBuild); err != nil {
 				wantKind(t, err, fault.WrongState) // it was just tried again
 			}
-			must(t, p.Stop(t.Context()))
+			must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 		},
-		"not marked any more": func(p *Pool) { must(t, p.SetAutostart(t.Context(), false)) },
-		"forgotten":           func(p *Pool) { must(t, p.Undefine(t.Context())) },
+		"not marked any more": func(p *Pool) { must(t, p.SetAutostart(t.Context(), scope.Daemon("a test"), false)) },
+		"forgotten":           func(p *Pool) { must(t, p.Undefine(t.Context(), scope.Daemon("a test"))) },
 	} {
 		_, p, folder := latePool(t)
 		if what == "started and stopped" {

@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A volume above another one is resized, and copied larger, with what lies below it: neither
@@ -28,8 +28,8 @@ func TestAVolumeAboveAnotherIsResized(t *testing.T) {
 		return volXML(name, "qcow2", size, "<backingStore><path>"+base.Path+"</path><format type='raw'/></backingStore>")
 	}
 	d.volume(p, above("top", 2*mib))
-	must(t, p.ResizeVolume(t.Context(), "top", 3*mib, ResizeOptions{}))
-	_, err := p.CloneVolume(t.Context(), above("copy", 5*mib), p, "top", CreateOptions{})
+	must(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "top", 3*mib, ResizeOptions{}))
+	_, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), above("copy", 5*mib), p, "top", CreateOptions{})
 	must(t, err)
 	for name, want := range map[string]uint64{"top": 3 * mib, "copy": 5 * mib} {
 		v, err := p.FreshVolume(t.Context(), name)
@@ -59,23 +59,23 @@ func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
 	if err := unix.Setxattr(other.Path, "trusted.lodge", nil, 0); err != nil {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
-	chain, err := image.OpenChain(t.Context(), top.Path, image.Qcow2)
+	chain, err := image.OpenChain(t.Context(), scope.Daemon("a test"), top.Path, image.Qcow2)
 	must(t, err)
-	err = chain[0].Lend()
+	err = chain[0].RecordBacking()
 	chain.Close()
 	must(t, err)
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", other.Path, "-F", "raw", top.Path).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	same := volXML("same", "qcow2", mib, "<backingStore><path>"+other.Path+"</path><format type='raw'/></backingStore>")
 	for what, doc := range map[string]string{"byte by byte": same, "as a guest reads it": volXML("flat", "raw", mib, "")} {
-		if _, err := p.CloneVolume(t.Context(), doc, p, "top", CreateOptions{}); !fault.Is(err, fault.Denied) {
+		if _, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), doc, p, "top", CreateOptions{}); !fault.Is(err, fault.Denied) {
 			t.Errorf("copied %s: %v", what, err)
 		}
 	}
-	wantKind(t, p.ResizeVolume(t.Context(), "top", 2*mib, ResizeOptions{}), fault.Denied)
+	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "top", 2*mib, ResizeOptions{}), fault.Denied)
 }
 
 // forgery gives a folder with a file of others in it, and where a header that leads there is to be made
@@ -102,8 +102,8 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
-	held := func(folders ...string) context.Context { return image.WithFence(t.Context(), folders) }
-	upload := func(ctx context.Context, base string, end func(*Upload) error) {
+	held := func(folders ...string) scope.Scope { return scope.Daemon("a test").Within(folders) }
+	upload := func(sc scope.Scope, base string, end func(*Upload) error) {
 		t.Helper()
 		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", base, "-F", "raw", forged, "1M").CombinedOutput()
 		if err != nil {
@@ -111,7 +111,7 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 		}
 		b, err := os.ReadFile(forged)
 		must(t, err)
-		u, err := p.Upload(ctx, "disk", 0, 0)
+		u, err := p.Upload(t.Context(), sc, "disk", 0, 0)
 		must(t, err)
 		_, err = u.Write(b)
 		must(t, err)
@@ -119,7 +119,7 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	}
 	opens := func(path string, want bool) {
 		t.Helper()
-		chain, err := image.OpenChain(t.Context(), path, image.Qcow2)
+		chain, err := image.OpenChain(t.Context(), scope.Daemon("a test"), path, image.Qcow2)
 		chain.Close()
 		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", path, err)
@@ -130,7 +130,7 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	opens(disk.Path, false)
 	upload(held(), secret, (*Upload).Close)
 	opens(disk.Path, false)
-	copied, err := p.CloneVolume(held(), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
+	copied, err := p.CloneVolume(t.Context(), held(), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
 	must(t, err)
 	opens(copied.Path, false)
 	upload(held(dir), secret, (*Upload).Close)
@@ -142,9 +142,9 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	opens(disk.Path, false)
 	upload(held(filepath.Dir(disk.Path)), filepath.Base(beside), (*Upload).Close)
 	opens(disk.Path, true)
-	upload(t.Context(), secret, (*Upload).Close) // by whom nobody holds
+	upload(scope.Daemon("a test"), secret, (*Upload).Close) // by whom nobody holds
 	opens(disk.Path, true)
-	copied, err = p.CloneVolume(t.Context(), volXML("bytes", "raw", mib, ""), p, "disk", CreateOptions{}) // which may be a guest's
+	copied, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("bytes", "raw", mib, ""), p, "disk", CreateOptions{}) // which may be a guest's
 	must(t, err)
 	opens(copied.Path, false)
 }
@@ -176,13 +176,13 @@ func TestALongNameIsNoWayRoundANote(t *testing.T) {
 		{"disk", named(own + strings.Repeat("/.", 1500) + "/base")},
 		{"disk", header},
 	} {
-		u, err := p.Upload(image.WithFence(t.Context(), []string{own}), upload.name, 0, 0)
+		u, err := p.Upload(t.Context(), scope.Daemon("a test").Within([]string{own}), upload.name, 0, 0)
 		must(t, err)
 		_, err = u.Write(upload.b)
 		must(t, err)
 		must(t, u.Close())
 	}
-	chain, err := image.OpenChain(t.Context(), disk.Path, image.Qcow2)
+	chain, err := image.OpenChain(t.Context(), scope.Daemon("a test"), disk.Path, image.Qcow2)
 	chain.Close()
 	wantKind(t, err, fault.Denied)
 }
@@ -197,14 +197,14 @@ func TestAnUploadIsNoSavedGuest(t *testing.T) {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	for text, want := range map[string]bool{"LibvirtQemudSave": false, "LodgeSaveChanges": false, "Libvirt": true} {
-		u, err := p.Upload(image.WithFence(t.Context(), nil), "disk", 0, 0)
+		u, err := p.Upload(t.Context(), scope.Daemon("a test").Within(nil), "disk", 0, 0)
 		must(t, err)
 		_, err = u.Write(append([]byte(text), 0))
 		must(t, err)
 		must(t, u.Close())
 		f, err := os.Open(path)
 		must(t, err)
-		if err := image.CheckOwn(f); want && err != nil || !want && !fault.Is(err, fault.Denied) {
+		if err := image.CheckNotWritten(f); want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", text, err)
 		}
 		must(t, f.Close())
@@ -228,9 +228,11 @@ func TestACopyLeadsNobodyElsewhere(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	copied := func(doc string) error { return second(p.CloneVolume(t.Context(), doc, p, "top", CreateOptions{})) }
+	copied := func(doc string) error {
+		return second(p.CloneVolume(t.Context(), scope.Daemon("a test"), doc, p, "top", CreateOptions{}))
+	}
 	wantKind(t, copied(volXML("late", "qcow2", mib, "")), fault.Busy)
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	above := "<backingStore><path>" + secret + "</path><format type='raw'/></backingStore>"
 	must(t, copied(volXML("own", "qcow2", mib, above)))
 	must(t, os.Chown(top.Path, user, user))
@@ -244,17 +246,17 @@ func TestAHeldClientsVolumesAreWrittenByTheirOwners(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	d.volume(p, volXML("disk", "raw", mib, ""))
-	held := image.WithFence(t.Context(), nil)
+	held := scope.Daemon("a test").Within(nil)
 	for mode, want := range map[string]bool{"0600": true, "0644": true, "0620": false, "0602": false, "0666": false} {
 		doc := strings.Replace(volXML(mode, "raw", mib, ""), "</target>", "<permissions><mode>"+mode+"</mode></permissions></target>", 1)
 		for what, err := range map[string]error{
-			"made":   second(p.CreateVolume(held, doc, CreateOptions{})),
-			"copied": second(p.CloneVolume(held, strings.Replace(doc, mode, mode+"-copy", 1), p, "disk", CreateOptions{})),
+			"made":   second(p.CreateVolume(t.Context(), held, doc, CreateOptions{})),
+			"copied": second(p.CloneVolume(t.Context(), held, strings.Replace(doc, mode, mode+"-copy", 1), p, "disk", CreateOptions{})),
 		} {
 			if want && err != nil || !want && !fault.Is(err, fault.Denied) {
 				t.Errorf("one of mode %s is %s: %v", mode, what, err)
 			}
 		}
-		must(t, second(p.CreateVolume(t.Context(), strings.Replace(doc, mode, mode+"-free", 1), CreateOptions{})))
+		must(t, second(p.CreateVolume(t.Context(), scope.Daemon("a test"), strings.Replace(doc, mode, mode+"-free", 1), CreateOptions{})))
 	}
 }

@@ -2,37 +2,39 @@ package volume
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Build says how much of a pool's storage is made.
+// Build says how much of a pool's storage to make.
 type Build int
 
-// The ways to build. Directories are made by all of them but NoBuild; a file
-// system is made on a pool's device by the last two only. Volume groups and
-// partition tables are made by all of them too, and MakeTarget is KeepExisting.
+// The ways to build. All but NoBuild make directories; only the last two make a file system on a pool's
+// device. All but NoBuild also make volume groups and partition tables, and there MakeTarget means
+// KeepExisting.
 const (
 	NoBuild Build = iota
 	MakeTarget
-	KeepExisting // refuses a device that holds something
+	KeepExisting // refuses a device that holds data
 	Overwrite
 )
 
-// defaultTargetMode lets guests' processes reach their images and not list them.
+// defaultTargetMode lets guests' processes open their images but not list the folder.
 const defaultTargetMode = 0o711
 
 // Build makes the storage of an inactive pool.
-func (p *Pool) Build(ctx context.Context, how Build) error {
+func (p *Pool) Build(ctx context.Context, sc scope.Scope, how Build) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -74,8 +76,7 @@ func (p *Pool) setBuilding(on bool) {
 	p.publish()
 }
 
-// makeTarget makes the directory with those above it. One that is there
-// already only gets the permissions that were asked for.
+// makeTarget makes the directory and its parents. An existing directory only gets the requested permissions.
 func makeTarget(d *definition) error {
 	dir, made, err := makeDir(d.target, defaultTargetMode)
 	if err != nil {
@@ -100,8 +101,8 @@ func makeTarget(d *definition) error {
 // noCopyOnWrite is the kernel's FS_NOCOW_FL.
 const noCopyOnWrite = 0x00800000
 
-// setCopyOnWrite says for a folder whether files that are made there are copied on write.
-// Only btrfs is told by that flag.
+// setCopyOnWrite sets whether new files in a folder are copied on write. The flag has this meaning on btrfs
+// only.
 func setCopyOnWrite(dir *os.File, d *definition) error {
 	if d.copyOnWrite == "" {
 		return nil
@@ -109,7 +110,7 @@ func setCopyOnWrite(dir *os.File, d *definition) error {
 	fd := int(dir.Fd())
 	var fsys unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fsys); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.File, "cannot look at the file system of %s", d.target)
+		return fault.Wrap(err, fault.Failed, fault.File, "cannot stat the file system of %s", d.target)
 	}
 	if fsys.Type != unix.BTRFS_SUPER_MAGIC {
 		return fault.New(fault.Failed, fault.File, "cannot set whether %s copies on write: it is not on btrfs; leave <cow> out of the pool's <features>", d.target)
@@ -124,7 +125,7 @@ func setCopyOnWrite(dir *os.File, d *definition) error {
 	return fault.Wrap(err, fault.Failed, fault.File, "cannot set whether %s copies on write", d.target)
 }
 
-// removeTarget removes the directory, which has to be empty.
+// removeTarget removes the directory, which must be empty.
 func removeTarget(target string) error {
 	above, err := openDir(filepath.Dir(target))
 	if err != nil {
@@ -134,8 +135,8 @@ func removeTarget(target string) error {
 	return unix.Unlinkat(int(above.Fd()), filepath.Base(target), unix.AT_REMOVEDIR)
 }
 
-// setPermissions gives an open file its owner, and then its mode, because a
-// change of owner clears bits of it.
+// setPermissions sets an open file's owner and then its mode, because a change of owner clears bits of the
+// mode.
 func setPermissions(f *os.File, p permissions, s fault.Subject) error {
 	if p.owner >= 0 || p.group >= 0 {
 		if err := f.Chown(p.owner, p.group); err != nil {
@@ -150,25 +151,25 @@ func setPermissions(f *os.File, p permissions, s fault.Subject) error {
 	return nil
 }
 
-// keep refuses a volume that others than its owner may write, of a client that is held to folders: what
-// is written there by its path, a header that leads elsewhere say, would count as the owner's, who is root.
-func (p permissions) keep(ctx context.Context) error {
-	if p.mode < 0 || p.mode&0o022 == 0 || image.FenceOf(ctx) == nil {
+// keep refuses a volume that others than its owner may write, for a client with path limits. Whatever is
+// written there, such as a header that names other files, would count as the owner's, and the owner is root.
+func (p permissions) keep(sc scope.Scope) error {
+	if p.mode < 0 || p.mode&0o022 == 0 || sc.Folders() == nil {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Volume, "mode %04o would let others than the volume's owner write to it past the daemon, and this client's images are held to places; take 'write' from group and others", p.mode)
+	return fault.New(fault.Denied, fault.Volume, "mode %04o would let users other than the volume's owner write to it past the daemon, and this client's images have path limits; remove write permission from group and others", p.mode)
 }
 
-// makeFileSystem formats the pool's device.
+// makeFileSystem makes a file system on the pool's device.
 func makeFileSystem(ctx context.Context, d *definition, how Build) error {
 	if d.format == "auto" {
 		return fault.New(fault.Invalid, fault.Config, "name a source format to make a file system on %s", d.device)
 	}
 	tool := "mkfs." + d.format
-	if err := needTool(tool, ""); err != nil {
+	if err := blockdev.NeedTool(tool, ""); err != nil {
 		return err
 	}
-	held, err := blank(ctx, d.device, how)
+	held, err := blockdev.Claim(ctx, d.device, how == Overwrite)
 	if err != nil {
 		return err
 	}
@@ -180,23 +181,15 @@ func makeFileSystem(ctx context.Context, d *definition, how Build) error {
 	case "xfs":
 		force = []string{"-f"}
 	}
-	_, err = run(ctx, mkfsTime, tool, append(force, d.device)...)
+	_, err = blockdev.Run(ctx, mkfsTime, tool, append(force, d.device)...)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot make a file system on %s", d.device)
 }
 
-// contentOf says what a device holds, or "".
-func contentOf(ctx context.Context, device string) (string, error) {
-	out, err := run(ctx, mountTime, "blkid", "-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE", device)
-	var exit *exitError
-	if errors.As(err, &exit) && exit.code == 2 { // nothing that it knows
-		return "", nil
+// Delete removes the storage of an inactive pool: its directory or its volume group, which must be empty.
+func (p *Pool) Delete(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
 	}
-	return strings.Join(strings.Fields(out), ", "), err
-}
-
-// Delete removes the storage of an inactive pool: its directory or its volume
-// group, which has to be empty.
-func (p *Pool) Delete(ctx context.Context) error {
 	if err := p.take(ctx); err != nil {
 		return err
 	}

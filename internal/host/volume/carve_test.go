@@ -17,15 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
 func needTools(t *testing.T, tools ...string) {
 	t.Helper()
 	for _, tool := range tools {
-		if err := needTool(tool, ""); err != nil {
+		if err := blockdev.NeedTool(tool, ""); err != nil {
 			t.Skip(err)
 		}
 	}
@@ -49,7 +51,7 @@ func diskXML(name, device, format string) string {
 
 func (d *daemon) pool(doc string) *Pool {
 	d.t.Helper()
-	p, err := d.Define(d.t.Context(), doc, true)
+	p, err := d.Define(d.t.Context(), scope.Daemon("a test"), doc, true)
 	must(d.t, err)
 	return p
 }
@@ -68,29 +70,29 @@ func lifeOfADisk(t *testing.T, format string) {
 	device := partitionDisk(t)
 	d := newDaemon(t)
 	p := d.pool(diskXML("disk", device, format))
-	wantKind(t, p.Start(t.Context(), NoBuild), fault.Failed) // there is no table yet
-	must(t, p.Build(t.Context(), MakeTarget))
+	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.Failed) // there is no table yet
+	must(t, p.Build(t.Context(), scope.Daemon("a test"), MakeTarget))
 	for _, how := range []Build{MakeTarget, KeepExisting} {
-		wantKind(t, p.Build(t.Context(), how), fault.Exists)
+		wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), how), fault.Exists)
 	}
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	if v := p.View(); v.Capacity != 32*mib || v.Allocation != 0 || v.Available < 30*mib || v.Target != "/dev" {
 		t.Errorf("view %+v", v)
 	}
 	name := filepath.Base(device) + "p1"
-	_, err := p.CreateVolume(t.Context(), partXML("mine", 4*mib), CreateOptions{})
+	_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), partXML("mine", 4*mib), CreateOptions{})
 	wantKind(t, err, fault.Invalid)
 	if !strings.Contains(fmt.Sprint(err), name) {
 		t.Errorf("the name to take is not told: %v", err)
 	}
-	_, err = p.CreateVolume(t.Context(), partXML(name, 64*mib), CreateOptions{})
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), partXML(name, 64*mib), CreateOptions{})
 	wantKind(t, err, fault.NoCapacity)
 
 	v := d.volume(p, partXML(name, 4*mib-1))
-	if v.Virtual != 4*mib || v.Format != image.Raw || v.Kind != Block || v.Path != "/dev/"+name || v.extents[0] != (extent{device, mib, 5 * mib}) {
+	if v.Virtual != 4*mib || v.Format != image.Raw || v.Kind != Block || v.Path != "/dev/"+name || v.extents[0] != (blockdev.Extent{Device: device, Start: mib, End: 5 * mib}) {
 		t.Errorf("volume %+v", v)
 	}
-	if size, err := deviceSize(v.Path); err != nil || size != 4*mib {
+	if size, err := blockdev.Size(v.Path); err != nil || size != 4*mib {
 		t.Errorf("the kernel's size %d, %v", size, err)
 	}
 	doc, err := p.XML(false)
@@ -106,14 +108,14 @@ func lifeOfADisk(t *testing.T, format string) {
 	if _, found, err := d.ByPath(v.Path); err != nil || found.Virtual != v.Virtual {
 		t.Errorf("after a restart %+v, %v", found, err)
 	}
-	wantKind(t, p.ResizeVolume(t.Context(), name, 8*mib, ResizeOptions{}), fault.Unsupported)
-	must(t, p.DeleteVolume(t.Context(), name))
+	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), name, 8*mib, ResizeOptions{}), fault.Unsupported)
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	if _, err := os.Stat(v.Path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the node is still there: %v", err)
 	}
-	must(t, p.Stop(t.Context()))
-	wantKind(t, p.Delete(t.Context()), fault.Unsupported)
-	must(t, p.Build(t.Context(), Overwrite))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
+	wantKind(t, p.Delete(t.Context(), scope.Daemon("a test")), fault.Unsupported)
+	must(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite))
 }
 
 func TestPartitionsTakeTheirData(t *testing.T) {
@@ -121,12 +123,12 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 	device := partitionDisk(t)
 	d := newDaemon(t)
 	p := d.pool(diskXML("disk", device, "gpt"))
-	must(t, p.Start(t.Context(), MakeTarget))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), MakeTarget))
 	part := func(n int) string { return fmt.Sprintf("%sp%d", filepath.Base(device), n) }
 	v := d.volume(p, partXML(part(1), 2*mib))
 
 	data := bytes.Repeat([]byte("lodge!\n\x00"), mib/8)
-	up, err := p.Upload(t.Context(), v.Name, mib, 0)
+	up, err := p.Upload(t.Context(), scope.Daemon("a test"), v.Name, mib, 0)
 	must(t, err)
 	_, err = up.Write(data)
 	must(t, err)
@@ -138,12 +140,12 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 
 	// A clone has the data, also where those under it had others.
 	must(t, dirty(device, 3*mib, 2*mib))
-	copied, err := p.CloneVolume(t.Context(), partXML(part(2), 2*mib), p, v.Name, CreateOptions{})
+	copied, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), partXML(part(2), 2*mib), p, v.Name, CreateOptions{})
 	must(t, err)
 	if !bytes.Equal(readVolumeBytes(t, p, copied.Name), got) {
 		t.Error("the copy is not like its origin")
 	}
-	_, err = p.CloneVolume(t.Context(), partXML(part(3), 2*mib), p, v.Name, CreateOptions{Reflink: true})
+	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), partXML(part(3), 2*mib), p, v.Name, CreateOptions{Reflink: true})
 	wantKind(t, err, fault.Unsupported)
 
 	// Nor is a file of the host's a copy of what looks like an image above it, and which a guest could have written.
@@ -153,16 +155,16 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 	if err != nil {
 		t.Fatal(err, string(out))
 	}
-	must(t, files.Refresh(t.Context()))
-	wantKind(t, second(p.CloneVolume(t.Context(), partXML(part(3), 2*mib), files, "claims", CreateOptions{})), fault.Denied)
+	must(t, files.Refresh(t.Context(), scope.Daemon("a test")))
+	wantKind(t, second(p.CloneVolume(t.Context(), scope.Daemon("a test"), partXML(part(3), 2*mib), files, "claims", CreateOptions{})), fault.Denied)
 
-	must(t, p.WipeVolume(t.Context(), v.Name, false))
+	must(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), v.Name, false))
 	if slices.Max(readVolumeBytes(t, p, v.Name)) != 0 {
 		t.Error("something is left after wiping")
 	}
 
 	// The room of one that is deleted is taken again, and its number too.
-	must(t, p.DeleteVolume(t.Context(), v.Name))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), v.Name))
 	again := d.volume(p, partXML(v.Name, 2*mib))
 	if again.extents[0] != v.extents[0] {
 		t.Errorf("at %v, not %v", again.extents, v.extents)
@@ -184,7 +186,7 @@ func dirty(device string, at int64, n int) error {
 
 func readVolumeBytes(t *testing.T, p *Pool, name string) []byte {
 	t.Helper()
-	down, err := p.Download(t.Context(), name, 0, 0)
+	down, err := p.Download(t.Context(), scope.Daemon("a test"), name, 0, 0)
 	must(t, err)
 	defer down.Close()
 	got, err := io.ReadAll(down)
@@ -198,10 +200,10 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 	needTools(t, "mkfs.ext4")
 	d := newDaemon(t)
 	p := d.pool(diskXML("disk", device, "dos"))
-	must(t, p.Start(t.Context(), MakeTarget))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), MakeTarget))
 	v := d.volume(p, partXML(filepath.Base(device)+"p1", 8*mib))
 
-	_, err := run(t.Context(), mkfsTime, "mkfs.ext4", "-q", v.Path)
+	_, err := blockdev.Run(t.Context(), mkfsTime, "mkfs.ext4", "-q", v.Path)
 	must(t, err)
 	dir := t.TempDir()
 	must(t, unix.Mount(v.Path, dir, "ext4", 0, ""))
@@ -211,17 +213,17 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 			_ = unix.Unmount(dir, unix.MNT_DETACH)
 		}
 	}()
-	wantKind(t, p.DeleteVolume(t.Context(), v.Name), fault.Busy)
-	must(t, p.Stop(t.Context()))
-	wantKind(t, p.Build(t.Context(), Overwrite), fault.Busy)
+	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), v.Name), fault.Busy)
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
+	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite), fault.Busy)
 	wantKind(t, takes(t, device), fault.Busy)
 	must(t, unix.Unmount(dir, 0))
 	mounted = false
 
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	release := openAsGuest(t, v.Path)
 	wantKind(t, takes(t, device), fault.Busy) // of which it is a part
-	wantKind(t, p.DeleteVolume(t.Context(), v.Name), fault.Busy)
+	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), v.Name), fault.Busy)
 	if _, err := p.Volume(v.Name); err != nil {
 		t.Error(err)
 	}
@@ -232,18 +234,18 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 	must(t, takes(t, v.Path))
 
 	// A new one in the same place is not taken for the old file system.
-	must(t, p.DeleteVolume(t.Context(), v.Name))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), v.Name))
 	d.volume(p, partXML(v.Name, 8*mib))
-	if held, err := contentOf(t.Context(), v.Path); held != "" || err != nil {
+	if held, err := blockdev.Content(t.Context(), v.Path); held != "" || err != nil {
 		t.Errorf("the new partition holds %s, %v", held, err)
 	}
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 }
 
 // takes takes a device for a pool and lets it go.
 func takes(t *testing.T, device string) error {
 	t.Helper()
-	f, err := blank(t.Context(), device, Overwrite)
+	f, err := blockdev.Claim(t.Context(), device, true)
 	if err == nil {
 		must(t, f.Close())
 	}
@@ -261,13 +263,13 @@ func TestNoGuestHasWhatToolsChange(t *testing.T) {
 	d := newDaemon(t)
 	built := d.pool("<pool type='fs'><name>a</name><source><device path='" + device + "'/><format type='ext4'/></source><target><path>" + t.TempDir() + "</path></target></pool>")
 	p := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name))
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	must(t, os.Symlink(device, filepath.Join(dir, "disk")))
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	for what, do := range map[string]func() error{
-		"building": func() error { return built.Build(t.Context(), Overwrite) },
+		"building": func() error { return built.Build(t.Context(), scope.Daemon("a test"), Overwrite) },
 		"shrinking": func() error {
-			return p.ResizeVolume(t.Context(), "disk", 16*mib, ResizeOptions{Shrink: true})
+			return p.ResizeVolume(t.Context(), scope.Daemon("a test"), "disk", 16*mib, ResizeOptions{Shrink: true})
 		},
 	} {
 		done := make(chan error, 1)
@@ -276,7 +278,7 @@ func TestNoGuestHasWhatToolsChange(t *testing.T) {
 		must(t, err)
 		f, err := os.OpenFile(device, os.O_RDWR, 0)
 		must(t, err)
-		if _, err := image.HoldToWrite(f); !fault.Is(err, fault.Busy) { // as QEMU does
+		if _, err := image.LockToWrite(f); !fault.Is(err, fault.Busy) { // as QEMU does
 			t.Errorf("%s it leaves it to a guest: %v", what, err)
 		}
 		must(t, f.Close())
@@ -314,57 +316,15 @@ func TestDocumentsOfCarvedPoolsThatAreRefused(t *testing.T) {
 		disk("<source><device path='/dev/x' part_separator='yes'/></source>"):                         fault.Unsupported,
 		disk("<source><device path='/dev/x'/></source><target><path>/dev/disk/by-id</path></target>"): fault.Unsupported,
 	} {
-		if _, err := d.Define(t.Context(), doc, true); !fault.Is(err, want) {
+		if _, err := d.Define(t.Context(), scope.Daemon("a test"), doc, true); !fault.Is(err, want) {
 			t.Errorf("%s: %v (%v), want %v", doc, err, fault.Of(err), want)
 		}
 	}
 	d.pool(disk("<source><device path='/dev/x'/></source>"))
-	if _, err := d.Define(t.Context(), strings.Replace(disk("<source><device path='/dev/x'/></source>"), ">d<", ">e<", 1), true); !fault.Is(err, fault.Exists) {
+	if _, err := d.Define(t.Context(), scope.Daemon("a test"), strings.Replace(disk("<source><device path='/dev/x'/></source>"), ">d<", ">e<", 1), true); !fault.Is(err, fault.Exists) {
 		t.Errorf("two pools on one disk: %v", err)
 	}
 	d.pool(strings.Replace(disk("<source><device path='/dev/y'/></source>"), ">d<", ">e<", 1))
-}
-
-func TestRoomOfATable(t *testing.T) {
-	part := func(n, start, size int) string {
-		return fmt.Sprintf(`{"node":"/dev/sdx%d","start":%d,"size":%d,"type":"83"}`, n, start, size)
-	}
-	for _, test := range []struct {
-		name, head string
-		parts      []string
-		size       uint64
-		want       extent
-		next       int
-		kind       fault.Kind
-	}{
-		{"empty dos", `"label":"dos"`, nil, mib, extent{"", mib, 2 * mib}, 1, 0},
-		{"empty gpt", `"label":"gpt","firstlba":34,"lastlba":131038`, nil, 62 * mib, extent{"", mib, 63 * mib}, 1, 0},
-		{"gpt keeps its copy at the end", `"label":"gpt","firstlba":34,"lastlba":131038`, nil, 63 * mib, extent{}, 1, fault.NoCapacity},
-		{"a hole is taken before the end", `"label":"dos"`, []string{part(1, 2048, 2048), part(3, 6144, 2048)}, mib, extent{"", 2 * mib, 3 * mib}, 2, 0},
-		{"a hole that is too small is not", `"label":"dos"`, []string{part(1, 2048, 2048), part(2, 6144, 2048)}, 2 * mib, extent{"", 4 * mib, 6 * mib}, 3, 0},
-		{"an old table that is not aligned", `"label":"dos"`, []string{part(1, 63, 4000)}, 1, extent{"", 2 * mib, 3 * mib}, 2, 0},
-		{"one that lies within another", `"label":"dos"`, []string{part(2, 2048, 20480), part(5, 4096, 2048)}, mib, extent{"", 11 * mib, 12 * mib}, 1, 0},
-		{"large sectors", `"label":"dos","sectorsize":4096`, []string{part(1, 256, 256)}, mib, extent{"", 2 * mib, 3 * mib}, 2, 0},
-		{"more than all", `"label":"dos"`, nil, 1 << 63, extent{}, 1, fault.NoCapacity},
-	} {
-		text := fmt.Sprintf(`{"partitiontable":{%s,"partitions":[%s]}}`, test.head, strings.Join(test.parts, ","))
-		table, err := parseTable(text, 64*mib)
-		if err != nil {
-			t.Errorf("%s: %v", test.name, err)
-			continue
-		}
-		got, err := table.place(test.size)
-		if got != test.want || test.kind != 0 && !fault.Is(err, test.kind) || test.kind == 0 && err != nil {
-			t.Errorf("%s: %v, %v", test.name, got, err)
-		}
-		if n, err := table.next(); n != test.next {
-			t.Errorf("%s: next is %d, %v", test.name, n, err)
-		}
-	}
-	full, err := parseTable(`{"partitiontable":{"label":"dos","partitions":[`+strings.Join([]string{part(1, 2048, 1), part(2, 2049, 1), part(3, 2050, 1), part(4, 2051, 1)}, ",")+`]}}`, 64*mib)
-	must(t, err)
-	_, err = full.next()
-	wantKind(t, err, fault.NoCapacity)
 }
 
 // fakeTools puts scripts in front of the host's tools. The variable LOG names
@@ -377,9 +337,9 @@ func fakeTools(t *testing.T, scripts map[string]string) (calls func() []string) 
 		text := "#!/bin/sh\necho " + name + " \"$@\" >> " + log + "\n" + script + "\n"
 		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o700)) //nolint:gosec // it is a program
 	}
-	before := toolPath
-	toolPath = dir + ":" + before
-	t.Cleanup(func() { toolPath = before })
+	before := blockdev.ToolPath
+	blockdev.ToolPath = dir + ":" + before
+	t.Cleanup(func() { blockdev.ToolPath = before })
 	return func() []string {
 		text, err := os.ReadFile(log)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -412,7 +372,7 @@ func logicalXML(devices ...string) string {
 func TestReportsOfLVM(t *testing.T) {
 	text, err := os.ReadFile("testdata/lvs.json")
 	must(t, err)
-	report, err := rows(string(text))
+	report, err := blockdev.ParseReport(string(text))
 	must(t, err)
 	d, err := parsePool(logicalXML(), "", true)
 	must(t, err)
@@ -431,10 +391,10 @@ func TestReportsOfLVM(t *testing.T) {
 			t.Errorf("%s is %+v", name, v)
 		}
 	}
-	if at := got["big"].extents; !slices.Equal(at, []extent{{"/dev/loop1", 0, 60 * mib}, {"/dev/loop0", 20 * mib, 40 * mib}}) {
+	if at := got["big"].extents; !slices.Equal(at, []blockdev.Extent{{Device: "/dev/loop1", Start: 0, End: 60 * mib}, {Device: "/dev/loop0", Start: 20 * mib, End: 40 * mib}}) {
 		t.Errorf("big lies at %v", at)
 	}
-	if at := got["striped"].extents; !slices.Equal(at, []extent{{"/dev/loop0", 80 * mib, 88 * mib}, {"/dev/loop1", 60 * mib, 68 * mib}}) {
+	if at := got["striped"].extents; !slices.Equal(at, []blockdev.Extent{{Device: "/dev/loop0", Start: 80 * mib, End: 88 * mib}, {Device: "/dev/loop1", Start: 60 * mib, End: 68 * mib}}) {
 		t.Errorf("striped lies at %v", at)
 	}
 	if b := got["snap"].Backing; b == nil || b.Name != "/dev/lvtest/one" {
@@ -459,12 +419,12 @@ func TestStart_MissingSourceIsNoMissingPool(t *testing.T) {
 		"this host has no volume group lvtest":   {logicalXML(), fault.Config},
 	} {
 		p := d.pool(c.doc)
-		err := p.Start(t.Context(), NoBuild)
+		err := p.Start(t.Context(), scope.Daemon("a test"), NoBuild)
 		if !fault.Is(err, fault.Invalid) || fault.About(err) != c.about || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v (%v, %v), want %q", err, fault.Of(err), fault.About(err), says)
 		}
-		must(t, p.Undefine(t.Context()))
-		_, err = d.Create(t.Context(), c.doc, false, NoBuild)
+		must(t, p.Undefine(t.Context(), scope.Daemon("a test")))
+		_, err = d.Create(t.Context(), scope.Daemon("a test"), c.doc, false, NoBuild)
 		if !fault.Is(err, fault.Invalid) || fault.About(err) != c.about {
 			t.Errorf("create: %v (%v, %v), want %q", err, fault.Of(err), fault.About(err), says)
 		}
@@ -479,9 +439,9 @@ func TestCallsOfLVM(t *testing.T) {
 	})
 	d := newDaemon(t)
 	p := d.pool(logicalXML("/dev/loop0", "/dev/loop1"))
-	wantKind(t, p.Delete(t.Context()), fault.Exists) // it has volumes
+	wantKind(t, p.Delete(t.Context(), scope.Daemon("a test")), fault.Exists) // it has volumes
 	calls()
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	if got := calls(); got[0] != "vgchange --activate y lvtest" {
 		t.Errorf("starting calls %q", got)
 	}
@@ -501,7 +461,7 @@ func TestCallsOfLVM(t *testing.T) {
 		"<volume><name>q</name></volume>":                       {fault.Invalid, ""},
 		"<volume><name>q</name><capacity>0</capacity></volume>": {fault.Invalid, ""},
 	} {
-		_, err := p.CreateVolume(t.Context(), doc, CreateOptions{})
+		_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), doc, CreateOptions{})
 		wantKind(t, err, want.kind)
 		if got := calls(); !strings.HasPrefix(got[0], want.call) {
 			t.Errorf("%s calls %q", doc, got)
@@ -519,12 +479,12 @@ func TestCallsOfLVM(t *testing.T) {
 		t.Errorf("calls %q", got)
 	}
 	// One of which a volume is open stays as it was.
-	wantKind(t, p.Stop(t.Context()), fault.Failed)
+	wantKind(t, p.Stop(t.Context(), scope.Daemon("a test")), fault.Failed)
 	if got := calls(); !slices.Equal(got, []string{"vgchange --activate n lvtest", "vgchange --activate y lvtest"}) || !p.View().Active() {
 		t.Errorf("a stop that is refused calls %q", got)
 	}
 	must(t, os.WriteFile(closed, nil, 0o600))
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	if got := calls(); !slices.Equal(got, []string{"vgchange --activate n lvtest"}) {
 		t.Errorf("stopping calls %q", got)
 	}
@@ -544,18 +504,18 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	scripts["vgchange"] = ""
 	fakeTools(t, scripts)
 	t.Cleanup(func() { // when the test fails half way
-		_, _ = run(context.Background(), toolTime, "wipefs", "--all", "--force", one, two)
+		_, _ = blockdev.Run(context.Background(), blockdev.ToolTime, "wipefs", "--all", "--force", one, two)
 	})
 	d := newDaemon(t)
 	events := d.log.Reader()
 	must(t, dirty(one, 0, mib))
-	_, err := run(t.Context(), mkfsTime, "mkfs.ext4", "-q", "-F", two)
+	_, err := blockdev.Run(t.Context(), mkfsTime, "mkfs.ext4", "-q", "-F", two)
 	must(t, err)
 	p := d.pool(logicalXML(one, two))
-	wantKind(t, p.Build(t.Context(), MakeTarget), fault.Exists) // the second one holds a file system
-	must(t, p.Build(t.Context(), Overwrite))
-	wantKind(t, p.Build(t.Context(), KeepExisting), fault.Exists)
-	must(t, p.Start(t.Context(), NoBuild))
+	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), MakeTarget), fault.Exists) // the second one holds a file system
+	must(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite))
+	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), KeepExisting), fault.Exists)
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	if v := p.View(); v.Capacity != 56*mib || v.Available != v.Capacity {
 		t.Errorf("view %+v", v)
 	}
@@ -567,18 +527,18 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	must(t, g.add(t.Context(), &wish{name: "big", format: image.Raw, capacity: &size}))
 	wantKind(t, g.add(t.Context(), &wish{name: "more", format: image.Raw, capacity: &size}), fault.NoCapacity)
 	must(t, g.resize(t.Context(), &Volume{Name: "big", Info: image.Info{Virtual: size}}, 44*mib))
-	_, err = p.CreateVolume(t.Context(), partXML("unseen", 4*mib), CreateOptions{})
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), partXML("unseen", 4*mib), CreateOptions{})
 	wantKind(t, err, fault.NotFound) // it has no node, and is removed again
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if v := p.View(); v.Allocation != 44*mib || v.Available != 12*mib || len(v.Volumes) != 0 {
 		t.Errorf("view %+v", v)
 	}
-	must(t, p.Stop(t.Context()))
-	wantKind(t, p.Delete(t.Context()), fault.Exists)
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
+	wantKind(t, p.Delete(t.Context(), scope.Daemon("a test")), fault.Exists)
 	must(t, g.remove(t.Context(), &Volume{Name: "big"}, nil))
-	must(t, p.Delete(t.Context()))
+	must(t, p.Delete(t.Context(), scope.Daemon("a test")))
 	for _, device := range []string{one, two} {
-		if held, err := contentOf(t.Context(), device); held != "" || err != nil {
+		if held, err := blockdev.Content(t.Context(), device); held != "" || err != nil {
 			t.Errorf("%s holds %s, %v", device, held, err)
 		}
 	}
@@ -627,12 +587,12 @@ func TestACopyOnADeviceBeginsLast(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	d := newDaemon(t)
 	p, files := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name)), d.dirPool("files")
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	data := bytes.Repeat([]byte{7}, 2*mib)
-	_, err = files.FillVolume(t.Context(), "origin", data)
+	_, err = files.FillVolume(t.Context(), scope.Daemon("a test"), "origin", data)
 	must(t, err)
 	must(t, dirty(device, 0, 3*mib))
-	_, err = p.CloneVolume(t.Context(), partXML("copy", 32*mib), files, "origin", CreateOptions{})
+	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), partXML("copy", 32*mib), files, "origin", CreateOptions{})
 	must(t, err)
 	if got := readVolumeBytes(t, p, "copy"); !bytes.Equal(got, append(data, make([]byte, 30*mib)...)) {
 		t.Error("the copy is not like its origin")
@@ -642,7 +602,7 @@ func TestACopyOnADeviceBeginsLast(t *testing.T) {
 	if !bytes.Equal(half, append(make([]byte, copiedLast), data[copiedLast:]...)) {
 		t.Error("just before its end it begins already, or lacks something")
 	}
-	must(t, p.DeleteVolume(t.Context(), "copy"))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "copy"))
 }
 
 // A tool that takes so long that nobody waits for it any more makes no volume that nobody fills.
@@ -654,13 +614,13 @@ func TestNoVolumeIsMadeTooLate(t *testing.T) {
 	calls := fakeTools(t, map[string]string{"lvcreate": "read line < " + slow + "; ln -s " + device + " " + dir + `/"$3"`})
 	d := newDaemon(t)
 	p := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name))
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	cutTime = 10 * time.Millisecond
 	defer func() { cutTime = answerTime }()
-	_, err := p.CreateVolume(t.Context(), partXML("late", 32*mib), CreateOptions{})
+	_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), partXML("late", 32*mib), CreateOptions{})
 	wantKind(t, err, fault.Timeout)
 	must(t, os.WriteFile(slow, []byte("go on\n"), 0o600))
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 || len(p.View().Volumes) != 0 {
 		t.Errorf("%v and %v are left (%v)", left, p.View().Volumes, err)
 	}
@@ -674,7 +634,7 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 	name, dir, _, calls := fakeGroup(t)
 	d := newDaemon(t)
 	p := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name))
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	v := d.volume(p, partXML("disk", 32*mib))
 	if v.Path != filepath.Join(dir, "disk") || v.Virtual != 32*mib || v.Kind != Block {
 		t.Errorf("volume %+v", v)
@@ -685,7 +645,7 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 	if path, format, err := d.Resolve("guests", "disk", ""); err != nil || path != v.Path || format != image.Raw {
 		t.Errorf("%s, %s, %v", path, format, err)
 	}
-	up, err := p.Upload(t.Context(), "disk", 0, 0)
+	up, err := p.Upload(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	must(t, err)
 	_, err = up.Write([]byte("QFI\xfb\x00\x00\x00\x03")) // what a guest writes makes it no qcow2 image
 	must(t, err)
@@ -693,15 +653,15 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 	if v, err = p.Volume("disk"); err != nil || v.Format != image.Raw || v.Virtual != 32*mib {
 		t.Errorf("%+v, %v", v, err)
 	}
-	must(t, p.WipeVolume(t.Context(), "disk", false))
+	must(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "disk", false))
 	release := openAsGuest(t, v.Path)
 	for _, err := range []error{
-		p.DeleteVolume(t.Context(), "disk"), p.WipeVolume(t.Context(), "disk", false), p.ResizeVolume(t.Context(), "disk", 40*mib, ResizeOptions{}),
+		p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), p.WipeVolume(t.Context(), scope.Daemon("a test"), "disk", false), p.ResizeVolume(t.Context(), scope.Daemon("a test"), "disk", 40*mib, ResizeOptions{}),
 	} {
 		wantKind(t, err, fault.Busy)
 	}
 	release()
-	must(t, p.DeleteVolume(t.Context(), "disk"))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"))
 	if got := calls(); !slices.Contains(got, "lvremove --yes "+name+"/disk") || dirNames(t, p) != "" {
 		t.Errorf("calls %q", got)
 	}
@@ -710,22 +670,22 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 	files := d.dirPool("files")
 	origin := d.volume(files, volXML("large", "qcow2", 40*mib, ""))
 	must(t, exec.CommandContext(t.Context(), "qemu-io", "-c", "write -P 7 36M 1M", origin.Path).Run())
-	_, err = p.CloneVolume(t.Context(), partXML("copy", 40*mib), files, "large", CreateOptions{})
+	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), partXML("copy", 40*mib), files, "large", CreateOptions{})
 	wantKind(t, err, fault.Failed)
 	if dirNames(t, p) != "" {
 		t.Error("half a copy is left")
 	}
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 }
 
 func TestMissingToolsAreNamedWithTheirPackage(t *testing.T) {
-	before := toolPath
-	toolPath = t.TempDir()
-	defer func() { toolPath = before }()
+	before := blockdev.ToolPath
+	blockdev.ToolPath = t.TempDir()
+	defer func() { blockdev.ToolPath = before }()
 	d := newDaemon(t)
 	for doc, pack := range map[string]string{logicalXML("/dev/x"): "package lvm2", diskXML("d", "/dev/null", "gpt"): "package fdisk"} {
 		p := d.pool(doc)
-		for _, err := range []error{p.Start(t.Context(), NoBuild), p.Build(t.Context(), KeepExisting)} {
+		for _, err := range []error{p.Start(t.Context(), scope.Daemon("a test"), NoBuild), p.Build(t.Context(), scope.Daemon("a test"), KeepExisting)} {
 			if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), pack) {
 				t.Errorf("%v, want %s", err, pack)
 			}
@@ -751,7 +711,7 @@ func FuzzCarvedReports(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if report, err := rows(string(text)); err == nil {
+		if report, err := blockdev.ParseReport(string(text)); err == nil {
 			for _, v := range (group{d}).volumes(report) {
 				doc, err := v.XML()
 				if err == nil {
@@ -762,12 +722,12 @@ func FuzzCarvedReports(f *testing.F) {
 				}
 			}
 		}
-		table, err := parseTable(string(text), 64*mib)
+		table, err := blockdev.ParseTable(string(text), 64*mib)
 		if err != nil {
 			return
 		}
-		for _, e := range table.free() {
-			if e.start >= e.end || e.end > 64*mib || e.start%align != 0 || e.end%align != 0 {
+		for _, e := range table.Free() {
+			if e.Start >= e.End || e.End > 64*mib || e.Start%blockdev.Align != 0 || e.End%blockdev.Align != 0 {
 				t.Fatalf("%+v in %s", e, text)
 			}
 		}

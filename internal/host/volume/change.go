@@ -11,18 +11,19 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// ResizeOptions change how a volume is resized.
+// ResizeOptions are options of ResizeVolume.
 type ResizeOptions struct {
-	Allocate bool // take the space that is added
+	Allocate bool // allocate the added space
 	Delta    bool // the size is a difference
-	Shrink   bool // allow to lose what lies beyond the new end
+	Shrink   bool // allow a loss of the data beyond the new end
 }
 
 // ResizeVolume changes the capacity of a volume, in bytes.
-func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o ResizeOptions) error {
-	return p.change(ctx, name, "resize", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
+func (p *Pool) ResizeVolume(ctx context.Context, sc scope.Scope, name string, size uint64, o ResizeOptions) error {
+	return p.change(ctx, sc, name, "resize", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
 		target, err := o.settle(v, size)
 		if err != nil {
 			return err
@@ -31,7 +32,7 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
 		}
 		if c := p.carver(); c != nil {
-			release, err := image.HoldToWrite(f) // a guest that begins now would have it end amid its data
+			release, err := image.LockToWrite(f) // a guest that starts now would see its end move
 			if err != nil {
 				return err
 			}
@@ -45,12 +46,12 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 				return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes more and the pool has %d", target-v.Virtual, view.Available)
 			}
 		}
-		key, err := p.passphrase(ctx, v)
+		key, err := p.passphrase(sc, v)
 		if err != nil {
 			return err
 		}
 		defer clear(key)
-		chain, err := p.pools.below(ctx, v)
+		chain, err := p.pools.below(ctx, sc, v)
 		if err != nil {
 			return err
 		}
@@ -59,12 +60,12 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 	})
 }
 
-// below opens what lies below a volume, if anything does.
-func (ps *Pools) below(ctx context.Context, v *Volume) (image.Chain, error) {
+// below opens the backing chain of a volume, if it has one.
+func (ps *Pools) below(ctx context.Context, sc scope.Scope, v *Volume) (image.Chain, error) {
 	if v.Backing == nil {
 		return nil, nil
 	}
-	chain, err := image.OpenChain(ctx, v.Path, v.Format)
+	chain, err := image.OpenChain(ctx, sc, v.Path, v.Format)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +77,7 @@ func (ps *Pools) below(ctx context.Context, v *Volume) (image.Chain, error) {
 	return chain[1:], nil
 }
 
-// settle gives the capacity that is asked for.
+// settle computes the requested capacity.
 func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
 	target := size
 	switch {
@@ -89,24 +90,23 @@ func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
 		target = v.Virtual + size
 	}
 	if target < v.Virtual && !o.Shrink {
-		return 0, fault.New(fault.Invalid, fault.Volume, "cannot shrink it from %d to %d bytes unless told to shrink: the data beyond are lost", v.Virtual, target)
+		return 0, fault.New(fault.Invalid, fault.Volume, "cannot shrink it from %d to %d bytes without the flag for shrinking: the data beyond the new end are lost", v.Virtual, target)
 	}
 	return target, nil
 }
 
-// WipeVolume overwrites all data of a volume with zeros or, with trim, gives
-// the blocks back to the storage. A qcow2 image is an empty one after that;
-// encrypted images, and those of other formats than raw and qcow2, are left as zeros.
-func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
-	return p.change(ctx, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
+// WipeVolume overwrites all data of a volume with zeros or, with trim, discards its blocks. Afterwards a qcow2
+// image is empty; encrypted images and images of formats other than raw and qcow2 are left as zeros.
+func (p *Pool) WipeVolume(ctx context.Context, sc scope.Scope, name string, trim bool) error {
+	return p.change(ctx, sc, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
 		if err := unused(f); err != nil {
 			return err
 		}
 		if v.Format != image.Qcow2 || v.Kind != File || v.locked() {
 			return erase(ctx, f, trim, j)
 		}
-		// What is erased tells no more what it was: that is noted before, in the file too, which says
-		// the same after a loss of power.
+		// Erased data no longer say what the volume was. So a record is written first, and a mark in the file,
+		// which survives a power loss together with the data.
 		marked := markHalf(f)
 		if err := f.Sync(); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync volume %q", name)
@@ -120,10 +120,10 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 		}
 		err := p.empty(ctx, f, *d.Remake, func() error { return erase(ctx, f, trim, j) })
 		if err != nil && p.pools.life.Err() != nil {
-			return err // the next daemon goes on with it
+			return err // the next daemon completes it
 		}
-		// The note is for a daemon that ends: of a wipe that failed its client is told, and
-		// may have other data in the volume by the time that a note would be followed.
+		// The record is for a daemon that ends. If the wipe fails, its client is told and may store other data
+		// before a record would be applied.
 		d.Remake, d.Marked = nil, false
 		err = errors.Join(err, p.declare(name, d))
 		unmarkHalf(filepath.Dir(v.Path), name)
@@ -131,7 +131,7 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 	})
 }
 
-// empty makes an image anew whose data are erased before.
+// empty makes an image again whose data were erased.
 func (p *Pool) empty(ctx context.Context, f *os.File, plan image.Plan, erase func() error) error {
 	if err := erase(); err != nil {
 		return err
@@ -151,9 +151,9 @@ func erase(ctx context.Context, f *os.File, trim bool, j *job) error {
 	return fault.Wrap(f.Sync(), fault.Failed, fault.Volume, "cannot sync")
 }
 
-// change runs work on a volume that nobody else works on, with its file open
-// to write, and reads the volume again.
-func (p *Pool) change(ctx context.Context, name, verb string, work func(context.Context, *job, *Volume, *os.File) error) error {
+// change marks a volume as worked on by one job, opens its file for writing, runs work, and reads the volume
+// again.
+func (p *Pool) change(ctx context.Context, sc scope.Scope, name, verb string, work func(context.Context, *job, *Volume, *os.File) error) error {
 	v, err := p.Volume(name)
 	if err != nil {
 		return err
@@ -161,11 +161,11 @@ func (p *Pool) change(ctx context.Context, name, verb string, work func(context.
 	if v.Kind == Directory {
 		return fault.New(fault.Unsupported, fault.Volume, "cannot %s volume %q: it is a directory", verb, name)
 	}
-	j, err := p.begin(ctx, name, verb, true)
+	j, err := p.begin(sc, name, verb, true)
 	if err != nil {
 		return err
 	}
-	err = p.beside(ctx, name, func(ctx context.Context) error {
+	err = p.beside(ctx, sc, name, func(ctx context.Context) error {
 		f, v, err := p.open(ctx, name, unix.O_RDWR)
 		if err != nil {
 			return err
@@ -186,14 +186,14 @@ func (p *Pool) change(ctx context.Context, name, verb string, work func(context.
 	return nil
 }
 
-// open opens a volume's file to change it, and looks at it again.
+// open opens a volume's file for a change, and checks it again.
 func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volume, error) {
 	d, err := p.active()
 	if err != nil {
 		return nil, nil, err
 	}
 	f, err := ask(ctx, p.lane, answerTime, func() (*os.File, error) {
-		if d.carver() != nil { // a link to it is the kernel's own
+		if d.carver() != nil { // the kernel makes these links itself
 			return image.OpenAs(filepath.Join(d.target, name), mode)
 		}
 		if err := p.look(d, name); err != nil {
@@ -213,7 +213,7 @@ func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volu
 }
 
 // DeleteVolume removes a volume.
-func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
+func (p *Pool) DeleteVolume(ctx context.Context, sc scope.Scope, name string) error {
 	d, err := p.active()
 	if err != nil {
 		return err
@@ -222,10 +222,10 @@ func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.begin(ctx, name, "delete", true); err != nil {
+	if _, err := p.begin(sc, name, "delete", true); err != nil {
 		return err
 	}
-	err = p.beside(ctx, name, func(ctx context.Context) error {
+	err = p.beside(ctx, sc, name, func(ctx context.Context) error {
 		if c := d.carver(); c != nil {
 			return p.uncut(d, c, v)
 		}
@@ -248,8 +248,7 @@ func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
 	return nil
 }
 
-// FreshVolume gives a volume as it is now if the file system answers at once,
-// else as it was.
+// FreshVolume returns a volume as it is now if the file system answers at once, else as it was last read.
 func (p *Pool) FreshVolume(ctx context.Context, name string) (*Volume, error) {
 	if _, err := p.Volume(name); err != nil {
 		return nil, err

@@ -7,11 +7,14 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// CloneVolume makes a volume as a document describes it, with the data of a
-// volume of this or of another pool.
-func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
+// CloneVolume makes a volume from a document, with the data of a volume of this or another pool.
+func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	w, err := parseVolume(doc, o.Validate)
 	if err != nil {
 		return nil, err
@@ -23,30 +26,30 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 	if origin.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "volume %q is a directory and cannot be cloned", source)
 	}
-	if _, err := from.begin(ctx, source, "copying", false); err != nil {
+	if _, err := from.begin(sc, source, "copying", false); err != nil {
 		return nil, err
 	}
-	return p.make(ctx, w, func() { from.end(source, clientOf(ctx)) }, func(ctx context.Context, j *job) (*draft, error) {
+	return p.make(ctx, sc, w, func() { from.end(source, sc.Client()) }, func(ctx context.Context, j *job) (*draft, error) {
 		if w.capacity == nil || *w.capacity < origin.Virtual {
 			w.capacity = &origin.Virtual
 		}
 		if p.carver() != nil {
-			return p.drawCarvedCopy(w, from, origin, o, j)
+			return p.drawCarvedCopy(sc, w, from, origin, o, j)
 		}
 		if w.isLike(origin) {
-			return p.drawCopy(w, from, origin, o, j), nil
+			return p.drawCopy(sc, w, from, origin, o, j), nil
 		}
-		return p.drawConversion(ctx, w, from, origin, o, j)
+		return p.drawConversion(ctx, sc, w, from, origin, o, j)
 	})
 }
 
-// isLike says whether a copy of the origin's bytes is what is wished for.
+// isLike says whether a copy of the origin's bytes satisfies the document.
 func (w *wish) isLike(origin *Volume) bool {
 	isRaw := func(f image.Format) bool { return f == image.Raw || f == image.ISO }
 	switch {
-	case origin.Problem != "" || origin.External:
+	case origin.Problem != "" || origin.ExternalData:
 		return false
-	case origin.locked() || w.encryption != nil: // a copy has keys of its own
+	case origin.locked() || w.encryption != nil: // a copy has its own keys
 		return false
 	case w.format != origin.Format && (!isRaw(w.format) || !isRaw(origin.Format)):
 		return false
@@ -61,10 +64,9 @@ func (w *wish) isLike(origin *Volume) bool {
 		(w.backing.Format == "" || w.backing.Format == origin.Backing.Format)
 }
 
-// drawCopy drafts a copy of bytes, which keeps format, options and backing
-// store. The copy is root's: it leads where whoever has the origin may go, and to nothing that was
-// not there when it was asked for.
-func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
+// drawCopy drafts a byte-for-byte copy, which keeps format, options and backing store. The copy belongs to
+// root, so it may only refer to files that the client may open and that existed when the copy was requested.
+func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
 	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated, copies: true}
 	isRaw := w.format == image.Raw || w.format == image.ISO
 	if isRaw {
@@ -74,17 +76,17 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 		d.space = 0
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
-		chain, err := p.pools.below(ctx, origin)
+		chain, err := p.pools.below(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
 		defer chain.Close()
-		source, err := from.openUnwritten(ctx, origin)
+		source, err := from.openUnwritten(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
 		defer source.Close()
-		if err := image.CheckLent(source, origin.Format); err != nil {
+		if err := image.CheckRecord(source, origin.Format); err != nil {
 			return err
 		}
 		if isRaw && !o.Reflink {
@@ -98,7 +100,7 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 			err = image.CopyBytes(ctx, source, f, j.progress)
 		}
 		if err == nil {
-			err = origin.LikeIn(f)
+			err = origin.CheckSameBacking(f)
 		}
 		if err != nil || *w.capacity == origin.Virtual {
 			return err
@@ -108,30 +110,29 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 	return d
 }
 
-// drawConversion drafts a copy of what a guest would read, with all layers of
-// the origin in one.
-func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+// drawConversion drafts a copy of the data that a guest would read, with all layers of the origin merged.
+func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "a copy in another format or without its backing store cannot share blocks; copy without reflink")
 	case w.backing != nil:
-		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy whose format, options or backing store are not those of its source; leave it out to get a full copy")
+		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy whose format, options or backing store are not those of its source; omit it to get a full copy")
 	}
 	if origin.locked() && w.encryption == nil {
-		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; say in <encryption> with which secret the copy is encrypted", origin.Name)
+		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; name in <encryption> the secret for the copy", origin.Name)
 	}
-	d, err := p.draw(ctx, w, o)
+	d, err := p.draw(ctx, sc, w, o)
 	if err != nil {
 		return nil, err
 	}
 	d.copies = true
 	d.fill = func(ctx context.Context, f *os.File) error {
-		source, err := from.openUnwritten(ctx, origin)
+		source, err := from.openUnwritten(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
 		_ = source.Close() // opened to read
-		chain, err := image.OpenChain(ctx, origin.Path, origin.Format)
+		chain, err := image.OpenChain(ctx, sc, origin.Path, origin.Format)
 		if err != nil {
 			return err
 		}
@@ -140,7 +141,7 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 			return err
 		}
 		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
-		if c.FromKey, err = from.passphrase(ctx, origin); err != nil {
+		if c.FromKey, err = from.passphrase(sc, origin); err != nil {
 			return err
 		}
 		defer clear(c.FromKey)
@@ -156,8 +157,8 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 	return d, nil
 }
 
-// believe refuses what lies below an image by nothing but bytes that a guest may have
-// written, unless that is a volume too: copies of files of the host are nobody's disks.
+// believe refuses an undeclared backing file unless it is a volume too. A guest may have written the header,
+// so a copy could otherwise expose any file of the host.
 func (ps *Pools) believe(v *Volume, chain image.Chain) error {
 	if v.claims == "" {
 		return nil
@@ -171,11 +172,10 @@ func (ps *Pools) believe(v *Volume, chain image.Chain) error {
 	return nil
 }
 
-// openUnwritten opens a volume to read, unless a guest writes to it: a copy of
-// that would be one of no moment.
-func (p *Pool) openUnwritten(ctx context.Context, v *Volume) (*os.File, error) {
+// openUnwritten opens a volume for reading, unless a guest writes to it: the copy would mix different moments.
+func (p *Pool) openUnwritten(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
 	return ask(ctx, p.lane, answerTime, func() (*os.File, error) {
-		f, err := p.openToRead(ctx, v)
+		f, err := p.openToRead(sc, v)
 		if err != nil {
 			return nil, err
 		}

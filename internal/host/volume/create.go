@@ -10,14 +10,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// CreateOptions change how a volume is made.
+// CreateOptions are options of CreateVolume.
 type CreateOptions struct {
-	// Validate refuses what no version of the document's format knows.
+	// Validate refuses elements that no version of the format knows.
 	Validate bool
-	// Metadata lays out the tables of a qcow2 image in advance, and all its
-	// space where the allocation asked for is the capacity.
+	// Metadata allocates the tables of a qcow2 image in advance, and all of its space if the requested
+	// allocation is the capacity.
 	Metadata bool
 	// Reflink makes a copy share the blocks of its source, or fails.
 	Reflink bool
@@ -26,34 +27,34 @@ type CreateOptions struct {
 // draft is a volume that is about to be made.
 type draft struct {
 	plan image.Plan
-	// space is what will be taken at once, in bytes.
+	// space is the space to allocate at once, in bytes.
 	space uint64
-	// fill writes the new volume's file, which is empty.
+	// fill writes the new, empty file.
 	fill func(ctx context.Context, f *os.File) error
-	// copies says that it brings data along, which are on disk when the volume is said to be made:
-	// what they were copied from may be removed then.
+	// copies says that data are copied into it. They are synced before the volume is reported as made, because
+	// the source may be removed then.
 	copies bool
 }
 
-// believed closes a file that was written. What its header, if it has one now, leads to beyond what
-// ctx lets be opened stays noted.
-func believed(ctx context.Context, f *os.File) error {
+// believed closes a file that was written. If its header now refers to files that ctx may not open, that stays
+// recorded.
+func believed(ctx context.Context, sc scope.Scope, f *os.File) error {
 	again, err := image.Reopen(int(f.Fd()), f.Name(), os.O_RDONLY)
 	if err = errors.Join(fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing"), err); again == nil {
 		return err
 	}
 	defer again.Close()
 	if err == nil {
-		_ = image.Believe(ctx, again)
+		_ = image.RemoveRecordOfCopy(ctx, sc, again)
 	}
 	return err
 }
 
-// written fills the file. Bytes without a header are another's word: what they may be to whom the
-// volume is an image leads nowhere that ctx does not.
+// written fills the file. Raw bytes come from outside and could be an image header: a header may not refer to
+// files that ctx may not open.
 func (d *draft) written(ctx context.Context, f *os.File) error {
 	if !d.plan.Format.IsLayered() {
-		if err := image.Distrust(f); err != nil {
+		if err := image.RecordBeforeWrite(f); err != nil {
 			return err
 		}
 	}
@@ -61,7 +62,10 @@ func (d *draft) written(ctx context.Context, f *os.File) error {
 }
 
 // CreateVolume makes a volume as a document describes it.
-func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*Volume, error) {
+func (p *Pool) CreateVolume(ctx context.Context, sc scope.Scope, doc string, o CreateOptions) (*Volume, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	w, err := parseVolume(doc, o.Validate)
 	if err != nil {
 		return nil, err
@@ -69,11 +73,11 @@ func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*
 	if o.Reflink {
 		return nil, fault.New(fault.Invalid, fault.Volume, "a new volume has no source to share blocks with")
 	}
-	return p.make(ctx, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+	return p.make(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
 		if p.carver() != nil {
 			return drawCarved(w, o)
 		}
-		d, err := p.draw(ctx, w, o)
+		d, err := p.draw(ctx, sc, w, o)
 		if err != nil {
 			return nil, err
 		}
@@ -82,14 +86,14 @@ func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*
 	})
 }
 
-// draw makes a draft of a wish, looking at the backing store that it names.
-func (p *Pool) draw(ctx context.Context, w *wish, o CreateOptions) (*draft, error) {
+// draw drafts a volume, and checks the backing store that it names.
+func (p *Pool) draw(ctx context.Context, sc scope.Scope, w *wish, o CreateOptions) (*draft, error) {
 	d := &draft{plan: image.Plan{
 		Format: w.format, NoCOW: w.noCOW,
 		Compat: w.compat, ClusterSize: w.clusterSize, LazyRefcounts: w.lazy, ExtendedL2: w.extended,
 	}}
 	if w.backing != nil {
-		below, err := p.pools.base(ctx, w.backing)
+		below, err := p.pools.base(ctx, sc, w.backing)
 		if err != nil {
 			return nil, err
 		}
@@ -105,9 +109,8 @@ func (p *Pool) draw(ctx context.Context, w *wish, o CreateOptions) (*draft, erro
 	return d, p.pools.locked(d.plan, w.encryption, func(plan image.Plan) error { return plan.Check() })
 }
 
-// allocate settles what space is taken at once. A raw volume takes what its
-// allocation says, and all where that is not given; one with a format takes
-// none unless told to.
+// allocate decides how much space is allocated at once. A raw volume allocates what its allocation says, and
+// everything by default. An image with a format allocates nothing unless asked.
 func (d *draft) allocate(allocation *uint64, metadata bool) {
 	whole := allocation == nil || *allocation >= d.plan.Virtual
 	isRaw := d.plan.Format == image.Raw || d.plan.Format == image.ISO || d.plan.Format == image.LUKS
@@ -123,9 +126,9 @@ func (d *draft) allocate(allocation *uint64, metadata bool) {
 	}
 }
 
-// base looks at a backing store with all below it. Its format is the declared
-// one, else that of the volume it is, else raw if it looks like nothing else.
-func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error) {
+// base inspects a backing store and its whole chain. Its format is the declared one, else that of the volume,
+// else raw if the bytes look like no other format.
+func (ps *Pools) base(ctx context.Context, sc scope.Scope, b *image.Backing) (image.Info, error) {
 	format := b.Format
 	if format == "" {
 		if _, v, err := ps.ByPath(b.Name); err == nil {
@@ -134,7 +137,7 @@ func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error)
 			}
 		}
 	}
-	chain, err := image.OpenChain(ctx, b.Name, format)
+	chain, err := image.OpenChain(ctx, sc, b.Name, format)
 	if err != nil {
 		return image.Info{}, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot use backing store %s", b.Name)
 	}
@@ -142,30 +145,29 @@ func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error)
 	return chain[0].Info, nil
 }
 
-// make makes a volume's file: it takes the name, has it filled, gives it its
-// owner and shows it. What fails half way is removed again. After is called
-// once, when nothing is done any more.
-func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
+// make makes a volume's file: it reserves the name, fills the file, sets its owner and shows the volume. On
+// failure it removes the file again. after is called once, when no work is left.
+func (p *Pool) make(ctx context.Context, sc scope.Scope, w *wish, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
 	if _, err := p.Volume(w.name); err == nil {
 		after()
-		return nil, fault.New(fault.Exists, fault.Volume, "volume %q exists already in pool %q", w.name, p.name)
+		return nil, fault.New(fault.Exists, fault.Volume, "volume %q already exists in pool %q", w.name, p.name)
 	}
-	if err := errors.Join(allowed(ctx, p.name, w.name), w.perms.keep(ctx)); err != nil {
+	if err := errors.Join(sc.ReserveVolume(p.name, w.name), w.perms.keep(sc)); err != nil {
 		after()
 		return nil, err
 	}
-	j, err := p.begin(ctx, w.name, "creation", true)
+	j, err := p.begin(sc, w.name, "creation", true)
 	if err != nil {
 		after()
 		return nil, err
 	}
-	err = p.beside(ctx, w.name, func(ctx context.Context) error {
+	err = p.beside(ctx, sc, w.name, func(ctx context.Context) error {
 		defer after()
 		d, err := draw(ctx, j)
 		if err != nil {
 			return err
 		}
-		return p.lay(ctx, w, d)
+		return p.lay(ctx, sc, w, d)
 	})
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot create volume %q in pool %q", w.name, p.name)
@@ -173,8 +175,8 @@ func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(contex
 	return p.Volume(w.name)
 }
 
-// lay makes the file of a volume that is drawn.
-func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
+// lay makes the file of a drafted volume.
+func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error {
 	used, err := p.active()
 	if err != nil {
 		return err
@@ -199,8 +201,8 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 	if err == nil {
 		err = setPermissions(f, w.perms, fault.Volume)
 	}
-	if err == nil { // a file server may refuse what was written no earlier than now
-		err = believed(ctx, f)
+	if err == nil { // a file server may refuse the data as late as now
+		err = believed(ctx, sc, f)
 	}
 	if err == nil {
 		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode, Encryption: w.encryption})
@@ -211,8 +213,8 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 	return err
 }
 
-// reserve makes the file of a volume to be and shows the volume, so that its
-// progress can be seen. The file has its name once it is noted as half made.
+// reserve makes a volume's file and shows the volume, so that its progress is visible. The file gets its name
+// after the record says that it is half made.
 func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
 	type made struct {
 		f      *os.File
@@ -251,7 +253,7 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 	return m.f, m.inode, nil
 }
 
-// christen gives a volume's file its name, in the lane, and shows the volume.
+// christen names a volume's file, in the lane, and shows the volume.
 func (p *Pool) christen(d *definition, name string, f *os.File, inode uint64, plan image.Plan) error {
 	if err := nameFile(f, d.target, name); err != nil {
 		return err
@@ -264,7 +266,7 @@ func (p *Pool) christen(d *definition, name string, f *os.File, inode uint64, pl
 	return nil
 }
 
-// complete records a volume as made and reads it.
+// complete records that a volume is complete and reads it.
 func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
 	if err := p.declare(name, d); err != nil {
 		return err
@@ -279,7 +281,7 @@ func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
 	})
 }
 
-// discard removes a volume that was not completed.
+// discard removes an incomplete volume.
 func (p *Pool) discard(name string, inode uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.pools.life), closeTime)
 	defer cancel()
@@ -294,18 +296,18 @@ func (p *Pool) discard(name string, inode uint64) {
 		})
 	}
 	if fault.Is(err, fault.Busy) {
-		p.pools.log.Warn("a volume that was not made to its end stays, for a guest has it", "pool", p.name, "volume", name, "error", err)
+		p.pools.log.Warn("incomplete volume kept: a guest has it open", "pool", p.name, "volume", name, "error", err)
 		return
 	}
 	if err != nil {
-		// Its record says that it is half made: the next start of the pool removes it.
-		p.pools.log.Warn("cannot remove half-made volume", "pool", p.name, "volume", name, "error", err)
+		// Its record says that it is half made, so the next start of the pool removes it.
+		p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", name, "error", err)
 		return
 	}
 	p.undeclare(name)
 }
 
-// isLent says whether a guest has begun with a file that is being made, between two steps of that.
+// isLent says whether a guest has opened a file that is being made.
 func isLent(target, name string, inode uint64) bool {
 	f, err := openFile(target, name, unix.O_RDONLY)
 	if err != nil {
@@ -316,7 +318,7 @@ func isLent(target, name string, inode uint64) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Ino == inode && image.InUse(f) != image.Unused
 }
 
-// leaveTo leaves such a file to the guest, whose disk it is: it does not say any more that it is half made, whatever its record does.
+// leaveTo keeps such a file for the guest: the mark that it is half made is removed, whatever its record says.
 func (p *Pool) leaveTo(target, name string) error {
 	unmarkHalf(target, name)
 	p.mu.Lock()
@@ -326,7 +328,7 @@ func (p *Pool) leaveTo(target, name string) error {
 	return p.declare(name, d)
 }
 
-// show and hide change one volume of the view of a pool that is still the same.
+// show and hide change one volume of a pool's view, if the pool still has the same definition.
 func (p *Pool) show(d *definition, v *Volume) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -345,7 +347,7 @@ func (p *Pool) hide(d *definition, name string) {
 	}
 }
 
-// reread looks at one volume and at the pool's sizes again.
+// reread reads one volume and the pool's sizes again.
 func (p *Pool) reread(ctx context.Context, name string) error {
 	d, err := p.active()
 	if err != nil {
@@ -354,7 +356,7 @@ func (p *Pool) reread(ctx context.Context, name string) error {
 	return tell(ctx, p.lane, func() error { return p.look(d, name) })
 }
 
-// look is reread in the lane.
+// look is reread, in the lane.
 func (p *Pool) look(d *definition, name string) error {
 	if c := d.carver(); c != nil {
 		return p.surveyOne(c, d, name)
@@ -374,8 +376,8 @@ func (p *Pool) look(d *definition, name string) error {
 	return p.remeasure(d)
 }
 
-// remeasure takes the sizes of the pool's file system, in the lane. Those of
-// block devices change with their volumes only.
+// remeasure reads the sizes of the pool's file system, in the lane. Those of block devices change only with
+// their volumes.
 func (p *Pool) remeasure(d *definition) error {
 	if d.carver() != nil {
 		return nil

@@ -11,22 +11,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 )
 
-// Declared gathers from the records of a store in which formats volumes were made, for who
-// takes definitions elsewhere. What a guest has written into a raw volume may look like another
-// format, and there nobody knows better.
+// Declared collects from the records of a store the formats in which volumes were made, for an export to
+// another daemon. A guest may write a raw volume that looks like another format, and the other daemon would
+// not know.
 type Declared struct {
 	pools map[string]*definition // by name
-	uuids map[string]string      // of those
-	made  map[string]declaration // by the key of the record
+	uuids map[string]string      // of the pools
+	made  map[string]declaration // by key of the record
 }
 
-// Take takes a record of whatever kind in.
+// Take adds a record of any kind.
 func (d *Declared) Take(kind, key string, version int, body []byte) {
 	switch kind {
 	case poolKind.Name:
 		var r poolRecord
 		if poolKind.Decode(key, version, body, &r) != nil {
-			return // whoever exports it says so
+			return // the export reports it
 		}
 		if def, err := parsePool(r.Saved, key, false); err == nil {
 			if d.pools == nil {
@@ -45,8 +45,8 @@ func (d *Declared) Take(kind, key string, version int, body []byte) {
 	}
 }
 
-// Format gives the one in which a volume was made, as a guest's definition calls it; "" where
-// that is not known, or the file is another one by now.
+// Format returns the declared format of a volume in the terms of a guest's definition. It is "" if that is
+// unknown, or if the file is another one by now.
 func (d *Declared) Format(pool, volume string) string {
 	def := d.pools[pool]
 	made, known := d.made[d.uuids[pool]+"/"+volume]

@@ -16,12 +16,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Type is what sort of storage a pool is.
+// Type is the type of a pool's storage.
 type Type string
 
-// The types that are built.
+// The supported types.
 const (
-	Dir   Type = "dir"   // a directory as it is
+	Dir   Type = "dir"   // an existing directory
 	FS    Type = "fs"    // a file system on a block device, mounted
 	NetFS Type = "netfs" // an export of another host, mounted
 
@@ -29,12 +29,12 @@ const (
 	Disk    Type = "disk"    // a block device, whose partitions are the volumes
 )
 
-// permissions are a file's mode and owner; -1 where nothing was asked for.
+// permissions are a file's mode and owner; -1: not set.
 type permissions struct{ mode, owner, group int }
 
 var noPermissions = permissions{-1, -1, -1}
 
-// definition is what was understood of a pool's document. It is immutable.
+// definition is the parsed document of a pool. It is immutable.
 type definition struct {
 	kind   Type
 	name   string
@@ -45,19 +45,19 @@ type definition struct {
 	device   string // fs, disk: the block device
 	host     string // netfs
 	dir      string // netfs: the path of the export
-	format   string // fs, netfs: of the file system, "auto" leaves it to mount; logical: lvm2; disk: of the partition table
+	format   string // fs, netfs: the file system, "auto" lets mount detect it; logical: lvm2; disk: the partition table
 	protocol string // netfs: version of the protocol, "" for any
 
-	copyOnWrite string // dir, fs: "yes" or "no" for files made in the target, on btrfs; "" leaves it to the file system
+	copyOnWrite string // dir, fs: "yes" or "no" for new files in the target, on btrfs; "": the file system's default
 
 	group   string   // logical: name of the volume group
-	devices []string // logical: what the group is made of; needed to build only
+	devices []string // logical: the group's devices, needed only by build
 }
 
-// maxName bounds names of pools and volumes: what a file name can have.
+// maxName bounds names of pools and volumes, in bytes (NAME_MAX).
 const maxName = 255
 
-// checkName refuses names that would be paths, or that no line of a list can hold.
+// checkName refuses names that are paths or contain control characters.
 func checkName(s fault.Subject, name string) error {
 	switch {
 	case name == "":
@@ -72,8 +72,7 @@ func checkName(s fault.Subject, name string) error {
 	return nil
 }
 
-// parsePool understands the document of a pool. Id is the UUID to give it
-// where the document has none; "" makes a new one.
+// parsePool parses the document of a pool. id is the UUID for a document without one; "" makes a new one.
 func parsePool(doc, id string, validate bool) (*definition, error) {
 	root, err := xmltree.Parse(doc)
 	if err != nil {
@@ -107,7 +106,7 @@ func parsePool(doc, id string, validate bool) (*definition, error) {
 	return d, explainLoss(root, d.understood(), &libvirtxml.StoragePool{}, validate, d.unused())
 }
 
-// readFeatures takes whether files are copied on write.
+// readFeatures reads whether files are copied on write.
 func (d *definition) readFeatures(features *xmltree.Element) error {
 	switch d.copyOnWrite = attr(features.Child("cow"), "state"); {
 	case d.copyOnWrite == "":
@@ -119,8 +118,8 @@ func (d *definition) readFeatures(features *xmltree.Element) error {
 	return nil
 }
 
-// absent are libvirt's types that are not built, with what serves instead. Disks of type
-// network are not built either, so that none of these says so.
+// absent are libvirt's types that are not supported, each with an alternative. Disks of type network are not
+// supported either, so no text proposes them.
 var absent = map[Type]string{
 	"iscsi":        "log in on the host (iscsiadm), and give guests the device under /dev/disk/by-path as a disk of type block, or make a pool of type disk or logical of it",
 	"iscsi-direct": "log in on the host (iscsiadm), and give guests the device under /dev/disk/by-path as a disk of type block, or make a pool of type disk or logical of it",
@@ -143,7 +142,7 @@ func checkType(t Type) error {
 	if why, ok := absent[t]; ok {
 		return fault.New(fault.Unsupported, fault.Config, "pools of type %q are not built: %s", t, why)
 	}
-	return fault.New(fault.Invalid, fault.XML, "pool type %q is not known", t)
+	return fault.New(fault.Invalid, fault.XML, "unknown pool type %q", t)
 }
 
 func (d *definition) readUUID(text string) error {
@@ -161,31 +160,30 @@ func (d *definition) readUUID(text string) error {
 	return nil
 }
 
-// readTarget takes where the volumes are. For what is cut out of block devices
-// the kernel says that, and it can be left out.
+// readTarget reads the folder of the volumes. For block devices the kernel decides that, and it may be
+// omitted.
 func (d *definition) readTarget(path string) error {
 	if path == "" && d.carver() != nil {
 		return nil
 	}
 	if path != "" && !filepath.IsAbs(path) {
-		path = "/" + path // the folder that libvirt's daemon works in
+		path = "/" + path // libvirt's daemon works in /
 	}
 	var err error
 	d.target, err = cleanPath(path)
 	return fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable target", d.name)
 }
 
-// fixTarget sets where the kernel shows the volumes.
+// fixTarget sets the folder in which the kernel shows the volumes.
 func (d *definition) fixTarget(path string) error {
 	if d.target != "" && d.target != path {
-		return fault.New(fault.Unsupported, fault.Config, "the volumes of pool %q are in %s, and not in %s; leave out the target", d.name, path, d.target)
+		return fault.New(fault.Unsupported, fault.Config, "the volumes of pool %q are in %s, and not in %s; omit the target", d.name, path, d.target)
 	}
 	d.target = path
 	return nil
 }
 
-// place is what no two pools can share: the directory with the volumes, or the
-// disk where that is /dev.
+// place is what two pools cannot share: the directory of the volumes or, if that is /dev, the disk.
 func (d *definition) place() string {
 	if d.kind == Disk {
 		return d.device
@@ -193,7 +191,7 @@ func (d *definition) place() string {
 	return d.target
 }
 
-// cleanPath takes an absolute path and gives it in its shortest form.
+// cleanPath checks an absolute path and returns its shortest form.
 func cleanPath(path string) (string, error) {
 	switch {
 	case path == "":
@@ -201,13 +199,13 @@ func cleanPath(path string) (string, error) {
 	case !filepath.IsAbs(path):
 		return "", fault.New(fault.Invalid, fault.XML, "path %q is not absolute", path)
 	case !utf8.ValidString(path) || strings.ContainsFunc(path, unicode.IsControl) || len(path) >= 4096:
-		return "", fault.New(fault.Invalid, fault.XML, "path %q is no path", path)
+		return "", fault.New(fault.Invalid, fault.XML, "path %q is not a valid path", path)
 	}
 	return filepath.Clean(path), nil
 }
 
-// readPermissions takes mode (octal), owner and group (numbers, -1 for "as it comes"). A
-// mode has no set-user-id bit: whoever fills a volume would else make programs of root's.
+// readPermissions reads mode (octal), owner and group (numbers; -1: unchanged). A mode cannot have the
+// set-user-ID bit: the client that fills a volume could otherwise make programs that run as root.
 func readPermissions(e *xmltree.Element) (permissions, error) {
 	p := noPermissions
 	for _, field := range []struct {
@@ -222,15 +220,14 @@ func readPermissions(e *xmltree.Element) (permissions, error) {
 		}
 		n, err := strconv.ParseInt(text, field.base, 64)
 		if err != nil || n < 0 || n > field.max {
-			return p, fault.New(fault.Invalid, fault.XML, "permissions: %s %q is no number in range", field.name, text)
+			return p, fault.New(fault.Invalid, fault.XML, "permissions: %s %q is not a number in range", field.name, text)
 		}
 		*field.into = int(n)
 	}
 	return p, nil
 }
 
-// Formats of the file systems that mount and mkfs are asked for; the first is
-// what a document without one means.
+// Formats of file systems for mount and mkfs; the first is the default.
 var (
 	fsFormats    = []string{"auto", "ext2", "ext3", "ext4", "ufs", "iso9660", "udf", "gfs", "gfs2", "vfat", "hfs+", "xfs", "ocfs2"}
 	netFSFormats = []string{"auto", "nfs", "glusterfs", "cifs"}
@@ -265,14 +262,14 @@ func (d *definition) readSource(source *xmltree.Element) error {
 		return fault.New(fault.Invalid, fault.XML, "pool %q has no usable source host: %q", d.name, d.host)
 	}
 	if !protocolVersion.MatchString(d.protocol) {
-		return fault.New(fault.Invalid, fault.XML, "protocol version %q is no version", d.protocol)
+		return fault.New(fault.Invalid, fault.XML, "protocol version %q is not a version", d.protocol)
 	}
 	d.dir, err = exportPath(attr(source.Child("dir"), "path"))
 	return fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable source directory", d.name)
 }
 
-// exportPath takes the path of an export, or the name of a share or a volume, which has no slash
-// at its beginning. It is only ever read behind the name of a host.
+// exportPath checks the path of an export, or the name of a share or a volume, which does not begin with a
+// slash. It is only used after the name of a host.
 func exportPath(path string) (string, error) {
 	if path == "" || filepath.IsAbs(path) {
 		return cleanPath(path)
@@ -287,7 +284,7 @@ var (
 	protocolVersion = regexp.MustCompile(`^[0-9]?(\.[0-9])?$`)
 )
 
-// attr gives an attribute of an element that may be missing.
+// attr returns an attribute of an element that may be missing.
 func attr(e *xmltree.Element, name string) string {
 	if e == nil {
 		return ""
@@ -295,7 +292,7 @@ func attr(e *xmltree.Element, name string) string {
 	return e.Attr(name)
 }
 
-// source gives what mount is to mount.
+// source returns the source argument of mount.
 func (d *definition) source() string {
 	switch {
 	case d.kind == FS:

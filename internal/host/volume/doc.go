@@ -22,6 +22,7 @@
 // something is taken only when told to overwrite, and one in use never.
 //
 // What belongs here: what a pool is, where its volumes are, and who works on
-// them. What does not: the layout of an image (room image) and who uses a
-// volume as a disk (room guest).
+// them. What does not: the tools for block devices and their reports (package
+// blockdev below), the layout of an image (room image) and who uses a volume
+// as a disk (room guest).
 package volume

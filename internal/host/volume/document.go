@@ -13,11 +13,12 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// element makes an element with children in order; nil ones are left out.
+// element makes an element with children in order; nil children are left out.
 func element(name string, children ...*xmltree.Element) *xmltree.Element {
 	e := &xmltree.Element{Name: name}
 	for _, c := range children {
@@ -37,7 +38,7 @@ func (f field) on(e *xmltree.Element) *xmltree.Element {
 	return e
 }
 
-// field is an attribute to be.
+// field is an attribute to add.
 type field struct{ name, value string }
 
 func bytesElement(name string, n uint64) *xmltree.Element {
@@ -65,31 +66,31 @@ func (p permissions) element() *xmltree.Element {
 	return e
 }
 
-// understood gives all three, for comparison with what was submitted.
+// understood returns all three elements, for comparison with the submitted document.
 func (p permissions) understood() *xmltree.Element {
 	return element("permissions", textElement("mode", "0"), textElement("owner", "0"), textElement("group", "0"))
 }
 
-// space is how much a pool holds, in bytes.
+// space is the size of a pool, in bytes.
 type space struct {
 	capacity, allocation, available uint64
-	free                            []extent // disk: where there is room for partitions
+	free                            []blockdev.Extent // disk: free extents for partitions
 }
 
-// document gives the definition in libvirt's order.
+// document returns the definition's XML in libvirt's order.
 func (d *definition) document(s space) *xmltree.Element {
 	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid),
 		bytesElement("capacity", s.capacity), bytesElement("allocation", s.allocation), bytesElement("available", s.available),
 		d.featuresElement(), d.sourceElement(s.free), element("target", textElement("path", d.target), d.perms.element())))
 }
 
-// understood gives all that was understood, for comparison. Values do not count there.
+// understood returns every supported element, for comparison. Values do not matter there.
 func (d *definition) understood() *xmltree.Element {
 	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(nil),
 		(&definition{copyOnWrite: "no"}).featuresElement(), element("target", textElement("path", d.target), d.perms.understood())))
 }
 
-// featuresElement tells whether files in the pool's folder are copied on write; nil where nothing was said.
+// featuresElement says whether files in the pool's folder are copied on write; nil if that is not set.
 func (d *definition) featuresElement() *xmltree.Element {
 	if d.copyOnWrite == "" {
 		return nil
@@ -97,7 +98,7 @@ func (d *definition) featuresElement() *xmltree.Element {
 	return element("features", field{"state", d.copyOnWrite}.on(element("cow")))
 }
 
-func (d *definition) sourceElement(free []extent) *xmltree.Element {
+func (d *definition) sourceElement(free []blockdev.Extent) *xmltree.Element {
 	source := element("source")
 	switch d.kind {
 	case FS:
@@ -115,7 +116,7 @@ func (d *definition) sourceElement(free []extent) *xmltree.Element {
 	case Disk:
 		device := field{"path", d.device}.on(element("device"))
 		for _, e := range free {
-			device.Children = append(device.Children, e.element("freeExtent"))
+			device.Children = append(device.Children, extentElement("freeExtent", e))
 		}
 		source = element("source", device, typed("format", d.format))
 	case Dir:
@@ -125,11 +126,11 @@ func (d *definition) sourceElement(free []extent) *xmltree.Element {
 	return source
 }
 
-func (e extent) element(name string) *xmltree.Element {
-	return field{"end", strconv.FormatUint(e.end, 10)}.on(field{"start", strconv.FormatUint(e.start, 10)}.on(element(name)))
+func extentElement(name string, e blockdev.Extent) *xmltree.Element {
+	return field{"end", strconv.FormatUint(e.End, 10)}.on(field{"start", strconv.FormatUint(e.Start, 10)}.on(element(name)))
 }
 
-// source tells where a volume lies that is cut out of block devices; nil of a file.
+// source is the place of a volume on block devices; nil for a file.
 func (v *Volume) source() *xmltree.Element {
 	if len(v.extents) == 0 {
 		return nil
@@ -137,17 +138,16 @@ func (v *Volume) source() *xmltree.Element {
 	source := element("source")
 	var device *xmltree.Element
 	for _, e := range v.extents {
-		if device == nil || device.Attr("path") != e.device {
-			device = field{"path", e.device}.on(element("device"))
+		if device == nil || device.Attr("path") != e.Device {
+			device = field{"path", e.Device}.on(element("device"))
 			source.Children = append(source.Children, device)
 		}
-		device.Children = append(device.Children, e.element("extent"))
+		device.Children = append(device.Children, extentElement("extent", e))
 	}
 	return source
 }
 
-// format tells the format of an image or the usage of a partition; nil of a
-// logical volume, which has none.
+// format is the format of an image or the type of a partition; nil for a logical volume, which has neither.
 func (v *Volume) format() *xmltree.Element {
 	switch {
 	case v.usage != "":
@@ -161,8 +161,8 @@ func (v *Volume) format() *xmltree.Element {
 	return typed("format", string(v.Format))
 }
 
-// Paths in documents that ask for nothing: they tell of a state, so that a dumped
-// document can be submitted again, or libvirt does nothing by them.
+// Paths in documents that request nothing. They report state, so that a dumped document can be submitted
+// again, or libvirt ignores them.
 var (
 	poolStatus = map[string]bool{
 		"capacity": true, "allocation": true, "available": true, "source/device/freeExtent": true,
@@ -175,10 +175,10 @@ var (
 	}
 )
 
-// sourceParts are what a pool's source may hold.
+// sourceParts are the children of a pool's source.
 var sourceParts = []string{"host", "device", "dir", "adapter", "name", "initiator", "format", "auth", "protocol"}
 
-// unused gives poolStatus and what of a source a pool of this type has no use for.
+// unused returns poolStatus, and the children of the source that a pool of this type ignores.
 func (d *definition) unused() map[string]bool {
 	used := map[Type][]string{
 		FS: {"device", "format"}, NetFS: {"host", "dir", "format", "protocol", "auth"}, Logical: {"name", "device", "format"}, Disk: {"device", "format"},
@@ -195,8 +195,8 @@ func (d *definition) unused() map[string]bool {
 	return paths
 }
 
-// explainLoss refuses by name what libvirt would know in a document and what
-// was not understood of it. With validate it also refuses what nobody knows.
+// explainLoss refuses, by name, elements that libvirt knows and this package did not read. With validate it
+// also refuses elements that libvirt does not know.
 func explainLoss(submitted, understood *xmltree.Element, into libvirtxml.Document, validate bool, status map[string]bool) error {
 	unread := notStatus(xmltree.Unknown(submitted, understood), status)
 	if len(unread) == 0 {
@@ -222,7 +222,7 @@ func explainLoss(submitted, understood *xmltree.Element, into libvirtxml.Documen
 	return nil
 }
 
-// saying gives a document without the elements at its top that say nothing.
+// saying returns a document without the empty elements at its top.
 func saying(root *xmltree.Element) *xmltree.Element {
 	out := *root
 	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n xmltree.Node) bool {
@@ -232,10 +232,10 @@ func saying(root *xmltree.Element) *xmltree.Element {
 	return &out
 }
 
-// position is where an element stands among its like, in a path.
+// position matches the index of an element among its siblings, in a path.
 var position = regexp.MustCompile(`\[[0-9]+\]`)
 
-// notStatus leaves out the paths of a status and what is below them.
+// notStatus removes the paths of a status and the paths below them.
 func notStatus(paths []string, status map[string]bool) []string {
 	return slices.DeleteFunc(paths, func(path string) bool {
 		for p := position.ReplaceAllString(path, ""); p != "."; p = filepath.Dir(p) {
@@ -247,7 +247,7 @@ func notStatus(paths []string, status map[string]bool) []string {
 	})
 }
 
-// document gives a volume in libvirt's order.
+// document returns a volume's XML in libvirt's order.
 func (v *Volume) document() *xmltree.Element {
 	target := element("target", textElement("path", v.Path), v.format(), v.perms.element(), v.times(), v.encryptionElement())
 	if v.Compat != "" {
@@ -279,8 +279,8 @@ func features(lazy, extended bool) *xmltree.Element {
 	return e
 }
 
-// backing tells of the layer below what the header says of it. A format that
-// is not declared is not shown, because nobody is to believe it.
+// backing is the backing file, as the header names it. A format that is not declared is not shown, because no
+// client should trust it.
 func (v *Volume) backing() *xmltree.Element {
 	path := v.Backing.Name
 	if v.backingPath != "" {

@@ -10,13 +10,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// encryption is how a volume was asked to be encrypted.
+// encryption is the requested encryption of a volume.
 type encryption struct {
 	Secret string `json:"secret"` // UUID
-	// What is empty was left to QEMU.
+	// Empty values were left to QEMU.
 	Cipher string `json:"cipher,omitempty"`
 	Bits   uint   `json:"bits,omitempty"`
 	Mode   string `json:"mode,omitempty"`
@@ -25,8 +26,7 @@ type encryption struct {
 	IVHash string `json:"ivHash,omitempty"`
 }
 
-// encrypt reads how a volume is to be encrypted. LUKS is the only way: the older
-// one of qcow protects little.
+// encrypt parses the encryption of a volume. Only LUKS is supported: qcow's old encryption is weak.
 func (w *wish) encrypt(e *xmltree.Element) error {
 	if e == nil {
 		return nil
@@ -46,7 +46,7 @@ func (w *wish) encrypt(e *xmltree.Element) error {
 	if size := cipher.Attr("size"); size != "" {
 		bits, err := strconv.ParseUint(size, 10, 16)
 		if err != nil {
-			return fault.New(fault.Invalid, fault.XML, "a cipher's size of %q is no number of bits", size)
+			return fault.New(fault.Invalid, fault.XML, "the cipher size %q is not a number of bits", size)
 		}
 		w.encryption.Bits = uint(bits)
 	}
@@ -56,7 +56,7 @@ func (w *wish) encrypt(e *xmltree.Element) error {
 	return nil
 }
 
-// allOfEncryption is all that is understood of an encryption, for comparison.
+// allOfEncryption is every supported element of an encryption, for comparison.
 func allOfEncryption() *xmltree.Element {
 	full := &encryption{Secret: "x", Cipher: "x", Bits: 1, Mode: "x", Hash: "x", IV: "x", IVHash: "x"}
 	return full.element()
@@ -89,20 +89,19 @@ func (e *encryption) element() *xmltree.Element {
 	return root
 }
 
-// encryptionElement tells how a volume is encrypted, and with which secret if it
-// was made here.
+// encryptionElement is the encryption of a volume, with its secret if the volume was made here.
 func (v *Volume) encryptionElement() *xmltree.Element {
-	if !v.Encrypted || v.Old {
+	if !v.Encrypted || v.OldEncryption {
 		return nil
 	}
 	return v.encryption.element()
 }
 
-// locked reports whether a volume is read and written with a passphrase. Raw ones
-// that look encrypted are not: that is their guest's own doing.
+// locked says whether a volume is read and written with a passphrase. A raw volume that looks encrypted is
+// not: its guest encrypts it.
 func (v *Volume) locked() bool { return v.Encrypted && v.Format != image.Raw }
 
-// value gives the passphrase of an encryption, which the caller clears; nil of none.
+// value returns the passphrase of an encryption, which the caller clears; nil if there is none.
 func (ps *Pools) value(e *encryption) ([]byte, error) {
 	if e == nil {
 		return nil, nil
@@ -113,7 +112,7 @@ func (ps *Pools) value(e *encryption) ([]byte, error) {
 	return ps.secrets.Value(e.Secret)
 }
 
-// locked does something with a plan whose lock has its passphrase for as long.
+// locked runs do with a plan that has its passphrase only for that time.
 func (ps *Pools) locked(plan image.Plan, e *encryption, do func(image.Plan) error) error {
 	value, err := ps.value(e)
 	if err != nil {
@@ -121,22 +120,21 @@ func (ps *Pools) locked(plan image.Plan, e *encryption, do func(image.Plan) erro
 	}
 	if e != nil {
 		defer clear(value)
-		plan.Lock = &image.Lock{
-			Passphrase: value, Cipher: e.Cipher, Bits: e.Bits, Mode: e.Mode, Hash: e.Hash, IV: e.IV, IVHash: e.IVHash, Unlock: ps.unlock,
+		plan.Encryption = &image.Encryption{
+			Passphrase: value, Cipher: e.Cipher, Bits: e.Bits, Mode: e.Mode, Hash: e.Hash, IV: e.IV, IVHash: e.IVHash, UnlockTime: ps.unlock,
 		}
 	}
 	return do(plan)
 }
 
-// makeLocked lays an image out, encrypted if it is to be.
+// makeLocked lays out an image, encrypted if requested.
 func (p *Pool) makeLocked(ctx context.Context, f *os.File, plan image.Plan, e *encryption) error {
 	return p.pools.locked(plan, e, func(plan image.Plan) error { return p.pools.images.Make(ctx, f, plan) })
 }
 
-// passphrase gives what opens a volume, which the caller clears; nil of one that
-// is not encrypted. A volume that was not made here is looked for among the uses
-// of secrets.
-func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
+// passphrase returns the passphrase of a volume, which the caller clears; nil if it is not encrypted. For a
+// volume that was not made here, it looks for a secret with that usage.
+func (p *Pool) passphrase(sc scope.Scope, v *Volume) ([]byte, error) {
 	if !v.locked() {
 		return nil, nil
 	}
@@ -144,12 +142,12 @@ func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
 	if e == nil && p.pools.secrets != nil {
 		d, err := p.pools.secrets.ByUsage(secret.Usage{Type: "volume", ID: v.Path})
 		if err != nil {
-			return nil, fault.Wrap(err, fault.NotFound, fault.Secret, "volume %q is encrypted, and nobody said with which secret; define one for the use volume %s", v.Name, v.Path)
+			return nil, fault.Wrap(err, fault.NotFound, fault.Secret, "volume %q is encrypted and its secret is not known; define a secret with usage type volume for %s", v.Name, v.Path)
 		}
 		e = &encryption{Secret: d.UUID}
 	}
 	if e != nil {
-		if err := mayOpen(ctx, p.name, e.Secret); err != nil {
+		if err := sc.OpenSecret(p.name, e.Secret); err != nil {
 			return nil, err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -32,9 +33,9 @@ func (d *daemon) withSecrets() {
 	must(d.t, err)
 	d.t.Cleanup(book.Close)
 	for id, value := range map[string]string{keyUUID: passphrase, otherUUID: "another one"} {
-		_, err := book.Define("<secret private='yes'><uuid>"+id+"</uuid></secret>", true)
+		_, err := book.Define(scope.Daemon("a test"), "<secret private='yes'><uuid>"+id+"</uuid></secret>", true)
 		must(d.t, err)
-		must(d.t, book.SetValue(id, []byte(value)))
+		must(d.t, book.SetValue(scope.Daemon("a test"), id, []byte(value)))
 	}
 	d.secrets, d.unlock = book, time.Millisecond
 }
@@ -101,7 +102,7 @@ func TestEncryptedVolumes(t *testing.T) {
 		}
 	}
 	mark(t, v.Path, "A")
-	must(t, p.ResizeVolume(t.Context(), "disk", 6*mib, ResizeOptions{}))
+	must(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "disk", 6*mib, ResizeOptions{}))
 	content := plain(t, v.Path, "raw", passphrase)
 	if len(content) != 6*mib || content[0] != 'A' {
 		t.Errorf("after the resize there are %d bytes that begin with %q", len(content), content[:1])
@@ -109,12 +110,12 @@ func TestEncryptedVolumes(t *testing.T) {
 	if cipher, err := os.ReadFile(v.Path); err != nil || bytes.Contains(cipher, bytes.Repeat([]byte("A"), 512)) {
 		t.Errorf("the file holds what the guest wrote in the clear (%v)", err)
 	}
-	copied, err := p.CloneVolume(t.Context(), lockedXML("copy", "qcow2", otherUUID, ""), p, "disk", CreateOptions{})
+	copied, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), lockedXML("copy", "qcow2", otherUUID, ""), p, "disk", CreateOptions{})
 	must(t, err)
 	if !bytes.Equal(plain(t, copied.Path, "qcow2", "another one"), content) {
 		t.Error("the copy with another secret holds other data")
 	}
-	_, err = p.CloneVolume(t.Context(), volXML("clear", "raw", 4*mib, ""), p, "disk", CreateOptions{})
+	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("clear", "raw", 4*mib, ""), p, "disk", CreateOptions{})
 	wantKind(t, err, fault.Invalid)
 	if names := dirNames(t, p); names != "copy disk" {
 		t.Errorf("there are %s", names)
@@ -135,7 +136,7 @@ func TestEncryptionsThatAreRefused(t *testing.T) {
 		strings.Replace(lockedXML("a", "qcow2", keyUUID, ""), "format='luks'", "format='qcow'", 1):              fault.Unsupported,
 		strings.Replace(lockedXML("a", "raw", keyUUID, ""), "<secret type='passphrase'", "<secret type='x'", 1): fault.Invalid,
 	} {
-		_, err := p.CreateVolume(t.Context(), doc, CreateOptions{})
+		_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), doc, CreateOptions{})
 		if !fault.Is(err, want) {
 			t.Errorf("%s: %v (%v), want %v", doc, err, fault.Of(err), want)
 		}
@@ -159,7 +160,7 @@ func TestPassphrasesAreNoArguments(t *testing.T) {
 	tool, err := image.FindTool(nil, slog.New(slog.DiscardHandler))
 	must(t, err)
 	p.pools.images = tool
-	if _, err := p.CreateVolume(t.Context(), lockedXML("a", "raw", keyUUID, ""), CreateOptions{}); err == nil {
+	if _, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), lockedXML("a", "raw", keyUUID, ""), CreateOptions{}); err == nil {
 		t.Fatal("made by a tool that fails")
 	}
 	words, err := os.ReadFile(seen)

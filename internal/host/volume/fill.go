@@ -6,16 +6,20 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// FillVolume makes a raw volume of bytes that are in memory already.
-func (p *Pool) FillVolume(ctx context.Context, name string, content []byte) (*Volume, error) {
+// FillVolume makes a raw volume from bytes in memory.
+func (p *Pool) FillVolume(ctx context.Context, sc scope.Scope, name string, content []byte) (*Volume, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	if err := checkName(fault.Volume, name); err != nil {
 		return nil, err
 	}
 	size := uint64(len(content))
 	w := &wish{name: name, capacity: &size, format: image.Raw, perms: noPermissions}
-	return p.make(ctx, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+	return p.make(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
 		d := &draft{plan: image.Plan{Format: image.Raw, Virtual: size}, space: size, copies: true}
 		if p.carver() != nil {
 			var err error

@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 )
 
-// openDir opens a pool's directory to name files below it.
+// openDir opens a pool's directory, to name files below it.
 func openDir(target string) (*os.File, error) {
 	dir, err := safepath.Open(target)
 	if err != nil {
@@ -23,7 +23,7 @@ func openDir(target string) (*os.File, error) {
 	return list(dir, target, unix.O_PATH)
 }
 
-// realDir is the path by which a pool's directory is reached without links.
+// realDir is the path of a pool's directory without links.
 func realDir(target string) (string, error) {
 	dir, err := openDir(target)
 	if err != nil {
@@ -33,7 +33,7 @@ func realDir(target string) (string, error) {
 	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
-// makeDir is openDir of one that it makes, with those above it, if it is not there.
+// makeDir is openDir of a directory that it makes, with its parents, if it is missing.
 func makeDir(target string, mode uint32) (dir *os.File, made bool, err error) {
 	if dir, err = openDir(target); !fault.Is(err, fault.NotFound) {
 		return dir, false, err
@@ -44,7 +44,7 @@ func makeDir(target string, mode uint32) (dir *os.File, made bool, err error) {
 	}
 	defer above.Close()
 	err = unix.Mkdirat(int(above.Fd()), filepath.Base(target), mode)
-	if made = err == nil; made || errors.Is(err, fs.ErrExist) { // by somebody else meanwhile
+	if made = err == nil; made || errors.Is(err, fs.ErrExist) { // another process made it meanwhile
 		dir, err = safepath.OpenAt(above, filepath.Base(target), unix.O_DIRECTORY)
 	}
 	return dir, made, fault.Wrap(err, fault.Failed, fault.Pool, "cannot make directory %s", target)
@@ -55,7 +55,7 @@ func isLink(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK
 }
 
-// list opens an open directory in another way, such as to read what is in it.
+// list opens an open directory again in another mode, such as for reading its entries.
 func list(dir *os.File, target string, mode int) (*os.File, error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", mode|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -9,16 +9,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A record that says of a file that it was being made, or being made anew without its data, has the
-// next daemon remove it or its data. The record alone is not believed: an earlier store that takes the
-// place of the present one, by a backup or a snapshot, says so of what was completed since, and the
-// number of a file that is gone is soon another's. So the file says it too.
+// A record of a file that was being made, or being wiped, makes the next daemon remove the file or its data.
+// The record alone is not sufficient. An older store, restored from a backup or a snapshot, has such records
+// of files that were completed since, and inode numbers are reused. So the file is marked too.
 
-// halfMarks are the attributes in which it does: the first that the file system has.
+// halfMarks are the attributes for the mark: the first one that the file system supports is used.
 var halfMarks = []string{"trusted.lodge.half", "user.lodge.half"}
 
-// markHalf has a file say that it is not complete. One that cannot, for want of such attributes or of
-// room for one, is believed to be what its record says.
+// markHalf marks a file as incomplete. If the file system has no such attributes, or no room for one, the
+// record alone decides.
 func markHalf(f *os.File) (marked bool) {
 	for _, mark := range halfMarks {
 		if unix.Fsetxattr(int(f.Fd()), mark, nil, 0) == nil {
@@ -28,7 +27,7 @@ func markHalf(f *os.File) (marked bool) {
 	return false
 }
 
-// isHalf says whether a file says so.
+// isHalf says whether a file is marked as incomplete.
 func isHalf(target, name string) (bool, error) {
 	f, err := openFile(target, name, unix.O_RDONLY)
 	if err != nil {
@@ -47,7 +46,7 @@ func isHalf(target, name string) (bool, error) {
 	return false, nil
 }
 
-// unmarkHalf takes that back once its record says that it is complete, which is what counts.
+// unmarkHalf removes the mark after the record says that the file is complete. The record is what counts.
 func unmarkHalf(target, name string) {
 	f, err := openFile(target, name, unix.O_RDONLY)
 	if err != nil {
@@ -55,18 +54,18 @@ func unmarkHalf(target, name string) {
 	}
 	defer f.Close()
 	for _, mark := range halfMarks {
-		_ = unix.Fremovexattr(int(f.Fd()), mark) // one of them
+		_ = unix.Fremovexattr(int(f.Fd()), mark) // only one of them exists
 	}
 }
 
-// outdated says whether a record is of what its file was once, and is no more.
+// outdated says whether a record describes an earlier state of its file.
 func (d *declaration) outdated(target, name string) (bool, error) {
 	if !d.Marked {
 		return false, nil
 	}
 	half, err := isHalf(target, name)
 	if fault.Is(err, fault.NotFound) {
-		return false, nil // there is nothing to lose
+		return false, nil // there is no data to lose
 	}
 	return err == nil && !half, err
 }

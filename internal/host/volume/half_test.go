@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // An earlier store, of a backup, says of volumes that they are being made, or wiped, which were
@@ -66,7 +67,7 @@ func TestAWipedVolumeIsWhole(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	v := d.volume(p, volXML("v", "qcow2", mib, ""))
-	must(t, p.WipeVolume(t.Context(), "v", false))
+	must(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "v", false))
 	for _, mark := range halfMarks {
 		if _, err := unix.Getxattr(v.Path, mark, nil); err == nil {
 			t.Errorf("it has %s", mark)
@@ -80,7 +81,7 @@ func TestAWipedVolumeIsWhole(t *testing.T) {
 func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
-	_, err := p.begin(t.Context(), "disk", "creation", true)
+	_, err := p.begin(scope.Daemon("a test"), "disk", "creation", true)
 	must(t, err)
 	f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
 	must(t, err)
@@ -88,7 +89,7 @@ func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
 	must(t, p.readopt(t.Context()))
 	must(t, p.complete(t.Context(), "disk", declaration{Format: image.Raw, Inode: inode}))
 	p.end("disk", "")
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if names := dirNames(t, p); names != "disk" {
 		t.Errorf("there is %q", names)
 	}
@@ -115,23 +116,23 @@ func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
 	}
 	bind()
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
 	half, _, err := p.reserve(t.Context(), "half", image.Plan{Format: image.Raw, Virtual: mib}) // and its daemon is killed
 	must(t, err)
 	must(t, half.Close())
 	must(t, os.WriteFile(v.Path, append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, mib)...), 0o600))
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	must(t, unix.Unmount(target, 0))
 
 	d.restart()
 	p, err = d.ByName("p")
 	must(t, err)
-	must(t, p.Start(t.Context(), NoBuild))
-	must(t, p.Refresh(t.Context()))
-	must(t, p.Stop(t.Context()))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	bind()
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	if v, err := p.Volume("disk"); err != nil || v.Format != image.Raw {
 		t.Errorf("it is %+v now, %v", v, err)
 	}
@@ -139,11 +140,11 @@ func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
 		t.Errorf("what is half made stays: %q", names)
 	}
 	must(t, os.Remove(v.Path))
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if len(p.declared) != 0 {
 		t.Errorf("one that is gone is known still: %+v", p.declared)
 	}
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	must(t, unix.Unmount(target, 0))
 }
 

@@ -16,9 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // until waits for something that another goroutine brings about.
@@ -53,7 +55,7 @@ func TestHungFileSystemHoldsUpNobodyElse(t *testing.T) {
 	release := mounttest.Hang(t, hung.View().Target)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	wantKind(t, hung.Refresh(ctx), fault.Timeout)
+	wantKind(t, hung.Refresh(ctx, scope.Daemon("a test")), fault.Timeout)
 	until(t, "the hung pool shows as inaccessible", func() bool { return hung.View().State == Inaccessible })
 	if view := hung.View(); view.Stale == "" || len(view.Volumes) != 1 {
 		t.Errorf("the stale view is %+v", view)
@@ -71,28 +73,31 @@ func TestHungFileSystemHoldsUpNobodyElse(t *testing.T) {
 		if len(d.List()) != 2 {
 			t.Error("a pool is missing")
 		}
-		must(t, hung.SetAutostart(t.Context(), true))
+		must(t, hung.SetAutostart(t.Context(), scope.Daemon("a test"), true))
 		if _, err := hung.XML(false); err != nil {
 			t.Error(err)
 		}
 	})
 	prompt(t, "the other pool", func() {
 		d.volume(well, volXML("x", "raw", mib, ""))
-		must(t, well.Refresh(t.Context()))
-		must(t, well.DeleteVolume(t.Context(), "x"))
-		_, err := d.Define(t.Context(), dirXML("third", t.TempDir()), true)
+		must(t, well.Refresh(t.Context(), scope.Daemon("a test")))
+		must(t, well.DeleteVolume(t.Context(), scope.Daemon("a test"), "x"))
+		_, err := d.Define(t.Context(), scope.Daemon("a test"), dirXML("third", t.TempDir()), true)
 		must(t, err)
 	})
 	for _, work := range []func(ctx context.Context) error{
-		func(ctx context.Context) error { return hung.DeleteVolume(ctx, "disk") },
-		func(ctx context.Context) error { _, err := hung.Download(ctx, "disk", 0, 0); return err },
+		func(ctx context.Context) error { return hung.DeleteVolume(ctx, scope.Daemon("a test"), "disk") },
+		func(ctx context.Context) error {
+			_, err := hung.Download(ctx, scope.Daemon("a test"), "disk", 0, 0)
+			return err
+		},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		wantKind(t, work(ctx), fault.Timeout)
 		cancel()
 	}
 	release()
-	until(t, "the pool answers again", func() bool { return hung.Refresh(t.Context()) == nil })
+	until(t, "the pool answers again", func() bool { return hung.Refresh(t.Context(), scope.Daemon("a test")) == nil })
 	if view := hung.View(); view.State != Running || view.Stale != "" {
 		t.Errorf("view %+v", view)
 	}
@@ -131,17 +136,17 @@ func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	wantKind(t, tell(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
-	if _, err := p.begin(t.Context(), "disk", "test", true); err != nil {
+	if _, err := p.begin(scope.Daemon("a test"), "disk", "test", true); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, p.beside(t.Context(), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)
+	wantKind(t, p.beside(t.Context(), scope.Daemon("a test"), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)
 	if jobs := p.Jobs(); len(jobs) > 0 {
 		t.Errorf("the mark is left: %v", jobs)
 	}
 	d.volume(p, volXML("disk", "raw", mib, ""))
 	p.lane.stop() // as the daemon ends
-	must(t, p.Stop(t.Context()))
-	must(t, p.Undefine(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
+	must(t, p.Undefine(t.Context(), scope.Daemon("a test")))
 }
 
 func TestLaneIsBounded(t *testing.T) {
@@ -182,10 +187,10 @@ func TestWhatGetsOnIsWaitedFor(t *testing.T) {
 				<-time.After(time.Second)
 			}
 		})
-		if _, err := p.begin(t.Context(), "disk", "test", true); err != nil {
+		if _, err := p.begin(scope.Daemon("a test"), "disk", "test", true); err != nil {
 			t.Fatal(err)
 		}
-		must(t, p.beside(t.Context(), "disk", func(ctx context.Context) error {
+		must(t, p.beside(t.Context(), scope.Daemon("a test"), "disk", func(ctx context.Context) error {
 			select {
 			case <-time.After(90 * time.Second):
 				return nil
@@ -262,27 +267,27 @@ func TestFileSystemPool(t *testing.T) {
 	d := newDaemon(t)
 	target := filepath.Join(t.TempDir(), "a b\\c") // what the kernel's list escapes
 	doc := "<pool type='fs'><name>a</name><source><device path='" + device + "'/><format type='ext4'/></source><target><path>" + target + "</path></target></pool>"
-	p, err := d.Define(t.Context(), doc, true)
+	p, err := d.Define(t.Context(), scope.Daemon("a test"), doc, true)
 	must(t, err)
-	must(t, p.Build(t.Context(), KeepExisting))
-	wantKind(t, p.Build(t.Context(), KeepExisting), fault.Exists)
+	must(t, p.Build(t.Context(), scope.Daemon("a test"), KeepExisting))
+	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), KeepExisting), fault.Exists)
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	must(t, err)
-	release, err := image.HoldToWrite(f) // as QEMU does
+	release, err := image.LockToWrite(f) // as QEMU does
 	must(t, err)
-	wantKind(t, p.Build(t.Context(), Overwrite), fault.Busy)
+	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite), fault.Busy)
 	release()
 	must(t, f.Close())
-	must(t, p.Build(t.Context(), Overwrite))
+	must(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite))
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test fails half way
 	end := openAsGuest(t, device)
-	wantKind(t, p.Start(t.Context(), NoBuild), fault.Busy) // guest and host would write one file system
+	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.Busy) // guest and host would write one file system
 	end()
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	if v := p.View(); v.Capacity > 32*mib || v.Capacity < 16*mib {
 		t.Errorf("capacity %d", v.Capacity)
 	}
-	_, err = p.CreateVolume(t.Context(), "<volume><name>big</name><capacity unit='G'>1</capacity></volume>", CreateOptions{})
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>big</name><capacity unit='G'>1</capacity></volume>", CreateOptions{})
 	wantKind(t, err, fault.NoCapacity)
 	d.volume(p, volXML("disk", "raw", mib, ""))
 	d.restart()
@@ -291,14 +296,14 @@ func TestFileSystemPool(t *testing.T) {
 	if _, err := p.Volume("disk"); err != nil {
 		t.Error(err)
 	}
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	if m, err := mountedAt(target); err != nil || m.Source != "" {
 		t.Errorf("%v is still mounted, %v", m, err)
 	}
 	if entries, err := os.ReadDir(target); err != nil || len(entries) != 0 {
 		t.Errorf("%v, %v", entries, err)
 	}
-	wantKind(t, p.Delete(t.Context()), fault.Unsupported)
+	wantKind(t, p.Delete(t.Context(), scope.Daemon("a test")), fault.Unsupported)
 }
 
 // A file system is mounted where links of root's lead, is found there again, and is unmounted;
@@ -313,24 +318,24 @@ func TestAFileSystemBehindLinks(t *testing.T) {
 		os.Symlink("data", filepath.Join(dir, "var")), os.Symlink("var/images", filepath.Join(dir, "images")),
 		os.Chown(own, 4242, 4242), os.Symlink(theirs, filepath.Join(own, "images")), os.Lchown(filepath.Join(own, "images"), 4242, 4242)))
 	t.Cleanup(func() { _ = errors.Join(unix.Unmount(images, unix.MNT_DETACH), unix.Unmount(theirs, unix.MNT_DETACH)) }) // when the test fails half way
-	_, err := run(t.Context(), mkfsTime, "mkfs.ext4", "-q", device)
+	_, err := blockdev.Run(t.Context(), mkfsTime, "mkfs.ext4", "-q", device)
 	must(t, err)
 	for _, target := range []string{filepath.Join(dir, "var", "images"), filepath.Join(dir, "images"), filepath.Join(own, "images")} {
-		p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='"+device+"'/></source><target><path>"+target+"</path></target></pool>", true)
+		p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='fs'><name>a</name><source><device path='"+device+"'/></source><target><path>"+target+"</path></target></pool>", true)
 		must(t, err)
 		if strings.HasPrefix(target, own) {
-			wantKind(t, p.Start(t.Context(), NoBuild), fault.Denied)
+			wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.Denied)
 		} else {
-			must(t, p.Start(t.Context(), NoBuild))
+			must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 			d.volume(p, volXML("disk", "raw", mib, ""))
-			must(t, errors.Join(p.Refresh(t.Context()), p.DeleteVolume(t.Context(), "disk"), p.Stop(t.Context())))
+			must(t, errors.Join(p.Refresh(t.Context(), scope.Daemon("a test")), p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), p.Stop(t.Context(), scope.Daemon("a test"))))
 		}
 		for _, at := range []string{images, theirs} {
 			if m, err := mountedAt(at); err != nil || m.Source != "" {
 				t.Errorf("%s is mounted, %v", m, err)
 			}
 		}
-		must(t, p.Undefine(t.Context()))
+		must(t, p.Undefine(t.Context(), scope.Daemon("a test")))
 	}
 }
 
@@ -344,23 +349,23 @@ func TestMountsOfOthersAreLeftAlone(t *testing.T) {
 		t.Skip("cannot mount here:", err)
 	}
 	defer unix.Unmount(target, 0) //nolint:errcheck // the next line would tell
-	p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='/dev/sdx'/></source><target><path>"+target+"</path></target></pool>", true)
+	p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='fs'><name>a</name><source><device path='/dev/sdx'/></source><target><path>"+target+"</path></target></pool>", true)
 	must(t, err)
-	wantKind(t, p.Start(t.Context(), NoBuild), fault.WrongState)
+	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.WrongState)
 	if m, err := mountedAt(target); err != nil || m.Source != "other" {
 		t.Errorf("%v is mounted, %v", m, err)
 	}
 }
 
 func TestNetworkPoolWithoutItsToolIsRefusedByName(t *testing.T) {
-	if needTool("mount.nfs", "") == nil {
+	if blockdev.NeedTool("mount.nfs", "") == nil {
 		t.Skip("mount.nfs is installed")
 	}
 	d := newDaemon(t)
-	p, err := d.Define(t.Context(), "<pool type='netfs'><name>a</name><source><host name='fe80::1'/><dir path='/srv//x/'/><format type='nfs'/><protocol ver='4.2'/></source>"+
+	p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='netfs'><name>a</name><source><host name='fe80::1'/><dir path='/srv//x/'/><format type='nfs'/><protocol ver='4.2'/></source>"+
 		"<target><path>"+t.TempDir()+"</path></target></pool>", true)
 	must(t, err)
-	err = p.Start(t.Context(), NoBuild)
+	err = p.Start(t.Context(), scope.Daemon("a test"), NoBuild)
 	wantKind(t, err, fault.Unsupported)
 	if !strings.Contains(err.Error(), "nfs-common") || !strings.Contains(err.Error(), "[fe80::1]:/srv/x") {
 		t.Error(err)
@@ -396,9 +401,9 @@ func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 		t.Skip("cannot mount here:", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not
-	p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='"+device+"'/></source><target><path>"+target+"</path></target></pool>", true)
+	p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='fs'><name>a</name><source><device path='"+device+"'/></source><target><path>"+target+"</path></target></pool>", true)
 	must(t, err)
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	return p, target
 }
 
@@ -409,9 +414,9 @@ func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
 	began, goOn := filepath.Join(dir, "began"), filepath.Join(dir, "go")
 	fakeTools(t, map[string]string{"umount": "touch " + began + "; until [ -e " + goOn + " ]; do sleep 0.01; done; PATH=/usr/bin:/bin exec umount \"$1\""})
 	stopped := make(chan error, 1)
-	go func() { stopped <- p.Stop(t.Context()) }()
+	go func() { stopped <- p.Stop(t.Context(), scope.Daemon("a test")) }()
 	until(t, "it is being unmounted", func() bool { return unix.Access(began, unix.F_OK) == nil })
-	_, err := p.CreateVolume(t.Context(), volXML("disk", "raw", mib, ""), CreateOptions{})
+	_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("disk", "raw", mib, ""), CreateOptions{})
 	wantKind(t, err, fault.WrongState)
 	must(t, os.WriteFile(goOn, nil, 0o600))
 	must(t, <-stopped)
@@ -428,8 +433,8 @@ func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
 	p, target := mountedPool(t, d)
 	d.volume(p, volXML("disk", "raw", mib, ""))
 	must(t, unix.Unmount(target, 0))
-	wantKind(t, p.Refresh(t.Context()), fault.WrongState)
-	_, err := p.CreateVolume(t.Context(), volXML("another", "raw", mib, ""), CreateOptions{})
+	wantKind(t, p.Refresh(t.Context(), scope.Daemon("a test")), fault.WrongState)
+	_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("another", "raw", mib, ""), CreateOptions{})
 	wantKind(t, err, fault.WrongState)
 	if left, err := os.ReadDir(target); err != nil || len(left) > 0 {
 		t.Errorf("what is below has %v, %v", left, err)
@@ -437,7 +442,7 @@ func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
 	if _, known := p.declared["disk"]; !known {
 		t.Error("the volume is forgotten")
 	}
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 }
 
 // Promise: W1
@@ -451,12 +456,12 @@ func TestAPoolWhoseDeviceHangs(t *testing.T) {
 	}
 	defer unix.Unmount(target, 0) //nolint:errcheck // the next test would tell
 	mounttest.Hang(t, hung)
-	p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='"+hung+"/disk'/></source><target><path>"+target+"</path></target></pool>", true)
+	p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='fs'><name>a</name><source><device path='"+hung+"/disk'/></source><target><path>"+target+"</path></target></pool>", true)
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	started := make(chan error, 1)
-	go func() { started <- p.Start(ctx, NoBuild) }()
+	go func() { started <- p.Start(ctx, scope.Daemon("a test"), NoBuild) }()
 	select {
 	case err := <-started:
 		wantKind(t, err, fault.WrongState)
@@ -472,14 +477,14 @@ func TestAFailedStartUnmountsItsOwn(t *testing.T) {
 	fails := func(left string) {
 		t.Helper()
 		defer d.refuseChanges()()
-		if err := p.Start(t.Context(), NoBuild); err == nil {
+		if err := p.Start(t.Context(), scope.Daemon("a test"), NoBuild); err == nil {
 			t.Error("it starts")
 		}
 		if m, err := mountedAt(target); err != nil || m.Source != left {
 			t.Errorf("%q is mounted, and not %q: %v", m.Source, left, err)
 		}
 	}
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	fakeTools(t, map[string]string{"mount": "PATH=/usr/bin:/bin exec mount -t tmpfs \"$3\" \"$4\""})
 	fails("")
 	must(t, unix.Mount("/dev/none", target, "tmpfs", 0, "size=1m"))
@@ -490,13 +495,13 @@ func TestAFailedStartUnmountsItsOwn(t *testing.T) {
 func TestAStartThatIsGivenUpLeavesNothingMounted(t *testing.T) {
 	d, dir := newDaemon(t), t.TempDir()
 	p, target := mountedPool(t, d)
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	began, goOn := filepath.Join(dir, "began"), filepath.Join(dir, "go")
 	fakeTools(t, map[string]string{"mount": "PATH=/usr/bin:/bin mount -t tmpfs \"$3\" \"$4\"; touch " + began + "; until [ -e " + goOn + " ]; do sleep 0.01; done"})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	started := make(chan error, 1)
-	go func() { started <- p.Start(ctx, NoBuild) }()
+	go func() { started <- p.Start(ctx, scope.Daemon("a test"), NoBuild) }()
 	until(t, "it is mounted", func() bool { return unix.Access(began, unix.F_OK) == nil })
 	cancel(fault.New(fault.Aborted, fault.Call, "gone"))
 	must(t, os.WriteFile(goOn, nil, 0o600))

@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,14 +12,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// What changes a pool's files goes through here: by names below the open
-// directory, which have no slash, and never through a link.
+// All changes to a pool's files use these functions: names without slashes below the open directory, and no
+// links.
 
-// makeFile makes a new file and gives its inode. It has no name yet, which must be free,
-// so that it goes with a daemon that is killed before it has noted whose it is; nameFile
-// gives it one. Where the file system has no such files it has its name at once.
+// makeFile makes a new file and returns its inode. The name must be free, but the file has no name yet, so
+// that it vanishes with a daemon that is killed before it has written the record. nameFile names it. On a file
+// system without such files it has its name at once.
 func makeFile(target, name string) (*os.File, uint64, error) {
 	dir, err := openDir(target)
 	if err != nil {
@@ -29,7 +29,7 @@ func makeFile(target, name string) (*os.File, uint64, error) {
 	defer dir.Close()
 	var st unix.Stat_t
 	switch err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); {
-	case err == nil: // one perhaps that cannot be read now: what is declared of that stays
+	case err == nil: // it may be unreadable at the moment, and its record stays
 		return nil, 0, taken(target, name)
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, 0, nameFault(err, target, name)
@@ -54,7 +54,7 @@ func makeFile(target, name string) (*os.File, uint64, error) {
 // nameFile gives a file of makeFile its name, which must be free.
 func nameFile(f *os.File, target, name string) error {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Nlink > 0 { // it has it
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Nlink > 0 { // it already has its name
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %q", name)
 	}
 	dir, err := openDir(target)
@@ -70,11 +70,11 @@ func nameFile(f *os.File, target, name string) error {
 }
 
 func taken(target, name string) error {
-	return fault.New(fault.Exists, fault.Volume, "%s has a file named %q already", target, name)
+	return fault.New(fault.Exists, fault.Volume, "%s already has a file named %q", target, name)
 }
 
-// openFile opens a volume's file to change it. A link is refused, wherever it
-// leads: what it leads to is another volume, or none of this pool's.
+// openFile opens a volume's file for a change. A link is always refused: its target is another volume, or not
+// in this pool.
 func openFile(target, name string, mode int) (*os.File, error) {
 	dir, err := openDir(target)
 	if err != nil {
@@ -91,14 +91,14 @@ func openFile(target, name string, mode int) (*os.File, error) {
 		return nil, nameFault(err, target, name)
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		return nil, fault.New(fault.Invalid, fault.Volume, "%q is a link, and nothing is changed through links; change the file that it leads to", name)
+		return nil, fault.New(fault.Invalid, fault.Volume, "%q is a link, and links are never followed for changes; change its target", name)
 	}
 	return image.Reopen(fd, filepath.Join(target, name), mode)
 }
 
-// openToRead opens a volume of the pool to read. A link of root's in a directory may lead anywhere,
-// and is followed for whoever may read anything: not for a client that is held to folders.
-func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
+// openToRead opens a volume of the pool for reading. A link that root made may lead anywhere. It is followed
+// for clients that may read anything, and not for clients with path limits.
+func (p *Pool) openToRead(sc scope.Scope, v *Volume) (*os.File, error) {
 	if p.carver() != nil {
 		return image.Open(v.Path)
 	}
@@ -110,8 +110,8 @@ func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
 	defer dir.Close()
 	f, err := safepath.OpenAt(dir, v.Name, 0)
 	if err == nil && isLink(f) {
-		_ = f.Close() // opened to be named
-		if image.FenceOf(ctx) != nil {
+		_ = f.Close() // opened with O_PATH only
+		if sc.Folders() != nil {
 			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
 		}
 		f, err = safepath.Open(v.Path)
@@ -123,7 +123,7 @@ func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
 	return image.Reopen(int(f.Fd()), v.Path, unix.O_RDONLY)
 }
 
-// removeFile removes a volume: a file, an empty directory, or a link itself.
+// removeFile removes a volume: a file, an empty directory, or the link itself.
 func removeFile(target, name string) error {
 	dir, err := openDir(target)
 	if err != nil {
@@ -132,7 +132,7 @@ func removeFile(target, name string) error {
 	defer dir.Close()
 	if f, err := openFile(target, name, unix.O_RDONLY); err == nil {
 		defer f.Close()
-		if image.HoldToRemove(f) != nil {
+		if image.LockToRemove(f) != nil {
 			return fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", name)
 		}
 	}
@@ -146,21 +146,21 @@ func removeFile(target, name string) error {
 	return syncDir(dir, target)
 }
 
-// syncDir has a folder on disk without what was removed from it: what was known of that is forgotten then, and a
-// guest's bytes that come back, as the host has lost its power, would be taken for whatever they look like.
+// syncDir syncs a folder after a removal. The record of the removed file is deleted next; if the file came
+// back after a power loss, a guest's bytes in it would be taken for a header.
 func syncDir(dir *os.File, target string) error {
 	f, err := list(dir, target, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := f.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // some file systems cannot, and need not
+	if err := f.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // some file systems have no fsync for directories
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync directory %s", target)
 	}
 	return nil
 }
 
-// removeInode removes a name if it is still the file with that inode.
+// removeInode removes a file if its name still has that inode.
 func removeInode(target, name string, inode uint64) error {
 	dir, err := openDir(target)
 	if err != nil {

@@ -9,14 +9,15 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Bounds of the volumes of one pool that are worked on at a time. A transfer takes as long as
-// its client does, so that one client has not all places, nor all transfers together.
+// Bounds of concurrent work on the volumes of one pool. A transfer lasts as long as its client takes, so one
+// client cannot take all slots, nor can all transfers together.
 const (
 	maxJobs      = 32
 	maxTransfers = 24
-	maxJobsEach  = 8 // by one client
+	maxJobsEach  = 8 // of one client
 )
 
 // The verbs of transfers.
@@ -25,41 +26,26 @@ const (
 	downloading = "download"
 )
 
-// clientKey is where a context keeps the client that its work on volumes is for.
-type clientKey struct{}
-
-// For has the work that is begun under ctx count as a client's, by a name of its own. Without
-// one it is the daemon's, or that of somebody who need not be bounded.
-func For(ctx context.Context, client string) context.Context {
-	return context.WithValue(ctx, clientKey{}, client)
-}
-
-func clientOf(ctx context.Context) string {
-	client, _ := ctx.Value(clientKey{}).(string)
-	return client
-}
-
-// job marks a volume as worked on: by one who changes it, or by several who
-// read it.
+// job marks a volume as worked on: by one exclusive user, or by several readers.
 type job struct {
 	verb      string
 	exclusive bool
-	users     map[string]int // how often by each client; more than one time in all only of readers
+	users     map[string]int // uses by client; more than one only for readers
 	begun     time.Time
 	share     atomic.Uint64 // bits of a float64, 0 to 1
 }
 
 func (j *job) progress(share float64) { j.share.Store(math.Float64bits(share)) }
 
-// Job is work on a volume that goes on now.
+// Job is work on a volume that is under way.
 type Job struct {
 	Volume, Verb string
 	Begun        time.Time
-	// Done is the share that is done, 0 to 1, where that is known.
+	// Done is the completed share, 0 to 1, if it is known.
 	Done float64
 }
 
-// Jobs gives the work that goes on in the pool, by volume.
+// Jobs lists the pool's work under way, by volume.
 func (p *Pool) Jobs() []Job {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,9 +57,12 @@ func (p *Pool) Jobs() []Job {
 	return out
 }
 
-// begin marks a volume of the active pool for the client of ctx. Every begin has its end.
-func (p *Pool) begin(ctx context.Context, name, verb string, exclusive bool) (*job, error) {
-	client := clientOf(ctx)
+// begin marks a volume of the active pool for the client of ctx. Each begin needs an end.
+func (p *Pool) begin(sc scope.Scope, name, verb string, exclusive bool) (*job, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
+	client := sc.Client()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pools.life.Err() != nil {
@@ -85,9 +74,9 @@ func (p *Pool) begin(ctx context.Context, name, verb string, exclusive bool) (*j
 	j := p.jobs[name]
 	switch {
 	case j != nil && (exclusive || j.exclusive):
-		return nil, fault.New(fault.Busy, fault.Volume, "cannot %s volume %q: %s of it goes on since %s", verb, name, j.verb, j.begun.Format(time.TimeOnly))
+		return nil, fault.New(fault.Busy, fault.Volume, "cannot %s volume %q: a job on it (%s) has been running since %s", verb, name, j.verb, j.begun.Format(time.TimeOnly))
 	case client != "" && p.jobsOf(client) >= maxJobsEach:
-		return nil, fault.New(fault.Busy, fault.Pool, "%d volumes of pool %q are worked on for this client already, the most for one; wait for one to be done, or end a transfer", maxJobsEach, p.name)
+		return nil, fault.New(fault.Busy, fault.Pool, "%d jobs on volumes of pool %q already run for this client, the maximum for one; wait for one to end, or end a transfer", maxJobsEach, p.name)
 	case j != nil:
 		j.users[client]++
 		return j, nil
@@ -102,7 +91,7 @@ func (p *Pool) begin(ctx context.Context, name, verb string, exclusive bool) (*j
 
 func isTransfer(verb string) bool { return verb == uploading || verb == downloading }
 
-// transfers counts the volumes that are uploaded or downloaded, with the lock held.
+// transfers counts the volumes that are uploaded or downloaded. The caller holds the lock.
 func (p *Pool) transfers() (n int) {
 	for _, j := range p.jobs {
 		if isTransfer(j.verb) {
@@ -112,7 +101,7 @@ func (p *Pool) transfers() (n int) {
 	return n
 }
 
-// jobsOf counts a client's work, with the lock held.
+// jobsOf counts a client's jobs. The caller holds the lock.
 func (p *Pool) jobsOf(client string) (n int) {
 	for _, j := range p.jobs {
 		n += j.users[client]
@@ -120,7 +109,7 @@ func (p *Pool) jobsOf(client string) (n int) {
 	return n
 }
 
-// end takes back a mark that was made for a client.
+// end removes a mark that begin made for a client.
 func (p *Pool) end(name, client string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,7 +122,7 @@ func (p *Pool) end(name, client string) {
 	}
 }
 
-// leave lets no further work on volumes begin, and refuses while some goes on.
+// leave stops new work on volumes, and refuses if some is under way.
 func (p *Pool) leave() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,11 +133,10 @@ func (p *Pool) leave() error {
 	return nil
 }
 
-// beside runs work on a marked volume in a goroutine of its own, which removes
-// the mark, and waits for it. The caller is let go when ctx ends, or when the
-// pool's file system stops answering; the work is told to end then, and its
-// mark stays until it has.
-func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Context) error) error {
+// beside runs work on a marked volume in a goroutine, which removes the mark, and waits for it. The caller
+// returns when ctx ends or when the pool's file system stops answering. The work is then cancelled, and its
+// mark stays until it ends.
+func (p *Pool) beside(ctx context.Context, sc scope.Scope, name string, work func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stopping := context.AfterFunc(p.pools.life, func() { cancel(context.Cause(p.pools.life)) })
@@ -156,13 +144,13 @@ func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Co
 	done := make(chan error, 1)
 	p.pools.work.Go(func() {
 		_, err := contained(func() (struct{}, error) { return struct{}{}, work(ctx) })
-		p.end(name, clientOf(ctx))
+		p.end(name, sc.Client())
 		done <- err
 	})
-	// Work that was told to end does so at once, unless it is stuck.
+	// Cancelled work ends at once unless it is stuck.
 	watch := time.NewTicker(answerTime / 3)
 	defer watch.Stop()
-	var asked chan error // whether the file system answers; nil: nobody has asked
+	var asked chan error // receives whether the file system answers; nil: not asked yet
 	for {
 		select {
 		case err := <-done:
@@ -183,7 +171,7 @@ func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Co
 	}
 }
 
-// lastWord gives work that was told to end a moment to clean up.
+// lastWord gives cancelled work a moment to clean up.
 func (p *Pool) lastWord(done <-chan error, cause error) error {
 	select {
 	case err := <-done:
@@ -193,7 +181,7 @@ func (p *Pool) lastWord(done <-chan error, cause error) error {
 	}
 }
 
-// answers finds whether the pool's file system answers at all.
+// answers checks whether the pool's file system answers.
 func (p *Pool) answers(ctx context.Context) error {
 	d, err := p.active()
 	if err != nil {

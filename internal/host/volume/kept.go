@@ -8,7 +8,7 @@ import (
 // RecordKind is the kind of record that keeps a pool.
 var RecordKind = poolKind
 
-// Document gives what a pool's record defines for good.
+// Document returns the stored definition of a pool's record.
 func Document(uuid string, version int, body []byte) (store.Document, error) {
 	var r poolRecord
 	if err := poolKind.Decode(uuid, version, body, &r); err != nil || r.Saved == "" {
@@ -22,7 +22,7 @@ func Document(uuid string, version int, body []byte) (store.Document, error) {
 	return store.Document{Name: d.name, UUID: uuid, XML: text, Autostart: r.Autostart}, err
 }
 
-// Check says whether a pool's document can be understood, and gives its name.
+// Check says whether a pool's document can be parsed, and returns its name.
 func Check(doc string) (name string, err error) {
 	d, err := parsePool(doc, "", false)
 	if err != nil {

@@ -9,23 +9,23 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Bounds of a lane. A file system that does not answer for as long as patience
-// makes its pool stale; a request is given up when nothing has got on for answerTime. What
-// gets on, as the reading of a folder with thousands of volumes does, is waited for up to longTime.
+// Bounds of a lane. A file system that does not answer within patience makes its pool stale. A request fails
+// when there was no progress for answerTime. Work with progress, such as reading a folder with thousands of
+// volumes, may take up to longTime.
 const (
 	laneDepth  = 64
 	patience   = 2 * time.Second
 	answerTime = 30 * time.Second
 	longTime   = 10 * time.Minute
-	freshTime  = time.Second // that a reader gives a pool to bring its view up to date
+	freshTime  = time.Second // that a reader waits for a pool to refresh its view
 )
 
-// lane does the short work on one pool's file system, one task after another
-// in a goroutine of its own. System calls on a file system cannot be ended, so
-// a lane may be stuck; then its callers are let go and its age shows it.
+// lane does the short work on one pool's file system, one task after another in its own goroutine. System
+// calls on a file system cannot be interrupted, so a lane may be stuck. Its callers then return, and the age
+// of the view shows it.
 type lane struct {
 	tasks chan *task
-	// busy is since when the present task has made no progress; nil: there is none.
+	// busy is when the present task last made progress; nil: there is no task.
 	busy atomic.Pointer[time.Time]
 	quit chan struct{}
 	done chan struct{}
@@ -33,7 +33,7 @@ type lane struct {
 }
 
 type task struct {
-	ctx  context.Context // of the caller, until he waits no more
+	ctx  context.Context // of the caller, for as long as it waits
 	work func()
 	done chan struct{}
 }
@@ -50,7 +50,7 @@ func (l *lane) run() {
 		select {
 		case t := <-l.tasks:
 			if t.ctx.Err() != nil {
-				continue // its caller has gone
+				continue // its caller no longer waits
 			}
 			l.beat()
 			t.work()
@@ -62,13 +62,13 @@ func (l *lane) run() {
 	}
 }
 
-// beat tells that the present task gets on. The task itself calls it.
+// beat records progress of the present task. The task itself calls it.
 func (l *lane) beat() {
 	now := time.Now()
 	l.busy.Store(&now)
 }
 
-// stuck says for how long the file system has not answered.
+// stuck returns how long the file system has not answered.
 func (l *lane) stuck() time.Duration {
 	since := l.busy.Load()
 	if since == nil {
@@ -77,10 +77,10 @@ func (l *lane) stuck() time.Duration {
 	return time.Since(*since)
 }
 
-// stop lets the goroutine end after its present task.
+// stop ends the goroutine after its present task.
 func (l *lane) stop() { l.once.Do(func() { close(l.quit) }) }
 
-// contained does work on a pool whose bugs must cost its caller alone.
+// contained turns a panic in the work on a pool into an error for its caller.
 func contained[T any](work func() (T, error)) (value T, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
@@ -90,17 +90,16 @@ func contained[T any](work func() (T, error)) (value T, err error) {
 	return work()
 }
 
-// ask has a lane do work and waits for its answer, for as long as it or what
-// comes before it gets on within a limit. An answer
-// that comes when nobody waits any more is handed to discard, which may be
-// nil; work that was not begun by then is never begun.
+// ask runs work in a lane and waits for its answer, as long as it or the tasks before it make progress within
+// limit. An answer that comes after the caller left goes to discard, which may be nil. Work that had not begun
+// by then is never begun.
 func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (T, error), discard func(T)) (T, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
 		none, answer T
 		failure      error
-		settled      atomic.Bool // by the one who comes first: the answer, or the end of waiting
+		settled      atomic.Bool // set by the first: the answer, or the end of waiting
 	)
 	t := &task{ctx: ctx, done: make(chan struct{})}
 	t.work = func() {
@@ -143,14 +142,14 @@ func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (
 	}
 }
 
-// glance is tell of a reader, who does not wait for others either.
+// glance is tell for a reader, with a short deadline.
 func glance(ctx context.Context, l *lane, work func() error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, freshTime, fault.New(fault.Timeout, fault.Pool, "the pool's file system did not answer within %v", freshTime))
 	defer cancel()
 	return tell(ctx, l, work)
 }
 
-// tell is ask for work that has no answer but its error.
+// tell is ask for work that returns only an error.
 func tell(ctx context.Context, l *lane, work func() error) error {
 	_, err := ask(ctx, l, answerTime, func() (struct{}, error) { return struct{}{}, work() }, nil)
 	return err

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Whoever has a folder of his own in which pools lie puts a link there: in the place of a
@@ -44,37 +45,37 @@ func TestAUsersLinkLeadsNoPoolElsewhere(t *testing.T) {
 	d, ctx := newDaemon(t), t.Context()
 	at := link("link", theirs)
 	for _, target := range []string{at, at + "/below"} {
-		p, err := d.Define(ctx, "<pool type='dir'><name>a</name><target><path>"+target+"</path><permissions><mode>0777</mode><owner>4242</owner></permissions></target></pool>", true)
+		p, err := d.Define(ctx, scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+target+"</path><permissions><mode>0777</mode><owner>4242</owner></permissions></target></pool>", true)
 		must(t, err)
-		wantKind(t, p.Build(ctx, MakeTarget), fault.Denied)
-		wantKind(t, p.Start(ctx, NoBuild), fault.Denied)
-		if err := p.Delete(ctx); err == nil {
+		wantKind(t, p.Build(ctx, scope.Daemon("a test"), MakeTarget), fault.Denied)
+		wantKind(t, p.Start(ctx, scope.Daemon("a test"), NoBuild), fault.Denied)
+		if err := p.Delete(ctx, scope.Daemon("a test")); err == nil {
 			t.Errorf("the directory of %s was removed", target)
 		}
 		untouched("a pool at " + target)
-		must(t, p.Undefine(ctx))
+		must(t, p.Undefine(ctx, scope.Daemon("a test")))
 	}
 
 	target := filepath.Join(own, "pool")
-	p, err := d.Define(ctx, dirXML("b", target), true)
+	p, err := d.Define(ctx, scope.Daemon("a test"), dirXML("b", target), true)
 	must(t, err)
-	must(t, errors.Join(p.Build(ctx, MakeTarget), os.WriteFile(filepath.Join(target, "shadow"), nil, 0o600), p.Start(ctx, NoBuild)))
+	must(t, errors.Join(p.Build(ctx, scope.Daemon("a test"), MakeTarget), os.WriteFile(filepath.Join(target, "shadow"), nil, 0o600), p.Start(ctx, scope.Daemon("a test"), NoBuild)))
 	link("pool/inside", filepath.Join(theirs, "shadow"))
-	must(t, p.Refresh(ctx))
+	must(t, p.Refresh(ctx, scope.Daemon("a test")))
 	if _, err := p.Volume("inside"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a user's link is a volume: %v", err)
 	}
 	must(t, os.Rename(target, target+".away")) // amid the pool's life
 	link("pool", theirs)
 	for what, err := range map[string]error{
-		"made":    second(p.CreateVolume(ctx, volXML("new", "raw", mib, ""), CreateOptions{})),
-		"written": second(p.Upload(ctx, "shadow", 0, 4)),
-		"read":    second(p.Download(ctx, "shadow", 0, 4)),
-		"copied":  second(p.CloneVolume(ctx, volXML("copy", "raw", mib, ""), p, "shadow", CreateOptions{})),
-		"resized": p.ResizeVolume(ctx, "shadow", mib, ResizeOptions{}),
-		"wiped":   p.WipeVolume(ctx, "shadow", false),
-		"removed": p.DeleteVolume(ctx, "shadow"),
-		"listed":  p.Refresh(ctx),
+		"made":    second(p.CreateVolume(ctx, scope.Daemon("a test"), volXML("new", "raw", mib, ""), CreateOptions{})),
+		"written": second(p.Upload(ctx, scope.Daemon("a test"), "shadow", 0, 4)),
+		"read":    second(p.Download(ctx, scope.Daemon("a test"), "shadow", 0, 4)),
+		"copied":  second(p.CloneVolume(ctx, scope.Daemon("a test"), volXML("copy", "raw", mib, ""), p, "shadow", CreateOptions{})),
+		"resized": p.ResizeVolume(ctx, scope.Daemon("a test"), "shadow", mib, ResizeOptions{}),
+		"wiped":   p.WipeVolume(ctx, scope.Daemon("a test"), "shadow", false),
+		"removed": p.DeleteVolume(ctx, scope.Daemon("a test"), "shadow"),
+		"listed":  p.Refresh(ctx, scope.Daemon("a test")),
 	} {
 		if !fault.Is(err, fault.Denied) {
 			t.Errorf("through a link a volume is %s: %v", what, err)
@@ -97,19 +98,19 @@ func TestRootsLinksLeadToPools(t *testing.T) {
 		os.Symlink("../"+filepath.Base(dir)+"/real", filepath.Join(dir, "near")),
 		os.Symlink(filepath.Join(dir, "near"), filepath.Join(dir, "far")),
 		os.Symlink("round", filepath.Join(dir, "round"))))
-	p, err := d.Define(ctx, dirXML("a", filepath.Join(dir, "far", "images")), true)
-	must(t, errors.Join(err, p.Start(ctx, NoBuild)))
+	p, err := d.Define(ctx, scope.Daemon("a test"), dirXML("a", filepath.Join(dir, "far", "images")), true)
+	must(t, errors.Join(err, p.Start(ctx, scope.Daemon("a test"), NoBuild)))
 	d.volume(p, volXML("disk", "raw", mib, ""))
 	if _, err := os.Stat(filepath.Join(dir, "real", "images", "disk")); err != nil {
 		t.Error(err)
 	}
-	p, err = d.Define(ctx, dirXML("b", filepath.Join(dir, "round", "images")), true)
+	p, err = d.Define(ctx, scope.Daemon("a test"), dirXML("b", filepath.Join(dir, "round", "images")), true)
 	must(t, err)
-	wantKind(t, p.Start(ctx, NoBuild), fault.Failed)
+	wantKind(t, p.Start(ctx, scope.Daemon("a test"), NoBuild), fault.Failed)
 	must(t, os.Symlink("nowhere", filepath.Join(dir, "dangling")))
-	p, err = d.Define(ctx, dirXML("c", filepath.Join(dir, "dangling")), true)
+	p, err = d.Define(ctx, scope.Daemon("a test"), dirXML("c", filepath.Join(dir, "dangling")), true)
 	must(t, err)
-	if err := p.Build(ctx, MakeTarget); err == nil || !strings.Contains(err.Error(), "cannot make directory "+filepath.Join(dir, "dangling")) {
+	if err := p.Build(ctx, scope.Daemon("a test"), MakeTarget); err == nil || !strings.Contains(err.Error(), "cannot make directory "+filepath.Join(dir, "dangling")) {
 		t.Errorf("behind a link that leads nowhere: %v", err)
 	}
 }

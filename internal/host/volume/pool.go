@@ -13,41 +13,41 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Pool is one pool. Its verbs come one after another; its view and volumes can
-// be read at any time.
+// Pool is one pool. Its verbs run one at a time; its view and volumes can be read at any time.
 type Pool struct {
 	pools      *Pools
 	name, uuid string
 	lane       *lane
-	// turn holds one token; who has it may start, stop, define and so on.
+	// turn holds one token; the holder may start, stop, define and so on.
 	turn chan struct{}
 
-	// adopting says that the pool is being brought back after Open.
+	// adopting says that the pool is being reactivated after Open.
 	adopting atomic.Bool
 
 	claimed string // see Pools.hold; guarded by the lock of pools
 
-	// published is replaced whole, with mu held.
+	// published is replaced as a whole, with mu held.
 	published atomic.Pointer[View]
 
-	mu       sync.Mutex  // guards what follows and is never held across anything slow
+	mu       sync.Mutex  // guards the fields below and is never held during slow work
 	saved    *definition // nil for a transient pool
 	savedDoc string      // as submitted
-	used     *definition // what an active pool was started with; nil for an inactive one
+	used     *definition // the definition that an active pool was started with; nil if inactive
 	usedDoc  string
 	building bool
-	leaving  bool // it is being stopped, and no work on its volumes begins
-	// autostart is of persistent pools only.
+	leaving  bool // it is being stopped, and no new work on its volumes begins
+	// autostart is only for persistent pools.
 	autostart bool
-	due       bool // this boot has still to start it
+	due       bool // to be started in this boot
 	reading
 	taken    time.Time
 	stale    string
 	declared map[string]declaration // by volume
-	home     uint64                 // the inode of the folder in which those were last seen; 0: that is not known
+	home     uint64                 // the inode of the folder in which those were last seen; 0: unknown
 	jobs     map[string]*job        // by volume
 	gone     bool
 }
@@ -58,7 +58,7 @@ func (p *Pool) Name() string { return p.name }
 // UUID gives the pool's UUID, which never changes.
 func (p *Pool) UUID() string { return p.uuid }
 
-// take waits for the pool's turn and checks that the pool is still there.
+// take waits for the pool's turn and checks that the pool still exists.
 func (p *Pool) take(ctx context.Context) error {
 	limit := time.NewTimer(answerTime)
 	defer limit.Stop()
@@ -80,7 +80,7 @@ func (p *Pool) take(ctx context.Context) error {
 
 func (p *Pool) release() { p.turn <- struct{}{} }
 
-// publish makes the view from what is known, with mu held.
+// publish makes the view from the present state, with mu held.
 func (p *Pool) publish() {
 	d := p.used
 	if d == nil {
@@ -113,7 +113,7 @@ func (p *Pool) publish() {
 	p.published.Store(v)
 }
 
-// active gives the definition that an active pool runs with.
+// active returns the definition that an active pool runs with.
 func (p *Pool) active() (*definition, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,7 +123,7 @@ func (p *Pool) active() (*definition, error) {
 	return p.used, nil
 }
 
-// idle gives the saved definition of a pool that is not active.
+// idle returns the saved definition of an inactive pool.
 func (p *Pool) idle(doing string) (*definition, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,8 +137,8 @@ func (p *Pool) tell(payload event.Payload) {
 	p.pools.events.Append(event.Source{Name: p.name, UUID: p.uuid, ID: -1}, payload)
 }
 
-// XML gives the pool's document: of the pool as it runs, or, with inactive or
-// for a pool that does not run, as it is defined.
+// XML returns the document of the pool as it runs. With inactive, or if the pool does not run, it is the saved
+// definition.
 func (p *Pool) XML(inactive bool) (string, error) {
 	p.mu.Lock()
 	d, s := p.used, p.space
@@ -158,8 +158,11 @@ func (p *Pool) XML(inactive bool) (string, error) {
 	return xmltree.Format(d.document(s))
 }
 
-// Start starts an inactive pool, making its storage first when told to.
-func (p *Pool) Start(ctx context.Context, build Build) error {
+// Start starts an inactive pool, and makes its storage first if build says so.
+func (p *Pool) Start(ctx context.Context, sc scope.Scope, build Build) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -170,7 +173,7 @@ func (p *Pool) Start(ctx context.Context, build Build) error {
 	return p.start(ctx, d, doc, build)
 }
 
-// start starts the pool with a definition, with its turn taken.
+// start starts the pool with a definition. The caller has its turn.
 func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build) (err error) {
 	if _, err := p.idle("start"); err != nil {
 		return fault.New(fault.WrongState, fault.Pool, "pool %q is already active", p.name)
@@ -211,8 +214,7 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 	return nil
 }
 
-// readAnew reads the pool, in its lane, after clearing away what a daemon that
-// was killed had left half made.
+// readAnew reads the pool, in its lane, after removing the half-made files of a killed daemon.
 func (p *Pool) readAnew(d *definition) (reading, error) {
 	p.mu.Lock()
 	declared, home := maps.Clone(p.declared), p.home
@@ -223,7 +225,7 @@ func (p *Pool) readAnew(d *definition) (reading, error) {
 	return p.read(d, declared)
 }
 
-// isHome says whether a pool's folder may be that in which what is known of its volumes was last seen.
+// isHome says whether a pool's folder may be the one in which its declared volumes were last seen.
 func isHome(target string, home uint64) bool {
 	dir, err := openDir(target)
 	if err != nil {
@@ -234,8 +236,8 @@ func isHome(target string, home uint64) bool {
 	return home == 0 || unix.Fstat(int(dir.Fd()), &st) == nil && st.Ino == home
 }
 
-// install takes over what was read, with mu held. Volumes that somebody works
-// on stay as they were: their headers may be half written.
+// install takes over a reading, with mu held. Volumes with a job stay as they were: their headers may be half
+// written.
 func (p *Pool) install(r reading) {
 	for name, j := range p.jobs {
 		if i, ok := find(p.volumes, name); ok && j.exclusive {
@@ -253,7 +255,10 @@ func (p *Pool) install(r reading) {
 }
 
 // Refresh reads the pool's volumes again.
-func (p *Pool) Refresh(ctx context.Context) error {
+func (p *Pool) Refresh(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	d, err := p.active()
 	if err != nil {
 		return err
@@ -278,7 +283,7 @@ func (p *Pool) Refresh(ctx context.Context) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.About(err), "cannot refresh pool %q", p.name)
 	}
-	if len(p.missing()) > 0 && p.take(ctx) == nil { // or the next refresh does it
+	if len(p.missing()) > 0 && p.take(ctx) == nil { // otherwise the next refresh does it
 		p.forgetMissing()
 		p.release()
 	}
@@ -286,21 +291,23 @@ func (p *Pool) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Fresh brings the sizes of a pool up to date, if its file system answers at
-// once, and gives the view.
+// Fresh updates the sizes of a pool if its file system answers at once, and returns the view.
 func (p *Pool) Fresh(ctx context.Context) View {
 	d, err := p.active()
 	if err != nil || p.lane.stuck() > patience {
 		return p.View()
 	}
 	if err := glance(ctx, p.lane, func() error { return p.remeasure(d) }); err != nil {
-		p.pools.log.Debug("pool is not fresh", "pool", p.name, "error", err)
+		p.pools.log.Debug("pool not refreshed", "pool", p.name, "error", err)
 	}
 	return p.View()
 }
 
-// Stop ends the use of an active pool; a transient one is gone with that. Data stay.
-func (p *Pool) Stop(ctx context.Context) error {
+// Stop deactivates a pool; a transient one is removed. Data stay.
+func (p *Pool) Stop(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -309,7 +316,7 @@ func (p *Pool) Stop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.save(); err != nil { // nor would the store take then that it is stopped
+	if err := p.save(); err != nil { // otherwise the store would still say that it is active
 		return err
 	}
 	if err := p.leave(); err != nil {
@@ -321,9 +328,9 @@ func (p *Pool) Stop(ctx context.Context) error {
 		err = p.saveStopped()
 	}
 	if err != nil {
-		// LVM has taken away all that nobody has open.
+		// LVM has deactivated all volumes that are not open.
 		if _, again := p.attach(context.WithoutCancel(ctx), d); again != nil {
-			p.pools.log.Warn("a pool that cannot be stopped lacks some of its volumes", "pool", p.name, "error", again)
+			p.pools.log.Warn("pool not stopped; some of its volumes are missing", "pool", p.name, "error", again)
 		}
 		p.mu.Lock()
 		p.leaving = false
@@ -342,8 +349,11 @@ func (p *Pool) Stop(ctx context.Context) error {
 	return nil
 }
 
-// Undefine forgets an inactive pool. Data stay.
-func (p *Pool) Undefine(ctx context.Context) error {
+// Undefine removes an inactive pool. Data stay.
+func (p *Pool) Undefine(ctx context.Context, sc scope.Scope) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -358,8 +368,11 @@ func (p *Pool) Undefine(ctx context.Context) error {
 	return nil
 }
 
-// SetAutostart says whether the pool is started when the host has booted.
-func (p *Pool) SetAutostart(ctx context.Context, on bool) error {
+// SetAutostart sets whether the pool is started when the host boots.
+func (p *Pool) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error {
+	if err := sc.Check(); err != nil {
+		return err
+	}
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -367,7 +380,7 @@ func (p *Pool) SetAutostart(ctx context.Context, on bool) error {
 	p.mu.Lock()
 	if p.saved == nil {
 		p.mu.Unlock()
-		return fault.New(fault.Invalid, fault.Pool, "pool %q is transient and cannot be started by itself; define it first", p.name)
+		return fault.New(fault.Invalid, fault.Pool, "pool %q is transient and cannot have autostart; define it first", p.name)
 	}
 	before := p.autostart
 	p.autostart = on

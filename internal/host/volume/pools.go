@@ -17,21 +17,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Options say where pools keep their records and tell of their changes.
+// Options say where pools keep their records and report their changes.
 type Options struct {
 	Store  *store.Store
 	Events *event.Log
 	Log    *slog.Logger
-	// Secrets are what encrypted volumes are opened with; nil: none are made.
+	// Secrets decrypt encrypted volumes; nil: none can be made.
 	Secrets *secret.Book
-	// Boot identifies this boot of the host (/proc/sys/kernel/random/boot_id).
-	// Pools that were active stay so while it is the same; after a boot those
-	// with autostart are started.
+	// Boot identifies this boot of the host (/proc/sys/kernel/random/boot_id). Active pools stay active while
+	// it is the same. After a boot, pools with autostart are started.
 	Boot string
-	// Quarters are where qemu-img runs; nil: as the daemon does.
-	Quarters *sandbox.Quarters
+	// Quarters is the sandbox of qemu-img; nil: it runs without one.
+	Quarters *sandbox.Isolation
 }
 
 // Pools are all pools of a daemon.
@@ -42,7 +42,7 @@ type Pools struct {
 	boot    string
 	secrets *secret.Book
 	images  *image.Tool   // nil where there is no qemu-img
-	unlock  time.Duration // of encrypted volumes; 0: QEMU's choice
+	unlock  time.Duration // of encrypted volumes; 0: QEMU's default
 
 	// life ends with Close; jobs and adoptions run below it.
 	life    context.Context
@@ -50,15 +50,15 @@ type Pools struct {
 	work    sync.WaitGroup
 	adopted sync.WaitGroup
 
-	mu     sync.Mutex // guards the maps and is never held across anything slow
+	mu     sync.Mutex // guards the maps and is never held during slow work
 	byName map[string]*Pool
 	byUUID map[string]*Pool
 }
 
-var errStopping = errors.New("the daemon stops")
+var errStopping = errors.New("the daemon is stopping")
 
-// Open reads the records of all pools and begins, beside and in parallel, to
-// bring back those that were active. It does not wait for them; Settle does.
+// Open reads the records of all pools and starts to reactivate the active ones, in the background and in
+// parallel. It does not wait for them; Settle does.
 func Open(o Options) (*Pools, error) {
 	images, err := image.FindTool(o.Quarters, o.Log)
 	if err != nil {
@@ -80,7 +80,7 @@ func Open(o Options) (*Pools, error) {
 	for id, r := range records {
 		p, err := ps.restore(id, r, declared[id])
 		if err != nil {
-			// Kept in the store for a lodged that can read it.
+			// The record stays in the store for a lodged that can read it.
 			o.Log.Error("cannot restore pool", "uuid", id, "error", err)
 			continue
 		}
@@ -98,15 +98,15 @@ func Open(o Options) (*Pools, error) {
 	return ps, nil
 }
 
-// isForgotten says whether there is no pool of that UUID any more: its record may be one that this daemon
-// cannot read, or that the store has lost.
+// isForgotten says whether no pool has that UUID any more. Its record may be one that this daemon cannot read,
+// or that the store has lost.
 func (ps *Pools) isForgotten(id string) bool {
 	var kept any
 	return ps.store.Sound() && fault.Is(ps.store.Get(poolKind, id, &kept), fault.NotFound)
 }
 
-// Settle waits until every pool that was active has been read once, cannot be,
-// or does not answer: for a file system that is silent for silentTime nobody waits.
+// Settle waits until every active pool has been read once, has failed, or does not answer: it stops waiting
+// for file systems that are silent for silentTime.
 func (ps *Pools) Settle(ctx context.Context) error {
 	tick := time.NewTicker(settleTick)
 	defer tick.Stop()
@@ -132,8 +132,8 @@ const (
 	silentTime = 200 * time.Millisecond
 )
 
-// adopting counts the pools that are being brought back: those whose file systems
-// do not answer, and the others.
+// adopting counts the pools that are being reactivated: those whose file systems do not answer, and the
+// others.
 func (ps *Pools) adopting() (silent, reading int) {
 	for _, p := range ps.List() {
 		switch {
@@ -147,10 +147,10 @@ func (ps *Pools) adopting() (silent, reading int) {
 	return silent, reading
 }
 
-// closeTime is how long Close waits for what is stuck in a file system.
+// closeTime is how long Close waits for work that is stuck in a file system.
 const closeTime = 5 * time.Second
 
-// Close ends all jobs. Pools stay as they are: mounted and, at the next Open, active.
+// Close ends all jobs. Pools stay mounted and are active again at the next Open.
 func (ps *Pools) Close() {
 	ps.end(errStopping)
 	ended := make(chan struct{})
@@ -166,11 +166,11 @@ func (ps *Pools) Close() {
 	select {
 	case <-ended:
 	case <-time.After(closeTime):
-		ps.log.Warn("storage work does not end: its file system does not answer")
+		ps.log.Warn("storage work left behind: its file system does not answer")
 	}
 }
 
-// List gives all pools by name.
+// List returns all pools by name.
 func (ps *Pools) List() []*Pool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -231,7 +231,7 @@ func (ps *Pools) ByPath(path string) (*Pool, *Volume, error) {
 	return nil, nil, fault.New(fault.NotFound, fault.Volume, "no storage volume with path %q", path)
 }
 
-// Above gives the volumes of running pools that lie on an image, as they are now.
+// Above returns the volumes of active pools that have an image as their backing file, as they are now.
 func (ps *Pools) Above(ctx context.Context, path string) (found []*Volume) {
 	for _, p := range ps.List() {
 		for _, v := range p.View().Volumes {
@@ -246,10 +246,10 @@ func (ps *Pools) Above(ctx context.Context, path string) (found []*Volume) {
 	return found
 }
 
-// Resolve gives the path and format of a volume that a guest names by its pool, in the
-// format that its definition declares if it does. The pool has to be active; it is not started
-// for this. Nobody has declared the format of a volume that was not made here: its bytes, which
-// may be a guest's, do not lead to other files. The path is given then, too.
+// Resolve returns the path and format of a volume that a guest's definition names. declared is the format in
+// that definition, if any. The pool must be active; it is not started for this. A volume that was not made
+// here has no declared format. A guest may have written its bytes, so they cannot name backing files. The path
+// is returned even then.
 func (ps *Pools) Resolve(pool, volume string, declared image.Format) (path string, format image.Format, err error) {
 	p, err := ps.ByName(pool)
 	if err != nil {
@@ -260,14 +260,14 @@ func (ps *Pools) Resolve(pool, volume string, declared image.Format) (path strin
 		return "", "", err
 	}
 	if v.Kind == Directory {
-		return "", "", fault.New(fault.Unsupported, fault.Volume, "volume %q of pool %q is a directory and no disk", volume, pool)
+		return "", "", fault.New(fault.Unsupported, fault.Volume, "volume %q of pool %q is a directory and not a disk", volume, pool)
 	}
 	format, err = v.as(declared, "<driver type='%s'/> in the disk's definition")
 	return v.Path, format, err
 }
 
-// as is the format in which a volume is read that may be declared somewhere, as in what say
-// has: what it looks like, unless that alone has it lie above something.
+// as is the format in which to read a volume. say names where the format can be declared. The format is
+// detected, unless the bytes alone would name a backing file.
 func (v *Volume) as(declared image.Format, say string) (image.Format, error) {
 	if declared == "" && v.claims != "" {
 		return "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, which a guest could have written there; if it is, say so: "+
@@ -276,9 +276,11 @@ func (v *Volume) as(declared image.Format, say string) (image.Format, error) {
 	return cmp.Or(declared, v.Format), nil
 }
 
-// Define keeps a definition. That of an active pool comes into force when the
-// pool is started the next time.
-func (ps *Pools) Define(ctx context.Context, doc string, validate bool) (*Pool, error) {
+// Define stores a definition. For an active pool it takes effect at the next start.
+func (ps *Pools) Define(ctx context.Context, sc scope.Scope, doc string, validate bool) (*Pool, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := parsePool(doc, "", validate)
 	if err != nil {
 		return nil, err
@@ -305,9 +307,11 @@ func (ps *Pools) Define(ctx context.Context, doc string, validate bool) (*Pool, 
 	return p, nil
 }
 
-// Create starts a pool that is forgotten once it is stopped, unless it is
-// defined too.
-func (ps *Pools) Create(ctx context.Context, doc string, validate bool, build Build) (*Pool, error) {
+// Create starts a pool that is removed when it is stopped, unless it is also defined.
+func (ps *Pools) Create(ctx context.Context, sc scope.Scope, doc string, validate bool, build Build) (*Pool, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	d, err := parsePool(doc, "", validate)
 	if err != nil {
 		return nil, err
@@ -324,8 +328,7 @@ func (ps *Pools) Create(ctx context.Context, doc string, validate bool, build Bu
 	return p, nil
 }
 
-// claim finds the pool that a definition is for, or makes one, and takes it
-// for a verb. Release gives it free.
+// claim finds or makes the pool of a definition and takes its turn. release returns the turn.
 func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error) {
 	for {
 		ps.mu.Lock()
@@ -333,7 +336,7 @@ func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error
 		if fresh {
 			p = ps.insert(d.name, d.uuid, nil)
 			p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target, place: d.place()})
-			<-p.turn // nobody else can have it yet
+			<-p.turn // no one else can have it yet
 		}
 		ps.mu.Unlock()
 		if err == nil && !fresh {
@@ -341,7 +344,7 @@ func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error
 		}
 		switch {
 		case fault.Is(err, fault.NotFound):
-			continue // somebody has forgotten it meanwhile
+			continue // it was removed meanwhile
 		case err != nil:
 			return nil, nil, err
 		}
@@ -353,8 +356,8 @@ func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error
 	}
 }
 
-// hold keeps others from the place of a definition until its pool's view says it, or nothing came of it.
-// They may have come there while the pool's turn was waited for.
+// hold reserves the place of a definition until the pool's view has it, or the request failed. Another pool
+// may have taken the place while this one waited for its turn.
 func (ps *Pools) hold(p *Pool, d *definition) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -371,11 +374,11 @@ func (ps *Pools) letGo(p *Pool) {
 	p.claimed = ""
 }
 
-// maxPools bounds how many pools there may be: the longest list that clients take.
+// maxPools bounds the number of pools: the longest list of libvirt's protocol.
 const maxPools = 16384
 
-// match finds the pool of a definition's name and UUID. Fresh means that there
-// is none, and that nothing stands in the way of one.
+// match finds the pool with a definition's name and UUID. fresh means that there is none and that one can be
+// made.
 func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
 	if ps.life.Err() != nil {
 		return nil, false, context.Cause(ps.life)
@@ -385,26 +388,26 @@ func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
 	case named != nil && named != identified:
 		return nil, false, fault.New(fault.Exists, fault.Pool, "pool %q already exists with uuid %s", d.name, named.uuid)
 	case identified != nil && named == nil:
-		return nil, false, fault.New(fault.Exists, fault.Pool, "uuid %s is that of another pool", d.uuid)
+		return nil, false, fault.New(fault.Exists, fault.Pool, "another pool has uuid %s", d.uuid)
 	case named == nil && len(ps.byUUID) >= maxPools:
-		return nil, false, fault.New(fault.NoCapacity, fault.Pool, "there are %d pools already; undefine one", maxPools)
+		return nil, false, fault.New(fault.NoCapacity, fault.Pool, "there are already %d pools, the maximum; undefine one", maxPools)
 	}
 	for _, other := range ps.byUUID {
 		if other != named && slices.Contains(other.places(), d.place()) {
-			return nil, false, fault.New(fault.Exists, fault.Pool, "the target %s is that of another pool", d.place()) // perhaps not for this client to know
+			return nil, false, fault.New(fault.Exists, fault.Pool, "another pool has the target %s", d.place()) // this client may not know the name
 		}
 	}
 	return named, named == nil, nil
 }
 
-// places are where a pool has its volumes, will have them when it is next started, or is just about to.
-// The map's lock is held.
+// places are where a pool has its volumes, where it will have them after its next start, and where it is about
+// to have them. The caller holds the map's lock.
 func (p *Pool) places() []string {
 	v := p.published.Load()
 	return []string{v.place, v.next, p.claimed}
 }
 
-// insert adds a pool, with the map's lock held.
+// insert adds a pool. The caller holds the map's lock.
 func (ps *Pools) insert(name, id string, declared map[string]declaration) *Pool {
 	p := &Pool{
 		pools: ps, name: name, uuid: id, lane: newLane(), turn: make(chan struct{}, 1),
@@ -418,7 +421,7 @@ func (ps *Pools) insert(name, id string, declared map[string]declaration) *Pool 
 	return p
 }
 
-// remove takes a pool out of all lists. Its verb is taken.
+// remove removes a pool from all lists. The caller has its turn.
 func (ps *Pools) remove(p *Pool) {
 	ps.mu.Lock()
 	delete(ps.byName, p.name)

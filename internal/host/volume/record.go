@@ -11,10 +11,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Records: a pool under its UUID, and what was declared of a volume that was
-// made here under UUID/NAME.
+// Records: a pool under its UUID, and the declaration of a volume that was made here under UUID/NAME.
 var (
 	poolKind   = store.Kind{Name: "pool", Version: 1}
 	volumeKind = store.Kind{Name: "volume", Version: 1}
@@ -22,28 +22,28 @@ var (
 
 type poolRecord struct {
 	Saved     string `json:"saved,omitempty"` // the definition as submitted; "" for a transient pool
-	Used      string `json:"used,omitempty"`  // the one it runs with; "" for an inactive pool
+	Used      string `json:"used,omitempty"`  // the active definition; "" for an inactive pool
 	Autostart bool   `json:"autostart,omitempty"`
-	Boot      string `json:"boot,omitempty"` // in which it was started
+	Boot      string `json:"boot,omitempty"` // the boot in which it was started
 	Home      uint64 `json:"home,omitempty"` // see Pool.home
 }
 
-// declaration is what is known of a volume from when it was made.
+// declaration is what was known about a volume when it was made.
 type declaration struct {
 	Format image.Format `json:"format"`
-	// Inode is the file that was made: another of the same name is another volume.
+	// Inode is that of the file that was made: another file of the same name is another volume.
 	Inode uint64 `json:"inode"`
-	// Encryption is how it was encrypted when it was made, and with which secret.
+	// Encryption is the volume's encryption, with its secret.
 	Encryption *encryption `json:"encryption,omitempty"`
 	// Building is set until the volume is complete.
 	Building bool `json:"building,omitempty"`
-	// Marked says that the file says so too while Building or Remake is set.
+	// Marked says that the file is marked too while Building or Remake is set.
 	Marked bool `json:"marked,omitempty"`
-	// Remake is set while the volume is made anew without its data, as this says.
+	// Remake is set while the volume is wiped: the image to make afterwards.
 	Remake *image.Plan `json:"remake,omitempty"`
 }
 
-// save writes the pool's record, with its turn taken.
+// save writes the pool's record. The caller has its turn.
 func (p *Pool) save() error {
 	return p.pools.store.Put(poolKind, p.uuid, p.record())
 }
@@ -53,12 +53,12 @@ func (p *Pool) record() poolRecord {
 	defer p.mu.Unlock()
 	r := poolRecord{Saved: p.savedDoc, Used: p.usedDoc, Autostart: p.autostart, Boot: p.pools.boot, Home: p.home}
 	if p.due {
-		r.Boot = "" // the next daemon goes on with it
+		r.Boot = "" // the next daemon continues this
 	}
 	return r
 }
 
-// saveStopped is save of a pool that is just being stopped; of a transient one no record stays.
+// saveStopped is save for a pool that is being stopped; a transient one keeps no record.
 func (p *Pool) saveStopped() error {
 	r := p.record()
 	if r.Used = ""; r.Saved == "" {
@@ -67,7 +67,7 @@ func (p *Pool) saveStopped() error {
 	return p.pools.store.Put(poolKind, p.uuid, r)
 }
 
-// forget removes the pool and all that is kept of it, with its turn taken.
+// forget removes the pool and its records. The caller has its turn.
 func (p *Pool) forget() error {
 	if err := p.pools.store.Delete(poolKind, p.uuid); err != nil {
 		return err
@@ -76,8 +76,8 @@ func (p *Pool) forget() error {
 	return nil
 }
 
-// vanish is the rest of that, without its record. Last it goes from the lists: from then on another may have its
-// UUID, and volumes that are kept by that.
+// vanish is the rest of forget, after the pool's record. It leaves the lists last: from then on a new pool may
+// have its UUID, and the records of volumes have the UUID in their keys.
 func (p *Pool) vanish() {
 	failpoint.Reach("pool.forgotten")
 	p.mu.Lock()
@@ -90,7 +90,7 @@ func (p *Pool) vanish() {
 	p.pools.remove(p)
 }
 
-// dropIfNothing removes a pool that was made for a request which failed.
+// dropIfNothing removes a pool that was made for a failed request.
 func (p *Pool) dropIfNothing() {
 	p.mu.Lock()
 	nothing := p.saved == nil && p.used == nil
@@ -100,7 +100,7 @@ func (p *Pool) dropIfNothing() {
 	}
 }
 
-// declare records what a volume is.
+// declare writes the declaration of a volume.
 func (p *Pool) declare(name string, d declaration) error {
 	if err := p.pools.store.Put(volumeKind, p.uuid+"/"+name, d); err != nil {
 		return err
@@ -111,38 +111,38 @@ func (p *Pool) declare(name string, d declaration) error {
 	return nil
 }
 
-// undeclare forgets a volume. What stays behind when that fails names a file
-// that is gone, and is forgotten at the next refresh.
+// undeclare deletes the declaration of a volume. If that fails, the record names a missing file, and the next
+// refresh deletes it.
 func (p *Pool) undeclare(name string) {
 	p.mu.Lock()
 	delete(p.declared, name)
 	p.mu.Unlock()
 	if err := p.pools.store.Delete(volumeKind, p.uuid+"/"+name); err != nil {
-		p.pools.log.Warn("cannot forget volume", "pool", p.name, "volume", name, "error", err)
+		p.pools.log.Warn("volume record not deleted", "pool", p.name, "volume", name, "error", err)
 	}
 }
 
-// forgetMissing forgets volumes whose files are gone or were replaced. One that could
-// not be read is neither: what was declared of it is what keeps a guest's bytes from
-// being taken for a header. The pool's turn is taken.
+// forgetMissing deletes the declarations of volumes whose files are gone or were replaced. A file that could
+// not be read keeps its declaration, which prevents a guest's bytes from being taken for a header. The caller
+// has the pool's turn.
 func (p *Pool) forgetMissing() {
 	for _, name := range p.missing() {
-		if _, err := p.begin(context.Background(), name, "forgetting", true); err != nil {
-			continue // somebody works on it, or the pool was stopped
+		if _, err := p.begin(scope.Daemon("forgetting an unfinished volume"), name, "forgetting", true); err != nil {
+			continue // a job works on it, or the pool was stopped
 		}
-		if slices.Contains(p.missing(), name) { // nobody has made it meanwhile
+		if slices.Contains(p.missing(), name) { // it was not made again meanwhile
 			p.undeclare(name)
 		}
 		p.end(name, "")
 	}
 }
 
-// missing gives the declared volumes that the last reading has not found.
+// missing returns the declared volumes that the last reading did not find.
 func (p *Pool) missing() (names []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.used == nil || p.folder != p.home {
-		return nil // nothing has been looked at, or another folder: what is mounted there is not yet, perhaps
+		return nil // nothing was read, or another folder: perhaps the file system is not mounted yet
 	}
 	for name, d := range p.declared {
 		i, ok := find(p.volumes, name)
@@ -153,55 +153,54 @@ func (p *Pool) missing() (names []string) {
 	return names
 }
 
-// sweep removes, in the lane, the files that were never completed, and completes
-// those that were to lose their data.
+// sweep removes, in the lane, files that were never completed, and completes interrupted wipes.
 func (p *Pool) sweep(target string, declared map[string]declaration) {
 	for name, d := range declared {
-		if !d.Building && d.Remake == nil || p.isChanging(name) { // by this daemon, whose clients need not wait for a pool that is brought back
+		if !d.Building && d.Remake == nil || p.isChanging(name) { // a job of this daemon, whose clients need not wait for the pool to be reactivated
 			continue
 		}
 		outdated, err := d.outdated(target, name)
 		if err != nil {
-			p.pools.log.Warn("cannot look at a volume that may be half made", "pool", p.name, "volume", name, "error", err)
+			p.pools.log.Warn("volume that may be half made not readable", "pool", p.name, "volume", name, "error", err)
 			continue
 		}
 		if outdated {
-			p.pools.log.Warn("a volume is said to be half made and is not: it stays", "pool", p.name, "volume", name)
+			p.pools.log.Warn("record says half made, file is complete; volume kept", "pool", p.name, "volume", name)
 			d.Building, d.Remake, d.Marked = false, nil, false
 			if err := p.declare(name, d); err != nil {
-				p.pools.log.Warn("cannot note that a volume is complete", "pool", p.name, "volume", name, "error", err)
+				p.pools.log.Warn("completion of a volume not recorded", "pool", p.name, "volume", name, "error", err)
 			}
 			declared[name] = d
 			continue
 		}
 		if d.Remake != nil {
 			if err := p.remake(target, name, &d); err != nil {
-				p.pools.log.Warn("cannot complete a volume that was being wiped", "pool", p.name, "volume", name, "error", err)
+				p.pools.log.Warn("interrupted wipe not completed", "pool", p.name, "volume", name, "error", err)
 				continue
 			}
-			p.pools.log.Info("completed a volume that was being wiped", "pool", p.name, "volume", name)
+			p.pools.log.Info("interrupted wipe completed", "pool", p.name, "volume", name)
 			declared[name] = d
 			continue
 		}
 		if isLent(target, name, d.Inode) {
-			p.pools.log.Warn("a half-made volume stays, for a guest has it", "pool", p.name, "volume", name, "error", p.leaveTo(target, name))
+			p.pools.log.Warn("half-made volume kept: a guest has it open", "pool", p.name, "volume", name, "error", p.leaveTo(target, name))
 			continue
 		}
 		if err := removeInode(target, name, d.Inode); err != nil {
-			p.pools.log.Warn("cannot remove half-made volume", "pool", p.name, "volume", name, "error", err)
+			p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", name, "error", err)
 			continue
 		}
-		p.pools.log.Info("removed half-made volume", "pool", p.name, "volume", name)
+		p.pools.log.Info("half-made volume removed", "pool", p.name, "volume", name)
 		delete(declared, name)
 		p.undeclare(name)
 	}
 }
 
-// remake makes a volume anew whose wiping was cut off, as it would have become.
+// remake completes an interrupted wipe.
 func (p *Pool) remake(target, name string, d *declaration) error {
 	f, err := openFile(target, name, unix.O_RDWR)
 	if fault.Is(err, fault.NotFound) {
-		return nil // and is forgotten with the next reading
+		return nil // the next reading deletes its record
 	}
 	if err != nil {
 		return err
@@ -228,7 +227,7 @@ func (p *Pool) remake(target, name string, d *declaration) error {
 	return nil
 }
 
-// keepData forgets that a volume was being wiped, for somebody gives it other data.
+// keepData deletes the record of a wipe, because a client writes other data to the volume.
 func (p *Pool) keepData(name string) error {
 	p.mu.Lock()
 	d := p.declared[name]
@@ -245,7 +244,7 @@ func (ps *Pools) loadRecords() (map[string]poolRecord, error) {
 	err := ps.store.Each(poolKind, func(key string, decode func(any) error) error {
 		var r poolRecord
 		if err := decode(&r); err != nil {
-			ps.log.Error("cannot read the record of a pool", "uuid", key, "error", err)
+			ps.log.Error("pool record not readable", "uuid", key, "error", err)
 			return nil
 		}
 		records[key] = r
@@ -260,7 +259,7 @@ func (ps *Pools) loadDeclarations() (map[string]map[string]declaration, error) {
 		pool, name, _ := strings.Cut(key, "/")
 		var d declaration
 		if err := decode(&d); err != nil {
-			ps.log.Error("cannot read the record of a volume", "key", key, "error", err)
+			ps.log.Error("volume record not readable", "key", key, "error", err)
 			return nil
 		}
 		if declared[pool] == nil {
@@ -272,16 +271,16 @@ func (ps *Pools) loadDeclarations() (map[string]map[string]declaration, error) {
 	return declared, err
 }
 
-// forgetDeclared forgets the volumes of a pool that is not there any more.
+// forgetDeclared deletes the volume records of a pool that no longer exists.
 func (ps *Pools) forgetDeclared(pool string, declared map[string]declaration) {
 	for name := range declared {
 		if err := ps.store.Delete(volumeKind, pool+"/"+name); err != nil {
-			ps.log.Warn("cannot forget a volume of a pool that is gone", "uuid", pool, "volume", name, "error", err)
+			ps.log.Warn("volume record of a removed pool not deleted", "uuid", pool, "volume", name, "error", err)
 		}
 	}
 }
 
-// restore makes a pool of its record; nil of one that ended with an earlier boot.
+// restore makes a pool from its record; nil for a transient pool of an earlier boot.
 func (ps *Pools) restore(id string, r poolRecord, declared map[string]declaration) (*Pool, error) {
 	if r.Saved == "" && r.Boot != ps.boot {
 		return nil, ps.store.Delete(poolKind, id)
@@ -305,7 +304,7 @@ func (ps *Pools) restore(id string, r poolRecord, declared map[string]declaratio
 		name = used
 	}
 	if name == nil {
-		return nil, fault.New(fault.Invalid, fault.Store, "the record holds no definition")
+		return nil, fault.New(fault.Invalid, fault.Store, "the record has no definition")
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -318,8 +317,7 @@ func (ps *Pools) restore(id string, r poolRecord, declared map[string]declaratio
 	return p, nil
 }
 
-// adopt brings an active pool back, or starts one with autostart after a boot,
-// beside.
+// adopt reactivates an active pool, or starts one with autostart after a boot, in the background.
 func (ps *Pools) adopt(p *Pool, r poolRecord) {
 	if p.used == nil {
 		if r.Autostart && r.Boot != ps.boot {
@@ -333,13 +331,13 @@ func (ps *Pools) adopt(p *Pool, r poolRecord) {
 		ctx, cancel := context.WithTimeoutCause(ps.life, 2*longTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 		defer cancel()
 		if err := p.readopt(ctx); err != nil {
-			ps.log.Warn("cannot bring back pool", "pool", p.name, "error", err)
+			ps.log.Warn("pool not reactivated", "pool", p.name, "error", err)
 		}
 	})
 }
 
-// readopt attaches and reads a pool that is active by its record. One whose
-// storage is gone becomes inactive; one that does not answer stays, stale.
+// readopt attaches and reads a pool that is active by its record. If its storage is gone it becomes inactive;
+// if it does not answer it stays active and stale.
 func (p *Pool) readopt(ctx context.Context) error {
 	if err := p.take(ctx); err != nil {
 		return err
@@ -375,7 +373,7 @@ func (p *Pool) readopt(ctx context.Context) error {
 	transient := p.saved == nil
 	p.publish()
 	p.mu.Unlock()
-	if transient { // also where the store does not say so: nothing is known of it any more
+	if transient { // even if the store does not say so: nothing else is known of it
 		failed := p.pools.store.Delete(poolKind, p.uuid)
 		p.vanish()
 		return failed

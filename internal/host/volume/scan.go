@@ -19,21 +19,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 )
 
-// MaxVolumes is how many entries a pool's directory may have: what a list of
-// volumes can carry over libvirt's wire.
+// MaxVolumes is the maximum number of entries in a pool's directory: the longest list of libvirt's protocol.
 const MaxVolumes = 16384
 
-// reading is what a look at a pool found.
+// reading is the result of reading a pool.
 type reading struct {
 	volumes []*Volume
 	space   space
 	perms   permissions
-	// unread are the names of files that are there and could not be read.
+	// unread are the names of existing files that could not be read.
 	unread []string
-	folder uint64 // the inode of the directory; 0 of block devices
+	folder uint64 // the inode of the directory; 0 for block devices
 }
 
-// read looks at the whole pool. It runs in the pool's lane.
+// read reads the whole pool. It runs in the pool's lane.
 func (p *Pool) read(d *definition, declared map[string]declaration) (reading, error) {
 	if c := d.carver(); c != nil {
 		return c.survey(p.pools.life)
@@ -69,13 +68,13 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 		return r, dirFault(err, target)
 	}
 	if len(entries) > MaxVolumes {
-		return r, fault.New(fault.NoCapacity, fault.Pool, "%s has more than %d entries; spread them over several pools", target, MaxVolumes)
+		return r, fault.New(fault.NoCapacity, fault.Pool, "%s has more than %d entries; distribute them over several pools", target, MaxVolumes)
 	}
 	for _, entry := range entries {
 		p.lane.beat()
 		v, err := readVolume(p.name, dir, entry.Name(), declared[entry.Name()])
 		if err != nil {
-			p.pools.log.Warn("cannot read volume", "pool", p.name, "volume", entry.Name(), "error", err)
+			p.pools.log.Warn("volume not readable", "pool", p.name, "volume", entry.Name(), "error", err)
 			r.unread = append(r.unread, entry.Name())
 			continue
 		}
@@ -91,7 +90,7 @@ func dirFault(err error, target string) error {
 	return fault.Wrap(err, fileKind(err), fault.File, "cannot read directory %s", target)
 }
 
-// fileKind is the kind of a fault of a file or a directory.
+// fileKind maps an error about a file or a directory to a kind.
 func fileKind(err error) fault.Kind {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -102,7 +101,7 @@ func fileKind(err error) fault.Kind {
 	return fault.Failed
 }
 
-// measure takes the space of the file system and the permissions of the directory.
+// measure reads the sizes of the file system and the permissions of the directory.
 func measure(dir *os.File) (space, permissions, error) {
 	var (
 		fsys unix.Statfs_t
@@ -123,9 +122,9 @@ func measure(dir *os.File) (space, permissions, error) {
 	return s, permissions{int(st.Mode & 0o777), int(st.Uid), int(st.Gid)}, nil
 }
 
-// readVolume looks at one entry; nil is one that is no volume: a broken link, one that
-// others than root can make, a pipe, a socket, or gone in the meantime. A link of root's to
-// an image outside of the pool is shown, for reading; nothing is changed through it.
+// readVolume reads one entry; nil if it is no volume: a broken link, a link that users other than root can
+// make, a pipe, a socket, or removed in the meantime. A link of root's to an image outside the pool is shown
+// and can be read; nothing is changed through it.
 func readVolume(pool string, dir *os.File, name string, d declaration) (*Volume, error) {
 	if checkName(fault.Volume, name) != nil || name == "lost+found" {
 		return nil, nil
@@ -133,7 +132,7 @@ func readVolume(pool string, dir *os.File, name string, d declaration) (*Volume,
 	path := filepath.Join(dir.Name(), name)
 	f, err := safepath.OpenAt(dir, name, 0)
 	if err == nil && isLink(f) {
-		_ = f.Close() // opened to be named
+		_ = f.Close() // opened with O_PATH only
 		f, err = safepath.Open(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) || fault.Is(err, fault.Denied) {
@@ -177,8 +176,8 @@ func readVolumeIn(pool, target, name string, d declaration) (*Volume, error) {
 	return readVolume(pool, dir, name, d)
 }
 
-// inspect reads the header. The format that was declared when the volume was
-// made holds for as long as it is the same file.
+// inspect reads the header. The format that was declared when the volume was made is valid as long as the
+// inode is the same.
 func (v *Volume) inspect(fd int, d declaration) error {
 	f, err := image.Reopen(fd, v.Path, unix.O_RDONLY)
 	if err != nil {
@@ -209,7 +208,7 @@ func (v *Volume) inspect(fd int, d declaration) error {
 	return nil
 }
 
-// isUnprintable finds what a document cannot hold.
+// isUnprintable finds what an XML document cannot hold.
 func isUnprintable(r rune) bool { return r == utf8.RuneError || unicode.IsControl(r) }
 
 func sortVolumes(volumes []*Volume) {

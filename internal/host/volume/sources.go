@@ -7,13 +7,13 @@ import (
 	"strings"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// FindSources gives, as a document, what pools of a type could be made of.
-// Spec is a document that narrows it down; for netfs it names the host, and
-// for logical it is not needed.
+// FindSources returns a document of possible sources for pools of a type. spec is a document that narrows the
+// search: for netfs it names the host, and for logical it is not needed.
 func FindSources(ctx context.Context, t Type, spec string) (string, error) {
 	if err := checkType(t); err != nil {
 		return "", err
@@ -32,18 +32,17 @@ func FindSources(ctx context.Context, t Type, spec string) (string, error) {
 	if !hostName.MatchString(host) {
 		return "", fault.New(fault.Invalid, fault.XML, "the source has no usable host: %q", host)
 	}
-	if err := needTool("showmount", "nfs-common"); err != nil {
+	if err := blockdev.NeedTool("showmount", "nfs-common"); err != nil {
 		return "", err
 	}
-	out, err := run(ctx, answerTime, "showmount", "--no-headers", "--exports", host)
+	out, err := blockdev.Run(ctx, answerTime, "showmount", "--no-headers", "--exports", host)
 	if err != nil {
 		return "", fault.Wrap(err, fault.Of(err), fault.Pool, "cannot list the exports of %s", host)
 	}
 	return xmltree.Format(exports(host, out))
 }
 
-// exports makes the document of what showmount printed: a path and who may
-// mount it on each line.
+// exports makes the document from showmount's output: on each line a path, and the hosts that may mount it.
 func exports(host, list string) *xmltree.Element {
 	sources := element("sources")
 	for line := range strings.Lines(list) {
@@ -57,8 +56,7 @@ func exports(host, list string) *xmltree.Element {
 	return sources
 }
 
-// Capabilities gives the document that tells which types and formats of pools
-// and volumes there are.
+// Capabilities returns the document of supported types and formats of pools and volumes.
 func Capabilities() (string, error) {
 	root := element("storagepoolCapabilities")
 	for _, t := range []struct {
@@ -79,22 +77,22 @@ func Capabilities() (string, error) {
 	return xmltree.Format(root)
 }
 
-// carvedSupport tells of a type whose tool is on this host or not.
+// carvedSupport says whether a type's tool is installed.
 func carvedSupport(t Type, tool string, formats []string) *xmltree.Element {
-	if needTool(tool, "") != nil {
+	if blockdev.NeedTool(tool, "") != nil {
 		return poolSupport(t, "no")
 	}
 	pool := poolSupport(t, "yes")
 	pool.Children = append(pool.Children, element("poolOptions", typed("defaultFormat", formats[0]), values("sourceFormatType", formats)))
 	if t == Disk {
-		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", "none"), values("targetFormatType", usageNames())))
+		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", "none"), values("targetFormatType", blockdev.Usages())))
 	}
 	return pool
 }
 
-// findGroups gives the volume groups of the host.
+// findGroups lists the volume groups of the host.
 func findGroups(ctx context.Context) (string, error) {
-	groups, err := groupMembers(ctx)
+	groups, err := blockdev.GroupDevices(ctx)
 	if err != nil {
 		return "", fault.Wrap(err, fault.Of(err), fault.Pool, "cannot list the volume groups")
 	}

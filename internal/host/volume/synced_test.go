@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // unsynced is how many pages of a file a host that loses its power would lose.
@@ -36,13 +38,13 @@ func TestACopyIsOnDisk(t *testing.T) {
 	d.volume(p, volXML("source", "raw", 4*mib, ""))
 	upload(t, p, "source", 0, content)
 	for name, doc := range map[string]string{"bytes": volXML("bytes", "raw", 4*mib, ""), "converted": volXML("converted", "qcow2", 4*mib, "")} {
-		v, err := p.CloneVolume(t.Context(), doc, p, "source", CreateOptions{})
+		v, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), doc, p, "source", CreateOptions{})
 		must(t, err)
 		if n := unsynced(t, v.Path); n > 0 {
 			t.Errorf("%s: %d pages are in memory only", name, n)
 		}
 	}
-	v, err := p.FillVolume(t.Context(), "filled", content)
+	v, err := p.FillVolume(t.Context(), scope.Daemon("a test"), "filled", content)
 	must(t, err)
 	if n := unsynced(t, v.Path); n > 0 {
 		t.Errorf("filled: %d pages are in memory only", n)

@@ -12,28 +12,30 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Upload takes the bytes of a volume. It belongs to one goroutine, which has
-// to end it by Close or Abort.
+// Upload receives the bytes of a volume. It belongs to one goroutine, which must end it with Close or Abort.
 type Upload struct {
 	pool *Pool
 	name string
-	// client is whom it counts for.
+	// client is the client that the job counts for.
 	client string
 	f      *os.File
-	fence  []string // the folders that the client is held to; nil: none
+	sc     scope.Scope // the path limits of the client; nil: none
 	at     int64
-	end    int64 // where it has to stop; -1 for nowhere
+	end    int64 // the end of the given length; -1: none
 	once   sync.Once
 }
 
-// noEnd is a transfer's end where no length was given.
+// noEnd is the end of a transfer without a length.
 const noEnd = -1
 
-// Upload begins to overwrite a volume from an offset on. With a length other
-// than 0, more bytes than that are refused.
-func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (*Upload, error) {
+// Upload begins to overwrite a volume from an offset on. If length is not 0, more bytes than that are refused.
+func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, length uint64) (*Upload, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	at, end, err := transferRange(offset, length)
 	if err != nil {
 		return nil, err
@@ -45,7 +47,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot upload to volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(ctx, name, uploading, true); err != nil {
+	if _, err := p.begin(sc, name, uploading, true); err != nil {
 		return nil, err
 	}
 	f, _, err := p.open(ctx, name, unix.O_RDWR)
@@ -53,23 +55,23 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		if err = p.holdNow(ctx, f); err == nil {
 			err = p.keepData(name)
 		}
-		if err == nil && image.FenceOf(ctx) != nil { // the volume may be the disk of a guest that nobody holds
-			err = tell(ctx, p.lane, func() error { return image.Distrust(f) })
+		if err == nil && sc.Folders() != nil { // the volume may be the disk of a guest without path limits
+			err = tell(ctx, p.lane, func() error { return image.RecordBeforeWrite(f) })
 		}
 		if err != nil {
 			_ = f.Close() // nothing was written
 		}
 	}
 	if err != nil {
-		p.end(name, clientOf(ctx))
+		p.end(name, sc.Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
 	}
-	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, fence: image.FenceOf(ctx), at: at, end: end}, nil
+	return &Upload{pool: p, name: name, client: sc.Client(), f: f, sc: sc, at: at, end: end}, nil
 }
 
-// holdNow keeps guests from a file until it is closed. Some file systems ask their server.
+// holdNow keeps guests from opening a file until it is closed. Some file systems ask their server.
 func (p *Pool) holdNow(ctx context.Context, f *os.File) error {
-	return tell(ctx, p.lane, func() error { _, err := image.HoldToWrite(f); return err })
+	return tell(ctx, p.lane, func() error { _, err := image.LockToWrite(f); return err })
 }
 
 // unused refuses a file that a guest has open.
@@ -94,7 +96,7 @@ func transferRange(offset, length uint64) (at, end int64, err error) {
 // room checks that n more bytes are within the length.
 func (u *Upload) room(n int64) error {
 	if limit := u.limit(); n < 0 || n > limit-u.at {
-		return fault.New(fault.Invalid, fault.Volume, "more bytes came for volume %q than the length that was given", u.name)
+		return fault.New(fault.Invalid, fault.Volume, "volume %q received more bytes than the given length", u.name)
 	}
 	return nil
 }
@@ -120,7 +122,7 @@ func (u *Upload) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// Hole leaves out n bytes, which read as zeros afterwards.
+// Hole skips n bytes, which read as zeros afterwards.
 func (u *Upload) Hole(n int64) error {
 	if err := u.room(n); err != nil {
 		return err
@@ -131,7 +133,7 @@ func (u *Upload) Hole(n int64) error {
 	}
 	if inside := min(n, size-u.at); inside > 0 {
 		if err := unix.Fallocate(int(u.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, u.at, inside); err != nil {
-			// Not a file that can have holes: zeros do the same.
+			// The file cannot have holes, so zeros are written.
 			if err := image.Zero(u.pool.pools.life, u.f, u.at, u.at+inside); err != nil {
 				return err
 			}
@@ -149,15 +151,15 @@ func (u *Upload) Hole(n int64) error {
 // Close ends the upload. Nil means that all bytes are on disk.
 func (u *Upload) Close() error {
 	err := fault.Wrap(u.f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", u.name)
-	if err == nil && u.fence != nil {
-		err = believed(image.WithFence(u.pool.pools.life, u.fence), u.f)
+	if err == nil && u.sc.Folders() != nil {
+		err = believed(u.pool.pools.life, u.sc, u.f)
 	}
 	failpoint.Reach("volume.uploaded")
 	u.finish()
 	return err
 }
 
-// Abort ends the upload where it is.
+// Abort ends the upload and leaves what was written.
 func (u *Upload) Abort() { u.finish() }
 
 func (u *Upload) finish() {
@@ -165,27 +167,28 @@ func (u *Upload) finish() {
 		p := u.pool
 		_ = u.f.Close() // Close has synced
 		if err := p.reread(p.pools.life, u.name); err != nil {
-			p.pools.log.Warn("cannot read volume after upload", "pool", p.name, "volume", u.name, "error", err)
+			p.pools.log.Warn("volume not readable after upload", "pool", p.name, "volume", u.name, "error", err)
 		}
 		p.end(u.name, u.client)
 		p.tell(event.PoolRefresh{})
 	})
 }
 
-// Download gives the bytes of a volume. It belongs to one goroutine, which has
-// to Close it.
+// Download reads the bytes of a volume. It belongs to one goroutine, which must Close it.
 type Download struct {
 	pool    *Pool
 	name    string
-	client  string // whom it counts for
+	client  string // the client that the job counts for
 	f       *os.File
 	at, end int64
 	once    sync.Once
 }
 
-// Download begins to read a volume from an offset on, up to its end or for
-// length bytes where that is not 0.
-func (p *Pool) Download(ctx context.Context, name string, offset, length uint64) (*Download, error) {
+// Download begins to read a volume from an offset on, to its end or, if length is not 0, for length bytes.
+func (p *Pool) Download(ctx context.Context, sc scope.Scope, name string, offset, length uint64) (*Download, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	at, end, err := transferRange(offset, length)
 	if err != nil {
 		return nil, err
@@ -197,7 +200,7 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot download volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(ctx, name, downloading, false); err != nil {
+	if _, err := p.begin(sc, name, downloading, false); err != nil {
 		return nil, err
 	}
 	type opened struct {
@@ -205,7 +208,7 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		size int64
 	}
 	o, err := ask(ctx, p.lane, answerTime, func() (opened, error) {
-		f, err := p.openToRead(ctx, v)
+		f, err := p.openToRead(sc, v)
 		if err != nil {
 			return opened{}, err
 		}
@@ -213,13 +216,13 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		return opened{f, size}, err
 	}, func(o opened) { _ = o.f.Close() })
 	if err != nil {
-		p.end(name, clientOf(ctx))
+		p.end(name, sc.Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot download volume %q of pool %q", name, p.name)
 	}
 	if end == noEnd || end > o.size {
 		end = o.size
 	}
-	return &Download{pool: p, name: name, client: clientOf(ctx), f: o.f, at: at, end: max(at, end)}, nil
+	return &Download{pool: p, name: name, client: sc.Client(), f: o.f, at: at, end: max(at, end)}, nil
 }
 
 // Read reads the next bytes, holes as zeros, and io.EOF at the end.
@@ -238,8 +241,7 @@ func (d *Download) Read(b []byte) (int, error) {
 	return 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot read volume %q", d.name)
 }
 
-// Section tells what comes next: a hole or data, and how many bytes of it. At
-// the end it gives io.EOF.
+// Section returns what comes next: a hole or data, and its length in bytes. At the end it returns io.EOF.
 func (d *Download) Section() (hole bool, n int64, err error) {
 	if d.at >= d.end {
 		return false, 0, io.EOF
@@ -248,7 +250,7 @@ func (d *Download) Section() (hole bool, n int64, err error) {
 	return !data, end - d.at, err
 }
 
-// Skip leaves out n bytes, which Section has told to be a hole.
+// Skip skips n bytes of a hole that Section reported.
 func (d *Download) Skip(n int64) { d.at = min(d.at+n, d.end) }
 
 // Close ends the download.

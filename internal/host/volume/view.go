@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume/blockdev"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// State is what a pool does.
+// State is the state of a pool.
 type State int
 
-// The states. Building comes only while Build runs; Inaccessible is a pool
-// that is meant to be active and whose file system does not answer.
+// The states. Building appears only while Build runs. Inaccessible is an active pool whose file system does
+// not answer.
 const (
 	Inactive State = iota
 	Building
@@ -25,7 +26,7 @@ const (
 	Inaccessible
 )
 
-// View is a pool as of one moment. It is immutable.
+// View is a pool at one moment. It is immutable.
 type View struct {
 	Name, UUID string
 	Type       Type
@@ -33,8 +34,7 @@ type View struct {
 	State      State
 	Persistent bool
 	Autostart  bool
-	// Capacity, Allocation and Available are of the file system, the volume
-	// group or the disk, in bytes.
+	// Capacity, Allocation and Available are those of the file system, the volume group or the disk, in bytes.
 	Capacity, Allocation, Available uint64
 	// Volumes by name.
 	Volumes []*Volume
@@ -44,13 +44,13 @@ type View struct {
 	Stale string
 
 	place string
-	next  string // the place by the saved definition; "" of a transient pool
+	next  string // the place in the saved definition; "" for a transient pool
 }
 
-// Active says whether the pool is started, answering or not.
+// Active says whether the pool is started, whether its file system answers or not.
 func (v View) Active() bool { return v.State == Running || v.State == Inaccessible }
 
-// Kind is what sort of thing a volume is.
+// Kind is the kind of a volume.
 type Kind string
 
 // The kinds.
@@ -60,40 +60,40 @@ const (
 	Directory Kind = "dir"
 )
 
-// Volume is a volume as of one moment. It is immutable.
+// Volume is a volume at one moment. It is immutable.
 type Volume struct {
 	Name string
 	// Pool is the name of its pool.
 	Pool string
 	Path string
 	Kind Kind
-	// Info is of the image's header. Of a header that is broken only the format
-	// and the sizes on disk are set, and Problem says what is wrong with it.
+	// Info is the image's header. For a broken header only the format and the sizes on disk are set, and
+	// Problem says what is wrong.
 	image.Info
 	Problem string
 
-	claims                     string // what it lies above by its header alone, undeclared; empty: nothing
+	claims                     string // the backing file by an undeclared header, quoted; empty: none
 	perms                      permissions
 	inode                      uint64
 	atime, mtime, ctime, btime unix.StatxTimestamp
 	backingPath                string
-	encryption                 *encryption // as declared; nil of what was encrypted elsewhere
-	extents                    []extent    // where it lies; nil of what is not cut out of block devices
-	usage                      string      // what a partition is marked to be for
+	encryption                 *encryption       // as declared; nil for a volume that was encrypted elsewhere
+	extents                    []blockdev.Extent // its place on block devices; nil for files
+	usage                      string            // the type of a partition
 }
 
-// Key gives what identifies the volume on this host: its path.
+// Key identifies the volume on this host: its path.
 func (v *Volume) Key() string { return v.Path }
 
-// XML gives the volume's document.
+// XML returns the volume's document.
 func (v *Volume) XML() (string, error) { return xmltree.Format(v.document()) }
 
-// find gives the place of a name among sorted volumes.
+// find returns the index of a name among sorted volumes.
 func find(volumes []*Volume, name string) (int, bool) {
 	return slices.BinarySearchFunc(volumes, name, func(v *Volume, name string) int { return strings.Compare(v.Name, name) })
 }
 
-// with and without give a changed copy, because views share the slice.
+// with and without return a changed copy, because views share the slice.
 func with(volumes []*Volume, v *Volume) []*Volume {
 	i, ok := find(volumes, v.Name)
 	if ok {
@@ -112,7 +112,7 @@ func without(volumes []*Volume, name string) []*Volume {
 	return slices.Delete(slices.Clone(volumes), i, i+1)
 }
 
-// View gives the pool as it is known now. It never waits.
+// View returns the pool's state as last known. It never waits.
 func (p *Pool) View() View {
 	v := *p.published.Load()
 	if d := p.lane.stuck(); d > patience && v.Active() {
@@ -122,7 +122,7 @@ func (p *Pool) View() View {
 	return v
 }
 
-// Volume gives a volume of an active pool as it is known now.
+// Volume returns a volume of an active pool as last known.
 func (p *Pool) Volume(name string) (*Volume, error) {
 	view := p.View()
 	if !view.Active() {
@@ -134,7 +134,7 @@ func (p *Pool) Volume(name string) (*Volume, error) {
 	return nil, fault.New(fault.NotFound, fault.Volume, "no volume %q in pool %q", name, p.name)
 }
 
-// Volumes gives the volumes of an active pool as they are known now, by name.
+// Volumes returns the volumes of an active pool as last known, by name.
 func (p *Pool) Volumes() ([]*Volume, error) {
 	view := p.View()
 	if !view.Active() {

@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -84,11 +85,11 @@ func dirXML(name, path string) string {
 
 func (d *daemon) dirPool(name string) *Pool {
 	d.t.Helper()
-	p, err := d.Define(d.t.Context(), dirXML(name, d.t.TempDir()), true)
+	p, err := d.Define(d.t.Context(), scope.Daemon("a test"), dirXML(name, d.t.TempDir()), true)
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	must(d.t, p.Start(d.t.Context(), NoBuild))
+	must(d.t, p.Start(d.t.Context(), scope.Daemon("a test"), NoBuild))
 	return p
 }
 
@@ -113,7 +114,7 @@ func volXML(name, format string, capacity uint64, more string) string {
 
 func (d *daemon) volume(p *Pool, doc string) *Volume {
 	d.t.Helper()
-	v, err := p.CreateVolume(d.t.Context(), doc, CreateOptions{})
+	v, err := p.CreateVolume(d.t.Context(), scope.Daemon("a test"), doc, CreateOptions{})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -124,33 +125,33 @@ func TestLifeOfADirectoryPool(t *testing.T) {
 	d := newDaemon(t)
 	events := d.log.Reader()
 	target := filepath.Join(t.TempDir(), "deep", "images")
-	p, err := d.Define(t.Context(), dirXML("images", target+"//"), true)
+	p, err := d.Define(t.Context(), scope.Daemon("a test"), dirXML("images", target+"//"), true)
 	must(t, err)
-	wantKind(t, p.Start(t.Context(), NoBuild), fault.NotFound)
-	wantKind(t, p.Stop(t.Context()), fault.WrongState)
-	must(t, p.Build(t.Context(), MakeTarget))
+	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.NotFound)
+	wantKind(t, p.Stop(t.Context(), scope.Daemon("a test")), fault.WrongState)
+	must(t, p.Build(t.Context(), scope.Daemon("a test"), MakeTarget))
 	if st, err := os.Stat(target); err != nil || st.Mode().Perm() != defaultTargetMode {
 		t.Fatalf("target %v, %v", st, err)
 	}
-	must(t, p.Start(t.Context(), NoBuild))
-	wantKind(t, p.Start(t.Context(), NoBuild), fault.WrongState)
-	wantKind(t, p.Undefine(t.Context()), fault.WrongState)
-	wantKind(t, p.Delete(t.Context()), fault.WrongState)
-	must(t, p.SetAutostart(t.Context(), true))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
+	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.WrongState)
+	wantKind(t, p.Undefine(t.Context(), scope.Daemon("a test")), fault.WrongState)
+	wantKind(t, p.Delete(t.Context(), scope.Daemon("a test")), fault.WrongState)
+	must(t, p.SetAutostart(t.Context(), scope.Daemon("a test"), true))
 	v := p.View()
 	var fs unix.Statfs_t
 	must(t, unix.Statfs(target, &fs))
 	if v.State != Running || !v.Autostart || !v.Persistent || v.Capacity != fs.Blocks*uint64(fs.Frsize) || v.Capacity != v.Allocation+v.Available {
 		t.Fatalf("view %+v", v)
 	}
-	must(t, p.Refresh(t.Context()))
-	must(t, p.Stop(t.Context()))
-	must(t, p.Delete(t.Context()))
-	must(t, p.Undefine(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
+	must(t, p.Delete(t.Context(), scope.Daemon("a test")))
+	must(t, p.Undefine(t.Context(), scope.Daemon("a test")))
 	if _, err := os.Stat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is still there: %v", err)
 	}
-	wantKind(t, p.Start(t.Context(), NoBuild), fault.NotFound)
+	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.NotFound)
 	_, err = d.ByName("images")
 	wantKind(t, err, fault.NotFound)
 	for _, want := range []event.Payload{
@@ -174,16 +175,16 @@ func TestLifeOfADirectoryPool(t *testing.T) {
 func TestTwoPoolsCannotBeOne(t *testing.T) {
 	d := newDaemon(t)
 	dir := t.TempDir()
-	p, err := d.Define(t.Context(), dirXML("a", dir), true)
+	p, err := d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", dir), true)
 	must(t, err)
-	_, err = d.Define(t.Context(), dirXML("a", t.TempDir()), true) // with a UUID of its own
+	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", t.TempDir()), true) // with a UUID of its own
 	wantKind(t, err, fault.Exists)
-	_, err = d.Define(t.Context(), dirXML("b", dir), true)
+	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("b", dir), true)
 	wantKind(t, err, fault.Exists)
 	same := strings.Replace(dirXML("b", t.TempDir()), "<name>", "<uuid>"+p.UUID()+"</uuid><name>", 1)
-	_, err = d.Define(t.Context(), same, true)
+	_, err = d.Define(t.Context(), scope.Daemon("a test"), same, true)
 	wantKind(t, err, fault.Exists)
-	again, err := d.Define(t.Context(), strings.Replace(same, ">b<", ">a<", 1), true)
+	again, err := d.Define(t.Context(), scope.Daemon("a test"), strings.Replace(same, ">b<", ">a<", 1), true)
 	if err != nil || again != p {
 		t.Fatalf("redefined %p as %p, %v", p, again, err)
 	}
@@ -192,25 +193,25 @@ func TestTwoPoolsCannotBeOne(t *testing.T) {
 	}
 
 	// Nor have they one place because one of them only moves there.
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	own := func(dir string) string {
 		return strings.Replace(dirXML("a", dir), "<name>", "<uuid>"+p.UUID()+"</uuid><name>", 1)
 	}
 	soon, later := t.TempDir(), t.TempDir()
 	d.pool(own(soon))
-	_, err = d.Define(t.Context(), dirXML("b", soon), true)
+	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("b", soon), true)
 	wantKind(t, err, fault.Exists)
 	moves, err := parsePool(own(later), "", true)
 	must(t, err)
 	_, release, err := d.claim(t.Context(), moves)
 	must(t, err)
-	_, err = d.Create(t.Context(), dirXML("b", later), true, NoBuild)
+	_, err = d.Create(t.Context(), scope.Daemon("a test"), dirXML("b", later), true, NoBuild)
 	wantKind(t, err, fault.Exists)
 	release()
 	other := d.pool(dirXML("b", later))
-	_, err = d.Define(t.Context(), own(later), true)
+	_, err = d.Define(t.Context(), scope.Daemon("a test"), own(later), true)
 	wantKind(t, err, fault.Exists)
-	must(t, other.Undefine(t.Context()))
+	must(t, other.Undefine(t.Context(), scope.Daemon("a test")))
 	d.pool(own(later))
 }
 
@@ -218,7 +219,7 @@ func TestPoolDocuments(t *testing.T) {
 	d := newDaemon(t)
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o751))
-	p, err := d.Define(t.Context(), "<pool type='dir'><name>a</name><uuid>6A7F40B6-5A0C-4A4A-9B39-0C7C32A5BD29</uuid><target><path>"+dir+"</path></target></pool>", true)
+	p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><uuid>6A7F40B6-5A0C-4A4A-9B39-0C7C32A5BD29</uuid><target><path>"+dir+"</path></target></pool>", true)
 	must(t, err)
 	want := "<pool type='dir'>\n  <name>a</name>\n  <uuid>6a7f40b6-5a0c-4a4a-9b39-0c7c32a5bd29</uuid>\n" +
 		"  <capacity unit='bytes'>0</capacity>\n  <allocation unit='bytes'>0</allocation>\n  <available unit='bytes'>0</available>\n" +
@@ -227,7 +228,7 @@ func TestPoolDocuments(t *testing.T) {
 	if err != nil || got != want {
 		t.Fatalf("%v\n%s", err, got)
 	}
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	got, err = p.XML(false)
 	if err != nil || !strings.Contains(got, "    <permissions>\n      <mode>0751</mode>\n      <owner>0</owner>\n      <group>0</group>\n    </permissions>\n") && os.Getuid() == 0 {
 		t.Errorf("%v\n%s", err, got)
@@ -236,7 +237,7 @@ func TestPoolDocuments(t *testing.T) {
 		t.Errorf("inactive\n%s", inactive)
 	}
 	// What is dumped can be defined again.
-	if _, err := d.Define(t.Context(), got, true); err != nil {
+	if _, err := d.Define(t.Context(), scope.Daemon("a test"), got, true); err != nil {
 		t.Error(err)
 	}
 }
@@ -264,12 +265,12 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 		"<pool type='fs'><name>a</name><source><device path='/d'/><format type='x'/></source><target><path>/x</path></target></pool>":  fault.Unsupported,
 		"<pool type='netfs'><name>a</name><source><host name='-o x'/><dir path='/d'/></source><target><path>/x</path></target></pool>": fault.Invalid,
 	} {
-		if _, err := d.Define(t.Context(), doc, true); !fault.Is(err, want) {
+		if _, err := d.Define(t.Context(), scope.Daemon("a test"), doc, true); !fault.Is(err, want) {
 			t.Errorf("%s: %v, want %v", doc, err, want)
 		}
 	}
 	// Unless asked to validate, what nobody knows is passed over.
-	if _, err := d.Define(t.Context(), pool("<name>a</name><target><path>/x</path></target><nonsense/>"), false); err != nil {
+	if _, err := d.Define(t.Context(), scope.Daemon("a test"), pool("<name>a</name><target><path>/x</path></target><nonsense/>"), false); err != nil {
 		t.Error(err)
 	}
 	if len(d.List()) != 1 {
@@ -354,7 +355,7 @@ func TestPools_CopyOnWriteNeedsBtrfs(t *testing.T) {
 		t.Skip("is on btrfs")
 	}
 	p := d.pool("<pool type='dir'><name>a</name><features><cow state='no'/></features><target><path>" + filepath.Join(dir, "p") + "</path></target></pool>")
-	if err := p.Build(t.Context(), MakeTarget); err == nil || !strings.Contains(err.Error(), "not on btrfs") {
+	if err := p.Build(t.Context(), scope.Daemon("a test"), MakeTarget); err == nil || !strings.Contains(err.Error(), "not on btrfs") {
 		t.Errorf("%v", err)
 	}
 }
@@ -371,7 +372,7 @@ func TestVolumes_RawHasNoImageOptions(t *testing.T) {
 	} {
 		for _, format := range []string{"<format type='raw'/>", ""} {
 			doc := fmt.Sprintf("<volume><name>%d%d</name><capacity>4096</capacity><target>%s%s</target><backingStore/></volume>", i, len(format), format, part)
-			v, err := p.CreateVolume(t.Context(), doc, CreateOptions{})
+			v, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), doc, CreateOptions{})
 			if err != nil || v.Format != image.Raw || v.Virtual != 4096 {
 				t.Errorf("%s: %v, %v", doc, v, err)
 			}
@@ -386,7 +387,7 @@ func TestVolumes_RawHasNoImageOptions(t *testing.T) {
 		"<format type='raw'/></target><backingStore><path>/x</path></backingStore><target>": fault.NotFound,
 	} {
 		doc := "<volume><name>x</name><capacity>4096</capacity><target>" + part + "</target></volume>"
-		if _, err := p.CreateVolume(t.Context(), doc, CreateOptions{}); !fault.Is(err, want) {
+		if _, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), doc, CreateOptions{}); !fault.Is(err, want) {
 			t.Errorf("%s: %v (%v), want %v", doc, err, fault.Of(err), want)
 		}
 	}
@@ -415,7 +416,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		volXML("x", "qcow2", mib, "<backingStore><path>/dev/null</path></backingStore>"):                    fault.Invalid,
 		"<volume><name>x</name><capacity>1</capacity><target><encryption format='luks'/></target></volume>": fault.Invalid,
 	} {
-		if _, err := p.CreateVolume(t.Context(), doc, CreateOptions{}); !fault.Is(err, want) {
+		if _, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), doc, CreateOptions{}); !fault.Is(err, want) {
 			t.Errorf("%s: %v (%v), want %v", doc, err, fault.Of(err), want)
 		}
 	}
@@ -469,7 +470,7 @@ func TestVolumesAreWhatWasAskedFor(t *testing.T) {
 	if top.Virtual != 16*mib || top.Backing.Name != base.Path || top.Backing.Format != image.Qcow2 || top.ClusterSize != 128<<10 || !top.LazyRefcounts || !top.ExtendedL2 {
 		t.Errorf("top %+v", top)
 	}
-	laid, err := p.CreateVolume(t.Context(), volXML("laid", "qcow2", 64*mib, ""), CreateOptions{Metadata: true})
+	laid, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("laid", "qcow2", 64*mib, ""), CreateOptions{Metadata: true})
 	must(t, err)
 	if laid.Physical < 64*mib || laid.Allocated > 4*mib {
 		t.Errorf("laid out %+v", laid)
@@ -487,7 +488,7 @@ func TestVolumesAreWhatWasAskedFor(t *testing.T) {
 			t.Errorf("no\n%s\nin\n%s", want, got)
 		}
 	}
-	must(t, p.DeleteVolume(t.Context(), "top"))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "top"))
 	_, err = p.Volume("top")
 	wantKind(t, err, fault.NotFound)
 	if _, v, err := d.ByPath(base.Path); err != nil || v.Name != "base" {
@@ -516,7 +517,7 @@ func TestWhatLiesInADirectory(t *testing.T) {
 	secret := filepath.Join(outside, "secret")
 	must(t, os.WriteFile(secret, []byte("precious"), 0o600))
 	must(t, os.Symlink(secret, at("link")))
-	p, err := d.Create(t.Context(), dirXML("a", dir), true, NoBuild)
+	p, err := d.Create(t.Context(), scope.Daemon("a test"), dirXML("a", dir), true, NoBuild)
 	must(t, err)
 	var got []string
 	for _, v := range p.View().Volumes {
@@ -526,18 +527,18 @@ func TestWhatLiesInADirectory(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, "|"), want)
 	}
 	// Nothing is changed through a link that leads out.
-	wantKind(t, p.WipeVolume(t.Context(), "link", false), fault.Invalid)
-	wantKind(t, p.ResizeVolume(t.Context(), "link", 0, ResizeOptions{Shrink: true}), fault.Invalid)
-	_, err = p.Upload(t.Context(), "link", 0, 0)
+	wantKind(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "link", false), fault.Invalid)
+	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "link", 0, ResizeOptions{Shrink: true}), fault.Invalid)
+	_, err = p.Upload(t.Context(), scope.Daemon("a test"), "link", 0, 0)
 	wantKind(t, err, fault.Invalid)
-	_, err = p.CreateVolume(t.Context(), volXML("dangling", "raw", mib, ""), CreateOptions{})
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("dangling", "raw", mib, ""), CreateOptions{})
 	wantKind(t, err, fault.Exists)
-	must(t, p.DeleteVolume(t.Context(), "link"))
-	must(t, p.DeleteVolume(t.Context(), "sub"))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "link"))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "sub"))
 	if text, err := os.ReadFile(secret); err != nil || string(text) != "precious" {
 		t.Errorf("what the link led to is %q, %v", text, err)
 	}
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	if len(d.List()) != 0 {
 		t.Error("a transient pool outlives its stop")
 	}
@@ -565,7 +566,7 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 		t.Helper()
 		p, err := d.ByName("a")
 		must(t, err)
-		must(t, p.Refresh(t.Context()))
+		must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 		v, err := p.FreshVolume(t.Context(), "disk")
 		if err != nil || v.Format != image.Raw || v.Virtual != mib || v.Backing != nil {
 			t.Fatalf("%+v, %v", v, err)
@@ -575,14 +576,14 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 	d.restart()
 	check()
 	p, _ = d.ByName("a")
-	clone, err := p.CloneVolume(t.Context(), volXML("copy", "qcow2", mib, ""), p, "disk", CreateOptions{})
+	clone, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("copy", "qcow2", mib, ""), p, "disk", CreateOptions{})
 	if err != nil || clone.Virtual != mib || clone.Backing != nil {
 		t.Fatalf("clone %+v, %v", clone, err)
 	}
 	// Another file under the name is another volume.
 	must(t, os.Remove(v.Path))
 	must(t, os.Rename(evil, v.Path))
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if v, err := p.Volume("disk"); err != nil || v.Format != image.Qcow2 {
 		t.Fatalf("%+v, %v", v, err)
 	}
@@ -593,9 +594,9 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 	if _, format, err := d.Resolve("a", "disk", image.Qcow2); err != nil || format != image.Qcow2 {
 		t.Errorf("declared as qcow2 it is %s, %v", format, err)
 	}
-	_, err = p.CloneVolume(t.Context(), volXML("taken", "raw", mib, ""), p, "disk", CreateOptions{})
+	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("taken", "raw", mib, ""), p, "disk", CreateOptions{})
 	wantKind(t, err, fault.Denied)
-	_, err = p.CreateVolume(t.Context(), volXML("above", "qcow2", mib, "<backingStore><path>"+v.Path+"</path></backingStore>"), CreateOptions{})
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("above", "qcow2", mib, "<backingStore><path>"+v.Path+"</path></backingStore>"), CreateOptions{})
 	wantKind(t, err, fault.Denied)
 }
 
@@ -617,7 +618,7 @@ func TestClones(t *testing.T) {
 	}
 	clone := func(p *Pool, doc string, from *Pool, source string) *Volume {
 		t.Helper()
-		v, err := p.CloneVolume(t.Context(), doc, from, source, CreateOptions{})
+		v, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), doc, from, source, CreateOptions{})
 		must(t, err)
 		return v
 	}
@@ -648,11 +649,11 @@ func TestClones(t *testing.T) {
 		t.Errorf("a flat copy has %+v", flat.Backing)
 	}
 	compare(a, "flat")
-	_, err = b.CloneVolume(t.Context(), volXML("x", "raw", 0, "<backingStore><path>"+q.Path+"</path></backingStore>"), b, "top", CreateOptions{})
+	_, err = b.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("x", "raw", 0, "<backingStore><path>"+q.Path+"</path></backingStore>"), b, "top", CreateOptions{})
 	wantKind(t, err, fault.Unsupported)
-	_, err = b.CloneVolume(t.Context(), volXML("x", "qcow2", 0, ""), a, "nothing", CreateOptions{})
+	_, err = b.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("x", "qcow2", 0, ""), a, "nothing", CreateOptions{})
 	wantKind(t, err, fault.NotFound)
-	if _, err = b.CloneVolume(t.Context(), volXML("linked", "raw", 0, ""), a, "raw", CreateOptions{Reflink: true}); err == nil {
+	if _, err = b.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("linked", "raw", 0, ""), a, "raw", CreateOptions{Reflink: true}); err == nil {
 		compare(b, "linked")
 	} else {
 		wantKind(t, err, fault.Unsupported)
@@ -666,7 +667,7 @@ func TestClones(t *testing.T) {
 
 func upload(t *testing.T, p *Pool, name string, offset uint64, content []byte) {
 	t.Helper()
-	u, err := p.Upload(t.Context(), name, offset, uint64(len(content)))
+	u, err := p.Upload(t.Context(), scope.Daemon("a test"), name, offset, uint64(len(content)))
 	must(t, err)
 	_, err = io.Copy(u, bytes.NewReader(content))
 	must(t, errors.Join(err, u.Close()))
@@ -674,7 +675,7 @@ func upload(t *testing.T, p *Pool, name string, offset uint64, content []byte) {
 
 func download(t *testing.T, p *Pool, name string, offset, length uint64) []byte {
 	t.Helper()
-	down, err := p.Download(t.Context(), name, offset, length)
+	down, err := p.Download(t.Context(), scope.Daemon("a test"), name, offset, length)
 	must(t, err)
 	defer down.Close()
 	content, err := io.ReadAll(down)
@@ -697,28 +698,28 @@ func TestTransfers(t *testing.T) {
 	if got := download(t, p, "disk", 2*mib, 0); len(got) != 0 {
 		t.Errorf("beyond the end are %d bytes", len(got))
 	}
-	u, err := p.Upload(t.Context(), "disk", 0, 3)
+	u, err := p.Upload(t.Context(), scope.Daemon("a test"), "disk", 0, 3)
 	must(t, err)
 	_, err = u.Write([]byte("1234"))
 	wantKind(t, err, fault.Invalid)
 	// While it goes on, nobody else touches the volume.
-	wantKind(t, p.DeleteVolume(t.Context(), "disk"), fault.Busy)
-	wantKind(t, p.ResizeVolume(t.Context(), "disk", 2*mib, ResizeOptions{}), fault.Busy)
-	wantKind(t, p.Stop(t.Context()), fault.Busy)
-	_, err = p.Download(t.Context(), "disk", 0, 0)
+	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), fault.Busy)
+	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "disk", 2*mib, ResizeOptions{}), fault.Busy)
+	wantKind(t, p.Stop(t.Context(), scope.Daemon("a test")), fault.Busy)
+	_, err = p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	wantKind(t, err, fault.Busy)
 	u.Abort()
 	u.Abort() // is harmless
-	one, err := p.Download(t.Context(), "disk", 0, 0)
+	one, err := p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	must(t, err)
-	two, err := p.Download(t.Context(), "disk", 0, 0)
+	two, err := p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	must(t, err)
 	one.Close()
-	wantKind(t, p.DeleteVolume(t.Context(), "disk"), fault.Busy)
+	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), fault.Busy)
 	two.Close()
-	must(t, p.DeleteVolume(t.Context(), "disk"))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"))
 	for _, r := range [][2]uint64{{1 << 63, 0}, {1, 1<<64 - 1}} {
-		_, err = p.Upload(t.Context(), "disk", r[0], r[1])
+		_, err = p.Upload(t.Context(), scope.Daemon("a test"), "disk", r[0], r[1])
 		wantKind(t, err, fault.Invalid)
 	}
 }
@@ -734,7 +735,7 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	}
 	var open []*Download
 	begin := func(client string, i int) error {
-		down, err := p.Download(For(t.Context(), client), fmt.Sprint("v", i), 0, 0)
+		down, err := p.Download(t.Context(), scope.Daemon("a test").For(client), fmt.Sprint("v", i), 0, 0)
 		if err == nil {
 			open = append(open, down)
 		}
@@ -752,12 +753,12 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "24 of them uploaded or downloaded, of 24") {
 		t.Errorf("one more of all: %v", err)
 	}
-	must(t, p.ResizeVolume(For(t.Context(), "another"), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
-	wantKind(t, p.ResizeVolume(For(t.Context(), "client 0"), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
+	must(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").For("another"), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
+	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").For("client 0"), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
 
 	must(t, begin("another", 0)) // reads along with the first, and goes on when that ends
 	open[0].Close()
-	wantKind(t, p.DeleteVolume(t.Context(), "v0"), fault.Busy)
+	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "v0"), fault.Busy)
 	wantKind(t, begin("client 0", maxTransfers), fault.Busy) // of all there are as many
 	must(t, begin("client 0", 8))                            // of its own not
 	for _, down := range open {
@@ -775,9 +776,9 @@ func TestHolesTravel(t *testing.T) {
 	d.volume(p, volXML("into", "raw", 4*mib, ""))
 	upload(t, p, "from", 2*mib, bytes.Repeat([]byte("x"), mib))
 	upload(t, p, "into", 0, bytes.Repeat([]byte("y"), 4*mib))
-	down, err := p.Download(t.Context(), "from", 0, 0)
+	down, err := p.Download(t.Context(), scope.Daemon("a test"), "from", 0, 0)
 	must(t, err)
-	up, err := p.Upload(t.Context(), "into", 0, 0)
+	up, err := p.Upload(t.Context(), scope.Daemon("a test"), "into", 0, 0)
 	must(t, err)
 	for {
 		hole, n, err := down.Section()
@@ -811,27 +812,27 @@ func TestResizeAndWipe(t *testing.T) {
 		d.volume(p, volXML(format, format, 2*mib, ""))
 		resize := func(n uint64, o ResizeOptions, want uint64) {
 			t.Helper()
-			must(t, p.ResizeVolume(t.Context(), format, n, o))
+			must(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), format, n, o))
 			if v, err := p.Volume(format); err != nil || v.Virtual != want {
 				t.Fatalf("%+v, %v, want %d", v, err, want)
 			}
 		}
 		resize(4*mib, ResizeOptions{}, 4*mib)
 		resize(2*mib, ResizeOptions{Delta: true, Allocate: true}, 6*mib)
-		wantKind(t, p.ResizeVolume(t.Context(), format, mib, ResizeOptions{}), fault.Invalid)
-		wantKind(t, p.ResizeVolume(t.Context(), format, 1<<63, ResizeOptions{Delta: true}), fault.Invalid)
+		wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), format, mib, ResizeOptions{}), fault.Invalid)
+		wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), format, 1<<63, ResizeOptions{Delta: true}), fault.Invalid)
 		resize(2*mib, ResizeOptions{Delta: true, Shrink: true}, 4*mib)
 	}
 	upload(t, p, "raw", 0, bytes.Repeat([]byte("x"), mib))
-	must(t, p.WipeVolume(t.Context(), "raw", false))
+	must(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "raw", false))
 	if got := download(t, p, "raw", 0, 0); len(got) != 4*mib || bytes.ContainsFunc(got, func(r rune) bool { return r != 0 }) {
 		t.Error("raw is not wiped")
 	}
-	must(t, p.WipeVolume(t.Context(), "raw", true))
+	must(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "raw", true))
 	if v, _ := p.Volume("raw"); v.Allocated != 0 || v.Virtual != 4*mib {
 		t.Errorf("trimmed to %+v", v)
 	}
-	must(t, p.WipeVolume(t.Context(), "qcow2", false))
+	must(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "qcow2", false))
 	if v, _ := p.Volume("qcow2"); v.Format != image.Qcow2 || v.Virtual != 4*mib || v.Problem != "" {
 		t.Errorf("wiped to %+v", v)
 	}
@@ -849,12 +850,12 @@ func TestVolumeInUseByQEMU(t *testing.T) {
 			t.Skip("no such locks here:", err)
 		}
 	}
-	wantKind(t, p.DeleteVolume(t.Context(), "disk"), fault.Busy)
-	wantKind(t, p.ResizeVolume(t.Context(), "disk", 2*mib, ResizeOptions{}), fault.Busy)
-	wantKind(t, p.WipeVolume(t.Context(), "disk", false), fault.Busy)
-	_, err = p.Upload(t.Context(), "disk", 0, 0)
+	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), fault.Busy)
+	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "disk", 2*mib, ResizeOptions{}), fault.Busy)
+	wantKind(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "disk", false), fault.Busy)
+	_, err = p.Upload(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	wantKind(t, err, fault.Busy)
-	_, err = p.CloneVolume(t.Context(), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
+	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
 	wantKind(t, err, fault.Busy)
 	if names := dirNames(t, p); names != "disk" {
 		t.Errorf("left behind: %s", names)
@@ -867,16 +868,16 @@ func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
-	chain, err := image.OpenChain(t.Context(), v.Path, image.Raw)
+	chain, err := image.OpenChain(t.Context(), scope.Daemon("a test"), v.Path, image.Raw)
 	must(t, err)
 	defer chain.Close()
-	handed, err := chain[0].HandOut(unix.O_RDWR)
+	handed, err := chain[0].OpenForQEMU(unix.O_RDWR)
 	must(t, err)
-	wantKind(t, p.DeleteVolume(t.Context(), "disk"), fault.Busy)
-	_, err = p.CloneVolume(t.Context(), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
+	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), fault.Busy)
+	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
 	wantKind(t, err, fault.Busy)
 	must(t, handed.Close())
-	must(t, p.DeleteVolume(t.Context(), "disk"))
+	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"))
 }
 
 // No guest is started on a disk that is uploaded.
@@ -892,7 +893,7 @@ func TestNoGuestHasWhatIsUploaded(t *testing.T) {
 	writes := func() error {
 		return exec.CommandContext(t.Context(), qemu, "-f", "raw", "-c", "write 0 512", v.Path).Run()
 	}
-	up, err := p.Upload(t.Context(), "disk", 0, 0)
+	up, err := p.Upload(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	must(t, err)
 	if writes() == nil {
 		t.Error("QEMU writes to what is uploaded")
@@ -905,11 +906,11 @@ func TestRestartAndReboot(t *testing.T) {
 	d := newDaemon(t)
 	d.dirPool("active")
 	self := d.dirPool("self")
-	must(t, self.SetAutostart(t.Context(), true))
-	_, err := d.Define(t.Context(), dirXML("idle", t.TempDir()), true)
+	must(t, self.SetAutostart(t.Context(), scope.Daemon("a test"), true))
+	_, err := d.Define(t.Context(), scope.Daemon("a test"), dirXML("idle", t.TempDir()), true)
 	must(t, err)
 	gone := d.dirPool("gone")
-	_, err = d.Create(t.Context(), dirXML("passing", t.TempDir()), true, NoBuild)
+	_, err = d.Create(t.Context(), scope.Daemon("a test"), dirXML("passing", t.TempDir()), true, NoBuild)
 	must(t, err)
 	half := d.volume(d.List()[0], volXML("half", "raw", mib, ""))
 	must(t, d.List()[0].declare("half", declaration{Format: image.Raw, Inode: half.inode, Building: true}))
@@ -943,7 +944,7 @@ func TestVolumesMadeAtOnce(t *testing.T) {
 	results := make(chan error, 2*n)
 	for i := range 2 * n {
 		go func() {
-			_, err := p.CreateVolume(t.Context(), volXML(fmt.Sprint("v", i%n), "raw", mib, ""), CreateOptions{})
+			_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML(fmt.Sprint("v", i%n), "raw", mib, ""), CreateOptions{})
 			results <- err
 		}()
 	}
@@ -972,14 +973,14 @@ func TestNamesOfVolumesLeadNowhere(t *testing.T) {
 	must(t, os.WriteFile(secret, []byte("precious"), 0o600))
 	must(t, os.Mkdir(filepath.Join(target, "sub"), 0o700))
 	for _, name := range []string{"../precious", secret, "sub/../../precious", "./../precious", "..", ".", "", "sub/../..", "precious\x00"} {
-		if _, err := p.CreateVolume(t.Context(), volXML(name, "raw", mib, ""), CreateOptions{}); err == nil {
+		if _, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML(name, "raw", mib, ""), CreateOptions{}); err == nil {
 			t.Errorf("volume %q is made", name)
 		}
-		if _, err := p.Upload(t.Context(), name, 0, 0); err == nil {
+		if _, err := p.Upload(t.Context(), scope.Daemon("a test"), name, 0, 0); err == nil {
 			t.Errorf("volume %q takes data", name)
 		}
 		for what, err := range map[string]error{
-			"wiped": p.WipeVolume(t.Context(), name, false), "resized": p.ResizeVolume(t.Context(), name, 0, ResizeOptions{Shrink: true}), "deleted": p.DeleteVolume(t.Context(), name),
+			"wiped": p.WipeVolume(t.Context(), scope.Daemon("a test"), name, false), "resized": p.ResizeVolume(t.Context(), scope.Daemon("a test"), name, 0, ResizeOptions{Shrink: true}), "deleted": p.DeleteVolume(t.Context(), scope.Daemon("a test"), name),
 		} {
 			if err == nil {
 				t.Errorf("volume %q is %s", name, what)
@@ -1005,15 +1006,15 @@ func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
 	must(t, os.WriteFile(filepath.Join(target, "plain"), make([]byte, mib), 0o600))
 	must(t, os.Symlink(secret, filepath.Join(target, "link")))
-	must(t, p.Refresh(t.Context()))
-	held := image.WithFence(t.Context(), []string{target})
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
+	held := scope.Daemon("a test").Within([]string{target})
 	for _, name := range []string{"plain", "link"} {
-		for who, ctx := range map[string]context.Context{"held": held, "free": t.Context()} {
-			down, err := p.Download(ctx, name, 0, 0)
+		for who, sc := range map[string]scope.Scope{"held": held, "free": scope.Daemon("a test")} {
+			down, err := p.Download(t.Context(), sc, name, 0, 0)
 			if err == nil {
 				down.Close()
 			}
-			_, err2 := p.CloneVolume(ctx, volXML(name+"-"+who, "raw", mib, ""), p, name, CreateOptions{})
+			_, err2 := p.CloneVolume(t.Context(), sc, volXML(name+"-"+who, "raw", mib, ""), p, name, CreateOptions{})
 			for _, err := range []error{err, err2} {
 				if refused := name == "link" && who == "held"; (err != nil) != refused || refused && !fault.Is(err, fault.Denied) {
 					t.Errorf("%s of %s: %v", name, who, err)
@@ -1044,7 +1045,7 @@ func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 		must(t, err)
 	}
 	d.images = nil // the image cannot be made anew
-	wantKind(t, p.WipeVolume(t.Context(), "disk", false), fault.Unsupported)
+	wantKind(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "disk", false), fault.Unsupported)
 	must(t, os.WriteFile(v.Path, data, 0o600))
 	stays("a wipe that failed")
 
@@ -1068,7 +1069,7 @@ func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
 	must(t, os.WriteFile(v.Path, append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, mib-8)...), 0o600))
 	staysRaw := func(what string) {
 		t.Helper()
-		must(t, p.Refresh(t.Context()))
+		must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 		if v, err := p.Volume("disk"); err != nil || v.Format != image.Raw {
 			t.Fatalf("%s: %+v, %v", what, v, err)
 		}
@@ -1082,16 +1083,16 @@ func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
 	}()
 	until(t, "the lane is busy", func() bool { return p.lane.stuck() > 0 })
 	refreshed := make(chan error, 1)
-	go func() { refreshed <- p.Refresh(t.Context()) }()
+	go func() { refreshed <- p.Refresh(t.Context(), scope.Daemon("a test")) }()
 	until(t, "a refresh waits", func() bool { return len(p.lane.tasks) == 1 })
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	close(goOn)
 	must(t, errors.Join(<-blocked, <-refreshed))
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	staysRaw("a refresh of a pool that was stopped")
 
 	revive := mounttest.Kill(t, v.Path)
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if _, err := p.Volume("disk"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it could be read: %v", err)
 	}
@@ -1118,29 +1119,29 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err, string(out))
 	}
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	ended, end := context.WithCancelCause(t.Context())
 	end(errors.New("nobody waits"))
 	deeds := map[string]func() error{
 		"a volume that is there": func() error {
-			_, err := p.CreateVolume(t.Context(), volXML("disk", "raw", mib, ""), CreateOptions{})
+			_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("disk", "raw", mib, ""), CreateOptions{})
 			return err
 		},
 		"a volume nobody waits for": func() error {
-			_, err := p.CreateVolume(ended, volXML("new", "raw", mib, ""), CreateOptions{})
+			_, err := p.CreateVolume(ended, scope.Daemon("a test"), volXML("new", "raw", mib, ""), CreateOptions{})
 			return err
 		},
 		"a volume on a loop": func() error {
-			_, err := p.CreateVolume(t.Context(), volXML("new", "qcow2", mib, "<backingStore><path>"+loop.Path+"</path><format type='qcow2'/></backingStore>"), CreateOptions{})
+			_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("new", "qcow2", mib, "<backingStore><path>"+loop.Path+"</path><format type='qcow2'/></backingStore>"), CreateOptions{})
 			return err
 		},
 		"a copy that shares no block": func() error {
-			_, err := p.CloneVolume(t.Context(), volXML("new", "qcow2", mib, ""), p, "disk", CreateOptions{Reflink: true})
+			_, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("new", "qcow2", mib, ""), p, "disk", CreateOptions{Reflink: true})
 			return err
 		},
-		"a smaller size": func() error { return p.ResizeVolume(t.Context(), "disk", 1, ResizeOptions{}) },
+		"a smaller size": func() error { return p.ResizeVolume(t.Context(), scope.Daemon("a test"), "disk", 1, ResizeOptions{}) },
 		"too many bytes": func() error {
-			u, err := p.Upload(t.Context(), "disk", 0, 1)
+			u, err := p.Upload(t.Context(), scope.Daemon("a test"), "disk", 0, 1)
 			if err != nil {
 				return err
 			}
@@ -1148,10 +1149,10 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 			_, err = u.Write([]byte("two"))
 			return err
 		},
-		"a wipe nobody waits for": func() error { return p.WipeVolume(ended, "disk", false) },
-		"a start of what runs":    func() error { return p.Start(t.Context(), NoBuild) },
+		"a wipe nobody waits for": func() error { return p.WipeVolume(ended, scope.Daemon("a test"), "disk", false) },
+		"a start of what runs":    func() error { return p.Start(t.Context(), scope.Daemon("a test"), NoBuild) },
 		"a pool without a place": func() error {
-			_, err := d.Create(t.Context(), dirXML("none", "/nonexistent"), true, NoBuild)
+			_, err := d.Create(t.Context(), scope.Daemon("a test"), dirXML("none", "/nonexistent"), true, NoBuild)
 			return err
 		},
 	}
@@ -1190,17 +1191,17 @@ func (d *daemon) refuseChanges() (takesAgain func()) {
 func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
 	d := newDaemon(t)
 	defined := d.dirPool("defined")
-	transient, err := d.Create(t.Context(), dirXML("transient", t.TempDir()), true, NoBuild)
+	transient, err := d.Create(t.Context(), scope.Daemon("a test"), dirXML("transient", t.TempDir()), true, NoBuild)
 	must(t, err)
 	takesAgain := d.refuseChanges()
 	for _, p := range []*Pool{defined, transient} {
-		if err := p.Stop(t.Context()); err == nil || !p.View().Active() {
+		if err := p.Stop(t.Context(), scope.Daemon("a test")); err == nil || !p.View().Active() {
 			t.Errorf("%s: %v, and it is active: %v", p.Name(), err, p.View().Active())
 		}
 	}
 	takesAgain()
 	for _, p := range []*Pool{defined, transient} {
-		must(t, p.Stop(t.Context()))
+		must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	}
 }
 
@@ -1217,10 +1218,10 @@ func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
 		"vgchange": `test "$2" = y || { cp ` + path + ` ` + path + `.copy && mv ` + path + ` ` + path + `.away && mv ` + path + `.copy ` + path + `; }`,
 	})
 	doc := strings.ReplaceAll(logicalXML(), "lvtest", name)
-	p, err := d.Create(t.Context(), doc, true, NoBuild)
+	p, err := d.Create(t.Context(), scope.Daemon("a test"), doc, true, NoBuild)
 	must(t, err)
 	calls()
-	err = p.Stop(t.Context())
+	err = p.Stop(t.Context(), scope.Daemon("a test"))
 	if _, unknown := p.XML(false); err == nil || unknown != nil || !p.View().Active() {
 		t.Errorf("%v; it is active: %v (%v)", err, p.View().Active(), unknown)
 	}
@@ -1228,9 +1229,9 @@ func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
 		t.Errorf("it calls %q", got)
 	}
 	must(t, os.Rename(path+".away", path))
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	fakeTools(t, map[string]string{"vgchange": ""})
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	if _, err := d.ByName(p.Name()); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it is left: %v", err)
 	}
@@ -1241,14 +1242,14 @@ func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
 	d := newDaemon(t)
 	doc := strings.Replace(dirXML("a", t.TempDir()), "<name>", "<uuid>b0f2a2e0-0000-4000-8000-000000000003</uuid><name>", 1)
 	p := d.pool(doc)
-	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	var last *Volume
 	for i := range 40 {
 		last = d.volume(p, volXML(fmt.Sprint("disk", i), "raw", mib, ""))
 	}
-	must(t, p.Stop(t.Context()))
+	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	forgotten := make(chan error, 1)
-	go func() { forgotten <- p.Undefine(t.Context()) }()
+	go func() { forgotten <- p.Undefine(t.Context(), scope.Daemon("a test")) }()
 	until(t, "the pool has gone", func() bool { _, err := d.ByUUID(p.UUID()); return err != nil })
 	next := d.pool(doc)
 	for i := range 40 { // as making them does
@@ -1269,10 +1270,10 @@ func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
 	before := p.declared["disk"]
 	revive := mounttest.Kill(t, v.Path)
-	must(t, p.Refresh(t.Context()))
+	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	stays := func(when string) {
 		t.Helper()
-		_, err := p.CreateVolume(t.Context(), volXML("disk", "qcow2", mib, ""), CreateOptions{})
+		_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("disk", "qcow2", mib, ""), CreateOptions{})
 		if err == nil || p.declared["disk"] != before {
 			t.Errorf("%s: %v, and it is declared as %+v", when, err, p.declared["disk"])
 		}

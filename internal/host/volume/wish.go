@@ -13,10 +13,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// wish is what was understood of a document that asks for a volume.
+// wish is the parsed document of a requested volume.
 type wish struct {
 	name                 string
-	capacity, allocation *uint64 // bytes; nil where the document has none
+	capacity, allocation *uint64 // bytes; nil if the document has none
 	format               image.Format
 	perms                permissions
 	compat               string
@@ -27,7 +27,7 @@ type wish struct {
 	encryption           *encryption
 }
 
-// defaultMode of a volume's file: it holds a guest's data.
+// defaultMode is the mode of a volume's file: it holds a guest's data.
 const defaultMode = 0o600
 
 func parseVolume(doc string, validate bool) (*wish, error) {
@@ -79,14 +79,14 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 	return w, explainLoss(root, w.understood(), &libvirtxml.StorageVolume{}, validate, volumeStatus)
 }
 
-// compatVersion is how versions of image formats are written.
+// compatVersion matches versions of image formats.
 var compatVersion = regexp.MustCompile(`^([0-9]+\.[0-9]+)?$`)
 
-// readFeatures takes the features of an image. A raw one has none, nor a version or clusters:
-// libvirt ignores them there, and clients such as kcli send them with every volume.
+// readFeatures parses the features of an image. A raw image has no features, version or clusters: libvirt
+// ignores them there, and clients such as kcli send them with every volume.
 func (w *wish) readFeatures(features *xmltree.Element) error {
 	if !compatVersion.MatchString(w.compat) {
-		return fault.New(fault.Invalid, fault.XML, "compat %q is no version", w.compat)
+		return fault.New(fault.Invalid, fault.XML, "compat %q is not a version", w.compat)
 	}
 	if features != nil {
 		for _, e := range features.Elements() {
@@ -106,7 +106,7 @@ func (w *wish) readFeatures(features *xmltree.Element) error {
 	return nil
 }
 
-// understood gives all that was understood, for comparison. Values do not count there.
+// understood returns every supported element, for comparison. Values do not matter there.
 func (w *wish) understood() *xmltree.Element {
 	target := element("target", typed("format", string(w.format)), w.perms.understood(), textElement("compat", "1.1"),
 		bytesElement("clusterSize", w.clusterSize), features(true, true), element("nocow"), allOfEncryption())
@@ -114,10 +114,10 @@ func (w *wish) understood() *xmltree.Element {
 		element("backingStore", textElement("path", "/"), typed("format", "")))
 }
 
-// prefixes of the units of sizes, in rising order.
+// prefixes are the unit prefixes of sizes, in rising order.
 const prefixes = "kmgtpe"
 
-// readSize takes a size with its unit: bytes, K or KiB (1024), KB (1000) and so on.
+// readSize parses a size with its unit: bytes, K or KiB (1024), KB (1000) and so on.
 func readSize(e *xmltree.Element) (*uint64, error) {
 	text := strings.TrimSpace(e.Text())
 	if text == "" {
@@ -125,7 +125,7 @@ func readSize(e *xmltree.Element) (*uint64, error) {
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		return nil, fault.New(fault.Invalid, fault.XML, "%s %q is no number of bytes", e.Name, text)
+		return nil, fault.New(fault.Invalid, fault.XML, "%s %q is not a number of bytes", e.Name, text)
 	}
 	factor, err := unitFactor(e.Attr("unit"))
 	if err != nil {
@@ -133,7 +133,7 @@ func readSize(e *xmltree.Element) (*uint64, error) {
 	}
 	over, bytes := bits.Mul64(n, factor)
 	if over != 0 || bytes > 1<<63-1 {
-		return nil, fault.New(fault.Invalid, fault.XML, "%s of %s %s is more than a disk can have", e.Name, text, e.Attr("unit"))
+		return nil, fault.New(fault.Invalid, fault.XML, "%s of %s %s exceeds the maximum size of a disk", e.Name, text, e.Attr("unit"))
 	}
 	return &bytes, nil
 }
@@ -147,7 +147,7 @@ func unitFactor(unit string) (uint64, error) {
 	power := strings.IndexByte(prefixes, u[0]) + 1
 	base := map[string]uint64{"": 1024, "ib": 1024, "b": 1000}[u[1:]]
 	if power == 0 || base == 0 {
-		return 0, fault.New(fault.Invalid, fault.XML, "unit %q is not known", unit)
+		return 0, fault.New(fault.Invalid, fault.XML, "unknown unit %q", unit)
 	}
 	factor := uint64(1)
 	for range power {

@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// CDFile is one file of a CD. Its name consists of lower-case letters, digits, "-"
-// and at most one ".", which every reader of CDs can show as it is.
+// CDFile is one file of a CD. Its name consists of lower-case letters, digits, "-" and at most one ".", so
+// that every reader of CDs shows it unchanged.
 type CDFile struct {
 	Name string
 	Data []byte
@@ -41,8 +41,8 @@ const (
 	cdData
 )
 
-// CD lays out an ISO 9660 file system with one directory. It has its names twice:
-// as ISO 9660 would have them, in capitals, and in Joliet's form as they are.
+// CD makes an ISO 9660 file system with one directory. Each name is there twice: in capitals as ISO 9660
+// requires, and unchanged in Joliet's form.
 func CD(label string, files []CDFile, made time.Time) ([]byte, error) {
 	files = slices.SortedFunc(slices.Values(files), func(a, b CDFile) int { return cmp.Compare(a.Name, b.Name) })
 	if err := checkCD(label, files); err != nil {
@@ -69,26 +69,26 @@ func CD(label string, files []CDFile, made time.Time) ([]byte, error) {
 
 func checkCD(label string, files []CDFile) error {
 	if label == "" || len(label) > 16 { // Joliet has room for 16 characters
-		return fault.New(fault.Invalid, fault.Volume, "a CD's label has from 1 to 16 characters, unlike %q", label)
+		return fault.New(fault.Invalid, fault.Volume, "the CD label %q must have 1 to 16 characters", label)
 	}
 	if len(files) > maxCDFiles {
-		return fault.New(fault.Invalid, fault.Volume, "%d files are too many for a CD that is made here; at most %d", len(files), maxCDFiles)
+		return fault.New(fault.Invalid, fault.Volume, "a CD can have at most %[2]d files, not %[1]d", len(files), maxCDFiles)
 	}
 	size := 0
 	for i, f := range files {
 		odd := strings.ContainsFunc(f.Name, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '.' })
 		if f.Name == "" || len(f.Name) > maxCDName || odd || strings.Count(f.Name, ".") > 1 || i > 0 && files[i-1].Name == f.Name {
-			return fault.New(fault.Invalid, fault.Volume, "%q is no name for a file of a CD, or there twice", f.Name)
+			return fault.New(fault.Invalid, fault.Volume, "the name %q is not valid for a file on a CD, or is used twice", f.Name)
 		}
 		size += len(f.Data)
 	}
 	if size > maxCDBytes {
-		return fault.New(fault.Invalid, fault.Volume, "%d bytes are too many for a CD that is made here; at most %d", size, maxCDBytes)
+		return fault.New(fault.Invalid, fault.Volume, "a CD can have at most %[2]d bytes, not %[1]d", size, maxCDBytes)
 	}
 	return nil
 }
 
-// cd is a file system under construction.
+// cd is a file system that is being built.
 type cd struct {
 	bytes   []byte
 	sectors int // in use
@@ -96,7 +96,7 @@ type cd struct {
 	made    time.Time
 }
 
-// put writes what lies in a sector and those behind it.
+// put writes data into a sector and the sectors after it.
 func (c *cd) put(sector int, data []byte) {
 	if end := (sector + (len(data)+cdSector-1)/cdSector) * cdSector; end > len(c.bytes) {
 		c.bytes = append(c.bytes, make([]byte, end-len(c.bytes))...)
@@ -107,8 +107,7 @@ func (c *cd) put(sector int, data []byte) {
 // isDirectory marks the record of a directory.
 const isDirectory = 2
 
-// directory begins a directory, with itself and the one above it, which for the
-// only one there is are the same.
+// directory begins a directory with its entries for itself and its parent. For the root both are the same.
 func (c *cd) directory(at int) []byte {
 	return append(c.record([]byte{0}, at, cdSector, isDirectory), c.record([]byte{1}, at, cdSector, isDirectory)...)
 }
@@ -152,7 +151,7 @@ func (c *cd) descriptor(form byte, text func(string) []byte, paths, root int, es
 	binary.LittleEndian.PutUint32(d[140:], uint32(paths))
 	binary.BigEndian.PutUint32(d[148:], uint32(paths+1))
 	copy(d[156:], c.record([]byte{0}, root, cdSector, isDirectory))
-	field(190, 813, "") // who made it, of what, for whom: nothing is said
+	field(190, 813, "") // publisher, preparer, application: empty
 	now := c.made.Format("20060102150405") + "00\x00"
 	never := strings.Repeat("0", 16) + "\x00"
 	copy(d[813:], now+now+never+never) // made, changed, out of date, in force
@@ -163,8 +162,7 @@ func (c *cd) descriptor(form byte, text func(string) []byte, paths, root int, es
 // pathsSize is the size of a table of directories that has the root alone.
 const pathsSize = 10
 
-// paths writes the table of directories, low bytes first and in the next sector
-// high bytes first.
+// paths writes the path table, little endian, and in the next sector big endian.
 func (c *cd) paths(at, root int) {
 	c.put(at, []byte{1, 0, byte(root), 0, 0, 0, 1, 0, 0, 0})
 	c.put(at+1, []byte{1, 0, 0, 0, 0, byte(root), 0, 1, 0, 0})
@@ -172,7 +170,7 @@ func (c *cd) paths(at, root int) {
 
 func plain(s string) []byte { return []byte(s) }
 
-// ucs2 is text as Joliet has it: 16 bits a character, high byte first.
+// ucs2 encodes text for Joliet: 16 bits a character, big endian.
 func ucs2(s string) []byte {
 	var b []byte
 	for _, unit := range utf16.Encode([]rune(s)) {
@@ -181,7 +179,7 @@ func ucs2(s string) []byte {
 	return b
 }
 
-// both32 and both16 write a number low byte first and then high byte first.
+// both32 and both16 write a number little endian and then big endian.
 func both32(b []byte, n int) {
 	binary.LittleEndian.PutUint32(b, uint32(n))
 	binary.BigEndian.PutUint32(b[4:], uint32(n))

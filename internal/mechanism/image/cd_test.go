@@ -55,7 +55,7 @@ func fromUCS2(b []byte) string {
 }
 
 // Promise: H3
-func TestACDIsReadByEverybody(t *testing.T) {
+func TestCD_IsReadable(t *testing.T) {
 	want := map[string]string{"user-data": "#cloud-config\n", "meta-data": strings.Repeat("x", 5000), "empty": ""}
 	var files []CDFile
 	for name, data := range want {
@@ -97,7 +97,7 @@ func TestACDIsReadByEverybody(t *testing.T) {
 	}
 }
 
-func TestWhatACDCannotHold(t *testing.T) {
+func TestCD_Refused(t *testing.T) {
 	many := make([]CDFile, 17)
 	for i := range many {
 		many[i].Name = string(rune('a' + i))

@@ -18,15 +18,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// MaxDepth is how many layers a chain may have; a longer one is an attack or
-// a mistake, and QEMU would take minutes to open it.
+// MaxDepth is the largest number of layers in a chain. A longer chain is an attack or a mistake, and QEMU
+// would need minutes to open it.
 const MaxDepth = 200
 
-// Open opens an image to read. Names may come from hostile headers: nothing
-// but files and block devices is opened, because to open a device node of
-// another sort can already do harm, and no open waits for a peer.
+// Open opens an image to read. Paths may come from hostile headers, so only files and block devices are
+// opened: opening another device node can already do harm. No open waits for a peer.
 func Open(path string) (*os.File, error) {
 	return OpenAs(path, unix.O_RDONLY)
 }
@@ -34,14 +34,14 @@ func Open(path string) (*os.File, error) {
 // OpenAs is Open with another access mode: unix.O_RDONLY or unix.O_RDWR.
 func OpenAs(path string, mode int) (*os.File, error) { return OpenHeld(path, mode, nil) }
 
-// OpenHeld is OpenAs of what a client has named that is held to folders.
+// OpenHeld is OpenAs for a path from a client that is restricted to folders.
 func OpenHeld(path string, mode int, folders []string) (f *os.File, err error) {
-	err = At(path, folders, func(at string, nofollow int) error {
+	err = WithFile(path, folders, func(at string, nofollow int) error {
 		fd, err := unix.Open(at, unix.O_PATH|unix.O_CLOEXEC|nofollow, 0)
 		if err != nil {
 			return err
 		}
-		defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+		defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has no data to write back
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
 			return unix.ELOOP
@@ -49,7 +49,7 @@ func OpenHeld(path string, mode int, folders []string) (f *os.File, err error) {
 		f, err = Reopen(fd, path, mode)
 		return err
 	})
-	if told := (*fault.Error)(nil); err != nil && !errors.As(err, &told) { // refused on the way
+	if told := (*fault.Error)(nil); err != nil && !errors.As(err, &told) { // refused while following the path
 		err = openFault(err, path)
 	}
 	return f, err
@@ -72,13 +72,13 @@ func Reopen(fd int, path string, mode int) (*os.File, error) {
 	return os.NewFile(uintptr(real), path), nil
 }
 
-// openFault says why an image cannot be opened. Root, whom no local file system
-// refuses, is told who does.
+// openFault explains why an image cannot be opened. Local file systems do not refuse root, so EACCES names
+// the file systems that do.
 func openFault(err error, path string) error {
 	kind := fault.Failed
 	if errors.Is(err, unix.EACCES) {
-		return fault.Wrap(err, kind, fault.Volume, "cannot open image %s: its file system refuses the daemon, and so decides by itself who may open what, "+
-			"as NFS with root_squash does and FUSE without allow_other; export it with no_root_squash, or let everybody use the file (chmod o+rw, and o+x its directories)", path)
+		return fault.Wrap(err, kind, fault.Volume, "cannot open image %s: its file system refuses root, "+
+			"as NFS with root_squash and FUSE without allow_other do; export it with no_root_squash, or permit all users to use the file (chmod o+rw, and o+x its directories)", path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return fault.Wrap(err, fault.NotFound, fault.File, "cannot open image %s", path)
@@ -91,16 +91,16 @@ type Layer struct {
 	Path string
 	Info
 	File *os.File
-	// Device says that it is a block device and no file.
+	// Device: it is a block device, not a file.
 	Device bool
 
-	id [2]uint64    // device and inode
-	of sandbox.User // whose it is
-	// claims says that its file system says whose anything on it is: see way.Claims.
-	claims bool
+	id    [2]uint64    // device and inode
+	owner sandbox.User // user and group of the file
+	// untrustedFS says that its file system says whose anything on it is: see way.Claims.
+	untrustedFS bool
 }
 
-// Chain is an image with all that lies below it, topmost first.
+// Chain is an image with all layers below it, topmost first.
 type Chain []Layer
 
 // Close closes every layer.
@@ -112,13 +112,14 @@ func (c Chain) Close() {
 	closeRead(files...)
 }
 
-// Has says whether a layer is one of the chain's, under whatever name.
+// Has reports whether the layer is in the chain, under any name.
 func (c Chain) Has(l Layer) bool {
 	return slices.ContainsFunc(c, func(one Layer) bool { return one.id == l.id })
 }
 
-// NameBelow gives the name by which the header of one layer may call a lower one: its path or, if relative is
-// asked for, a name from where the layer is. There is none where a header on the way has a path.
+// NameBelow returns the name with which the header of one layer can refer to a lower one: its path or, if
+// relative is set, a name relative to the upper layer. There is no relative name if a header between them
+// has an absolute path.
 func (c Chain) NameBelow(above, below int, relative bool) (string, error) {
 	if !relative {
 		return c[below].Path, nil
@@ -130,15 +131,15 @@ func (c Chain) NameBelow(above, below int, relative bool) (string, error) {
 			next = strings.TrimPrefix(l.Backing.Name, "file:")
 		}
 		if next == "" || filepath.IsAbs(next) {
-			return "", fault.New(fault.WrongState, fault.Domain, "can't keep relative backing relationship: the header of %s has a whole path, or none (%q)", l.Path, next)
+			return "", fault.New(fault.WrongState, fault.Domain, "can't keep relative backing relationship: the header of %s has an absolute path, or none (%q)", l.Path, next)
 		}
 		name = filepath.Join(filepath.Dir(name), next)
 	}
 	return name, nil
 }
 
-// closeTime is how long a caller waits for the closing of files that were opened
-// to read. Some file systems ask their server even for that.
+// closeTime is how long a caller waits for the close of files that were opened to read. Some file systems
+// ask their server even for that.
 const closeTime = time.Second
 
 func closeRead(files ...*os.File) {
@@ -155,12 +156,11 @@ func closeRead(files ...*os.File) {
 	})
 }
 
-// OpenChain opens an image of a declared format and every layer below it. It
-// is bounded in depth and refuses loops, layers in other files than the
-// headers' own, and a layer whose format nobody declared and that is not raw:
-// to follow that one would be to believe whoever wrote it. A file system that
-// does not answer holds its caller no longer than ctx.
-func OpenChain(ctx context.Context, path string, declared Format) (Chain, error) {
+// OpenChain opens an image of a declared format and every layer below it. It bounds the depth and refuses
+// loops, layers with data in another file, and a layer without a declared format that is not raw:
+// following that one would trust the guest that wrote it. ctx bounds the wait for a file system that does
+// not answer.
+func OpenChain(ctx context.Context, sc scope.Scope, path string, declared Format) (Chain, error) {
 	var chain Chain
 	seen := map[[2]uint64]string{}
 	for {
@@ -174,7 +174,7 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 		}
 		layer, err := fsguard.Do(ctx, path, func() (Layer, error) { return openLayer(path, declared) }, func(l Layer) { _ = l.File.Close() })
 		if err == nil {
-			if err = chain.admit(ctx, &layer, seen); err != nil {
+			if err = chain.checkLayer(ctx, sc, &layer, seen); err != nil {
 				closeRead(layer.File)
 			}
 		}
@@ -197,16 +197,16 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 	}
 }
 
-// admit checks one more layer of the chain, which its context may hold to folders.
-func (c Chain) admit(ctx context.Context, l *Layer, seen map[[2]uint64]string) error {
-	err := errors.Join(l.enter(seen), l.within(FenceOf(ctx)), l.checkLent())
+// checkLayer checks one more layer of the chain. sc may restrict it to folders.
+func (c Chain) checkLayer(ctx context.Context, sc scope.Scope, l *Layer, seen map[[2]uint64]string) error {
+	err := errors.Join(l.checkLoop(seen), l.checkFolders(sc.Folders()), l.checkRecord())
 	if err != nil || len(c) == 0 {
 		return err
 	}
 	if l.Encrypted {
 		return fault.New(fault.Unsupported, fault.Volume, "%s is encrypted, and only the uppermost layer can be; convert it (qemu-img convert)", l.Path)
 	}
-	return c[len(c)-1].leads(ctx, l)
+	return c[len(c)-1].checkOwnerMayRead(ctx, l)
 }
 
 // openLayer opens one layer.
@@ -223,19 +223,20 @@ func openLayer(path string, declared Format) (Layer, error) {
 	return layer, nil
 }
 
-// HandOut opens a layer as QEMU is to use it. From here on it is seen to be in use, so that nobody uploads another header to
-// it: what that names for the layer's data, and QEMU opens by itself, was looked at.
-func (l *Layer) HandOut(mode int) (*os.File, error) {
+// OpenForQEMU opens a layer for QEMU. From now on the layer counts as in use, so that no client can upload
+// another header to it: QEMU itself opens the file that the header names, and only the checked header is
+// safe.
+func (l *Layer) OpenForQEMU(mode int) (*os.File, error) {
 	f, err := Reopen(int(l.File.Fd()), l.Path, mode)
 	if err != nil {
 		return nil, err
 	}
-	err = Claim(f)
+	err = LockForQEMU(f)
 	if err == nil {
-		err = hasName(f)
+		err = checkHasName(f)
 	}
 	if err == nil {
-		err = l.LikeIn(f)
+		err = l.CheckSameBacking(f)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -243,10 +244,10 @@ func (l *Layer) HandOut(mode int) (*os.File, error) {
 	return f, nil
 }
 
-// hasName refuses a file that was removed since it was found: what is written there goes with its last user.
-// Some file systems in user space count no names, so the kernel is asked, too; and NFS gives what is open another name
-// until it is closed.
-func hasName(f *os.File) error {
+// checkHasName refuses a file that was removed since it was opened: data written to it would be lost with
+// its last user. Some FUSE file systems count no links, so the kernel is asked too; NFS renames an open
+// file until it is closed.
+func checkHasName(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return openFault(err, f.Name())
@@ -262,8 +263,8 @@ func hasName(f *os.File) error {
 	return err
 }
 
-// enter notes a layer's identity to find loops.
-func (l *Layer) enter(seen map[[2]uint64]string) error {
+// checkLoop records the identity of a layer to find loops.
+func (l *Layer) checkLoop(seen map[[2]uint64]string) error {
 	if above, ok := seen[l.id]; ok {
 		return fault.New(fault.Invalid, fault.Volume, "the backing chain has a loop: %s is also %s", l.Path, above)
 	}
@@ -276,9 +277,9 @@ func (l *Layer) inspect(declared Format) error {
 	if err := unix.Fstat(int(l.File.Fd()), &st); err != nil {
 		return openFault(err, l.Path)
 	}
-	l.id, l.of, l.Device = [2]uint64{st.Dev, st.Ino}, sandbox.User{UID: st.Uid, GID: st.Gid}, st.Mode&unix.S_IFMT == unix.S_IFBLK
+	l.id, l.owner, l.Device = [2]uint64{st.Dev, st.Ino}, sandbox.User{UID: st.Uid, GID: st.Gid}, st.Mode&unix.S_IFMT == unix.S_IFBLK
 	var err error
-	if l.claims, err = safepath.UntrustedFS(l.File); err != nil {
+	if l.untrustedFS, err = safepath.UntrustedFS(l.File); err != nil {
 		return openFault(err, l.Path)
 	}
 	if l.Info, err = Inspect(l.File, declared); err != nil {
@@ -287,24 +288,23 @@ func (l *Layer) inspect(declared Format) error {
 	switch {
 	case declared == "" && l.Format != Raw && l.Format != ISO:
 		return fault.New(fault.Invalid, fault.Volume,
-			"%s looks like %s and the layer above does not say so; declare its format (qemu-img rebase -u -F %s)", l.Path, l.Format, l.Format)
-	case l.Old:
-		return fault.New(fault.Unsupported, fault.Volume, "%s is encrypted in the old way of qcow, which protects little and is not opened; convert it (qemu-img convert)", l.Path)
-	case l.External:
-		return fault.New(fault.Unsupported, fault.Volume, "%s keeps its data in another file, which its header names; that is not followed", l.Path)
+			"%s looks like %s, but the layer above does not declare that; declare its format (qemu-img rebase -u -F %s)", l.Path, l.Format, l.Format)
+	case l.OldEncryption:
+		return fault.New(fault.Unsupported, fault.Volume, "%s has the old encryption of qcow, which is weak and not supported; convert it (qemu-img convert)", l.Path)
+	case l.ExternalData:
+		return fault.New(fault.Unsupported, fault.Volume, "%s keeps its data in an external file, which is not supported; convert it (qemu-img convert)", l.Path)
 	}
 	return nil
 }
 
-// Locate gives the path of a layer below an image, from the name in the
-// image's header: relative to where the image is. Layers that QEMU would reach
-// over a network, or that are described in JSON, have no path.
+// Locate returns the path of the layer below an image from the name in the image's header, relative to the
+// image. A layer that QEMU would reach over a network, or that is described in JSON, has no path.
 func Locate(above, name string) (string, error) {
 	if rest, ok := strings.CutPrefix(name, "file:"); ok {
 		name = rest
 	}
 	if strings.ContainsRune(name, 0) || name == "" {
-		return "", fault.New(fault.Invalid, fault.Volume, "%s names a backing file that is no file name", above)
+		return "", fault.New(fault.Invalid, fault.Volume, "%s names a backing file with an invalid file name", above)
 	}
 	if before, _, ok := strings.Cut(name, ":"); ok && !strings.Contains(before, "/") {
 		return "", fault.New(fault.Unsupported, fault.Volume, "%s lies on %q, which is not a local file", above, name)
@@ -315,9 +315,8 @@ func Locate(above, name string) (string, error) {
 	return filepath.Clean(name), nil
 }
 
-// pseudoName gives the chain as the file name by which QEMU's tools take a
-// description of block nodes.
-func (c Chain) pseudoName(first int) (string, error) {
+// jsonName describes the chain as a "json:" file name for QEMU's tools.
+func (c Chain) jsonName(first int) (string, error) {
 	return named(c.describe(first))
 }
 
@@ -329,9 +328,9 @@ func named(node map[string]any) (string, error) {
 	return "json:" + string(text), nil
 }
 
-// under gives an image that is written to, the first of the tool's files, with the chain below it
-// in those that follow.
-func (c Chain) under(format Format, encrypted bool) (string, error) {
+// describeAbove describes an image that is written to, the first of the tool's files, above the chain in
+// the files after it.
+func (c Chain) describeAbove(format Format, encrypted bool) (string, error) {
 	node := map[string]any{"driver": format, "file": map[string]any{
 		"driver": "file", "filename": fmt.Sprintf("/proc/self/fd/%d", firstFile),
 	}, "backing": c.describe(firstFile + 1)}
@@ -341,9 +340,9 @@ func (c Chain) under(format Format, encrypted bool) (string, error) {
 	return named(node)
 }
 
-// describe gives the chain as QEMU's description of block nodes in JSON, with
-// the files by their descriptors from first on: each layer with its format and
-// the lowest explicitly without anything below, so that QEMU probes nothing.
+// describe returns the chain as block nodes in QEMU's JSON, with the files by their descriptors, counted
+// from first. Each layer has its format, and the lowest explicitly has no backing, so QEMU probes no
+// format.
 func (c Chain) describe(first int) map[string]any {
 	var node map[string]any
 	for i, layer := range slices.Backward(c) {
@@ -366,7 +365,7 @@ func (c Chain) describe(first int) map[string]any {
 	return node
 }
 
-// driver gives QEMU's name of the layer's format.
+// driver returns QEMU's name of the layer's format.
 func (l Layer) driver() string {
 	if l.Format == ISO {
 		return string(Raw)

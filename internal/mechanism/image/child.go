@@ -30,22 +30,22 @@ const (
 	niceness    = 10
 	firstFile   = 3 // the descriptor of the first file passed
 	waitForPipe = 5 * time.Second
-	// stoppedTime is how long a process may be stopped by a signal before it is
-	// ended: it holds its volume, and whoever waits for that, for ever.
+	// stoppedTime is how long a process may stay stopped by a signal before it is killed. It holds its
+	// volume, and others wait for that.
 	stoppedTime = 30 * time.Second
 )
 
-// Tool is the qemu-img program of this host. A nil one makes and resizes raw
-// images, which need no tool, and refuses all else.
+// Tool is the qemu-img program of this host. A nil Tool makes and resizes raw images, which needs no
+// qemu-img, and refuses everything else.
 type Tool struct {
 	path     string
 	log      *slog.Logger
-	quarters *sandbox.Quarters
+	quarters *sandbox.Isolation
 	stopped  time.Duration // 0: stoppedTime
 }
 
-// FindTool finds qemu-img, which is to run in these quarters.
-func FindTool(quarters *sandbox.Quarters, log *slog.Logger) (*Tool, error) {
+// FindTool finds qemu-img. It will run in the given isolation.
+func FindTool(quarters *sandbox.Isolation, log *slog.Logger) (*Tool, error) {
 	path, err := exec.LookPath("qemu-img")
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "cannot find qemu-img; install the package qemu-utils")
@@ -53,19 +53,18 @@ func FindTool(quarters *sandbox.Quarters, log *slog.Logger) (*Tool, error) {
 	return &Tool{path: path, log: log, quarters: quarters}, nil
 }
 
-// bounds are those of one run of the tool.
+// bounds are the limits of one run of qemu-img.
 type bounds struct {
-	cpu  time.Duration // of processor time; 0: unbounded
+	cpu  time.Duration // processor time; 0: no limit
 	file uint64        // bytes of the image that it writes
 }
 
-// roomFor is how large the file of an image may become that shows a guest so many
-// bytes: with its tables, of every format, and some.
-func roomFor(virtual uint64) uint64 { return virtual + virtual/8 + 1<<30 }
+// maxFileSize bounds the file of an image with this virtual size, in bytes: metadata of every format
+// included.
+func maxFileSize(virtual uint64) uint64 { return virtual + virtual/8 + 1<<30 }
 
-// run runs the tool with files passed as descriptors from firstFile on, and
-// hands what it prints to said. It returns when the process has ended, which a
-// cancelled ctx makes it do at once.
+// run runs qemu-img with files as descriptors from firstFile on, and writes its output to said. It returns
+// when the process has ended; when ctx ends, the process is killed.
 func (t *Tool) run(ctx context.Context, b bounds, files []*os.File, said io.Writer, args ...string) error {
 	if t == nil {
 		return fault.New(fault.Unsupported, fault.Config, "qemu-img is not installed; install the package qemu-utils")
@@ -77,35 +76,35 @@ func (t *Tool) run(ctx context.Context, b bounds, files []*os.File, said io.Writ
 	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MALLOC_ARENA_MAX=2"}
 	cmd.Dir = "/"
 	cmd.ExtraFiles = files
-	cmd.Stdout, cmd.Stderr = said, &limited{to: &complaint, left: maxSaid}
+	cmd.Stdout, cmd.Stderr = said, &limitedBuffer{to: &complaint, left: maxSaid}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = waitForPipe
 
-	// The kernel sends the signal of Pdeathsig when the thread that forked ends,
-	// so that thread has to stay for as long as the child does.
+	// The kernel sends the signal of Pdeathsig when the thread that forked ends, so the thread must stay
+	// as long as the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	t.log.Debug("run", "tool", t.path, "args", args)
 	start := t.start
 	if t.quarters != nil {
-		start = t.startApart
+		start = t.startSandboxed
 	}
 	done, err := start(cmd, b)
 	if err != nil {
 		return err
 	}
 	defer done()
-	go t.watch(ctx, end, cmd.Process.Pid)
-	return t.verdict(ctx, cmd.Wait(), complaint.String())
+	go t.endWhenStopped(ctx, end, cmd.Process.Pid)
+	return t.exitError(ctx, cmd.Wait(), complaint.String())
 }
 
-// watch ends a process that has been stopped for too long. It ends with ctx.
-func (t *Tool) watch(ctx context.Context, end context.CancelCauseFunc, pid int) {
+// endWhenStopped kills a process that has been stopped for too long. It returns when ctx ends.
+func (t *Tool) endWhenStopped(ctx context.Context, end context.CancelCauseFunc, pid int) {
 	limit := cmp.Or(t.stopped, stoppedTime)
 	tick := time.NewTicker(limit / 6)
 	defer tick.Stop()
-	last := time.Now() // when it was not stopped
+	last := time.Now() // last time at which it was not stopped
 	for {
 		select {
 		case <-ctx.Done():
@@ -121,7 +120,7 @@ func (t *Tool) watch(ctx context.Context, end context.CancelCauseFunc, pid int) 
 	}
 }
 
-// isStopped reads the state of a process, which stands behind its name in brackets.
+// isStopped reads the state of a process from /proc/PID/stat; it follows the name in brackets.
 func isStopped(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -131,22 +130,22 @@ func isStopped(pid int) bool {
 	return at >= 0 && at+2 < len(text) && (text[at+2] == 'T' || text[at+2] == 't')
 }
 
-// start starts the tool as the daemon is.
+// start starts qemu-img without a sandbox.
 func (t *Tool) start(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Volume, "cannot run %s", t.path)
 	}
-	if err := restrain(cmd.Process.Pid, b); err != nil {
-		_ = cmd.Cancel() // it is not to run unbounded
-		_ = cmd.Wait()   // ended by us
+	if err := setLimits(cmd.Process.Pid, b); err != nil {
+		_ = cmd.Cancel() // it must not run without limits
+		_ = cmd.Wait()   // killed above
 		return nil, err
 	}
 	return func() {}, nil
 }
 
-// restrain sets the limits of a process that has just started. That it leaves no core it
-// has from the daemon.
-func restrain(pid int, b bounds) error {
+// setLimits sets the limits of a process that has just started. It inherits from the daemon that it writes
+// no core file.
+func setLimits(pid int, b bounds) error {
 	limits := map[int]unix.Rlimit{
 		unix.RLIMIT_AS: {Cur: maxMemory, Max: maxMemory},
 	}
@@ -168,32 +167,32 @@ func restrain(pid int, b bounds) error {
 	return nil
 }
 
-// verdict makes the error of how the tool ended and of what it complained.
-func (t *Tool) verdict(ctx context.Context, err error, complaint string) error {
+// exitError makes an error from the exit status and error output of qemu-img.
+func (t *Tool) exitError(ctx context.Context, err error, complaint string) error {
 	if err == nil {
 		return nil
 	}
 	if ctx.Err() != nil {
 		cause := context.Cause(ctx)
-		return fault.Wrap(cause, fault.Of(cause), fault.Volume, "qemu-img was ended")
+		return fault.Wrap(cause, fault.Of(cause), fault.Volume, "qemu-img was killed")
 	}
-	text := gist(complaint)
+	text := firstComplaint(complaint)
 	switch {
 	case strings.Contains(text, "Failed to get"): // "... lock": QEMU's own words for an image in use
 		return fault.New(fault.Busy, fault.Volume, "the image is in use by a guest or by another tool: %s", text)
 	case strings.Contains(text, "No space left"):
 		return fault.New(fault.NoCapacity, fault.Volume, "the file system is full: %s", text)
 	case strings.Contains(text, "Permission denied"):
-		return fault.New(fault.Failed, fault.Volume, "%s: the image's file system refuses qemu-img what it let the daemon open, as NFS with root_squash may; export it with no_root_squash", text)
+		return fault.New(fault.Failed, fault.Volume, "%s: the image's file system refuses qemu-img a file that the daemon could open, as NFS with root_squash may; export it with no_root_squash", text)
 	case text == "":
 		return fault.Wrap(err, fault.Failed, fault.Volume, "qemu-img failed and gave no reason")
 	}
 	return fault.New(fault.Failed, fault.Volume, "qemu-img failed: %s", text)
 }
 
-// gist is the first line of a complaint, without the tool's name. That the tool
-// could not remove what it failed to make is none: it was handed that, and it stays.
-func gist(complaint string) string {
+// firstComplaint returns the first line of the error output, without the tool's name. A failure to remove
+// the unfinished image is skipped: the file was handed over and stays.
+func firstComplaint(complaint string) string {
 	for line := range strings.Lines(complaint) {
 		line = strings.TrimPrefix(strings.TrimSpace(line), "qemu-img: ")
 		if line != "" && !strings.HasPrefix(strings.TrimPrefix(line, "warning: "), "Error when deleting file") {
@@ -203,14 +202,14 @@ func gist(complaint string) string {
 	return ""
 }
 
-// limited keeps the first bytes written to it and drops the rest, so that a
-// tool that talks without end costs nothing.
-type limited struct {
+// limitedBuffer keeps the first bytes written to it and drops the rest, so that endless output costs no
+// memory.
+type limitedBuffer struct {
 	to   *bytes.Buffer
 	left int
 }
 
-func (l *limited) Write(p []byte) (int, error) {
+func (l *limitedBuffer) Write(p []byte) (int, error) {
 	n := min(len(p), l.left)
 	l.to.Write(p[:n])
 	l.left -= n

@@ -25,10 +25,10 @@ func script(t *testing.T, text string) *Tool {
 	return tool
 }
 
-// TestToolReachesNothing: whoever makes qemu-img do what they like, by an image that
+// TestTool_HasNoAccessToTheHost: whoever makes qemu-img do what they like, by an image that
 // it reads, has the images that it was handed and nothing else of the host.
 // Promise: I3
-func TestToolReachesNothing(t *testing.T) {
+func TestTool_HasNoAccessToTheHost(t *testing.T) {
 	if quarters() == nil {
 		t.Skip("no chambers can be made here")
 	}
@@ -85,9 +85,9 @@ exit 0
 	}
 }
 
-// TestToolLeavesNothingRunning: what it started goes with it.
+// TestTool_LeavesNoProcess: what it started goes with it.
 // Promise: I3
-func TestToolLeavesNothingRunning(t *testing.T) {
+func TestTool_LeavesNoProcess(t *testing.T) {
 	if quarters() == nil {
 		t.Skip("no chambers can be made here")
 	}
@@ -119,7 +119,7 @@ func TestToolLeavesNothingRunning(t *testing.T) {
 	}
 }
 
-func TestStoppedToolIsEnded(t *testing.T) {
+func TestTool_StoppedProcessIsKilled(t *testing.T) {
 	tool := script(t, "kill -STOP $$")
 	tool.stopped = 60 * time.Millisecond
 	err := tool.run(t.Context(), bounds{}, nil, nil)
@@ -128,7 +128,7 @@ func TestStoppedToolIsEnded(t *testing.T) {
 	}
 }
 
-func TestSlowToolIsLeftAlone(t *testing.T) {
+func TestTool_SlowProcessRunsOn(t *testing.T) {
 	tool := script(t, "sleep 0.3")
 	tool.stopped = 30 * time.Millisecond
 	if err := tool.run(t.Context(), bounds{}, nil, nil); err != nil {
@@ -136,9 +136,9 @@ func TestSlowToolIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestALockIsTriedAgain has a tool that cannot tell how fast the processor is, at first
+// TestMake_EncryptionIsRetried has a tool that cannot tell how fast the processor is, at first
 // or ever.
-func TestALockIsTriedAgain(t *testing.T) {
+func TestMake_EncryptionIsRetried(t *testing.T) {
 	for name, c := range map[string]struct {
 		fails int
 		made  bool
@@ -147,7 +147,7 @@ func TestALockIsTriedAgain(t *testing.T) {
 			count := filepath.Join(t.TempDir(), "count")
 			tool := script(t, fmt.Sprintf("echo >>%s\n[ $(wc -l <%s) -gt %d ] || { echo 'Error when deleting file x: Operation not permitted' >&2; echo 'qemu-img: x: Unable to get accurate CPU usage' >&2; exit 1; }", count, count, c.fails))
 			tool.quarters = nil // it counts where a chamber has nothing
-			err := tool.makeFormat(t.Context(), empty(t, "image"), Plan{Format: LUKS, Virtual: 1 << 20, Lock: &Lock{Passphrase: []byte("x")}})
+			err := tool.makeFormat(t.Context(), empty(t, "image"), Plan{Format: LUKS, Virtual: 1 << 20, Encryption: &Encryption{Passphrase: []byte("x")}})
 			if (err == nil) != c.made {
 				t.Errorf("got %v", err)
 			}

@@ -1,16 +1,17 @@
-// Package image knows disk images: what a header says, what lies below an
-// image, and how images are made, grown and copied.
+// Package image reads, makes, resizes and copies disk images, and opens their backing chains.
 //
-// Headers are read here and not by a tool: a pool of a thousand images costs a
-// thousand small reads and no process, and the bounds are our own. Whoever
-// wrote an image is hostile. So every count and offset in a header is checked,
-// a format that the caller declares is never second-guessed (a raw disk whose
-// guest wrote a qcow2 header stays raw), and below an image only layers with a
-// declared format are followed.
+// Headers are read here and not by qemu-img: a pool of a thousand images then costs a thousand small reads
+// and no process. Every image is hostile. So each count and offset in a header is checked, a declared
+// format is never probed again (a raw disk on which the guest wrote a qcow2 header stays raw), and a
+// backing chain follows only layers with a declared format.
 //
-// Making and copying is qemu-img's work, run as a bounded child: a deadline, a
-// limit on memory and processor time, on what it may say, in a process group
-// of its own that dies with the daemon, and with files that we opened, so that
-// no name is resolved twice. What belongs here: one image file and its chain.
-// What does not: where images lie, who owns them, and who may use them.
+// qemu-img makes and copies images. It runs as a child with limits on time, memory, processor time and
+// output, in its own process group, and ends with the daemon. It gets open files, so no path is resolved
+// twice.
+//
+// While QEMU or qemu-img can write an image, a record in an extended attribute keeps what its header names
+// (record.go): a compromised program cannot make the daemon open another file.
+//
+// The package handles one image file and its chain. Where images lie, who owns them and who may use them
+// is decided above.
 package image

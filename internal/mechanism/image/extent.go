@@ -11,12 +11,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// copyStep is how much is copied between two looks at whether to go on.
+// copyStep is how many bytes are copied between two checks for cancellation.
 const copyStep = 8 << 20
 
-// Extent tells whether a file has data at an offset, and how far that goes.
-// Data that ends at the end of the file gives its size. A file that does not
-// know holes, a block device for one, is all data.
+// Extent reports whether a file has data at an offset, and where that data or hole ends. Data up to the
+// end of the file ends at size. A file without support for holes, such as a block device, is all data.
 func Extent(f *os.File, at, size int64) (data bool, end int64, err error) {
 	start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 	switch {
@@ -35,8 +34,8 @@ func Extent(f *os.File, at, size int64) (data bool, end int64, err error) {
 	return true, min(end, size), nil
 }
 
-// eachData visits the parts of a file that hold data, in steps of a size that
-// is bounded, and looks at ctx before each.
+// eachData visits the parts of a file that hold data, in steps of at most copyStep bytes, and checks ctx
+// before each.
 func eachData(ctx context.Context, f *os.File, visit func(at, n, size int64) error) error {
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -60,11 +59,11 @@ func eachData(ctx context.Context, f *os.File, visit func(at, n, size int64) err
 	return nil
 }
 
-// CopyBytes copies a file as it is, whatever its format, without its holes,
-// and makes the copy at least as long. The copy is empty or zero before. No guest
-// that would write to either is started meanwhile.
+// CopyBytes copies a file unchanged, whatever its format, without its holes, and makes the copy at least
+// as long. The target must be empty or zero. Both files are locked, so that no guest starts that would
+// write to them.
 func CopyBytes(ctx context.Context, from, into *os.File, progress func(float64)) error {
-	release, err := holdBoth(from, into)
+	release, err := lockBoth(from, into)
 	if err != nil {
 		return err
 	}
@@ -87,12 +86,12 @@ func CopyBytes(ctx context.Context, from, into *os.File, progress func(float64))
 	})
 }
 
-func holdBoth(from, into *os.File) (release func(), err error) {
-	source, err := holdToRead(from)
+func lockBoth(from, into *os.File) (release func(), err error) {
+	source, err := lockToRead(from)
 	if err != nil {
 		return nil, err
 	}
-	copied, err := HoldToWrite(into)
+	copied, err := LockToWrite(into)
 	if err != nil {
 		source()
 		return nil, err
@@ -100,8 +99,7 @@ func holdBoth(from, into *os.File) (release func(), err error) {
 	return func() { copied(); source() }, nil
 }
 
-// copyRange has the kernel copy, which may share blocks, and copies itself
-// where the kernel does not.
+// copyRange lets the kernel copy, which may share blocks, and else copies the bytes.
 func copyRange(from, into *os.File, at, n int64) error {
 	for n > 0 {
 		readAt, writeAt := at, at
@@ -120,7 +118,7 @@ func copyRange(from, into *os.File, at, n int64) error {
 
 // Reflink makes a file share all blocks of another one.
 func Reflink(from, into *os.File) error {
-	release, err := holdBoth(from, into)
+	release, err := lockBoth(from, into)
 	if err != nil {
 		return err
 	}
@@ -132,10 +130,10 @@ func Reflink(from, into *os.File) error {
 	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot share blocks")
 }
 
-// Erase overwrites all data of a file or device with zeros or, with trim,
-// gives its blocks back. The size stays.
+// Erase overwrites all data of a file or device with zeros or, with trim, releases its blocks. The size
+// stays.
 func Erase(ctx context.Context, f *os.File, trim bool, progress func(float64)) error {
-	release, err := HoldToWrite(f)
+	release, err := LockToWrite(f)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package image
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,25 +13,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 )
 
-// fenceKey is where a context keeps the folders that images may lie in.
-type fenceKey struct{}
-
-// WithFence has chains that are opened under ctx refuse every layer that lies in
-// none of the folders, wherever a link or a header leads. The folders are real
-// paths.
-func WithFence(ctx context.Context, folders []string) context.Context {
-	return context.WithValue(ctx, fenceKey{}, append([]string{}, folders...))
-}
-
-// FenceOf gives the folders; nil: there is no fence.
-func FenceOf(ctx context.Context) []string {
-	folders, _ := ctx.Value(fenceKey{}).([]string)
-	return folders
-}
-
-// within checks that a layer that was opened lies where it may. A link to a block
-// device counts as where the link is, because only root makes links in /dev.
-func (l *Layer) within(folders []string) error {
+// checkFolders checks that an open layer lies in one of the folders. A link to a block device counts by
+// the place of the link, because only root makes links in /dev.
+func (l *Layer) checkFolders(folders []string) error {
 	if folders == nil {
 		return nil
 	}
@@ -43,16 +26,16 @@ func (l *Layer) within(folders []string) error {
 	if LiesIn(real, folders) || l.Device && InDev(l.Path) && !strings.Contains(l.Path, "/../") && LiesIn(l.Path, folders) {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Volume, "%s lies in none of the places that images may come from here (%s)", real, strings.Join(folders, ", "))
+	return fault.New(fault.Denied, fault.Volume, "%s lies outside of the folders that this client may use for images (%s)", real, strings.Join(folders, ", "))
 }
 
-// At calls do with a path by which it may reach what a client's path leads to. Where that lies in
-// one of the folders that the client is held to, nothing on the way may be a link, which somebody
-// who may write there could put in another's place at any time. Elsewhere links lead as room safepath
-// has it. do must open it with nofollow, and be done with at when it returns.
-func At(path string, folders []string, do func(at string, nofollow int) error) error {
+// WithFile calls do with a path through which it can reach the target of a client's path. In a folder that
+// the client is restricted to, no component may be a link: another user who can write there could swap it
+// at any time. Elsewhere links are followed by the rules of package safepath. do must open the path with
+// nofollow, and must not use it after it returns.
+func WithFile(path string, folders []string, do func(at string, nofollow int) error) error {
 	if !strings.HasPrefix(path, "/") {
-		return relative(path)
+		return refuseRelative(path)
 	}
 	if !LiesIn(path, folders) {
 		return safepath.OpenParent(path, do)
@@ -60,10 +43,11 @@ func At(path string, folders []string, do func(at string, nofollow int) error) e
 	return withoutLinks(path, folders, func(at string) error { return do(at, unix.O_NOFOLLOW) })
 }
 
-// Beside is At of the name itself, which may be made, replaced or removed: a link is not followed.
-func Beside(path string, folders []string, do func(at string) error) error {
+// WithParent is WithFile for the name itself, which may be made, replaced or removed: a link at the end is
+// not followed.
+func WithParent(path string, folders []string, do func(at string) error) error {
 	if !strings.HasPrefix(path, "/") {
-		return relative(path)
+		return refuseRelative(path)
 	}
 	if !LiesIn(path, folders) {
 		return safepath.OpenLink(path, do)
@@ -71,12 +55,12 @@ func Beside(path string, folders []string, do func(at string) error) error {
 	return withoutLinks(path, folders, do)
 }
 
-// relative refuses a path that would lead past the folders: they hold absolute ones.
-func relative(path string) error {
+// refuseRelative refuses a relative path, because the folders are absolute.
+func refuseRelative(path string) error {
 	return fault.New(fault.Invalid, fault.Volume, "%q is a relative path; begin it with /", path)
 }
 
-// LiesIn says whether a path lies below one of the folders.
+// LiesIn reports whether a path lies below one of the folders.
 func LiesIn(path string, folders []string) bool {
 	return slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") })
 }
@@ -84,12 +68,12 @@ func LiesIn(path string, folders []string) bool {
 func withoutLinks(path string, folders []string, do func(at string) error) error {
 	err := safepath.OpenNoSymlinks(path, do)
 	if errors.Is(err, unix.ELOOP) {
-		return fault.New(fault.Denied, fault.Volume, "%s is a link, or lies behind one, and who named it is held to %s: no link is followed there", path, strings.Join(folders, ", "))
+		return fault.New(fault.Denied, fault.Volume, "%s is a symbolic link or lies behind one; this client is restricted to %s, and links are not followed there", path, strings.Join(folders, ", "))
 	}
 	return err
 }
 
-// InDev says whether a clean path lies among the host's devices, which are root's to make.
+// InDev reports whether a clean path lies below /dev, where only root makes files.
 func InDev(path string) bool {
 	return strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
 }

@@ -15,7 +15,7 @@ func TestFence_RefusesRelativePaths(t *testing.T) {
 			t.Errorf("held to %v, it opens %v, %v", folders, f, err)
 		}
 		called := false
-		err := Beside("etc/x", folders, func(string) error { called = true; return nil })
+		err := WithParent("etc/x", folders, func(string) error { called = true; return nil })
 		if called || !fault.Is(err, fault.Invalid) {
 			t.Errorf("held to %v, it may be made: %v", folders, err)
 		}

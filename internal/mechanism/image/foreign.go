@@ -20,13 +20,13 @@ const sector = 512
 const qedBackingIsRaw = 1 << 2
 
 func (info *Info) readQED(r io.ReaderAt) error {
-	h, err := whole(r, 0, 64)
+	h, err := readExactly(r, 0, 64)
 	if err != nil {
 		return err
 	}
 	le := binary.LittleEndian
 	if string(h[:4]) != "QED\x00" {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	info.Virtual = le.Uint64(h[48:])
 	at, size := le.Uint32(h[56:]), le.Uint32(h[60:])
@@ -40,34 +40,34 @@ func (info *Info) readQED(r io.ReaderAt) error {
 	if size > maxBackingName {
 		return fmt.Errorf("a backing file name of %d bytes is too long", size)
 	}
-	name, err := whole(r, uint64(at), int(size))
+	name, err := readExactly(r, uint64(at), int(size))
 	info.Backing.Name = string(name)
 	return err
 }
 
 func (info *Info) readVDI(r io.ReaderAt) error {
-	h, err := whole(r, 0, 0x178)
+	h, err := readExactly(r, 0, 0x178)
 	if err != nil {
 		return err
 	}
 	if string(h[0x40:0x44]) != "\x7f\x10\xda\xbe" {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	info.Virtual = binary.LittleEndian.Uint64(h[0x170:])
 	return nil
 }
 
-// vpcBySize are the creators whose footer's size is the truth. For all others
-// it is the geometry, which may be smaller.
+// vpcBySize are the creators whose footer holds the true size. For all others the geometry counts, which
+// may be smaller.
 var vpcBySize = []string{"win ", "qem2", "d2v ", "tap\x00", "vs  ", "CTXS"}
 
 func (info *Info) readVPC(r io.ReaderAt) error {
-	h, err := whole(r, 0, 64)
+	h, err := readExactly(r, 0, 64)
 	if err != nil {
 		return err
 	}
 	if string(h[:8]) != "conectix" {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	be := binary.BigEndian
 	creator := string(h[28:32])
@@ -105,9 +105,9 @@ func (info *Info) readVHDX(r io.ReaderAt) error {
 	}
 	at, carry := bits.Add64(table, uint64(le.Uint32(item[16:])), 0)
 	if carry != 0 {
-		return errors.New("the size lies outside of the image")
+		return errors.New("the size lies outside the image")
 	}
-	size, err := whole(r, at, 8)
+	size, err := readExactly(r, at, 8)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (info *Info) readVHDX(r io.ReaderAt) error {
 // vhdxEntry finds an entry by its identity in a table that starts with a
 // signature and holds its count at countAt. Both tables have entries of 32 bytes.
 func vhdxEntry(r io.ReaderAt, table uint64, signature string, countAt, header int, id []byte) ([]byte, error) {
-	h, err := whole(r, table, header)
+	h, err := readExactly(r, table, header)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func vhdxEntry(r io.ReaderAt, table uint64, signature string, countAt, header in
 		return nil, fmt.Errorf("a table of %d entries is too long", count)
 	}
 	for i := range count {
-		entry, err := whole(r, table+uint64(header+32*i), 32)
+		entry, err := readExactly(r, table+uint64(header+32*i), 32)
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +145,7 @@ func vhdxEntry(r io.ReaderAt, table uint64, signature string, countAt, header in
 const maxDescriptor = 20 * sector
 
 func (info *Info) readVMDK(r io.ReaderAt) error {
-	h, err := window(r, 0, 64)
+	h, err := readUpTo(r, 0, 64)
 	if err != nil {
 		return err
 	}
@@ -169,30 +169,30 @@ func (info *Info) readVMDK(r io.ReaderAt) error {
 		if err := info.readDescriptor(r, int64(at)*sector, int(min(size, maxDescriptor/sector))*sector); err != nil {
 			return err
 		}
-		info.External = capacity == 0
+		info.ExternalData = capacity == 0
 		if capacity != 0 {
 			info.Virtual = capacity * sector
 		}
 		return nil
 	}
-	return errors.New("the magic is another")
+	return errors.New("the magic number does not match")
 }
 
 // readDescriptor sums up the extents of a VMDK's description and finds its
 // parent. Extents of a description that stands alone lie in other files.
 func (info *Info) readDescriptor(r io.ReaderAt, at int64, size int) error {
-	text, err := window(r, at, size)
+	text, err := readUpTo(r, at, size)
 	if err != nil {
 		return err
 	}
-	info.External = at == 0
+	info.ExternalData = at == 0
 	info.Virtual = 0
 	lines := bufio.NewScanner(bytes.NewReader(bytes.TrimRight(text, "\x00")))
 	for lines.Scan() {
 		line := strings.TrimSpace(lines.Text())
 		if parent, ok := strings.CutPrefix(line, "parentFileNameHint="); ok {
 			name := strings.Trim(parent, `"`)
-			if len(name) > maxBackingName { // nor does QEMU open that
+			if len(name) > maxBackingName { // QEMU refuses it too
 				return fmt.Errorf("a backing file name of %d bytes is too long", len(name))
 			}
 			info.Backing = &Backing{Name: name, Format: VMDK}

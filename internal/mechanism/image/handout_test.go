@@ -9,23 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestWhatIsHandedOutIsAsItWasLookedAt: who changes the header of an image between the daemon's look at it and QEMU's own has
+// TestOpenForQEMU_HeaderCannotBeReplaced: who changes the header of an image between the daemon's look at it and QEMU's own has
 // QEMU open what it names; from the moment that it is handed out on the image is seen to be in use, which uploads heed.
 // Promise: X2
-func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
+func TestOpenForQEMU_HeaderCannotBeReplaced(t *testing.T) {
 	f := empty(t, "image")
 	err := tool(t).Make(t.Context(), f, Plan{Format: Qcow2, Virtual: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
-	chain, err := OpenChain(t.Context(), f.Name(), Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), f.Name(), Qcow2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer chain.Close()
-	out, err := chain[0].HandOut(unix.O_RDWR)
+	out, err := chain[0].OpenForQEMU(unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,7 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 		t.Fatal(err)
 	}
 	var back *os.File
-	if back, err = chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.Busy) || back != nil {
+	if back, err = chain[0].OpenForQEMU(unix.O_RDWR); !fault.Is(err, fault.Busy) || back != nil {
 		t.Errorf("it is handed out with another header: %v", err)
 	}
 }
@@ -47,62 +48,62 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 // A file that was handed to a QEMU which never came to use it, and is paused and so keeps it, does not keep the same QEMU from
 // the file when it is handed over once more: none of the bytes that QEMU looks at says that somebody writes. Nor does one that QEMU uses.
 // Promise: F20
-func TestWhatIsHandedOutIsNotInItsOwnWay(t *testing.T) {
+func TestOpenForQEMU_Twice(t *testing.T) {
 	f := empty(t, "image")
-	chain, err := OpenChain(t.Context(), f.Name(), Raw)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), f.Name(), Raw)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer chain.Close()
 	handOut := func() *os.File {
-		out, err := chain[0].HandOut(unix.O_RDWR)
+		out, err := chain[0].OpenForQEMU(unix.O_RDWR)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = out.Close() }) // nothing was written
-		if held(out, lockHeld+permWrite, 1) || held(out, lockDenied, permCount) {
+		if hasLock(out, lockHeld+permWrite, 1) || hasLock(out, lockDenied, permCount) {
 			t.Error("QEMU would find a writer")
 		}
 		return out
 	}
 	handOut()
-	if err := show(handOut(), lockDenied+permWrite); err != nil { // QEMU has come to use it
+	if err := setLock(handOut(), lockDenied+permWrite); err != nil { // QEMU has come to use it
 		t.Fatal(err)
 	}
-	if _, err := chain[0].HandOut(unix.O_RDWR); err != nil {
+	if _, err := chain[0].OpenForQEMU(unix.O_RDWR); err != nil {
 		t.Error("it is not handed to who has it: ", err)
 	}
 }
 
-// TestNobodyIsHandedWhatIsRemoved: of who removes an image and who has QEMU write to it one comes first, and the other is told.
+// TestOpenForQEMU_RemovedFile: of who removes an image and who has QEMU write to it one comes first, and the other is told.
 // Promise: F20
-func TestNobodyIsHandedWhatIsRemoved(t *testing.T) {
+func TestOpenForQEMU_RemovedFile(t *testing.T) {
 	f := empty(t, "image")
 	if err := f.Truncate(1 << 20); err != nil {
 		t.Fatal(err)
 	}
-	chain, err := OpenChain(t.Context(), f.Name(), Raw)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), f.Name(), Raw)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer chain.Close()
-	out, err := chain[0].HandOut(unix.O_RDWR)
+	out, err := chain[0].OpenForQEMU(unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := HoldToRemove(f); !fault.Is(err, fault.Busy) {
+	if err := LockToRemove(f); !fault.Is(err, fault.Busy) {
 		t.Errorf("what is handed out may be removed: %v", err)
 	}
 	if err := out.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := HoldToRemove(f); err != nil {
+	if err := LockToRemove(f); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.Busy) {
+	if _, err := chain[0].OpenForQEMU(unix.O_RDWR); !fault.Is(err, fault.Busy) {
 		t.Errorf("it is handed out as it is removed: %v", err)
 	}
-	out, err = chain[0].HandOut(unix.O_RDONLY)
+	out, err = chain[0].OpenForQEMU(unix.O_RDONLY)
 	if err != nil {
 		t.Errorf("nobody would write: %v", err)
 	}
@@ -113,7 +114,7 @@ func TestNobodyIsHandedWhatIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.NotFound) {
+		if _, err := chain[0].OpenForQEMU(unix.O_RDWR); !fault.Is(err, fault.NotFound) {
 			t.Errorf("it is handed out when it is gone: %v", err)
 		}
 		_ = os.Remove(asNFS)

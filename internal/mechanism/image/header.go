@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Format is the name of an image format, as libvirt's documents have it.
+// Format is the name of an image format in libvirt's XML.
 type Format string
 
 // The formats that are told apart. LUKS containers count as raw and encrypted
@@ -28,53 +28,50 @@ const (
 	VHDX  Format = "vhdx"
 )
 
-// Formats gives every format that is told apart, in the order of documents.
+// Formats lists all known formats, in the order of libvirt's XML.
 func Formats() []Format { return []Format{Raw, ISO, VPC, VDI, VHDX, Qcow, Qcow2, QED, VMDK} }
 
-// maxVirtual is more than any image may claim to hold: what a file offset of
-// 63 bits can address.
+// maxVirtual is the largest virtual size, in bytes: a file offset has 63 bits.
 const maxVirtual = 1<<63 - 1
 
-// Info is what is known of one image without looking below it.
+// Info describes one image without the layers below it.
 type Info struct {
 	Format Format
 	// Virtual is the size that a guest sees, in bytes.
 	Virtual uint64
-	// Allocated is what the image takes on disk now, Physical where its file
-	// ends; both in bytes and equal for a block device.
+	// Allocated is the space on disk now and Physical the end of the file, in bytes. For a block device
+	// both are equal.
 	Allocated, Physical uint64
 	// Backing is the layer below, or nil.
 	Backing   *Backing
 	Encrypted bool
-	// Old is set when the encryption is one of qcow's own, which protects little
-	// and is not opened.
-	Old bool
+	// OldEncryption: the image has qcow's own encryption, which is weak and is not opened.
+	OldEncryption bool
 	// What follows is of qcow2 only.
 	Compat        string // 0.10 or 1.1
 	ClusterSize   uint64 // bytes
 	LazyRefcounts bool
 	ExtendedL2    bool
-	// External is set when the data lies in another file that the header names.
-	External bool
+	// ExternalData: the data lies in another file, named in the header.
+	ExternalData bool
 }
 
-// Backing is what a header says of the layer below, unchecked.
+// Backing is the layer below as the header names it, unchecked.
 type Backing struct {
 	Name string
-	// Format is empty where the header declares none.
+	// Format is "" if the header declares none.
 	Format Format
 }
 
-// file is what headers are read from.
+// file is read for headers.
 type file interface {
 	io.ReaderAt
 	io.Seeker
 	Stat() (os.FileInfo, error)
 }
 
-// Inspect reads an open image. With a format declared it is read as that and
-// as nothing else; with "" the header is probed first. The sizes on disk are
-// set even where the header is broken and an error comes back.
+// Inspect reads the header of an open image. A declared format is read as that format only; with "" the
+// format is probed first. The sizes on disk are set even if the header is broken and an error is returned.
 func Inspect(f file, declared Format) (Info, error) {
 	info := Info{Format: declared}
 	if err := info.measure(f); err != nil {
@@ -100,7 +97,7 @@ func Inspect(f file, declared Format) (Info, error) {
 	return info, nil
 }
 
-// measure takes the sizes on disk, in the way that fits a file or a device.
+// measure sets the sizes on disk of a file or device.
 func (info *Info) measure(f file) error {
 	st, err := f.Stat()
 	if err != nil {
@@ -125,7 +122,7 @@ func (info *Info) measure(f file) error {
 	return nil
 }
 
-// magics are what formats start with, all within the first headBytes.
+// magics are the first bytes of formats, all within headBytes.
 var magics = []struct {
 	at     int
 	magic  string
@@ -151,11 +148,10 @@ const (
 	isoMagicAt = 32769
 )
 
-// Probe finds the format of an image by its magic, raw where there is none.
-// It is for images whose format nobody declared: the answer is the word of
-// whoever wrote the image.
+// Probe finds the format by magic numbers; raw if none matches. It is for images without a declared
+// format: the answer is only as trustworthy as the writer of the image.
 func Probe(r io.ReaderAt) (Format, error) {
-	head, err := window(r, 0, headBytes)
+	head, err := readUpTo(r, 0, headBytes)
 	if err != nil {
 		return "", err
 	}
@@ -164,16 +160,15 @@ func Probe(r io.ReaderAt) (Format, error) {
 			return m.format, nil
 		}
 	}
-	volume, err := window(r, isoMagicAt, len(isoMagic))
+	volume, err := readUpTo(r, isoMagicAt, len(isoMagic))
 	if string(volume) == isoMagic {
 		return ISO, err
 	}
 	return Raw, err
 }
 
-// window reads up to n bytes at an offset; an image that ends earlier gives
-// fewer and no error.
-func window(r io.ReaderAt, at int64, n int) ([]byte, error) {
+// readUpTo reads up to n bytes at an offset; at the end of the image it returns fewer and no error.
+func readUpTo(r io.ReaderAt, at int64, n int) ([]byte, error) {
 	buf := make([]byte, n)
 	got, err := r.ReadAt(buf, at)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -182,14 +177,14 @@ func window(r io.ReaderAt, at int64, n int) ([]byte, error) {
 	return buf[:got], nil
 }
 
-// whole reads exactly n bytes at an offset that came from a header.
-func whole(r io.ReaderAt, at uint64, n int) ([]byte, error) {
+// readExactly reads exactly n bytes at an offset from a header.
+func readExactly(r io.ReaderAt, at uint64, n int) ([]byte, error) {
 	if at > maxVirtual {
-		return nil, errors.New("an offset lies outside of the image")
+		return nil, errors.New("an offset lies outside the image")
 	}
-	buf, err := window(r, int64(at), n)
+	buf, err := readUpTo(r, int64(at), n)
 	if err == nil && len(buf) < n {
-		err = errors.New("the image ends inside of its header")
+		err = errors.New("the image ends within its header")
 	}
 	return buf, err
 }
@@ -213,7 +208,7 @@ func (info *Info) read(r io.ReaderAt) error {
 	case VHDX:
 		return info.readVHDX(r)
 	case LUKS:
-		return info.readContainer(r)
+		return info.readDeclaredLUKS(r)
 	case ISO:
 		return nil
 	}
@@ -223,7 +218,7 @@ func (info *Info) read(r io.ReaderAt) error {
 // readLUKS finds a LUKS container in what is otherwise raw. Version 1 says
 // where its data starts; what is before it does not count for the guest.
 func (info *Info) readLUKS(r io.ReaderAt) error {
-	head, err := window(r, 0, 108)
+	head, err := readUpTo(r, 0, 108)
 	if err != nil || len(head) < 108 || string(head[:6]) != luksMagic {
 		return err
 	}

@@ -11,14 +11,14 @@ import (
 // Who gives up waiting for a file system that hangs closes the file: its number is not another file's while what
 // he waited for still goes on with it.
 // Promise: X2
-func TestAFileIsHeldWhileItIsNoted(t *testing.T) {
+func TestWithDescriptor_KeepsTheNumber(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var was, is unix.Stat_t
-	err = holding(f, func() error {
+	err = withDescriptor(f, func() error {
 		fd := int(f.Fd())
 		if err := unix.Fstat(fd, &was); err != nil {
 			return err
@@ -36,10 +36,10 @@ func TestAFileIsHeldWhileItIsNoted(t *testing.T) {
 	if err != nil || was.Ino != is.Ino {
 		t.Errorf("the number is that of file %d, and was that of %d: %v", is.Ino, was.Ino, err)
 	}
-	if err := Distrust(f); err == nil {
+	if err := RecordBeforeWrite(f); err == nil {
 		t.Error("a file that is closed is noted")
 	}
-	if err := CheckAlone(f); err == nil {
+	if err := CheckNoWriter(f); err == nil {
 		t.Error("a file that is closed is looked at")
 	}
 }

@@ -21,14 +21,15 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const mib = 1 << 20
 
 // quarters are where the tool runs in these tests: in a chamber, as in a daemon,
 // where that can be made.
-var quarters = sync.OnceValue(func() *sandbox.Quarters {
-	house, err := sandbox.Open("")
+var quarters = sync.OnceValue(func() *sandbox.Isolation {
+	house, err := sandbox.NewBuilder("")
 	if err != nil {
 		return nil
 	}
@@ -36,7 +37,7 @@ var quarters = sync.OnceValue(func() *sandbox.Quarters {
 	if err != nil {
 		return nil
 	}
-	return &sandbox.Quarters{House: house, Users: users}
+	return &sandbox.Isolation{Builder: house, Users: users}
 })
 
 func tool(t *testing.T) *Tool {
@@ -68,7 +69,7 @@ func empty(t *testing.T, name string) *os.File {
 	return f
 }
 
-func TestPlansMakeWhatTheToolReports(t *testing.T) {
+func TestMake_MatchesQemuImgInfo(t *testing.T) {
 	tool := tool(t)
 	for name, p := range map[string]Plan{
 		"raw thin":       {Format: Raw, Virtual: 5 * mib},
@@ -152,15 +153,15 @@ func TestSplitVMDKSize(t *testing.T) {
 	}
 	defer f.Close()
 	info, err := Inspect(f, "")
-	if err != nil || info.Format != VMDK || info.Virtual != 3*mib || !info.External {
+	if err != nil || info.Format != VMDK || info.Virtual != 3*mib || !info.ExternalData {
 		t.Fatalf("%+v, %v", info, err)
 	}
-	if _, err := OpenChain(t.Context(), path, VMDK); !fault.Is(err, fault.Unsupported) {
+	if _, err := OpenChain(t.Context(), scope.Daemon("a test"), path, VMDK); !fault.Is(err, fault.Unsupported) {
 		t.Fatalf("an image that names other files for its data gives %v", err)
 	}
 }
 
-func TestPlansThatCannotBe(t *testing.T) {
+func TestPlan_Refused(t *testing.T) {
 	base := &Backing{Name: "/b", Format: Raw}
 	for name, p := range map[string]Plan{
 		"backing of raw":      {Format: Raw, Backing: base},
@@ -182,7 +183,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 }
 
 // Promise: X2
-func TestRawThatLooksLikeQcow2StaysRaw(t *testing.T) {
+func TestInspect_DeclaredRawStaysRaw(t *testing.T) {
 	tool := tool(t)
 	dir := t.TempDir()
 	secret, disk := filepath.Join(dir, "secret"), filepath.Join(dir, "disk")
@@ -191,7 +192,7 @@ func TestRawThatLooksLikeQcow2StaysRaw(t *testing.T) {
 	}
 	// What a hostile guest writes on its raw disk.
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", disk)
-	chain, err := OpenChain(t.Context(), disk, Raw)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Raw)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +214,7 @@ func TestRawThatLooksLikeQcow2StaysRaw(t *testing.T) {
 	}
 }
 
-func TestContainerIsSeenOnlyWhereNothingIsDeclared(t *testing.T) {
+func TestInspect_LUKSOnlyWhenUndeclared(t *testing.T) {
 	f := empty(t, "luks")
 	head := make([]byte, mib)
 	copy(head, "LUKS\xba\xbe\x00\x01")
@@ -230,7 +231,7 @@ func TestContainerIsSeenOnlyWhereNothingIsDeclared(t *testing.T) {
 	}
 }
 
-func TestChainOfDeclaredLayersIsCopied(t *testing.T) {
+func TestConvert_Chain(t *testing.T) {
 	tool := tool(t)
 	dir := t.TempDir()
 	base, middle, top := filepath.Join(dir, "base.raw"), filepath.Join(dir, "middle"), filepath.Join(dir, "top")
@@ -241,7 +242,7 @@ func TestChainOfDeclaredLayersIsCopied(t *testing.T) {
 	}
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", middle)
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", middle, "-F", "qcow2", top)
-	chain, err := OpenChain(t.Context(), top, Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,14 +268,14 @@ func TestChainOfDeclaredLayersIsCopied(t *testing.T) {
 
 // A copy whose first bytes come last is like its source, and as long as they have not come it begins with zeros.
 // Promise: F33
-func TestACopyThatIsCutOffBeginsWithZeros(t *testing.T) {
+func TestConvert_InterruptedRawCopyBeginsWithZeros(t *testing.T) {
 	whole := tool(t)
 	top := filepath.Join(t.TempDir(), "top")
 	qemuImg(t, "create", "-q", "-f", "qcow2", top, "4M")
 	if out, err := exec.CommandContext(t.Context(), "qemu-io", "-f", "qcow2", "-c", "write -P 7 0 2M", "-c", "write -P 8 3M 512K", top).CombinedOutput(); err != nil {
 		t.Skipf("needs qemu-io: %v: %s", err, out)
 	}
-	chain, err := OpenChain(t.Context(), top, Qcow2)
+	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), top, Qcow2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +320,7 @@ func TestACopyThatIsCutOffBeginsWithZeros(t *testing.T) {
 }
 
 // Promise: X2
-func TestChainsThatAreRefused(t *testing.T) {
+func TestOpenChain_Refused(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -378,11 +379,11 @@ func TestChainsThatAreRefused(t *testing.T) {
 		words string
 	}{
 		"loop1": {fault.Invalid, "loop"}, "self": {fault.Invalid, "loop"}, "net": {fault.Unsupported, "not a local file"},
-		"device": {fault.Invalid, "neither a file nor"}, "gone": {fault.NotFound, "nothing"}, "external": {fault.Unsupported, "in another file"},
+		"device": {fault.Invalid, "neither a file nor"}, "gone": {fault.NotFound, "nothing"}, "external": {fault.Unsupported, "external file"},
 		fmt.Sprint("deep", MaxDepth): {fault.Invalid, "more than"}, "undeclared": {fault.Invalid, "declare its format"}, "pipe": {fault.Invalid, "neither a file nor"},
-		"old": {fault.Unsupported, "old way"}, "above-luks": {fault.Unsupported, "only the uppermost"}, "above-first": {fault.Unsupported, "old way"},
+		"old": {fault.Unsupported, "old encryption"}, "above-luks": {fault.Unsupported, "only the uppermost"}, "above-first": {fault.Unsupported, "old encryption"},
 	} {
-		chain, err := OpenChain(t.Context(), at(name), Qcow2)
+		chain, err := OpenChain(t.Context(), scope.Daemon("a test"), at(name), Qcow2)
 		if err == nil {
 			chain.Close()
 		}
@@ -410,7 +411,7 @@ func patchOutFormat(t *testing.T, from, to string) {
 }
 
 // Promise: X2, X7
-func TestHostileHeadersGiveErrorsAndNoMore(t *testing.T) {
+func TestInspect_HostileHeaders(t *testing.T) {
 	qcow2 := func(change func(h []byte)) []byte {
 		h := make([]byte, 512)
 		copy(h, "QFI\xfb\x00\x00\x00\x03")
@@ -473,7 +474,7 @@ func TestResize(t *testing.T) {
 	}
 }
 
-func TestCancelledCopyEndsItsProcess(t *testing.T) {
+func TestConvert_Cancelled(t *testing.T) {
 	// A stand-in that never ends by itself and says who it is: what is tested is
 	// the leash, not the tool.
 	dir := t.TempDir()
@@ -520,7 +521,7 @@ func TestCancelledCopyEndsItsProcess(t *testing.T) {
 }
 
 // Promise: X7
-func TestChildIsBounded(t *testing.T) {
+func TestTool_Limits(t *testing.T) {
 	dir := t.TempDir()
 	script := filepath.Join(dir, "tell")
 	// The limits are set just after the start, so the child looks until they are.
@@ -537,7 +538,7 @@ func TestChildIsBounded(t *testing.T) {
 	}
 }
 
-func TestUseByQEMUIsSeen(t *testing.T) {
+func TestInUse_SeesQEMU(t *testing.T) {
 	f := empty(t, "image")
 	if InUse(f) != Unused {
 		t.Fatal("in use though nobody has it")

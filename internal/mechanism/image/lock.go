@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// QEMU marks what it does with an image by locks on single bytes: from the
-// first offset on the permissions that it holds, from the second on those that it
-// lets nobody else have, one byte each.
+// QEMU marks its use of an image by locks on single bytes: from the first offset on
+// the permissions that it holds, from the second on those that it denies to other
+// processes, one byte each.
 const (
 	lockHeld   = 100
 	lockDenied = 200
@@ -20,13 +20,13 @@ const (
 	permResize = 3
 	permCount  = 5
 
-	// claimed and withheld are bytes of the daemon's own: by QEMU's a file that was handed over and never used, which a
-	// paused QEMU keeps, would keep it from the same file for good, and a drive's medium would be in its own way when it is put in anew.
-	claimed  = 150
-	withheld = 250
+	// daemonUses and daemonDenies are bytes of the daemon's own. With QEMU's bytes a file that a paused QEMU got and never
+	// used would lock it out of the same file, and a medium would conflict with itself when it is inserted again.
+	daemonUses   = 150
+	daemonDenies = 250
 )
 
-// Use is what other processes do with an image.
+// Use is how other processes use an image.
 type Use int
 
 // The uses: none that can be seen, a reader, a writer.
@@ -36,47 +36,51 @@ const (
 	Written
 )
 
-// InUse finds whether QEMU has an image open, by the locks that QEMU takes on
-// it. File systems without such locks show no use.
+// InUse reports whether QEMU has an image open, by the locks that QEMU takes. File systems without such
+// locks show no use.
 func InUse(f *os.File) Use {
 	if isWritten(f) {
 		return Written
 	}
-	if held(f, lockHeld, permCount) {
+	if hasLock(f, lockHeld, permCount) {
 		return Read
 	}
 	return Unused
 }
 
-// isWritten says that somebody may write to a file, or is about to.
-func isWritten(f *os.File) bool { return held(f, lockHeld+permWrite, 1) || held(f, claimed, 1) }
+// isWritten reports whether a process writes to a file or is about to.
+func isWritten(f *os.File) bool {
+	return hasLock(f, lockHeld+permWrite, 1) || hasLock(f, daemonUses, 1)
+}
 
-// Claim shows an image that QEMU is about to be handed as one that is read, or written where it is open for that, until
-// the last who was handed the file has closed it, so that the daemon writes no other header to it, nor removes or copies
-// what is about to be written: a start may wait long for its turn. QEMU takes the claim over with the file. It is Busy
-// where the daemon lets nobody write: it looks for claims when it has said so, and here for that when it has claimed. Of others QEMU says so.
-func Claim(f *os.File) error {
-	_ = show(f, lockHeld+permRead) // some file systems have no such locks
+// LockForQEMU marks an image that QEMU will get as read, or as written if it is open for that, until the
+// last process with the file closes it. The daemon then does not upload to it, remove it or copy it,
+// although a start may wait long for its turn. QEMU inherits the lock with the file. It returns Busy if
+// the daemon has locked the file against writers: it takes its own lock first and checks then, as
+// LockToWrite does, so one of two sees the other. Conflicts with other QEMUs are reported by QEMU.
+func LockForQEMU(f *os.File) error {
+	_ = setLock(f, lockHeld+permRead) // some file systems have no such locks
 	if how, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err != nil || how&unix.O_ACCMODE != unix.O_RDWR {
 		return err
 	}
-	if _ = show(f, claimed); held(f, withheld, 1) {
-		return fault.New(fault.Busy, fault.Volume, "%s is just being removed, copied or written by the daemon; try again when that has ended", f.Name())
+	if _ = setLock(f, daemonUses); hasLock(f, daemonDenies, 1) {
+		return fault.New(fault.Busy, fault.Volume, "%s is being removed, copied or written by the daemon; try again later", f.Name())
 	}
 	return nil
 }
 
-// mandatory are the file systems on which a byte that is locked so is written by nobody, nor by who has locked it.
-var mandatory = []int64{unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
+// mandatoryLockFS are file systems on which a locked byte cannot be written by any process, not even by
+// the holder of the lock.
+var mandatoryLockFS = []int64{unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
 
-func show(f *os.File, at int64) error {
-	if isOn(f, mandatory) {
+func setLock(f *os.File, at int64) error {
+	if isOn(f, mandatoryLockFS) {
 		return nil
 	}
 	return unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1})
 }
 
-func held(f *os.File, at, n int64) bool {
+func hasLock(f *os.File, at, n int64) bool {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: n}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
 		return false
@@ -84,53 +88,53 @@ func held(f *os.File, at, n int64) bool {
 	return lock.Type != unix.F_UNLCK
 }
 
-// HoldToWrite keeps every QEMU, and qemu-img, from a file that the daemon writes itself, byte by byte:
-// a guest that is started amid that would have one half of the old and one of the new. It marks that as
-// QEMU does, until release or until the file is closed, and is Busy where somebody has the file already.
-func HoldToWrite(f *os.File) (release func(), err error) {
-	return hold(f, []int64{permRead, permWrite, permResize}, []int64{permRead, permWrite, permResize})
+// LockToWrite locks out every QEMU and qemu-img from a file that the daemon writes itself: a guest started
+// meanwhile would see half of the old and half of the new data. It takes the locks that QEMU takes, until
+// release or until the file is closed, and returns Busy if the file is in use.
+func LockToWrite(f *os.File) (release func(), err error) {
+	return setLocks(f, []int64{permRead, permWrite, permResize}, []int64{permRead, permWrite, permResize})
 }
 
-// holdToRead keeps them from writing to a file that the daemon copies.
-func holdToRead(f *os.File) (release func(), err error) {
-	return hold(f, []int64{permRead}, []int64{permWrite, permResize})
+// lockToRead locks out writers from a file that the daemon copies.
+func lockToRead(f *os.File) (release func(), err error) {
+	return setLocks(f, []int64{permRead}, []int64{permWrite, permResize})
 }
 
-// HoldToRemove keeps every QEMU that would write to it from a file that is to have no name any more, until it is closed:
-// at once on SMB, where nothing can be marked, and what is open, or was until just now, keeps its name from others.
-func HoldToRemove(f *os.File) error {
-	_, err := hold(f, nil, []int64{permWrite})
-	if err == nil && isOn(f, mandatory) {
+// LockToRemove locks out QEMUs that would write to a file that will be removed, until the file is closed.
+// On SMB, which has no such locks, it closes at once: there an open file keeps its name from others.
+func LockToRemove(f *os.File) error {
+	_, err := setLocks(f, nil, []int64{permWrite})
+	if err == nil && isOn(f, mandatoryLockFS) {
 		_ = f.Close() // opened to read
 	}
 	return err
 }
 
-// hold marks what is done before it looks who else does what, so that of two one sees the other.
-// File systems without such locks, or on which it could not write then, are let be.
-func hold(f *os.File, does, denies []int64) (release func(), err error) {
+// setLocks sets its own locks before it checks those of others, so that of two processes at least one sees
+// the other. A file system without such locks, or where a lock would prevent writing, gets none.
+func setLocks(f *os.File, does, denies []int64) (release func(), err error) {
 	release = func() {
-		for _, at := range []int64{lockHeld, lockDenied, withheld} {
+		for _, at := range []int64{lockHeld, lockDenied, daemonDenies} {
 			_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at, Len: permCount})
 		}
 	}
-	_ = show(f, withheld) // each denies that somebody writes
+	_ = setLock(f, daemonDenies) // each denies that somebody writes
 	busy := false
 	for base, perms := range map[int64][]int64{lockHeld: does, lockDenied: denies} {
 		for _, perm := range perms {
-			busy = errors.Is(show(f, base+perm), unix.EAGAIN) || busy
+			busy = errors.Is(setLock(f, base+perm), unix.EAGAIN) || busy
 		}
 	}
 	for _, perm := range does {
-		busy = busy || held(f, lockDenied+perm, 1)
+		busy = busy || hasLock(f, lockDenied+perm, 1)
 	}
 	for _, perm := range denies {
-		busy = busy || held(f, lockHeld+perm, 1)
+		busy = busy || hasLock(f, lockHeld+perm, 1)
 	}
-	busy = busy || held(f, claimed, 1)
+	busy = busy || hasLock(f, daemonUses, 1)
 	if busy {
 		release()
-		return nil, fault.New(fault.Busy, fault.Volume, "a guest, or qemu-img, has %s open; stop the guest first", f.Name())
+		return nil, fault.New(fault.Busy, fault.Volume, "a guest or qemu-img has %s open; stop the guest first", f.Name())
 	}
 	return release, nil
 }

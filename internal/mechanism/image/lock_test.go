@@ -16,7 +16,7 @@ import (
 // QEMU is kept from a file that the daemon writes itself, and from writing to one that it copies, for as
 // long as that takes; and what QEMU has the daemon neither writes nor copies.
 // Promise: F20
-func TestNoGuestHasWhatTheDaemonWritesOrCopies(t *testing.T) {
+func TestLockToWrite_RefusesGuests(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-io")
 	if err != nil {
 		t.Skip("needs qemu-io:", err)
@@ -58,7 +58,7 @@ func TestNoGuestHasWhatTheDaemonWritesOrCopies(t *testing.T) {
 
 	// The lock of another open file stands for QEMU's.
 	other := open("into")
-	release, err := HoldToWrite(other)
+	release, err := LockToWrite(other)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestNoGuestHasWhatTheDaemonWritesOrCopies(t *testing.T) {
 
 // SMB keeps who has locked bytes for himself from writing there: what he writes to is not marked there.
 // Promise: F20
-func TestNobodyIsKeptFromWritingByHisOwnMark(t *testing.T) {
+func TestLockToWrite_MandatoryLocks(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(path)
 	if err != nil {
@@ -94,7 +94,7 @@ func TestNobodyIsKeptFromWritingByHisOwnMark(t *testing.T) {
 	defer other.Close()
 	uses := func() Use {
 		t.Helper()
-		release, err := HoldToWrite(f)
+		release, err := LockToWrite(f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,11 +104,11 @@ func TestNobodyIsKeptFromWritingByHisOwnMark(t *testing.T) {
 	if got := uses(); got != Written {
 		t.Errorf("what is written is seen as %v", got)
 	}
-	count(t, &mandatory, f)
+	count(t, &mandatoryLockFS, f)
 	if got := uses(); got != Unused {
 		t.Errorf("bytes are locked that are to be written: %v", got)
 	}
-	if err := HoldToRemove(other); err != nil {
+	if err := LockToRemove(other); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := other.Stat(); !errors.Is(err, os.ErrClosed) {

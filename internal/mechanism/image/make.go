@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Preallocation says how much of a new image is laid out in advance.
+// Preallocation says how much of a new image is allocated in advance.
 type Preallocation string
 
 // The preallocations. Metadata is for qcow2 only.
@@ -30,13 +30,12 @@ type Plan struct {
 	Format        Format
 	Virtual       uint64 // bytes
 	Preallocation Preallocation
-	// Reserved is, for a thin raw image, how many of its first bytes are
-	// allocated all the same.
+	// Reserved is how many bytes at the start of a thin raw image are allocated.
 	Reserved uint64
 	// NoCOW asks the file system (btrfs) not to copy this file on write.
 	NoCOW bool
-	// Lock encrypts the image; with LUKS always, with qcow2 when it is set.
-	Lock *Lock
+	// Encryption encrypts the image: required for LUKS, optional for qcow2.
+	Encryption *Encryption `json:"Lock"` // the name in records of volumes
 
 	// What follows is of qcow2 only.
 	Backing       *Backing // Name is an absolute path, Format is declared
@@ -46,7 +45,7 @@ type Plan struct {
 	ExtendedL2    bool
 }
 
-// Check finds what is wrong with a plan before anything is made.
+// Check validates a plan before the image is made.
 func (p *Plan) Check() error {
 	invalid := func(format string, args ...any) error {
 		return fault.New(fault.Invalid, fault.Volume, format, args...)
@@ -65,7 +64,7 @@ func (p *Plan) Check() error {
 	case p.ClusterSize != 0 && (p.ClusterSize&(p.ClusterSize-1) != 0 || p.ClusterSize < 1<<minClusterBits || p.ClusterSize > 1<<maxClusterBits):
 		return invalid("a cluster size of %d bytes is not a power of two between 512 and 2097152", p.ClusterSize)
 	}
-	if err := p.checkLock(); err != nil || p.Backing == nil {
+	if err := p.checkEncryption(); err != nil || p.Backing == nil {
 		return err
 	}
 	switch {
@@ -81,19 +80,19 @@ func (p *Plan) Check() error {
 	return nil
 }
 
-func (p *Plan) checkLock() error {
+func (p *Plan) checkEncryption() error {
 	switch {
-	case p.Lock != nil && p.Format != LUKS && p.Format != Qcow2:
+	case p.Encryption != nil && p.Format != LUKS && p.Format != Qcow2:
 		return fault.New(fault.Unsupported, fault.Volume, "raw and qcow2 volumes can be encrypted, not %s", p.Format)
-	case p.Lock == nil && p.Format == LUKS:
+	case p.Encryption == nil && p.Format == LUKS:
 		return fault.New(fault.Internal, fault.Volume, "an encrypted volume has no passphrase")
-	case p.Lock == nil:
+	case p.Encryption == nil:
 		return nil
 	}
-	return p.Lock.check()
+	return p.Encryption.check()
 }
 
-// Make lays out an image in an empty file that is open to write.
+// Make makes an image in an empty file that is open to write.
 func (t *Tool) Make(ctx context.Context, f *os.File, p Plan) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -109,16 +108,15 @@ func (t *Tool) Make(ctx context.Context, f *os.File, p Plan) error {
 	case Qcow2, Qcow, QED, VDI, VMDK, VPC, VHDX, LUKS:
 		return t.makeFormat(ctx, f, p)
 	}
-	return fault.New(fault.Unsupported, fault.Config, "images of format %q are not made", p.Format)
+	return fault.New(fault.Unsupported, fault.Config, "cannot make images of format %q", p.Format)
 }
 
-// setNoCOW sets the file attribute, where there is one; file systems without
-// it do not copy on write either.
+// setNoCOW sets the NOCOW attribute; a file system without it does not copy on write.
 func setNoCOW(f *os.File) error {
 	const noCOW = 0x00800000
 	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
 	if err != nil {
-		return nil //nolint:nilerr // no attributes here, so nothing to turn off
+		return nil //nolint:nilerr // the file system has no such attribute
 	}
 	err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|noCOW))
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
@@ -128,7 +126,7 @@ func setNoCOW(f *os.File) error {
 }
 
 func makeRaw(ctx context.Context, f *os.File, p Plan) error {
-	release, err := HoldToWrite(f) // what keeps no room is written with zeros
+	release, err := LockToWrite(f) // without fallocate the space is written with zeros
 	if err != nil {
 		return err
 	}
@@ -146,8 +144,8 @@ func makeRaw(ctx context.Context, f *os.File, p Plan) error {
 	return allocate(ctx, f, 0, int64(min(p.Reserved, p.Virtual)))
 }
 
-// allocate takes space for a part of a file, in steps so that it can be
-// cancelled, by writing zeros where the file system cannot do it otherwise.
+// allocate allocates a part of a file, in steps so that it can be cancelled. It writes zeros if the file
+// system cannot allocate.
 func allocate(ctx context.Context, f *os.File, at, end int64) error {
 	const step = 1 << 30
 	for at < end {
@@ -193,13 +191,13 @@ func writeFault(err error, doing string) error {
 	return fault.Wrap(err, kind, fault.Volume, "%s", doing)
 }
 
-// makeFormat has the tool make an image. The layer below is not opened by it:
-// the caller has looked at that with OpenChain.
+// makeFormat makes an image with qemu-img, which does not open the backing file: the caller has checked
+// that with OpenChain.
 func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
-	k := keys{files: []*os.File{f}}
+	k := passphrases{files: []*os.File{f}}
 	defer k.close()
-	if p.Lock != nil {
-		if err := k.add(intoKey, p.Lock.Passphrase); err != nil {
+	if p.Encryption != nil {
+		if err := k.add(intoKey, p.Encryption.Passphrase); err != nil {
 			return err
 		}
 	}
@@ -219,7 +217,7 @@ func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
 	} else {
 		cpu = 0
 	}
-	b := bounds{cpu: cpu, file: roomFor(p.Virtual)}
+	b := bounds{cpu: cpu, file: maxFileSize(p.Virtual)}
 	err := t.run(ctx, b, k.files, nil, args...)
 	for range lockTries - 1 {
 		if err == nil || !strings.Contains(err.Error(), misjudged) {
@@ -237,8 +235,7 @@ const (
 	lockTries = 10
 )
 
-// options gives the plan as creation options of the tool. None of the values
-// has a comma in it.
+// options returns the plan as creation options of qemu-img. No value contains a comma.
 func (p *Plan) options() string {
 	var o []string
 	if p.Preallocation != "" && p.Preallocation != Thin {
@@ -257,28 +254,29 @@ func (p *Plan) options() string {
 		o = append(o, "extended_l2=on")
 	}
 	switch {
-	case p.Lock == nil:
+	case p.Encryption == nil:
 	case p.Format == LUKS:
-		o = append(o, p.Lock.options("")...)
+		o = append(o, p.Encryption.options("")...)
 	default:
-		o = append(append(o, "encrypt.format=luks"), p.Lock.options("encrypt.")...)
+		o = append(append(o, "encrypt.format=luks"), p.Encryption.options("encrypt.")...)
 	}
 	return strings.Join(o, ",")
 }
 
-// Growth says how an image gets another size.
+// Growth says how an image is resized.
 type Growth struct {
 	Size   uint64 // that a guest sees, in bytes
 	Grown  Preallocation
-	Shrink bool // allow to lose what lies beyond the new end
+	Shrink bool // allow to lose the data beyond the new end
 	// Passphrase opens an encrypted image.
 	Passphrase []byte
-	// Below are the layers below the image, which tell what must not come to be seen in it.
+	// Below are the layers below the image. Resize uses them so that their data does not appear in the new
+	// part.
 	Below Chain
 }
 
-// Resize changes the size that a guest sees. It shrinks only when told to,
-// because what lies beyond the new end is lost.
+// Resize changes the virtual size. It shrinks only with Shrink, because the data beyond the new end is
+// lost.
 func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) error {
 	info, err := Inspect(f, format)
 	if err != nil {
@@ -288,13 +286,13 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 	case g.Size > maxVirtual:
 		return fault.New(fault.Invalid, fault.Volume, "a capacity of %d bytes is more than a disk can have", g.Size)
 	case g.Size < info.Virtual && !g.Shrink:
-		return fault.New(fault.Invalid, fault.Volume, "cannot shrink from %d to %d bytes unless told to: the data beyond is lost", info.Virtual, g.Size)
+		return fault.New(fault.Invalid, fault.Volume, "shrinking from %d to %d bytes loses the data beyond; use the shrink flag to do it", info.Virtual, g.Size)
 	case format == Raw || format == ISO:
 		return resizeRaw(ctx, f, int64(info.Virtual), int64(g.Size), g.Grown)
 	case format != Qcow2 && format != QED && format != VDI && format != VHDX && format != LUKS:
 		return fault.New(fault.Unsupported, fault.Volume, "images of format %q cannot be resized", format)
 	}
-	k := keys{files: []*os.File{f}}
+	k := passphrases{files: []*os.File{f}}
 	defer func() { k.close() }()
 	for _, layer := range g.Below {
 		k.files = append(k.files, layer.File)
@@ -304,10 +302,10 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 		if err := k.add(intoKey, g.Passphrase); err != nil {
 			return err
 		}
-		what = append(k.args, "--image-opts", opened(format))
+		what = append(k.args, "--image-opts", writeTarget(format))
 	}
 	if len(g.Below) > 0 {
-		name, err := g.Below.under(format, info.Encrypted)
+		name, err := g.Below.describeAbove(format, info.Encrypted)
 		if err != nil {
 			return err
 		}
@@ -322,10 +320,10 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 	args = append(append(args, what...), strconv.FormatUint(g.Size, 10))
 	st, err := f.Stat()
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", f.Name())
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %s", f.Name())
 	}
-	return guarded(append(g.Below.parsed(), parsed{f, format}), func() error {
-		return t.run(ctx, bounds{file: roomFor(max(g.Size, uint64(st.Size())))}, k.files, nil, args...)
+	return withRecords(append(g.Below.toolImages(), toolImage{f, format}), func() error {
+		return t.run(ctx, bounds{file: maxFileSize(max(g.Size, uint64(st.Size())))}, k.files, nil, args...)
 	})
 }
 
@@ -333,7 +331,7 @@ func resizeRaw(ctx context.Context, f *os.File, old, size int64, grown Prealloca
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
 		return fault.New(fault.Unsupported, fault.Volume, "a block device cannot be resized as an image")
 	}
-	release, err := HoldToWrite(f)
+	release, err := LockToWrite(f)
 	if err != nil {
 		return err
 	}
@@ -343,42 +341,41 @@ func resizeRaw(ctx context.Context, f *os.File, old, size int64, grown Prealloca
 	}
 	if size > old && grown == Falloc {
 		if err := allocate(ctx, f, old, size); err != nil {
-			_ = f.Truncate(old) // as it was; the first error is the one to tell
+			_ = f.Truncate(old) // back to the old size; the first error is reported
 			return err
 		}
 	}
 	return nil
 }
 
-// Copy says how an image is copied into another that has been made.
+// Copy says how an image is copied into another one that exists already.
 type Copy struct {
 	From Chain
 	Into *os.File
 	// Format of Into, which is empty and as large as From or larger.
 	Format Format
-	// FromKey and IntoKey open what is encrypted of the two: the uppermost layer
-	// of From, and Into.
+	// FromKey and IntoKey are the passphrases of the uppermost layer of From and of Into, if they are
+	// encrypted.
 	FromKey, IntoKey []byte
-	// Last is how many of the first bytes of a raw copy come when all others are on disk: what is cut off
-	// before has nothing there by which it could be taken for a disk.
+	// Last is how many bytes at the start of a raw copy are written last, after all others are on disk: an
+	// interrupted copy does not look like a disk.
 	Last uint64
-	// Progress is told the share that is done, 0 to 1, from one goroutine. It
-	// may be nil.
+	// Progress is called with the completed share, 0 to 1, from one goroutine. It may be nil.
 	Progress func(float64)
 }
 
-// maxCopy bounds one copy: an hour a terabyte on a slow disk, and some.
+// maxCopy bounds the time of one copy: an hour a terabyte on a slow disk, with a margin.
 const maxCopy = 7 * 24 * time.Hour
 
-// Convert copies the data of an image with all its layers into another one,
-// format to format. A cancelled ctx ends it and leaves Into half written.
+// Convert copies the data of an image with all its layers into another one, between any formats. A
+// cancelled ctx ends it and leaves Into incomplete.
 func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	if c.Last > 0 && (c.Format != Raw || c.IntoKey != nil) {
-		return fault.New(fault.Internal, fault.Volume, "the beginning of a raw copy alone comes last")
+		return fault.New(fault.Internal, fault.Volume, "only a raw copy can write its beginning last")
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxCopy)
 	defer cancel()
-	k := keys{files: []*os.File{c.Into}}
+	k := passphrases{files: []*os.File{c.Into}}
 	defer func() { k.close() }()
 	for _, layer := range c.From {
 		k.files = append(k.files, layer.File)
@@ -388,13 +385,13 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	}
 	st, err := c.Into.Stat()
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", c.Into.Name())
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %s", c.Into.Name())
 	}
-	parts := []part{{}}
+	parts := []byteRange{{}}
 	if c.Last > 0 && c.Last < c.From[0].Virtual {
-		parts = []part{{at: c.Last}, {size: c.Last}}
+		parts = []byteRange{{at: c.Last}, {size: c.Last}}
 	}
-	return guarded(append(c.From.parsed(), parsed{c.Into, c.Format}), func() error {
+	return withRecords(append(c.From.toolImages(), toolImage{c.Into, c.Format}), func() error {
 		for i, p := range parts {
 			names, err := c.names(p, st.Mode()&os.ModeDevice != 0)
 			if err == nil && i > 0 {
@@ -406,7 +403,7 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 				if i > 0 { // the little at the end, of which nobody is told that all begins anew
 					told.tell = nil
 				}
-				err = t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, told, args...)
+				err = t.run(ctx, bounds{file: maxFileSize(c.From[0].Virtual + uint64(st.Size()))}, k.files, told, args...)
 			}
 			if err != nil {
 				return err
@@ -416,19 +413,19 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	})
 }
 
-// part is a part of what is copied, in bytes; a size of 0 goes to the end.
-type part struct{ at, size uint64 }
+// byteRange is a part of the source, in bytes; a size of 0 extends to the end.
+type byteRange struct{ at, size uint64 }
 
-// names are those by which the tool is told of a part of the source, and of the same of the copy.
-func (c Copy) names(p part, device bool) ([]string, error) {
+// names returns the file names of a part of the source and of the same part of the copy for qemu-img.
+func (c Copy) names(p byteRange, device bool) ([]string, error) {
 	format := c.Format
 	if format == ISO {
 		format = Raw
 	}
-	if p == (part{}) {
-		source, err := c.From.pseudoName(firstFile + 1)
-		if c.IntoKey != nil { // zeros are not zeros on disk there
-			return []string{"--target-image-opts", source, opened(format)}, err
+	if p == (byteRange{}) {
+		source, err := c.From.jsonName(firstFile + 1)
+		if c.IntoKey != nil { // zeros are encrypted data there
+			return []string{"--target-image-opts", source, writeTarget(format)}, err
 		}
 		return []string{"--target-is-zero", "-O", string(format), source, fmt.Sprintf("/proc/self/fd/%d", firstFile)}, err
 	}

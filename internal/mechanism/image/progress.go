@@ -5,8 +5,7 @@ import (
 	"strings"
 )
 
-// progress reads what the tool prints of its progress, "    (12.34/100%)\r",
-// in pieces of any size.
+// progress reads qemu-img's progress output, "    (12.34/100%)\r", in pieces of any size.
 type progress struct {
 	tell func(float64)
 	rest string

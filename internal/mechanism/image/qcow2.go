@@ -28,16 +28,16 @@ const (
 )
 
 func (info *Info) readQcow2(r io.ReaderAt) error {
-	h, err := whole(r, 0, 72)
+	h, err := readExactly(r, 0, 72)
 	if err != nil {
 		return err
 	}
 	if string(h[:4]) != "QFI\xfb" {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	be := binary.BigEndian
 	info.Virtual = be.Uint64(h[24:])
-	info.Encrypted, info.Old = be.Uint32(h[32:]) != 0, be.Uint32(h[32:]) == qcow2OldCrypt
+	info.Encrypted, info.OldEncryption = be.Uint32(h[32:]) != 0, be.Uint32(h[32:]) == qcow2OldCrypt
 	bits := be.Uint32(h[20:])
 	if bits < minClusterBits || bits > maxClusterBits {
 		return fmt.Errorf("clusters of 2^%d bytes are out of range", bits)
@@ -60,13 +60,13 @@ func (info *Info) readQcow2(r io.ReaderAt) error {
 
 // readFeatures reads what version 3 adds and gives the end of the header.
 func (info *Info) readFeatures(r io.ReaderAt) (uint64, error) {
-	h, err := whole(r, 72, 32)
+	h, err := readExactly(r, 72, 32)
 	if err != nil {
 		return 0, err
 	}
 	be := binary.BigEndian
 	incompat, compat, end := be.Uint64(h), be.Uint64(h[8:]), be.Uint32(h[28:])
-	info.External = incompat&incompatExternalData != 0
+	info.ExternalData = incompat&incompatExternalData != 0
 	info.ExtendedL2 = incompat&incompatExtendedL2 != 0
 	info.LazyRefcounts = compat&compatLazyRefcounts != 0
 	if end < 104 || uint64(end) > info.ClusterSize {
@@ -85,9 +85,9 @@ func (info *Info) readBacking(r io.ReaderAt, at uint64, size uint32, headerEnd u
 		return fmt.Errorf("a backing file name of %d bytes is too long", size)
 	}
 	if at < headerEnd || at > info.ClusterSize || at+uint64(size) > info.ClusterSize {
-		return errors.New("the backing file name lies outside of the first cluster")
+		return errors.New("the backing file name lies outside the first cluster")
 	}
-	name, err := whole(r, at, int(size))
+	name, err := readExactly(r, at, int(size))
 	if err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func backingFormat(r io.ReaderAt, at, end uint64) (Format, error) {
 		if at+8 > end {
 			return "", nil
 		}
-		h, err := whole(r, at, 8)
+		h, err := readExactly(r, at, 8)
 		if err != nil {
 			return "", err
 		}
@@ -120,7 +120,7 @@ func backingFormat(r io.ReaderAt, at, end uint64) (Format, error) {
 			if size > 15 {
 				return "", errors.New("the name of the backing format is too long")
 			}
-			name, err := whole(r, at, int(size))
+			name, err := readExactly(r, at, int(size))
 			return Format(name), err
 		}
 		at += (size + 7) &^ 7
@@ -131,17 +131,17 @@ func backingFormat(r io.ReaderAt, at, end uint64) (Format, error) {
 // readQcow reads the header of the first version of qcow, which has no
 // extensions and so never declares the format of its backing file.
 func (info *Info) readQcow(r io.ReaderAt) error {
-	h, err := whole(r, 0, 48)
+	h, err := readExactly(r, 0, 48)
 	if err != nil {
 		return err
 	}
 	be := binary.BigEndian
 	if string(h[:4]) != "QFI\xfb" || be.Uint32(h[4:]) != 1 {
-		return errors.New("the magic is another")
+		return errors.New("the magic number does not match")
 	}
 	info.Virtual = be.Uint64(h[24:])
 	info.Encrypted = be.Uint32(h[36:]) != 0
-	info.Old = info.Encrypted
+	info.OldEncryption = info.Encrypted
 	at, size := be.Uint64(h[8:]), be.Uint32(h[16:])
 	if at == 0 || size == 0 {
 		return nil
@@ -149,7 +149,7 @@ func (info *Info) readQcow(r io.ReaderAt) error {
 	if size > maxBackingName {
 		return fmt.Errorf("a backing file name of %d bytes is too long", size)
 	}
-	name, err := whole(r, at, int(size))
+	name, err := readExactly(r, at, int(size))
 	info.Backing = &Backing{Name: string(name)}
 	return err
 }

@@ -51,7 +51,7 @@ func refusedAsRoot(t *testing.T, do func()) {
 // opened, and whoever wanted it learns why and what to do: by the daemon, in a folder, and
 // by qemu-img that was handed it.
 // Promise: F13
-func TestAFileSystemThatRefusesRootIsTold(t *testing.T) {
+func TestOpen_FileSystemRefusesRoot(t *testing.T) {
 	tool, err := FindTool(nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Skip("needs qemu-img:", err)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // The owner stops giving turns at some moment, as guest.run.unlessEnded does.
@@ -28,7 +30,7 @@ func TestOwed_EndedOwner(t *testing.T) {
 				return do()
 			},
 		})
-		op, err := s.Follow("debt", &debt{owner}, Record{})
+		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,9 +68,9 @@ func TestBegin_RecordNotWritten(t *testing.T) {
 			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
 			Files: j, Log: slog.New(slog.DiscardHandler), Life: t.Context(),
 		})
-		go func() { _, _ = s.Begin("debt", &debt{owner}, Record{Objects: []string{"a"}}) }()
+		go func() { _, _ = s.Begin(scope.Daemon("a test"), "debt", &debt{owner}, Record{Objects: []string{"a"}}) }()
 		<-j.in
-		_, err := s.Begin("debt", &debt{owner}, Record{Objects: []string{"a"}})
+		_, err := s.Begin(scope.Daemon("a test"), "debt", &debt{owner}, Record{Objects: []string{"a"}})
 		var c *Conflict
 		if !errors.As(err, &c) {
 			t.Fatal(err)

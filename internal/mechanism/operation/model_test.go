@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // The model: a world of effects that steps make and undo, a daemon that is cut
@@ -248,7 +250,7 @@ type told struct {
 }
 
 func (d *daemon) begin(c *told) {
-	op, err := d.Begin("plan", c.p, Record{})
+	op, err := d.Begin(scope.Daemon("a test"), "plan", c.p, Record{})
 	if err == nil {
 		err = op.Run(context.Background())
 		if op.Status().State == Waiting {
@@ -490,7 +492,7 @@ func TestRecord_KeepsThePayload(t *testing.T) {
 	w := newWorld()
 	d := w.daemon(t)
 	p := &plan{w: w, Name: "op", Lives: []Lifetime{Process, Process}, Decisive: 1, Probed: true, Waits: 0}
-	if _, err := d.Begin("plan", p, Record{Client: "alice", Objects: []string{"disk/vda"}}); err != nil {
+	if _, err := d.Begin(scope.Daemon("a test"), "plan", p, Record{Objects: []string{"disk/vda"}}); err != nil {
 		t.Fatal(err)
 	}
 	again := w.daemon(t).Operations()
@@ -514,7 +516,7 @@ func (w *world) apart(t failer) *daemon {
 // owedOf returns an operation on two objects that cannot be undone now.
 func (d *daemon) owedOf(t *testing.T, objects ...string) *Operation {
 	t.Helper()
-	op, err := d.Begin("plan", &plan{w: d.w, Name: "old", Lives: []Lifetime{Lasting, Lasting}, Decisive: 2, Waits: -1}, Record{Objects: objects})
+	op, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: d.w, Name: "old", Lives: []Lifetime{Lasting, Lasting}, Decisive: 2, Waits: -1}, Record{Objects: objects})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -530,7 +532,7 @@ func TestApart_OwedLeavesItsObjects(t *testing.T) {
 	d := w.apart(t)
 	old := d.owedOf(t, "volume/a", "volume/b")
 	next := func(objects ...string) error {
-		_, err := d.Begin("plan", &plan{w: w, Name: "new", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: objects})
+		_, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: w, Name: "new", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: objects})
 		return err
 	}
 	if err := next("volume/b", "volume/c"); err != nil {
@@ -554,7 +556,7 @@ func TestApart_RecoversNewestFirst(t *testing.T) {
 	d := w.apart(t)
 	for i := range 3 {
 		p := &plan{w: w, Name: fmt.Sprint(i), Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}
-		if _, err := d.Begin("plan", p, Record{Objects: []string{p.Name}}); err != nil {
+		if _, err := d.Begin(scope.Daemon("a test"), "plan", p, Record{Objects: []string{p.Name}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -573,7 +575,7 @@ func TestBegin_OneOfMany(t *testing.T) {
 	begun := make(chan error)
 	for i := range 8 {
 		go func() {
-			_, err := d.Begin("plan", &plan{w: d.w, Name: fmt.Sprint(i), Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"volume/a"}})
+			_, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: d.w, Name: fmt.Sprint(i), Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"volume/a"}})
 			begun <- err
 		}()
 	}
@@ -607,7 +609,7 @@ func TestAdmits(t *testing.T) {
 	if err := d.Admits(Move); err != nil {
 		t.Errorf("nothing is open: %v", err)
 	}
-	if _, err := d.Begin("plan", &plan{w: d.w, Name: "job", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"disk/a"}}); err != nil {
+	if _, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: d.w, Name: "job", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"disk/a"}}); err != nil {
 		t.Fatal(err)
 	}
 	var conflict *Conflict

@@ -10,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // State says what an open operation is doing.
@@ -37,6 +38,7 @@ func (s State) String() string { return stateNames[s] }
 // others read are guarded by mu.
 type Operation struct {
 	set     settings
+	scope   scope.Scope // of the client that asked, or what its record has of it
 	class   Class
 	work    Work
 	steps   []Step
@@ -64,8 +66,8 @@ type Operation struct {
 	unwritten bool // its record could not be written; guarded by advancing
 }
 
-func newOperation(set settings, r Record, class Class, w Work) (*Operation, error) {
-	op := &Operation{set: set, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
+func newOperation(set settings, r Record, class Class, w Work, sc scope.Scope) (*Operation, error) {
+	op := &Operation{set: set, scope: sc, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
 	if o, is := w.(Opener); is {
 		if err := o.Opened(op); err != nil {
 			return nil, err
@@ -84,6 +86,14 @@ func newOperation(set settings, r Record, class Class, w Work) (*Operation, erro
 
 // ID names the operation, also in the records that it has changed.
 func (op *Operation) ID() string { return op.rec.ID }
+
+// Scope is that of the client that asked, for steps: they work within it. While the client's call lasts it has the
+// client's limits, too. When a step is tried again later, or by the next daemon, it has what the record says.
+func (op *Operation) Scope() scope.Scope { return op.scope }
+
+// leaveCall has the steps that follow work within what the record says of the scope: the call of the client may
+// have ended, and its reservations with it. The caller holds advancing.
+func (op *Operation) leaveCall() { op.scope = op.rec.Scope.Scope() }
 
 // Kind is the name of its kind.
 func (op *Operation) Kind() string { return op.rec.Kind }
@@ -221,10 +231,16 @@ func (op *Operation) writeAgain() {
 
 // Run does the next steps, until the operation has ended, waits, or cannot continue.
 // It returns a refusal or the error that stopped it. A waiting operation returns nil.
-func (op *Operation) Run(ctx context.Context) error {
+func (op *Operation) Run(ctx context.Context) error { return op.run(ctx, false) }
+
+// run is Run; late says that it is not the client's call that runs it.
+func (op *Operation) run(ctx context.Context, late bool) error {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
 	defer op.markIfPanicked()
+	if late {
+		op.leaveCall()
+	}
 	switch op.Status().State {
 	case Running, Waiting:
 		return op.advance(ctx)
@@ -307,7 +323,7 @@ func (op *Operation) do(ctx context.Context, s *Step) error {
 	if err := failpoint.Err(op.rec.Kind + "." + s.Name); err != nil {
 		return err
 	}
-	err := s.Do(op.set.scope(ctx, op.rec))
+	err := s.Do(ctx)
 	if err == nil {
 		failpoint.Reach(op.rec.Kind + "." + s.Name + ".done")
 	}
@@ -366,7 +382,7 @@ func (op *Operation) undo(ctx context.Context, s *Step) error {
 	}
 	op.become(Running, s.Name, nil)
 	failpoint.Reach(op.rec.Kind + "." + s.Name + ".undo")
-	err := s.Undo(op.set.scope(ctx, op.rec))
+	err := s.Undo(ctx)
 	if err == nil || isFinal(err) {
 		failpoint.Reach(op.rec.Kind + "." + s.Name + ".undone")
 		return nil
@@ -408,6 +424,7 @@ func (op *Operation) recover(ctx context.Context) {
 	}
 	defer op.advancing.Unlock()
 	defer op.markIfPanicked()
+	op.leaveCall()
 	switch op.Status().State {
 	case Unanswered, Waiting:
 		op.probe(ctx, Nothing)
@@ -421,6 +438,7 @@ func (op *Operation) end(ctx context.Context, gone Gone) {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
 	defer op.markIfPanicked()
+	op.leaveCall()
 	switch op.Status().State {
 	case Ended:
 	case Owed:
@@ -467,7 +485,7 @@ func (op *Operation) side(ctx context.Context) (Verdict, error) {
 	if s.Probe == nil || !s.Effect.outlives(op.alive) {
 		return Never, nil
 	}
-	return s.Probe(op.set.scope(ctx, op.rec), op.alive)
+	return s.Probe(ctx, op.alive)
 }
 
 // waitOn undoes the steps after the first one that waits, and continues there.

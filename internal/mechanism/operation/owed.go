@@ -61,7 +61,8 @@ func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 		ctx, stop := context.WithTimeout(ctx, tryLimit)
 		defer stop()
 		op.writeAgain()
-		_ = op.advance(ctx) // its state holds the result
+		op.leaveCall()
+		_ = op.advance(ctx) // its state says what became of it
 	}
 	if op.Status().State == Owed {
 		return false

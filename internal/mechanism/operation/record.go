@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/atomicfile"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Record is the form of an operation that the next daemon reads.
@@ -24,10 +25,8 @@ type Record struct {
 	// Boot is the boot ID of the host when it was begun.
 	Boot  string
 	Began time.Time
-	// Client names the client; empty: the daemon itself.
-	Client string `json:",omitempty"`
-	// Folders are those that the client is restricted to; nil: it may use all.
-	Folders []string `json:",omitempty"`
+	// Scope is the recorded part of the client's scope. Another daemon runs the steps under it.
+	Scope scope.Record
 	// Objects are the things it works on, such as disk/vda.
 	Objects []string `json:",omitempty"`
 	// Decided says that it goes forward, if no Probe can tell.

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Config says which owner a Set belongs to, and what it needs from that owner.
@@ -35,8 +36,6 @@ type Config[O any] struct {
 	// Behind returns why the owner's own record is not up to date. While it does,
 	// nothing is begun, and records stay. Nil: it always is.
 	Behind func() error
-	// Scope gives steps the rights of the client, for they may run under another daemon. Nil: ctx has them.
-	Scope func(context.Context, Record) context.Context
 	// Turn runs the work that the runner does without a caller (owed or woken steps) once
 	// the owner has time for it. An error means that it had none, and the owed step is
 	// tried later. Nil: such steps need no turn.
@@ -75,7 +74,7 @@ func Open[O any](c Config[O], records []Record) (*Set[O], error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
-		op, err := newOperation(s, r, k.Class, w)
+		op, err := newOperation(s, r, k.Class, w, r.Scope.Scope())
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
@@ -94,14 +93,14 @@ func (s *Set[O]) Rehold() {
 	}
 }
 
-// Begin writes the record of a new operation. Run does its steps.
-func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
+// Begin writes the record of a new operation. Run does its steps, within the scope.
+func (s *Set[O]) Begin(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
 	if s.Behind != nil {
 		if err := s.Behind(); err != nil {
 			return nil, err
 		}
 	}
-	op, err := s.prepare(kind, w, asked)
+	op, err := s.prepare(sc, kind, w, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -128,8 +127,8 @@ func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
 // Follow begins an operation for an event that has already happened. It goes
 // forward from its first step. It begins despite conflicting operations, and also if its
 // record cannot be written: the write is tried again with the owner's record or the next step.
-func (s *Set[O]) Follow(kind string, w Work, asked Record) (*Operation, error) {
-	op, err := s.prepare(kind, w, asked)
+func (s *Set[O]) Follow(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
+	op, err := s.prepare(sc, kind, w, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -142,14 +141,18 @@ func (s *Set[O]) Follow(kind string, w Work, asked Record) (*Operation, error) {
 	return op, nil
 }
 
-func (s *Set[O]) prepare(kind string, w Work, asked Record) (*Operation, error) {
+func (s *Set[O]) prepare(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
 	k, known := s.Kinds.find(kind)
 	if !known {
 		return nil, fault.New(fault.Internal, fault.Domain, "there is no kind of operation called %q", kind)
 	}
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	r := asked
 	r.ID, r.Kind, r.Version, r.Owner, r.Boot, r.Began = uuid.NewString(), kind, k.Version, s.Name, s.Boot, time.Now()
-	return newOperation(s, r, k.Class, w)
+	r.Scope = sc.Record()
+	return newOperation(s, r, k.Class, w, sc)
 }
 
 // claim adds a new operation, unless another one conflicts with it.
@@ -339,7 +342,7 @@ func (s *Set[O]) remove(op *Operation) error {
 
 // Wake continues a waiting operation in the background.
 func (s *Set[O]) Wake(op *Operation) {
-	s.retries.Go(func() { _ = s.inTurn(s.Life, func() error { return op.Run(s.Life) }) }) // its state holds the result
+	s.retries.Go(func() { _ = s.inTurn(s.Life, func() error { return op.run(s.Life, true) }) }) // its state holds the result
 }
 
 // Again retries owed operations at once.
@@ -357,7 +360,6 @@ type settings interface {
 	journals() (files, stored Journal)
 	log() *slog.Logger
 	unanswered(error) bool
-	scope(context.Context, Record) context.Context
 	life() context.Context
 	finish(*Operation) error
 	goRetry(func())
@@ -368,13 +370,6 @@ func (s *Set[O]) journals() (files, stored Journal) { return s.Files, s.Stored }
 func (s *Set[O]) log() *slog.Logger                 { return s.Log }
 func (s *Set[O]) life() context.Context             { return s.Life }
 func (s *Set[O]) unanswered(err error) bool         { return s.Unanswered != nil && s.Unanswered(err) }
-
-func (s *Set[O]) scope(ctx context.Context, r Record) context.Context {
-	if s.Scope == nil {
-		return ctx
-	}
-	return s.Scope(ctx, r)
-}
 
 func (s *Set[O]) goRetry(f func()) { s.retries.Go(f) }
 

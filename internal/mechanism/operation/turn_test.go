@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // debt is a payload whose only step fails until something is paid.
@@ -47,7 +49,7 @@ func TestOwed_TriedInTheOwnersTurn(t *testing.T) {
 			},
 		})
 		<-turn
-		op, err := s.Follow("debt", &debt{owner}, Record{})
+		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +81,7 @@ func TestFollow_RecordWrittenLater(t *testing.T) {
 			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
 			Files: files, Log: slog.New(slog.DiscardHandler), Life: life,
 		})
-		op, err := s.Follow("debt", &debt{owner}, Record{})
+		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}

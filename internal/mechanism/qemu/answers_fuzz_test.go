@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
 // FuzzAnswers has a QEMU give one answer of whatever kind to the questions about what
 // it can. What is made of it is kept as it is, and serves for definitions, or refuses
 // them in words.
 func FuzzAnswers(f *testing.F) {
-	said := recorded(f)
+	said := recordedAnswers(f)
 	for question, answer := range said {
 		// A few types with properties are enough, and the beginning of each list, with
 		// the machine that is asked for below: what is quickly read is often tried.
@@ -45,13 +46,13 @@ func FuzzAnswers(f *testing.F) {
 	}
 	const doc = `<domain type='qemu'><name>a</name><memory>65536</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
 		<devices><disk type='file' device='disk'><source file='/a'/><target dev='vda' bus='virtio'/></disk></devices></domain>`
-	if c, err := said.capabilities(); err != nil || c.Canonical("q35") == "q35" {
+	if c, err := said.Capabilities(); err != nil || c.Canonical("q35") == "q35" {
 		f.Fatal("what a fuzzer begins with is no use: ", err)
 	}
 	f.Fuzz(func(t *testing.T, which uint16, answer []byte) {
 		told := maps.Clone(said)
 		told[questions[int(which)%len(questions)]] = answer
-		c, err := told.capabilities()
+		c, err := told.Capabilities()
 		if err != nil {
 			if fault.Is(err, fault.Internal) {
 				t.Fatal(err)
@@ -67,7 +68,7 @@ func FuzzAnswers(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var kept Capabilities
+		var kept qemucaps.Capabilities
 		if err := json.Unmarshal(once, &kept); err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,10 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -16,7 +19,7 @@ import (
 type Plan struct {
 	// Definition is complete, has its aliases, and ports for its displays.
 	Definition   *domain.Definition
-	Capabilities *Capabilities
+	Capabilities *qemucaps.Capabilities
 
 	Disks      map[string]device.DiskAttachment // by alias; none for an empty drive
 	Keys       map[string][]byte                // by alias: passphrases of encrypted disks, for what is added to a running QEMU
@@ -168,6 +171,9 @@ func (b *builder) pass(f *os.File, name string) string {
 	b.files = append(b.files, f)
 	return strconv.Itoa(firstFile + len(b.files) - 1)
 }
+
+// maxSocketPath is the longest path that a socket's address takes, in bytes.
+const maxSocketPath = len(unix.RawSockaddrUnix{}.Path) - 1
 
 // socketIn gives a path for a socket of the guest's own.
 func socketIn(dir, name string) (string, error) {

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -77,10 +78,10 @@ func migratable(model list, s device.Switch) list {
 
 // hostModel is the named model that comes closest to all that the accelerator
 // can give, with the differences.
-func hostModel(acc Accelerator) list {
+func hostModel(acc qemucaps.Accelerator) list {
 	h := acc.HostModel
 	if h.Base == "" {
-		return list{hostModelName(acc.Name)}
+		return list{acc.BestModel()}
 	}
 	model := list{h.Base}
 	for _, name := range h.Added {
@@ -95,7 +96,7 @@ func hostModel(acc Accelerator) list {
 // vendors are the words of processors for libvirt's names of their vendors.
 var vendors = map[string]string{"Intel": "GenuineIntel", "AMD": "AuthenticAMD", "Hygon": "HygonGenuine"}
 
-func (b *builder) namedModel(acc Accelerator) (list, error) {
+func (b *builder) namedModel(acc qemucaps.Accelerator) (list, error) {
 	cpu := b.Definition.CPU
 	model, ok := acc.Model(cpu.Model)
 	if !ok {

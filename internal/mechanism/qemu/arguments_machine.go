@@ -8,13 +8,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
 // accelerator is the one that a definition asks for.
-func (b *builder) accelerator() Accelerator {
+func (b *builder) accelerator() qemucaps.Accelerator {
 	name := "tcg"
 	if b.Definition.Virt == "kvm" {
 		name = "kvm"

@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprobe"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
@@ -25,17 +27,17 @@ const separator = "----\n"
 
 // testCapabilities are those of QEMU 7.2, on a host where both accelerators
 // work.
-func testCapabilities(t testing.TB) *Capabilities {
+func testCapabilities(t testing.TB) *qemucaps.Capabilities {
 	t.Helper()
-	said := recorded(t)
-	c, err := said.capabilities()
+	said := recordedAnswers(t)
+	c, err := said.Capabilities()
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Binary.Path = "/usr/bin/qemu-system-x86_64"
 	for _, name := range []string{"kvm", "tcg"} {
-		acc := Accelerator{Name: "tcg", Present: true, Usable: true}
-		if err := said.fillCPUs(&acc); err != nil {
+		acc := qemucaps.Accelerator{Name: "tcg", Present: true, Usable: true}
+		if err := said.FillCPUs(&acc); err != nil {
 			t.Fatal(err)
 		}
 		acc.Name, acc.HostCPU = name, name == "kvm"
@@ -44,8 +46,23 @@ func testCapabilities(t testing.TB) *Capabilities {
 	return c
 }
 
+// recordedAnswers are those of QEMU 7.2 under TCG.
+func recordedAnswers(t testing.TB) qemuprobe.Answers {
+	t.Helper()
+	file, err := os.Open("../qemuprobe/testdata/qemu-7.2-answers.json.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	said, err := qemuprobe.ReadAnswers(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return said
+}
+
 // understand makes a complete definition of a document.
-func understand(doc string, c *Capabilities) (*domain.Definition, error) {
+func understand(doc string, c *qemucaps.Capabilities) (*domain.Definition, error) {
 	def, err := domainxml.Parse(doc, domainxml.Options{
 		Host:     &domainxml.Host{Canonical: c.Canonical, Emulator: c.Binary.Path, Random: zeros{}},
 		Validate: true,
@@ -60,7 +77,7 @@ func understand(doc string, c *Capabilities) (*domain.Definition, error) {
 }
 
 // define makes of a document what is stored of it, as the daemon does.
-func define(doc string, c *Capabilities) error {
+func define(doc string, c *qemucaps.Capabilities) error {
 	def, err := domainxml.Parse(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return err
@@ -98,7 +115,7 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // testPlan gives a guest all that the host would, with the images of a
 // directory: every disk the chain that its definition tells.
-func testPlan(def *domain.Definition, c *Capabilities, dir string) *Plan {
+func testPlan(def *domain.Definition, c *qemucaps.Capabilities, dir string) *Plan {
 	p := &Plan{
 		Definition: def, Capabilities: c, Dir: dir, Now: time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC),
 		Disks: map[string]device.DiskAttachment{}, NICs: map[string]*device.NICAttachment{}, TPMSockets: map[string]string{},
@@ -200,7 +217,7 @@ func TestArguments(t *testing.T) {
 }
 
 // argumentsOf gives the arguments of a document, or why there are none.
-func argumentsOf(doc string, c *Capabilities) string {
+func argumentsOf(doc string, c *qemucaps.Capabilities) string {
 	def, err := understand(doc, c)
 	if err != nil {
 		return "error: " + err.Error() + "\n"

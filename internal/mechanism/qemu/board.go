@@ -42,12 +42,3 @@ func (b board) pci() device.Board {
 		return device.NoPCI
 	}
 }
-
-// Canonical gives the full name of a machine type that is named by its alias,
-// such as pc-q35-7.2 for q35; others are as they were.
-func (c *Capabilities) Canonical(machine string) string {
-	if m, ok := c.Machine(machine); ok {
-		return m.Name
-	}
-	return machine
-}

@@ -2,7 +2,9 @@ package qemu
 
 import (
 	"path/filepath"
+	"slices"
 
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
@@ -23,11 +25,11 @@ type chardev struct {
 
 // backend makes the host's end of a character device and gives its name.
 func (b *builder) backend(alias string, back *device.Backend, role device.CharRole) (string, error) {
-	c := &chardev{id: "char" + alias, Backend: *back, role: role, milliseconds: b.Capabilities.Has(FactReconnectMS)}
+	c := &chardev{id: "char" + alias, Backend: *back, role: role, milliseconds: b.Capabilities.Has(qemucaps.FactReconnectMS)}
 	if err := c.check(); err != nil {
 		return "", err
 	}
-	if !has(b.Capabilities.Chardevs, c.driver()) {
+	if !slices.Contains(b.Capabilities.Chardevs, c.driver()) {
 		return "", unsupported("this QEMU has no character devices of type %s", c.Type)
 	}
 	if f := b.Sockets[alias]; f != nil {

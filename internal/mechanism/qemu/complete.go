@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -12,8 +13,8 @@ import (
 // run it: the machine's full name, the processor, and where every device sits.
 // A firmware that is to be picked has been picked before. What this QEMU cannot make is refused by name. What is said
 // stays, so completing a complete definition changes nothing.
-func Complete(d *domain.Definition, c *Capabilities) error {
-	for _, step := range []func(*domain.Definition, *Capabilities) error{
+func Complete(d *domain.Definition, c *qemucaps.Capabilities) error {
+	for _, step := range []func(*domain.Definition, *qemucaps.Capabilities) error{
 		completeMachine, completeCPU, completePlaces, rehearse,
 	} {
 		if err := step(d, c); err != nil {
@@ -23,7 +24,7 @@ func Complete(d *domain.Definition, c *Capabilities) error {
 	return nil
 }
 
-func completeMachine(d *domain.Definition, c *Capabilities) error {
+func completeMachine(d *domain.Definition, c *qemucaps.Capabilities) error {
 	if !c.Runs(d.OS.Arch) {
 		return unsupported("%s runs guests of architecture %s, not %s", c.Binary.Path, c.GuestArch(), d.OS.Arch)
 	}
@@ -39,7 +40,7 @@ func completeMachine(d *domain.Definition, c *Capabilities) error {
 
 // completeCPU names the processor that QEMU gives a guest that asks for none,
 // so that a later QEMU gives the same.
-func completeCPU(d *domain.Definition, c *Capabilities) error {
+func completeCPU(d *domain.Definition, c *qemucaps.Capabilities) error {
 	m, ok := c.Machine(d.OS.Machine)
 	model, isModel := strings.CutSuffix(m.DefaultCPUType, "-"+c.Arch+"-cpu")
 	if cpu := &d.CPU; ok && isModel && cpu.Mode == "" && cpu.Model == "" {
@@ -49,7 +50,7 @@ func completeCPU(d *domain.Definition, c *Capabilities) error {
 }
 
 // completePlaces gives every device its place.
-func completePlaces(d *domain.Definition, _ *Capabilities) error {
+func completePlaces(d *domain.Definition, _ *qemucaps.Capabilities) error {
 	s := &d.Devices
 	if err := s.AssignPCI(boardOf(d.OS.Machine).pci()); err != nil {
 		return err
@@ -76,7 +77,7 @@ func PlaceBesides(d *domain.Definition) error {
 
 // rehearse tries whether there are arguments for a definition: what cannot be
 // made is better refused when it is defined than when it is started.
-func rehearse(d *domain.Definition, c *Capabilities) error {
+func rehearse(d *domain.Definition, c *qemucaps.Capabilities) error {
 	d = d.Clone()
 	if err := CheckAliases(&d.Devices); err != nil {
 		return err
@@ -125,7 +126,7 @@ const maxAlias = 64
 // place among the others, without adding it. For a running guest the place is
 // one that can take it now, the alias is given too, and what the device needs
 // must be there. Otherwise controllers that it needs are added to d.
-func CompleteDevice(d *domain.Definition, dev device.Device, c *Capabilities, live bool) error {
+func CompleteDevice(d *domain.Definition, dev device.Device, c *qemucaps.Capabilities, live bool) error {
 	if err := d.Devices.Seat(dev, !live); err != nil {
 		return err
 	}

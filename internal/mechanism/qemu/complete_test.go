@@ -12,11 +12,12 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-func shelled(t *testing.T, machine, devices string) (*domain.Definition, *Capabilities) {
+func shelled(t *testing.T, machine, devices string) (*domain.Definition, *qemucaps.Capabilities) {
 	t.Helper()
 	c := testCapabilities(t)
 	def, err := understand(fmt.Sprintf(shell, "qemu", "", machine, devices), c)
@@ -26,7 +27,7 @@ func shelled(t *testing.T, machine, devices string) (*domain.Definition, *Capabi
 	return def, c
 }
 
-func joining(t *testing.T, def *domain.Definition, c *Capabilities, doc string, live bool) (device.Device, error) {
+func joining(t *testing.T, def *domain.Definition, c *qemucaps.Capabilities, doc string, live bool) (device.Device, error) {
 	t.Helper()
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
 	if err != nil {
@@ -233,12 +234,12 @@ func TestUnpluggable(t *testing.T) {
 		"a tpm cannot be plugged":           &device.TPM{},
 	} {
 		_, _, err := Unplug(dev)
-		_, other := Plug(&Plan{Definition: &domain.Definition{}, Capabilities: &Capabilities{}}, dev)
+		_, other := Plug(&Plan{Definition: &domain.Definition{}, Capabilities: &qemucaps.Capabilities{}}, dev)
 		if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), names) || !fault.Is(other, fault.Unsupported) {
 			t.Errorf("%s: %v, %v", names, err, other)
 		}
 	}
-	p := &Plan{Definition: &domain.Definition{}, Capabilities: &Capabilities{}}
+	p := &Plan{Definition: &domain.Definition{}, Capabilities: &qemucaps.Capabilities{}}
 	if _, err := ChangeMedia(p, &device.Disk{Device: "disk"}, &device.Disk{Device: "disk"}, true); !fault.Is(err, fault.Unsupported) {
 		t.Errorf("a disk's medium: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
@@ -190,12 +191,12 @@ func (b *builder) storage(d *device.Disk, l device.Layer, number uint) (properti
 		if m := cacheModes[d.Cache]; !m.direct {
 			return nil, unsupported("disk %s: io native needs cache none or directsync", d.Target)
 		}
-		if !b.Capabilities.Has(FactNativeAIO) {
+		if !b.Capabilities.Has(qemucaps.FactNativeAIO) {
 			return nil, unsupported("disk %s: this QEMU has no native AIO", d.Target)
 		}
 		props.add("aio", "native")
 	case "io_uring":
-		if !b.Capabilities.Has(FactIOUring) {
+		if !b.Capabilities.Has(qemucaps.FactIOUring) {
 			return nil, unsupported("disk %s: this QEMU has no io_uring", d.Target)
 		}
 		props.add("aio", "io_uring")

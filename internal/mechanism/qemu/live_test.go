@@ -19,21 +19,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprobe"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
 // probed is what this host's QEMU can do, found out once for all tests.
-var probed = sync.OnceValues(func() (*Capabilities, error) {
+var probed = sync.OnceValues(func() (*qemucaps.Capabilities, error) {
 	path, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
 		return nil, err
 	}
-	return Probe(context.Background(), path, nil)
+	return qemuprobe.Probe(context.Background(), path, nil)
 })
 
-func liveCapabilities(t *testing.T) *Capabilities {
+func liveCapabilities(t *testing.T) *qemucaps.Capabilities {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs QEMU")
@@ -79,7 +82,7 @@ type liveGuest struct {
 
 // startLive starts the QEMU of a document, whose files of /images are made in a
 // directory of the test's.
-func startLive(t *testing.T, doc string, c *Capabilities) *liveGuest {
+func startLive(t *testing.T, doc string, c *qemucaps.Capabilities) *liveGuest {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "lodge-qemu-") //nolint:usetesting // its paths are too long for sockets
 	if err != nil {
@@ -262,7 +265,7 @@ func launchLive(t *testing.T, p *Plan) *liveGuest {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	path := filepath.Join(p.Dir, "monitor.sock")
-	monitor, err := ListenMonitor(path)
+	monitor, err := qemuprocess.ListenMonitor(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +280,7 @@ func launchLive(t *testing.T, p *Plan) *liveGuest {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	process, err := Launch(ctx, Spec{
+	process, err := qemuprocess.Launch(ctx, qemuprocess.Spec{
 		Binary: p.Capabilities.Binary.Path, Args: command.Args, Env: append(os.Environ(), command.Env...),
 		Dir: p.Dir, Files: command.Files, Log: log,
 	})
@@ -321,7 +324,7 @@ func launchLive(t *testing.T, p *Plan) *liveGuest {
 func (g *liveGuest) checkDevices(t *testing.T) {
 	t.Helper()
 	var list []struct{ Name string }
-	if err := g.Execute(t.Context(), "qom-list", object{"path": "/machine/peripheral"}, &list); err != nil {
+	if err := g.Execute(t.Context(), "qom-list", map[string]any{"path": "/machine/peripheral"}, &list); err != nil {
 		t.Fatal(err)
 	}
 	have := map[string]bool{}
@@ -344,4 +347,11 @@ func asDevices[D device.Device](group []D) []device.Device {
 		all[i] = d
 	}
 	return all
+}
+
+func write(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -192,7 +192,7 @@ func (g *liveGuest) inventory(t *testing.T) []string {
 	})
 	for _, path := range []string{"/machine/peripheral", "/objects"} {
 		var objects []struct{ Name string }
-		ask("qom-list", object{"path": path}, &objects, func() {
+		ask("qom-list", map[string]any{"path": path}, &objects, func() {
 			for _, o := range objects {
 				all = append(all, path+" "+o.Name)
 			}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
 // shell is a guest with room for more: after the processors, and among the
@@ -100,7 +101,7 @@ func TestStart_RefusesWhatMayBeDefined(t *testing.T) {
 // A binary for i686 serves guests of that architecture only, and one for x86_64 both.
 func TestArchitectures(t *testing.T) {
 	for binary, runs := range map[string][2]bool{"i386": {true, false}, "x86_64": {true, true}, "aarch64": {false, false}} {
-		c := &Capabilities{Arch: binary}
+		c := &qemucaps.Capabilities{Arch: binary}
 		if got := [2]bool{c.Runs("i686"), c.Runs("x86_64")}; got != runs {
 			t.Errorf("a binary for %s runs i686 and x86_64: %v", binary, got)
 		}
@@ -120,8 +121,8 @@ func TestRefusesUnusableAccelerator(t *testing.T) {
 // The trial for i686 is a short one: KVM counts for such guests only where the whole
 // trial has passed.
 func TestBelieve_TakesOverWhatDoesNotWork(t *testing.T) {
-	broken := &Capabilities{Accelerators: []Accelerator{{Name: "kvm", Reason: "it interprets"}, {Name: "tcg", Usable: true}}}
-	c := &Capabilities{Arch: "i386", Accelerators: []Accelerator{{Name: "kvm", Usable: true, HostCPU: true}, {Name: "tcg", Usable: true}}}
+	broken := &qemucaps.Capabilities{Accelerators: []qemucaps.Accelerator{{Name: "kvm", Reason: "it interprets"}, {Name: "tcg", Usable: true}}}
+	c := &qemucaps.Capabilities{Arch: "i386", Accelerators: []qemucaps.Accelerator{{Name: "kvm", Usable: true, HostCPU: true}, {Name: "tcg", Usable: true}}}
 	c.Believe(broken)
 	if kvm := c.Accelerator("kvm"); kvm.Usable || kvm.HostCPU || kvm.Reason != "it interprets" {
 		t.Errorf("KVM is %+v", kvm)

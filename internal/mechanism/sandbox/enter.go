@@ -10,98 +10,101 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Run calls start on a thread that is in a chamber: what start forks is in it too,
-// provided that it takes the user, and is bounded by the chamber's limits. Where
-// start gives a channel the thread, whose end the kernel may be asked to tell to
-// what was started, stays until it is closed.
-func (h *House) Run(c *Chamber, start func() (pid int, stay <-chan struct{}, err error)) error {
-	pieces, err := c.take()
-	defer drop(pieces)
+// Run calls start on a thread that is in a new sandbox. A process that start forks is in the sandbox too,
+// if it runs as the specification's user; its limits are set as soon as start returns. If start returns a
+// channel, the thread stays until the channel is closed: the kernel can be asked (PR_SET_PDEATHSIG) to
+// kill a child when the thread that forked it ends.
+func (b *Builder) Run(spec *Spec, start func() (pid int, stay <-chan struct{}, err error)) error {
+	mounts, err := spec.prepareMounts()
+	defer closeMounts(mounts)
 	if err != nil {
-		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot furnish a chamber")
+		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot prepare the mounts of a sandbox")
 	}
-	failpoint.Reach("chamber.taken") // within, a test could not command a point
-	return apart(func() (<-chan struct{}, error) {
-		if err := h.enter(c, pieces); err != nil {
-			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a chamber")
+	failpoint.Reach("sandbox.mounts") // a test cannot reach a fail point on the sandbox's thread
+	return onOwnThread(func() (<-chan struct{}, error) {
+		if err := b.enter(spec, mounts); err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a sandbox")
 		}
 		pid, stay, err := start()
 		if err != nil {
 			return nil, err
 		}
-		if err := c.Limits.apply(pid, c.User); err != nil {
+		if err := spec.Limits.apply(pid, spec.User); err != nil {
 			_ = unix.Kill(pid, unix.SIGKILL) // not waited for yet, so the number is still this child's
 			_, _ = unix.Wait4(pid, nil, 0, nil)
-			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot bound process %d", pid)
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot limit process %d", pid)
 		}
 		return stay, nil
 	})
 }
 
-// enter takes the thread into a chamber. There is no way back.
-func (h *House) enter(c *Chamber, pieces []piece) error {
-	spaces := unix.CLONE_NEWNS | h.spaces
-	if c.Network {
+// enter moves the calling thread into a new sandbox. The thread cannot leave it again and must end there.
+// The order matters: the label is set while /proc is visible, mounts come before chroot, capabilities are
+// dropped after chroot, and the seccomp filter comes last because it refuses calls that the steps before
+// it need.
+func (b *Builder) enter(spec *Spec, mounts []mount) error {
+	spaces := unix.CLONE_NEWNS | b.namespaces
+	if spec.HostNetwork {
 		spaces &^= unix.CLONE_NEWNET
 	}
-	if err := c.Label.announce(); err != nil {
+	if err := spec.Label.setExecLabel(); err != nil {
 		return err
 	}
-	if err := unix.Unshare(unix.CLONE_FS); err != nil { // a root of its own, and an umask
-		return fmt.Errorf("cannot part from the daemon's root: %w", err)
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // its own root directory and umask
+		return fmt.Errorf("cannot leave the daemon's root directory: %w", err)
 	}
-	if err := unix.Setns(int(h.mould.Fd()), unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("cannot enter the mould: %w", err)
+	if err := unix.Setns(int(b.template.Fd()), unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("cannot enter the template's mount namespace: %w", err)
 	}
 	if err := unix.Unshare(spaces); err != nil {
-		return fmt.Errorf("cannot make its namespaces: %w", err)
+		return fmt.Errorf("cannot make namespaces: %w", err)
 	}
 	umask := unix.Umask(0)
-	if err := c.furnish(pieces); err != nil {
+	if err := spec.buildRoot(mounts); err != nil {
 		return err
 	}
-	for _, d := range c.Devices {
-		if err := d.make(room, c.User); err != nil {
+	for _, d := range spec.Devices {
+		if err := d.make(rootfs, spec.User); err != nil {
 			return err
 		}
 	}
-	if err := labelTree(room, c.Label.Files); err != nil {
+	if err := labelTree(rootfs, spec.Label.Files); err != nil {
 		return err
 	}
 	unix.Umask(umask)
-	if len(c.Keep) > 0 {
-		if err := unix.Mount("", room, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NOEXEC, ""); err != nil {
-			return fmt.Errorf("cannot forbid to write to its root: %w", err)
+	if len(spec.Capabilities) > 0 {
+		if err := unix.Mount("", rootfs, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NOEXEC, ""); err != nil {
+			return fmt.Errorf("cannot make the root read-only: %w", err)
 		}
 	}
-	if err := unix.Chroot(room); err != nil {
-		return fmt.Errorf("cannot close the door: %w", err)
+	if err := unix.Chroot(rootfs); err != nil {
+		return fmt.Errorf("cannot chroot: %w", err)
 	}
 	if err := unix.Chdir("/"); err != nil {
 		return err
 	}
-	if h.cores {
-		if err := bake(); err != nil {
-			return fmt.Errorf("cannot keep it from sharing a core: %w", err)
+	if b.coreScheduling {
+		if err := setSchedCookie(); err != nil {
+			return fmt.Errorf("cannot set the core scheduling cookie: %w", err)
 		}
 	}
-	if err := c.Limits.lower(); err != nil {
+	if err := spec.Limits.setPriority(); err != nil {
 		return err
 	}
-	if err := forsake(c.Keep); err != nil || !h.hasSeccomp {
+	if err := dropPrivileges(spec.Capabilities); err != nil || !b.hasSeccomp {
 		return err
 	}
-	if err := installSeccomp(c.Rings); err != nil {
-		return fmt.Errorf("cannot keep calls of the kernel's from it: %w", err)
+	if err := installSeccomp(spec.AllowIOUring); err != nil {
+		return fmt.Errorf("cannot install the seccomp filter: %w", err)
 	}
 	return nil
 }
 
-// forsake sees to it that nothing started here ever has more privileges than it
-// begins with, and none but those that are to be kept.
-func forsake(keep []uintptr) error {
+// dropPrivileges sets PR_SET_NO_NEW_PRIVS and drops all capabilities from the bounding set except those to
+// keep: no program started here can have more privileges than the thread.
+func dropPrivileges(keep []uintptr) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("cannot forgo new privileges: %w", err)
+		return fmt.Errorf("cannot set no_new_privs: %w", err)
 	}
 	for capability := range uintptr(64) {
 		if slices.Contains(keep, capability) {
@@ -110,7 +113,7 @@ func forsake(keep []uintptr) error {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0); err == unix.EINVAL {
 			return nil // the kernel has no more
 		} else if err != nil {
-			return fmt.Errorf("cannot give up capability %d: %w", capability, err)
+			return fmt.Errorf("cannot drop capability %d: %w", capability, err)
 		}
 	}
 	return nil

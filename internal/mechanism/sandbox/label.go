@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Label is what a program and what lies in its chamber are called in mandatory access
-// control. The zero value leaves that to the kernel.
+// Label is the mandatory access control label of a program and of the files in its sandbox. With the zero
+// value the kernel chooses the labels.
 type Label struct {
-	// Program is written to Exec, a file of the thread's own in /proc, and is the label
-	// of what the thread starts from its exec on.
+	// Program is written to Exec, an attribute file of the calling thread below /proc. It becomes the
+	// label of the program at exec.
 	Program, Exec string
-	// Files is the SELinux context of what is made in the chamber's root; empty: none.
+	// Files is the SELinux context of the files that are made in the sandbox's root; "": none is set.
 	Files string
 }
 
-// announce has the kernel give what the thread starts its label. It comes before
-// everything else: the thread does not see the host's /proc from within, and may write
-// there only as long as its privileges are those that it was opened with.
-func (l Label) announce() error {
+// setExecLabel tells the kernel the label of the program that the thread will start. It must be the first
+// step: the sandbox has no host /proc, and the kernel accepts the write only while the thread has the
+// credentials with which it opened the file.
+func (l Label) setExecLabel() error {
 	if l.Program == "" {
 		return nil
 	}
@@ -34,13 +34,13 @@ func (l Label) announce() error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("cannot label it %s: %w", l.Program, err)
+		return fmt.Errorf("cannot set the label %s: %w", l.Program, err)
 	}
 	return nil
 }
 
-// labelTree gives what lies in the file system at root, and not what is mounted in it, an
-// SELinux context. Only the daemon writes there.
+// labelTree sets the SELinux context of all files in the file system at root, but not in other file
+// systems mounted below it. Only the daemon writes to that file system.
 func labelTree(root, context string) error {
 	if context == "" {
 		return nil
@@ -64,7 +64,7 @@ func labelTree(root, context string) error {
 			return nil
 		}
 		if err := unix.Lsetxattr(path, "security.selinux", append([]byte(context), 0), 0); err != nil {
-			return fmt.Errorf("cannot label %s in it: %w", path, err)
+			return fmt.Errorf("cannot set the label of %s: %w", path, err)
 		}
 		return nil
 	})

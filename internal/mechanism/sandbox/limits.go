@@ -10,53 +10,52 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Limits are the bounds of a process, which it cannot raise. None is above what
-// the daemon itself has. There is never a core file: it would hold the memory of a
-// guest, and keys; nor is one handed to the program that the host may have for that.
+// Limits are the resource limits of a process, which it cannot raise. None exceeds the daemon's own limit.
+// Core dumps are always off, to a file and to a core_pattern program alike: a core would hold the guest's
+// memory and keys.
 type Limits struct {
-	Threads uint64 // of all processes of its user; 0: unbounded
-	Locked  uint64 // bytes of memory that it may lock
-	Memory  uint64 // bytes of address space; 0: unbounded
-	File    uint64 // bytes that a file may have when it writes to it; 0: unbounded
-	Seconds uint64 // of processor time; 0: unbounded
-	Open    uint64 // files that it may have open; 0: as many as the daemon
-	Nice    int    // how much it yields to others
+	Threads uint64 // of all processes of its user; 0: no limit
+	Locked  uint64 // bytes of memory that it can lock
+	Memory  uint64 // bytes of address space; 0: no limit
+	File    uint64 // size in bytes up to which it can write a file; 0: no limit
+	Seconds uint64 // of processor time; 0: no limit
+	Open    uint64 // open files; 0: the daemon's limit
+	Nice    int    // nice value; 0: the daemon's
 }
 
-// lower has the thread, and what it starts, yield to others.
-func (l Limits) lower() error {
+// setPriority sets the nice value of the thread and of the processes that it starts.
+func (l Limits) setPriority() error {
 	if l.Nice == 0 {
 		return nil
 	}
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, l.Nice); err != nil {
-		return fmt.Errorf("cannot lower its priority: %w", err)
+		return fmt.Errorf("cannot lower the priority: %w", err)
 	}
 	return nil
 }
 
-// apply bounds a process that has just been started and runs as the user. A daemon that
-// may not do that to others becomes that user for it, by the thread's real number, since
-// the kernel lets a process be bounded by its own user without any privilege.
+// apply limits a process that was just started and runs as the user. A daemon without CAP_SYS_RESOURCE
+// gets EPERM. It then sets the thread's real user to that user for a moment: the kernel lets a process be
+// limited by its own user without a privilege.
 func (l Limits) apply(pid int, u User) error {
-	err := l.bound(pid)
+	err := l.setRlimits(pid)
 	if !errors.Is(err, unix.EPERM) {
 		return err
 	}
-	// Whose real or saved number a thread has may signal it, and a signal to a thread is
-	// one to the whole daemon: it has them no longer than it takes.
+	// A user can signal a thread that has its number as real or saved user, and a signal to
+	// one thread hits the whole daemon. So the thread has the number only for the call.
 	uid, gid := uint32(os.Getuid()), uint32(os.Getgid())
-	return errors.Join(setReal(u.UID, u.GID), l.bound(pid), setReal(uid, gid))
+	return errors.Join(setReal(u.UID, u.GID), l.setRlimits(pid), setReal(uid, gid))
 }
 
-// Bound bounds a process that runs as the user, and may be one that Run did not meet: a
-// program that goes into the background may be quicker.
-func (l Limits) Bound(pid int, u User) error {
-	err := apart(func() (<-chan struct{}, error) { return nil, l.apply(pid, u) })
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot bound process %d", pid)
+// ApplyTo limits a process that runs as the user and that Run may have missed: a program that forks into
+// the background can do so before Run sets its limits.
+func (l Limits) ApplyTo(pid int, u User) error {
+	err := onOwnThread(func() (<-chan struct{}, error) { return nil, l.apply(pid, u) })
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot limit process %d", pid)
 }
 
-// setReal sets the thread's real user and group. Not by package syscall, which changes
-// all threads.
+// setReal sets the real user and group of the calling thread. Package syscall would change all threads.
 func setReal(uid, gid uint32) error {
 	const asItIs = ^uintptr(0)
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(gid), asItIs, asItIs); errno != 0 {
@@ -68,11 +67,11 @@ func setReal(uid, gid uint32) error {
 	return nil
 }
 
-// noCore is the bound at which the kernel hands no core to a program, either. Of 0 it
-// thinks that this is about files alone.
+// noCore is a core limit of 1 byte. At 1 the kernel also gives no core to a core_pattern program; at 0 it
+// only writes no file.
 const noCore = 1
 
-func (l Limits) bound(pid int) error {
+func (l Limits) setRlimits(pid int) error {
 	bounds := map[int]uint64{unix.RLIMIT_CORE: noCore, unix.RLIMIT_MEMLOCK: l.Locked}
 	for which, most := range map[int]uint64{
 		unix.RLIMIT_NPROC: l.Threads, unix.RLIMIT_AS: l.Memory, unix.RLIMIT_FSIZE: l.File, unix.RLIMIT_CPU: l.Seconds,
@@ -89,16 +88,16 @@ func (l Limits) bound(pid int) error {
 			most = min(most, now.Max)
 			err = unix.Prlimit(pid, which, &unix.Rlimit{Cur: most, Max: most}, nil)
 		}
-		if err != nil && !errors.Is(err, unix.ESRCH) { // it has ended
+		if err != nil && !errors.Is(err, unix.ESRCH) { // the process has ended
 			return err
 		}
 	}
 	return nil
 }
 
-// liftLocked lets processes lock as much as they are told that they may, where
-// this process may allow that.
-func liftLocked() {
+// raiseMemlock raises the daemon's own limit of locked memory, if it has the privilege, so that
+// Limits.Locked of processes can be reached.
+func raiseMemlock() {
 	all := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
-	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &all) // else the host's bound counts
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &all) // without the privilege the host's limit stays
 }

@@ -9,49 +9,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shownAnyway reports whether a path is in the mould.
-func shownAnyway(path string) bool {
-	return slices.ContainsFunc(programs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") })
+// inTemplate reports whether a path is in the template.
+func inTemplate(path string) bool {
+	return slices.ContainsFunc(programDirs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") })
 }
 
-// installed is where all of a program lies: in the bin of some place of its own, or it
-// is alone.
-func installed(path string) string {
+// installDir returns the directory of a program's whole installation: PREFIX for PREFIX/bin/program. A
+// program outside such a directory is returned alone.
+func installDir(path string) string {
 	if bin := filepath.Dir(path); slices.Contains([]string{"bin", "sbin", "libexec"}, filepath.Base(bin)) && filepath.Dir(bin) != "/" {
 		return filepath.Dir(bin)
 	}
 	return path
 }
 
-// takeProgram adds what a program consists of that is not in the mould: the file,
-// and where it lies in the bin of some place of its own, all of that place, with
-// its libraries and data.
-func takeProgram(pieces []piece, path string) ([]piece, error) {
+// prepareProgram appends mounts for a program that is not in the template: its file, or its whole
+// installation directory with libraries and data.
+func prepareProgram(mounts []mount, path string) ([]mount, error) {
 	real, err := filepath.EvalSymlinks(path)
-	if path == "" || err != nil { // what starts it says that it is not there
-		return pieces, nil //nolint:nilerr // see above
+	if path == "" || err != nil { // the start reports that the program does not exist
+		return mounts, nil //nolint:nilerr // see above
 	}
 	for _, path := range slices.Compact([]string{path, real}) {
-		if shownAnyway(path) {
+		if inTemplate(path) {
 			continue
 		}
-		show := installed(path)
-		if slices.ContainsFunc(pieces, func(p piece) bool { return p.at == show }) {
+		show := installDir(path)
+		if slices.ContainsFunc(mounts, func(m mount) bool { return m.target == show }) {
 			continue
 		}
 		f, err := os.OpenFile(show, unix.O_PATH, 0)
 		if err != nil {
-			return pieces, err
+			return mounts, err
 		}
-		p, err := detach(f, show)
+		p, err := cloneMount(f, show)
 		_ = f.Close()
 		if err == nil {
-			pieces = append(pieces, p)
-			err = readOnly(p.tree, "", unix.AT_EMPTY_PATH, 0)
+			mounts = append(mounts, p)
+			err = setReadOnly(p.fd, "", unix.AT_EMPTY_PATH, 0)
 		}
 		if err != nil {
-			return pieces, err
+			return mounts, err
 		}
 	}
-	return pieces, nil
+	return mounts, nil
 }

@@ -8,11 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tables below say which system calls a sandboxed program may not make, and why. They
-// refuse what no namespace keeps from a program. All other calls are allowed.
+// The tables below list the system calls that a sandboxed program may not make, with the reason. They
+// refuse what no namespace confines. All other calls are allowed.
 
-// refusedCalls are refused whatever their arguments are. The program sees ENOSYS, as on a kernel
-// without them.
+// refusedCalls are refused with any arguments. The program sees ENOSYS, as on a kernel without the call.
 var refusedCalls = []struct {
 	number uint32
 	reason string
@@ -52,7 +51,7 @@ const (
 // io_uring_setup is refused, too, unless the program needs it: io_uring makes sockets of every family without a
 // system call that a filter sees.
 
-// modifyLDT is modify_ldt, which amd64 alone has: segments are code of the kernel's that no program here needs.
+// modifyLDT is modify_ldt, which amd64 alone has: no program here needs the kernel's code for segments.
 const modifyLDT = 154
 
 // Calls that are newer than the names in package unix. Their numbers are the same on all architectures.
@@ -82,21 +81,21 @@ const (
 	reservation = "a reservation of a logical volume is one of the whole disk below it, against other hosts, too"
 )
 
-// Loop devices have all requests from 0x4c00 to 0x4cff, refused with EPERM: a loop device could be made to
-// show another part of its file, which is another guest's.
+// Requests of loop devices, 0x4c00 to 0x4cff, are refused with EPERM: the program could make a loop device
+// show another part of its file, which belongs to another guest.
 const loopRequests, lastByte = 0x4c00, 0xff
 
-// vhostVsockSetGuestCID is answered with success and not done: QEMU insists on asking. The daemon has set
-// the number before, and with another one the program would be another guest to the host.
+// vhostVsockSetGuestCID returns success without effect, because QEMU always makes the call. The daemon has set
+// the context id before; with another id the program would appear to the host as another guest.
 const vhostVsockSetGuestCID = 0x4008af60
 
 // refusedCloneFlags are refused with EPERM.
-const refusedCloneFlags = unix.CLONE_PARENT | // the child would be the daemon's, which never waits for it
+const refusedCloneFlags = unix.CLONE_PARENT | // the child would be a child of the daemon, which never waits for it
 	unix.CLONE_NEWUSER // as unshare
 
 // allowedSockets are the sockets that a program may make. Another family is refused with EAFNOSUPPORT, another
-// protocol with EPROTONOSUPPORT. AF_VSOCK leads to the host and its guests out of every network namespace. Others
-// are code of the kernel's that no program here needs, which it would load for them.
+// protocol with EPROTONOSUPPORT. AF_VSOCK reaches the host and its guests from every network namespace. For the
+// other families the kernel would load modules that no program here needs.
 var allowedSockets = []struct {
 	family    uint32
 	protocols []uint32 // nil: all
@@ -104,21 +103,21 @@ var allowedSockets = []struct {
 	{unix.AF_UNIX, nil},
 	{unix.AF_INET, internetProtocols},
 	{unix.AF_INET6, internetProtocols},
-	// The links of the program's network, and the devices that come and go: passing a device through takes that.
+	// Device passthrough reads the links of the program's network, and events of devices.
 	{unix.AF_NETLINK, []uint32{unix.NETLINK_ROUTE, unix.NETLINK_KOBJECT_UEVENT}},
 }
 
 var internetProtocols = []uint32{unix.IPPROTO_IP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6}
 
-// architectures are those whose system calls have the numbers above. A call of another architecture of the
-// same kernel (a 32-bit one, x32) is refused with ENOSYS.
+// architectures are those with system calls of the numbers above. A call by another architecture of the same
+// kernel (32-bit, x32) is refused with ENOSYS.
 var architectures = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
 
-// x32 is the bit of x32 calls on amd64. No number elsewhere has it.
+// x32 is the bit that marks x32 calls on amd64. No other architecture has numbers with it.
 const x32 = 0x40000000
 
-// Offsets in struct seccomp_data. Of an argument the lower 32 bits are read, little endian; the kernel
-// ignores the upper ones of those that are looked at here.
+// Offsets in struct seccomp_data. The filter reads the lower 32 bits of an argument, little endian; the kernel
+// ignores the upper bits of the arguments that are checked here.
 const (
 	offsetNumber       = 0
 	offsetArchitecture = 4
@@ -127,19 +126,20 @@ const (
 	offsetArgument2    = 32
 )
 
-// installSeccomp has the kernel refuse these calls to the calling thread and to all that it starts.
-// The thread must have set PR_SET_NO_NEW_PRIVS.
+// installSeccomp installs the filter for the calling thread and all processes that it starts. The thread
+// must have set PR_SET_NO_NEW_PRIVS.
 func installSeccomp(allowIOUring bool) error {
 	architecture, known := architectures[runtime.GOARCH]
 	if !known {
-		return fmt.Errorf("the system calls of %s are not known", runtime.GOARCH)
+		return fmt.Errorf("the seccomp filter does not support %s", runtime.GOARCH)
 	}
 	program := seccompProgram(architecture, allowIOUring)
 	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&filter)), 0, 0)
 }
 
-// seccompProgram makes the filter of the tables. ioctl comes first: it runs a guest's processors.
+// seccompProgram compiles the tables to a filter. ioctl is tested first, because QEMU runs the guest's
+// processors with it (KVM_RUN).
 func seccompProgram(architecture uint32, allowIOUring bool) []unix.SockFilter {
 	var b bpf
 	b.load(offsetArchitecture)
@@ -167,10 +167,10 @@ func seccompProgram(architecture uint32, allowIOUring bool) []unix.SockFilter {
 	return b
 }
 
-// ioctl judges by the request.
+// ioctl decides by the request.
 func (b *bpf) ioctl() {
 	b.load(offsetArgument1)
-	b.when(unix.BPF_JEQ, vhostVsockSetGuestCID, func() { b.refuse(0) }) // 0 is success
+	b.when(unix.BPF_JEQ, vhostVsockSetGuestCID, func() { b.refuse(0) }) // errno 0: success
 	for _, i := range refusedIoctls {
 		b.when(unix.BPF_JEQ, i.request, func() { b.refuse(unix.EPERM) })
 	}
@@ -179,7 +179,7 @@ func (b *bpf) ioctl() {
 	b.allow()
 }
 
-// socket judges by family and protocol.
+// socket decides by family and protocol.
 func (b *bpf) socket() {
 	b.load(offsetArgument0)
 	for _, s := range allowedSockets {
@@ -198,7 +198,8 @@ func (b *bpf) socket() {
 	b.refuse(unix.EAFNOSUPPORT)
 }
 
-// bpf is a program of the kernel's classic packet filter. A block's length gives the jump over it.
+// bpf is a program of the kernel's classic packet filter. The jump over a block is computed from the
+// block's length.
 type bpf []unix.SockFilter
 
 func (b *bpf) add(code uint16, k uint32) int {
@@ -216,22 +217,22 @@ func (b *bpf) refuse(with unix.Errno) {
 	b.add(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ERRNO|uint32(with))
 }
 
-// when has the block run where the test of what was loaded last is true. The block ends with a verdict.
+// when runs the block if the test of the loaded value is true. The block ends with a return.
 func (b *bpf) when(test uint16, k uint32, block func()) {
 	at := b.add(unix.BPF_JMP|test|unix.BPF_K, k)
 	block()
 	(*b)[at].Jf = b.since(at)
 }
 
-// unless is when for a test that is false.
+// unless runs the block if the test of the loaded value is false.
 func (b *bpf) unless(test uint16, k uint32, block func()) {
 	at := b.add(unix.BPF_JMP|test|unix.BPF_K, k)
 	block()
 	(*b)[at].Jt = b.since(at)
 }
 
-// since is how many instructions a jump at a place has to skip. A jump cannot skip more than 255; the tables are
-// constant, so that the tests of this package see it.
+// since counts the instructions that a jump at this place skips: 255 at most. The tables are constant, so
+// the tests of this package would hit the panic.
 func (b *bpf) since(at int) uint8 {
 	n := len(*b) - at - 1
 	if n > 255 {

@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call is what a filter looks at.
+// call is the input of a filter.
 type call struct {
 	number, architecture uint32
 	arguments            [6]uint64
 }
 
-// verdict does with a filter what the kernel does, for calls that this machine's kernel may have no way to make.
+// verdict runs a filter as the kernel does, for calls that this machine's kernel may not support.
 func verdict(t *testing.T, program []unix.SockFilter, c call) uint32 {
 	t.Helper()
 	var a uint32
@@ -54,12 +54,12 @@ func verdict(t *testing.T, program []unix.SockFilter, c call) uint32 {
 	return 0
 }
 
-// TestWhatAFilterSays of calls that this kernel may not have, nor this host what they are about.
+// TestSeccompProgram_Verdicts covers calls and devices that this kernel and host may not have.
 // Promise: I1
-func TestWhatAFilterSays(t *testing.T) {
+func TestSeccompProgram_Verdicts(t *testing.T) {
 	ours, known := architectures[runtime.GOARCH]
 	if !known {
-		t.Skipf("the calls of %s are not known", runtime.GOARCH)
+		t.Skipf("the filter does not support %s", runtime.GOARCH)
 	}
 	const allowed = unix.SECCOMP_RET_ALLOW
 	absent, forbidden := unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS), unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)
@@ -72,18 +72,18 @@ func TestWhatAFilterSays(t *testing.T) {
 	}{
 		{"an ordinary call", unix.SYS_GETPID, 0, 0, allowed},
 		{"a keyring", unix.SYS_KEYCTL, 0, 0, absent},
-		{"another program's memory", unix.SYS_PROCESS_VM_READV, 0, 0, absent},
-		{"rings", unix.SYS_IO_URING_SETUP, 0, 0, absent},
-		{"a child", unix.SYS_CLONE, uint64(unix.SIGCHLD), 0, allowed},
-		{"a child of its parent's", unix.SYS_CLONE, unix.CLONE_PARENT | uint64(unix.SIGCHLD), 0, forbidden},
-		{"a socket", unix.SYS_SOCKET, unix.AF_INET, 0, allowed},
-		{"a socket to the host", unix.SYS_SOCKET, unix.AF_VSOCK, 0, noFamily},
-		{"two sockets", unix.SYS_SOCKETPAIR, unix.AF_UNIX, 0, allowed},
-		{"two sockets of the kernel's", unix.SYS_SOCKETPAIR, unix.AF_ALG, 0, noFamily},
-		{"a terminal", unix.SYS_IOCTL, 0, unix.TCGETS, allowed},
-		{"a tap that stays", unix.SYS_IOCTL, 0, unix.TUNSETPERSIST, forbidden},
-		{"a loop device", unix.SYS_IOCTL, 0, unix.LOOP_SET_STATUS64, forbidden},
-		{"a vsock", unix.SYS_IOCTL, 0, vhostVsockSetGuestCID, unix.SECCOMP_RET_ERRNO},
+		{"memory of another process", unix.SYS_PROCESS_VM_READV, 0, 0, absent},
+		{"io_uring", unix.SYS_IO_URING_SETUP, 0, 0, absent},
+		{"clone", unix.SYS_CLONE, uint64(unix.SIGCHLD), 0, allowed},
+		{"clone with CLONE_PARENT", unix.SYS_CLONE, unix.CLONE_PARENT | uint64(unix.SIGCHLD), 0, forbidden},
+		{"AF_INET socket", unix.SYS_SOCKET, unix.AF_INET, 0, allowed},
+		{"AF_VSOCK socket", unix.SYS_SOCKET, unix.AF_VSOCK, 0, noFamily},
+		{"AF_UNIX socketpair", unix.SYS_SOCKETPAIR, unix.AF_UNIX, 0, allowed},
+		{"AF_ALG socketpair", unix.SYS_SOCKETPAIR, unix.AF_ALG, 0, noFamily},
+		{"TCGETS", unix.SYS_IOCTL, 0, unix.TCGETS, allowed},
+		{"TUNSETPERSIST", unix.SYS_IOCTL, 0, unix.TUNSETPERSIST, forbidden},
+		{"LOOP_SET_STATUS64", unix.SYS_IOCTL, 0, unix.LOOP_SET_STATUS64, forbidden},
+		{"VHOST_VSOCK_SET_GUEST_CID", unix.SYS_IOCTL, 0, vhostVsockSetGuestCID, unix.SECCOMP_RET_ERRNO},
 	} {
 		asked := call{number: c.number, architecture: ours, arguments: [6]uint64{c.first, c.second}}
 		if got := verdict(t, seccompProgram(ours, false), asked); got != c.want {
@@ -91,26 +91,26 @@ func TestWhatAFilterSays(t *testing.T) {
 		}
 	}
 	if got := verdict(t, seccompProgram(ours, true), call{number: unix.SYS_IO_URING_SETUP, architecture: ours}); got != allowed {
-		t.Errorf("rings for who has them: %#x", got)
+		t.Errorf("io_uring with AllowIOUring: %#x", got)
 	}
 }
 
-// TestOtherDoorsToTheKernelAreShut: calls by numbers that are not the architecture's are refused whatever they are, also
-// where the kernel that runs this has no such door.
+// TestSeccompProgram_RefusesForeignArchitectures: calls with numbers of another architecture are refused,
+// even if the kernel that runs this test does not support them.
 // Promise: I1
-func TestOtherDoorsToTheKernelAreShut(t *testing.T) {
+func TestSeccompProgram_RefusesForeignArchitectures(t *testing.T) {
 	const absent = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 	for _, rings := range []bool{false, true} {
 		for name, architecture := range architectures {
 			program := seccompProgram(architecture, rings)
 			for number := range uint32(512) {
 				for what, c := range map[string]call{
-					"as a program of 32 bits":      {number: number, architecture: unix.AUDIT_ARCH_I386},
-					"as one of 32 bits of another": {number: number, architecture: unix.AUDIT_ARCH_ARM},
-					"by its long number":           {number: number | x32, architecture: architecture},
+					"as i386": {number: number, architecture: unix.AUDIT_ARCH_I386},
+					"as arm":  {number: number, architecture: unix.AUDIT_ARCH_ARM},
+					"as x32":  {number: number | x32, architecture: architecture},
 				} {
 					if got := verdict(t, program, c); got != absent {
-						t.Errorf("on %s call %d is made %s: %#x", name, number, what, got)
+						t.Errorf("on %s call %d %s: %#x", name, number, what, got)
 					}
 				}
 			}
@@ -119,10 +119,10 @@ func TestOtherDoorsToTheKernelAreShut(t *testing.T) {
 					t.Errorf("on %s call %d is refused: %#x", name, number, got)
 				}
 			}
-			// What is asked has 32 bits, whatever stands above them.
+			// Only the lower 32 bits of the argument count.
 			vsock := call{number: unix.SYS_SOCKET, architecture: architecture, arguments: [6]uint64{unix.AF_VSOCK | 1<<32, unix.SOCK_STREAM}}
 			if got := verdict(t, program, vsock); got != unix.SECCOMP_RET_ERRNO|uint32(unix.EAFNOSUPPORT) {
-				t.Errorf("on %s a socket of virtual machines is made: %#x", name, got)
+				t.Errorf("on %s AF_VSOCK with upper bits set: %#x", name, got)
 			}
 		}
 	}

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestATapStaysWhatItWasMade: a tap that a program was handed goes with the program, and
-// keeps its address, which a bridge could take for its own.
+// TestSeccomp_TapCannotBeChanged: a tap that a program was handed ends with the program, and keeps its
+// address: a bridge could take a new one for its own.
 // Promise: I11
-func TestATapStaysWhatItWasMade(t *testing.T) {
+func TestSeccomp_TapCannotBeChanged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root makes taps")
 	}
-	err := apart(func() (<-chan struct{}, error) { return nil, misuseTap() })
+	err := onOwnThread(func() (<-chan struct{}, error) { return nil, misuseTap() })
 	if errors.Is(err, errNoTap) {
 		t.Skip(err)
 	}
@@ -27,12 +27,12 @@ func TestATapStaysWhatItWasMade(t *testing.T) {
 	}
 }
 
-// TestAVSockStaysItsGuests: a program that has a guest's vsock open makes it no other guest's, and
-// is told what QEMU wants to hear. Nor does it make of a loop device another part of its file, reserve a disk, load
-// programs into the kernel, count there, or change what is noted with a file.
+// TestSeccomp_RefusedIoctlsAndCalls: a program cannot change the context id of its vsock (the ioctl
+// reports success, as QEMU expects), reconfigure a loop device, reserve a disk, load programs into the
+// kernel, read its counters, or change extended attributes.
 // Promise: I11
-func TestAVSockStaysItsGuests(t *testing.T) {
-	err := apart(func() (<-chan struct{}, error) {
+func TestSeccomp_RefusedIoctlsAndCalls(t *testing.T) {
+	err := onOwnThread(func() (<-chan struct{}, error) {
 		null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, err
@@ -45,19 +45,19 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 			return nil, fmt.Errorf("%w: %w", errNoFilter, err)
 		}
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), vhostVsockSetGuestCID, 0); errno != 0 {
-			return nil, fmt.Errorf("it is refused: %w", errno)
+			return nil, fmt.Errorf("VHOST_VSOCK_SET_GUEST_CID: %w", errno)
 		}
 		if _, err := unix.IoctlGetTermios(null, unix.TCGETS); !errors.Is(err, unix.ENOTTY) {
-			return nil, fmt.Errorf("another call of ioctl: %w", err)
+			return nil, fmt.Errorf("an allowed ioctl: %w", err)
 		}
 		for _, request := range []uintptr{unix.LOOP_SET_FD, unix.LOOP_CLR_FD, unix.LOOP_SET_STATUS64, unix.LOOP_CONFIGURE} {
 			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), request, 0); errno != unix.EPERM {
-				return nil, fmt.Errorf("call %#x on a loop device: %w", request, errno)
+				return nil, fmt.Errorf("loop device request %#x: %w", request, errno)
 			}
 		}
 		for _, request := range []uintptr{0x401870c8, 0x401070c9, 0x401070ca, 0x401870cb, 0x401870cc, 0x401070cd} {
 			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), request, 0); errno != unix.EPERM {
-				return nil, fmt.Errorf("call %#x for reservations of a disk: %w", request, errno)
+				return nil, fmt.Errorf("persistent reservation request %#x: %w", request, errno)
 			}
 		}
 		for _, call := range []uintptr{
@@ -79,11 +79,11 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 	}
 }
 
-// TestAChildIsItsProgramsOwn: what a program starts is the program's to look after, and not the daemon's, and is in no
-// user namespace of its own.
+// TestSeccomp_CloneFlags: a program's child is not a child of the daemon, and has no user namespace of its
+// own.
 // Promise: I1
-func TestAChildIsItsProgramsOwn(t *testing.T) {
-	err := apart(func() (<-chan struct{}, error) {
+func TestSeccomp_CloneFlags(t *testing.T) {
+	err := onOwnThread(func() (<-chan struct{}, error) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return nil, err
 		}
@@ -96,10 +96,10 @@ func TestAChildIsItsProgramsOwn(t *testing.T) {
 				_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 			}
 			if errno != unix.EPERM {
-				return nil, fmt.Errorf("a child is made with %#x: %d, %w", flag, child, errno)
+				return nil, fmt.Errorf("clone with flags %#x: %d, %w", flag, child, errno)
 			}
 		}
-		return nil, exec.Command("/bin/true").Run() //nolint:noctx // ends by itself
+		return nil, exec.Command("/bin/true").Run() //nolint:noctx // ends without a signal
 	})
 	if errors.Is(err, errNoFilter) {
 		t.Skip(err)
@@ -109,10 +109,11 @@ func TestAChildIsItsProgramsOwn(t *testing.T) {
 	}
 }
 
-// TestSocketsAreOfKnownProtocols: a program makes the sockets that programs here make, and has the kernel fetch no others.
+// TestSeccomp_SocketFamiliesAndProtocols: a program can make the sockets that QEMU needs, and cannot make
+// the kernel load modules for others.
 // Promise: I1
-func TestSocketsAreOfKnownProtocols(t *testing.T) {
-	err := apart(func() (<-chan struct{}, error) {
+func TestSeccomp_SocketFamiliesAndProtocols(t *testing.T) {
+	err := onOwnThread(func() (<-chan struct{}, error) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return nil, err
 		}
@@ -157,12 +158,12 @@ func TestSocketsAreOfKnownProtocols(t *testing.T) {
 	}
 }
 
-var errNoFilter = errors.New("this kernel has no filters of calls")
+var errNoFilter = errors.New("this kernel has no seccomp filters")
 
-var errNoTap = errors.New("this host makes no taps")
+var errNoTap = errors.New("this host cannot make taps")
 
-// misuseTap makes a tap in a network of the thread's own, and tries with a program's calls
-// what only the host may.
+// misuseTap makes a tap in a network namespace of the thread's own, and tries under the filter what only
+// the host may do.
 func misuseTap() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return errors.Join(errNoTap, err)
@@ -190,21 +191,21 @@ func misuseTap() error {
 	if err != nil {
 		return err
 	}
-	for what, request := range map[string]uint{"outlives the program": unix.TUNSETPERSIST, "is another user's": unix.TUNSETOWNER} {
+	for what, request := range map[string]uint{"can be made persistent": unix.TUNSETPERSIST, "can be given to another user": unix.TUNSETOWNER} {
 		if err := unix.IoctlSetInt(fd, request, 1); !errors.Is(err, unix.EPERM) {
 			return errors.New("the tap " + what)
 		}
 	}
 	tap.SetUint16(unix.ARPHRD_ETHER)
 	if err := unix.IoctlIfreq(fd, unix.SIOCSIFHWADDR, tap); !errors.Is(err, unix.EPERM) {
-		return errors.New("the tap has another address")
+		return errors.New("the tap's address can be changed")
 	}
 	if err := unix.IoctlIfreq(fd, unix.TUNGETIFF, tap); err != nil { // as QEMU does
 		return err
 	}
 	after, err := net.InterfaceByName("tap")
 	if err == nil && after.HardwareAddr.String() != before.HardwareAddr.String() {
-		err = errors.New("the tap has another address now")
+		err = errors.New("the tap's address has changed")
 	}
 	return err
 }

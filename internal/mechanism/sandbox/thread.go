@@ -7,11 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// apart runs do on a thread that does nothing else and ends after it: do may
-// change the thread's namespaces, root and privileges. What do starts has the
-// thread as its parent, and the thread stays until stay is closed; nil: it goes
-// at once.
-func apart(do func() (stay <-chan struct{}, err error)) error {
+// onOwnThread runs do on a thread that does nothing else and ends afterwards, so do may change the
+// thread's namespaces, root directory and privileges. Processes that do starts have the thread as their
+// parent. The thread stays until the channel stay is closed; with a nil stay it ends at once.
+func onOwnThread(do func() (stay <-chan struct{}, err error)) error {
 	result := make(chan error, 1)
 	run := func() {
 		stay, err := do()
@@ -21,13 +20,13 @@ func apart(do func() (stay <-chan struct{}, err error)) error {
 		}
 	}
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the runtime then ends the thread
+		runtime.LockOSThread() // not unlocked, so the runtime ends the thread
 		if unix.Gettid() != os.Getpid() {
 			run()
 			return
 		}
-		// The first thread cannot end, and is what /proc/self tells of. It is held
-		// until another one has been found.
+		// The main thread cannot end, and /proc/self describes it. Hold it until
+		// another thread has taken the work.
 		defer runtime.UnlockOSThread()
 		found := make(chan struct{})
 		go func() {

@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// asleep runs a program as a user, which ends by a signal alone.
+// asleep runs a program as a user; only a signal ends it.
 func asleep(t *testing.T, uid uint32) (ended chan struct{}) {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "sleep", "600")
@@ -25,37 +25,36 @@ func asleep(t *testing.T, uid uint32) (ended chan struct{}) {
 	ended = make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = c.Wait() // how it ended is the test's to say
+		_ = c.Wait() // the test checks how it ended
 	}()
 	return ended
 }
 
-// What the daemon was started with, open as whoever starts it has left it, is not for those that it starts.
+// Descriptors that the daemon inherited must not reach the programs that it starts.
 // Promise: I1
-func TestNoProgramHasWhatTheDaemonWasStartedWith(t *testing.T) {
+func TestNewBuilder_InheritedFilesAreCloseOnExec(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root makes chambers")
+		t.Skip("making sandboxes needs root")
 	}
 	fd, err := unix.Open("/", unix.O_RDONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // it was opened to be looked at
-	house, err := Open("")
+	defer unix.Close(fd) //nolint:errcheck // opened only for this check
+	house, err := NewBuilder("")
 	if err != nil {
 		t.Skip(err)
 	}
 	defer func() { _ = house.Close() }()
 	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Errorf("programs have it open: flags %#x, %v", flags, err)
+		t.Errorf("programs inherit the descriptor: flags %#x, %v", flags, err)
 	}
 }
 
-// Whoever has a number next meets nothing that the one before has left; and nobody else is
-// ended for that.
-func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
+// A freed number has no processes left, and processes of other users keep running.
+func TestFree_KillsOnlyProcessesOfTheUser(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root runs programs as others")
+		t.Skip("running programs as other users needs root")
 	}
 	const first = 0x7fff0000
 	users, err := NewUsers(first, first+3)
@@ -75,18 +74,18 @@ func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-left
-	if err := users.Free(User{first + 9, first + 9}); err != nil { // of a definition's own label
+	if err := users.Free(User{first + 9, first + 9}); err != nil { // outside the range, as by a seclabel of a definition
 		t.Fatal(err)
 	}
 	for what, ended := range map[string]chan struct{}{"another guest's": others, "a user's of the host": foreign} {
 		select {
 		case <-ended:
-			t.Errorf("%s process was ended too", what)
+			t.Errorf("%s process was killed", what)
 		default:
 		}
 	}
 	seen := map[uint32]bool{other.UID: true}
-	for range 2 { // of four, one is the daemon's own, and one is taken
+	for range 2 { // of four numbers one is the daemon's own and one is in use
 		u, err := users.Take("more")
 		if err != nil || seen[u.UID] {
 			t.Fatalf("got %v, %v", u, err)
@@ -98,31 +97,31 @@ func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
 	}
 }
 
-// A daemon that finds a user in a record holds it for that guest, although nothing runs as it.
-func TestHold_ARecordedUserIsNotTakenByAnother(t *testing.T) {
+// A user in a record is reserved for that guest, even if no process runs as it.
+func TestReserve_RecordedUser(t *testing.T) {
 	const first = 0x7fff0040
 	users, err := NewUsers(first, first+2) // the last one is the daemon's own
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // a guest and its interface may each ask
-		if !users.Hold(User{first, first}, "one") {
-			t.Error("a guest cannot hold the user that it had")
+		if !users.Reserve(User{first, first}, "one") {
+			t.Error("a guest cannot reserve the user in its record")
 		}
 	}
-	if users.Hold(User{first, first}, "other") {
-		t.Error("two guests hold one user")
+	if users.Reserve(User{first, first}, "other") {
+		t.Error("two guests have one user")
 	}
 	if u, err := users.Take("other"); err != nil || u.UID != first+1 {
-		t.Errorf("another guest is given %v, %v", u, err)
+		t.Errorf("a second guest got %v, %v", u, err)
 	}
 	if u, err := users.Take("third"); !fault.Is(err, fault.NoCapacity) {
-		t.Errorf("a third guest is given %v, %v", u, err)
+		t.Errorf("a third guest got %v, %v", u, err)
 	}
 }
 
-// What Survey finds in use belongs to the guest whose record names it.
-func TestHold_TakesOverWhatSurveyFound(t *testing.T) {
+// A number that ReserveInUse found goes to the guest with that number in its record.
+func TestReserve_UserFoundInUse(t *testing.T) {
 	uid := uint32(0x7fff0050)
 	users, err := NewUsers(uid, uid+2)
 	if err != nil {
@@ -132,25 +131,25 @@ func TestHold_TakesOverWhatSurveyFound(t *testing.T) {
 	if err := os.Chown(own, int(uid), int(uid)); err != nil {
 		t.Skipf("cannot give a directory to user %d: %v", uid, err)
 	}
-	if err := users.Survey([]string{own}); err != nil {
+	if err := users.ReserveInUse([]string{own}); err != nil {
 		t.Fatal(err)
 	}
-	if !users.Hold(User{uid, uid}, "one") || users.Hold(User{uid, uid}, "other") {
-		t.Error("not only the guest that the record names holds the user")
+	if !users.Reserve(User{uid, uid}, "one") || users.Reserve(User{uid, uid}, "other") {
+		t.Error("the user is not reserved for the recorded guest alone")
 	}
 }
 
-// While a program runs none of the daemon's threads can be signalled by its user: a signal
-// to one would be one to the daemon.
+// While a program runs, its user can signal no thread of the daemon: a signal to one thread hits the whole
+// daemon.
 // Promise: I3
-func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
-	house, err := Open("")
+func TestRun_UserCannotSignalTheDaemon(t *testing.T) {
+	house, err := NewBuilder("")
 	if err != nil {
-		t.Skipf("no chambers here: %v", err)
+		t.Skipf("cannot make sandboxes here: %v", err)
 	}
 	defer func() { _ = house.Close() }()
 	const id = 0x7fff0020
-	c := &Chamber{User: User{id, id}, Program: "/bin/sleep", Limits: Limits{Threads: 8, Open: 9}}
+	c := &Spec{User: User{id, id}, Program: "/bin/sleep", Limits: Limits{Threads: 8, Open: 9}}
 	program := exec.CommandContext(t.Context(), "sleep", "600")
 	program.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
 	stay := make(chan struct{})
@@ -169,7 +168,7 @@ func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
 	}()
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", program.Process.Pid))
 	if err != nil || !regexp.MustCompile(`(?s)Max processes +8 .*Max open files +9 +9 `).Match(limits) {
-		t.Errorf("it is bounded by\n%s, %v", limits, err)
+		t.Errorf("its limits are\n%s, %v", limits, err)
 	}
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -186,7 +185,7 @@ func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
 	}
 }
 
-// usedBy says whether a thread has a user's number as its real or its saved one.
+// usedBy reports whether a thread has a number as its real or saved user.
 func usedBy(status string, uid int) bool {
 	for line := range strings.Lines(status) {
 		var r, e, s int

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// offerShell keeps a shell on a terminal, without a login, for as long as the
-// terminal is there.
+// offerShell runs a shell on a terminal, without a login, until the terminal is
+// removed.
 func (g *guest) offerShell(name string) {
 	for pause := 100 * time.Millisecond; g.here("tty", name); pause = min(2*pause, 10*time.Second) {
 		started := time.Now()

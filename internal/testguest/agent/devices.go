@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/early"
 )
 
-// watched are the classes of device that the agent does something about.
+// watched are the classes of devices that the agent serves.
 var watched = []string{"net", "virtio-ports", "input", "tty"}
 
 // scan serves every device that is there.
@@ -24,8 +24,8 @@ func (g *guest) scan() {
 	}
 }
 
-// follow serves devices that come later, for as long as the machine runs. What
-// the kernel had to drop is found by looking again.
+// follow serves devices that come later, until the machine ends. A new scan finds
+// devices whose events the kernel had to drop.
 func (g *guest) follow(events *early.Events) {
 	for {
 		switch e, err := events.Next(); {
@@ -37,7 +37,7 @@ func (g *guest) follow(events *early.Events) {
 	}
 }
 
-// event serves what one message is about.
+// event handles one message of the kernel.
 func (g *guest) event(e early.Event) {
 	switch {
 	case e.Action == "remove":
@@ -91,7 +91,7 @@ func (g *guest) gone(class, name string) {
 	delete(g.present, class+"/"+name)
 }
 
-// here reports whether a device has not been taken away.
+// here reports whether a device still exists.
 func (g *guest) here(class, name string) bool {
 	g.seen.Lock()
 	defer g.seen.Unlock()

@@ -27,7 +27,7 @@ type guest struct {
 	ending sync.Once
 }
 
-// facts answers who the guest is and how it does.
+// facts returns the guest's identity and state.
 func (g *guest) facts() *line.Facts {
 	host, _ := os.Hostname()
 	f := &line.Facts{

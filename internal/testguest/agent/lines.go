@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
-// cutLine takes the first line off a stream, without its end.
+// cutLine splits a stream after its first line. It drops the line's end.
 func cutLine(stream []byte) (first, rest []byte, found bool) {
 	first, rest, found = bytes.Cut(stream, []byte{'\n'})
 	return bytes.TrimRight(first, "\r"), rest, found

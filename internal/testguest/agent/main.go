@@ -3,8 +3,8 @@
 // shell on every console, obeys the power button, and answers on two
 // virtio-serial ports: Lodge's own line protocol and the QEMU guest agent's.
 //
-// It is what tests, the lab and `make up` boot. It trusts its host, and a user
-// of its console is root: it must never be put into a guest that matters.
+// Tests, the lab and `make up` boot it. It trusts its host, and a user
+// of its console is root: it must never run in a guest with valuable data.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 	g.obeySignals()
 }
 
-// boot brings the guest to the point where hosts may count on it. The kernel's
+// boot sets the guest up until it answers its host. The kernel's
 // device events are subscribed to before the drivers are loaded, so that
 // nothing that appears in between is missed.
 func (g *guest) boot() error {

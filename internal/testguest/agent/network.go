@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/early"
 )
 
-// configure keeps a DHCP client on an interface for as long as it is there.
+// configure runs a DHCP client on an interface until it is removed.
 func (g *guest) configure(name string) {
 	if name == "lo" {
 		return
@@ -41,7 +41,7 @@ func (g *guest) dhcpClient(name string) []string {
 	return argv
 }
 
-// isConsole tells the terminals that have something behind them: serial lines
+// isConsole reports whether a terminal has a device: serial lines
 // that exist, virtio consoles, and the first screen.
 func isConsole(name string) bool {
 	switch {

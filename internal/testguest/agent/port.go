@@ -5,8 +5,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
-// portServer gives what answers on a port, by the name the host gave it; nil
-// for a port that is nobody's, or has no name yet.
+// portServer returns the function that answers on a port, by the name that the host gave it. It returns nil for a
+// port without a name, or with a name that no server has.
 func (g *guest) portServer(device string) func(string) {
 	switch early.PortName(device) {
 	case line.Port:

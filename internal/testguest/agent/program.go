@@ -24,8 +24,8 @@ type program struct {
 	done           chan struct{}
 }
 
-// run starts a program in a session of its own. It is killed with all its
-// children when it is still there after limit.
+// run starts a program in a session of its own. After limit it is killed with all
+// its children.
 func (f *family) run(argv []string, stdin []byte, limit time.Duration) (*program, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("no program named")
@@ -67,7 +67,7 @@ func (p *program) attend(ours [3]*os.File, stdin []byte, ended <-chan unix.WaitS
 		_ = unix.Kill(-p.pid, unix.SIGKILL)
 		p.status = <-ended
 	}
-	// A daemon that it left behind may hold the pipes open for ever.
+	// A daemon that the program left behind may hold the pipes open forever.
 	for _, file := range ours[1:] {
 		_ = file.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 	}
@@ -98,7 +98,7 @@ func (c *capture) drain(from *os.File) {
 	c.dropped = n > 0
 }
 
-// pipes are three, of which the program gets the far ends.
+// pipes are three pipes. The program gets the far ends.
 type pipes struct{ ours, theirs [3]*os.File }
 
 func openPipes() (*pipes, error) {

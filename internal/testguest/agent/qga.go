@@ -25,7 +25,7 @@ type qga struct {
 	frozen  []string         // mount points
 }
 
-// maxRunning bounds what guest-exec keeps for hosts that never ask.
+// maxRunning limits the results that guest-exec keeps for hosts that never read them.
 const maxRunning = 64
 
 type qgaRequest struct {
@@ -41,7 +41,7 @@ type qgaError struct {
 
 func (e *qgaError) Error() string { return e.Desc }
 
-// silent is the result of a command that by its definition has no answer.
+// silent is the result of a command without an answer in QEMU's schema.
 type silent struct{}
 
 type qgaCommand func(q *qga, arguments json.RawMessage) (any, error)

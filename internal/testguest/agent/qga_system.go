@@ -112,8 +112,8 @@ func (q *qga) freezeStatus(json.RawMessage) (any, error) {
 	return "thawed", nil
 }
 
-// freeze stops writes to the named mount points, or to all on disks, and says
-// to how many. One that cannot be frozen undoes the rest.
+// freeze stops writes to the named mount points, or to all on disks, and returns
+// their number. If one cannot be frozen, it thaws the others.
 func (q *qga) freeze(arguments json.RawMessage) (any, error) {
 	var a struct {
 		Mountpoints []string `json:"mountpoints"`

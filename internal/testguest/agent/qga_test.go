@@ -22,7 +22,7 @@ func ask(t *testing.T, q *qga, request string) (result json.RawMessage, class st
 	return reply.Return, ""
 }
 
-func TestAgentProtocol(t *testing.T) {
+func TestAgent_Protocol(t *testing.T) {
 	q := &qga{guest: &guest{}, running: map[int]*program{}}
 	for _, c := range []struct{ request, want, class string }{
 		{`{"execute":"guest-sync","arguments":{"id":77}}`, `77`, ""},
@@ -44,7 +44,7 @@ func TestAgentProtocol(t *testing.T) {
 	}
 }
 
-func TestDelimitedSyncStartsWithItsMark(t *testing.T) {
+func TestSyncDelimited_StartsWithMark(t *testing.T) {
 	q := &qga{guest: &guest{}}
 	reply := q.answer([]byte(`{"execute":"guest-sync-delimited","arguments":{"id":1}}`))
 	if len(reply) == 0 || reply[0] != 0xFF {
@@ -55,7 +55,7 @@ func TestDelimitedSyncStartsWithItsMark(t *testing.T) {
 	}
 }
 
-func TestInfoListsWhatIsAnswered(t *testing.T) {
+func TestGuestInfo_ListsServedCommands(t *testing.T) {
 	q := &qga{guest: &guest{}}
 	info, _ := ask(t, q, `{"execute":"guest-info"}`)
 	for name := range qgaCommands {
@@ -65,7 +65,7 @@ func TestInfoListsWhatIsAnswered(t *testing.T) {
 	}
 }
 
-func TestLinesAreCut(t *testing.T) {
+func TestLines_Cut(t *testing.T) {
 	first, rest, found := cutLine([]byte("one\r\ntwo"))
 	if string(first) != "one" || string(rest) != "two" || !found {
 		t.Fatalf("got %q, %q, %v", first, rest, found)

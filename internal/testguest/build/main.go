@@ -17,7 +17,7 @@ import (
 
 func main() {
 	cache := flag.String("cache", "", "directory to keep packages and images in")
-	agent := flag.String("agent", "", "the agent, a static program built from guestimage/agent")
+	agent := flag.String("agent", "", "the agent, a static program built from testguest/agent")
 	disk := flag.Bool("disk", false, "make a disk that boots from a BIOS too")
 	flag.Parse()
 	if *cache == "" || *agent == "" || flag.NArg() > 0 {

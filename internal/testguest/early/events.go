@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrDropped says that the kernel had to drop messages: devices must be looked
-// for again.
+// ErrDropped says that the kernel had to drop messages: devices must be scanned
+// again.
 var ErrDropped = errors.New("messages about devices were dropped")
 
-// Events is what the kernel says about devices, from when it is opened.
+// Events are the kernel's messages about devices since OpenEvents.
 type Events struct {
 	fd     int
 	buffer []byte
@@ -69,12 +69,12 @@ func parse(message []byte) Event {
 	return e
 }
 
-// Pluggable tells a processor or a block of memory that has just come.
+// Pluggable reports whether the event adds a processor or a block of memory.
 func (e Event) Pluggable() bool {
 	return e.Action == "add" && (e.Class == "cpu" || e.Class == "memory")
 }
 
-// Online takes a processor or a block of memory into use.
+// Online sets a processor or a block of memory online.
 func (e Event) Online() error {
 	err := os.WriteFile("/sys"+e.Path+"/online", []byte("1"), 0)
 	if err != nil && !errors.Is(err, unix.EINVAL) { // it already is

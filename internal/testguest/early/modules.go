@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LoadModules loads the drivers listed in the file, one path a line, in an
-// order in which each one's needs come first. A driver that has no hardware
-// here still loads, so that hardware may be plugged in later.
+// LoadModules loads the drivers listed in the file, one path a line, each after its dependencies. A driver without
+// hardware here is loaded, too, so that the hardware may be plugged in later.
 func LoadModules(list string) []error {
 	text, err := os.ReadFile(list)
 	if err != nil {

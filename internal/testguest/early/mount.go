@@ -1,9 +1,8 @@
-// Package early is what the first process of any of Lodge's own guests does
-// before anything else: the kernel's file systems, drivers, the loopback
-// interface, ports and the devices that come later.
+// Package early is the start of the first process in each of Lodge's own guests: the kernel's file systems,
+// drivers, the loopback interface, ports and devices that are plugged in later.
 //
-// What belongs here: what both the small guest and the lab's need. What they do
-// then is theirs.
+// It holds the code that both the small guest and the lab's guest need. Everything after that is in their own
+// packages.
 package early
 
 import (
@@ -25,7 +24,7 @@ func Arguments() map[string]string {
 	return args
 }
 
-// Trimmed reads a short file of the kernel's; what cannot be read is empty.
+// Trimmed reads a short file of the kernel; an unreadable one is empty.
 func Trimmed(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -22,7 +22,7 @@ func PortName(device string) string {
 // Write waits for a host that reads.
 func (p *Port) Write(b []byte) (int, error) { return p.file.Write(b) }
 
-// Close lets another open the port.
+// Close lets another program open the port.
 func (p *Port) Close() error { return p.file.Close() }
 
 // OpenPort opens a virtio-serial port by the name of its device.
@@ -39,9 +39,8 @@ func OpenPort(device string) (*Port, error) {
 	return &Port{file: file, raw: raw}, nil
 }
 
-// Read waits for bytes. A port whose host end is closed reads as ended at once,
-// every time: such an end is waited out like silence, on the poller's edge,
-// because asking again and again would cost the idle guest a few per cent of a
+// Read waits for bytes. A port whose host end is closed reads as ended at once, every time. Read treats such an
+// end as silence and waits for the next edge of the poller: polling would cost the idle guest a few per cent of a
 // processor.
 func (p *Port) Read(buffer []byte) (int, error) {
 	var n int

@@ -1,5 +1,5 @@
-// Package guestimagetest gives tests the guest image that `make guest` has made, and
-// finds what else make has left in the checkout.
+// Package guestimagetest gives tests the guest image of `make guest`, and finds other
+// files that make has built in the checkout.
 package guestimagetest
 
 import (
@@ -25,8 +25,8 @@ func Find(t testing.TB) testguest.Image {
 	return testguest.In(dir)
 }
 
-// Made gives the place below .cache where make leaves something that guests boot, or
-// that which a variable names. It skips the test when tests are to be short.
+// Made returns the path below .cache of a guest image that make has built, or the path in the variable. It skips
+// the test with -short.
 func Made(t testing.TB, variable, name string) string {
 	t.Helper()
 	if testing.Short() {

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// guestSide answers each request with what answer gives for it, the first one
-// after a greeting nobody asked for.
+// guestSide writes a greeting that the host did not ask for, and then answers each request with answer's result.
 func guestSide(conn net.Conn, answer func(Request) string) {
 	greeting := `{"id":0,"facts":{"hostname":"early"}}` + "\n"
 	in := bufio.NewScanner(conn)
@@ -27,7 +26,7 @@ func guestSide(conn net.Conn, answer func(Request) string) {
 	}
 }
 
-func TestTheGreetingIsNoAnswer(t *testing.T) {
+func TestHost_GreetingIsNoAnswer(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	go guestSide(theirs, func(q Request) string {
@@ -41,7 +40,7 @@ func TestTheGreetingIsNoAnswer(t *testing.T) {
 	}
 }
 
-func TestRefusalsAreErrors(t *testing.T) {
+func TestVirsh_RefusalsAreErrors(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	go guestSide(theirs, func(q Request) string { return fmt.Sprintf("{\"id\":%d,\"error\":\"no such word\"}\n", q.ID) })
@@ -52,7 +51,7 @@ func TestRefusalsAreErrors(t *testing.T) {
 	}
 }
 
-func TestASilentGuestIsGivenUpAndThenAskedAgain(t *testing.T) {
+func TestHost_SilentGuest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
 		go guestSide(theirs, func(q Request) string {
@@ -76,7 +75,7 @@ func TestASilentGuestIsGivenUpAndThenAskedAgain(t *testing.T) {
 	})
 }
 
-func TestALineWithoutEndIsRefused(t *testing.T) {
+func TestLine_WithoutEnd(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	go func() {

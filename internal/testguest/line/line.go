@@ -3,9 +3,8 @@
 // guest answers requests in order; the host keeps one connection for as long as
 // it talks, because a port takes one peer at a time.
 //
-// What belongs here: what both ends must agree on, and the host's end. It is a
-// convenience for tests, the tile of `make up` and the lab; the daemon never
-// depends on it.
+// This package holds the definitions that both ends share, and the host's end.
+// Tests, the tile of `make up` and the lab use it; the daemon never depends on it.
 package line
 
 import "time"
@@ -17,8 +16,8 @@ const Port = "lodge.guest.0"
 const (
 	// MaxLine bounds one request or reply, newline included.
 	MaxLine = 4 << 20
-	// MaxOutput bounds what exec returns of either stream; the rest is dropped
-	// and said to be.
+	// MaxOutput bounds each stream that exec returns; the rest is dropped, and the
+	// reply says so.
 	MaxOutput = 1 << 20
 	// MaxTimeout bounds how long a program may run under exec.
 	MaxTimeout = 10 * time.Minute
@@ -37,7 +36,7 @@ type Request struct {
 	ID int64  `json:"id"`
 	Do string `json:"do"`
 
-	// For exec: the program with its arguments, what it reads, how long it may run.
+	// For exec: the program with its arguments, its standard input, and its time limit.
 	Argv      []string `json:"argv,omitempty"`
 	Stdin     []byte   `json:"stdin,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
@@ -57,7 +56,7 @@ type Reply struct {
 	Exit       *Exit       `json:"exit,omitempty"`
 }
 
-// Facts is what a guest says of itself.
+// Facts is a guest's report about itself.
 type Facts struct {
 	Hostname string `json:"hostname"`
 	Kernel   string `json:"kernel"`
@@ -70,7 +69,7 @@ type Facts struct {
 	// BootID tells one boot of a guest from the next.
 	BootID string `json:"boot_id"`
 	CPUs   int    `json:"cpus"`
-	// MemoryKiB is what the guest's kernel manages now.
+	// MemoryKiB is the memory that the guest's kernel manages now.
 	MemoryKiB uint64 `json:"memory_kib"`
 	// Disks names the block devices that the guest sees.
 	Disks []string `json:"disks,omitempty"`

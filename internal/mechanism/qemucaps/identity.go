@@ -1,0 +1,156 @@
+package qemucaps
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Identity tells one binary, with the modules beside it, from another without
+// reading it.
+type Identity struct {
+	Path          string
+	Size          int64
+	ModTime       int64 // nanoseconds since 1970
+	Device, Inode uint64
+	ChangeTime    int64 // nanoseconds since 1970; nobody can set it
+	Modules       int64 // when modules last came or went, likewise; 0 without any
+}
+
+// Host tells whether the verdict about KVM still counts: for as long as the same
+// kernel runs with the same KVM on the same processor. Times of files are not in
+// it: the kernel tells udev of each machine that KVM makes or ends, and udev sets
+// the rights of /dev/kvm anew each time.
+type Host struct {
+	BootID    string
+	Kernel    string // its release
+	Microcode string // "" where the kernel tells none
+	KVM       KVM
+}
+
+// KVM is the device that the kernel's module gives. One that is loaded anew has a
+// new inode.
+type KVM struct {
+	Inode, Device uint64 // of /dev/kvm; 0 when it is not there
+	Opens         bool
+	Nested        string // whether guests may run guests, by module
+}
+
+// Matches reports whether c still tells the truth about the binary at that
+// path, on this host as it is now. It looks at files' metadata only.
+func (c *Capabilities) Matches(binary string) bool {
+	now, err := Identify(binary)
+	return err == nil && c.Format == Format && c.Binary == now && c.Host == ThisHost()
+}
+
+// Identify reads the identity of the binary at that path.
+func Identify(binary string) (Identity, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(binary, &s); err != nil {
+		return Identity{}, &os.PathError{Op: "stat", Path: binary, Err: err}
+	}
+	return Identity{
+		Path: binary, Size: s.Size, ModTime: s.Mtim.Nano(), ChangeTime: s.Ctim.Nano(),
+		Device: s.Dev, Inode: s.Ino, Modules: modulesChanged(binary),
+	}, nil
+}
+
+// modulesChanged is when a directory of modules changed last. Distributions
+// put them into packages of their own, so that devices and displays come and go
+// while the binary stays.
+func modulesChanged(binary string) int64 {
+	var last int64
+	prefix := filepath.Dir(filepath.Dir(binary))
+	for _, dir := range append(libraries.of(prefix), filepath.Join(prefix, "lib64")) {
+		last = max(last, changed(filepath.Join(dir, "qemu")))
+	}
+	return last
+}
+
+// changed is when a file changed last, in nanoseconds since 1970; 0 when it is
+// not there.
+func changed(path string) int64 {
+	var s unix.Stat_t
+	if unix.Stat(path, &s) != nil {
+		return 0
+	}
+	return s.Ctim.Nano()
+}
+
+// libraries remembers the library directories of a prefix, one for each
+// architecture, because every start asks and /usr/lib is long to read.
+var libraries = libraryDirs{known: map[string]libraryDir{}}
+
+type libraryDirs struct {
+	mu    sync.Mutex
+	known map[string]libraryDir // by prefix
+}
+
+type libraryDir struct {
+	changed int64 // of PREFIX/lib, when it was read
+	dirs    []string
+}
+
+// of gives PREFIX/lib and what is below it for single architectures.
+func (l *libraryDirs) of(prefix string) []string {
+	lib := filepath.Join(prefix, "lib")
+	now := changed(lib)
+	l.mu.Lock()
+	known, ok := l.known[prefix]
+	l.mu.Unlock()
+	if ok && known.changed == now {
+		return slices.Clip(known.dirs)
+	}
+	// The pattern is well formed, and what cannot be read has no modules.
+	found, _ := filepath.Glob(filepath.Join(lib, "*-linux-*"))
+	known = libraryDir{now, append(found, lib)}
+	l.mu.Lock()
+	l.known[prefix] = known
+	l.mu.Unlock()
+	return slices.Clip(known.dirs)
+}
+
+// hostSources are the files by which hosts are told apart.
+type hostSources struct {
+	bootID, kernel, microcode string
+	kvm                       string // the device
+	nested                    string // a pattern: a parameter of each module
+}
+
+var sources = hostSources{
+	bootID: "/proc/sys/kernel/random/boot_id", kernel: "/proc/sys/kernel/osrelease",
+	microcode: "/sys/devices/system/cpu/cpu0/microcode/version",
+	kvm:       "/dev/kvm", nested: "/sys/module/kvm_*/parameters/nested",
+}
+
+// ThisHost reads the identity of the host as it is now.
+func ThisHost() Host { return sources.host() }
+
+func (s hostSources) host() Host {
+	h := Host{BootID: firstLine(s.bootID), Kernel: firstLine(s.kernel), Microcode: firstLine(s.microcode)}
+	var node unix.Stat_t
+	if unix.Stat(s.kvm, &node) != nil {
+		return h
+	}
+	h.KVM.Inode, h.KVM.Device = node.Ino, node.Rdev
+	if fd, err := unix.Open(s.kvm, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err == nil {
+		h.KVM.Opens = true
+		_ = unix.Close(fd)
+	}
+	// The pattern is well formed, and what it gives is sorted.
+	modules, _ := filepath.Glob(s.nested)
+	for _, path := range modules {
+		h.KVM.Nested += filepath.Base(filepath.Dir(filepath.Dir(path))) + "=" + firstLine(path) + " "
+	}
+	return h
+}
+
+// firstLine is what a file of one line holds, or "" where it cannot be read.
+func firstLine(path string) string {
+	text, _ := os.ReadFile(path)
+	return strings.TrimSpace(string(text))
+}

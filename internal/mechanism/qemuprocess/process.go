@@ -1,0 +1,180 @@
+package qemuprocess
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// Process is a running program that may have been started by an earlier
+// daemon. PID and StartTime together name it for as long as the host is up.
+//
+// Its end is watched through a pidfd in the runtime's poller: one goroutine
+// and no thread for each, until the process ends or Release is called.
+type Process struct {
+	PID       int
+	StartTime uint64 // clock ticks since the host started
+
+	pidfd   *os.File
+	raw     syscall.RawConn
+	exited  chan struct{}
+	release sync.Once
+	exit    Exit // set before exited is closed
+}
+
+// Exit says how a process ended.
+type Exit struct {
+	Known  bool           // false when it was not this daemon's child: only that it ended is known
+	Code   int            // what it returned, when no signal ended it
+	Signal syscall.Signal // what ended it, or 0
+}
+
+func (e Exit) String() string {
+	switch {
+	case !e.Known:
+		return "ended in an unknown way"
+	case e.Signal != 0:
+		return fmt.Sprintf("was ended by signal %d (%s)", int(e.Signal), e.Signal)
+	}
+	return fmt.Sprintf("ended with status %d", e.Code)
+}
+
+// Adopt attaches to a process that somebody else started. It refuses, with
+// fault.NotFound, when the process has ended and also when its number belongs
+// to another one by now.
+func Adopt(pid int, startTime uint64) (*Process, error) {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	switch {
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL):
+		return nil, fault.New(fault.NotFound, fault.Host, "process %d has ended", pid)
+	case err != nil:
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot attach to process %d", pid)
+	}
+	p, err := watch(pid, pidfd)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
+		return nil, fault.New(fault.NotFound, fault.Host, "process %d has ended", pid)
+	case err != nil:
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot attach to process %d", pid)
+	case p.StartTime != startTime:
+		p.Release()
+		return nil, fault.New(fault.NotFound, fault.Host, "process %d has ended and its number belongs to another", pid)
+	}
+	return p, nil
+}
+
+// watch makes a Process of a pidfd, which it owns from here on.
+func watch(pid, pidfd int) (*Process, error) {
+	// Only a descriptor that does not block is given to the poller.
+	if err := unix.SetNonblock(pidfd, true); err != nil {
+		_ = unix.Close(pidfd)
+		return nil, err
+	}
+	p := &Process{PID: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), exited: make(chan struct{})}
+	var err error
+	if p.raw, err = p.pidfd.SyscallConn(); err == nil {
+		p.StartTime, err = startTime(pid)
+	}
+	if err == nil {
+		// The process still being there proves that what was read was its own.
+		err = p.Signal(0)
+	}
+	if err != nil {
+		_ = p.pidfd.Close()
+		return nil, err
+	}
+	go p.await()
+	return p, nil
+}
+
+// await reaps the process when it ends. It stops early when Release closes
+// the pidfd.
+func (p *Process) await() {
+	err := p.raw.Read(func(fd uintptr) bool {
+		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(ready, 0); err != nil || n == 0 {
+			return false
+		}
+		p.exit = reap(p.PID, int(fd))
+		return true
+	})
+	if err == nil {
+		close(p.exited)
+		p.Release()
+	}
+}
+
+// reap collects a child that has ended. Looking at it through the pidfd first
+// proves that the number still belongs to it, and that it is a child.
+func reap(pid, pidfd int) Exit {
+	var info unix.Siginfo
+	if err := unix.Waitid(unix.P_PIDFD, pidfd, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil {
+		return Exit{}
+	}
+	var status unix.WaitStatus
+	if got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil); err != nil || got != pid {
+		return Exit{}
+	}
+	if status.Signaled() {
+		return Exit{Known: true, Signal: status.Signal()}
+	}
+	return Exit{Known: true, Code: status.ExitStatus()}
+}
+
+// Exited is closed when the process has ended. After Release it never is.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// Exit says how the process ended; ask only once Exited is closed.
+func (p *Process) Exit() Exit { return p.exit }
+
+// Signal sends a signal to this very process. One that has ended gives
+// unix.ESRCH, one that was released os.ErrClosed.
+func (p *Process) Signal(sig syscall.Signal) error {
+	var sent error
+	err := p.raw.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
+	if err == nil {
+		return sent
+	}
+	select {
+	case <-p.exited:
+		return unix.ESRCH
+	default:
+		return os.ErrClosed
+	}
+}
+
+// Kill ends the process without asking it. One that has ended is no error.
+func (p *Process) Kill() error {
+	err := p.Signal(unix.SIGKILL)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot kill process %d", p.PID)
+}
+
+// Release stops watching and lets the process run on.
+func (p *Process) Release() { p.release.Do(func() { _ = p.pidfd.Close() }) }
+
+// startTime reads field 22 of /proc/PID/stat.
+func startTime(pid int) (uint64, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The name, field 2, may hold anything: count from its closing bracket.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	const field = 22 - 3
+	if len(fields) <= field {
+		return 0, fmt.Errorf("cannot read the start time of process %d", pid)
+	}
+	return strconv.ParseUint(string(fields[field]), 10, 64)
+}

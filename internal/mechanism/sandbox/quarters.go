@@ -1,9 +1,0 @@
-package sandbox
-
-// Quarters are for programs that the daemon runs for itself on what may be
-// hostile: each is one of the users, in a chamber of the house. Nil quarters: they
-// run as the daemon does.
-type Quarters struct {
-	House *House
-	Users *Users
-}
