@@ -10,7 +10,7 @@ import (
 // contextValues are the places where a room puts a value into a context. None of the values says what a client
 // may do: that is a scope.Scope, and a parameter. Each says what it is.
 var contextValues = map[string]string{
-	"internal/base/fairqueue/turnstile.go": "the queue that a call takes turns in",
+	"internal/base/fairqueue/fairqueue.go": "the queue that a call takes turns in",
 	"internal/edge/api/limits.go":          "who calls: net/http hands nothing else to a handler",
 	"internal/edge/api/server.go":          "the connection that a call came by, for the same reason",
 }
