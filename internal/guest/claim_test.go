@@ -303,7 +303,7 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
 	err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), scope.Daemon("a test"), UndefineOptions{NVRAM: true})
-	if err == nil || !strings.Contains(err.Error(), "is undefined, but its UEFI variables are left") || !strings.Contains(err.Error(), "remove "+vars+":") {
+	if err == nil || !strings.Contains(err.Error(), "is undefined, but its UEFI variables were not removed") || !strings.Contains(err.Error(), "remove "+vars) {
 		t.Errorf("the answer is %v", err)
 	}
 	if g, err := r.ByUUID(claimedUUID); err == nil {

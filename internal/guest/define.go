@@ -333,12 +333,12 @@ func (g *Guest) Rename(ctx context.Context, sc scope.Scope, name string) error {
 		return err
 	}
 	// It runs as a job, so that no start is in progress.
-	return g.perform(ctx, sc, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(ctx, sc, name) })
+	return g.perform(ctx, sc, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(sc, name) })
 }
 
 // rename stores the new name and announces it. During the change the guest has both names. It runs in the
 // loop.
-func (g *Guest) rename(ctx context.Context, sc scope.Scope, name string) error {
+func (g *Guest) rename(sc scope.Scope, name string) error {
 	if g.inactive == nil {
 		return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")
 	}

@@ -44,7 +44,7 @@ func (g *Guest) ChangeMetadata(ctx context.Context, sc scope.Scope, kind Metadat
 			d = d.Clone()
 			return d, setMetadata(d, kind, value, key, uri)
 		}
-		return g.setWords(ctx, sc, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
+		return g.setWords(sc, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
 	}
 	if a.Live || !a.Config { // as a job: no other change is half done, and no save has the old text
 		return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, set)
@@ -53,7 +53,7 @@ func (g *Guest) ChangeMetadata(ctx context.Context, sc scope.Scope, kind Metadat
 }
 
 // setWords changes metadata and announces it. It runs in the loop.
-func (g *Guest) setWords(ctx context.Context, sc scope.Scope, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
+func (g *Guest) setWords(sc scope.Scope, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
 	var config, after *domain.Definition
 	if a.Config {
 		if config, err = changed(g.inactive); err != nil {

@@ -99,7 +99,7 @@ func (g *Guest) planPlug(ctx context.Context, sc scope.Scope, doc string, config
 		return nil, err
 	}
 	r.numberNode(def, dev)
-	if err := g.admitPlug(ctx, sc, def, dev); err != nil {
+	if err := g.admitPlug(sc, def, dev); err != nil {
 		return nil, err
 	}
 	if err := checkTakesPCI(def, dev); err != nil {
@@ -161,7 +161,7 @@ func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps 
 
 // admitPlug refuses a device that exceeds the client's quota, or with which no later daemon could read the
 // definition.
-func (g *Guest) admitPlug(ctx context.Context, sc scope.Scope, def *domain.Definition, dev device.Device) error {
+func (g *Guest) admitPlug(sc scope.Scope, def *domain.Definition, dev device.Device) error {
 	with := def.Clone()
 	err := with.Add(dev)
 	if err == nil {

@@ -41,7 +41,7 @@ func (g *Guest) Save(ctx context.Context, sc scope.Scope, path string, o SaveOpt
 // ManagedSave saves the guest to the image from which its next start restores it.
 func (g *Guest) ManagedSave(ctx context.Context, sc scope.Scope, o SaveOptions) error {
 	return g.moveMemory(ctx, sc, lifecycle.Managed, domain.JobSave, func(p *progress) (work, error) {
-		if err := g.fenceSaved(ctx, sc, o.XML); err != nil {
+		if err := g.fenceSaved(sc, o.XML); err != nil {
 			return nil, err
 		}
 		return g.planSave(g.managedSavePath(), o, true, p)

@@ -111,7 +111,7 @@ func (g *Guest) RedefineManagedSave(ctx context.Context, sc scope.Scope, o SaveO
 		if !g.record.ManagedSave {
 			return nil, errNoManagedSave()
 		}
-		if err := g.fenceSaved(ctx, sc, o.XML); err != nil {
+		if err := g.fenceSaved(sc, o.XML); err != nil {
 			return nil, err
 		}
 		path := g.managedSavePath()
@@ -123,7 +123,7 @@ func (g *Guest) RedefineManagedSave(ctx context.Context, sc scope.Scope, o SaveO
 
 // fenceSaved records the folders for the disks of a definition for the image, and applies the Bound of ctx
 // as for Define. Another client may start the guest from the image.
-func (g *Guest) fenceSaved(ctx context.Context, sc scope.Scope, doc string) error {
+func (g *Guest) fenceSaved(sc scope.Scope, doc string) error {
 	if doc == "" || sc.Folders() == nil && sc.Limits() == nil {
 		return nil
 	}

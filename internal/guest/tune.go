@@ -24,7 +24,7 @@ func (g *Guest) Tune(ctx context.Context, sc scope.Scope, a Affect, change func(
 	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return tuned(g.inactive, change)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planTune(ctx, sc, change, config)
+		return g.planTune(sc, change, config)
 	})
 }
 
@@ -50,7 +50,7 @@ func sameRates(a, b *device.NIC) bool {
 
 // planTune plans a change of the running guest's settings. config is the changed stored definition. Nil: it
 // is unchanged.
-func (g *Guest) planTune(ctx context.Context, sc scope.Scope, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+func (g *Guest) planTune(sc scope.Scope, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
 	before := g.run.def
 	after, err := tuned(before, change)
 	if err != nil {
