@@ -311,7 +311,7 @@ func (a *attach) define(ctx context.Context) error {
 		if a.saved == nil {
 			return nil
 		}
-		return g.followOnce(ctx, a.op.Scope(), a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
+		return g.followOnce(a.op.Scope(), a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
 	})
 }
 

@@ -354,7 +354,7 @@ func (c *blockCommit) broken(job *qemu.Job) error {
 // store makes the stored definition name the base image, and syncs it to the disk.
 func (c *blockCommit) store(ctx context.Context) error {
 	return c.r.inLoop(ctx, func(g *Guest) error {
-		return g.followOnce(ctx, c.op.Scope(), c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(c.op.Scope(), c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			d := findDiskByName(config, c.Target)
 			if d == nil || d.Source == nil {
 				return config, nil
@@ -515,7 +515,7 @@ func (c *blockCommit) shortenStored(ctx context.Context, sc scope.Scope, g *Gues
 	if d == nil || d.Source == nil || !d.BackingSaid {
 		return nil
 	}
-	return g.followOnce(ctx, sc, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(sc, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		d := findDiskByName(config, c.Target)
 		d.Backing = slices.DeleteFunc(slices.Clone(d.Backing), func(l device.BackingLayer) bool {
 			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w written) bool { return w.Path == l.Source.Path() })

@@ -121,7 +121,7 @@ func (d *detach) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if d.saved == nil {
 		return nil
 	}
-	return g.followOnce(ctx, sc, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(sc, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		dev, err := findLike(&config.Devices, d.saved)
 		if fault.Is(err, fault.NotFound) {
 			return config, nil

@@ -102,7 +102,7 @@ func (s *Stats) stale(t *trouble) *Stats {
 
 // fresh returns a sample not older than maxAge, and takes one if needed. life bounds a sampling that
 // outlives its caller.
-func (g *gauge) fresh(ctx context.Context, life context.Context, maxAge time.Duration) (*Stats, error) {
+func (g *gauge) fresh(ctx, life context.Context, maxAge time.Duration) (*Stats, error) {
 	g.mu.Lock()
 	last, late := g.known()
 	if last != nil && late == nil && time.Since(last.At) <= maxAge {

@@ -192,7 +192,7 @@ func (a *iothreadAddition) define(ctx context.Context) error {
 		if !a.Config {
 			return nil
 		}
-		return g.followOnce(ctx, a.op.Scope(), a.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(a.op.Scope(), a.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			config.IOThreads = max(config.IOThreads, a.ID) // another client may have stored it since
 			return config, nil
 		})

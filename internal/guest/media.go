@@ -240,7 +240,7 @@ func (m *mediaChange) define(ctx context.Context) error {
 		if m.saved == nil {
 			return nil
 		}
-		return g.followOnce(ctx, m.op.Scope(), m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		return g.followOnce(m.op.Scope(), m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 			return config, updateIn(&config.Devices, m.saved)
 		})
 	})

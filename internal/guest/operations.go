@@ -145,7 +145,7 @@ func (r *run) endOperations(ctx context.Context) error {
 // followOnce changes the stored definition as an operation did the running one. It keeps what others have
 // stored since, and does nothing if it has been done before. It runs in the loop. A change that no longer
 // fits the definition is a final error. A store that takes no changes is not.
-func (g *Guest) followOnce(ctx context.Context, sc scope.Scope, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
+func (g *Guest) followOnce(sc scope.Scope, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
 	if g == nil || g.inactive == nil || slices.Contains(g.record.Followed, id) {
 		return nil
 	}

@@ -24,7 +24,7 @@ func (g *Guest) Attach(ctx context.Context, sc scope.Scope, doc string, a Affect
 	return g.edit(ctx, sc, a, func() (*domain.Definition, error) {
 		return g.withDevice(dev)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planPlug(ctx, sc, doc, config, dev)
+		return g.planPlug(sc, doc, config, dev)
 	})
 }
 
@@ -68,7 +68,7 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemucaps.Ca
 
 // planPlug plans to attach a device to the running guest. It parses the document again, so that the running
 // and the stored device share only the MAC address that was generated for a NIC.
-func (g *Guest) planPlug(ctx context.Context, sc scope.Scope, doc string, config *domain.Definition, stored device.Device) (work, error) {
+func (g *Guest) planPlug(sc scope.Scope, doc string, config *domain.Definition, stored device.Device) (work, error) {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return nil, err

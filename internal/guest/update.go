@@ -196,7 +196,7 @@ func (u *update) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
 	if u.config == nil {
 		return nil
 	}
-	return g.followOnce(ctx, sc, u.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+	return g.followOnce(sc, u.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		takeSettings(config, u.ofConfig, u.config)
 		return config, nil
 	})
