@@ -61,8 +61,8 @@ func (s *session) letIn() error {
 	return err
 }
 
-// prove has polkit say whether the client may come in, once on a connection: who was
-// refused may connect again, as often as there are strikes.
+// prove asks polkit whether the client may come in, once on a connection. A refused
+// client may connect again, as often as there are strikes.
 func (s *session) prove(ctx context.Context) error {
 	c := s.client
 	s.mu.Lock()
@@ -72,7 +72,7 @@ func (s *session) prove(ctx context.Context) error {
 	if asked {
 		return withCode(codeAuthFailed, fault.New(fault.WrongState, fault.Call, "polkit is asked once on a connection; connect anew"))
 	}
-	// Whoever types a password gets the time for it.
+	// A user who types a password gets the time for it.
 	c.greeting.Reset(polkit.Patience + c.server.limits.handshake)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -158,8 +158,8 @@ func (r baselineRequest) inCommon(all []processor) (known, error) {
 	return common, nil
 }
 
-// vendor is that of a described processor, or else of its model; "" for nobody's. Of
-// the first processor the description alone counts, as in libvirt.
+// vendor gives the vendor that a processor's description names, else the vendor of its
+// model; "" if there is none. For the first processor only the description counts, as in libvirt.
 func (r baselineRequest) vendor(p processor, first bool) (string, error) {
 	if p.vendor != "" && !slices.Contains(slices.Collect(maps.Values(cpuVendors)), p.vendor) {
 		return "", fault.New(fault.Failed, fault.Call, "unknown CPU vendor %s", p.vendor)
@@ -179,9 +179,9 @@ func (r baselineRequest) vendor(p processor, first bool) (string, error) {
 	return m.vendor, nil
 }
 
-// describe tells a processor as a definition does: by the model, what it has
-// beyond that and what it has not; or by all that it has when the model is to be
-// written out.
+// describe writes a processor as a domain's definition does: the model, the features
+// beyond the model and the features that are missing. If the model is to be written
+// out, it lists all features instead.
 func (r baselineRequest) describe(p known, m cpuModel, fallback string) *xmltree.Element {
 	e := within(tag("cpu", "mode", "custom", "match", "exact"), leaf("model", m.Name, "fallback", fallback), leaf("vendor", p.vendor))
 	beyond := m.features

@@ -184,7 +184,7 @@ func describeHost(facts *resources.Facts, caps *qemucaps.Capabilities, models []
 	return about
 }
 
-// describeModel tells one of the models by which guests are told apart.
+// describeModel describes one of the security models that separate guests.
 func describeModel(m guest.SecurityModel) *xmltree.Element {
 	e := within(tag("secmodel"), leaf("model", m.Name), leaf("doi", m.DOI))
 	for _, kind := range slices.Sorted(maps.Keys(m.Base)) {
@@ -200,8 +200,8 @@ func yesNo(yes bool) string {
 	return "no"
 }
 
-// describeProcessor tells the host's processor: by the nearest model, and by what it
-// has beyond that.
+// describeProcessor describes the host's processor: the nearest model, and the
+// features beyond that model.
 func describeProcessor(facts *resources.Facts, caps *qemucaps.Capabilities) *xmltree.Element {
 	cpu, shape, p := facts.CPU, facts.Topology.Shape(), hostProcessorOf(facts, caps)
 	e := within(tag("cpu"), leaf("arch", facts.Arch))

@@ -31,7 +31,7 @@ const (
 	hostProcessor                      // a host's alone
 )
 
-// otherArchitectures are those that libvirt knows besides x86's.
+// otherArchitectures are the architectures that libvirt knows, except those of x86.
 var otherArchitectures = []string{
 	"aarch64", "alpha", "armv6l", "armv7b", "armv7l", "cris", "itanium", "lm32", "loongarch64", "m68k", "microblaze", "microblazeel",
 	"mips", "mips64", "mips64el", "mipsel", "or32", "parisc", "parisc64", "ppc", "ppc64", "ppc64le", "ppcemb", "riscv32", "riscv64",

@@ -26,7 +26,7 @@ func setOf(qemuNames []string) featureSet {
 type cpuModel struct {
 	qemucaps.CPUDefinition
 
-	vendor   string // "unknown" for nobody's
+	vendor   string // "unknown" if there is none
 	features featureSet
 }
 
@@ -116,7 +116,7 @@ func remove(set, some featureSet) {
 	maps.DeleteFunc(set, func(name string, _ bool) bool { return some[name] })
 }
 
-// lacking gives, sorted, what is in one set and not in another.
+// lacking gives, sorted, the features that are in all but not in some.
 func lacking(all, some featureSet) []string {
 	var names []string
 	for name := range all {
@@ -128,7 +128,7 @@ func lacking(all, some featureSet) []string {
 	return names
 }
 
-// known is a processor whose features are all known.
+// known is a processor with a complete list of its features.
 type known struct {
 	vendor    string // libvirt's word, or ""
 	signature qemucaps.Signature
@@ -179,10 +179,10 @@ func hypervisorProcessorOf(acc qemucaps.Accelerator) known {
 	return known{vendor: cpuVendors[m.Vendor], signature: m.Signature, features: setOf(m.Features)}
 }
 
-// hostModel tells what host-model stands for with an accelerator: a model, and what
-// the accelerator gives beyond that and what it does not. There is none without a
-// model that runs. Where QEMU's model is another than clients know it, both are told
-// apart, so that a guest started by this has what one with host-model has.
+// hostModel gives the meaning of host-model with an accelerator: a model, the features
+// that the accelerator adds, and the features that it lacks. There is none without a
+// model that runs. QEMU's model may differ from the model that clients know. The lists
+// cover the difference, so a guest started from them gets the same features as one with host-model.
 func (c catalogue) hostModel(acc qemucaps.Accelerator) (m cpuModel, require, disable []string, found bool) {
 	m, err := c.model(acc.HostModel.Base)
 	given := hypervisorProcessorOf(acc).features
@@ -226,9 +226,9 @@ func (c catalogue) nearest(p known, ofHost bool, preferred []string) (cpuModel, 
 	return best, found
 }
 
-// costOfLess is what it counts that a model has so many features that a processor
-// lacks: half of them, and more for each, so that a lesser model with more words is
-// preferred. libvirt counts so.
+// costOfLess is the cost of a model with so many features that the processor lacks:
+// half of them, and more for each. So a lesser model with a longer list of features is
+// preferred. libvirt counts the same way.
 func costOfLess(missing int) int {
 	n := (missing + 1) / 2
 	return n * (n + 3) / 2

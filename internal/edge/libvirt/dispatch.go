@@ -71,8 +71,8 @@ func on[A, R any, PA message[A], PR message[R]](
 	})
 }
 
-// onThen is on for a call that starts something which sends packets by itself:
-// what f returns beside the result runs once the result is queued.
+// onThen is on for a call that starts a sender of further packets. The function that f
+// returns beside the result runs once the result is queued.
 func onThen[A, R any, PA message[A], PR message[R]](
 	g group, number int32, f func(*handlers, context.Context, *request, PA) (PR, func(), error),
 ) {
@@ -99,7 +99,7 @@ func onStream[A, R any, PA message[A], PR message[R]](
 }
 
 // onFilesIn is on for a call that comes with descriptors. They are closed when
-// f returns: it duplicates what it keeps.
+// f returns, so f duplicates the ones it keeps.
 func onFilesIn[A, R any, PA message[A], PR message[R]](
 	g group, number int32, f func(*handlers, context.Context, *request, PA, []*os.File) (PR, error),
 ) {
@@ -128,8 +128,8 @@ func (g group) lookup(number int32) *xdr.Procedure {
 	return p
 }
 
-// add checks a handler against the procedure table, so that a wrong pair is
-// found when the table is made and not when somebody calls.
+// add checks a handler against the procedure table. So a wrong pair is found
+// when the table is made and not at a client's call.
 func add[A, R any, PA message[A], PR message[R]](
 	g group, number int32, stream xdr.Stream, fds xdr.FDs,
 	f func(*handlers, context.Context, *request, PA, []*os.File) (reply, error),
@@ -175,7 +175,7 @@ func checkType[T any](p *xdr.Procedure, what string, make func() xdr.Message) {
 	}
 }
 
-// route finds who serves a call, or says why nobody may.
+// route finds the handler of a call, or the error that refuses the call.
 func (c *client) route(f *frame) (*route, error) {
 	switch f.Program {
 	case xdr.ProgramRemote, xdr.ProgramQEMU:
@@ -236,7 +236,7 @@ func (c *client) answer(r *route, f *frame) {
 		c.replyError(f.Header, err, done)
 	}
 	c.streams.guard(st, answer.of, answer.still)
-	if answer.body != nil { // runs in any case: it releases what was opened
+	if answer.body != nil { // runs in any case: it releases the files it opened
 		c.work.Go(func() { st.run(answer.body) })
 	}
 	if answer.then != nil && err == nil {

@@ -47,7 +47,7 @@ func (h *handlers) domainInterfaceAddresses(ctx context.Context, s *request, arg
 	return ret, nil
 }
 
-// Who is asked for a domain's name; the agent where nothing is said.
+// Sources of a domain's host name. Without a flag, the agent is asked.
 const (
 	hostnameLease = 1
 	hostnameAgent = 2

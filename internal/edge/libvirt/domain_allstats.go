@@ -22,7 +22,7 @@ const (
 	statsInterface = 16
 	statsBlock     = 32
 	statsIOThread  = 128
-	statsMemory    = 256 // of memory bandwidth monitors, of which no domain has any
+	statsMemory    = 256 // memory bandwidth monitors; no domain has any
 	statsGroups    = statsState | statsCPU | statsBalloon | statsVCPU | statsInterface | statsBlock | statsIOThread | statsMemory
 )
 
@@ -84,8 +84,8 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, s *request, arg
 // statsSlack is what an answer has beside its records, in bytes, and more.
 const statsSlack = 1 << 10
 
-// fit leaves out of the largest records what an answer of so many bytes has no room for: a definition may
-// be megabytes of paths, and whoever has such guests takes nothing of what is told of others'.
+// fit shortens the largest records until the answer fits into so many bytes. A definition may hold megabytes
+// of paths; the owner of such guests takes no room from the records of other guests.
 func fit(records []xdr.DomainStatsRecord, room int) {
 	sizes := make([]int, len(records))
 	whole := 0
@@ -164,7 +164,7 @@ func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*gu
 		all.Go(func() {
 			switch v := g.View(); {
 			case v.Active != nil:
-				_, _ = g.Stats(ctx, statsAge) // what came of it is in the guest's sample
+				_, _ = g.Stats(ctx, statsAge) // the result is in the guest's sample
 			case r.groups&statsBlock != 0:
 				sizes[i] = sizesAtRest(ctx, sc, g, v)
 			}
@@ -195,7 +195,7 @@ func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.V
 	return sizes
 }
 
-// record tells of one guest. What is not known of it is missing.
+// record gives the statistics of one guest. Unknown values are left out.
 func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRecord, error) {
 	v := g.View()
 	d, err := wireDomain(v)

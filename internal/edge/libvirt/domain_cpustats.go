@@ -48,7 +48,7 @@ func cpuTotals(used kernel.GroupStats) []xdr.TypedParam {
 	}
 }
 
-// cpuTimes answers for single processors, of which there is one figure each.
+// cpuTimes answers for single processors: one figure for each.
 func cpuTimes(used kernel.GroupStats, args *xdr.DomainGetCPUStatsArgs) (*xdr.DomainGetCPUStatsRet, error) {
 	switch count := len(used.PerCPU); {
 	case count == 0:

@@ -100,8 +100,8 @@ func (h *handlers) domainSetInterfaceParameters(ctx context.Context, s *request,
 	})
 }
 
-// interfaceRates reads what is to be set of each direction; nil for one of
-// which nothing is said. What is not said of the other is zero.
+// interfaceRates reads the rates to set for each direction; nil for a direction
+// without parameters. A missing value of a named direction is zero.
 func interfaceRates(params []xdr.TypedParam) (in, out *device.Rate, err error) {
 	set := func(rate **device.Rate, fields []rateField, p xdr.TypedParam) (known bool, err error) {
 		for _, f := range fields {

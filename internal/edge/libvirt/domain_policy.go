@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// domainPolicyCalls say what becomes of a domain that ends or crashes by itself.
+// domainPolicyCalls set the action after a domain ends or crashes without a client's call.
 func domainPolicyCalls(g group) {
 	on(g, xdr.ProcDomainSetLifecycleAction, (*handlers).domainSetLifecycleAction)
 }

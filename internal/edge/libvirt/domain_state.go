@@ -73,7 +73,7 @@ func (h *handlers) domainGetInfo(_ context.Context, _ *request, args *xdr.Domain
 	return ret, nil
 }
 
-// infoOf is what the view tells. Lists have one of which no definition is known, too.
+// infoOf converts a guest's view. Lists include guests without a known definition, too.
 func infoOf(v *guest.View) (*xdr.DomainGetInfoRet, error) {
 	def, err := definition(v, 0)
 	if err != nil && !v.Quarantined {

@@ -207,7 +207,7 @@ func (h *handlers) pinTarget(cpumap []byte) (topology.CPUSet, error) {
 	return to, nil
 }
 
-// bound gives where something that is not bound by itself may run.
+// bound gives the processors for a thread that has no pinning of its own.
 func (h *handlers) bound(def *domain.Definition, pin topology.CPUSet) topology.CPUSet {
 	switch {
 	case !pin.IsEmpty():
