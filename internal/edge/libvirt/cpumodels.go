@@ -196,10 +196,10 @@ func (c catalogue) hostModel(acc qemucaps.Accelerator) (m cpuModel, require, dis
 	return m, lacking(more, nil), lacking(less, nil), err == nil
 }
 
-// nearest finds the model that says best what a processor is. A host is at least
-// what its model is; of a guest's model features may be taken away. A model with
-// the processor's signature comes first, then the one that takes the fewest words;
-// of equals one that is preferred.
+// nearest finds the model that describes a processor best. A host has all features of
+// its model; features of a guest's model may be taken away. A model with the processor's
+// signature comes first, then the model with the shortest list of changes. Among equals,
+// a preferred model wins.
 func (c catalogue) nearest(p known, ofHost bool, preferred []string) (cpuModel, bool) {
 	var best cpuModel
 	bestCost, bestLess, found := 0, 0, false

@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// domainAgentCalls are answered by the agent in the guest. The guest's agent settings
-// bound the wait. The answers are only as true as the agent is honest.
+// domainAgentCalls are answered by the agent in the guest. Package guest bounds the
+// wait for it. The answers are only as true as the agent is honest.
 func domainAgentCalls(g group) {
 	on(g, xdr.ProcDomainFSFreeze, (*handlers).domainFSFreeze)
 	on(g, xdr.ProcDomainFSThaw, (*handlers).domainFSThaw)

@@ -84,8 +84,8 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, s *request, arg
 // statsSlack is what an answer has beside its records, in bytes, and more.
 const statsSlack = 1 << 10
 
-// fit shortens the largest records until the answer fits into so many bytes. A definition may hold megabytes
-// of paths; the owner of such guests takes no room from the records of other guests.
+// fit drops the last parameters of the largest records until the answer fits into so many bytes. A definition
+// may hold megabytes of paths; the owner of such guests takes no room from the records of other guests.
 func fit(records []xdr.DomainStatsRecord, room int) {
 	sizes := make([]int, len(records))
 	whole := 0

@@ -207,7 +207,8 @@ func (h *handlers) pinTarget(cpumap []byte) (topology.CPUSet, error) {
 	return to, nil
 }
 
-// bound gives the processors for a thread that has no pinning of its own.
+// bound gives the processors where a thread may run: its own pinning, else the
+// definition's processors, else all present processors of the host.
 func (h *handlers) bound(def *domain.Definition, pin topology.CPUSet) topology.CPUSet {
 	switch {
 	case !pin.IsEmpty():

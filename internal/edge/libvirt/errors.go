@@ -307,8 +307,8 @@ func netError(err error) *xdr.NetError {
 	}
 }
 
-// steerless takes out what steers the terminal of whoever is told: errors quote files, and QEMU, which
-// its guest may have taken over. Lines stay.
+// steerless removes control characters, which could steer the terminal of the reader. Errors quote files
+// and QEMU, and a guest may have compromised its QEMU. Line breaks and tabs stay.
 func steerless(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {

@@ -24,8 +24,8 @@ const (
 // that Lodge has no reason to send included.
 var eventIDs = map[family]int32{ofDomain: 28, ofNetwork: 2, ofPool: 2, ofNodeDevice: 2, ofSecret: 2}
 
-// maxSubscriptions bounds those of one client. Clients that watch each guest
-// by itself need several for each.
+// maxSubscriptions bounds the subscriptions of one client. A client that watches each
+// guest separately needs several for each.
 const maxSubscriptions = 65536
 
 // subscriptionSize is what one takes of the daemon's memory, about.
@@ -119,8 +119,8 @@ func (s *session) matching(n notice) []*subscription {
 	return found
 }
 
-// pump follows the log for one client. A client that reads slowly holds up
-// nobody but itself: it falls behind, and is told what comes after the gap.
+// pump follows the log for one client. A client that reads slowly delays only
+// itself: it falls behind, and then receives the events after the gap.
 func (s *session) pump(reader *event.Reader) {
 	for {
 		e, lost, err := reader.Next(s.client.reading)

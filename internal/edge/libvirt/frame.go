@@ -18,7 +18,7 @@ import (
 type frame struct {
 	xdr.Header
 	payload []byte
-	files   []*os.File // owned by whoever has the frame
+	files   []*os.File // owned by the holder of the frame
 	held    int        // bytes that the client is counted for it
 }
 

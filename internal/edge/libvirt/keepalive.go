@@ -27,7 +27,7 @@ type keepalive struct {
 
 	pings  atomic.Bool  // the client has pinged before
 	paused atomic.Bool  // nothing is read at present
-	made   time.Time    // with a reading of the clock that nobody sets
+	made   time.Time    // with a reading of the monotonic clock
 	last   atomic.Int64 // when a packet came, in nanoseconds after made
 
 	mu     sync.Mutex
@@ -57,8 +57,8 @@ func (k *keepalive) take(f *frame) {
 	}
 }
 
-// reassure sends a pong that nobody asked for to a client that pings, because
-// its next ping cannot be seen.
+// reassure sends an unsolicited pong to a client that pings, because the server
+// cannot see its next ping.
 func (k *keepalive) reassure() {
 	if k.pings.Load() {
 		mark(k.owed)

@@ -10,11 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 )
 
-// memory counts what the clients hold of the daemon's: calls that are read and
-// answered, packets that wait to be taken, and callbacks. Each has bounds of its own; this is
-// the bound of all together. At it whoever holds most is given up, by its largest connection:
-// a client that takes its answers holds next to nothing. Of many connections of one user each
-// may hold little.
+// memory counts the daemon's memory that clients hold: calls that are read and answered,
+// packets that wait to be taken, and callbacks. Each has bounds of its own; this is the
+// bound of all together. At the bound, the owner that holds most loses its largest
+// connection: a client that takes its answers holds next to nothing. The count is by
+// owner, because each of an owner's many connections may hold little.
 type memory struct {
 	limit int // bytes
 
@@ -81,7 +81,7 @@ func (c *client) letGo(f *frame) {
 	f.held = 0
 }
 
-// patient reads long packets: whoever has begun one must go on with it.
+// patient reads long packets: a client that has begun a packet must continue it in time.
 type patient struct {
 	conn     net.Conn
 	patience time.Duration

@@ -74,7 +74,7 @@ func withNetwork(n *network.Network, err error) (*xdr.WithNetwork, error) {
 	return &xdr.WithNetwork{Network: w}, err
 }
 
-// networksThat gives the networks whose views a test takes.
+// networksThat gives the networks with a view that passes the test.
 func (h *handlers) networksThat(s *session, take func(*network.View) bool) []*network.Network {
 	var found []*network.Network
 	for _, n := range h.Networks.List() {

@@ -192,7 +192,7 @@ func (h *handlers) nodeGetCPUMap(_ context.Context, _ *request, args *xdr.NodeGe
 	return ret, nil
 }
 
-// nodeGetSecurityModel tells the first of the models by which guests are told apart.
+// nodeGetSecurityModel gives the first of the security models that separate guests.
 func (h *handlers) nodeGetSecurityModel(_ context.Context, _ *request, _ *void) (*xdr.NodeGetSecurityModelRet, error) {
 	if all := h.Guests.SecurityModels(); len(all) > 0 {
 		return &xdr.NodeGetSecurityModelRet{Model: zeroEnded(all[0].Name), DOI: zeroEnded(all[0].DOI)}, nil

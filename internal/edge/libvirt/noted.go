@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// about is the object of a call's line in the audit: what it made, else what it names, else
-// what its document would have made.
+// about is the object of a call's line in the audit: the object that it made, else the
+// object that it names, else the object that its document would have made.
 func (c *permission) about(ret xdr.Message, failure error) authz.Object {
 	named := c.objects
 	if failure == nil && c.right.last() > authz.Read && c.s.gate() != nil {

@@ -145,7 +145,7 @@ func (c *permission) names(name string) bool {
 	return c.args != nil && !eachText(reflect.ValueOf(c.args).Elem(), "", func(_, text string) bool { return text != name })
 }
 
-// thin leaves in a list what the client may see, and counts it anew.
+// thin removes from a list the objects that the client may not see, and corrects the count.
 func (s *session) thin(of, list reflect.Value) {
 	kept := reflect.MakeSlice(list.Type(), 0, list.Len())
 	for i := range list.Len() {
@@ -173,8 +173,8 @@ func (s *session) thin(of, list reflect.Value) {
 
 func (s *session) sees(o authz.Object) bool { return s.gate().May(s.who(), authz.Read, o) }
 
-// eachText visits the texts of a message, but for those by which objects are named,
-// until visit has enough.
+// eachText visits the texts of a message, except the names of objects, until visit
+// returns false.
 func eachText(v reflect.Value, field string, visit func(field, text string) bool) bool {
 	if sorts[v.Type()] != nil {
 		return true

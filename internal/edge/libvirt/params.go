@@ -20,7 +20,7 @@ func (p *paramList) number(name string, v uint64) { p.add(name, xdr.Uint64(v)) }
 
 func (p *paramList) count(name string, n int) { p.add(name, xdr.Uint(uint32(n))) }
 
-// text leaves out what is not known.
+// text adds a text; it leaves out an unknown one.
 func (p *paramList) text(name, v string) {
 	if v != "" {
 		p.add(name, xdr.String(v))

@@ -93,7 +93,7 @@ func (c *permission) allowTexts(sc scope.Scope, on authz.Object) (scope.Scope, e
 	return sc, nil
 }
 
-// takes are the verbs that the call takes of its objects, by what it is and by what its arguments hide.
+// takes are the verbs that the call needs on its objects: those of the procedure and those of its arguments.
 func (c *permission) takes(args xdr.Message) []authz.Verb {
 	return append(slices.Clone(c.right.verbs), c.s.hidden(c.proc, args)...)
 }
@@ -124,7 +124,7 @@ func (c *permission) check(args xdr.Message, verbs []authz.Verb) error {
 	return nil
 }
 
-// hidden are the verbs that a call takes for some of what it may say.
+// hidden are the verbs that a call needs only because of certain arguments.
 func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []authz.Verb {
 	secure := func(flags uint32) []authz.Verb {
 		if flags&(xmlSecure|xmlMigratable) != 0 {
@@ -137,7 +137,7 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []authz.Verb {
 		if a.Flags&vcpuGuest != 0 {
 			return []authz.Verb{authz.Agent}
 		}
-	case *xdr.DomainSaveFlagsArgs: // what it brings is the guest's definition from its next start on
+	case *xdr.DomainSaveFlagsArgs: // its document is the guest's definition from the next start on
 		if a.DestXML != nil {
 			return []authz.Verb{authz.Define}
 		}
@@ -194,7 +194,7 @@ func startLoses(flags uint32) (verbs []authz.Verb) {
 	return verbs
 }
 
-// dumpEnds is the verb for what follows a dump.
+// dumpEnds is the verb for the crash or the reset that follows a dump.
 func dumpEnds(flags uint32) []authz.Verb {
 	if flags&(dumpCrash|dumpReset) != 0 {
 		return []authz.Verb{authz.Stop}
@@ -202,8 +202,8 @@ func dumpEnds(flags uint32) []authz.Verb {
 	return nil
 }
 
-// becomes checks what a call makes of its guest, in the eyes of rules: a name and
-// labels decide who may do what with it.
+// becomes checks the guest's new name or labels against the rules: both decide which
+// clients may use which verbs on it.
 func (s *session) becomes(args xdr.Message) error {
 	gate, who := s.gate(), s.who()
 	switch a := args.(type) {
@@ -219,17 +219,17 @@ func (s *session) becomes(args xdr.Message) error {
 	return nil
 }
 
-// end hides from the client what it may not see of a result, and notes what came
-// of the call.
+// end hides the parts of a result that the client may not see, and notes the call's
+// outcome in the audit.
 func (c *permission) end(ret xdr.Message, failure error) error {
 	if c == nil {
 		return failure
 	}
-	came, verb := failure, c.right.last() // of the call, whoever may see what it gives
+	came, verb := failure, c.right.last() // the call's own outcome, even if its result is hidden from the client
 	if failure == nil && ret != nil && c.s.gate().Held(c.s.who()) {
 		failure = c.veil(ret)
 	}
-	if verb <= authz.Read { // which does nothing but give
+	if verb <= authz.Read { // such a call only gives a result
 		came = failure
 	}
 	audit := c.s.client.server.audit
@@ -249,7 +249,7 @@ func (c *permission) end(ret xdr.Message, failure error) error {
 	return failure
 }
 
-// refused notes a call that somebody who may only look was refused, whatever the rules are.
+// refused notes a call that was refused to a read-only client, with or without rules.
 func (s *session) refused(p *xdr.Procedure, err error) error {
 	if s.authenticated() && fault.Is(err, fault.Denied) {
 		verb := callRights[procedureKey{p.Program, p.Number}].last()
@@ -291,8 +291,8 @@ func (s *session) who() authz.Who {
 	return s.identity
 }
 
-// brings is the verb by whose places the files of a call's documents are judged and held: that of
-// the call, but for a definition in one that else has none.
+// brings is the verb that decides where the files of a call's documents may lie. It is the call's
+// own verb. A call that carries a definition only because of its arguments is judged by Define.
 func (s *session) brings(p *xdr.Procedure, verb authz.Verb, args xdr.Message) authz.Verb {
 	if slices.Contains(s.hidden(p, args), authz.Define) {
 		return authz.Define

@@ -224,7 +224,7 @@ func (h *handlers) poolCreate(ctx context.Context, s *request, args *xdr.WithPoo
 	return h.onPool(args.Pool, func(p *volume.Pool) error { return ofStorage(p.Start(ctx, s.scope, build)) })
 }
 
-// buildOf reads the flags of creating a pool, of which two exclude each other.
+// buildOf reads the flags for creating a pool. Two of them exclude each other.
 func buildOf(flags uint32) (volume.Build, error) {
 	switch overwrite, keep := flags&poolCreateWithBuildOverwrite != 0, flags&poolCreateWithBuildNoOverwrite != 0; {
 	case overwrite && keep:

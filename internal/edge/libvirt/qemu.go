@@ -33,7 +33,7 @@ func (h *handlers) qemuDomainMonitorCommand(ctx context.Context, s *request, arg
 const (
 	agentBlock   = -2
 	agentDefault = -1
-	// longestAgentWait stands for waiting for ever, which nobody here does.
+	// longestAgentWait stands for an unlimited wait, which Lodge does not offer.
 	longestAgentWait = time.Hour
 )
 

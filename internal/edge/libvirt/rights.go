@@ -18,7 +18,7 @@ type right struct {
 	everything bool
 }
 
-// last is the verb that goes furthest, by which documents and files are judged.
+// last is the verb that goes furthest. Documents and files are judged by it.
 func (r right) last() authz.Verb { return r.verbs[len(r.verbs)-1] }
 
 //go:embed verbs.table
@@ -84,7 +84,7 @@ func callsOf(program string) map[string]procedureKey {
 	return calls
 }
 
-// inGuest are calls whose texts are of the guest, or say nothing of the host.
+// inGuest are calls with texts that name things inside the guest, or nothing on the host.
 var inGuest = []int32{
 	xdr.ProcDomainSetMetadata, xdr.ProcNetworkSetMetadata, xdr.ProcDomainFSTrim, xdr.ProcDomainFSFreeze, xdr.ProcDomainFSThaw,
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// session is what handlers know of the client that calls: who it is, what it
-// may do, what it has asked to be told.
+// session holds the facts that handlers know about the calling client: its identity,
+// its rights and its subscriptions.
 type session struct {
 	client *client
 	peer   listener.Peer
@@ -41,8 +41,8 @@ func newSession(c *client, p listener.Peer, readOnly bool) *session {
 	return &session{client: c, peer: p, identity: authz.LocalWho(p), gone: make(chan struct{}), readOnly: readOnly}
 }
 
-// Limits on one packet from a client, in bytes: nobody needs more than this
-// before authentication, and nothing that may only be read takes long documents.
+// Limits on one packet from a client, in bytes. Before authentication no client needs
+// more than the first. Read-only calls take no long documents.
 const (
 	frameLimitStranger = 64 << 10
 	frameLimitReader   = 4 << 20
@@ -113,8 +113,8 @@ func blank(p *xdr.Procedure) xdr.Message {
 	return p.NewArgs()
 }
 
-// permitArgs says whether the session may make a permitted call with these
-// arguments: two calls are refused to readers for some of what they may say.
+// permitArgs says whether the session may make a permitted call with these arguments:
+// two calls are refused to read-only clients only with certain arguments.
 func (s *session) permitArgs(p *xdr.Procedure, args xdr.Message) error {
 	if p.RefusesReadOnly(args) && !s.mayWrite() {
 		return errReadOnly(p)

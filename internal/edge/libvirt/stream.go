@@ -30,8 +30,8 @@ var (
 //	ERROR            from the client, empty: aborted; answered by OK empty
 //	                 from the server, with the error: the stream is over
 //
-// Nothing is granted in advance. The server has one packet outstanding, and
-// when a stream takes nothing of what came in, it stops reading from the client.
+// Nothing is granted in advance. The server has one packet outstanding. It stops
+// reading from the client when a stream takes none of the packets that came in.
 type stream struct {
 	client *client
 	proc   *xdr.Procedure
@@ -43,16 +43,16 @@ type stream struct {
 	took     chan struct{} // a token when something was taken from in, or life ended
 	finished chan struct{} // closed when the client has sent all
 	rest     piece         // of the packet that is being read; the reader's alone
-	held     held          // what of the client's is in in and rest
-	idle     time.Duration // that the reader waits for a packet, and its own; 0: for ever
+	held     held          // the client's bytes that are in in and rest
+	idle     time.Duration // the longest wait for a packet, set by the reader alone; 0: unlimited
 
 	// Guarded by the lock of the client's streams.
 	hungUp   bool // the client finished or aborted, and waits for an answer
 	aborted  bool
-	released bool           // takes no place among those whose bodies run
-	of       []authz.Object // what it is of
-	still    func() error   // whether it may go on; nil: nobody has to be asked
-	over     bool           // the body has returned, and the client was told what there is to tell
+	released bool           // takes no place among the streams with a running body
+	of       []authz.Object // the objects of the call that opened it
+	still    func() error   // whether it may go on; nil: no check is needed
+	over     bool           // the body has returned, and the client was sent the outcome
 }
 
 func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
@@ -130,12 +130,12 @@ func (st *stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next waits until there is something to read: a hole, which it takes and
-// whose length it gives, or data for Read, which it leaves.
+// next waits until there is something to read. It takes a hole and gives its length;
+// it leaves data for Read.
 func (st *stream) next() (hole int64, err error) {
 	for st.rest.empty() {
 		select {
-		case st.rest = <-st.in: // what came before the end comes before the end
+		case st.rest = <-st.in: // packets that came before the end are read before it
 			mark(st.took)
 			continue
 		default:

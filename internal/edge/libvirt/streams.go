@@ -21,7 +21,7 @@ type streamKey struct {
 
 // streams are the streams of one client, and the guard of their state.
 type streams struct {
-	limit int // of those whose bodies run
+	limit int // of the streams with a running body
 
 	mu     sync.Mutex
 	byKey  map[streamKey]*stream
@@ -190,7 +190,7 @@ func (s *streams) endDenied(uuid string) {
 	}
 }
 
-// endAll ends every stream whose body runs.
+// endAll ends every stream with a running body.
 func (s *streams) endAll(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

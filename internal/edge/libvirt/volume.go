@@ -71,7 +71,7 @@ func volumeReply(v *volume.Volume, err error) (*xdr.WithVolume, error) {
 // poolOf finds the pool that a volume names.
 func (h *handlers) poolOf(v xdr.StorageVol) (*volume.Pool, error) { return h.Pools.ByName(v.Pool) }
 
-// volume finds a volume and brings what is known of it up to date.
+// volume finds a volume and refreshes its recorded state.
 func (h *handlers) volume(ctx context.Context, named xdr.StorageVol) (*volume.Volume, error) {
 	p, err := h.poolOf(named)
 	if err != nil {
