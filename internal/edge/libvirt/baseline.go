@@ -64,6 +64,7 @@ type baselineRequest struct {
 	flags uint32
 }
 
+// answer reads the clients' documents and gives the baseline processor as XML.
 func (r baselineRequest) answer(docs []string) (*xdr.WithCPU, error) {
 	all := make([]processor, 0, len(docs))
 	for _, doc := range docs {

@@ -193,6 +193,7 @@ func describeModel(m guest.SecurityModel) *xmltree.Element {
 	return e
 }
 
+// yesNo gives "yes" or "no", as libvirt's XML spells booleans.
 func yesNo(yes bool) string {
 	if yes {
 		return "yes"
@@ -245,6 +246,7 @@ func pageSizes(cells []topology.Cell) []string {
 	return sizes
 }
 
+// kib gives a number of bytes in whole KiB, rounded down.
 func kib(bytes uint64) string { return strconv.FormatUint(bytes>>10, 10) }
 
 func describeCells(cells []topology.Cell) *xmltree.Element {

@@ -65,6 +65,7 @@ type client struct {
 	strange bool // not authenticated yet; guarded by the server
 }
 
+// newClient makes the state of a new connection; serve runs it.
 func newClient(s *Server, conn net.Conn, readOnly bool) *client {
 	p := listener.PeerOf(conn)
 	c := &client{

@@ -21,6 +21,7 @@ type processor struct {
 // required.
 type cpuFeature struct{ name, policy string }
 
+// ofHost says whether the description is of a host: only those name an architecture.
 func (p processor) ofHost() bool { return p.arch != "" }
 
 // processorKind says what a client may describe.
@@ -38,6 +39,7 @@ var otherArchitectures = []string{
 	"s390", "s390x", "sh4", "sh4eb", "sparc", "sparc64", "tricore", "unicore32", "xtensa", "xtensaeb",
 }
 
+// isX86 says whether an architecture is x86, with 32 or 64 bits.
 func isX86(arch string) bool { return arch == "x86_64" || arch == "i686" }
 
 // readProcessor reads a description. Its refusals have the codes that libvirt has

@@ -14,6 +14,7 @@ import (
 // featureSet are features by libvirt's names.
 type featureSet map[string]bool
 
+// setOf converts QEMU's feature names to a set by libvirt's names.
 func setOf(qemuNames []string) featureSet {
 	set := featureSet{}
 	for _, name := range cpuFeatures(qemuNames) {
@@ -65,6 +66,7 @@ func catalogueOf(caps *qemucaps.Capabilities) catalogue {
 	return c
 }
 
+// model finds a processor model by name; an unknown name is an error.
 func (c catalogue) model(name string) (cpuModel, error) {
 	i := slices.IndexFunc(c.models, func(m cpuModel) bool { return m.Name == name })
 	if i < 0 {
@@ -112,6 +114,7 @@ func (c catalogue) all(p processor) (featureSet, error) {
 	return set, err
 }
 
+// remove deletes the features of some from set.
 func remove(set, some featureSet) {
 	maps.DeleteFunc(set, func(name string, _ bool) bool { return some[name] })
 }

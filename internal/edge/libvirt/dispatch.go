@@ -16,6 +16,7 @@ import (
 // table holds what can be called. It is made once and then only read.
 type table map[procedureKey]*route
 
+// procedureKey identifies a procedure: its program, and its number in that program.
 type procedureKey struct {
 	program xdr.Program
 	number  int32

@@ -260,6 +260,7 @@ func newFigureNames(prefix string, suffixes ...string) *figureNames {
 	return n
 }
 
+// make builds the names for the item with number i.
 func (n *figureNames) make(i uint) []string {
 	prefix := n.prefix + strconv.FormatUint(uint64(i), 10) + "."
 	names := make([]string, len(n.suffixes))
@@ -285,11 +286,13 @@ type statsParams struct{ paramList }
 // megabytes for some hundred guests, and free once the reply is encoded.
 var statsRoom = sync.Pool{New: func() any { return new(statsParams) }}
 
+// state adds a guest's state and its reason, by libvirt's numbers.
 func (p *statsParams) state(v *guest.View, _ *guest.Stats) {
 	p.add("state.state", xdr.Int(int32(v.State)))
 	p.add("state.reason", xdr.Int(stateReasons[v.State][v.Reason]))
 }
 
+// cpu adds processor times in nanoseconds; nothing without a sample.
 func (p *statsParams) cpu(_ *guest.View, st *guest.Stats) {
 	if st.At.IsZero() {
 		return
@@ -327,6 +330,7 @@ const (
 
 var vcpuNames = newFigureNames("vcpu.", "state", "time", "wait", "delay")
 
+// vcpus adds the numbers of virtual processors, and the sampled figures of each.
 func (p *statsParams) vcpus(v *guest.View, st *guest.Stats) {
 	def := v.Current()
 	p.add("vcpu.current", xdr.Uint(uint32(def.VCPUs.Current)))
@@ -492,6 +496,7 @@ func (p *statsParams) traffic(names []string, s *guest.DiskStats) {
 	p.number(names[blockFlushTime], uint64(s.FlushTime))
 }
 
+// sizes adds an image's sizes in bytes. It leaves out a capacity or physical size of zero.
 func (p *statsParams) sizes(names []string, allocation, capacity, physical uint64) {
 	p.number(names[blockAllocation], allocation)
 	if capacity > 0 {

@@ -128,6 +128,7 @@ type balloonFigure struct {
 	unit   uint64
 }
 
+// balloonFigures are the balloon figures with libvirt's tag, name and unit for each.
 var balloonFigures = []balloonFigure{
 	{guest.SwappedIn, 0, "balloon.swap_in", 1024},
 	{guest.SwappedOut, 1, "balloon.swap_out", 1024},

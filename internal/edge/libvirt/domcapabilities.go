@@ -83,6 +83,7 @@ func (h *handlers) emulator(ctx context.Context, s *request, binary string) (*qe
 	return h.Emulators.Get(ctx, binary)
 }
 
+// describe writes the offer as libvirt's domainCapabilities document.
 func (o *offer) describe() *xmltree.Element {
 	return within(tag("domainCapabilities"),
 		leaf("path", o.caps.Binary.Path), leaf("domain", o.domainType), leaf("machine", o.machine.Name), leaf("arch", o.caps.GuestArch()),
@@ -226,6 +227,7 @@ var modelVendors = []struct{ prefix, vendor string }{
 	{"", "Intel"},
 }
 
+// modelVendor gives the maker of a processor model; Intel if no prefix fits.
 func modelVendor(model string) string {
 	i := slices.IndexFunc(modelVendors, func(v struct{ prefix, vendor string }) bool { return strings.HasPrefix(model, v.prefix) })
 	return modelVendors[i].vendor

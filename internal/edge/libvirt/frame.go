@@ -22,6 +22,7 @@ type frame struct {
 	held    int        // bytes that the client is counted for it
 }
 
+// closeFiles closes the descriptors that came with the packet.
 func (f *frame) closeFiles() {
 	for _, file := range f.files {
 		_ = file.Close()

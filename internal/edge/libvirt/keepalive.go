@@ -36,6 +36,7 @@ type keepalive struct {
 	looked int64 // when the last ping fell due, as last counts
 }
 
+// newKeepalive makes the keepalive state of a connection; it sends no pings yet.
 func newKeepalive() *keepalive {
 	return &keepalive{made: time.Now(), owed: make(chan struct{}, 1), due: make(chan struct{}, 1)}
 }
@@ -101,6 +102,7 @@ func (k *keepalive) stop() {
 	}
 }
 
+// packet makes a ping or a pong.
 func (k *keepalive) packet(proc int32) *outgoing {
 	h := xdr.Header{Program: xdr.ProgramKeepalive, Version: xdr.Version, Proc: proc, Type: xdr.TypeMessage}
 	packet, _ := xdr.AppendRaw(nil, h, nil) // fails over the size limit only

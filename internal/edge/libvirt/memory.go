@@ -24,6 +24,7 @@ type memory struct {
 	of    map[authz.Owner]int
 }
 
+// newMemory makes a count with a limit in bytes.
 func newMemory(limit int) memory {
 	return memory{limit: limit, held: map[*client]int{}, of: map[authz.Owner]int{}}
 }
@@ -31,6 +32,7 @@ func newMemory(limit int) memory {
 // maxHeld is that of a server, in bytes.
 const maxHeld = 256 << 20
 
+// take adds n bytes to a client's count. Over the limit, it ends the largest connection.
 func (m *memory) take(c *client, n int) {
 	m.mu.Lock()
 	m.total += n
@@ -57,6 +59,7 @@ func (m *memory) most() (most *client) {
 	return most
 }
 
+// give subtracts n bytes from a client's count.
 func (m *memory) give(c *client, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -88,6 +91,7 @@ type patient struct {
 	reading  context.Context
 }
 
+// Read reads a slice of the packet. The client must send within the patience.
 func (p patient) Read(b []byte) (int, error) {
 	p.until(time.Now().Add(p.patience))
 	return p.conn.Read(b[:min(len(b), writeSlice)])

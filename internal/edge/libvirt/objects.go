@@ -171,6 +171,7 @@ func (s *session) thin(of, list reflect.Value) {
 	}
 }
 
+// sees says whether the rules let the client read an object.
 func (s *session) sees(o authz.Object) bool { return s.gate().May(s.who(), authz.Read, o) }
 
 // eachText visits the texts of a message, except the names of objects, until visit
@@ -211,14 +212,17 @@ func isDocument(field, text string) bool {
 	return text != "" && strings.Contains(strings.ToUpper(field), "XML") || xmltree.Begins(text)
 }
 
+// seesGuest says whether the client may see a guest. A client that no rule holds sees all.
 func (s *session) seesGuest(g *guest.Guest) bool {
 	return !s.gate().Held(s.who()) || s.sees(s.gate().Guest(g))
 }
 
+// seesPool says whether the client may see a pool.
 func (s *session) seesPool(p *volume.Pool) bool {
 	return s.sees(authz.Object{Kind: authz.Pool, Name: p.Name()})
 }
 
+// seesNetwork says whether the client may see a network.
 func (s *session) seesNetwork(n *network.Network) bool {
 	return s.sees(authz.Object{Kind: authz.Network, Name: n.Name()})
 }

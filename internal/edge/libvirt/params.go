@@ -10,14 +10,17 @@ type paramList struct {
 	most int
 }
 
+// add appends a parameter, as long as the list has fewer than most.
 func (p *paramList) add(name string, v xdr.TypedValue) {
 	if len(p.list) < p.most {
 		p.list = append(p.list, xdr.TypedParam{Field: name, Value: v})
 	}
 }
 
+// number adds an unsigned 64-bit number.
 func (p *paramList) number(name string, v uint64) { p.add(name, xdr.Uint64(v)) }
 
+// count adds a number of things, as an unsigned 32-bit number.
 func (p *paramList) count(name string, n int) { p.add(name, xdr.Uint(uint32(n))) }
 
 // text adds a text; it leaves out an unknown one.

@@ -283,8 +283,10 @@ func (s *session) mayStop(uuid string) error {
 	return gate.Check(who, authz.Stop, gate.GuestByUUID(uuid))
 }
 
+// gate gives the server's gate; nil if an admitted client may do everything.
 func (s *session) gate() *authz.Gate { return s.client.server.gate }
 
+// who gives the client's present identity.
 func (s *session) who() authz.Who {
 	s.mu.Lock()
 	defer s.mu.Unlock()

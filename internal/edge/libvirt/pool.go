@@ -45,6 +45,7 @@ const poolListAnyType = poolListAll &^ (1<<6 - 1)
 // poolStates are libvirt's numbers of states.
 var poolStates = map[volume.State]byte{volume.Inactive: 0, volume.Building: 1, volume.Running: 2, volume.Inaccessible: 4}
 
+// poolCalls read, change, start and stop storage pools.
 func poolCalls(g group) {
 	on(g, xdr.ProcConnectListAllStoragePools, (*handlers).listAllPools)
 	on(g, xdr.ProcConnectNumOfStoragePools, (*handlers).numOfPools)
@@ -76,6 +77,7 @@ func poolCalls(g group) {
 	on(g, xdr.ProcStoragePoolListAllVolumes, (*handlers).poolListAllVolumes)
 }
 
+// pool finds a pool by the UUID that a client names.
 func (h *handlers) pool(p xdr.StoragePool) (*volume.Pool, error) {
 	return h.Pools.ByUUID(formatUUID(p.UUID))
 }

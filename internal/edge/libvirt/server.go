@@ -285,6 +285,7 @@ func (s *Server) add(c *client) bool {
 	return true
 }
 
+// remove takes an ended connection out of the server's counts.
 func (s *Server) remove(c *client) {
 	s.mu.Lock()
 	delete(s.clients, c)

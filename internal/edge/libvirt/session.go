@@ -37,6 +37,7 @@ type request struct {
 	scope scope.Scope
 }
 
+// newSession makes the session of a new connection, with the identity that the kernel reports.
 func newSession(c *client, p listener.Peer, readOnly bool) *session {
 	return &session{client: c, peer: p, identity: authz.LocalWho(p), gone: make(chan struct{}), readOnly: readOnly}
 }
@@ -49,6 +50,7 @@ const (
 	frameLimit         = xdr.MaxPacket
 )
 
+// frameLimit gives the size in bytes of the largest packet that the client may send now.
 func (s *session) frameLimit() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,6 +63,7 @@ func (s *session) frameLimit() int {
 	return frameLimit
 }
 
+// authenticated says whether the client was admitted.
 func (s *session) authenticated() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,6 +86,7 @@ var beforeOpen = map[int32]bool{
 	xdr.ProcConnectSupportsFeature: true,
 }
 
+// isAuth says whether a procedure belongs to authentication.
 func isAuth(p *xdr.Procedure) bool {
 	return p.Program == xdr.ProgramRemote && p.Number >= xdr.ProcAuthList && p.Number <= xdr.ProcAuthPolkit
 }

@@ -55,6 +55,7 @@ type stream struct {
 	over     bool           // the body has returned, and the client was sent the outcome
 }
 
+// newStream makes the stream of a call; its packets carry the call's number and serial.
 func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
 	h.Type = xdr.TypeStream
 	st := &stream{
@@ -84,6 +85,7 @@ type held struct {
 	over  bool // the stream is, and nothing is counted any more
 }
 
+// add counts n more bytes, unless the stream is over.
 func (h *held) add(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,6 +95,7 @@ func (h *held) add(n int) {
 	}
 }
 
+// remove subtracts n bytes, unless the stream is over.
 func (h *held) remove(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -102,6 +105,7 @@ func (h *held) remove(n int) {
 	}
 }
 
+// end gives back all counted bytes and stops the count.
 func (h *held) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -29,6 +29,7 @@ type streams struct {
 	linger []streamKey // their bodies are over; oldest first
 }
 
+// newStreams makes an empty set of streams; at most limit of them may run.
 func newStreams(limit int) *streams {
 	return &streams{limit: limit, byKey: map[streamKey]*stream{}}
 }
