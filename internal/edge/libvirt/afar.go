@@ -6,7 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 )
 
-// welcome is what a client reads once its certificate was found good.
+// welcome is the byte that a client reads once its certificate was accepted.
 const welcome = 1
 
 // fromAfar makes a new connection one of another host.

@@ -14,7 +14,7 @@ import (
 // Flags of CONNECT_BASELINE_CPU and CONNECT_BASELINE_HYPERVISOR_CPU.
 const (
 	baselineExpand     = 1 << 0 // name the features of the model too
-	baselineMigratable = 1 << 1 // leave out what keeps a guest from moving
+	baselineMigratable = 1 << 1 // leave out features that keep a guest from migrating
 )
 
 // stayingFeatures keep a guest that sees them on its host.
@@ -55,12 +55,12 @@ func (h *handlers) connectBaselineHypervisorCPU(ctx context.Context, s *request,
 	})
 }
 
-// baselineRequest is what one call wants.
+// baselineRequest holds the parameters of one call.
 type baselineRequest struct {
 	catalogue
 
 	kind  processorKind
-	given featureSet // what the hypervisor can give; nil: anything
+	given featureSet // the features that the hypervisor can give; nil: any
 	flags uint32
 }
 
@@ -82,7 +82,7 @@ func (r baselineRequest) answer(docs []string) (*xdr.WithCPU, error) {
 	return &xdr.WithCPU{CPU: doc}, err
 }
 
-// baseline finds what all processors have, and the model that says it best.
+// baseline finds the features that all processors share, and the model that describes them best.
 func (r baselineRequest) baseline(all []processor) (*xmltree.Element, error) {
 	if len(all) == 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "no CPUs given")
@@ -126,7 +126,7 @@ func (r baselineRequest) baseline(all []processor) (*xmltree.Element, error) {
 	return r.describe(common, m, fallback), nil
 }
 
-// inCommon gives what all processors have.
+// inCommon gives the vendor and the features that all processors share.
 func (r baselineRequest) inCommon(all []processor) (known, error) {
 	var common known
 	for i, p := range all {

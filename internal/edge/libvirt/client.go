@@ -37,7 +37,7 @@ type client struct {
 	conn    net.Conn
 	log     *slog.Logger
 	session *session
-	owner   authz.Owner // who answers for it
+	owner   authz.Owner // the user, process or host that the connection counts for
 
 	// life ends with the connection, and its cause says why. reading ends
 	// before it when the daemon stops: calls in flight may still be answered.
@@ -256,8 +256,8 @@ func (c *client) call(f *frame) error {
 	return nil
 }
 
-// whileNotReading waits until ready says yes, asking again at each change. All
-// that time the client cannot be heard, so it is told that it still is.
+// whileNotReading waits until ready returns true; it asks again at each change. Meanwhile
+// the client's pings are not read, so it gets pongs without them.
 func (c *client) whileNotReading(change <-chan struct{}, ready func() bool) error {
 	if ready() {
 		return nil

@@ -49,7 +49,7 @@ func (h *handlers) connectOpen(_ context.Context, s *request, args *xdr.ConnectO
 	if err := checkFlags("CONNECT_OPEN", args.Flags, openReadOnly|openNoAliases); err != nil {
 		return nil, err
 	}
-	// Behind the question mark is what the client did not know itself; libvirt passes over it, too.
+	// Behind the question mark are parameters that the client did not know itself; libvirt ignores them, too.
 	if name, _, _ := strings.Cut(text(args.Name), "?"); name != "" && name != systemURI {
 		return nil, withCode(codeNoConnect, fault.New(fault.Unsupported, fault.Call,
 			"no connection driver available for %q: this daemon serves %s", name, systemURI))

@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// processor is one that a client describes: a host's, with its architecture and all
-// its features, or what a guest wants of one.
+// processor is a client's description of a processor: a host's, with its architecture
+// and all its features, or a guest's requirements.
 type processor struct {
 	arch          string // "" in a guest's
 	match         string
@@ -24,7 +24,7 @@ type cpuFeature struct{ name, policy string }
 // ofHost says whether the description is of a host: only those name an architecture.
 func (p processor) ofHost() bool { return p.arch != "" }
 
-// processorKind says what a client may describe.
+// processorKind says which processors a client may describe: a host's or a guest's.
 type processorKind int
 
 const (
@@ -76,7 +76,7 @@ func readProcessor(doc string, kind processorKind) (processor, error) {
 	return p, p.readFeatures(root, host)
 }
 
-// validProcessor refuses what no description of a processor has.
+// validProcessor refuses elements that no description of a processor has.
 func validProcessor(doc string) error {
 	root, err := xmltree.Parse(doc)
 	if err != nil {
@@ -102,7 +102,7 @@ func badProcessor(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.XML, format, args...)
 }
 
-// unusableProcessor is an error of what a description says.
+// unusableProcessor is an error about the content of a description.
 func unusableProcessor(format string, args ...any) error {
 	return fault.New(fault.Unsupported, fault.Config, format, args...)
 }

@@ -37,15 +37,15 @@ type catalogue struct {
 	features featureSet
 }
 
-// lastCatalogue is the one that was made last, and what of: it takes as long to make
-// as to answer a hundred calls, and QEMU is probed seldom.
+// lastCatalogue is the catalogue that was made last, with its source. Making one takes as
+// long as answering a hundred calls, and QEMU is probed seldom.
 var lastCatalogue atomic.Pointer[struct {
 	of        *qemucaps.Capabilities
 	catalogue catalogue
 }]
 
-// catalogueOf gives what a QEMU's models are. A feature that QEMU has no name for is
-// told of no processor: clients may not know it either.
+// catalogueOf gives the models of a QEMU. A feature without a name in QEMU is left out
+// of every processor: clients may not know it either.
 func catalogueOf(caps *qemucaps.Capabilities) catalogue {
 	if last := lastCatalogue.Load(); last != nil && last.of == caps {
 		return last.catalogue
@@ -75,7 +75,7 @@ func (c catalogue) model(name string) (cpuModel, error) {
 	return c.models[i], nil
 }
 
-// modelFeatures are those of a model, none of no model.
+// modelFeatures are the features of a model; none for an empty name.
 func (c catalogue) modelFeatures(name string) (featureSet, error) {
 	if name == "" {
 		return featureSet{}, nil
@@ -143,7 +143,7 @@ func (k known) isSold(m cpuModel) bool {
 	return k.signature != qemucaps.Signature{} && m.IsSoldAs(k.signature)
 }
 
-// hostProcessorOf is the host's, as CPUID tells it, and KVM of what CPUID does not.
+// hostProcessorOf is the host's processor, from CPUID, and from KVM where CPUID is silent.
 func hostProcessorOf(facts *resources.Facts, caps *qemucaps.Capabilities) known {
 	cpu, c := facts.CPU, catalogueOf(caps)
 	k := known{

@@ -136,8 +136,8 @@ func (h *handlers) domainGetFSInfo(ctx context.Context, s *request, args *xdr.Do
 	return ret, nil
 }
 
-// domainGetGuestVCPUs tells of the processors that the guest itself sees, as
-// lists of their numbers.
+// domainGetGuestVCPUs gives the processors that the guest itself sees, as lists of
+// their numbers.
 func (h *handlers) domainGetGuestVCPUs(ctx context.Context, s *request, args *xdr.DomainGetGuestVCPUsArgs) (*xdr.DomainGetGuestVCPUsRet, error) {
 	if _, err := paramFlags("DOMAIN_GET_GUEST_VCPUS", args.Flags, 0); err != nil {
 		return nil, err

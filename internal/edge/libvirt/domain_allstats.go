@@ -28,21 +28,21 @@ const (
 
 // Flags of statistics of all domains, beside the filters of lists.
 const (
-	statsNoWait  = 1 << 29 // what needs QEMU may be left out when it is busy
+	statsNoWait  = 1 << 29 // figures from QEMU may be left out when it is busy
 	statsBacking = 1 << 30 // backing images too, where there are figures for them
 	statsEnforce = 1 << 31 // refuse groups that are not built
 )
 
 const (
-	// fewNamed is how many domains a call may name for fresh samples of them to be
-	// taken. A call about more, or about all, is answered from what the sampler has.
+	// fewNamed is the largest number of named domains that get fresh samples. A call
+	// about more, or about all, is answered from the sampler's last samples.
 	fewNamed = 8
 	// namedPatience is how long those are waited for, all together.
 	namedPatience = time.Second
 )
 
-// connectGetAllDomainStats tells what domains use, from samples: it waits for no
-// guest and touches no disk, unless the client names a few domains and lets it.
+// connectGetAllDomainStats gives the resource use of domains, from samples. It waits for
+// no guest and touches no disk, unless the client names a few domains and allows it.
 func (h *handlers) connectGetAllDomainStats(ctx context.Context, s *request, args *xdr.ConnectGetAllDomainStatsArgs) (*xdr.ConnectGetAllDomainStatsRet, func(), error) {
 	const known = statsFilters | statsNoWait | statsBacking | statsEnforce
 	if err := checkFlags("CONNECT_GET_ALL_DOMAIN_STATS", args.Flags, known); err != nil {
@@ -81,7 +81,7 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, s *request, arg
 	return ret, done, nil
 }
 
-// statsSlack is what an answer has beside its records, in bytes, and more.
+// statsSlack is an upper bound, in bytes, on the part of an answer that is not records.
 const statsSlack = 1 << 10
 
 // fit drops the last parameters of the largest records until the answer fits into so many bytes. A definition
@@ -140,7 +140,7 @@ func (h *handlers) statsSubjects(args *xdr.ConnectGetAllDomainStatsArgs) ([]*gue
 	return chosen[:min(len(chosen), xdr.MaxDomainList)], nil
 }
 
-// statsRequest is what one call wants to know of each guest.
+// statsRequest holds the groups of figures that one call wants of each guest.
 type statsRequest struct {
 	groups  uint32
 	backing bool
@@ -177,8 +177,8 @@ func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*gu
 	}
 }
 
-// sizesAtRest tells the sizes of the images of a guest that does not run, as
-// far as they are found in time.
+// sizesAtRest gives the image sizes of a guest that does not run, as far as they are
+// found in time.
 func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.View) map[string]guest.BlockInfo {
 	if v.Current() == nil {
 		return nil
@@ -213,7 +213,7 @@ func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRe
 
 // figures lists the groups that are wanted, from a sample that may be empty. Its
 // names are those that libvirt documents and no others: clients take them apart.
-// How old a sample is, Lodge's own API tells.
+// Lodge's own API gives the age of a sample.
 func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, atRest map[string]guest.BlockInfo) []xdr.TypedParam {
 	begin := len(p.list)
 	p.most = begin + xdr.MaxDomainStatsParams
@@ -366,7 +366,7 @@ func (p *statsParams) interfaces(v *guest.View, st *guest.Stats) {
 	p.count("net.count", len(v.Active.Devices.NICs))
 	for i := range st.NICs {
 		n, names := &st.NICs[i], netNames.of(uint(i))
-		if n.IfName == "" { // libvirt tells nothing of it either, and numbers it all the same
+		if n.IfName == "" { // libvirt gives no figures for it either, and numbers it all the same
 			continue
 		}
 		p.add(names[netName], xdr.String(n.IfName))
@@ -424,7 +424,7 @@ const (
 var blockNames = newFigureNames("block.", "name", "path", "backingIndex", "rd.reqs", "rd.bytes", "rd.times",
 	"wr.reqs", "wr.bytes", "wr.times", "fl.reqs", "fl.times", "allocation", "capacity", "physical")
 
-// disks tells of every disk, and of the images below each if they are wanted.
+// disks adds the figures of every disk, and of its backing images if they are wanted.
 func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest map[string]guest.BlockInfo) {
 	disks := v.Current().Devices.Disks
 	count := len(disks)

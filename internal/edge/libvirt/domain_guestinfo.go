@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// guestInfo is one sort of what an agent tells: its bit, and what asks for it.
+// guestInfo is one type of information from an agent: its bit, and the function that asks for it.
 type guestInfo struct {
 	bit  uint32
 	tell func(context.Context, scope.Scope, *guest.Guest, *paramList) error

@@ -13,7 +13,7 @@ func domainPolicyCalls(g group) {
 	on(g, xdr.ProcDomainSetLifecycleAction, (*handlers).domainSetLifecycleAction)
 }
 
-// What a domain does, and what may follow, by libvirt's numbers.
+// Lifecycle events of a domain, and the actions that may follow, by libvirt's numbers.
 var (
 	lifecycleTypes   = []guest.Happening{guest.PoweredOff, guest.Rebooted, guest.Crashed}
 	lifecycleActions = []string{"destroy", "restart", "rename-restart", "preserve", "coredump-destroy", "coredump-restart"}

@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// domainStatsCalls tell what one domain uses.
+// domainStatsCalls give the resource use of one domain.
 func domainStatsCalls(g group) {
 	on(g, xdr.ProcDomainBlockStats, (*handlers).domainBlockStats)
 	on(g, xdr.ProcDomainBlockStatsFlags, (*handlers).domainBlockStatsFlags)
@@ -142,7 +142,7 @@ var balloonFigures = []balloonFigure{
 	{guest.HugePagesRefused, 12, "balloon.hugetlb_pgfail", 1},
 }
 
-// Tags of what the host knows itself.
+// Tags of the figures that the host knows itself.
 const (
 	tagActual     = 6
 	tagRSS        = 7
@@ -182,7 +182,7 @@ func (h *handlers) domainGetBlockInfo(ctx context.Context, s *request, args *xdr
 	return &xdr.DomainGetBlockInfoRet{Allocation: info.Allocation, Capacity: info.Capacity, Physical: info.Physical}, err
 }
 
-// diskErrors are libvirt's numbers for what ails a disk.
+// diskErrors are libvirt's numbers for disk errors.
 var diskErrors = words{"unspecified": 1, "no space": 2}
 
 func (h *handlers) domainGetDiskErrors(ctx context.Context, _ *request, args *xdr.DomainGetDiskErrorsArgs) (*xdr.DomainGetDiskErrorsRet, error) {

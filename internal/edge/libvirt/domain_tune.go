@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// domainTuneCalls tell and change how a domain shares the host with others.
+// domainTuneCalls read and change a domain's share of the host.
 func domainTuneCalls(g group) {
 	on(g, xdr.ProcDomainGetSchedulerType, (*handlers).domainGetSchedulerType)
 	on(g, xdr.ProcDomainGetSchedulerParameters, (*handlers).domainGetSchedulerParameters)
@@ -36,7 +36,7 @@ type tunable struct {
 	write func(d *domain.Definition, v xdr.TypedValue) error
 }
 
-// limitOf gives what the kernel says of a limit, or what the definition does.
+// limitOf gives a limit as the kernel reports it, or else as the definition has it.
 func limitOf(live *kernel.Limits, field func(*kernel.Limits) *uint64, defined uint64) uint64 {
 	if live != nil {
 		if v := field(live); v != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// domainVCPUCalls tell and change a domain's processors and where they run.
+// domainVCPUCalls read and change a domain's processors and their pinning.
 func domainVCPUCalls(g group) {
 	on(g, xdr.ProcDomainGetMaxVCPUs, (*handlers).domainGetMaxVCPUs)
 	on(g, xdr.ProcDomainGetVCPUsFlags, (*handlers).domainGetVCPUsFlags)
@@ -25,8 +25,8 @@ func domainVCPUCalls(g group) {
 	on(g, xdr.ProcDomainGetEmulatorPinInfo, (*handlers).domainGetEmulatorPinInfo)
 }
 
-// What a number of processors is about, beside those that a domain has: the most
-// that it can have, or those that the guest itself uses.
+// Flags for a number of processors other than the domain's present one: its maximum,
+// or the number that the guest itself uses.
 const (
 	vcpuMaximum = 4
 	vcpuGuest   = 8

@@ -16,8 +16,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// offer is what guests of one domain type on one machine type may have: what
-// definitions can say, as far as this QEMU and this host have it.
+// offer holds the features that guests of one domain type on one machine type may have:
+// those that definitions can name, as far as this QEMU and this host support them.
 type offer struct {
 	caps       *qemucaps.Capabilities
 	domainType string
@@ -194,8 +194,8 @@ func (o *offer) describeCPU() *xmltree.Element {
 		o.describeHostModel(), custom)
 }
 
-// describeHostModel tells what host-model stands for: the named model that is
-// nearest to what the accelerator gives, and how that differs.
+// describeHostModel gives the meaning of host-model: the named model that is nearest
+// to the accelerator's processor, and the difference.
 func (o *offer) describeHostModel() *xmltree.Element {
 	m, require, disable, found := catalogueOf(o.caps).hostModel(o.acc)
 	e := mode("host-model", found, leaf("model", m.Name, "fallback", "forbid"), leaf("vendor", cpuVendors[o.acc.HostModel.Vendor]))

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// pongInterval is how often a client that pings is told that the daemon
-	// lives while nothing is read from it. Clients ping once a second at most.
+	// pongInterval is the time between unsolicited pongs to a client that pings, while
+	// nothing is read from it. Clients ping once a second at most.
 	pongInterval = time.Second
 	// pingInterval and pingCount: a client that asked for it and was silent
 	// through so many intervals is gone.

@@ -29,7 +29,7 @@ func newMemory(limit int) memory {
 	return memory{limit: limit, held: map[*client]int{}, of: map[authz.Owner]int{}}
 }
 
-// maxHeld is that of a server, in bytes.
+// maxHeld is the limit of a server, in bytes.
 const maxHeld = 256 << 20
 
 // take adds n bytes to a client's count. Over the limit, it ends the largest connection.
@@ -78,7 +78,7 @@ func (c *client) hold(f *frame, n int) {
 	c.server.memory.take(c, n)
 }
 
-// letGo gives back what a packet that was read held.
+// letGo subtracts a packet that was read from the client's count.
 func (c *client) letGo(f *frame) {
 	c.server.memory.give(c, f.held)
 	f.held = 0
@@ -102,7 +102,7 @@ func (p patient) done() { p.until(time.Time{}) }
 
 // until sets the deadline, unless the daemon has ended the reading by one.
 func (p patient) until(t time.Time) {
-	_ = p.conn.SetReadDeadline(t) // the read would tell
+	_ = p.conn.SetReadDeadline(t) // the read would fail, too
 	if p.reading.Err() != nil {
 		_ = p.conn.SetReadDeadline(time.Now())
 	}

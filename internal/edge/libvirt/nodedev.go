@@ -140,7 +140,7 @@ func (h *handlers) nodeListDevices(_ context.Context, s *request, args *xdr.Node
 	return ret, atMost(&ret.Names, args.MaxNames)
 }
 
-// atMost cuts a list of names to what the client has room for.
+// atMost cuts a list of names to the length that the client has room for.
 func atMost[T any](names *[]T, room int32) error {
 	if room < 0 {
 		return fault.New(fault.Invalid, fault.Call, "there cannot be room for %d items", room)

@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// legible takes out what XML cannot carry: a device may call itself anything.
+// legible removes characters that XML cannot carry: a device may have any name.
 func legible(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' && r != '\n' || r == 0xfffe || r == 0xffff {

@@ -30,7 +30,7 @@ func (c *permission) about(ret xdr.Message, failure error) authz.Object {
 // documentKinds are the sorts of objects by the roots of their documents.
 var documentKinds = map[string]authz.Kind{"domain": authz.Guest, "network": authz.Network, "pool": authz.Pool}
 
-// wanted is what the document among a call's arguments would have made, on an object.
+// wanted is the object that the document among a call's arguments would have made, on an object.
 func wanted(args xdr.Message, on authz.Object) authz.Object {
 	if args == nil {
 		return on

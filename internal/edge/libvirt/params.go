@@ -30,8 +30,8 @@ func (p *paramList) text(name, v string) {
 	}
 }
 
-// twoPhase serves getters of typed parameters, which clients call twice: with
-// room for none they are told how many there are, then they come with room.
+// twoPhase serves getters of typed parameters. Clients call them twice: without room
+// they get the number of parameters, then they come with room for the parameters.
 func twoPhase(params []xdr.TypedParam, room int32) ([]xdr.TypedParam, int32, error) {
 	if room == 0 {
 		return nil, int32(len(params)), nil

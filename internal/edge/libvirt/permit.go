@@ -20,7 +20,7 @@ type permission struct {
 	args    xdr.Message
 	objects []authz.Object
 	began   time.Time
-	done    func() // lets go what the call took of its client's share
+	done    func() // gives back the call's part of its client's share
 }
 
 // allow asks the rules for one call, and gives the scope that it runs in. This is
@@ -60,7 +60,7 @@ func (s *session) allow(p *xdr.Procedure, args xdr.Message) (sc scope.Scope, _ *
 	return sc, c, err
 }
 
-// allowTexts asks for what the call says beside the object that it is on.
+// allowTexts asks the rules about the call's documents and paths, beside its object.
 func (c *permission) allowTexts(sc scope.Scope, on authz.Object) (scope.Scope, error) {
 	s, gate, who, verb := c.s, c.s.gate(), c.s.who(), c.right.last()
 	made, err := s.texts(c.proc, verb, on, c.args)
@@ -87,7 +87,7 @@ func (c *permission) allowTexts(sc scope.Scope, on authz.Object) (scope.Scope, e
 		_, err := s.texts(c.proc, verb, gate.Anew(named), c.args)
 		return err
 	})
-	if verb != authz.Start { // what a guest has is held to who gave it, and not to who starts it
+	if verb != authz.Start { // a guest's files are judged by the rights of the client that named them, not of the starter
 		sc = gate.Fence(sc, who, s.brings(c.proc, verb, c.args), on)
 	}
 	return sc, nil
@@ -179,8 +179,8 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []authz.Verb {
 	return nil
 }
 
-// startLoses are the verbs for what a start does not leave as it was: the saved image, the UEFI
-// variables, and the guest, which ends with its client.
+// startLoses are the verbs for the losses that a start's flags cause: the saved image, the UEFI
+// variables, and the guest itself, which then ends with its client.
 func startLoses(flags uint32) (verbs []authz.Verb) {
 	if flags&startAutoDestroy != 0 {
 		verbs = append(verbs, authz.Stop)
@@ -258,7 +258,7 @@ func (s *session) refused(p *xdr.Procedure, err error) error {
 	return err
 }
 
-// still says whether what the call opened may go on.
+// still checks whether the stream that the call opened may continue.
 func (c *permission) still() error {
 	gate, who := c.s.gate(), c.s.who()
 	if !gate.Held(who) {

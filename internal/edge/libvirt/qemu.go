@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// qemuCalls are those of the QEMU program: commands of the user's own.
+// qemuCalls are the calls of the QEMU program: commands of the user's own.
 func qemuCalls(g group) {
 	on(g, xdr.ProcQEMUDomainMonitorCommand, (*handlers).qemuDomainMonitorCommand)
 	on(g, xdr.ProcQEMUDomainAgentCommand, (*handlers).qemuDomainAgentCommand)

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// right is what a call asks for.
+// right is the permission that a call needs.
 type right struct {
 	verbs    []authz.Verb // all of them
 	anywhere bool         // and that files may lie wherever they do
@@ -24,7 +24,7 @@ func (r right) last() authz.Verb { return r.verbs[len(r.verbs)-1] }
 //go:embed verbs.table
 var rightsText string
 
-// callRights are those of every call. One that is missing is refused.
+// callRights are the rights of every call. A call without an entry is refused.
 var callRights = readRights(rightsText)
 
 func readRights(text string) map[procedureKey]right {

@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// Rooms are what the handlers act on.
+// Rooms are the packages' objects that the handlers act on.
 type Rooms struct {
 	Guests    *guest.Registry
 	Pools     *volume.Pools

@@ -138,7 +138,7 @@ func (s *session) denyReadOnly(call, what string) error {
 	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s with %s", functionName(call), what))
 }
 
-// end lets go what the client left behind.
+// end releases the resources that the client left behind.
 func (s *session) end() {
 	s.unsubscribeAll()
 	close(s.gone)
@@ -186,7 +186,7 @@ func (s *session) open(uri string, readOnly bool) error {
 	return nil
 }
 
-// address is what the connection is called.
+// address is the name of the connection.
 func (s *session) address() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

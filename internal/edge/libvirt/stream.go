@@ -35,7 +35,7 @@ var (
 type stream struct {
 	client *client
 	proc   *xdr.Procedure
-	header xdr.Header // of each packet to the client, but for the status
+	header xdr.Header // of each packet to the client, except the status
 	life   context.Context
 	end    context.CancelCauseFunc
 
@@ -68,15 +68,14 @@ func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
 	return st
 }
 
-// piece is what one packet carries: data or, in a sparse stream, the length of
-// a hole.
+// piece is the content of one packet: data or, in a sparse stream, the length of a hole.
 type piece struct {
 	data []byte
 	size int // bytes that the client is counted for it
 	hole int64
 }
 
-// held counts what a client has given to a stream that has not taken it yet.
+// held counts the bytes that a client has sent to a stream and the stream has not taken yet.
 type held struct {
 	client *client
 
@@ -117,8 +116,8 @@ func (h *held) end() {
 
 func (p piece) empty() bool { return len(p.data) == 0 && p.hole == 0 }
 
-// Read takes what the client sent; io.EOF when it has sent all. It is for
-// streams without holes.
+// Read takes data that the client sent; io.EOF when it has sent all. It is for streams
+// without holes.
 func (st *stream) Read(p []byte) (int, error) {
 	hole, err := st.next()
 	if err != nil {
@@ -232,7 +231,7 @@ func (st *stream) sendError(err error) {
 	st.client.send(&outgoing{packet: packet})
 }
 
-// run moves the data, then tells the client how it went.
+// run moves the data, then sends the client the outcome.
 func (st *stream) run(body streamBody) {
 	set := st.client.streams
 	err := body(st.life, st)

@@ -120,7 +120,7 @@ func (s *streams) hangUp(st *stream, aborted bool) (over, first bool) {
 	return st.over, true
 }
 
-// conclusion is what a client must be told when a stream's body has ended.
+// conclusion is the message that a client must get when a stream's body has ended.
 type conclusion int
 
 const (

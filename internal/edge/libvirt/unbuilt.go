@@ -85,7 +85,7 @@ var absences = []absence{
 	{"virsh qemu-monitor-command --pass-fds", "use it without files", "DOMAIN_MONITOR_COMMAND_WITH_FILES"},
 }
 
-// errNotBuilt tells a client that a call is not built.
+// errNotBuilt is the error for a call that is not built.
 func errNotBuilt(p *xdr.Procedure) error {
 	text := functionName(p.Name) + " is not built; leave it out"
 	if a, ok := absenceOf(p.Name); ok {
