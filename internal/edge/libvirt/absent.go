@@ -50,7 +50,7 @@ func (h *handlers) listAllInterfaces(_ context.Context, _ *request, args *xdr.Wi
 	return &xdr.ConnectListAllInterfacesRet{}, checkFlags("CONNECT_LIST_ALL_INTERFACES", args.Flags, listInterfaceAll)
 }
 
-// noInterface tells where the host's links can be seen instead.
+// noInterface is the error that names the place to see the host's links instead.
 func noInterface(key, value string) error {
 	return fault.New(fault.NotFound, fault.Interface,
 		"no interface with %s %q: Lodge does not configure the host's network; virsh nodedev-list --cap net lists its links", key, value)

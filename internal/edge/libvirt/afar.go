@@ -6,7 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 )
 
-// welcome is what a client reads once its certificate was found good.
+// welcome is the byte that a client reads once its certificate was accepted.
 const welcome = 1
 
 // fromAfar makes a new connection one of another host.
@@ -43,7 +43,7 @@ func (c *client) secure() bool {
 	return err == nil
 }
 
-// expel ends the connection of a client whom its certificate lets in no more.
+// expel ends the connection of a client after its certificate stopped admitting it.
 func (c *client) expel(why error) {
 	c.server.audit.Note(authz.Entry{Who: c.session.who(), API: "libvirt", Call: "TLS", Err: why, Login: true})
 	c.end(why)

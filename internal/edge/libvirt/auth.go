@@ -20,9 +20,9 @@ const (
 // farewell is the time that a client which polkit has refused has to hear of it.
 const farewell = 5 * time.Second
 
-// authCalls are the calls before authentication. Who connects over a unix socket is
-// known to the kernel, and over another from its certificate: what may be left
-// is that polkit agrees.
+// authCalls are the calls before authentication. The kernel identifies a client of a
+// unix socket, and a certificate identifies any other client. Only polkit's consent may
+// still be missing.
 func authCalls(g group) {
 	on(g, xdr.ProcAuthList, (*handlers).authList)
 	on(g, xdr.ProcAuthPolkit, (*handlers).authPolkit)
@@ -61,8 +61,8 @@ func (s *session) letIn() error {
 	return err
 }
 
-// prove has polkit say whether the client may come in, once on a connection: who was
-// refused may connect again, as often as there are strikes.
+// prove asks polkit whether the client may come in, once on a connection. A refused
+// client may connect again, as often as there are strikes.
 func (s *session) prove(ctx context.Context) error {
 	c := s.client
 	s.mu.Lock()
@@ -72,7 +72,7 @@ func (s *session) prove(ctx context.Context) error {
 	if asked {
 		return withCode(codeAuthFailed, fault.New(fault.WrongState, fault.Call, "polkit is asked once on a connection; connect anew"))
 	}
-	// Whoever types a password gets the time for it.
+	// A user who types a password gets the time for it.
 	c.greeting.Reset(polkit.Patience + c.server.limits.handshake)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -104,8 +104,8 @@ func (s *session) refuse(call string, err error) {
 	}
 }
 
-// polkitCode tells a client whether it would help to bring an agent, as virsh then
-// does and comes back.
+// polkitCode gives the error code for polkit's refusal. It tells the client whether an
+// authentication agent would help; virsh then starts one and connects again.
 func polkitCode(err error) code {
 	switch {
 	case errors.Is(err, polkit.ErrNoAgent):

@@ -14,7 +14,7 @@ import (
 // Flags of CONNECT_BASELINE_CPU and CONNECT_BASELINE_HYPERVISOR_CPU.
 const (
 	baselineExpand     = 1 << 0 // name the features of the model too
-	baselineMigratable = 1 << 1 // leave out what keeps a guest from moving
+	baselineMigratable = 1 << 1 // leave out features that keep a guest from migrating
 )
 
 // stayingFeatures keep a guest that sees them on its host.
@@ -55,15 +55,16 @@ func (h *handlers) connectBaselineHypervisorCPU(ctx context.Context, s *request,
 	})
 }
 
-// baselineRequest is what one call wants.
+// baselineRequest holds the parameters of one call.
 type baselineRequest struct {
 	catalogue
 
 	kind  processorKind
-	given featureSet // what the hypervisor can give; nil: anything
+	given featureSet // the features that the hypervisor can give; nil: any
 	flags uint32
 }
 
+// answer reads the clients' documents and gives the baseline processor as XML.
 func (r baselineRequest) answer(docs []string) (*xdr.WithCPU, error) {
 	all := make([]processor, 0, len(docs))
 	for _, doc := range docs {
@@ -81,7 +82,7 @@ func (r baselineRequest) answer(docs []string) (*xdr.WithCPU, error) {
 	return &xdr.WithCPU{CPU: doc}, err
 }
 
-// baseline finds what all processors have, and the model that says it best.
+// baseline finds the features that all processors share, and the model that describes them best.
 func (r baselineRequest) baseline(all []processor) (*xmltree.Element, error) {
 	if len(all) == 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "no CPUs given")
@@ -125,7 +126,7 @@ func (r baselineRequest) baseline(all []processor) (*xmltree.Element, error) {
 	return r.describe(common, m, fallback), nil
 }
 
-// inCommon gives what all processors have.
+// inCommon gives the vendor and the features that all processors share.
 func (r baselineRequest) inCommon(all []processor) (known, error) {
 	var common known
 	for i, p := range all {
@@ -158,8 +159,8 @@ func (r baselineRequest) inCommon(all []processor) (known, error) {
 	return common, nil
 }
 
-// vendor is that of a described processor, or else of its model; "" for nobody's. Of
-// the first processor the description alone counts, as in libvirt.
+// vendor gives the vendor that a processor's description names, else the vendor of its
+// model; "" if there is none. For the first processor only the description counts, as in libvirt.
 func (r baselineRequest) vendor(p processor, first bool) (string, error) {
 	if p.vendor != "" && !slices.Contains(slices.Collect(maps.Values(cpuVendors)), p.vendor) {
 		return "", fault.New(fault.Failed, fault.Call, "unknown CPU vendor %s", p.vendor)
@@ -179,9 +180,9 @@ func (r baselineRequest) vendor(p processor, first bool) (string, error) {
 	return m.vendor, nil
 }
 
-// describe tells a processor as a definition does: by the model, what it has
-// beyond that and what it has not; or by all that it has when the model is to be
-// written out.
+// describe writes a processor as a domain's definition does: the model, the features
+// beyond the model and the features that are missing. If the model is to be written
+// out, it lists all features instead.
 func (r baselineRequest) describe(p known, m cpuModel, fallback string) *xmltree.Element {
 	e := within(tag("cpu", "mode", "custom", "match", "exact"), leaf("model", m.Name, "fallback", fallback), leaf("vendor", p.vendor))
 	beyond := m.features

@@ -19,7 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// capabilityCalls are the calls that tell clients what guests may be made of.
+// capabilityCalls report the parts and features that guests may have.
 func capabilityCalls(g group) {
 	on(g, xdr.ProcConnectGetVersion, (*handlers).connectGetVersion)
 	on(g, xdr.ProcConnectGetCapabilities, (*handlers).connectGetCapabilities)
@@ -28,7 +28,7 @@ func capabilityCalls(g group) {
 	on(g, xdr.ProcConnectGetCPUModelNames, (*handlers).connectGetCPUModelNames)
 }
 
-// connectGetVersion tells QEMU's version, counted as libvirt counts its own.
+// connectGetVersion gives QEMU's version, counted as libvirt counts its own.
 func (h *handlers) connectGetVersion(ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetVersionRet, error) {
 	caps, err := h.Emulators.Get(ctx, "")
 	if err != nil {
@@ -44,7 +44,7 @@ var accelerators = map[string]string{"kvm": "kvm", "qemu": "tcg"}
 // domainTypes are the domain types, best first.
 var domainTypes = []string{"kvm", "qemu"}
 
-// accelerator finds what a domain type runs on. Without a type, it is the best
+// accelerator finds the accelerator for a domain type. Without a type, it is the best
 // that works on this host.
 func accelerator(caps *qemucaps.Capabilities, domainType string) (string, qemucaps.Accelerator, error) {
 	for _, t := range domainTypes {
@@ -120,7 +120,7 @@ func namedModels(acc qemucaps.Accelerator) []qemucaps.CPUModel {
 	})
 }
 
-// cpuVendors gives libvirt's word for what a processor calls its maker.
+// cpuVendors maps the vendor string of a processor to libvirt's name for the vendor.
 var cpuVendors = map[string]string{"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "HygonGenuine": "Hygon"}
 
 // featureNames gives libvirt's name for the few features that QEMU calls
@@ -184,7 +184,7 @@ func describeHost(facts *resources.Facts, caps *qemucaps.Capabilities, models []
 	return about
 }
 
-// describeModel tells one of the models by which guests are told apart.
+// describeModel describes one of the security models that separate guests.
 func describeModel(m guest.SecurityModel) *xmltree.Element {
 	e := within(tag("secmodel"), leaf("model", m.Name), leaf("doi", m.DOI))
 	for _, kind := range slices.Sorted(maps.Keys(m.Base)) {
@@ -193,6 +193,7 @@ func describeModel(m guest.SecurityModel) *xmltree.Element {
 	return e
 }
 
+// yesNo gives "yes" or "no", as libvirt's XML spells booleans.
 func yesNo(yes bool) string {
 	if yes {
 		return "yes"
@@ -200,8 +201,8 @@ func yesNo(yes bool) string {
 	return "no"
 }
 
-// describeProcessor tells the host's processor: by the nearest model, and by what it
-// has beyond that.
+// describeProcessor describes the host's processor: the nearest model, and the
+// features beyond that model.
 func describeProcessor(facts *resources.Facts, caps *qemucaps.Capabilities) *xmltree.Element {
 	cpu, shape, p := facts.CPU, facts.Topology.Shape(), hostProcessorOf(facts, caps)
 	e := within(tag("cpu"), leaf("arch", facts.Arch))
@@ -245,6 +246,7 @@ func pageSizes(cells []topology.Cell) []string {
 	return sizes
 }
 
+// kib gives a number of bytes in whole KiB, rounded down.
 func kib(bytes uint64) string { return strconv.FormatUint(bytes>>10, 10) }
 
 func describeCells(cells []topology.Cell) *xmltree.Element {
@@ -274,7 +276,7 @@ func describeCells(cells []topology.Cell) *xmltree.Element {
 	return all
 }
 
-// describeCaches tells the last-level caches; nothing when there are none.
+// describeCaches describes the last-level caches; nil if there are none.
 func describeCaches(caches []topology.Cache) *xmltree.Element {
 	e := tag("cache")
 	for _, c := range caches {
@@ -294,7 +296,7 @@ func describeCaches(caches []topology.Cache) *xmltree.Element {
 	return e
 }
 
-// describeGuests tells which guests the binary runs.
+// describeGuests describes the guests that the binary runs.
 func describeGuests(caps *qemucaps.Capabilities) *xmltree.Element {
 	wordSize := "64"
 	if caps.GuestArch() == "i686" {

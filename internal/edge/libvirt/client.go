@@ -17,7 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
 
-// Why a connection ended without anybody having done wrong.
+// Reasons why a connection ended although neither side did wrong.
 var (
 	errClosed   = errors.New("the client closed the connection")
 	errStopping = errors.New("the daemon stops")
@@ -26,18 +26,18 @@ var (
 
 // client is one connection. Its goroutines, all ended before serve returns:
 //
-//	read loop    takes packets; answers keepalive and hands on the rest
-//	write loop   the only writer; sends what is in out, in order
+//	read loop    takes packets; answers keepalive and passes the rest on
+//	write loop   the only writer; sends the packets in out, in order
 //	work         one for each call, stream and subscription to events
 //
-// A call that was begun runs to its end although the connection ends: half a
-// start is worse than one whose answer nobody reads. Streams end with it.
+// A call that was begun runs to its end even if the connection ends: half a start
+// is worse than a start without a reader for its answer. Streams end with the connection.
 type client struct {
 	server  *Server
 	conn    net.Conn
 	log     *slog.Logger
 	session *session
-	owner   authz.Owner // who answers for it
+	owner   authz.Owner // the user, process or host that the connection counts for
 
 	// life ends with the connection, and its cause says why. reading ends
 	// before it when the daemon stops: calls in flight may still be answered.
@@ -56,8 +56,8 @@ type client struct {
 	alive   *keepalive
 	streams *streams
 
-	// What is set before the first call: until when the client must be in, and of one that
-	// polkit decides about the process, or why it is not known.
+	// These are set before the first call. The timer bounds how long the client may take to
+	// come in. For a client that polkit decides about: its process, or why that is unknown.
 	greeting *time.Timer
 	process  polkit.Process
 	lost     error
@@ -65,6 +65,7 @@ type client struct {
 	strange bool // not authenticated yet; guarded by the server
 }
 
+// newClient makes the state of a new connection; serve runs it.
 func newClient(s *Server, conn net.Conn, readOnly bool) *client {
 	p := listener.PeerOf(conn)
 	c := &client{
@@ -128,7 +129,7 @@ func (c *client) serve() {
 	c.log.Debug("client gone", "cause", context.Cause(c.life))
 }
 
-// drain drops what is queued and will not be sent.
+// drain drops the queued packets that will not be sent.
 func (c *client) drain() {
 	for {
 		select {
@@ -146,7 +147,7 @@ func (c *client) hangUp() {
 	_ = c.conn.SetReadDeadline(time.Now())
 }
 
-// finishCalls waits for the calls in flight and sends what is queued.
+// finishCalls waits for the calls in flight and sends the queued packets.
 func (c *client) finishCalls() {
 	c.streams.endAll(errStopping)
 	idle := make(chan struct{})
@@ -200,7 +201,7 @@ func (c *client) readFrame() (*frame, error) {
 	return f, nil
 }
 
-// readRest takes what follows the length word.
+// readRest reads the rest of a packet, after the length word.
 func (c *client) readRest(n int) (*frame, error) {
 	var r io.Reader = c.conn
 	if n > growth {
@@ -230,7 +231,7 @@ func (c *client) take(f *frame) error {
 	case xdr.TypeCall, xdr.TypeCallWithFDs:
 		return c.call(f)
 	case xdr.TypeStream, xdr.TypeStreamHole:
-		c.letGo(f) // the stream counts what it holds
+		c.letGo(f) // the stream counts its packets
 		return c.streamPacket(f)
 	case xdr.TypeReply, xdr.TypeReplyWithFDs, xdr.TypeMessage:
 	}
@@ -255,8 +256,8 @@ func (c *client) call(f *frame) error {
 	return nil
 }
 
-// whileNotReading waits until ready says yes, asking again at each change. All
-// that time the client cannot be heard, so it is told that it still is.
+// whileNotReading waits until ready returns true; it asks again at each change. Meanwhile
+// the client's pings are not read, so it gets pongs without them.
 func (c *client) whileNotReading(change <-chan struct{}, ready func() bool) error {
 	if ready() {
 		return nil
@@ -277,8 +278,8 @@ func (c *client) whileNotReading(change <-chan struct{}, ready func() bool) erro
 	return nil
 }
 
-// writeLoop sends until the connection ends. A client that takes nothing for
-// too long is given up: it holds replies, and nobody else waits for it.
+// writeLoop sends until the connection ends. It gives up a client that takes nothing
+// for too long, because that client holds replies. No other client waits for it.
 func (c *client) writeLoop() {
 	for {
 		var o *outgoing

@@ -15,7 +15,7 @@ const (
 	compareValidate = 1 << 1
 )
 
-// What a comparison gives: what this host has of the processor that a client
+// Results of a comparison: how far this host matches the processor that a client
 // describes.
 const (
 	cpuIncompatible = 0
@@ -72,7 +72,7 @@ func (c catalogue) compareDocument(here known, doc string, flags uint32) (*xdr.W
 	return &xdr.WithResult{Result: int32(result)}, ofCPU(err)
 }
 
-// compare says what this host has of a described processor, and why it is
+// compare says how far this host matches a described processor, and why it is
 // incompatible.
 func (c catalogue) compare(here known, p processor) (result int, why string, err error) {
 	switch {

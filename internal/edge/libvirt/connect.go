@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// libraryVersion is the libvirt that this server says it is, counted as libvirt
-// does: 1000000 major + 1000 minor + patch. Clients use what that release brought
-// without asking, so it is below the first whose news is not built (decision 55).
+// libraryVersion is the libvirt release that this server reports, counted as libvirt
+// does: 1000000 major + 1000 minor + patch. Clients use the features of that release
+// without asking. So it stays below the first release with features that are not built (decision 55).
 const libraryVersion = 10_003_000
 
 // systemURI is the only connection there is.
@@ -49,7 +49,7 @@ func (h *handlers) connectOpen(_ context.Context, s *request, args *xdr.ConnectO
 	if err := checkFlags("CONNECT_OPEN", args.Flags, openReadOnly|openNoAliases); err != nil {
 		return nil, err
 	}
-	// Behind the question mark is what the client did not know itself; libvirt passes over it, too.
+	// Behind the question mark are parameters that the client did not know itself; libvirt ignores them, too.
 	if name, _, _ := strings.Cut(text(args.Name), "?"); name != "" && name != systemURI {
 		return nil, withCode(codeNoConnect, fault.New(fault.Unsupported, fault.Call,
 			"no connection driver available for %q: this daemon serves %s", name, systemURI))
@@ -96,7 +96,7 @@ func (h *handlers) connectGetURI(_ context.Context, s *request, _ *void) (*xdr.C
 	return &xdr.ConnectGetURIRet{URI: s.address()}, nil
 }
 
-// connectIsSecure: what goes over a unix socket stays on the host.
+// connectIsSecure answers that a unix socket is secure: its traffic stays on the host.
 func (h *handlers) connectIsSecure(_ context.Context, _ *request, _ *void) (*xdr.ConnectIsSecureRet, error) {
 	return &xdr.ConnectIsSecureRet{Secure: true}, nil
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// processor is one that a client describes: a host's, with its architecture and all
-// its features, or what a guest wants of one.
+// processor is a client's description of a processor: a host's, with its architecture
+// and all its features, or a guest's requirements.
 type processor struct {
 	arch          string // "" in a guest's
 	match         string
@@ -21,9 +21,10 @@ type processor struct {
 // required.
 type cpuFeature struct{ name, policy string }
 
+// ofHost says whether the description is of a host: only those name an architecture.
 func (p processor) ofHost() bool { return p.arch != "" }
 
-// processorKind says what a client may describe.
+// processorKind says which processors a client may describe: a host's or a guest's.
 type processorKind int
 
 const (
@@ -31,13 +32,14 @@ const (
 	hostProcessor                      // a host's alone
 )
 
-// otherArchitectures are those that libvirt knows besides x86's.
+// otherArchitectures are the architectures that libvirt knows, except those of x86.
 var otherArchitectures = []string{
 	"aarch64", "alpha", "armv6l", "armv7b", "armv7l", "cris", "itanium", "lm32", "loongarch64", "m68k", "microblaze", "microblazeel",
 	"mips", "mips64", "mips64el", "mipsel", "or32", "parisc", "parisc64", "ppc", "ppc64", "ppc64le", "ppcemb", "riscv32", "riscv64",
 	"s390", "s390x", "sh4", "sh4eb", "sparc", "sparc64", "tricore", "unicore32", "xtensa", "xtensaeb",
 }
 
+// isX86 says whether an architecture is x86, with 32 or 64 bits.
 func isX86(arch string) bool { return arch == "x86_64" || arch == "i686" }
 
 // readProcessor reads a description. Its refusals have the codes that libvirt has
@@ -74,7 +76,7 @@ func readProcessor(doc string, kind processorKind) (processor, error) {
 	return p, p.readFeatures(root, host)
 }
 
-// validProcessor refuses what no description of a processor has.
+// validProcessor refuses elements that no description of a processor has.
 func validProcessor(doc string) error {
 	root, err := xmltree.Parse(doc)
 	if err != nil {
@@ -100,7 +102,7 @@ func badProcessor(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.XML, format, args...)
 }
 
-// unusableProcessor is an error of what a description says.
+// unusableProcessor is an error about the content of a description.
 func unusableProcessor(format string, args ...any) error {
 	return fault.New(fault.Unsupported, fault.Config, format, args...)
 }

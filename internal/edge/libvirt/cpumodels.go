@@ -14,6 +14,7 @@ import (
 // featureSet are features by libvirt's names.
 type featureSet map[string]bool
 
+// setOf converts QEMU's feature names to a set by libvirt's names.
 func setOf(qemuNames []string) featureSet {
 	set := featureSet{}
 	for _, name := range cpuFeatures(qemuNames) {
@@ -26,7 +27,7 @@ func setOf(qemuNames []string) featureSet {
 type cpuModel struct {
 	qemucaps.CPUDefinition
 
-	vendor   string // "unknown" for nobody's
+	vendor   string // "unknown" if there is none
 	features featureSet
 }
 
@@ -36,15 +37,15 @@ type catalogue struct {
 	features featureSet
 }
 
-// lastCatalogue is the one that was made last, and what of: it takes as long to make
-// as to answer a hundred calls, and QEMU is probed seldom.
+// lastCatalogue is the catalogue that was made last, with its source. Making one takes as
+// long as answering a hundred calls, and QEMU is probed seldom.
 var lastCatalogue atomic.Pointer[struct {
 	of        *qemucaps.Capabilities
 	catalogue catalogue
 }]
 
-// catalogueOf gives what a QEMU's models are. A feature that QEMU has no name for is
-// told of no processor: clients may not know it either.
+// catalogueOf gives the models of a QEMU. A feature without a name in QEMU is left out
+// of every processor: clients may not know it either.
 func catalogueOf(caps *qemucaps.Capabilities) catalogue {
 	if last := lastCatalogue.Load(); last != nil && last.of == caps {
 		return last.catalogue
@@ -65,6 +66,7 @@ func catalogueOf(caps *qemucaps.Capabilities) catalogue {
 	return c
 }
 
+// model finds a processor model by name; an unknown name is an error.
 func (c catalogue) model(name string) (cpuModel, error) {
 	i := slices.IndexFunc(c.models, func(m cpuModel) bool { return m.Name == name })
 	if i < 0 {
@@ -73,7 +75,7 @@ func (c catalogue) model(name string) (cpuModel, error) {
 	return c.models[i], nil
 }
 
-// modelFeatures are those of a model, none of no model.
+// modelFeatures are the features of a model; none for an empty name.
 func (c catalogue) modelFeatures(name string) (featureSet, error) {
 	if name == "" {
 		return featureSet{}, nil
@@ -112,11 +114,12 @@ func (c catalogue) all(p processor) (featureSet, error) {
 	return set, err
 }
 
+// remove deletes the features of some from set.
 func remove(set, some featureSet) {
 	maps.DeleteFunc(set, func(name string, _ bool) bool { return some[name] })
 }
 
-// lacking gives, sorted, what is in one set and not in another.
+// lacking gives, sorted, the features that are in all but not in some.
 func lacking(all, some featureSet) []string {
 	var names []string
 	for name := range all {
@@ -128,7 +131,7 @@ func lacking(all, some featureSet) []string {
 	return names
 }
 
-// known is a processor whose features are all known.
+// known is a processor with a complete list of its features.
 type known struct {
 	vendor    string // libvirt's word, or ""
 	signature qemucaps.Signature
@@ -140,7 +143,7 @@ func (k known) isSold(m cpuModel) bool {
 	return k.signature != qemucaps.Signature{} && m.IsSoldAs(k.signature)
 }
 
-// hostProcessorOf is the host's, as CPUID tells it, and KVM of what CPUID does not.
+// hostProcessorOf is the host's processor, from CPUID, and from KVM where CPUID is silent.
 func hostProcessorOf(facts *resources.Facts, caps *qemucaps.Capabilities) known {
 	cpu, c := facts.CPU, catalogueOf(caps)
 	k := known{
@@ -179,10 +182,10 @@ func hypervisorProcessorOf(acc qemucaps.Accelerator) known {
 	return known{vendor: cpuVendors[m.Vendor], signature: m.Signature, features: setOf(m.Features)}
 }
 
-// hostModel tells what host-model stands for with an accelerator: a model, and what
-// the accelerator gives beyond that and what it does not. There is none without a
-// model that runs. Where QEMU's model is another than clients know it, both are told
-// apart, so that a guest started by this has what one with host-model has.
+// hostModel gives the meaning of host-model with an accelerator: a model, the features
+// that the accelerator adds, and the features that it lacks. There is none without a
+// model that runs. QEMU's model may differ from the model that clients know. The lists
+// cover the difference, so a guest started from them gets the same features as one with host-model.
 func (c catalogue) hostModel(acc qemucaps.Accelerator) (m cpuModel, require, disable []string, found bool) {
 	m, err := c.model(acc.HostModel.Base)
 	given := hypervisorProcessorOf(acc).features
@@ -196,10 +199,10 @@ func (c catalogue) hostModel(acc qemucaps.Accelerator) (m cpuModel, require, dis
 	return m, lacking(more, nil), lacking(less, nil), err == nil
 }
 
-// nearest finds the model that says best what a processor is. A host is at least
-// what its model is; of a guest's model features may be taken away. A model with
-// the processor's signature comes first, then the one that takes the fewest words;
-// of equals one that is preferred.
+// nearest finds the model that describes a processor best. A host has all features of
+// its model; features of a guest's model may be taken away. A model with the processor's
+// signature comes first, then the model with the shortest list of changes. Among equals,
+// a preferred model wins.
 func (c catalogue) nearest(p known, ofHost bool, preferred []string) (cpuModel, bool) {
 	var best cpuModel
 	bestCost, bestLess, found := 0, 0, false
@@ -226,9 +229,9 @@ func (c catalogue) nearest(p known, ofHost bool, preferred []string) (cpuModel, 
 	return best, found
 }
 
-// costOfLess is what it counts that a model has so many features that a processor
-// lacks: half of them, and more for each, so that a lesser model with more words is
-// preferred. libvirt counts so.
+// costOfLess is the cost of a model with so many features that the processor lacks:
+// half of them, and more for each. So a lesser model with a longer list of features is
+// preferred. libvirt counts the same way.
 func costOfLess(missing int) int {
 	n := (missing + 1) / 2
 	return n * (n + 3) / 2

@@ -13,9 +13,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// table holds what can be called. It is made once and then only read.
+// table holds the procedures that can be called. It is made once and then only read.
 type table map[procedureKey]*route
 
+// procedureKey identifies a procedure: its program, and its number in that program.
 type procedureKey struct {
 	program xdr.Program
 	number  int32
@@ -27,15 +28,15 @@ type route struct {
 	invoke func(h *handlers, ctx context.Context, s *session, payload []byte, files []*os.File) (reply, error)
 }
 
-// reply is what a handler gives back. Files go with the result and are closed
-// once sent. Then runs when the result is queued, so that whatever it causes
-// to be sent comes behind it; body takes over the call's stream.
+// reply is the result of a handler. Files go with the result and are closed once
+// sent. Then runs when the result is queued, so that the packets it causes follow
+// the result. Body takes over the call's stream.
 type reply struct {
 	ret   xdr.Message
 	files []*os.File
 	then  func()
 	body  streamBody
-	of    []authz.Object // what the call was about
+	of    []authz.Object // the objects of the call
 	still func() error   // whether the stream may go on, by the rules as they are then
 }
 
@@ -49,7 +50,7 @@ type group struct {
 	program xdr.Program
 }
 
-// message is what a *T must be to travel.
+// message is the constraint on *T for arguments and results: it encodes and decodes.
 type message[T any] interface {
 	*T
 	xdr.Message
@@ -71,8 +72,8 @@ func on[A, R any, PA message[A], PR message[R]](
 	})
 }
 
-// onThen is on for a call that starts something which sends packets by itself:
-// what f returns beside the result runs once the result is queued.
+// onThen is on for a call that starts a sender of further packets. The function that f
+// returns beside the result runs once the result is queued.
 func onThen[A, R any, PA message[A], PR message[R]](
 	g group, number int32, f func(*handlers, context.Context, *request, PA) (PR, func(), error),
 ) {
@@ -82,9 +83,9 @@ func onThen[A, R any, PA message[A], PR message[R]](
 	})
 }
 
-// onStream is on for a call that opens a stream. F checks and opens; the body
-// that it returns moves the data, in a goroutine of its own, and must release
-// what f opened in every case.
+// onStream is on for a call that opens a stream. F checks and opens. The body that it
+// returns moves the data, in a goroutine of its own, and must release the opened
+// files in every case.
 func onStream[A, R any, PA message[A], PR message[R]](
 	g group, number int32, f func(*handlers, context.Context, *request, PA) (PR, streamBody, error),
 ) {
@@ -99,7 +100,7 @@ func onStream[A, R any, PA message[A], PR message[R]](
 }
 
 // onFilesIn is on for a call that comes with descriptors. They are closed when
-// f returns: it duplicates what it keeps.
+// f returns, so f duplicates the ones it keeps.
 func onFilesIn[A, R any, PA message[A], PR message[R]](
 	g group, number int32, f func(*handlers, context.Context, *request, PA, []*os.File) (PR, error),
 ) {
@@ -128,8 +129,8 @@ func (g group) lookup(number int32) *xdr.Procedure {
 	return p
 }
 
-// add checks a handler against the procedure table, so that a wrong pair is
-// found when the table is made and not when somebody calls.
+// add checks a handler against the procedure table. So a wrong pair is found
+// when the table is made and not at a client's call.
 func add[A, R any, PA message[A], PR message[R]](
 	g group, number int32, stream xdr.Stream, fds xdr.FDs,
 	f func(*handlers, context.Context, *request, PA, []*os.File) (reply, error),
@@ -175,7 +176,7 @@ func checkType[T any](p *xdr.Procedure, what string, make func() xdr.Message) {
 	}
 }
 
-// route finds who serves a call, or says why nobody may.
+// route finds the handler of a call, or the error that refuses the call.
 func (c *client) route(f *frame) (*route, error) {
 	switch f.Program {
 	case xdr.ProgramRemote, xdr.ProgramQEMU:
@@ -236,7 +237,7 @@ func (c *client) answer(r *route, f *frame) {
 		c.replyError(f.Header, err, done)
 	}
 	c.streams.guard(st, answer.of, answer.still)
-	if answer.body != nil { // runs in any case: it releases what was opened
+	if answer.body != nil { // runs in any case: it releases the files it opened
 		c.work.Go(func() { st.run(answer.body) })
 	}
 	if answer.then != nil && err == nil {
@@ -275,8 +276,8 @@ func (c *client) reply(r *route, h xdr.Header, answer reply, done func()) error 
 	return nil
 }
 
-// result tells the nil pointer that a call without a result gives from one
-// that a handler forgot.
+// result accepts a nil pointer from a call without a result. From any other call, a
+// nil pointer is a handler's mistake.
 func result(p *xdr.Procedure, ret xdr.Message) (xdr.Message, error) {
 	switch {
 	case p.NewRet == nil:

@@ -65,6 +65,7 @@ const (
 	affectBoth   = affectLive | affectConfig
 )
 
+// affect converts libvirt's flags to the definitions that a call changes.
 func affect(flags uint32) guest.Affect {
 	return guest.Affect{Live: flags&affectLive != 0, Config: flags&affectConfig != 0}
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// domainAddressCalls tell under what names and addresses a domain is reached.
+// domainAddressCalls give the host names and the addresses of a domain.
 func domainAddressCalls(g group) {
 	on(g, xdr.ProcDomainInterfaceAddresses, (*handlers).domainInterfaceAddresses)
 	on(g, xdr.ProcDomainGetHostname, (*handlers).domainGetHostname)
 }
 
-// addressSources are who knows a guest's addresses, by libvirt's number.
+// addressSources are the sources of a guest's addresses, by libvirt's number.
 var addressSources = []guest.AddressSource{guest.ByLease, guest.ByAgent, guest.ByARP}
 
 func (h *handlers) domainInterfaceAddresses(ctx context.Context, s *request, args *xdr.DomainInterfaceAddressesArgs) (*xdr.DomainInterfaceAddressesRet, error) {
@@ -47,7 +47,7 @@ func (h *handlers) domainInterfaceAddresses(ctx context.Context, s *request, arg
 	return ret, nil
 }
 
-// Who is asked for a domain's name; the agent where nothing is said.
+// Sources of a domain's host name. Without a flag, the agent is asked.
 const (
 	hostnameLease = 1
 	hostnameAgent = 2

@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// domainAgentCalls are answered by the agent in the guest, which is waited for
-// as long as its room says, and whose answers are only as true as it is.
+// domainAgentCalls are answered by the agent in the guest. Package guest bounds the
+// wait for it. The answers are only as true as the agent is honest.
 func domainAgentCalls(g group) {
 	on(g, xdr.ProcDomainFSFreeze, (*handlers).domainFSFreeze)
 	on(g, xdr.ProcDomainFSThaw, (*handlers).domainFSThaw)
@@ -36,7 +36,7 @@ func (h *handlers) domainFSFreeze(ctx context.Context, s *request, args *xdr.Dom
 	return &xdr.DomainFSFreezeRet{Filesystems: int32(frozen)}, err
 }
 
-// domainFSThaw thaws everything: an agent cannot thaw some of what is frozen.
+// domainFSThaw thaws everything: an agent cannot thaw single filesystems.
 func (h *handlers) domainFSThaw(ctx context.Context, s *request, args *xdr.DomainFSThawArgs) (*xdr.DomainFSThawRet, error) {
 	if err := checkFlags("DOMAIN_FSTHAW", args.Flags, 0); err != nil {
 		return nil, err
@@ -136,8 +136,8 @@ func (h *handlers) domainGetFSInfo(ctx context.Context, s *request, args *xdr.Do
 	return ret, nil
 }
 
-// domainGetGuestVCPUs tells of the processors that the guest itself sees, as
-// lists of their numbers.
+// domainGetGuestVCPUs gives the processors that the guest itself sees, as lists of
+// their numbers.
 func (h *handlers) domainGetGuestVCPUs(ctx context.Context, s *request, args *xdr.DomainGetGuestVCPUsArgs) (*xdr.DomainGetGuestVCPUsRet, error) {
 	if _, err := paramFlags("DOMAIN_GET_GUEST_VCPUS", args.Flags, 0); err != nil {
 		return nil, err

@@ -22,27 +22,27 @@ const (
 	statsInterface = 16
 	statsBlock     = 32
 	statsIOThread  = 128
-	statsMemory    = 256 // of memory bandwidth monitors, of which no domain has any
+	statsMemory    = 256 // memory bandwidth monitors; no domain has any
 	statsGroups    = statsState | statsCPU | statsBalloon | statsVCPU | statsInterface | statsBlock | statsIOThread | statsMemory
 )
 
 // Flags of statistics of all domains, beside the filters of lists.
 const (
-	statsNoWait  = 1 << 29 // what needs QEMU may be left out when it is busy
+	statsNoWait  = 1 << 29 // figures from QEMU may be left out when it is busy
 	statsBacking = 1 << 30 // backing images too, where there are figures for them
 	statsEnforce = 1 << 31 // refuse groups that are not built
 )
 
 const (
-	// fewNamed is how many domains a call may name for fresh samples of them to be
-	// taken. A call about more, or about all, is answered from what the sampler has.
+	// fewNamed is the largest number of named domains that get fresh samples. A call
+	// about more, or about all, is answered from the sampler's last samples.
 	fewNamed = 8
 	// namedPatience is how long those are waited for, all together.
 	namedPatience = time.Second
 )
 
-// connectGetAllDomainStats tells what domains use, from samples: it waits for no
-// guest and touches no disk, unless the client names a few domains and lets it.
+// connectGetAllDomainStats gives the resource use of domains, from samples. It waits for
+// no guest and touches no disk, unless the client names a few domains and allows it.
 func (h *handlers) connectGetAllDomainStats(ctx context.Context, s *request, args *xdr.ConnectGetAllDomainStatsArgs) (*xdr.ConnectGetAllDomainStatsRet, func(), error) {
 	const known = statsFilters | statsNoWait | statsBacking | statsEnforce
 	if err := checkFlags("CONNECT_GET_ALL_DOMAIN_STATS", args.Flags, known); err != nil {
@@ -81,11 +81,11 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, s *request, arg
 	return ret, done, nil
 }
 
-// statsSlack is what an answer has beside its records, in bytes, and more.
+// statsSlack is an upper bound, in bytes, on the part of an answer that is not records.
 const statsSlack = 1 << 10
 
-// fit leaves out of the largest records what an answer of so many bytes has no room for: a definition may
-// be megabytes of paths, and whoever has such guests takes nothing of what is told of others'.
+// fit drops the last parameters of the largest records until the answer fits into so many bytes. A definition
+// may hold megabytes of paths; the owner of such guests takes no room from the records of other guests.
 func fit(records []xdr.DomainStatsRecord, room int) {
 	sizes := make([]int, len(records))
 	whole := 0
@@ -140,7 +140,7 @@ func (h *handlers) statsSubjects(args *xdr.ConnectGetAllDomainStatsArgs) ([]*gue
 	return chosen[:min(len(chosen), xdr.MaxDomainList)], nil
 }
 
-// statsRequest is what one call wants to know of each guest.
+// statsRequest holds the groups of figures that one call wants of each guest.
 type statsRequest struct {
 	groups  uint32
 	backing bool
@@ -164,7 +164,7 @@ func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*gu
 		all.Go(func() {
 			switch v := g.View(); {
 			case v.Active != nil:
-				_, _ = g.Stats(ctx, statsAge) // what came of it is in the guest's sample
+				_, _ = g.Stats(ctx, statsAge) // the result is in the guest's sample
 			case r.groups&statsBlock != 0:
 				sizes[i] = sizesAtRest(ctx, sc, g, v)
 			}
@@ -177,8 +177,8 @@ func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*gu
 	}
 }
 
-// sizesAtRest tells the sizes of the images of a guest that does not run, as
-// far as they are found in time.
+// sizesAtRest gives the image sizes of a guest that does not run, as far as they are
+// found in time.
 func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.View) map[string]guest.BlockInfo {
 	if v.Current() == nil {
 		return nil
@@ -195,7 +195,7 @@ func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.V
 	return sizes
 }
 
-// record tells of one guest. What is not known of it is missing.
+// record gives the statistics of one guest. Unknown values are left out.
 func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRecord, error) {
 	v := g.View()
 	d, err := wireDomain(v)
@@ -213,7 +213,7 @@ func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRe
 
 // figures lists the groups that are wanted, from a sample that may be empty. Its
 // names are those that libvirt documents and no others: clients take them apart.
-// How old a sample is, Lodge's own API tells.
+// Lodge's own API gives the age of a sample.
 func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, atRest map[string]guest.BlockInfo) []xdr.TypedParam {
 	begin := len(p.list)
 	p.most = begin + xdr.MaxDomainStatsParams
@@ -260,6 +260,7 @@ func newFigureNames(prefix string, suffixes ...string) *figureNames {
 	return n
 }
 
+// make builds the names for the item with number i.
 func (n *figureNames) make(i uint) []string {
 	prefix := n.prefix + strconv.FormatUint(uint64(i), 10) + "."
 	names := make([]string, len(n.suffixes))
@@ -285,11 +286,13 @@ type statsParams struct{ paramList }
 // megabytes for some hundred guests, and free once the reply is encoded.
 var statsRoom = sync.Pool{New: func() any { return new(statsParams) }}
 
+// state adds a guest's state and its reason, by libvirt's numbers.
 func (p *statsParams) state(v *guest.View, _ *guest.Stats) {
 	p.add("state.state", xdr.Int(int32(v.State)))
 	p.add("state.reason", xdr.Int(stateReasons[v.State][v.Reason]))
 }
 
+// cpu adds processor times in nanoseconds; nothing without a sample.
 func (p *statsParams) cpu(_ *guest.View, st *guest.Stats) {
 	if st.At.IsZero() {
 		return
@@ -327,6 +330,7 @@ const (
 
 var vcpuNames = newFigureNames("vcpu.", "state", "time", "wait", "delay")
 
+// vcpus adds the numbers of virtual processors, and the sampled figures of each.
 func (p *statsParams) vcpus(v *guest.View, st *guest.Stats) {
 	def := v.Current()
 	p.add("vcpu.current", xdr.Uint(uint32(def.VCPUs.Current)))
@@ -362,7 +366,7 @@ func (p *statsParams) interfaces(v *guest.View, st *guest.Stats) {
 	p.count("net.count", len(v.Active.Devices.NICs))
 	for i := range st.NICs {
 		n, names := &st.NICs[i], netNames.of(uint(i))
-		if n.IfName == "" { // libvirt tells nothing of it either, and numbers it all the same
+		if n.IfName == "" { // libvirt gives no figures for it either, and numbers it all the same
 			continue
 		}
 		p.add(names[netName], xdr.String(n.IfName))
@@ -420,7 +424,7 @@ const (
 var blockNames = newFigureNames("block.", "name", "path", "backingIndex", "rd.reqs", "rd.bytes", "rd.times",
 	"wr.reqs", "wr.bytes", "wr.times", "fl.reqs", "fl.times", "allocation", "capacity", "physical")
 
-// disks tells of every disk, and of the images below each if they are wanted.
+// disks adds the figures of every disk, and of its backing images if they are wanted.
 func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest map[string]guest.BlockInfo) {
 	disks := v.Current().Devices.Disks
 	count := len(disks)
@@ -492,6 +496,7 @@ func (p *statsParams) traffic(names []string, s *guest.DiskStats) {
 	p.number(names[blockFlushTime], uint64(s.FlushTime))
 }
 
+// sizes adds an image's sizes in bytes. It leaves out a capacity or physical size of zero.
 func (p *statsParams) sizes(names []string, allocation, capacity, physical uint64) {
 	p.number(names[blockAllocation], allocation)
 	if capacity > 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// domainBlockJobCalls begin, tell of and end what QEMU does with a disk's chain.
+// domainBlockJobCalls start, report and end QEMU's jobs on a disk's backing chain.
 func domainBlockJobCalls(g group) {
 	on(g, xdr.ProcDomainBlockCommit, (*handlers).domainBlockCommit)
 	on(g, xdr.ProcDomainBlockJobAbort, (*handlers).domainBlockJobAbort)

@@ -14,9 +14,9 @@ const cpuTotal = -1
 // maxStatsCPUs is how many processors one call may ask for.
 const maxStatsCPUs = 128
 
-// domainGetCPUStats tells the processor time that a domain used, in all or on
-// each processor of the host. Without room for parameters it tells how many
-// there are for one processor; asked for none, how many processors.
+// domainGetCPUStats gives the processor time that a domain used, in total or on each
+// processor of the host. Without room for parameters it gives their number for one
+// processor; asked for no processors, it gives the number of processors.
 func (h *handlers) domainGetCPUStats(_ context.Context, _ *request, args *xdr.DomainGetCPUStatsArgs) (*xdr.DomainGetCPUStatsRet, error) {
 	if _, err := paramFlags("DOMAIN_GET_CPU_STATS", args.Flags, 0); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func cpuTotals(used kernel.GroupStats) []xdr.TypedParam {
 	}
 }
 
-// cpuTimes answers for single processors, of which there is one figure each.
+// cpuTimes answers for single processors: one figure for each.
 func cpuTimes(used kernel.GroupStats, args *xdr.DomainGetCPUStatsArgs) (*xdr.DomainGetCPUStatsRet, error) {
 	switch count := len(used.PerCPU); {
 	case count == 0:

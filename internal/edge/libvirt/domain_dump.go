@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// domainDumpCalls write what a domain holds to files, for debuggers.
+// domainDumpCalls write a domain's memory to files, for debuggers.
 func domainDumpCalls(g group) {
 	on(g, xdr.ProcDomainCoreDump, (*handlers).domainCoreDump)
 	on(g, xdr.ProcDomainCoreDumpWithFormat, (*handlers).domainCoreDumpWithFormat)

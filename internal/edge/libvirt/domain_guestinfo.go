@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// guestInfo is one sort of what an agent tells: its bit, and what asks for it.
+// guestInfo is one type of information from an agent: its bit, and the function that asks for it.
 type guestInfo struct {
 	bit  uint32
 	tell func(context.Context, scope.Scope, *guest.Guest, *paramList) error
@@ -25,8 +25,8 @@ var guestInfos = []guestInfo{
 	{64, tellInterfaces},
 }
 
-// domainGetGuestInfo tells what was asked for. Asked for nothing in particular,
-// it tells what the agent can, and leaves out what it cannot.
+// domainGetGuestInfo gives the information that the client asked for. If the client
+// names no types, it gives all that the agent can answer and leaves out the rest.
 func (h *handlers) domainGetGuestInfo(ctx context.Context, s *request, args *xdr.DomainGetGuestInfoArgs) (*xdr.DomainGetGuestInfoRet, error) {
 	if _, err := paramFlags("DOMAIN_GET_GUEST_INFO", args.Flags, 0); err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// domainInterfaceTuneCalls tell and change how fast a domain's interfaces are,
+// domainInterfaceTuneCalls read and change the bandwidth of a domain's interfaces,
 // in KiB and KiB a second.
 func domainInterfaceTuneCalls(g group) {
 	on(g, xdr.ProcDomainGetInterfaceParameters, (*handlers).domainGetInterfaceParameters)
@@ -47,7 +47,7 @@ func findInterface(d *domain.Definition, name string) (*device.NIC, error) {
 	return nil, fault.New(fault.Invalid, fault.Call, "cannot find network device %s", name)
 }
 
-// domainGetInterfaceParameters tells the bounds of one interface.
+// domainGetInterfaceParameters gives the bounds of one interface.
 func (h *handlers) domainGetInterfaceParameters(_ context.Context, _ *request, args *xdr.DomainGetInterfaceParametersArgs) (*xdr.DomainGetInterfaceParametersRet, error) {
 	def, err := h.paramDefinition("DOMAIN_GET_INTERFACE_PARAMETERS", args.Domain, args.Flags)
 	if err != nil {
@@ -100,8 +100,8 @@ func (h *handlers) domainSetInterfaceParameters(ctx context.Context, s *request,
 	})
 }
 
-// interfaceRates reads what is to be set of each direction; nil for one of
-// which nothing is said. What is not said of the other is zero.
+// interfaceRates reads the rates to set for each direction; nil for a direction
+// without parameters. A missing value of a named direction is zero.
 func interfaceRates(params []xdr.TypedParam) (in, out *device.Rate, err error) {
 	set := func(rate **device.Rate, fields []rateField, p xdr.TypedParam) (known bool, err error) {
 		for _, f := range fields {

@@ -7,7 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// domainIOThreadCalls tell of the threads for disks, add them and change where they run.
+// domainIOThreadCalls list and add the I/O threads for disks, and change their pinning.
 func domainIOThreadCalls(g group) {
 	on(g, xdr.ProcDomainGetIOThreadInfo, (*handlers).domainGetIOThreadInfo)
 	on(g, xdr.ProcDomainPinIOThread, (*handlers).domainPinIOThread)

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// domainIOTuneCalls tell and change how much a domain's disks may move.
+// domainIOTuneCalls read and change the I/O limits of a domain's disks.
 func domainIOTuneCalls(g group) {
 	on(g, xdr.ProcDomainGetBlockIOTune, (*handlers).domainGetBlockIOTune)
 	on(g, xdr.ProcDomainSetBlockIOTune, (*handlers).domainSetBlockIOTune)
@@ -32,8 +32,8 @@ func findDisk(d *domain.Definition, name string) (*device.Disk, error) {
 	return nil, fault.New(fault.Invalid, fault.Call, "disk '%s' was not found in the domain", name)
 }
 
-// domainGetBlockIOTune tells the bounds of one disk; no disk asks what
-// parameters there are.
+// domainGetBlockIOTune gives the bounds of one disk. Without a disk, it gives the
+// parameters that exist.
 func (h *handlers) domainGetBlockIOTune(_ context.Context, _ *request, args *xdr.DomainGetBlockIOTuneArgs) (*xdr.DomainGetBlockIOTuneRet, error) {
 	def, err := h.paramDefinition("DOMAIN_GET_BLOCK_IO_TUNE", args.Domain, args.Flags)
 	if err != nil {
@@ -92,8 +92,8 @@ func (h *handlers) domainSetBlockIOTune(ctx context.Context, s *request, args *x
 	})
 }
 
-// ioTuneFamily names what a field is set together with: of total, read and
-// write, those that are not said become zero when one of them is.
+// ioTuneFamily names the group that a field belongs to. A group has a total, a read and
+// a write field: if a call sets one of them, the unset ones become zero.
 func ioTuneFamily(name string) string {
 	for _, of := range []string{"total_", "read_", "write_"} {
 		if family, ok := strings.CutPrefix(name, of); ok {

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// domainJobCalls tell of work on a domain and end it.
+// domainJobCalls report a domain's job and abort it.
 func domainJobCalls(g group) {
 	on(g, xdr.ProcDomainGetJobInfo, (*handlers).domainGetJobInfo)
 	on(g, xdr.ProcDomainGetJobStats, (*handlers).domainGetJobStats)

@@ -81,8 +81,8 @@ const (
 	startResetNVRAM  = 32
 )
 
-// startOptions reads the flags of a start. What is destroyed with its client is
-// destroyed when the session's connection ends, if the rules let it end the guest then.
+// startOptions reads the flags of a start. An autodestroy guest is destroyed when the
+// session's connection ends, if the rules let the session end the guest then.
 func startOptions(s *session, flags uint32) guest.StartOptions {
 	return guest.StartOptions{
 		Paused: flags&startPaused != 0, AutoDestroy: flags&startAutoDestroy != 0, Owner: s.gone, OwnerMay: s.mayStop,
@@ -162,7 +162,7 @@ func shutdownMode(flags uint32) guest.ShutdownMode {
 
 const destroyGraceful = 1
 
-// What goes with a definition, and what stays.
+// Flags that say which state goes with a definition, and which stays.
 const (
 	undefineManagedSave = 1
 	undefineSnapshots   = 2

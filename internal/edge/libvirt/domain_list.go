@@ -33,8 +33,8 @@ func (h *handlers) domainLookupByUUID(_ context.Context, _ *request, args *xdr.D
 	return reference(h.Guests.ByUUID(formatUUID(args.UUID)))
 }
 
-// filter is a pair or group of flags of which a domain must match one, if the
-// client has set any of them.
+// filter is a pair or group of flags. If the client sets any of them, a domain must
+// match one of those.
 type filter struct {
 	flag  uint32
 	match func(*guest.View) bool

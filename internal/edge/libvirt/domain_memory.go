@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// domainMemoryCalls tell and change how much memory a domain has. Memory on the
-// wire is in KiB.
+// domainMemoryCalls read and change the size of a domain's memory. Sizes on the wire
+// are in KiB.
 func domainMemoryCalls(g group) {
 	on(g, xdr.ProcDomainGetMaxMemory, (*handlers).domainGetMaxMemory)
 	on(g, xdr.ProcDomainSetMaxMemory, (*handlers).domainSetMaxMemory)

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// domainMetadataCalls read and change what users note about a domain.
+// domainMetadataCalls read and change users' notes about a domain.
 func domainMetadataCalls(g group) {
 	on(g, xdr.ProcDomainGetMetadata, (*handlers).domainGetMetadata)
 	on(g, xdr.ProcDomainSetMetadata, (*handlers).domainSetMetadata)

@@ -8,12 +8,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// domainPolicyCalls say what becomes of a domain that ends or crashes by itself.
+// domainPolicyCalls set the action after a domain ends or crashes without a client's call.
 func domainPolicyCalls(g group) {
 	on(g, xdr.ProcDomainSetLifecycleAction, (*handlers).domainSetLifecycleAction)
 }
 
-// What a domain does, and what may follow, by libvirt's numbers.
+// Lifecycle events of a domain, and the actions that may follow, by libvirt's numbers.
 var (
 	lifecycleTypes   = []guest.Happening{guest.PoweredOff, guest.Rebooted, guest.Crashed}
 	lifecycleActions = []string{"destroy", "restart", "rename-restart", "preserve", "coredump-destroy", "coredump-restart"}

@@ -7,9 +7,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// domainSnapshotCalls tell of a domain's snapshots and checkpoints. Making them
-// is not built, so no domain has any: that is the true answer, and clients ask
-// for it before they undefine a domain.
+// domainSnapshotCalls list a domain's snapshots and checkpoints. Making them is not
+// built, so no domain has any. That is the true answer, and clients ask for it before
+// they undefine a domain.
 func domainSnapshotCalls(g group) {
 	on(g, xdr.ProcDomainSnapshotNum, (*handlers).domainSnapshotNum)
 	on(g, xdr.ProcDomainSnapshotListNames, (*handlers).domainSnapshotListNames)
@@ -22,8 +22,8 @@ func domainSnapshotCalls(g group) {
 	on(g, xdr.ProcDomainBackupGetXMLDesc, (*handlers).domainBackupXML)
 }
 
-// What lists can be filtered and ordered by: for snapshots roots, metadata,
-// leaves, states and places; for checkpoints roots, order and leaves.
+// Flags that filter and order lists: for snapshots roots, metadata, leaves, states and
+// places; for checkpoints roots, order and leaves.
 const (
 	snapshotFilters   = 1<<11 - 1
 	checkpointFilters = 1<<4 - 1

@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// domainStateCalls tell what a domain is and does. None of them waits for a guest.
+// domainStateCalls give a domain's identity and state. None of them waits for a guest.
 func domainStateCalls(g group) {
 	on(g, xdr.ProcDomainGetState, (*handlers).domainGetState)
 	on(g, xdr.ProcDomainGetInfo, (*handlers).domainGetInfo)
@@ -73,7 +73,7 @@ func (h *handlers) domainGetInfo(_ context.Context, _ *request, args *xdr.Domain
 	return ret, nil
 }
 
-// infoOf is what the view tells. Lists have one of which no definition is known, too.
+// infoOf converts a guest's view. Lists include guests without a known definition, too.
 func infoOf(v *guest.View) (*xdr.DomainGetInfoRet, error) {
 	def, err := definition(v, 0)
 	if err != nil && !v.Quarantined {
@@ -147,7 +147,7 @@ func (h *handlers) domainGetControlInfo(_ context.Context, _ *request, args *xdr
 	return ret, nil
 }
 
-// Sorts of messages; what says no sort counts as tainting.
+// Types of messages; a message without a type counts as tainting.
 const (
 	messageDeprecations = 1
 	messageTainting     = 2
@@ -174,8 +174,8 @@ func (h *handlers) domainGetMessages(_ context.Context, s *request, args *xdr.Do
 	return ret, nil
 }
 
-// domainGetSecurityLabel tells what a guest is by the first model in force; the label is
-// empty where it has none of its own.
+// domainGetSecurityLabel gives a guest's label under the first security model in force.
+// The label is empty if the guest has none of its own.
 func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *request, args *xdr.DomainGetSecurityLabelArgs) (*xdr.DomainGetSecurityLabelRet, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// domainStatsCalls tell what one domain uses.
+// domainStatsCalls give the resource use of one domain.
 func domainStatsCalls(g group) {
 	on(g, xdr.ProcDomainBlockStats, (*handlers).domainBlockStats)
 	on(g, xdr.ProcDomainBlockStatsFlags, (*handlers).domainBlockStatsFlags)
@@ -128,6 +128,7 @@ type balloonFigure struct {
 	unit   uint64
 }
 
+// balloonFigures are the balloon figures with libvirt's tag, name and unit for each.
 var balloonFigures = []balloonFigure{
 	{guest.SwappedIn, 0, "balloon.swap_in", 1024},
 	{guest.SwappedOut, 1, "balloon.swap_out", 1024},
@@ -141,7 +142,7 @@ var balloonFigures = []balloonFigure{
 	{guest.HugePagesRefused, 12, "balloon.hugetlb_pgfail", 1},
 }
 
-// Tags of what the host knows itself.
+// Tags of the figures that the host knows itself.
 const (
 	tagActual     = 6
 	tagRSS        = 7
@@ -181,7 +182,7 @@ func (h *handlers) domainGetBlockInfo(ctx context.Context, s *request, args *xdr
 	return &xdr.DomainGetBlockInfoRet{Allocation: info.Allocation, Capacity: info.Capacity, Physical: info.Physical}, err
 }
 
-// diskErrors are libvirt's numbers for what ails a disk.
+// diskErrors are libvirt's numbers for disk errors.
 var diskErrors = words{"unspecified": 1, "no space": 2}
 
 func (h *handlers) domainGetDiskErrors(ctx context.Context, _ *request, args *xdr.DomainGetDiskErrorsArgs) (*xdr.DomainGetDiskErrorsRet, error) {

@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// domainTuneCalls tell and change how a domain shares the host with others.
+// domainTuneCalls read and change a domain's share of the host.
 func domainTuneCalls(g group) {
 	on(g, xdr.ProcDomainGetSchedulerType, (*handlers).domainGetSchedulerType)
 	on(g, xdr.ProcDomainGetSchedulerParameters, (*handlers).domainGetSchedulerParameters)
@@ -36,7 +36,7 @@ type tunable struct {
 	write func(d *domain.Definition, v xdr.TypedValue) error
 }
 
-// limitOf gives what the kernel says of a limit, or what the definition does.
+// limitOf gives a limit as the kernel reports it, or else as the definition has it.
 func limitOf(live *kernel.Limits, field func(*kernel.Limits) *uint64, defined uint64) uint64 {
 	if live != nil {
 		if v := field(live); v != nil {
@@ -98,7 +98,7 @@ func period(name string, field func(*domain.CPUTune) *uint64) tunable {
 	}
 }
 
-// quota is a tunable whose negative values all mean that there is none.
+// quota is a tunable. All its negative values mean "no limit".
 func quota(name string, field func(*domain.CPUTune) *int64) tunable {
 	return tunable{
 		name: name,
@@ -251,7 +251,7 @@ func signed(v xdr.TypedValue) (int64, error) {
 	return 0, fault.New(fault.Invalid, fault.Call, "the %s %s is not a whole number", v.Kind(), v)
 }
 
-// paramDefinition gives the definition of which a call asks for parameters.
+// paramDefinition gives the definition that holds the parameters a call asks for.
 func (h *handlers) paramDefinition(call string, d xdr.Domain, flags uint32) (*domain.Definition, error) {
 	flags, err := paramFlags(call, flags, affectBoth)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// domainVCPUCalls tell and change a domain's processors and where they run.
+// domainVCPUCalls read and change a domain's processors and their pinning.
 func domainVCPUCalls(g group) {
 	on(g, xdr.ProcDomainGetMaxVCPUs, (*handlers).domainGetMaxVCPUs)
 	on(g, xdr.ProcDomainGetVCPUsFlags, (*handlers).domainGetVCPUsFlags)
@@ -25,8 +25,8 @@ func domainVCPUCalls(g group) {
 	on(g, xdr.ProcDomainGetEmulatorPinInfo, (*handlers).domainGetEmulatorPinInfo)
 }
 
-// What a number of processors is about, beside those that a domain has: the most
-// that it can have, or those that the guest itself uses.
+// Flags for a number of processors other than the domain's present one: its maximum,
+// or the number that the guest itself uses.
 const (
 	vcpuMaximum = 4
 	vcpuGuest   = 8
@@ -207,7 +207,8 @@ func (h *handlers) pinTarget(cpumap []byte) (topology.CPUSet, error) {
 	return to, nil
 }
 
-// bound gives where something that is not bound by itself may run.
+// bound gives the processors where a thread may run: its own pinning, else the
+// definition's processors, else all present processors of the host.
 func (h *handlers) bound(def *domain.Definition, pin topology.CPUSet) topology.CPUSet {
 	switch {
 	case !pin.IsEmpty():

@@ -53,9 +53,9 @@ func (h *handlers) domainGetXMLDesc(ctx context.Context, s *request, args *xdr.D
 	return &xdr.DomainGetXMLDescRet{XML: doc}, err
 }
 
-// shown gives the definition that the flags mean, and how it is to be written.
-// What another host needs to take the guest over is all that runs, passwords
-// included, without what only this host gave it.
+// shown gives the definition that the flags mean, and the style to write it in. A
+// migratable definition is the running one, passwords included, without the parts that
+// only this host added.
 func shown(v *guest.View, flags uint32) (*domain.Definition, domainxml.Style) {
 	style := domainxml.Style{Secure: flags&(xmlSecure|xmlMigratable) != 0, ID: v.ID}
 	if v.Active == nil || flags&xmlInactive != 0 && v.Inactive != nil {
@@ -65,7 +65,7 @@ func shown(v *guest.View, flags uint32) (*domain.Definition, domainxml.Style) {
 	return v.Active, style
 }
 
-// withHostModel writes out what host-model means on this host, if a named model
+// withHostModel replaces host-model by its meaning on this host, if a named model
 // comes close to it.
 func withHostModel(def *domain.Definition, caps *qemucaps.Capabilities) *domain.Definition {
 	acc := caps.Accelerator(accelerators[def.Virt])

@@ -16,8 +16,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// offer is what guests of one domain type on one machine type may have: what
-// definitions can say, as far as this QEMU and this host have it.
+// offer holds the features that guests of one domain type on one machine type may have:
+// those that definitions can name, as far as this QEMU and this host support them.
 type offer struct {
 	caps       *qemucaps.Capabilities
 	domainType string
@@ -48,8 +48,8 @@ func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *request,
 	return &xdr.ConnectGetDomainCapabilitiesRet{Capabilities: doc}, err
 }
 
-// offer finds what a client names of a binary, an architecture, a domain type and
-// a machine type; what it does not name is this host's usual one.
+// offer finds the binary, the architecture, the domain type and the machine type that
+// a client names. An omitted one defaults to this host's usual one.
 func (h *handlers) offer(ctx context.Context, s *request, binary, arch, domainType, machine *string) (*offer, error) {
 	caps, err := h.emulator(ctx, s, cmp.Or(text(binary), h.Emulators.Serving(text(arch))))
 	if err != nil {
@@ -66,9 +66,9 @@ func (h *handlers) offer(ctx context.Context, s *request, binary, arch, domainTy
 	return o, err
 }
 
-// emulator finds the binary that a client names. One that nobody has used yet
-// would be run to be probed, which is not for readers to ask, nor, of any program
-// of the host, for who is held by rules.
+// emulator finds the binary that a client names. An unknown binary must be run to be
+// probed. So a read-only client may not name one, and a client under rules may name
+// only the programs that the rules allow.
 func (h *handlers) emulator(ctx context.Context, s *request, binary string) (*qemucaps.Capabilities, error) {
 	if binary != "" && binary != h.Emulators.Usual() && binary != h.Emulators.Serving("i686") {
 		if _, err := h.Emulators.Known(binary); err != nil {
@@ -83,6 +83,7 @@ func (h *handlers) emulator(ctx context.Context, s *request, binary string) (*qe
 	return h.Emulators.Get(ctx, binary)
 }
 
+// describe writes the offer as libvirt's domainCapabilities document.
 func (o *offer) describe() *xmltree.Element {
 	return within(tag("domainCapabilities"),
 		leaf("path", o.caps.Binary.Path), leaf("domain", o.domainType), leaf("machine", o.machine.Name), leaf("arch", o.caps.GuestArch()),
@@ -93,7 +94,7 @@ func (o *offer) describe() *xmltree.Element {
 		o.describeDevices(), o.describeFeatures())
 }
 
-// enum lists values, leaving out empty ones, which stand for what is not there.
+// enum lists values. It leaves out empty ones: they stand for absent features.
 func enum(name string, values ...string) *xmltree.Element {
 	e := tag("enum", "name", name)
 	for _, v := range values {
@@ -193,8 +194,8 @@ func (o *offer) describeCPU() *xmltree.Element {
 		o.describeHostModel(), custom)
 }
 
-// describeHostModel tells what host-model stands for: the named model that is
-// nearest to what the accelerator gives, and how that differs.
+// describeHostModel gives the meaning of host-model: the named model that is nearest
+// to the accelerator's processor, and the difference.
 func (o *offer) describeHostModel() *xmltree.Element {
 	m, require, disable, found := catalogueOf(o.caps).hostModel(o.acc)
 	e := mode("host-model", found, leaf("model", m.Name, "fallback", "forbid"), leaf("vendor", cpuVendors[o.acc.HostModel.Vendor]))
@@ -210,8 +211,8 @@ func (o *offer) describeHostModel() *xmltree.Element {
 	return e
 }
 
-// modelVendors gives the maker of the processor models whose names start so;
-// the first that fits counts.
+// modelVendors maps prefixes of the names of processor models to the maker;
+// the first prefix that fits counts.
 var modelVendors = []struct{ prefix, vendor string }{
 	{"486", "unknown"},
 	{"pentium", "unknown"},
@@ -226,6 +227,7 @@ var modelVendors = []struct{ prefix, vendor string }{
 	{"", "Intel"},
 }
 
+// modelVendor gives the maker of a processor model; Intel if no prefix fits.
 func modelVendor(model string) string {
 	i := slices.IndexFunc(modelVendors, func(v struct{ prefix, vendor string }) bool { return strings.HasPrefix(model, v.prefix) })
 	return modelVendors[i].vendor

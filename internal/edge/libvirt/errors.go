@@ -60,8 +60,8 @@ const (
 	codeNoNetworkPort     code = 107
 )
 
-// lead is what stands before the text of an error with this code. Users' scripts
-// look for these words, so they are part of the interface.
+// lead is the prefix of the text of an error with this code. Users' scripts look for
+// these words, so they are part of the interface.
 var lead = map[code]string{
 	codeInternal:          "internal error",
 	codeNoSupport:         "this function is not supported by the connection driver",
@@ -124,8 +124,8 @@ const (
 // levelError is the only level that a failed call has.
 const levelError = 2
 
-// maxErrorText bounds what an error tells a client, in bytes; causes may quote
-// what a guest or a tool printed.
+// maxErrorText bounds the text of an error to a client, in bytes; causes may quote the
+// output of a guest or a tool.
 const maxErrorText = 16 << 10
 
 // codedError carries a code that kind and subject cannot say.
@@ -307,8 +307,8 @@ func netError(err error) *xdr.NetError {
 	}
 }
 
-// steerless takes out what steers the terminal of whoever is told: errors quote files, and QEMU, which
-// its guest may have taken over. Lines stay.
+// steerless removes control characters, which could steer the terminal of the reader. Errors quote files
+// and QEMU, and a guest may have compromised its QEMU. Line breaks and tabs stay.
 func steerless(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {

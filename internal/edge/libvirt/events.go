@@ -24,20 +24,20 @@ const (
 // that Lodge has no reason to send included.
 var eventIDs = map[family]int32{ofDomain: 28, ofNetwork: 2, ofPool: 2, ofNodeDevice: 2, ofSecret: 2}
 
-// maxSubscriptions bounds those of one client. Clients that watch each guest
-// by itself need several for each.
+// maxSubscriptions bounds the subscriptions of one client. A client that watches each
+// guest separately needs several for each.
 const maxSubscriptions = 65536
 
-// subscriptionSize is what one takes of the daemon's memory, about.
+// subscriptionSize is about the daemon's memory for one subscription, in bytes.
 const subscriptionSize = 256
 
-// topic is what a client subscribes to.
+// topic is a kind of event that a client subscribes to.
 type topic struct {
 	family family
 	id     int32
 }
 
-// notice is an event as clients get it, but for the number of their subscription.
+// notice is an event as clients get it, without the number of their subscription.
 type notice struct {
 	topic   topic
 	object  string // UUID, or name of a node device
@@ -54,7 +54,7 @@ type subscription struct {
 	told   chan struct{} // closed when the client's reply is queued
 }
 
-// subscriptions are those of one client.
+// subscriptions are the event subscriptions of one client.
 type subscriptions struct {
 	mu      sync.Mutex
 	last    int32
@@ -62,8 +62,8 @@ type subscriptions struct {
 	pumping bool
 }
 
-// subscribe adds a callback. What happens from now on will be sent, behind the
-// reply: the caller runs told when that is queued.
+// subscribe adds a callback. Events from now on will be sent, behind the reply: the
+// caller runs told when the reply is queued.
 func (s *session) subscribe(log *event.Log, t topic, object string) (id int32, told func(), err error) {
 	if t.id < 0 || t.id >= eventIDs[t.family] {
 		return 0, nil, fault.New(fault.Invalid, fault.Call, "unknown event %d", t.id)
@@ -119,8 +119,8 @@ func (s *session) matching(n notice) []*subscription {
 	return found
 }
 
-// pump follows the log for one client. A client that reads slowly holds up
-// nobody but itself: it falls behind, and is told what comes after the gap.
+// pump follows the log for one client. A client that reads slowly delays only
+// itself: it falls behind, and then receives the events after the gap.
 func (s *session) pump(reader *event.Reader) {
 	for {
 		e, lost, err := reader.Next(s.client.reading)

@@ -23,6 +23,7 @@ func eventCalls(g group) {
 	on(g, xdr.ProcConnectUnregisterCloseCallback, (*handlers).unregisterCloseCallback)
 }
 
+// watch subscribes the client to a kind of event, of one object or of all if object is "".
 func (h *handlers) watch(s *session, f family, event int32, object string) (*xdr.WithCallbackID, func(), error) {
 	id, told, err := s.subscribe(h.Events, topic{f, event}, object)
 	if err != nil {

@@ -21,7 +21,7 @@ func deviceNotices(d xdr.Domain, p event.Payload) []notice {
 		})
 	case event.DomainMediaChange:
 		if _, known := mediaReasons[p.Reason]; !known {
-			return nil // libvirt tells of no change that a client made
+			return nil // libvirt sends no event for a change that a client made
 		}
 		return one(eventMediaChange, xdr.ProcDomainEventCallbackDiskChange, func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackDiskChangeMsg{CallbackID: c, Msg: xdr.DomainEventDiskChangeMsg{

@@ -16,8 +16,8 @@ var (
 	nodeDeviceChanges = map[event.Change]int32{event.Created: 0, event.Deleted: 1, event.Defined: 2, event.Undefined: 3}
 )
 
-// notices gives an event of the log in the forms that clients know it in. One
-// whose object cannot be named on the wire gives none.
+// notices converts an event of the log to the forms that clients know. An event about
+// an object without a name on the wire gives none.
 func notices(e event.Event) []notice {
 	var found []notice
 	if p, ok := e.Payload.(event.NodeDeviceChange); ok {

@@ -18,10 +18,11 @@ import (
 type frame struct {
 	xdr.Header
 	payload []byte
-	files   []*os.File // owned by whoever has the frame
+	files   []*os.File // owned by the holder of the frame
 	held    int        // bytes that the client is counted for it
 }
 
+// closeFiles closes the descriptors that came with the packet.
 func (f *frame) closeFiles() {
 	for _, file := range f.files {
 		_ = file.Close()
@@ -44,7 +45,7 @@ func readLength(r io.Reader) (int, error) {
 
 // readBody takes header and payload, n bytes together. It never reads further:
 // the byte behind the packet may carry a descriptor, which a plain read would
-// lose. Grow is told how much more memory it takes.
+// lose. It calls grow with the size of each further piece of memory.
 func readBody(r io.Reader, n int, grow func(int)) (*frame, error) {
 	buf := make([]byte, 0, min(n, growth))
 	grow(cap(buf))
@@ -142,7 +143,7 @@ type outgoing struct {
 	done func()
 }
 
-// finish gives back what the packet holds.
+// finish releases the resources that the packet holds.
 func (o *outgoing) finish() {
 	for _, file := range o.files {
 		_ = file.Close()

@@ -2,9 +2,9 @@ package libvirt
 
 import "sync"
 
-// intake counts what a client has in flight: from the reading of a call until
-// its answer was sent or dropped. Only the read loop takes, so one waiter at
-// most looks at freed.
+// intake counts the calls that a client has in flight: from the reading of a call
+// until its answer was sent or dropped. Only the read loop takes, so at most one
+// waiter looks at freed.
 type intake struct {
 	maxCalls, maxBytes int
 	freed              chan struct{} // holds a token when something was given back
@@ -13,6 +13,7 @@ type intake struct {
 	calls, bytes int
 }
 
+// newIntake makes an intake that admits so many calls, and so many bytes of calls, at a time.
 func newIntake(maxCalls, maxBytes int) *intake {
 	return &intake{maxCalls: maxCalls, maxBytes: maxBytes, freed: make(chan struct{}, 1)}
 }
@@ -30,7 +31,7 @@ func (in *intake) take(size int) bool {
 	return true
 }
 
-// give takes back what take counted.
+// give reverses one take.
 func (in *intake) give(size int) {
 	in.mu.Lock()
 	in.calls--

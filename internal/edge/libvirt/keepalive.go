@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// pongInterval is how often a client that pings is told that the daemon
-	// lives while nothing is read from it. Clients ping once a second at most.
+	// pongInterval is the time between unsolicited pongs to a client that pings, while
+	// nothing is read from it. Clients ping once a second at most.
 	pongInterval = time.Second
 	// pingInterval and pingCount: a client that asked for it and was silent
 	// through so many intervals is gone.
@@ -27,7 +27,7 @@ type keepalive struct {
 
 	pings  atomic.Bool  // the client has pinged before
 	paused atomic.Bool  // nothing is read at present
-	made   time.Time    // with a reading of the clock that nobody sets
+	made   time.Time    // with a reading of the monotonic clock
 	last   atomic.Int64 // when a packet came, in nanoseconds after made
 
 	mu     sync.Mutex
@@ -36,6 +36,7 @@ type keepalive struct {
 	looked int64 // when the last ping fell due, as last counts
 }
 
+// newKeepalive makes the keepalive state of a connection; it sends no pings yet.
 func newKeepalive() *keepalive {
 	return &keepalive{made: time.Now(), owed: make(chan struct{}, 1), due: make(chan struct{}, 1)}
 }
@@ -57,8 +58,8 @@ func (k *keepalive) take(f *frame) {
 	}
 }
 
-// reassure sends a pong that nobody asked for to a client that pings, because
-// its next ping cannot be seen.
+// reassure sends an unsolicited pong to a client that pings, because the server
+// cannot see its next ping.
 func (k *keepalive) reassure() {
 	if k.pings.Load() {
 		mark(k.owed)
@@ -101,6 +102,7 @@ func (k *keepalive) stop() {
 	}
 }
 
+// packet makes a ping or a pong.
 func (k *keepalive) packet(proc int32) *outgoing {
 	h := xdr.Header{Program: xdr.ProgramKeepalive, Version: xdr.Version, Proc: proc, Type: xdr.TypeMessage}
 	packet, _ := xdr.AppendRaw(nil, h, nil) // fails over the size limit only

@@ -6,11 +6,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-// Listener is a socket that clients connect to. What comes in by a read-only
-// one may change nothing.
+// Listener is a socket that clients connect to. Clients of a read-only socket may
+// change nothing.
 type Listener struct {
 	net.Listener
 	ReadOnly bool
-	// Certificates say who comes from other hosts; nil: the listener is a unix socket.
+	// Certificates identify clients from other hosts; nil: the listener is a unix socket.
 	Certificates *listener.Certificates
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 )
 
-// memory counts what the clients hold of the daemon's: calls that are read and
-// answered, packets that wait to be taken, and callbacks. Each has bounds of its own; this is
-// the bound of all together. At it whoever holds most is given up, by its largest connection:
-// a client that takes its answers holds next to nothing. Of many connections of one user each
-// may hold little.
+// memory counts the daemon's memory that clients hold: calls that are read and answered,
+// packets that wait to be taken, and callbacks. Each has bounds of its own; this is the
+// bound of all together. At the bound, the owner that holds most loses its largest
+// connection: a client that takes its answers holds next to nothing. The count is by
+// owner, because each of an owner's many connections may hold little.
 type memory struct {
 	limit int // bytes
 
@@ -24,13 +24,15 @@ type memory struct {
 	of    map[authz.Owner]int
 }
 
+// newMemory makes a count with a limit in bytes.
 func newMemory(limit int) memory {
 	return memory{limit: limit, held: map[*client]int{}, of: map[authz.Owner]int{}}
 }
 
-// maxHeld is that of a server, in bytes.
+// maxHeld is the limit of a server, in bytes.
 const maxHeld = 256 << 20
 
+// take adds n bytes to a client's count. Over the limit, it ends the largest connection.
 func (m *memory) take(c *client, n int) {
 	m.mu.Lock()
 	m.total += n
@@ -57,6 +59,7 @@ func (m *memory) most() (most *client) {
 	return most
 }
 
+// give subtracts n bytes from a client's count.
 func (m *memory) give(c *client, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -75,19 +78,20 @@ func (c *client) hold(f *frame, n int) {
 	c.server.memory.take(c, n)
 }
 
-// letGo gives back what a packet that was read held.
+// letGo subtracts a packet that was read from the client's count.
 func (c *client) letGo(f *frame) {
 	c.server.memory.give(c, f.held)
 	f.held = 0
 }
 
-// patient reads long packets: whoever has begun one must go on with it.
+// patient reads long packets: a client that has begun a packet must continue it in time.
 type patient struct {
 	conn     net.Conn
 	patience time.Duration
 	reading  context.Context
 }
 
+// Read reads a slice of the packet. The client must send within the patience.
 func (p patient) Read(b []byte) (int, error) {
 	p.until(time.Now().Add(p.patience))
 	return p.conn.Read(b[:min(len(b), writeSlice)])
@@ -98,7 +102,7 @@ func (p patient) done() { p.until(time.Time{}) }
 
 // until sets the deadline, unless the daemon has ended the reading by one.
 func (p patient) until(t time.Time) {
-	_ = p.conn.SetReadDeadline(t) // the read would tell
+	_ = p.conn.SetReadDeadline(t) // the read would fail, too
 	if p.reading.Err() != nil {
 		_ = p.conn.SetReadDeadline(time.Now())
 	}

@@ -74,7 +74,7 @@ func withNetwork(n *network.Network, err error) (*xdr.WithNetwork, error) {
 	return &xdr.WithNetwork{Network: w}, err
 }
 
-// networksThat gives the networks whose views a test takes.
+// networksThat gives the networks with a view that passes the test.
 func (h *handlers) networksThat(s *session, take func(*network.View) bool) []*network.Network {
 	var found []*network.Network
 	for _, n := range h.Networks.List() {
@@ -254,9 +254,9 @@ func (h *handlers) networkIsPersistent(_ context.Context, _ *request, args *xdr.
 	return &xdr.WithPersistent{Persistent: n.View().Persistent()}, nil
 }
 
-// networkSections and networkCommands are the numbers of what can be changed,
-// and how. Sections that can never be changed by themselves are named, for the
-// error to name them.
+// networkSections and networkCommands are libvirt's numbers for the sections of a
+// network that can be changed, and for the changes. Sections that can never be changed
+// alone are listed, so that the error can name them.
 var (
 	networkSections = map[uint32]network.Section{
 		1: "bridge", 2: "domain", 3: "ip", 4: network.SectionDHCPHost, 5: network.SectionDHCPRange,
@@ -333,7 +333,7 @@ func wireLease(l network.Lease) xdr.NetworkDHCPLease {
 	return w
 }
 
-// networkTexts are the numbers of what describes a network.
+// networkTexts are libvirt's numbers for the texts that describe a network.
 var networkTexts = map[int32]network.Text{0: network.TextDescription, 1: network.TextTitle, 2: network.TextElement}
 
 func networkText(number int32) (network.Text, error) {

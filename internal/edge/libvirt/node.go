@@ -111,8 +111,8 @@ func (h *handlers) nodeGetFreePages(_ context.Context, _ *request, args *xdr.Nod
 	return ret, nil
 }
 
-// nodeGetCPUStats tells times in nanoseconds. Asked for no parameters, it tells
-// how many there are.
+// nodeGetCPUStats gives times in nanoseconds. Asked for no parameters, it gives their
+// number.
 func (h *handlers) nodeGetCPUStats(_ context.Context, _ *request, args *xdr.NodeGetCPUStatsArgs) (*xdr.NodeGetCPUStatsRet, error) {
 	if err := checkFlags("NODE_GET_CPU_STATS", args.Flags, 0); err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (h *handlers) nodeGetCPUStats(_ context.Context, _ *request, args *xdr.Node
 	return &xdr.NodeGetCPUStatsRet{Params: params, NParams: count}, err
 }
 
-// nodeGetMemoryStats tells sizes in KiB.
+// nodeGetMemoryStats gives sizes in KiB.
 func (h *handlers) nodeGetMemoryStats(_ context.Context, _ *request, args *xdr.NodeGetMemoryStatsArgs) (*xdr.NodeGetMemoryStatsRet, error) {
 	if err := checkFlags("NODE_GET_MEMORY_STATS", args.Flags, 0); err != nil {
 		return nil, err
@@ -192,7 +192,7 @@ func (h *handlers) nodeGetCPUMap(_ context.Context, _ *request, args *xdr.NodeGe
 	return ret, nil
 }
 
-// nodeGetSecurityModel tells the first of the models by which guests are told apart.
+// nodeGetSecurityModel gives the first of the security models that separate guests.
 func (h *handlers) nodeGetSecurityModel(_ context.Context, _ *request, _ *void) (*xdr.NodeGetSecurityModelRet, error) {
 	if all := h.Guests.SecurityModels(); len(all) > 0 {
 		return &xdr.NodeGetSecurityModelRet{Model: zeroEnded(all[0].Name), DOI: zeroEnded(all[0].DOI)}, nil

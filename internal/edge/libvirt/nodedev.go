@@ -31,9 +31,9 @@ func nodeDeviceCalls(g group) {
 	on(g, xdr.ProcNodeDeviceReAttach, (*handlers).nodeDeviceReAttach)
 }
 
-// deviceKinds are the flags by which a list of devices is narrowed. Kinds that
-// no device has here (mediated devices, channels of mainframes, ...) are flags
-// all the same: they leave nothing.
+// deviceKinds are the flags that narrow a list of devices. Kinds that no device has
+// here (mediated devices, channels of mainframes, ...) are flags all the same: with
+// them the list is empty.
 var deviceKinds = []struct {
 	flag uint32
 	kind resources.Kind
@@ -51,7 +51,7 @@ var deviceKinds = []struct {
 	{1 << 12, resources.DRM},
 }
 
-// Flags of listing devices, besides the kinds.
+// Flags for listing devices, in addition to the kinds.
 const (
 	listDeviceKinds    = 1<<22 - 1
 	listDeviceInactive = 1 << 30 // defined and not there: no device is
@@ -105,8 +105,8 @@ func (h *handlers) device(s *session, name string) (*resources.Device, error) {
 	return d, err
 }
 
-// ofPrograms says whether a device is no piece of hardware. The links of guests and networks are
-// such devices, and the disks of others': they tell of those whose they are.
+// ofPrograms says whether software made a device: it is no piece of hardware. The links of guests
+// and networks are such devices, and so are other programs' disks. They disclose facts about their owners.
 func ofPrograms(d *resources.Device) bool { return strings.Contains(d.Path, "/devices/virtual/") }
 
 // seesEverything says whether no rule hides anything from the client.
@@ -140,7 +140,7 @@ func (h *handlers) nodeListDevices(_ context.Context, s *request, args *xdr.Node
 	return ret, atMost(&ret.Names, args.MaxNames)
 }
 
-// atMost cuts a list of names to what the client has room for.
+// atMost cuts a list of names to the length that the client has room for.
 func atMost[T any](names *[]T, room int32) error {
 	if room < 0 {
 		return fault.New(fault.Invalid, fault.Call, "there cannot be room for %d items", room)

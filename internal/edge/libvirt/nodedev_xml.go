@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// legible takes out what XML cannot carry: a device may call itself anything.
+// legible removes characters that XML cannot carry: a device may have any name.
 func legible(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' && r != '\n' || r == 0xfffe || r == 0xffff {
@@ -57,7 +57,7 @@ func within(e *xmltree.Element, nodes ...xmltree.Node) *xmltree.Element {
 	return e
 }
 
-// capability makes the element that says what a device is, or can do besides.
+// capability makes the element for a device's kind, or for a further capability of it.
 func capability(kind resources.Kind, nodes ...xmltree.Node) *xmltree.Element {
 	return within(tag("capability", "type", string(kind)), nodes...)
 }
@@ -165,7 +165,7 @@ func pciAddress(a kernel.PCIAddress) *xmltree.Element {
 		"slot", fmt.Sprintf("0x%02x", a.Slot), "function", fmt.Sprintf("0x%x", a.Function))
 }
 
-// describeLink tells what the link can do, and what it does if it is up.
+// describeLink gives the link's capabilities, and its present speed and width if it is up.
 func describeLink(l *kernel.PCILink) *xmltree.Element {
 	speed := func(s float64) string {
 		if s == 0 {

@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// about is the object of a call's line in the audit: what it made, else what it names, else
-// what its document would have made.
+// about is the object of a call's line in the audit: the object that it made, else the
+// object that it names, else the object that its document would have made.
 func (c *permission) about(ret xdr.Message, failure error) authz.Object {
 	named := c.objects
 	if failure == nil && c.right.last() > authz.Read && c.s.gate() != nil {
@@ -30,7 +30,7 @@ func (c *permission) about(ret xdr.Message, failure error) authz.Object {
 // documentKinds are the sorts of objects by the roots of their documents.
 var documentKinds = map[string]authz.Kind{"domain": authz.Guest, "network": authz.Network, "pool": authz.Pool}
 
-// wanted is what the document among a call's arguments would have made, on an object.
+// wanted is the object that the document among a call's arguments would have made, on an object.
 func wanted(args xdr.Message, on authz.Object) authz.Object {
 	if args == nil {
 		return on

@@ -49,7 +49,7 @@ func called(name string, id xdr.UUID, find func(uuid string) authz.Object) authz
 	o := find(uuid)
 	switch {
 	case o.Kind == authz.Everything:
-		o.Name = name // nothing but what the client says is known of it
+		o.Name = name // only the client's own words for it are known
 	case o.Name != name:
 		o.Found = "with the UUID " + uuid
 	}
@@ -79,7 +79,7 @@ func names(t reflect.Type) bool {
 	return found
 }
 
-// objects gives what a message names.
+// objects gives the objects that a message names.
 func (s *session) objects(m xdr.Message) []authz.Object {
 	if m == nil || reflect.ValueOf(m).IsNil() {
 		return nil
@@ -113,8 +113,8 @@ func (s *session) collect(v reflect.Value, found *[]authz.Object) {
 	}
 }
 
-// veil takes out of lists in a result what the client may not see, and refuses a
-// result that is itself such a thing.
+// veil removes objects that the client may not see from the lists in a result. It
+// refuses a result that is itself such an object.
 func (c *permission) veil(m xdr.Message) error {
 	v := reflect.ValueOf(m)
 	if v.IsNil() || !names(v.Type()) {
@@ -145,7 +145,7 @@ func (c *permission) names(name string) bool {
 	return c.args != nil && !eachText(reflect.ValueOf(c.args).Elem(), "", func(_, text string) bool { return text != name })
 }
 
-// thin leaves in a list what the client may see, and counts it anew.
+// thin removes from a list the objects that the client may not see, and corrects the count.
 func (s *session) thin(of, list reflect.Value) {
 	kept := reflect.MakeSlice(list.Type(), 0, list.Len())
 	for i := range list.Len() {
@@ -171,10 +171,11 @@ func (s *session) thin(of, list reflect.Value) {
 	}
 }
 
+// sees says whether the rules let the client read an object.
 func (s *session) sees(o authz.Object) bool { return s.gate().May(s.who(), authz.Read, o) }
 
-// eachText visits the texts of a message, but for those by which objects are named,
-// until visit has enough.
+// eachText visits the texts of a message, except the names of objects, until visit
+// returns false.
 func eachText(v reflect.Value, field string, visit func(field, text string) bool) bool {
 	if sorts[v.Type()] != nil {
 		return true
@@ -211,19 +212,22 @@ func isDocument(field, text string) bool {
 	return text != "" && strings.Contains(strings.ToUpper(field), "XML") || xmltree.Begins(text)
 }
 
+// seesGuest says whether the client may see a guest. A client that no rule holds sees all.
 func (s *session) seesGuest(g *guest.Guest) bool {
 	return !s.gate().Held(s.who()) || s.sees(s.gate().Guest(g))
 }
 
+// seesPool says whether the client may see a pool.
 func (s *session) seesPool(p *volume.Pool) bool {
 	return s.sees(authz.Object{Kind: authz.Pool, Name: p.Name()})
 }
 
+// seesNetwork says whether the client may see a network.
 func (s *session) seesNetwork(n *network.Network) bool {
 	return s.sees(authz.Object{Kind: authz.Network, Name: n.Name()})
 }
 
-// seesNotice says whether the client may see what an event is about.
+// seesNotice says whether the client may see the object of an event.
 func (s *session) seesNotice(n notice) bool {
 	if !s.gate().Held(s.who()) {
 		return true
@@ -235,7 +239,7 @@ func (s *session) seesNotice(n notice) bool {
 		return s.sees(authz.Object{Kind: authz.Network, Name: n.name})
 	case ofPool:
 		return s.sees(authz.Object{Kind: authz.Pool, Name: n.name})
-	case ofNodeDevice: // a link that has gone is not to be told from others'
+	case ofNodeDevice: // the owner of a removed link is unknown
 		return !strings.HasPrefix(n.object, "net_") || s.sees(authz.Object{Kind: authz.Everything})
 	case ofSecret:
 		return s.sees(authz.Object{Kind: authz.Everything})
@@ -243,7 +247,7 @@ func (s *session) seesNotice(n notice) bool {
 	return false
 }
 
-// recheck ends what the rules, which have changed, no longer allow.
+// recheck ends the connection, or those of its streams, that changed rules no longer allow.
 func (c *client) recheck() {
 	if !c.session.authenticated() {
 		return

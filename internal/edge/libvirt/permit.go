@@ -20,7 +20,7 @@ type permission struct {
 	args    xdr.Message
 	objects []authz.Object
 	began   time.Time
-	done    func() // lets go what the call took of its client's share
+	done    func() // gives back the call's part of its client's share
 }
 
 // allow asks the rules for one call, and gives the scope that it runs in. This is
@@ -60,7 +60,7 @@ func (s *session) allow(p *xdr.Procedure, args xdr.Message) (sc scope.Scope, _ *
 	return sc, c, err
 }
 
-// allowTexts asks for what the call says beside the object that it is on.
+// allowTexts asks the rules about the call's documents and paths, beside its object.
 func (c *permission) allowTexts(sc scope.Scope, on authz.Object) (scope.Scope, error) {
 	s, gate, who, verb := c.s, c.s.gate(), c.s.who(), c.right.last()
 	made, err := s.texts(c.proc, verb, on, c.args)
@@ -87,13 +87,13 @@ func (c *permission) allowTexts(sc scope.Scope, on authz.Object) (scope.Scope, e
 		_, err := s.texts(c.proc, verb, gate.Anew(named), c.args)
 		return err
 	})
-	if verb != authz.Start { // what a guest has is held to who gave it, and not to who starts it
+	if verb != authz.Start { // a guest's files are judged by the rights of the client that named them, not of the starter
 		sc = gate.Fence(sc, who, s.brings(c.proc, verb, c.args), on)
 	}
 	return sc, nil
 }
 
-// takes are the verbs that the call takes of its objects, by what it is and by what its arguments hide.
+// takes are the verbs that the call needs on its objects: those of the procedure and those of its arguments.
 func (c *permission) takes(args xdr.Message) []authz.Verb {
 	return append(slices.Clone(c.right.verbs), c.s.hidden(c.proc, args)...)
 }
@@ -124,7 +124,7 @@ func (c *permission) check(args xdr.Message, verbs []authz.Verb) error {
 	return nil
 }
 
-// hidden are the verbs that a call takes for some of what it may say.
+// hidden are the verbs that a call needs only because of certain arguments.
 func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []authz.Verb {
 	secure := func(flags uint32) []authz.Verb {
 		if flags&(xmlSecure|xmlMigratable) != 0 {
@@ -137,7 +137,7 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []authz.Verb {
 		if a.Flags&vcpuGuest != 0 {
 			return []authz.Verb{authz.Agent}
 		}
-	case *xdr.DomainSaveFlagsArgs: // what it brings is the guest's definition from its next start on
+	case *xdr.DomainSaveFlagsArgs: // its document is the guest's definition from the next start on
 		if a.DestXML != nil {
 			return []authz.Verb{authz.Define}
 		}
@@ -179,8 +179,8 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []authz.Verb {
 	return nil
 }
 
-// startLoses are the verbs for what a start does not leave as it was: the saved image, the UEFI
-// variables, and the guest, which ends with its client.
+// startLoses are the verbs for the losses that a start's flags cause: the saved image, the UEFI
+// variables, and the guest itself, which then ends with its client.
 func startLoses(flags uint32) (verbs []authz.Verb) {
 	if flags&startAutoDestroy != 0 {
 		verbs = append(verbs, authz.Stop)
@@ -194,7 +194,7 @@ func startLoses(flags uint32) (verbs []authz.Verb) {
 	return verbs
 }
 
-// dumpEnds is the verb for what follows a dump.
+// dumpEnds is the verb for the crash or the reset that follows a dump.
 func dumpEnds(flags uint32) []authz.Verb {
 	if flags&(dumpCrash|dumpReset) != 0 {
 		return []authz.Verb{authz.Stop}
@@ -202,8 +202,8 @@ func dumpEnds(flags uint32) []authz.Verb {
 	return nil
 }
 
-// becomes checks what a call makes of its guest, in the eyes of rules: a name and
-// labels decide who may do what with it.
+// becomes checks the guest's new name or labels against the rules: both decide which
+// clients may use which verbs on it.
 func (s *session) becomes(args xdr.Message) error {
 	gate, who := s.gate(), s.who()
 	switch a := args.(type) {
@@ -219,17 +219,17 @@ func (s *session) becomes(args xdr.Message) error {
 	return nil
 }
 
-// end hides from the client what it may not see of a result, and notes what came
-// of the call.
+// end hides the parts of a result that the client may not see, and notes the call's
+// outcome in the audit.
 func (c *permission) end(ret xdr.Message, failure error) error {
 	if c == nil {
 		return failure
 	}
-	came, verb := failure, c.right.last() // of the call, whoever may see what it gives
+	came, verb := failure, c.right.last() // the call's own outcome, even if its result is hidden from the client
 	if failure == nil && ret != nil && c.s.gate().Held(c.s.who()) {
 		failure = c.veil(ret)
 	}
-	if verb <= authz.Read { // which does nothing but give
+	if verb <= authz.Read { // such a call only gives a result
 		came = failure
 	}
 	audit := c.s.client.server.audit
@@ -249,7 +249,7 @@ func (c *permission) end(ret xdr.Message, failure error) error {
 	return failure
 }
 
-// refused notes a call that somebody who may only look was refused, whatever the rules are.
+// refused notes a call that was refused to a read-only client, with or without rules.
 func (s *session) refused(p *xdr.Procedure, err error) error {
 	if s.authenticated() && fault.Is(err, fault.Denied) {
 		verb := callRights[procedureKey{p.Program, p.Number}].last()
@@ -258,7 +258,7 @@ func (s *session) refused(p *xdr.Procedure, err error) error {
 	return err
 }
 
-// still says whether what the call opened may go on.
+// still checks whether the stream that the call opened may continue.
 func (c *permission) still() error {
 	gate, who := c.s.gate(), c.s.who()
 	if !gate.Held(who) {
@@ -283,16 +283,18 @@ func (s *session) mayStop(uuid string) error {
 	return gate.Check(who, authz.Stop, gate.GuestByUUID(uuid))
 }
 
+// gate gives the server's gate; nil if an admitted client may do everything.
 func (s *session) gate() *authz.Gate { return s.client.server.gate }
 
+// who gives the client's present identity.
 func (s *session) who() authz.Who {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.identity
 }
 
-// brings is the verb by whose places the files of a call's documents are judged and held: that of
-// the call, but for a definition in one that else has none.
+// brings is the verb that decides where the files of a call's documents may lie. It is the call's
+// own verb. A call that carries a definition only because of its arguments is judged by Define.
 func (s *session) brings(p *xdr.Procedure, verb authz.Verb, args xdr.Message) authz.Verb {
 	if slices.Contains(s.hidden(p, args), authz.Define) {
 		return authz.Define

@@ -45,6 +45,7 @@ const poolListAnyType = poolListAll &^ (1<<6 - 1)
 // poolStates are libvirt's numbers of states.
 var poolStates = map[volume.State]byte{volume.Inactive: 0, volume.Building: 1, volume.Running: 2, volume.Inaccessible: 4}
 
+// poolCalls read, change, start and stop storage pools.
 func poolCalls(g group) {
 	on(g, xdr.ProcConnectListAllStoragePools, (*handlers).listAllPools)
 	on(g, xdr.ProcConnectNumOfStoragePools, (*handlers).numOfPools)
@@ -76,6 +77,7 @@ func poolCalls(g group) {
 	on(g, xdr.ProcStoragePoolListAllVolumes, (*handlers).poolListAllVolumes)
 }
 
+// pool finds a pool by the UUID that a client names.
 func (h *handlers) pool(p xdr.StoragePool) (*volume.Pool, error) {
 	return h.Pools.ByUUID(formatUUID(p.UUID))
 }
@@ -224,7 +226,7 @@ func (h *handlers) poolCreate(ctx context.Context, s *request, args *xdr.WithPoo
 	return h.onPool(args.Pool, func(p *volume.Pool) error { return ofStorage(p.Start(ctx, s.scope, build)) })
 }
 
-// buildOf reads the flags of creating a pool, of which two exclude each other.
+// buildOf reads the flags for creating a pool. Two of them exclude each other.
 func buildOf(flags uint32) (volume.Build, error) {
 	switch overwrite, keep := flags&poolCreateWithBuildOverwrite != 0, flags&poolCreateWithBuildNoOverwrite != 0; {
 	case overwrite && keep:

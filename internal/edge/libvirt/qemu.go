@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// qemuCalls are those of the QEMU program: commands of the user's own.
+// qemuCalls are the calls of the QEMU program: commands of the user's own.
 func qemuCalls(g group) {
 	on(g, xdr.ProcQEMUDomainMonitorCommand, (*handlers).qemuDomainMonitorCommand)
 	on(g, xdr.ProcQEMUDomainAgentCommand, (*handlers).qemuDomainAgentCommand)
@@ -33,7 +33,7 @@ func (h *handlers) qemuDomainMonitorCommand(ctx context.Context, s *request, arg
 const (
 	agentBlock   = -2
 	agentDefault = -1
-	// longestAgentWait stands for waiting for ever, which nobody here does.
+	// longestAgentWait stands for an unlimited wait, which Lodge does not offer.
 	longestAgentWait = time.Hour
 )
 

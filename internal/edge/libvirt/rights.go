@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// right is what a call asks for.
+// right is the permission that a call needs.
 type right struct {
 	verbs    []authz.Verb // all of them
 	anywhere bool         // and that files may lie wherever they do
@@ -18,13 +18,13 @@ type right struct {
 	everything bool
 }
 
-// last is the verb that goes furthest, by which documents and files are judged.
+// last is the verb that goes furthest. Documents and files are judged by it.
 func (r right) last() authz.Verb { return r.verbs[len(r.verbs)-1] }
 
 //go:embed verbs.table
 var rightsText string
 
-// callRights are those of every call. One that is missing is refused.
+// callRights are the rights of every call. A call without an entry is refused.
 var callRights = readRights(rightsText)
 
 func readRights(text string) map[procedureKey]right {
@@ -84,7 +84,7 @@ func callsOf(program string) map[string]procedureKey {
 	return calls
 }
 
-// inGuest are calls whose texts are of the guest, or say nothing of the host.
+// inGuest are calls with texts that name things inside the guest, or nothing on the host.
 var inGuest = []int32{
 	xdr.ProcDomainSetMetadata, xdr.ProcNetworkSetMetadata, xdr.ProcDomainFSTrim, xdr.ProcDomainFSFreeze, xdr.ProcDomainFSThaw,
 }

@@ -19,7 +19,7 @@ const (
 	listSecretAll         = 1<<4 - 1
 )
 
-// secretUsages are the numbers of what secrets are for.
+// secretUsages are libvirt's numbers for the usage types of secrets.
 var secretUsages = map[string]int32{"": 0, "volume": 1, "ceph": 2, "iscsi": 3, "tls": 4, "vtpm": 5}
 
 // secretCalls are the calls about secrets. The table of procedures lets none that

@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// Rooms are what the handlers act on.
+// Rooms are the packages' objects that the handlers act on.
 type Rooms struct {
 	Guests    *guest.Registry
 	Pools     *volume.Pools
@@ -32,30 +32,30 @@ type Rooms struct {
 	Emulators *resources.Emulators
 }
 
-// Config says what to serve, and to whom.
+// Config holds the objects to serve, and the checks on clients.
 type Config struct {
 	Rooms
 	Log *slog.Logger
-	// Groups may use the read-write sockets, besides root and the daemon's own user.
+	// Groups may use the read-write sockets, in addition to root and the daemon's own user.
 	Groups []uint32
-	// Gate decides who may do what; nil: whoever was let in may do everything.
+	// Gate decides which client may do what; nil: an admitted client may do everything.
 	Gate *authz.Gate
-	// Reception finds out who clients are, beyond what the kernel tells; nil: nobody comes from
-	// other hosts, and polkit is not asked.
+	// Reception identifies clients beyond the kernel's credentials; nil: no client comes
+	// from another host, and polkit is not asked.
 	Reception *authz.Reception
-	// Audit takes what was done and refused; nil: nobody does.
+	// Audit records the calls that were done and refused; nil: no record is kept.
 	Audit *authz.Audit
 }
 
-// limits bound what one client or one socket may hold. Times are those after
-// which somebody is given up.
+// limits bound the resources that one client or one socket may hold. When one of the
+// times runs out, the server gives the client up.
 type limits struct {
 	clients   int // connections at a time on one socket; more wait to be accepted
 	each      int // of them that one user may have, or one process of root's; more are closed
 	strangers int // of them that have not authenticated yet; processes of root may have as many as they like
 	calls     int // in flight on one connection, those that wait for a place included
 	running   int // ordinary calls that run at a time for one connection
-	streams   int // whose data is being moved, on one connection
+	streams   int // that move data at a time, on one connection
 	queue     int // packets that wait to be sent to one client
 	handshake time.Duration
 	patience  time.Duration // for a client to take a slice of a packet
@@ -121,8 +121,8 @@ func newServer(c Config, t table) *Server {
 		limits:    defaultLimits(),
 		table:     t,
 		handlers:  handlers{Rooms: c.Rooms},
-		// The runtime looks for what has come in when it has a processor to spare:
-		// one is left to it. The daemon has one more than the host.
+		// The runtime polls for incoming data when it has a processor to spare, so one
+		// is left to it. The daemon has one more than the host.
 		turns:     fairqueue.New(max(runtime.GOMAXPROCS(0)-1, 1)),
 		clients:   map[*client]struct{}{},
 		owners:    map[authz.Owner]int{},
@@ -285,6 +285,7 @@ func (s *Server) add(c *client) bool {
 	return true
 }
 
+// remove takes an ended connection out of the server's counts.
 func (s *Server) remove(c *client) {
 	s.mu.Lock()
 	delete(s.clients, c)

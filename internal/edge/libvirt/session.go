@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// session is what handlers know of the client that calls: who it is, what it
-// may do, what it has asked to be told.
+// session holds the facts that handlers know about the calling client: its identity,
+// its rights and its subscriptions.
 type session struct {
 	client *client
 	peer   listener.Peer
@@ -37,18 +37,20 @@ type request struct {
 	scope scope.Scope
 }
 
+// newSession makes the session of a new connection, with the identity that the kernel reports.
 func newSession(c *client, p listener.Peer, readOnly bool) *session {
 	return &session{client: c, peer: p, identity: authz.LocalWho(p), gone: make(chan struct{}), readOnly: readOnly}
 }
 
-// Limits on one packet from a client, in bytes: nobody needs more than this
-// before authentication, and nothing that may only be read takes long documents.
+// Limits on one packet from a client, in bytes. Before authentication no client needs
+// more than the first. Read-only calls take no long documents.
 const (
 	frameLimitStranger = 64 << 10
 	frameLimitReader   = 4 << 20
 	frameLimit         = xdr.MaxPacket
 )
 
+// frameLimit gives the size in bytes of the largest packet that the client may send now.
 func (s *session) frameLimit() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,6 +63,7 @@ func (s *session) frameLimit() int {
 	return frameLimit
 }
 
+// authenticated says whether the client was admitted.
 func (s *session) authenticated() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,6 +86,7 @@ var beforeOpen = map[int32]bool{
 	xdr.ProcConnectSupportsFeature: true,
 }
 
+// isAuth says whether a procedure belongs to authentication.
 func isAuth(p *xdr.Procedure) bool {
 	return p.Program == xdr.ProgramRemote && p.Number >= xdr.ProcAuthList && p.Number <= xdr.ProcAuthPolkit
 }
@@ -113,8 +117,8 @@ func blank(p *xdr.Procedure) xdr.Message {
 	return p.NewArgs()
 }
 
-// permitArgs says whether the session may make a permitted call with these
-// arguments: two calls are refused to readers for some of what they may say.
+// permitArgs says whether the session may make a permitted call with these arguments:
+// two calls are refused to read-only clients only with certain arguments.
 func (s *session) permitArgs(p *xdr.Procedure, args xdr.Message) error {
 	if p.RefusesReadOnly(args) && !s.mayWrite() {
 		return errReadOnly(p)
@@ -134,7 +138,7 @@ func (s *session) denyReadOnly(call, what string) error {
 	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s with %s", functionName(call), what))
 }
 
-// end lets go what the client left behind.
+// end releases the resources that the client left behind.
 func (s *session) end() {
 	s.unsubscribeAll()
 	close(s.gone)
@@ -182,7 +186,7 @@ func (s *session) open(uri string, readOnly bool) error {
 	return nil
 }
 
-// address is what the connection is called.
+// address is the name of the connection.
 func (s *session) address() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,12 +30,12 @@ var (
 //	ERROR            from the client, empty: aborted; answered by OK empty
 //	                 from the server, with the error: the stream is over
 //
-// Nothing is granted in advance. The server has one packet outstanding, and
-// when a stream takes nothing of what came in, it stops reading from the client.
+// Nothing is granted in advance. The server has one packet outstanding. It stops
+// reading from the client when a stream takes none of the packets that came in.
 type stream struct {
 	client *client
 	proc   *xdr.Procedure
-	header xdr.Header // of each packet to the client, but for the status
+	header xdr.Header // of each packet to the client, except the status
 	life   context.Context
 	end    context.CancelCauseFunc
 
@@ -43,18 +43,19 @@ type stream struct {
 	took     chan struct{} // a token when something was taken from in, or life ended
 	finished chan struct{} // closed when the client has sent all
 	rest     piece         // of the packet that is being read; the reader's alone
-	held     held          // what of the client's is in in and rest
-	idle     time.Duration // that the reader waits for a packet, and its own; 0: for ever
+	held     held          // the client's bytes that are in in and rest
+	idle     time.Duration // the longest wait for a packet, set by the reader alone; 0: unlimited
 
 	// Guarded by the lock of the client's streams.
 	hungUp   bool // the client finished or aborted, and waits for an answer
 	aborted  bool
-	released bool           // takes no place among those whose bodies run
-	of       []authz.Object // what it is of
-	still    func() error   // whether it may go on; nil: nobody has to be asked
-	over     bool           // the body has returned, and the client was told what there is to tell
+	released bool           // takes no place among the streams with a running body
+	of       []authz.Object // the objects of the call that opened it
+	still    func() error   // whether it may go on; nil: no check is needed
+	over     bool           // the body has returned, and the client was sent the outcome
 }
 
+// newStream makes the stream of a call; its packets carry the call's number and serial.
 func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
 	h.Type = xdr.TypeStream
 	st := &stream{
@@ -67,15 +68,14 @@ func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
 	return st
 }
 
-// piece is what one packet carries: data or, in a sparse stream, the length of
-// a hole.
+// piece is the content of one packet: data or, in a sparse stream, the length of a hole.
 type piece struct {
 	data []byte
 	size int // bytes that the client is counted for it
 	hole int64
 }
 
-// held counts what a client has given to a stream that has not taken it yet.
+// held counts the bytes that a client has sent to a stream and the stream has not taken yet.
 type held struct {
 	client *client
 
@@ -84,6 +84,7 @@ type held struct {
 	over  bool // the stream is, and nothing is counted any more
 }
 
+// add counts n more bytes, unless the stream is over.
 func (h *held) add(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,6 +94,7 @@ func (h *held) add(n int) {
 	}
 }
 
+// remove subtracts n bytes, unless the stream is over.
 func (h *held) remove(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -102,6 +104,7 @@ func (h *held) remove(n int) {
 	}
 }
 
+// end gives back all counted bytes and stops the count.
 func (h *held) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -113,8 +116,8 @@ func (h *held) end() {
 
 func (p piece) empty() bool { return len(p.data) == 0 && p.hole == 0 }
 
-// Read takes what the client sent; io.EOF when it has sent all. It is for
-// streams without holes.
+// Read takes data that the client sent; io.EOF when it has sent all. It is for streams
+// without holes.
 func (st *stream) Read(p []byte) (int, error) {
 	hole, err := st.next()
 	if err != nil {
@@ -130,12 +133,12 @@ func (st *stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next waits until there is something to read: a hole, which it takes and
-// whose length it gives, or data for Read, which it leaves.
+// next waits until there is something to read. It takes a hole and gives its length;
+// it leaves data for Read.
 func (st *stream) next() (hole int64, err error) {
 	for st.rest.empty() {
 		select {
-		case st.rest = <-st.in: // what came before the end comes before the end
+		case st.rest = <-st.in: // packets that came before the end are read before it
 			mark(st.took)
 			continue
 		default:
@@ -228,7 +231,7 @@ func (st *stream) sendError(err error) {
 	st.client.send(&outgoing{packet: packet})
 }
 
-// run moves the data, then tells the client how it went.
+// run moves the data, then sends the client the outcome.
 func (st *stream) run(body streamBody) {
 	set := st.client.streams
 	err := body(st.life, st)

@@ -21,7 +21,7 @@ type streamKey struct {
 
 // streams are the streams of one client, and the guard of their state.
 type streams struct {
-	limit int // of those whose bodies run
+	limit int // of the streams with a running body
 
 	mu     sync.Mutex
 	byKey  map[streamKey]*stream
@@ -29,6 +29,7 @@ type streams struct {
 	linger []streamKey // their bodies are over; oldest first
 }
 
+// newStreams makes an empty set of streams; at most limit of them may run.
 func newStreams(limit int) *streams {
 	return &streams{limit: limit, byKey: map[streamKey]*stream{}}
 }
@@ -119,7 +120,7 @@ func (s *streams) hangUp(st *stream, aborted bool) (over, first bool) {
 	return st.over, true
 }
 
-// conclusion is what a client must be told when a stream's body has ended.
+// conclusion is the message that a client must get when a stream's body has ended.
 type conclusion int
 
 const (
@@ -190,7 +191,7 @@ func (s *streams) endDenied(uuid string) {
 	}
 }
 
-// endAll ends every stream whose body runs.
+// endAll ends every stream with a running body.
 func (s *streams) endAll(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

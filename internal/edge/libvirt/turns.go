@@ -6,8 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fairqueue"
 )
 
-// inTurn does in the client's turn what takes a processor for longer than most
-// calls do, such as writing a document. Nothing may be waited for meanwhile.
+// inTurn runs long computations, such as writing a document, in the client's turn. They
+// take a processor for longer than most calls do. They must not wait for anything.
 func inTurn[T any](ctx context.Context, do func() (T, error)) (done T, err error) {
 	err = fairqueue.Do(ctx, func() (err error) {
 		done, err = do()

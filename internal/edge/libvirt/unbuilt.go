@@ -7,15 +7,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// absence is a virsh command whose calls are not built, and what serves instead.
+// absence is a virsh command with calls that are not built, and the remedy instead.
 type absence struct {
 	command, instead string
 	// calls are the names of its calls, or with a * at the end how they begin.
 	calls string
 }
 
-// absences tell users of what is not built in words that they know. The first that
-// has a call counts.
+// absences name the features that are not built, in words that users know. The first
+// entry that lists a call counts.
 var absences = []absence{
 	{"virsh migrate", "move the guest with virsh save and restore over shared storage", "DOMAIN_MIGRATE_*"},
 	{"a login by SASL", "use certificates (lodged --tls) or the host's own sockets", "AUTH_SASL_*"},
@@ -85,7 +85,7 @@ var absences = []absence{
 	{"virsh qemu-monitor-command --pass-fds", "use it without files", "DOMAIN_MONITOR_COMMAND_WITH_FILES"},
 }
 
-// errNotBuilt tells a client that a call is not built.
+// errNotBuilt is the error for a call that is not built.
 func errNotBuilt(p *xdr.Procedure) error {
 	text := functionName(p.Name) + " is not built; leave it out"
 	if a, ok := absenceOf(p.Name); ok {

@@ -10,7 +10,7 @@ import (
 // formatUUID gives the form that the rooms use: lower-case, with dashes.
 func formatUUID(id xdr.UUID) string { return uuid.UUID(id).String() }
 
-// parseUUID reads what a room says of an object; anything else is the room's mistake.
+// parseUUID reads an object's UUID from another package; bad text is that package's mistake.
 func parseUUID(text string) (xdr.UUID, error) {
 	id, err := uuid.Parse(text)
 	return xdr.UUID(id), fault.Wrap(err, fault.Internal, fault.Call, "%q is not a UUID", text)

@@ -38,6 +38,7 @@ const (
 // volumeTypes are libvirt's numbers of kinds.
 var volumeTypes = map[volume.Kind]byte{volume.File: 0, volume.Block: 1, volume.Directory: 2}
 
+// volumeCalls read, create, delete and transfer storage volumes.
 func volumeCalls(g group) {
 	on(g, xdr.ProcStorageVolLookupByName, (*handlers).volumeLookupByName)
 	on(g, xdr.ProcStorageVolLookupByKey, (*handlers).volumeLookupByKey)
@@ -56,6 +57,7 @@ func volumeCalls(g group) {
 	onStream(g, xdr.ProcStorageVolDownload, (*handlers).volumeDownload)
 }
 
+// wireVolume gives a volume's pool, name and key as they travel.
 func wireVolume(v *volume.Volume) xdr.StorageVol {
 	return xdr.StorageVol{Pool: v.Pool, Name: v.Name, Key: v.Key()}
 }
@@ -71,7 +73,7 @@ func volumeReply(v *volume.Volume, err error) (*xdr.WithVolume, error) {
 // poolOf finds the pool that a volume names.
 func (h *handlers) poolOf(v xdr.StorageVol) (*volume.Pool, error) { return h.Pools.ByName(v.Pool) }
 
-// volume finds a volume and brings what is known of it up to date.
+// volume finds a volume and refreshes its recorded state.
 func (h *handlers) volume(ctx context.Context, named xdr.StorageVol) (*volume.Volume, error) {
 	p, err := h.poolOf(named)
 	if err != nil {
