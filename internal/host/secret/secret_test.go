@@ -165,7 +165,7 @@ func TestWhatIsRefused(t *testing.T) {
 		want fault.Kind
 	}{
 		{"<secret><uuid>" + private + "</uuid><usage type='volume'><volume>/a</volume></usage></secret>", fault.Denied}, // no longer private
-		{"<secret private='yes'><uuid>" + private + "</uuid></secret>", fault.Exists},                                   // another usage
+		{"<secret private='yes'><uuid>" + private + "</uuid></secret>", fault.Exists},                                   // the usage is taken
 		{"<secret><usage type='volume'><volume>/a</volume></usage></secret>", fault.Exists},
 		{"<secret><usage type='volume'/></secret>", fault.Invalid},
 		{"<secret><usage type='door'><name>a</name></usage></secret>", fault.Invalid},

@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// latePool is a pool that is to be started with its host, which has just booted, and whose folder
-// is not there yet.
+// latePool makes a pool with autostart on a host that has just booted and where the pool's folder does not
+// exist yet.
 func latePool(t *testing.T) (d *daemon, p *Pool, folder string) {
 	d = newDaemon(t)
 	p = d.dirPool("late")
@@ -44,7 +44,7 @@ func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
 		t.Fatalf("state %v of a pool without a folder", p.View().State)
 	}
 	must(t, p.SetAutostart(t.Context(), scope.Daemon("a test"), true)) // writes its record
-	d.restart()                                                        // the next daemon goes on
+	d.restart()                                                        // the next daemon continues the attempts
 	p, err := d.ByName("late")
 	must(t, err)
 	must(t, os.Mkdir(folder, 0o700))

@@ -24,7 +24,7 @@ const (
 	otherUUID  = "22222222-2222-3333-4444-000000000002"
 )
 
-// withSecrets gives a daemon two secrets, whose values differ.
+// withSecrets gives a daemon two secrets with different values.
 func (d *daemon) withSecrets() {
 	d.t.Helper()
 	book, err := secret.Open(secret.Config{
@@ -45,7 +45,7 @@ func lockedXML(name, format, id, more string) string {
 <encryption format='luks'><secret type='passphrase' uuid='%s'/>%s</encryption></target></volume>`, name, 4*mib, format, id, more)
 }
 
-// plain reads all of an encrypted image as a guest would, with QEMU's own tool.
+// plain reads a whole encrypted image as a guest would, with QEMU's own tool.
 func plain(t *testing.T, path, format, value string) []byte {
 	t.Helper()
 	dir := t.TempDir()
@@ -76,8 +76,8 @@ func mark(t *testing.T, path, word string) {
 	}
 }
 
-// TestEncryptedVolumes makes, resizes and copies them, through the hands that a
-// client has, and reads them with QEMU's own tools.
+// TestEncryptedVolumes makes, resizes and copies encrypted volumes with the calls that a client has, and reads
+// them with QEMU's own tools.
 // Promise: K4
 func TestEncryptedVolumes(t *testing.T) {
 	if testing.Short() {
@@ -146,9 +146,8 @@ func TestEncryptionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestPassphrasesAreNoArguments: the tool that makes and opens encrypted images is
-// told where the passphrase is, and not the passphrase, and the tool's words are
-// not those of an attacker.
+// TestPassphrasesAreNoArguments: the tool for encrypted images is given the place of the passphrase and not
+// the passphrase. A client's text does not become an argument of the tool.
 // Promise: K4
 func TestPassphrasesAreNoArguments(t *testing.T) {
 	d := newDaemon(t)

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const mib = 1 << 20
 
-// daemon is what a daemon has of storage, restartable on the same data.
+// daemon is the storage part of a daemon; it can be restarted on the same data.
 type daemon struct {
 	t     *testing.T
 	data  string
@@ -177,7 +177,7 @@ func TestTwoPoolsCannotBeOne(t *testing.T) {
 	dir := t.TempDir()
 	p, err := d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", dir), true)
 	must(t, err)
-	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", t.TempDir()), true) // with a UUID of its own
+	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", t.TempDir()), true) // with another UUID
 	wantKind(t, err, fault.Exists)
 	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("b", dir), true)
 	wantKind(t, err, fault.Exists)
@@ -192,7 +192,7 @@ func TestTwoPoolsCannotBeOne(t *testing.T) {
 		t.Errorf("%d pools", len(d.List()))
 	}
 
-	// Nor have they one place because one of them only moves there.
+	// Two pools cannot have one place either when one of them moves there later.
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	own := func(dir string) string {
 		return strings.Replace(dirXML("a", dir), "<name>", "<uuid>"+p.UUID()+"</uuid><name>", 1)
@@ -236,7 +236,7 @@ func TestPoolDocuments(t *testing.T) {
 	if inactive, _ := p.XML(true); inactive != want {
 		t.Errorf("inactive\n%s", inactive)
 	}
-	// What is dumped can be defined again.
+	// A dump can be defined again.
 	if _, err := d.Define(t.Context(), scope.Daemon("a test"), got, true); err != nil {
 		t.Error(err)
 	}
@@ -269,7 +269,7 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %v", doc, err, want)
 		}
 	}
-	// Unless asked to validate, what nobody knows is passed over.
+	// Unknown elements are ignored unless the client asks for validation.
 	if _, err := d.Define(t.Context(), scope.Daemon("a test"), pool("<name>a</name><target><path>/x</path></target><nonsense/>"), false); err != nil {
 		t.Error(err)
 	}
@@ -278,8 +278,8 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestPools_WhatLibvirtIgnores: parts of documents that libvirt takes and does nothing by, and how the
-// pool is shown then.
+// TestPools_WhatLibvirtIgnores: parts of documents that libvirt accepts without effect, and how the pool is
+// shown then.
 func TestPools_WhatLibvirtIgnores(t *testing.T) {
 	const device, target = "<device path='/dev/vdz'/>", "<target><path>/x</path></target>"
 	for _, c := range []struct{ kind, inner, shown string }{
@@ -317,7 +317,7 @@ func TestPools_WhatLibvirtIgnores(t *testing.T) {
 	}
 }
 
-// TestPools_SharesWithoutASlash are mounted by the words that mount takes.
+// TestPools_SharesWithoutASlash: they are mounted with the source in the form that mount takes.
 func TestPools_SharesWithoutASlash(t *testing.T) {
 	for dir, want := range map[string][3]string{ // nfs, cifs, glusterfs
 		"share":     {"h:share", "//h/share", "h:share"},
@@ -335,7 +335,7 @@ func TestPools_SharesWithoutASlash(t *testing.T) {
 	}
 }
 
-// TestPools_AbsentTypesSayWhatServes: no hint leads to what is not built either.
+// TestPools_AbsentTypesSayWhatServes: no hint names a type that is not built either.
 func TestPools_AbsentTypesSayWhatServes(t *testing.T) {
 	for kind := range absent {
 		_, err := parsePool("<pool type='"+string(kind)+"'><name>a</name></pool>", "", false)
@@ -345,7 +345,7 @@ func TestPools_AbsentTypesSayWhatServes(t *testing.T) {
 	}
 }
 
-// TestPools_CopyOnWriteNeedsBtrfs: on another file system the build says so.
+// TestPools_CopyOnWriteNeedsBtrfs: on another file system the build is refused and says so.
 func TestPools_CopyOnWriteNeedsBtrfs(t *testing.T) {
 	d := newDaemon(t)
 	dir := t.TempDir()
@@ -360,8 +360,8 @@ func TestPools_CopyOnWriteNeedsBtrfs(t *testing.T) {
 	}
 }
 
-// TestVolumes_RawHasNoImageOptions: libvirt ignores them for raw, and clients send them with every
-// volume. Of another format that has none they are refused.
+// TestVolumes_RawHasNoImageOptions: libvirt ignores them for raw, and clients send them with every volume.
+// Other formats without options refuse them.
 func TestVolumes_RawHasNoImageOptions(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -404,7 +404,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		volXML("a\x7f", "raw", mib, ""):                  fault.Invalid,
 		volXML(strings.Repeat("x", 256), "raw", mib, ""): fault.Invalid,
 		volXML("base", "raw", mib, ""):                   fault.Exists,
-		"<volume><name>x</name><capacity>1</capacity><target><permissions><mode>4755</mode></permissions></target></volume>": fault.Invalid, // a program of root's
+		"<volume><name>x</name><capacity>1</capacity><target><permissions><mode>4755</mode></permissions></target></volume>": fault.Invalid, // a setuid program of root
 		volXML("x", "bochs", mib, ""):                                                                       fault.Unsupported,
 		"<volume><name>x</name></volume>":                                                                   fault.Invalid,
 		"<volume><name>x</name><capacity>-1</capacity></volume>":                                            fault.Invalid,
@@ -580,14 +580,14 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 	if err != nil || clone.Virtual != mib || clone.Backing != nil {
 		t.Fatalf("clone %+v, %v", clone, err)
 	}
-	// Another file under the name is another volume.
+	// Another file with the same name is another volume.
 	must(t, os.Remove(v.Path))
 	must(t, os.Rename(evil, v.Path))
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if v, err := p.Volume("disk"); err != nil || v.Format != image.Qcow2 {
 		t.Fatalf("%+v, %v", v, err)
 	}
-	// Nobody has said what that is, and so it leads nowhere before somebody does.
+	// No format is declared for it, so it is not followed until one is.
 	if _, format, err := d.Resolve("a", "disk", ""); !fault.Is(err, fault.Denied) {
 		t.Errorf("taken for %s, %v", format, err)
 	}
@@ -702,14 +702,14 @@ func TestTransfers(t *testing.T) {
 	must(t, err)
 	_, err = u.Write([]byte("1234"))
 	wantKind(t, err, fault.Invalid)
-	// While it goes on, nobody else touches the volume.
+	// During the upload, no other operation may use the volume.
 	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), fault.Busy)
 	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "disk", 2*mib, ResizeOptions{}), fault.Busy)
 	wantKind(t, p.Stop(t.Context(), scope.Daemon("a test")), fault.Busy)
 	_, err = p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	wantKind(t, err, fault.Busy)
 	u.Abort()
-	u.Abort() // is harmless
+	u.Abort() // Abort after Close is harmless
 	one, err := p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	must(t, err)
 	two, err := p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
@@ -724,8 +724,8 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
-// A client that begins transfers and lets them stand takes a part of a pool's places, whatever
-// connections it has, and all transfers together leave places for other work.
+// A client that begins transfers and leaves them open gets only a share of a pool's places, over all of its
+// connections. All transfers together leave places for other work.
 // Promise: A15
 func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	d := newDaemon(t)
@@ -748,7 +748,7 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "for this client") {
 		t.Errorf("one more of the same client: %v", err)
 	}
-	wantKind(t, begin("client 0", maxTransfers-1), fault.Busy) // to read along is a transfer, too
+	wantKind(t, begin("client 0", maxTransfers-1), fault.Busy) // reading the same volume is a transfer, too
 	err = begin("another", maxTransfers)
 	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "24 of them uploaded or downloaded, of 24") {
 		t.Errorf("one more of all: %v", err)
@@ -756,11 +756,11 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	must(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").For("another"), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
 	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").For("client 0"), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
 
-	must(t, begin("another", 0)) // reads along with the first, and goes on when that ends
+	must(t, begin("another", 0)) // reads the same volume as the first, and continues when that ends
 	open[0].Close()
 	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "v0"), fault.Busy)
-	wantKind(t, begin("client 0", maxTransfers), fault.Busy) // of all there are as many
-	must(t, begin("client 0", 8))                            // of its own not
+	wantKind(t, begin("client 0", maxTransfers), fault.Busy) // the pool's total is reached
+	must(t, begin("client 0", 8))                            // the client's own share is not
 	for _, down := range open {
 		down.Close()
 	}
@@ -845,7 +845,7 @@ func TestVolumeInUseByQEMU(t *testing.T) {
 	f, err := os.OpenFile(v.Path, os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	for _, at := range []int64{100, 101} { // as QEMU marks a disk that it writes
+	for _, at := range []int64{100, 101} { // the locks of a QEMU that writes a disk
 		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1}); err != nil {
 			t.Skip("no such locks here:", err)
 		}
@@ -862,7 +862,7 @@ func TestVolumeInUseByQEMU(t *testing.T) {
 	}
 }
 
-// What a guest is about to have, which waits for its turn to be started, is not taken from below it.
+// A volume that a guest waits to start with cannot be deleted or changed.
 // Promise: F20
 func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 	d := newDaemon(t)
@@ -880,7 +880,7 @@ func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"))
 }
 
-// No guest is started on a disk that is uploaded.
+// No guest is started on a disk during an upload to it.
 // Promise: F20
 func TestNoGuestHasWhatIsUploaded(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-io")
@@ -962,8 +962,7 @@ func TestVolumesMadeAtOnce(t *testing.T) {
 	}
 }
 
-// TestNamesOfVolumesLeadNowhere has every call that takes a name be given ways out of
-// the pool.
+// TestNamesOfVolumesLeadNowhere calls every method that takes a name with names that lead out of the pool.
 // Promise: X5
 func TestNamesOfVolumesLeadNowhere(t *testing.T) {
 	d := newDaemon(t)
@@ -995,8 +994,8 @@ func TestNamesOfVolumesLeadNowhere(t *testing.T) {
 	}
 }
 
-// A link in a pool's directory leads whoever may read anything, and nobody who is held to
-// folders, whose the directory may be.
+// A link in a pool's directory is followed for a client that may read everything. It is not followed for a
+// client limited to folders, which may own the directory.
 // Promise: A3
 func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 	d := newDaemon(t)
@@ -1024,8 +1023,8 @@ func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 	}
 }
 
-// A wipe that failed was told of: what its user puts into the volume afterwards stays,
-// also when a later daemon comes upon it.
+// The user was told that the wipe failed. Data that he writes into the volume afterwards stay, also when a
+// later daemon finds the record of the wipe.
 // Promise: F20
 func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 	needQemuImg(t)
@@ -1044,13 +1043,13 @@ func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 		p, err = d.ByName("a")
 		must(t, err)
 	}
-	d.images = nil // the image cannot be made anew
+	d.images = nil // the image cannot be made again
 	wantKind(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "disk", false), fault.Unsupported)
 	must(t, os.WriteFile(v.Path, data, 0o600))
 	stays("a wipe that failed")
 
 	left := declaration{Format: image.Qcow2, Inode: v.inode, Remake: &image.Plan{Format: image.Qcow2, Virtual: mib}}
-	must(t, p.declare("disk", left)) // by a daemon that died, and the next could not go on
+	must(t, p.declare("disk", left)) // recorded by a daemon that died before it could finish
 	upload(t, p, "disk", 0, data)
 	stays("an upload after a wipe that was cut off")
 
@@ -1059,8 +1058,8 @@ func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 	stays("a guest on it")
 }
 
-// What was declared of a volume is kept for as long as nobody has seen that the volume is
-// gone: without it the next look would believe what its guest has written.
+// The declaration of a volume is kept until a look has shown that the volume is gone. Without it the next look
+// would trust data that its guest wrote.
 // Promise: X2
 func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
 	d := newDaemon(t)
@@ -1175,7 +1174,7 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-// refuseChanges has the store take no changes until takesAgain.
+// refuseChanges makes the store refuse changes until takesAgain is called.
 func (d *daemon) refuseChanges() (takesAgain func()) {
 	d.t.Helper()
 	path := store.Path(d.data)
@@ -1186,8 +1185,8 @@ func (d *daemon) refuseChanges() (takesAgain func()) {
 	return func() { must(d.t, os.Rename(path+".away", path)) }
 }
 
-// A pool is not stopped where the store refuses to say so: the next daemon would start it again, and
-// a transient one would neither be there nor be gone.
+// A pool is not stopped when the store cannot record that. The next daemon would start it again, and a
+// transient pool would be neither there nor gone.
 func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
 	d := newDaemon(t)
 	defined := d.dirPool("defined")
@@ -1205,7 +1204,7 @@ func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
 	}
 }
 
-// Nor where the store refuses it only when the pool's storage has been let go.
+// The same holds when the store refuses only after the pool's storage was released.
 // Promise: F20
 func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
 	d := newDaemon(t)
@@ -1237,7 +1236,7 @@ func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
 	}
 }
 
-// A pool that is forgotten takes with it nothing of one that is defined with its UUID after that.
+// Forgetting a pool deletes nothing of a pool that is defined with its UUID later.
 func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
 	d := newDaemon(t)
 	doc := strings.Replace(dirXML("a", t.TempDir()), "<name>", "<uuid>b0f2a2e0-0000-4000-8000-000000000003</uuid><name>", 1)
@@ -1252,7 +1251,7 @@ func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
 	go func() { forgotten <- p.Undefine(t.Context(), scope.Daemon("a test")) }()
 	until(t, "the pool has gone", func() bool { _, err := d.ByUUID(p.UUID()); return err != nil })
 	next := d.pool(doc)
-	for i := range 40 { // as making them does
+	for i := range 40 { // as the code that makes volumes does
 		must(t, next.declare(fmt.Sprint("disk", i), declaration{Format: image.Raw, Inode: last.inode}))
 	}
 	must(t, <-forgotten)
@@ -1263,7 +1262,7 @@ func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
 	}
 }
 
-// A volume is not made over one that cannot be read just now: what was declared of that stays.
+// No volume is made over one that cannot be read at the moment: its declaration stays.
 func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -1283,7 +1282,8 @@ func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
 	stays("nobody has read it again")
 }
 
-// There are no more pools than a list takes: one more had it fail for everybody.
+// The number of pools is bounded by what one list reply holds. With one more, the list would fail for every
+// client.
 // Promise: X9
 func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
 	ps := &Pools{life: t.Context(), byName: map[string]*Pool{}, byUUID: map[string]*Pool{}}
@@ -1298,8 +1298,8 @@ func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
 	wantKind(t, err, fault.NoCapacity)
 }
 
-// What was declared of volumes stays while their pool's record cannot be read, by an older daemon say: the one that
-// can read it would believe what guests have written.
+// The declarations of volumes stay while their pool's record cannot be read, for instance by an older daemon.
+// Without them the daemon that can read it would trust data that guests wrote.
 // Promise: S3
 func TestVolumesOfAPoolThatCannotBeReadStay(t *testing.T) {
 	d := newDaemon(t)
