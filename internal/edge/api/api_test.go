@@ -120,7 +120,7 @@ func (h *house) context() context.Context {
 	return ctx
 }
 
-func TestEveryProtocolGivesTheSameGuests(t *testing.T) {
+func TestListGuests_EveryProtocol(t *testing.T) {
 	h := serve(t, 3)
 	for name, c := range map[string]lodgev1.LodgeClient{
 		"Connect":              h.client(),
@@ -148,7 +148,7 @@ func TestEveryProtocolGivesTheSameGuests(t *testing.T) {
 	}
 }
 
-func TestPlainJSONWorksWithoutAClient(t *testing.T) {
+func TestListGuests_PlainJSON(t *testing.T) {
 	h := serve(t, 2)
 	r, err := http.NewRequestWithContext(h.context(), http.MethodPost, "http://lodge/lodge.v1.Lodge/ListGuests", strings.NewReader(`{"select":["web-1"]}`))
 	ok(t, err)
@@ -165,7 +165,7 @@ func TestPlainJSONWorksWithoutAClient(t *testing.T) {
 	}
 }
 
-func TestAFaultArrivesWithItsKind(t *testing.T) {
+func TestErrors_CarryKind(t *testing.T) {
 	h := serve(t, 0)
 	_, err := h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{Select: []string{"colour=blue"}})
 	if connect.CodeOf(err) != connect.CodeInvalidArgument {
@@ -209,7 +209,7 @@ func take(t *testing.T, stream *connect.ServerStreamForClient[lodgev1.Step]) (pl
 	return plan, results, summary
 }
 
-func TestActTellsThePlanEachGuestAndTheSummary(t *testing.T) {
+func TestAct_PlanResultsSummary(t *testing.T) {
 	h := serve(t, 300)
 	stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{
 		Verb: "set", Select: []string{"all"}, Options: &lodgev1.Options{Settings: map[string]string{"label.seen": "yes"}},
@@ -229,7 +229,7 @@ func TestActTellsThePlanEachGuestAndTheSummary(t *testing.T) {
 	}
 }
 
-func TestActRefusesWhatIsWrong(t *testing.T) {
+func TestAct_Refused(t *testing.T) {
 	h := serve(t, 1)
 	for _, c := range []struct {
 		request *lodgev1.ActRequest
@@ -277,7 +277,7 @@ func (h *house) hold(ctx context.Context, work func(context.Context, *telling) (
 	return stream
 }
 
-func TestCancelEndsTheWorkAndTheStreamTellsOfIt(t *testing.T) {
+func TestAct_Cancel(t *testing.T) {
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(ctx context.Context, to *telling) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 2})
@@ -296,8 +296,8 @@ func TestCancelEndsTheWorkAndTheStreamTellsOfIt(t *testing.T) {
 	}
 }
 
-// TestABrokenSetIsOneCallsTrouble makes the work on a set panic.
-func TestABrokenSetIsOneCallsTrouble(t *testing.T) {
+// TestAct_PanicFailsOnlyItsCall makes the work on a set panic.
+func TestAct_PanicFailsOnlyItsCall(t *testing.T) {
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 1})
@@ -313,8 +313,8 @@ func TestABrokenSetIsOneCallsTrouble(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoUTF8IsToldAllTheSame has a program's Latin-1 text in an error.
-func TestWhatIsNoUTF8IsToldAllTheSame(t *testing.T) {
+// TestAct_InvalidUTF8 has a program's Latin-1 text in an error.
+func TestAct_InvalidUTF8(t *testing.T) {
 	const bad = "caf\xe9"
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
@@ -338,7 +338,7 @@ func TestWhatIsNoUTF8IsToldAllTheSame(t *testing.T) {
 	}
 }
 
-func TestAClientThatGoesCancelsItsSet(t *testing.T) {
+func TestAct_ClientDisconnects(t *testing.T) {
 	h := serve(t, 0)
 	ctx, leave := context.WithCancelCause(h.context())
 	cancelled := make(chan struct{})
@@ -364,9 +364,9 @@ func wait(t *testing.T, for_ <-chan struct{}, otherwise string) {
 	}
 }
 
-// TestAClientThatDoesNotReadHoldsNoWork has a client that reads nothing. The work on its set still completes,
+// TestAct_ClientDoesNotRead has a client that reads nothing. The work on its set still completes,
 // and then the client is disconnected.
-func TestAClientThatDoesNotReadHoldsNoWork(t *testing.T) {
+func TestAct_ClientDoesNotRead(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.patience = 200 * time.Millisecond })
 	worked := make(chan struct{})
 	h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
@@ -393,7 +393,7 @@ func (h *house) until(so func() bool, otherwise string) {
 	}
 }
 
-func TestWatchFollowsFromACursor(t *testing.T) {
+func TestWatch_FromCursor(t *testing.T) {
 	h := serve(t, 2)
 	ctx, leave := context.WithCancelCause(h.context())
 	defer leave(nil)
@@ -434,8 +434,8 @@ func next(t *testing.T, s *connect.ServerStreamForClient[lodgev1.WatchResponse])
 	return s.Msg()
 }
 
-// TestASlowWatcherGetsAGap fills the event log while a client does not read.
-func TestASlowWatcherGetsAGap(t *testing.T) {
+// TestWatch_SlowClientGetsGap fills the event log while a client does not read.
+func TestWatch_SlowClientGetsGap(t *testing.T) {
 	h := serve(t, 0)
 	ctx, leave := context.WithCancelCause(h.context())
 	defer leave(nil)
@@ -460,7 +460,7 @@ func TestASlowWatcherGetsAGap(t *testing.T) {
 	}
 }
 
-func TestStatusTellsWhatTheDaemonUses(t *testing.T) {
+func TestStatus_Usage(t *testing.T) {
 	h := serve(t, 2)
 	s, err := h.client().Status(h.context(), &lodgev1.StatusRequest{Collect: true})
 	ok(t, err)
@@ -470,7 +470,7 @@ func TestStatusTellsWhatTheDaemonUses(t *testing.T) {
 	}
 }
 
-func TestTooMuchIsRefusedByName(t *testing.T) {
+func TestLimits_NamedInRefusal(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.documents, l.callsEach = 1<<20, 3 })
 	big := func(size int) error {
 		stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "define", Documents: []string{strings.Repeat("x", size)}})
@@ -499,7 +499,7 @@ func TestTooMuchIsRefusedByName(t *testing.T) {
 	}
 }
 
-func TestRequestsTogetherAreBounded(t *testing.T) {
+func TestLimits_RequestsTogether(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.intakeEach = 1 << 20 })
 	stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "define", Documents: []string{strings.Repeat("x", 2<<20)}})
 	ok(t, err)
@@ -511,7 +511,7 @@ func TestRequestsTogetherAreBounded(t *testing.T) {
 	h.until(func() bool { return h.server.intake.take(authz.Owner{PID: 1}, 1<<20) }, "what was taken in is not given back")
 }
 
-func TestWhatWasTakenInIsGivenBack(t *testing.T) {
+func TestLimits_IntakeIsReleased(t *testing.T) {
 	taken := newPlaces(10, 9)
 	taken.take(authz.Owner{PID: 2}, 3)
 	for _, text := range []string{"ten bytes!", "8 bytes!"} { // too much for one request, and for both together
@@ -526,8 +526,8 @@ func TestWhatWasTakenInIsGivenBack(t *testing.T) {
 	}
 }
 
-// TestARequestThatDoesNotArriveIsGivenUp sends only the beginning of a request.
-func TestARequestThatDoesNotArriveIsGivenUp(t *testing.T) {
+// TestLimits_IncompleteRequest sends only the beginning of a request.
+func TestLimits_IncompleteRequest(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.upload = 100 * time.Millisecond })
 	for _, two := range []bool{false, true} {
 		trickle, hold := io.Pipe()
@@ -556,7 +556,7 @@ func TestARequestThatDoesNotArriveIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestStrangersAreRefused(t *testing.T) {
+func TestServe_RefusesForeignUsers(t *testing.T) {
 	h := serve(t, 0)
 	request, err := http.NewRequestWithContext(h.context(), http.MethodPost, lodgev1.LodgeStatusProcedure, strings.NewReader("{}"))
 	ok(t, err)
@@ -597,7 +597,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestTheDaemonsEndEndsItsStreams(t *testing.T) {
+func TestServe_EndClosesStreams(t *testing.T) {
 	h := serve(t, 0)
 	stream, err := h.client().Watch(h.context(), &lodgev1.WatchRequest{})
 	ok(t, err)

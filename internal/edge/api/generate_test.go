@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestTheCodeIsMadeFromTheMessages generates the code again and compares it.
-func TestTheCodeIsMadeFromTheMessages(t *testing.T) {
+// TestGeneratedCode_IsCurrent generates the code again and compares it.
+func TestGeneratedCode_IsCurrent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the generators: not among the short tests")
 	}

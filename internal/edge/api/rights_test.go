@@ -25,9 +25,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestEveryCallHasItsRight looks up every call of the API in the table of rights.
+// TestRights_EveryCall looks up every call of the API in the table of rights.
 // Promise: A2
-func TestEveryCallHasItsRight(t *testing.T) {
+func TestRights_EveryCall(t *testing.T) {
 	methods := lodgev1.File_lodge_v1_lodge_proto.Services().ByName("Lodge").Methods()
 	for i := range methods.Len() {
 		path := "/lodge.v1.Lodge/" + string(methods.Get(i).Name())
@@ -51,10 +51,10 @@ func (h *house) held(rules string) context.Context {
 	return context.WithValue(h.context(), whoKey{}, authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
 }
 
-// TestNobodyIsToldOfWhatIsNotTheirs has a client that may see one guest ask for others, by all the properties
+// TestRights_InvisibleGuests has a client that may see one guest ask for others, by all the properties
 // that it can see.
 // Promise: A1
-func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
+func TestRights_InvisibleGuests(t *testing.T) {
 	h := serve(t, 3)
 	ctx := h.held("may: [read, start], guests: web-0")
 	for _, c := range []struct {
@@ -104,10 +104,10 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 	}
 }
 
-// TestAStartThatLosesWhatWasSavedTakesItsRight: a client that may only start a guest cannot discard its saved
+// TestRights_StartDiscardsSave: a client that may only start a guest cannot discard its saved
 // image.
 // Promise: A1
-func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
+func TestRights_StartDiscardsSave(t *testing.T) {
 	h := serve(t, 1)
 	for may, want := range map[string]bool{"read, start": false, "read, start, save": true} {
 		ctx := h.held("may: [" + may + "], guests: web-0")
@@ -124,9 +124,9 @@ func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
 	}
 }
 
-// TestTheAuditTellsOfNothingThatWasNotDone has a set that leaves some of its guests unchanged.
+// TestAudit_OmitsUnchangedGuests has a set that leaves some of its guests unchanged.
 // Promise: A5
-func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
+func TestAudit_OmitsUnchangedGuests(t *testing.T) {
 	h := serve(t, 0)
 	path := filepath.Join(t.TempDir(), "audit")
 	audit, err := authz.OpenAudit(path, h.server.Log)
@@ -151,9 +151,9 @@ func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
 	}
 }
 
-// TestATurnThatComesLateIsAskedForAnew changes a label while a guest waits for its turn.
+// TestRights_CheckedAgainWhenTurnComes changes a label while a guest waits for its turn.
 // Promise: A1
-func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
+func TestRights_CheckedAgainWhenTurnComes(t *testing.T) {
 	h := serve(t, 2)
 	set := func(ctx context.Context, q fleet.Request) {
 		_, err := h.server.Fleet.Run(ctx, scope.Daemon("a test"), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
@@ -188,10 +188,10 @@ func (h *house) giveAway(name string) {
 	ok(h.t, err)
 }
 
-// TestAGuestsTurnIsAskedForAnew changes a guest's label after a limited client's call was admitted, and before
+// TestRights_LabelChangesBeforeTurn changes a guest's label after a limited client's call was admitted, and before
 // the call reaches that guest.
 // Promise: A1
-func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
+func TestRights_LabelChangesBeforeTurn(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"")
 	sc, done := h.server.Gate.Scope(caller(ctx), authz.Define)
@@ -206,10 +206,10 @@ func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 	ok(t, guest.SetAutostart(h.context(), g, scope.Daemon("a test"), false))
 }
 
-// TestAGuestsTurnIsAskedForAllItTakes: when only one of the rights that a call needs is left, the call is
+// TestRights_AllOfCallNeeded: when only one of the rights that a call needs is left, the call is
 // refused.
 // Promise: A1
-func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
+func TestRights_AllOfCallNeeded(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"}, {name: others, who: \"user:1002\", may: start, guests: web-0")
 	sc, done := h.server.Gate.Scope(caller(ctx), authz.Start, authz.Define)
@@ -223,10 +223,10 @@ func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
 	}
 }
 
-// TestWhoGivesAGuestAwayHasAllElseDoneBefore: a label that ends the client's own right to change the guest is
+// TestRights_LabelIsSetLast: a label that ends the client's own right to change the guest is
 // set last.
 // Promise: A1
-func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
+func TestRights_LabelIsSetLast(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra", "memory": "32MiB"}}})
@@ -241,10 +241,10 @@ func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
 	ok(t, err)
 }
 
-// TestALabelIsJudgedByTheNameOfItsTurn renames a guest after a call that labels it was admitted: under the new
+// TestRights_LabelAfterRename renames a guest after a call that labels it was admitted: under the new
 // name the client may not give it away.
 // Promise: A1
-func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
+func TestRights_LabelAfterRename(t *testing.T) {
 	h := serve(t, 1)
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
@@ -275,9 +275,9 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 	}
 }
 
-// TestANewNameIsNotToldByARefusal renames a guest before its turn to a name that the client may not see.
+// TestRights_RefusalHidesNewName renames a guest before its turn to a name that the client may not see.
 // Promise: A1
-func TestANewNameIsNotToldByARefusal(t *testing.T) {
+func TestRights_RefusalHidesNewName(t *testing.T) {
 	h := serve(t, 1)
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
@@ -300,10 +300,10 @@ func TestANewNameIsNotToldByARefusal(t *testing.T) {
 	ok(t, err)
 }
 
-// TestPolkitIsAskedAboutWhoCame ends a client's process before it calls: its pid may then belong to another
+// TestPolkit_ReusedPID ends a client's process before it calls: its pid may then belong to another
 // process, to which polkit gives more rights.
 // Promise: A7
-func TestPolkitIsAskedAboutWhoCame(t *testing.T) {
+func TestPolkit_ReusedPID(t *testing.T) {
 	h := serve(t, 0)
 	r := authz.NewReception(h.server.Gate, polkit.New(), nil, h.server.Log)
 	process := exec.CommandContext(h.context(), "sleep", "1000")
@@ -320,9 +320,9 @@ func TestPolkitIsAskedAboutWhoCame(t *testing.T) {
 	}
 }
 
-// TestStrangersTakeNoPlaces opens connections without a call.
+// TestLimits_ConnectionsWithoutCall opens connections without a call.
 // Promise: A9
-func TestStrangersTakeNoPlaces(t *testing.T) {
+func TestLimits_ConnectionsWithoutCall(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })
 	dial := func() net.Conn {
 		conn, err := new(net.Dialer).DialContext(h.context(), "unix", h.path)
@@ -347,9 +347,9 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 	}
 }
 
-// TestNobodyTakesAllPlaces has one client open as many sets and long answers as it can.
+// TestLimits_PerClient has one client open as many sets and long answers as it can.
 // Promise: A9
-func TestNobodyTakesAllPlaces(t *testing.T) {
+func TestLimits_PerClient(t *testing.T) {
 	h := serve(t, 1, func(l *limits) { l.setsEach, l.looksEach = 1, 1 })
 	exhausted := func(what string, err error) {
 		t.Helper()

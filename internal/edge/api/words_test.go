@@ -13,10 +13,10 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 )
 
-// TestMessagesOfEmptyWordsAreRefused sends as many empty strings as fit into a message: decoded, they would
+// TestCount_EmptyStrings sends as many empty strings as fit into a message: decoded, they would
 // take thirty times the memory.
 // Promise: X8
-func TestMessagesOfEmptyWordsAreRefused(t *testing.T) {
+func TestCount_EmptyStrings(t *testing.T) {
 	const size = 32 << 20
 	word := protowire.AppendString(protowire.AppendTag(nil, 8, protowire.BytesType), "") // a document
 	setting := protowire.AppendBytes(protowire.AppendTag(nil, 12, protowire.BytesType), nil)
@@ -53,8 +53,8 @@ func optionsField(t *testing.T) protowire.Number {
 	return field.Number()
 }
 
-// TestWhatClientsSendIsUnderstood sends long texts with every punctuation mark, in both encodings.
-func TestWhatClientsSendIsUnderstood(t *testing.T) {
+// TestCount_AcceptsClientMessages sends long texts with every punctuation mark, in both encodings.
+func TestCount_AcceptsClientMessages(t *testing.T) {
 	document := strings.Repeat(`<a b="{[,,,\\">`, 1<<16)
 	sent := &lodgev1.ActRequest{Verb: "define", Documents: []string{document}, Options: &lodgev1.Options{Settings: map[string]string{"memory": "1"}}}
 	for _, codec := range []connect.Codec{binaryCodec{}, jsonCodec{"json"}} {

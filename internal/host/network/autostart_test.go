@@ -47,14 +47,14 @@ func makeLateBridge(t *testing.T) {
 }
 
 // Promise: F7
-func TestANetworkWhoseBridgeComesLateIsStarted(t *testing.T) {
+func TestAutostart_BridgeAppearsLate(t *testing.T) {
 	linktest.Need(t)
 	awaitStarted(t, lateNetwork(t))
 }
 
 // The next daemon of the same boot continues the attempts, and does not start a network that was destroyed.
 // Promise: F7
-func TestTheNextDaemonStartsANetworkWhoseBridgeComesLate(t *testing.T) {
+func TestAutostart_BridgeAppearsAfterRestart(t *testing.T) {
 	linktest.Need(t)
 	d, n := lateNetworkOf(t)
 	n.home.Close()
@@ -84,7 +84,7 @@ func awaitStarted(t *testing.T, n *Network) {
 }
 
 // Promise: F7
-func TestANetworkThatItsUserSawToIsNotStartedLate(t *testing.T) {
+func TestAutostart_EndsAfterUserAction(t *testing.T) {
 	linktest.Need(t)
 	unmarked, forgotten, ended := lateNetwork(t), lateNetwork(t), lateNetwork(t)
 	ok(t, unmarked.SetAutostart(t.Context(), scope.Daemon("a test"), false))

@@ -34,9 +34,9 @@ func golden(t *testing.T, path, got string) {
 	}
 }
 
-// TestDefinitions parses each document under testdata, and compares its printed form and the configuration of
+// TestDefinition_Golden parses each document under testdata, and compares its printed form and the configuration of
 // dnsmasq.
-func TestDefinitions(t *testing.T) {
+func TestDefinition_Golden(t *testing.T) {
 	docs, err := filepath.Glob("testdata/definitions/*.xml")
 	ok(t, err)
 	for _, path := range docs {
@@ -146,7 +146,7 @@ var refusedParts = map[string]string{
 	"<nonsense/>":    "unknown element or attribute: nonsense",
 }
 
-func TestRefusedDefinitions(t *testing.T) {
+func TestDefinition_Refused(t *testing.T) {
 	for inner, want := range refusedParts {
 		_, err := Parse("<network><name>n</name>"+inner+"</network>", true)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -168,7 +168,7 @@ func TestRefusedDefinitions(t *testing.T) {
 
 // No new network has a control character in its name. A network of an earlier daemon that has one is still
 // read.
-func TestNoNameOfANewNetworkHoldsControls(t *testing.T) {
+func TestDefinition_ControlCharacterInName(t *testing.T) {
 	for _, name := range []string{"a\tb", "a\x1b[2J", "a\u009b2J"} {
 		s := &Networks{byName: map[string]*Network{}, byUUID: map[string]*Network{}}
 		if _, err := s.claim(&Definition{Name: name}); !fault.Is(err, fault.Invalid) {
@@ -182,7 +182,7 @@ func TestNoNameOfANewNetworkHoldsControls(t *testing.T) {
 
 // dnsmasq reads a bounded number of bytes as one line, and the rest as an option, which could be any text of a
 // client. No definition and no update has a line that long.
-func TestNoTextBecomesAnOptionOfDnsmasq(t *testing.T) {
+func TestDefinition_LongTextForDnsmasq(t *testing.T) {
 	const option = "dhcp-script=/bin/false"
 	texts := map[string]string{
 		"bootp file":   dhcp("<range start='10.0.0.2' end='10.0.0.9'/><bootp file='@'/>"),
@@ -217,7 +217,7 @@ func TestNoTextBecomesAnOptionOfDnsmasq(t *testing.T) {
 // A definition of the maximum size is checked within seconds, and none makes more rules than a firewall can
 // take.
 // Promise: X14
-func TestLargeDefinitionsAreChecked(t *testing.T) {
+func TestDefinition_LargeIsChecked(t *testing.T) {
 	six := IP{Address: netip.MustParseAddr("fd00::1"), Bits: 64, DHCP: &DHCP{}}
 	for i := range uint32(50_000) {
 		at := func(n byte) netip.Addr {
@@ -268,7 +268,7 @@ func TestLargeDefinitionsAreChecked(t *testing.T) {
 	}
 }
 
-func TestRules(t *testing.T) {
+func TestDefinition_FirewallRules(t *testing.T) {
 	for mode, want := range map[string]string{
 		"":      "{b [] [] <nil>} true",
 		"nat":   "{b [{10.0.0.0/24 true} {fd00::/64 false}] [] nat 1024-65535} true",
@@ -294,7 +294,7 @@ func TestRules(t *testing.T) {
 
 // A host with a MAC address gets its address whatever its name is: dnsmasq takes some names for keywords and
 // ignores those lines.
-func TestNoNameKeepsAnAddressFromItsHost(t *testing.T) {
+func TestDefinition_HostNamedLikeKeyword(t *testing.T) {
 	for name, want := range map[string]string{
 		"db": ",db", "db-1.example": ",db-1.example", "1st": ",1st", "h": ",h", "": "",
 		"ignore": "", "infinite": "", "10": "", "2h": "", "10.0.0.9": "", "-x": "", "_x": "", "ä": "", ".": "", strings.Repeat("a", 64): "",
@@ -379,7 +379,7 @@ func TestBridgeRow_LeavesTheNumberOpen(t *testing.T) {
 	}
 }
 
-func TestUpdates(t *testing.T) {
+func TestUpdate_Sections(t *testing.T) {
 	const before = `<network><name>n</name><forward mode='nat' dev='eth0'/><bridge name='b'/>
 <dns><txt name='t' value='1'/><host ip='10.0.0.2'><hostname>h</hostname></host><srv service='s' protocol='tcp'/></dns>
 <ip address='fd00::1' prefix='64'/><ip address='10.0.0.1' prefix='24'><dhcp><range start='10.0.0.5' end='10.0.0.9'/><host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/></dhcp></ip>
@@ -457,7 +457,7 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-func TestClash(t *testing.T) {
+func TestClash_Routes(t *testing.T) {
 	routes := []hostnet.Route{{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"}, {Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "eth0"}}
 	for prefix, want := range map[string]string{
 		"192.168.122.1/24": "eth0", "192.168.0.1/16": "eth0", "192.168.122.129/25": "", "10.1.0.1/24": "", "10.0.0.1/8": "vpn", "172.16.0.1/12": "",
@@ -475,7 +475,7 @@ func TestClash(t *testing.T) {
 // A network inside of a route's addresses, or around them, would take their traffic. Link-local addresses are
 // on every link.
 // Promise: A3
-func TestOverlap(t *testing.T) {
+func TestClash_Overlap(t *testing.T) {
 	routes := []hostnet.Route{
 		{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"},
 		{Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "virbr0"},
@@ -490,7 +490,7 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-func TestDefaultNetworkAvoidsTheHostsOwn(t *testing.T) {
+func TestDefaultNetwork_AvoidsHostNetworks(t *testing.T) {
 	d := defaultNetwork(122)
 	doc, err := d.XML(0)
 	ok(t, err)
@@ -499,7 +499,7 @@ func TestDefaultNetworkAvoidsTheHostsOwn(t *testing.T) {
 	}
 }
 
-func TestSearchForAName(t *testing.T) {
+func TestSearch_FreeName(t *testing.T) {
 	next := uint64(3)
 	count := func(n uint64) uint64 { next += n; return next }
 	var tried []string
@@ -558,10 +558,10 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestAnEscapedDescriptionStaysReadable has text that is longer in its stored form: if that did not fit, the
+// TestDefinition_EscapedDescriptionSize has text that is longer in its stored form: if that did not fit, the
 // next daemon would not know the network.
 // Promise: G3
-func TestAnEscapedDescriptionStaysReadable(t *testing.T) {
+func TestDefinition_EscapedDescriptionSize(t *testing.T) {
 	d := Definition{Name: "words", Description: strings.Repeat("'", xmltree.MaxSize/5)}
 	if doc, err := d.kept(); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a definition of %d bytes is kept: %v", len(doc), err)

@@ -140,10 +140,10 @@ func lease(t *testing.T, g *linktest.Guest, more ...string) string {
 	return strings.TrimSpace(string(answer))
 }
 
-// TestNoGuestIsEverybodysProxy: a guest's own host name resolves, but not "wpad", at which browsers look for a
+// TestDNS_GuestNamedWPAD: a guest's own host name resolves, but not "wpad", at which browsers look for a
 // proxy.
 // Promise: X6
-func TestNoGuestIsEverybodysProxy(t *testing.T) {
+func TestDNS_GuestNamedWPAD(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox", "nft")
 	s := networks(t)
 	n := started(t, s, natNetwork("net47", 47))
@@ -165,7 +165,7 @@ func TestNoGuestIsEverybodysProxy(t *testing.T) {
 	}
 }
 
-func TestGuestOfANATNetworkGetsAnAddress(t *testing.T) {
+func TestNAT_GuestGetsAddress(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox", "nft")
 	s := networks(t)
 	n := started(t, s, natNetwork("net1", 1))
@@ -191,9 +191,9 @@ func TestGuestOfANATNetworkGetsAnAddress(t *testing.T) {
 	}
 }
 
-// TestTrafficUnderNAT sends packets as a guest would: out to a host beyond, which must see the host's address,
+// TestNAT_Traffic sends packets as a guest would: out to a host beyond, which must see the host's address,
 // and from there in, which must fail.
-func TestTrafficUnderNAT(t *testing.T) {
+func TestNAT_Traffic(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	s := networks(t)
 	n := started(t, s, natNetwork("net2", 2))
@@ -269,7 +269,7 @@ func dial(t *testing.T, g *linktest.Guest, addr string) (said string) {
 	return said
 }
 
-func TestDestroyedNetworkLeavesNothing(t *testing.T) {
+func TestDestroy_LeavesNothing(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -303,7 +303,7 @@ func TestDestroyedNetworkLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestNextDaemonAdoptsWhatRuns(t *testing.T) {
+func TestAdopt_RunningNetwork(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -331,7 +331,7 @@ func TestNextDaemonAdoptsWhatRuns(t *testing.T) {
 	}
 }
 
-func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
+func TestAdopt_UndoesInterruptedStart(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -362,7 +362,7 @@ func cutOff(t *testing.T, n *Network, kind string, w operation.Work) *operation.
 	return op
 }
 
-func TestDnsmasqThatDiesIsReplaced(t *testing.T) {
+func TestDnsmasq_IsRestarted(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox")
 	s := networks(t)
 	n := started(t, s, natNetwork("net7", 7))
@@ -372,9 +372,9 @@ func TestDnsmasqThatDiesIsReplaced(t *testing.T) {
 	}
 }
 
-// TestBusyNetworkHoldsNobodyUp blocks an operation of one network: readers, NICs and other networks must not
+// TestBusyNetwork_BlocksNoOther blocks an operation of one network: readers, NICs and other networks must not
 // wait for it.
-func TestBusyNetworkHoldsNobodyUp(t *testing.T) {
+func TestBusyNetwork_BlocksNoOther(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	stuck, other := started(t, s, natNetwork("net8", 8)), started(t, s, natNetwork("net9", 9))
@@ -402,7 +402,7 @@ func TestBusyNetworkHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-func TestNetworkWithAHangingDnsmasqEnds(t *testing.T) {
+func TestDestroy_HangingDnsmasq(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net23", 23))
@@ -410,7 +410,7 @@ func TestNetworkWithAHangingDnsmasqEnds(t *testing.T) {
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 }
 
-func TestAutostartOnceABoot(t *testing.T) {
+func TestAutostart_OncePerBoot(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -433,7 +433,7 @@ func TestAutostartOnceABoot(t *testing.T) {
 	}
 }
 
-func TestStartRefusesEarly(t *testing.T) {
+func TestStart_RefusesEarly(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	started(t, s, natNetwork("net11", 11))
@@ -455,7 +455,7 @@ func TestStartRefusesEarly(t *testing.T) {
 	}
 }
 
-func TestChosenBridgeNameMovesOutOfTheWay(t *testing.T) {
+func TestStart_ChosenBridgeNameTaken(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>net16</name></network>`, false)
@@ -472,7 +472,7 @@ func TestChosenBridgeNameMovesOutOfTheWay(t *testing.T) {
 	}
 }
 
-func TestDefineKeepsNamesAndUUIDsApart(t *testing.T) {
+func TestDefine_NameAndUUIDConflicts(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	const uuid, other = "b0f2a2e0-0000-4000-8000-000000000001", "b0f2a2e0-0000-4000-8000-000000000002"
@@ -508,7 +508,7 @@ func TestDefineKeepsNamesAndUUIDsApart(t *testing.T) {
 	ok(t, err)
 }
 
-func TestTransientNetworkBecomesPersistentAndBack(t *testing.T) {
+func TestDefine_TransientBecomesPersistentAndBack(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	reader := d.Events.Reader()
@@ -543,7 +543,7 @@ func TestTransientNetworkBecomesPersistentAndBack(t *testing.T) {
 	}
 }
 
-func TestUpdateReachesTheRunningService(t *testing.T) {
+func TestUpdate_ReachesDnsmasq(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox")
 	s := networks(t)
 	n := started(t, s, natNetwork("net18", 18))
@@ -575,7 +575,7 @@ func TestUpdateReachesTheRunningService(t *testing.T) {
 // A change that dnsmasq or the store refuses is made neither in the running network nor in the stored one, and
 // guests are served as before.
 // Promise: F21
-func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
+func TestUpdate_FailureKeepsService(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net30", 30))
@@ -617,7 +617,7 @@ func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
 
 // When a change fails because dnsmasq cannot be run, the guests are not served until it can be.
 // Promise: F32
-func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
+func TestUpdate_DnsmasqCannotRun(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	n := started(t, networks(t), natNetwork("net35", 35))
 	path := os.Getenv("PATH")
@@ -633,7 +633,7 @@ func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
 // A refused change is not recorded as made when the run directory cannot be written. The same holds for a
 // change of the running network alone that cannot be recorded.
 // Promise: F21
-func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
+func TestUpdate_RefusedIsNotRecorded(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net36", 36))
@@ -658,7 +658,7 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 }
 
 // markIsRefused makes writes of a network's running record fail after its service was restarted, until the
-// file that it returns is removed.
+// directory that it returns is removed.
 func markIsRefused(t *testing.T, n *Network) (inTheWay string) {
 	t.Helper()
 	inTheWay = n.runningFile() + atomicfile.Half
@@ -698,7 +698,7 @@ func servedAgain(t *testing.T, n *Network) {
 // A macvtap that was removed by hand, and whose name another guest's macvtap now has, is not removed a second
 // time.
 // Promise: F9
-func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
+func TestRelease_MacvtapNameReused(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-reused", "eth0", "")
@@ -727,7 +727,7 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 // Guests that start at the same time get different interfaces, and an interface for one guest only is never
 // given to two.
 // Promise: F36
-func TestGuestsThatStartAtOnceShareNoParent(t *testing.T) {
+func TestPickParent_Concurrently(t *testing.T) {
 	s := &Networks{Config: Config{Log: slog.New(slog.DiscardHandler)}, status: newStatusWriter("")}
 	n := s.newNetwork("6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a44", "lent")
 	d := &Definition{Forward: Forward{Mode: ForwardPassthrough, Interfaces: []string{"a", "b"}}}
@@ -753,7 +753,7 @@ func TestGuestsThatStartAtOnceShareNoParent(t *testing.T) {
 // A macvtap outlives a daemon that is killed while making it. Its name is noted before it is made, and only
 // when it is free, so that the next daemon can remove it.
 // Promise: F1
-func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
+func TestAttach_MacvtapNotedFirst(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-noted", "eth0", "")
@@ -791,7 +791,7 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 // An inbound limit would hold back what a guest on a link of the host sends; where it fails, it would leave a
 // macvtap behind.
 // Promise: F22
-func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
+func TestAttach_InboundLimitOnLink(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-bound", "eth0", "")
@@ -807,7 +807,7 @@ func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
 
 // A link with the name of a NIC that a killed daemon was making is that NIC only if its MAC address matches.
 // Promise: F9
-func TestANICThatIsTakenBackIsKnownByItsAddress(t *testing.T) {
+func TestTakeBack_ComparesMACAddress(t *testing.T) {
 	mac := func(text string) net.HardwareAddr {
 		a, err := net.ParseMAC(text)
 		ok(t, err)
@@ -826,7 +826,7 @@ func TestANICThatIsTakenBackIsKnownByItsAddress(t *testing.T) {
 }
 
 // A guest outlives its network and the daemon: its macvtap is still removed when it ends.
-func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
+func TestRelease_MacvtapOfDestroyedNetwork(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-gone", "eth0", "")
@@ -847,7 +847,7 @@ func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
 
 // A bridge that another program made in place of a network's own is not taken for it.
 // Promise: F9
-func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
+func TestAttach_ForeignBridge(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net36", 36))
@@ -867,7 +867,7 @@ func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
 
 // A failed operation leaves no file, thread or link.
 // Promise: F22
-func TestWhatFailsLeavesNothing(t *testing.T) {
+func TestFailures_LeaveNothing(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-fails", "eth0", "")
@@ -922,7 +922,7 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestNICsOfEachType(t *testing.T) {
+func TestAttach_EachType(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net19", 19))
@@ -999,7 +999,7 @@ func onItsBridge(t *testing.T, guest, network string) {
 	}
 }
 
-func TestGuestsArePluggedInAgain(t *testing.T) {
+func TestRestart_ReconnectsGuests(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net21", 21))
@@ -1017,7 +1017,7 @@ func TestGuestsArePluggedInAgain(t *testing.T) {
 
 // A network is not reported as running, also not to the next daemon, before its guests are on the bridge
 // again.
-func TestANetworkRunsWithItsGuests(t *testing.T) {
+func TestRestart_ReportedAfterGuestsReconnect(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net53", 53))
@@ -1043,7 +1043,7 @@ func TestANetworkRunsWithItsGuests(t *testing.T) {
 // A guest on an isolated port is on an isolated port again after its network was restarted, also when the
 // daemon was restarted in between.
 // Promise: I22
-func TestGuestsArePluggedInAgainApart(t *testing.T) {
+func TestRestart_KeepsPortIsolation(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1085,8 +1085,8 @@ func TestGuestsArePluggedInAgainApart(t *testing.T) {
 	areApart("after a start by the next daemon")
 }
 
-// TestDefinitionsRun starts the networks that TestDefinitions parses.
-func TestDefinitionsRun(t *testing.T) {
+// TestStart_GoldenDefinitions starts the networks that TestDefinition_Golden parses.
+func TestStart_GoldenDefinitions(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	docs, err := filepath.Glob("testdata/definitions/*.xml")
@@ -1127,7 +1127,7 @@ func TestDefinitionsRun(t *testing.T) {
 // A full /run does not keep a network from being destroyed. Before, it was left without its bridge and
 // reported as active.
 // Promise: F26
-func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
+func TestDestroy_FullRunDirectory(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1149,7 +1149,7 @@ func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
 }
 
 // Promise: F26
-func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
+func TestStart_LeasesFolderMissing(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1161,7 +1161,7 @@ func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
 // No update takes a network beyond the quota of its client's definitions, stored or running, and a refused
 // update changes nothing.
 // Promise: A12
-func TestAChangeOfANetworkIsBounded(t *testing.T) {
+func TestUpdate_Quota(t *testing.T) {
 	s := networks(t)
 	kept := started(t, s, natNetwork("kept", 71))
 	transient, err := s.Create(t.Context(), scope.Daemon("a test"), natNetwork("transient", 72), false)
@@ -1203,7 +1203,7 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 // When dnsmasq cannot be run while a daemon adopts a network, the network is served as soon as dnsmasq can be
 // run.
 // Promise: F32
-func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
+func TestAdopt_DnsmasqCannotRun(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	first := d.open(t)
@@ -1238,7 +1238,7 @@ func (j journal) Remove(operation.Record) error { return nil }
 
 // Two networks that are defined or started at the same time never get the same bridge, whether Lodge or the
 // client chose its name.
-func TestNoTwoNetworksGetOneBridge(t *testing.T) {
+func TestDefine_BridgeNamesConcurrently(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	never := errors.New("not made")
@@ -1294,7 +1294,7 @@ func TestNoTwoNetworksGetOneBridge(t *testing.T) {
 
 // When another program takes the name of a network's bridge during the start, the failed start removes nothing
 // of that bridge, including rules for its name.
-func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
+func TestStart_FailureKeepsForeignRules(t *testing.T) {
 	linktest.Need(t, "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1324,7 +1324,7 @@ func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
 
 // A change that is stored but cannot be recorded as running does not overwrite later changes, and still
 // reaches the running network.
-func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
+func TestUpdate_InterruptedKeepsLaterDefine(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1353,7 +1353,7 @@ func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
 
 // Of two networks with the same addresses that start at the same time, one is refused, as it is when they
 // start in turn.
-func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
+func TestAdmit_SameAddressesConcurrently(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	define := func(name, address string) (*Network, *Definition) {
@@ -1381,7 +1381,7 @@ func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
 // A network whose destroy is cancelled, for instance because the client disconnects, is destroyed all the
 // same. So is one that leaves something behind.
 // Promise: F26
-func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
+func TestDestroy_Cancelled(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	s := networks(t)
 	n := started(t, s, natNetwork("net50", 50))
@@ -1420,7 +1420,7 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 // Leftovers of a destroyed network are removed as soon as they can be, also by the next daemon. Until then no
 // network gets its UUID or the name of its bridge.
 // Promise: F26
-func TestAnEnd_WhatIsLeftIsRemovedLater(t *testing.T) {
+func TestDestroy_LeftoversAreRemovedLater(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1466,7 +1466,7 @@ func TestAnEnd_WhatIsLeftIsRemovedLater(t *testing.T) {
 }
 
 // An operation that a newer daemon began is left to that daemon, and its network stays unchanged.
-func TestAnOperationOfALaterDaemonIsLeftToIt(t *testing.T) {
+func TestAdopt_OperationOfNewerDaemon(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1519,7 +1519,7 @@ func isToldToEnd(pid int) bool {
 }
 
 // The end of a guest does not remove a newer NIC with the same name from its network's list.
-func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
+func TestRelease_PortNameReused(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net52", 52))
@@ -1545,7 +1545,7 @@ func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
 // A client disconnects while dnsmasq goes into the background, before its pid file is written. That dnsmasq is
 // still ended: else it would serve the next network of that name with this network's configuration.
 // Promise: F26
-func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
+func TestStart_CancelledWhileDnsmasqForks(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>net43</name><ip address='192.168.143.1' netmask='255.255.255.0'><dhcp><range start='192.168.143.2' end='192.168.143.9'/></dhcp></ip></network>`, true)
@@ -1584,7 +1584,7 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 // When the store may have lost a network's definition, the network's leases stay, and so the guests keep their
 // addresses.
 // Promise: S9
-func TestLeasesStayWhileRecordsMayBeLost(t *testing.T) {
+func TestAdopt_KeepsLeasesOfUnreadableRecords(t *testing.T) {
 	d := newDaemon(t)
 	ok(t, os.MkdirAll(d.Data, 0o700))
 	path := filepath.Join(d.Data, "6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a43.leases")
@@ -1608,7 +1608,7 @@ func TestLeasesStayWhileRecordsMayBeLost(t *testing.T) {
 // An interrupted change is in both the running and the stored network, or in neither, also when the next
 // daemon cannot record it at once.
 // Promise: F32
-func TestAChangeThatWasCutOffIsInBothOrNone(t *testing.T) {
+func TestUpdate_InterruptedIsAtomic(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1679,7 +1679,7 @@ func TestAChangeThatWasCutOffIsInBothOrNone(t *testing.T) {
 // A guest's NIC may join the bridge just before its network restarts, when the network does not list it yet.
 // It is plugged in again, too.
 // Promise: F36
-func TestAGuestThatStartsWhileItsNetworkIsStartedAgainIsPluggedIn(t *testing.T) {
+func TestRestart_GuestStartsMeanwhile(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, `<network><name>net45</name><bridge name='net45'/><port isolated='yes'/><ip address='192.168.145.1' netmask='255.255.255.0'/></network>`)

@@ -154,7 +154,7 @@ func TestDefine_EphemeralChanged(t *testing.T) {
 }
 
 // Promise: K2
-func TestWhatIsRefused(t *testing.T) {
+func TestDefine_Refused(t *testing.T) {
 	s := open(t)
 	private := s.define("private='yes'", "/a")
 	if _, err := s.Show(scope.Daemon("a test"), private); !fault.Is(err, fault.Denied) {

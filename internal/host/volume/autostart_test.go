@@ -38,7 +38,7 @@ func (d *daemon) started(p *Pool) {
 }
 
 // Promise: F7
-func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
+func TestAutostart_TargetAppearsLate(t *testing.T) {
 	d, p, folder := latePool(t)
 	if p.View().State != Inactive {
 		t.Fatalf("state %v of a pool without a folder", p.View().State)
@@ -52,7 +52,7 @@ func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
 }
 
 // Promise: F7
-func TestAPoolThatItsUserSawToIsNotStartedLate(t *testing.T) {
+func TestAutostart_EndsAfterUserAction(t *testing.T) {
 	for what, do := range map[string]func(p *Pool){
 		"started and stopped": func(p *Pool) {
 			if err := p.Start(t.Context(), scope.Daemon("a test"), NoBuild); err != nil {

@@ -17,7 +17,7 @@ import (
 
 // A volume with a backing file is resized and copied to a larger one. The tool does not look for the backing
 // file, and the volume shows no more of it than before.
-func TestAVolumeAboveAnotherIsResized(t *testing.T) {
+func TestResize_VolumeWithBackingFile(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("needs qemu-img")
 	}
@@ -48,7 +48,7 @@ func TestAVolumeAboveAnotherIsResized(t *testing.T) {
 // A volume whose header QEMU changed while it had it open is not copied, neither byte by byte nor as a guest
 // would read it, and not resized.
 // Promise: X2
-func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
+func TestClone_ChangedHeaderIsRefused(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("needs qemu-img")
 	}
@@ -97,7 +97,7 @@ func forgery(t *testing.T) (dir, secret, forged string) {
 // A client limited to folders uploads an image whose header names another user's file, and has the image
 // copied byte by byte. A guest with either volume as its disk does not reach that file.
 // Promise: X2
-func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
+func TestUpload_ForgedBackingFile(t *testing.T) {
 	dir, secret, forged := forgery(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
@@ -151,7 +151,7 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 
 // A client limited to folders uploads an image that names one of its own files by a long path, so that the
 // next note is long. Then it uploads one that names another user's file.
-func TestALongNameIsNoWayRoundANote(t *testing.T) {
+func TestUpload_LongBackingFileName(t *testing.T) {
 	_, secret, forged := forgery(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
@@ -189,7 +189,7 @@ func TestALongNameIsNoWayRoundANote(t *testing.T) {
 
 // An upload by a client limited to folders is not taken for a saved guest, because a restore trusts the
 // definition inside. An upload that is no save image gets no owner's mark.
-func TestAnUploadIsNoSavedGuest(t *testing.T) {
+func TestUpload_IsNoSavedGuest(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	path := d.volume(p, volXML("disk", "raw", mib, "")).Path
@@ -214,7 +214,7 @@ func TestAnUploadIsNoSavedGuest(t *testing.T) {
 // The copy of a volume belongs to root. It leads to no file that the volume's owner may not read, nor to a
 // file that its header came to name after the check.
 // Promise: X2
-func TestACopyLeadsNobodyElsewhere(t *testing.T) {
+func TestClone_BackingFileAccess(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil || os.Geteuid() != 0 {
 		t.Skip("needs qemu-img, and root: it gives a volume to another user")
 	}
@@ -242,7 +242,7 @@ func TestACopyLeadsNobodyElsewhere(t *testing.T) {
 // A client limited to folders makes no volume that belongs to root and that the client may write by its path:
 // later readers would trust what it wrote there.
 // Promise: A3
-func TestAHeldClientsVolumesAreWrittenByTheirOwners(t *testing.T) {
+func TestCreateVolume_RestrictedClientOwnership(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	d.volume(p, volXML("disk", "raw", mib, ""))

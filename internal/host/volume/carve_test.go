@@ -59,7 +59,7 @@ func partXML(name string, size uint64) string {
 	return fmt.Sprintf("<volume><name>%s</name><capacity>%d</capacity></volume>", name, size)
 }
 
-func TestLifeOfADiskPool(t *testing.T) {
+func TestDiskPool_Lifecycle(t *testing.T) {
 	for _, format := range diskFormats {
 		t.Run(format, func(t *testing.T) { lifeOfADisk(t, format) })
 	}
@@ -117,7 +117,7 @@ func lifeOfADisk(t *testing.T, format string) {
 	must(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite))
 }
 
-func TestPartitionsTakeTheirData(t *testing.T) {
+func TestDiskPool_VolumeData(t *testing.T) {
 	needQemuImg(t)
 	device := partitionDisk(t)
 	d := newDaemon(t)
@@ -195,7 +195,7 @@ func readVolumeBytes(t *testing.T, p *Pool, name string) []byte {
 }
 
 // Promise: F20
-func TestDisksInUseAreLeftAlone(t *testing.T) {
+func TestDiskPool_RefusesDevicesInUse(t *testing.T) {
 	device := partitionDisk(t)
 	needTools(t, "mkfs.ext4")
 	d := newDaemon(t)
@@ -254,7 +254,7 @@ func takes(t *testing.T, device string) error {
 
 // A guest cannot open a device while a pool is built on it or while its size changes.
 // Promise: F20
-func TestNoGuestHasWhatToolsChange(t *testing.T) {
+func TestDiskPool_LocksDeviceAgainstGuests(t *testing.T) {
 	name, dir, device, _ := fakeGroup(t)
 	begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go")
 	must(t, errors.Join(unix.Mkfifo(begun, 0o600), unix.Mkfifo(goOn, 0o600)))
@@ -297,7 +297,7 @@ func openAsGuest(t *testing.T, path string) (release func()) {
 	return func() { must(t, f.Close()) }
 }
 
-func TestDocumentsOfCarvedPoolsThatAreRefused(t *testing.T) {
+func TestDefine_RefusedDevicePools(t *testing.T) {
 	d := newDaemon(t)
 	logical := func(inner string) string { return "<pool type='logical'><name>vg</name>" + inner + "</pool>" }
 	disk := func(inner string) string { return "<pool type='disk'><name>d</name>" + inner + "</pool>" }
@@ -368,7 +368,7 @@ func logicalXML(devices ...string) string {
 
 // LVM's reports for a group with volumes of each type, as far as Lodge reads them. Snapshots, stripes and thin
 // volumes follow LVM's manual: without device-mapper they could not be made and recorded.
-func TestReportsOfLVM(t *testing.T) {
+func TestLogicalPool_ParsesReports(t *testing.T) {
 	text, err := os.ReadFile("testdata/lvs.json")
 	must(t, err)
 	report, err := blockdev.ParseReport(string(text))
@@ -430,7 +430,7 @@ func TestStart_MissingSourceIsNoMissingPool(t *testing.T) {
 	}
 }
 
-func TestCallsOfLVM(t *testing.T) {
+func TestLogicalPool_RunsCommands(t *testing.T) {
 	const fail = "echo '  Volume group \"lvtest\" has insufficient free space (5 extents): 100 required.' >&2; exit 5"
 	closed := filepath.Join(t.TempDir(), "closed")
 	calls := fakeTools(t, map[string]string{
@@ -491,7 +491,7 @@ func TestCallsOfLVM(t *testing.T) {
 
 // Without device-mapper in the kernel, LVM can only keep its metadata. So LVM's own tools run here on real
 // devices, with device-mapper turned off. Volumes have no nodes and show only in the sizes of the group.
-func TestVolumeGroupOnDevices(t *testing.T) {
+func TestLogicalPool_RealVolumeGroup(t *testing.T) {
 	needTools(t, "lvm", "wipefs", "blkid")
 	one, two := loopDevice(t), loopDevice(t)
 	scripts := map[string]string{}
@@ -573,7 +573,7 @@ func fakeGroup(t *testing.T) (name, dir, device string, calls func() []string) {
 
 // The beginning of a copy on a block device is written last, so an interrupted copy is not taken for a disk.
 // Promise: F33
-func TestACopyOnADeviceBeginsLast(t *testing.T) {
+func TestClone_DeviceHeaderIsWrittenLast(t *testing.T) {
 	needQemuImg(t)
 	name, _, device, _ := fakeGroup(t)
 	tool, err := exec.LookPath("qemu-img")
@@ -605,7 +605,7 @@ func TestACopyOnADeviceBeginsLast(t *testing.T) {
 
 // A tool that runs longer than its caller waits leaves no empty volume behind.
 // Promise: F33
-func TestNoVolumeIsMadeTooLate(t *testing.T) {
+func TestCreateVolume_ToolExceedsDeadline(t *testing.T) {
 	name, dir, device, _ := fakeGroup(t)
 	slow := filepath.Join(t.TempDir(), "slow")
 	must(t, unix.Mkfifo(slow, 0o600))
@@ -627,7 +627,7 @@ func TestNoVolumeIsMadeTooLate(t *testing.T) {
 	}
 }
 
-func TestLifeOfALogicalVolume(t *testing.T) {
+func TestLogicalPool_VolumeLifecycle(t *testing.T) {
 	needQemuImg(t)
 	name, dir, _, calls := fakeGroup(t)
 	d := newDaemon(t)
@@ -676,7 +676,7 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 }
 
-func TestMissingToolsAreNamedWithTheirPackage(t *testing.T) {
+func TestDevicePools_MissingToolNamesPackage(t *testing.T) {
 	before := blockdev.ToolPath
 	blockdev.ToolPath = t.TempDir()
 	defer func() { blockdev.ToolPath = before }()

@@ -76,10 +76,10 @@ func mark(t *testing.T, path, word string) {
 	}
 }
 
-// TestEncryptedVolumes makes, resizes and copies encrypted volumes with the calls that a client has, and reads
+// TestEncryption_Lifecycle makes, resizes and copies encrypted volumes with the calls that a client has, and reads
 // them with QEMU's own tools.
 // Promise: K4
-func TestEncryptedVolumes(t *testing.T) {
+func TestEncryption_Lifecycle(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes keys for seconds")
 	}
@@ -122,7 +122,7 @@ func TestEncryptedVolumes(t *testing.T) {
 	}
 }
 
-func TestEncryptionsThatAreRefused(t *testing.T) {
+func TestEncryption_Refused(t *testing.T) {
 	d := newDaemon(t)
 	d.withSecrets()
 	p := d.dirPool("vault")
@@ -146,10 +146,10 @@ func TestEncryptionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestPassphrasesAreNoArguments: the tool for encrypted images is given the place of the passphrase and not
-// the passphrase. A client's text does not become an argument of the tool.
+// TestEncryption_PassphraseIsNoArgument: the tool for encrypted images is given the place of the passphrase and not
+// the passphrase: neither its arguments nor its environment contain it.
 // Promise: K4
-func TestPassphrasesAreNoArguments(t *testing.T) {
+func TestEncryption_PassphraseIsNoArgument(t *testing.T) {
 	d := newDaemon(t)
 	d.withSecrets()
 	p := d.dirPool("vault")

@@ -14,7 +14,7 @@ import (
 // A store restored from a backup says of volumes that they are being made or wiped, although that was
 // completed since.
 // Promise: F33
-func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
+func TestOpen_CompletedVolumesStay(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
@@ -63,7 +63,7 @@ func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
 }
 
 // A volume is marked as unfinished while it is wiped, and not afterwards.
-func TestAWipedVolumeIsWhole(t *testing.T) {
+func TestWipe_MarksUnfinishedMeanwhile(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
@@ -79,7 +79,7 @@ func TestAWipedVolumeIsWhole(t *testing.T) {
 // A volume that this daemon is making is not taken for one that an earlier daemon left unfinished. A pool that
 // is slow to reactivate accepts clients before it was read.
 // Promise: F33
-func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
+func TestRefresh_KeepsVolumeBeingMade(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	_, err := p.begin(scope.Daemon("a test"), "disk", "creation", true)
@@ -106,7 +106,7 @@ func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
 // A pool may be started before the file system on its folder is mounted, for instance at boot. It keeps the
 // declarations of its volumes; without them, data that a guest wrote would decide the format.
 // Promise: X2
-func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
+func TestStart_TargetNotMountedYet(t *testing.T) {
 	d, disk := newDaemon(t), t.TempDir()
 	p := d.pool(dirXML("p", t.TempDir()))
 	target := p.View().Target
@@ -152,7 +152,7 @@ func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
 // A guest that opened a volume just before the volume's making failed keeps its disk, also when the store
 // refuses to record that.
 // Promise: F33
-func TestAGuestsDiskIsNotRemovedForHalfMade(t *testing.T) {
+func TestCreateVolume_FailureKeepsGuestsDisk(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		d := newDaemon(t)
 		p := d.dirPool("p")

@@ -48,7 +48,7 @@ func prompt(t *testing.T, what string, work func()) {
 	}
 }
 
-func TestHungFileSystemHoldsUpNobodyElse(t *testing.T) {
+func TestHungPool_BlocksNoOtherPool(t *testing.T) {
 	d := newDaemon(t)
 	hung, well := d.dirPool("hung"), d.dirPool("well")
 	v := d.volume(hung, volXML("disk", "raw", mib, ""))
@@ -103,7 +103,7 @@ func TestHungFileSystemHoldsUpNobodyElse(t *testing.T) {
 	}
 }
 
-func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
+func TestHungPool_DoesNotDelayDaemonStart(t *testing.T) {
 	d := newDaemon(t)
 	hung, well := d.dirPool("hung"), d.dirPool("well")
 	d.volume(well, volXML("disk", "raw", mib, ""))
@@ -132,7 +132,7 @@ func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
 
 // A bug in work on one pool costs its caller, not the daemon.
 // Promise: W1
-func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
+func TestLane_PanicFailsOnlyItsCaller(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	wantKind(t, tell(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
@@ -149,7 +149,7 @@ func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
 	must(t, p.Undefine(t.Context(), scope.Daemon("a test")))
 }
 
-func TestLaneIsBounded(t *testing.T) {
+func TestLane_Bound(t *testing.T) {
 	l := newLane()
 	defer l.stop()
 	block, begun := make(chan struct{}), make(chan struct{})
@@ -170,7 +170,7 @@ func TestLaneIsBounded(t *testing.T) {
 // A task that makes progress is waited for, however long it takes; one that does not is given up. Before, a
 // refresh of a large pool ended the copies that ran in it.
 // Promise: W1
-func TestWhatGetsOnIsWaitedFor(t *testing.T) {
+func TestLane_WaitsWhileTaskProgresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ps := &Pools{}
 		ps.life, ps.end = context.WithCancelCause(t.Context())
@@ -214,7 +214,7 @@ func TestWhatGetsOnIsWaitedFor(t *testing.T) {
 	})
 }
 
-func TestLateAnswerIsDiscarded(t *testing.T) {
+func TestLane_LateAnswerIsDiscarded(t *testing.T) {
 	l := newLane()
 	defer l.stop()
 	block, discarded := make(chan struct{}), make(chan int, 1)
@@ -259,7 +259,7 @@ func loopDevice(t *testing.T) string {
 }
 
 // Promise: F20
-func TestFileSystemPool(t *testing.T) {
+func TestFileSystemPool_Lifecycle(t *testing.T) {
 	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
 		t.Skip("needs mkfs.ext4")
 	}
@@ -309,7 +309,7 @@ func TestFileSystemPool(t *testing.T) {
 // A file system is mounted through root's links, is found there again, and is unmounted. Nothing is mounted
 // through a user's link.
 // Promise: X5
-func TestAFileSystemBehindLinks(t *testing.T) {
+func TestFileSystemPool_TargetBehindLinks(t *testing.T) {
 	needTools(t, "mkfs.ext4")
 	device := loopDevice(t)
 	d, dir, own := newDaemon(t), t.TempDir(), t.TempDir()
@@ -339,7 +339,7 @@ func TestAFileSystemBehindLinks(t *testing.T) {
 	}
 }
 
-func TestMountsOfOthersAreLeftAlone(t *testing.T) {
+func TestFileSystemPool_KeepsForeignMounts(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
@@ -357,7 +357,7 @@ func TestMountsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestNetworkPoolWithoutItsToolIsRefusedByName(t *testing.T) {
+func TestNetworkPool_MissingMountHelper(t *testing.T) {
 	if blockdev.NeedTool("mount.nfs", "") == nil {
 		t.Skip("mount.nfs is installed")
 	}
@@ -372,7 +372,7 @@ func TestNetworkPoolWithoutItsToolIsRefusedByName(t *testing.T) {
 	}
 }
 
-func TestSourcesAndCapabilities(t *testing.T) {
+func TestPools_SourcesAndCapabilities(t *testing.T) {
 	if _, err := FindSources(t.Context(), Dir, ""); !fault.Is(err, fault.Unsupported) {
 		t.Error(err)
 	}
@@ -408,7 +408,7 @@ func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 }
 
 // Promise: F20
-func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
+func TestCreateVolume_WhilePoolStops(t *testing.T) {
 	d, dir := newDaemon(t), t.TempDir()
 	p, target := mountedPool(t, d)
 	began, goOn := filepath.Join(dir, "began"), filepath.Join(dir, "go")
@@ -428,7 +428,7 @@ func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
 // When a pool's file system is unmounted by hand, nothing is made in the empty folder and no volume is
 // forgotten.
 // Promise: F9
-func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
+func TestFileSystemPool_UnmountedByHand(t *testing.T) {
 	d := newDaemon(t)
 	p, target := mountedPool(t, d)
 	d.volume(p, volXML("disk", "raw", mib, ""))
@@ -446,7 +446,7 @@ func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
 }
 
 // Promise: W1
-func TestAPoolWhoseDeviceHangs(t *testing.T) {
+func TestFileSystemPool_DeviceHangs(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
@@ -471,7 +471,7 @@ func TestAPoolWhoseDeviceHangs(t *testing.T) {
 }
 
 // A start that fails unmounts only the file system that it mounted.
-func TestAFailedStartUnmountsItsOwn(t *testing.T) {
+func TestStart_FailureUnmountsOnlyItsOwn(t *testing.T) {
 	d := newDaemon(t)
 	p, target := mountedPool(t, d)
 	fails := func(left string) {
@@ -492,7 +492,7 @@ func TestAFailedStartUnmountsItsOwn(t *testing.T) {
 }
 
 // A start that is cancelled while its file system is mounted leaves nothing mounted.
-func TestAStartThatIsGivenUpLeavesNothingMounted(t *testing.T) {
+func TestStart_CancelledWhileMounting(t *testing.T) {
 	d, dir := newDaemon(t), t.TempDir()
 	p, target := mountedPool(t, d)
 	must(t, p.Stop(t.Context(), scope.Daemon("a test")))

@@ -17,7 +17,7 @@ import (
 // A user who owns a folder that holds pools puts a link there: in place of a pool's directory, above it, as a
 // volume, before the pool starts or after. No client can make, change, remove or read anything through it.
 // Promise: X5, X11
-func TestAUsersLinkLeadsNoPoolElsewhere(t *testing.T) {
+func TestPools_UserLinksAreNotFollowed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes links of another user's")
 	}
@@ -87,7 +87,7 @@ func second[T any](_ T, err error) error { return err }
 
 // Root's links on the way to a pool are followed, several in a row, and a cycle of links ends with an error.
 // Promise: X5
-func TestRootsLinksLeadToPools(t *testing.T) {
+func TestPools_RootLinksAreFollowed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: others' links are not followed")
 	}
@@ -114,7 +114,7 @@ func TestRootsLinksLeadToPools(t *testing.T) {
 }
 
 // Several pools in one missing folder are built at once, as Terraform does.
-func TestPoolsMakeTheirFolderTogether(t *testing.T) {
+func TestBuild_SharedFolderConcurrently(t *testing.T) {
 	var makers sync.WaitGroup
 	for range 64 {
 		above := filepath.Join(t.TempDir(), "a", "b")

@@ -25,7 +25,7 @@ func unsynced(t *testing.T, path string) uint64 {
 
 // When a copy is reported as done, it is on disk: its source may be deleted then.
 // Promise: F33
-func TestACopyIsOnDisk(t *testing.T) {
+func TestClone_IsSyncedToDisk(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")

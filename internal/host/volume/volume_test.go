@@ -121,7 +121,7 @@ func (d *daemon) volume(p *Pool, doc string) *Volume {
 	return v
 }
 
-func TestLifeOfADirectoryPool(t *testing.T) {
+func TestDirectoryPool_Lifecycle(t *testing.T) {
 	d := newDaemon(t)
 	events := d.log.Reader()
 	target := filepath.Join(t.TempDir(), "deep", "images")
@@ -172,7 +172,7 @@ func TestLifeOfADirectoryPool(t *testing.T) {
 	}
 }
 
-func TestTwoPoolsCannotBeOne(t *testing.T) {
+func TestDefine_SameTargetIsRefused(t *testing.T) {
 	d := newDaemon(t)
 	dir := t.TempDir()
 	p, err := d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", dir), true)
@@ -215,7 +215,7 @@ func TestTwoPoolsCannotBeOne(t *testing.T) {
 	d.pool(own(later))
 }
 
-func TestPoolDocuments(t *testing.T) {
+func TestPools_DocumentsRoundTrip(t *testing.T) {
 	d := newDaemon(t)
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o751))
@@ -242,7 +242,7 @@ func TestPoolDocuments(t *testing.T) {
 	}
 }
 
-func TestDocumentsThatAreRefused(t *testing.T) {
+func TestDefine_RefusedDocuments(t *testing.T) {
 	d := newDaemon(t)
 	pool := func(inner string) string { return "<pool type='dir'>" + inner + "</pool>" }
 	for doc, want := range map[string]fault.Kind{
@@ -394,7 +394,7 @@ func TestVolumes_RawHasNoImageOptions(t *testing.T) {
 }
 
 // Promise: X5
-func TestVolumesThatAreRefused(t *testing.T) {
+func TestCreateVolume_RefusedDocuments(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	must(t, os.WriteFile(filepath.Join(p.View().Target, "base"), make([]byte, mib), 0o600))
@@ -446,7 +446,7 @@ func needQemuImg(t *testing.T) {
 	}
 }
 
-func TestVolumesAreWhatWasAskedFor(t *testing.T) {
+func TestCreateVolume_MatchesDocument(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -500,7 +500,7 @@ func TestVolumesAreWhatWasAskedFor(t *testing.T) {
 }
 
 // Promise: X5
-func TestWhatLiesInADirectory(t *testing.T) {
+func TestDirectoryPool_ListsOnlyVolumes(t *testing.T) {
 	d := newDaemon(t)
 	dir, outside := t.TempDir(), t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -545,7 +545,7 @@ func TestWhatLiesInADirectory(t *testing.T) {
 }
 
 // Promise: X2
-func TestDeclaredRawStaysRaw(t *testing.T) {
+func TestVolumes_DeclaredRawStaysRaw(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -600,7 +600,7 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 	wantKind(t, err, fault.Denied)
 }
 
-func TestClones(t *testing.T) {
+func TestClone_FormatsAndBacking(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	a, b := d.dirPool("a"), d.dirPool("b")
@@ -683,7 +683,7 @@ func download(t *testing.T, p *Pool, name string, offset, length uint64) []byte 
 	return content
 }
 
-func TestTransfers(t *testing.T) {
+func TestTransfer_UploadAndDownload(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	d.volume(p, volXML("disk", "raw", mib, ""))
@@ -727,7 +727,7 @@ func TestTransfers(t *testing.T) {
 // A client that begins transfers and leaves them open gets only a share of a pool's places, over all of its
 // connections. All transfers together leave places for other work.
 // Promise: A15
-func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
+func TestTransfer_BoundsPerClientAndPool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	for i := range maxJobs + 1 {
@@ -769,7 +769,7 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	}
 }
 
-func TestHolesTravel(t *testing.T) {
+func TestTransfer_KeepsHoles(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	d.volume(p, volXML("from", "raw", 8*mib, ""))
@@ -804,7 +804,7 @@ func TestHolesTravel(t *testing.T) {
 	}
 }
 
-func TestResizeAndWipe(t *testing.T) {
+func TestVolumes_ResizeAndWipe(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -838,7 +838,7 @@ func TestResizeAndWipe(t *testing.T) {
 	}
 }
 
-func TestVolumeInUseByQEMU(t *testing.T) {
+func TestVolumes_InUseByQEMU(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
@@ -864,7 +864,7 @@ func TestVolumeInUseByQEMU(t *testing.T) {
 
 // A volume that a guest waits to start with cannot be deleted or changed.
 // Promise: F20
-func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
+func TestVolumes_ReservedByStartingGuest(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
@@ -882,7 +882,7 @@ func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 
 // No guest is started on a disk during an upload to it.
 // Promise: F20
-func TestNoGuestHasWhatIsUploaded(t *testing.T) {
+func TestTransfer_UploadBlocksGuestStart(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-io")
 	if err != nil {
 		t.Skip("needs qemu-io:", err)
@@ -902,7 +902,7 @@ func TestNoGuestHasWhatIsUploaded(t *testing.T) {
 	must(t, writes())
 }
 
-func TestRestartAndReboot(t *testing.T) {
+func TestPools_RestartAndReboot(t *testing.T) {
 	d := newDaemon(t)
 	d.dirPool("active")
 	self := d.dirPool("self")
@@ -937,7 +937,7 @@ func TestRestartAndReboot(t *testing.T) {
 	}
 }
 
-func TestVolumesMadeAtOnce(t *testing.T) {
+func TestCreateVolume_Concurrently(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	const n = 8
@@ -962,9 +962,9 @@ func TestVolumesMadeAtOnce(t *testing.T) {
 	}
 }
 
-// TestNamesOfVolumesLeadNowhere calls every method that takes a name with names that lead out of the pool.
+// TestVolumes_NamesStayInPool calls every method that takes a name with names that lead out of the pool.
 // Promise: X5
-func TestNamesOfVolumesLeadNowhere(t *testing.T) {
+func TestVolumes_NamesStayInPool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	target := p.View().Target
@@ -997,7 +997,7 @@ func TestNamesOfVolumesLeadNowhere(t *testing.T) {
 // A link in a pool's directory is followed for a client that may read everything. It is not followed for a
 // client limited to folders, which may own the directory.
 // Promise: A3
-func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
+func TestVolumes_LinksForRestrictedClient(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	target := p.View().Target
@@ -1026,7 +1026,7 @@ func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 // The user was told that the wipe failed. Data that he writes into the volume afterwards stay, also when a
 // later daemon finds the record of the wipe.
 // Promise: F20
-func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
+func TestWipe_FailureIsNotResumed(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -1061,7 +1061,7 @@ func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 // The declaration of a volume is kept until a look has shown that the volume is gone. Without it the next look
 // would trust data that its guest wrote.
 // Promise: X2
-func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
+func TestRefresh_KeepsUnreadDeclarations(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
@@ -1108,7 +1108,7 @@ func openFiles(t *testing.T) int {
 }
 
 // Promise: F22
-func TestWhatFailsLeavesNothing(t *testing.T) {
+func TestFailures_LeaveNothing(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -1187,7 +1187,7 @@ func (d *daemon) refuseChanges() (takesAgain func()) {
 
 // A pool is not stopped when the store cannot record that. The next daemon would start it again, and a
 // transient pool would be neither there nor gone.
-func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
+func TestStop_StoreRefuses(t *testing.T) {
 	d := newDaemon(t)
 	defined := d.dirPool("defined")
 	transient, err := d.Create(t.Context(), scope.Daemon("a test"), dirXML("transient", t.TempDir()), true, NoBuild)
@@ -1206,7 +1206,7 @@ func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
 
 // The same holds when the store refuses only after the pool's storage was released.
 // Promise: F20
-func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
+func TestStop_StoreRefusesLate(t *testing.T) {
 	d := newDaemon(t)
 	name := fmt.Sprintf("lodge-late-%d", os.Getpid())
 	must(t, os.Mkdir(filepath.Join("/dev", name), 0o700))
@@ -1237,7 +1237,7 @@ func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
 }
 
 // Forgetting a pool deletes nothing of a pool that is defined with its UUID later.
-func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
+func TestUndefine_KeepsNewPoolWithSameUUID(t *testing.T) {
 	d := newDaemon(t)
 	doc := strings.Replace(dirXML("a", t.TempDir()), "<name>", "<uuid>b0f2a2e0-0000-4000-8000-000000000003</uuid><name>", 1)
 	p := d.pool(doc)
@@ -1263,7 +1263,7 @@ func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
 }
 
 // No volume is made over one that cannot be read at the moment: its declaration stays.
-func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
+func TestCreateVolume_OverUnreadableVolume(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
@@ -1285,7 +1285,7 @@ func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
 // The number of pools is bounded by what one list reply holds. With one more, the list would fail for every
 // client.
 // Promise: X9
-func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
+func TestDefine_PoolCountBound(t *testing.T) {
 	ps := &Pools{life: t.Context(), byName: map[string]*Pool{}, byUUID: map[string]*Pool{}}
 	other := &Pool{}
 	other.published.Store(&View{})
@@ -1301,7 +1301,7 @@ func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
 // The declarations of volumes stay while their pool's record cannot be read, for instance by an older daemon.
 // Without them the daemon that can read it would trust data that guests wrote.
 // Promise: S3
-func TestVolumesOfAPoolThatCannotBeReadStay(t *testing.T) {
+func TestOpen_KeepsDeclarationsOfUnreadablePool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	d.volume(p, volXML("disk", "raw", mib, ""))
