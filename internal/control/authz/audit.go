@@ -46,7 +46,7 @@ type Audit struct {
 	queue chan Entry
 	lost  atomic.Int64
 	// refused are the clients with repeated refusals or failures; unsaid counts their calls without a line.
-	refused strikes
+	refused lockout
 	unsaid  atomic.Int64
 	stop    chan struct{} // closed by Close
 	done    chan struct{}
@@ -54,7 +54,7 @@ type Audit struct {
 
 // OpenAudit writes into the daemon's log, and into a file if there is a path.
 func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
-	a := &Audit{log: log, queue: make(chan Entry, auditQueue), stop: make(chan struct{}), done: make(chan struct{}), refused: strikes{most: auditRefusals}}
+	a := &Audit{log: log, queue: make(chan Entry, auditQueue), stop: make(chan struct{}), done: make(chan struct{}), refused: lockout{limit: auditRefusals}}
 	if path != "" {
 		a.own = &ownFile{path: path}
 		if err := a.own.open(); err != nil {
@@ -65,24 +65,24 @@ func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
 	return a, nil
 }
 
-// costless are the kinds of errors of calls that were refused before they did any work.
-var costless = []fault.Kind{fault.Denied, fault.Invalid, fault.Unsupported, fault.NotFound, fault.Exists, fault.WrongState, fault.NoCapacity, fault.Busy}
+// freeKinds are the kinds of errors of calls that were refused before they did any work.
+var freeKinds = []fault.Kind{fault.Denied, fault.Invalid, fault.Unsupported, fault.NotFound, fault.Exists, fault.WrongState, fault.NoCapacity, fault.Busy}
 
 // Note queues an entry. An allowed call that only reads is left out.
 func (a *Audit) Note(e Entry) {
 	if a == nil || e.Err == nil && !e.Verb.changes() && !e.Login {
 		return
 	}
-	if e.Err != nil && !e.Who.Trusted() && slices.Contains(costless, fault.Of(e.Err)) {
+	if e.Err != nil && !e.Who.Trusted() && slices.Contains(freeKinds, fault.Of(e.Err)) {
 		who := e.Who.String()
 		if !e.Who.Local && e.Who.Subject == "" {
 			who = origin(e.Who.Address)
 		}
-		if a.refused.out(who) {
+		if a.refused.isLocked(who) {
 			a.unsaid.Add(1)
 			return
 		}
-		a.refused.note(who)
+		a.refused.fail(who)
 	}
 	e.Object.Name, e.Object.Part = shortened(e.Object.Name), shortened(e.Object.Part) // while it waits
 	select {

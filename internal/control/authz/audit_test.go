@@ -81,7 +81,7 @@ func TestAudit_RepeatedRefusals(t *testing.T) {
 		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "Act", Verb: Start, Object: NewGuest("done", "", nil)})
 		a.Note(Entry{Who: user1(1002), API: "lodge", Call: "Act", Err: no})
 		a.Note(Entry{Who: Who{Address: "10.0.0.9:1"}, API: "lodge", Call: "TLS", Err: no})
-		<-time.After(strikeTime + time.Second)
+		<-time.After(lockoutTime + time.Second)
 		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "later", Err: no})
 		if err := a.Close(); err != nil {
 			t.Fatal(err)

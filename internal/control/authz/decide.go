@@ -99,7 +99,7 @@ func (r *rule) covers(o Object) bool {
 }
 
 func (r *rule) isFor(w Who) bool {
-	return slices.ContainsFunc(r.who, func(p principal) bool { return p.is(w) })
+	return slices.ContainsFunc(r.who, func(p matcher) bool { return p.is(w) })
 }
 
 // Knows says whether any rule names this client; others are not admitted.
@@ -131,7 +131,7 @@ func (r *Rules) Check(w Who, v Verb, o Object) error {
 			mine = append(mine, one.name)
 		}
 	}
-	on := cmp.Or(r.told(w, o), "this host")
+	on := cmp.Or(r.visibleName(w, o), "this host")
 	if len(mine) == 0 {
 		return fault.New(fault.Denied, fault.Call, "%s may not %s %s: no rule of %s names this client", w, v.phrase(), on, r.path)
 	}
@@ -139,8 +139,8 @@ func (r *Rules) Check(w Who, v Verb, o Object) error {
 		w, v.phrase(), on, v, strings.Join(mine, ", "), r.path)
 }
 
-// told is how an error names an object to a client that was refused.
-func (r *Rules) told(w Who, o Object) string {
+// visibleName is how an error names an object to a client that was refused.
+func (r *Rules) visibleName(w Who, o Object) string {
 	if _, sees := r.Allows(w, Read, o); sees || o.Found == "" {
 		return o.String()
 	}

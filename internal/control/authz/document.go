@@ -61,12 +61,12 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		return Object{}, err
 	}
 	rules := g.rules.Load()
-	wanted := NewGuest(def.Name, plain(def.UUID), marks.Labels)
+	wanted := NewGuest(def.Name, normalUUID(def.UUID), marks.Labels)
 	places := rules.placesFor(g, w, verb, wanted)
 	if err := rules.Check(w, verb, wanted); err != nil {
 		return wanted, err
 	}
-	had := []Object{g.GuestByName(def.Name), g.GuestByUUID(plain(def.UUID))}
+	had := []Object{g.GuestByName(def.Name), g.GuestByUUID(normalUUID(def.UUID))}
 	for _, there := range had {
 		if there.Kind != Guest {
 			continue
@@ -77,7 +77,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		places.known = append(places.known, g.named(there)...)
 		wanted.replaces = wanted.replaces || there.member.View.Current() != nil
 	}
-	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...), g.weigh(w, def, had...)); err != nil {
+	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...), g.checkWeights(w, def, had...)); err != nil {
 		return wanted, err
 	}
 	if err := (walker{places}).definition(def); err != nil {
@@ -114,8 +114,8 @@ func (r *Rules) owner(w Who, verb Verb, there Object, name, id string) error {
 	return fault.New(fault.Denied, fault.Call, "%s may not give %q the UUID %s: another object has it, which this client may not change", w, name, id)
 }
 
-// plain normalizes a UUID: documents may spell it in many ways.
-func plain(id string) string {
+// normalUUID normalizes a UUID: documents may spell it in many ways.
+func normalUUID(id string) string {
 	if parsed, err := uuid.Parse(strings.TrimSpace(id)); err == nil {
 		return parsed.String()
 	}
@@ -157,9 +157,9 @@ func (g *Gate) Rank(w Who, priority int, had ...Object) error {
 	return g.beyond(w, Define, "a priority below 0, which puts guests of others last")
 }
 
-// weigh checks a guest's weights in the competition for processors and disks. A guest may keep its weights or
+// checkWeights checks a guest's weights in the competition for processors and disks. A guest may keep its weights or
 // lower them.
-func (g *Gate) weigh(w Who, def *domain.Definition, had ...Object) error {
+func (g *Gate) checkWeights(w Who, def *domain.Definition, had ...Object) error {
 	if def.Tune.Shares == 0 && def.Blkio.Weight == 0 {
 		return nil
 	}
@@ -222,7 +222,7 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 			return made, err
 		}
 	}
-	if name := def.Bridge.Name; name != "" && !g.callsBridge(w, def.Name, name) {
+	if name := def.Bridge.Name; name != "" && !g.mayNameBridge(w, def.Name, name) {
 		if err := g.beyond(w, Networks, "a bridge that is called '"+name+"' (leave its name out, or call it as your networks may be called)"); err != nil {
 			return made, err
 		}
@@ -260,9 +260,9 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 	return made, nil
 }
 
-// callsBridge says whether a client may give a network's bridge this name. It may keep its name.
-func (g *Gate) callsBridge(w Who, of, name string) bool {
-	return g.bridgeOf(of) == name || g.rules.Load().calls(w, Networks, Object{Kind: Network, Name: name}, "virbr")
+// mayNameBridge says whether a client may give a network's bridge this name. It may keep its name.
+func (g *Gate) mayNameBridge(w Who, of, name string) bool {
+	return g.bridgeOf(of) == name || g.rules.Load().mayNameLink(w, Networks, Object{Kind: Network, Name: name}, "virbr")
 }
 
 // bridgeOf is the bridge of a network; empty: there is none.
@@ -303,7 +303,7 @@ func (g *Gate) pool(w Who, root *xmltree.Element) error {
 			return err
 		}
 	}
-	if there, err := g.Pools.ByUUID(plain(root.Child("uuid").Text())); err == nil {
+	if there, err := g.Pools.ByUUID(normalUUID(root.Child("uuid").Text())); err == nil {
 		if err := rules.owner(w, Pools, Object{Kind: Pool, Name: there.Name()}, root.Child("name").Text(), there.UUID()); err != nil {
 			return err
 		}
@@ -315,7 +315,7 @@ func (g *Gate) pool(w Who, root *xmltree.Element) error {
 	if root.Attr("type") != "dir" {
 		return g.beyond(w, Pools, "a pool of type "+root.Attr("type"))
 	}
-	if target := root.Child("target").Child("path").Text(); !places.lies(target) && !slices.Contains(places.Where, target) {
+	if target := root.Child("target").Child("path").Text(); !places.contains(target) && !slices.Contains(places.Where, target) {
 		return places.refuse(target)
 	}
 	return walker{places}.walk(root, root.Child("source"))
@@ -355,8 +355,8 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 		_, yes := r.Allows(w, Networks, Object{Kind: Network, Name: network})
 		return yes
 	}
-	p.opens = func(u use) bool { return g.mayOpen(p.Secrets, u) }
-	p.calls = func(link string) bool { return r.calls(w, Define, Left(link, ""), "vnet") }
+	p.opens = func(u use) bool { return g.mayUseSecret(p.Secrets, u) }
+	p.calls = func(link string) bool { return r.mayNameLink(w, Define, Left(link, ""), "vnet") }
 	_, p.agent = r.Allows(w, Agent, o)
 	for _, place := range p.Where {
 		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {
@@ -385,8 +385,8 @@ func (g *Gate) folders(where []string) []string {
 	return found
 }
 
-// lies says whether a path is inside one of the places.
-func (p *places) lies(path string) bool {
+// contains says whether a path is inside one of the places.
+func (p *places) contains(path string) bool {
 	if p.Anywhere {
 		return true
 	}
@@ -396,11 +396,11 @@ func (p *places) lies(path string) bool {
 	return image.LiesIn(path, p.Where)
 }
 
-// holds says whether a use of a path is allowed: by its place, because the guest already uses it in this way,
+// allows says whether a use of a path is allowed: by its place, because the guest already uses it in this way,
 // or because every guest may read it. Places for files never allow programs, because the host would run them.
-func (p *places) holds(u use) bool {
-	lies := p.lies(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || image.InDev(u.path))
-	return lies || slices.Contains(p.known, u) || u.stock()
+func (p *places) allows(u use) bool {
+	lies := p.contains(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || image.InDev(u.path))
+	return lies || slices.Contains(p.known, u) || u.isHostFile()
 }
 
 // refuse returns the error for a use that is not allowed.
@@ -422,7 +422,7 @@ func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error
 		return nil
 	}
 	p := rules.placesFor(g, w, verb, on)
-	if p.lies(path) || !writes && slices.ContainsFunc(g.named(on), func(u use) bool { return u.path == path && u.ofDisk() }) {
+	if p.contains(path) || !writes && slices.ContainsFunc(g.named(on), func(u use) bool { return u.path == path && u.ofDisk() }) {
 		return nil
 	}
 	return p.refuse(path)
@@ -431,7 +431,7 @@ func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error
 // Program checks a program that the daemon would run to probe it. Every client may have the host's own QEMUs
 // probed.
 func (g *Gate) Program(w Who, path string) error {
-	if (use{"emulator", path}).stock() {
+	if (use{"emulator", path}).isHostFile() {
 		return nil
 	}
 	return g.beyond(w, Define, "the program "+path)
@@ -440,16 +440,16 @@ func (g *Gate) Program(w Who, path string) error {
 // walker searches a document for uses beyond its guest.
 type walker struct{ places }
 
-// hostly are elements that take resources of the host which are not files. Each needs a rule with images: any.
-var hostly = map[string]bool{"hostdev": true, "shmem": true, "lease": true, "seclabel": true, "resource": true, "bootloader": true}
+// hostElements are elements that take resources of the host which are not files. Each needs a rule with images: any.
+var hostElements = map[string]bool{"hostdev": true, "shmem": true, "lease": true, "seclabel": true, "resource": true, "bootloader": true}
 
-// peaceful are the types of interfaces and character devices that reach nothing of the host that the walk does
-// not see. An interface of type user is none of them: through it a guest reaches services that listen only on
+// These are the types of interfaces and character devices that reach nothing of the host that the walk does
+// not see. An interface of type user is not among them: through it a guest reaches services that listen only on
 // the host, such as the displays of other guests.
 var (
-	peacefulNICs  = []string{"network"}
-	peacefulChars = []string{"", "pty", "null", "vc", "unix", "file", "pipe", "dev", "stdio", "spicevmc", "spiceport", "qemu-vdagent"}
-	peacefulDisks = []string{"", "file", "block", "volume"}
+	harmlessNICs  = []string{"network"}
+	harmlessChars = []string{"", "pty", "null", "vc", "unix", "file", "pipe", "dev", "stdio", "spicevmc", "spiceport", "qemu-vdagent"}
+	harmlessDisks = []string{"", "file", "block", "volume"}
 )
 
 // walk checks an element and everything inside it; in is its parent, or nil.
@@ -457,7 +457,7 @@ func (w walker) walk(in, e *xmltree.Element) error {
 	if w.Anywhere || e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
 		return nil
 	}
-	if err := w.judge(in, e); err != nil {
+	if err := w.check(in, e); err != nil {
 		return err
 	}
 	for _, child := range e.Elements() {
@@ -468,26 +468,26 @@ func (w walker) walk(in, e *xmltree.Element) error {
 	return nil
 }
 
-// judge checks one element. testdata/free.txt lists what a client may write there freely.
-func (w walker) judge(in, e *xmltree.Element) error {
-	if e.Space != "" || hostly[e.Name] && !isOrdinary(in, e) {
+// check checks one element. testdata/free.txt lists what a client may write there freely.
+func (w walker) check(in, e *xmltree.Element) error {
+	if e.Space != "" || hostElements[e.Name] && !isOrdinary(in, e) {
 		return w.refuse("<" + e.Name + ">")
 	}
 	if err := w.kind(in, e); err != nil {
 		return err
 	}
-	for _, u := range own(in, e) {
+	for _, u := range ownUses(in, e) {
 		switch {
-		case w.holds(u):
+		case w.allows(u):
 		case u.ofProgram():
 			return w.refuse("the program " + u.path)
-		case u.ofNode() && w.lies(u.path):
+		case u.ofNode() && w.contains(u.path):
 			return w.refuse("the device " + u.path + ", which does not lie in /dev")
 		default:
 			return w.refuse(u.path)
 		}
 	}
-	for _, u := range opened(e) {
+	for _, u := range secretUses(e) {
 		if !w.opens(u) && !slices.Contains(w.known, u) {
 			return w.refuse(u.as + " '" + u.path + "'")
 		}
@@ -506,36 +506,36 @@ func (w walker) kind(in, e *xmltree.Element) error {
 	sort, allowed := e.Attr("type"), []string(nil)
 	switch e.Name {
 	case "disk", "backingStore", "mirror":
-		allowed = peacefulDisks
+		allowed = harmlessDisks
 		if pool := e.Child("source").Attr("pool"); pool != "" {
 			return w.volume(pool)
 		}
 	case "interface":
-		allowed = peacefulNICs
-		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
+		allowed = harmlessNICs
+		if network := joinedNetwork(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
 			return w.refuse("network '" + network + "'")
 		}
-		if network := mingled(e); network != "" && !w.mingles(network) && !slices.Contains(w.known, use{mingles, network}) {
+		if network := affectedNetwork(e); network != "" && !w.mingles(network) && !slices.Contains(w.known, use{mingles, network}) {
 			return w.refuse("an interface that says <mtu>, or that it is not isolated, on network '" + network + "', which takes the right \"networks\" (leave it out, and it is as the network has it)")
 		}
-		if link := linked(e); link != "" && !w.calls(link) && !slices.Contains(w.known, use{links, link}) {
+		if link := linkName(e); link != "" && !w.calls(link) && !slices.Contains(w.known, use{links, link}) {
 			return w.refuse("a link that is called '" + link + "' (leave <target> out, and it is given a name)")
 		}
 	case "graphics", "listen":
-		if address := listened(e); address != "" && !slices.Contains(w.known, use{listens, address}) {
+		if address := listenAddress(e); address != "" && !slices.Contains(w.known, use{listens, address}) {
 			return w.refuse("a display that listens on '" + address + "'")
 		}
 		return nil
 	case "serial", "parallel", "console", "channel", "smartcard", "redirdev":
-		allowed = peacefulChars
-		if end := spoken(e); end != "" && !w.agent && !slices.Contains(w.known, use{speaks, end}) {
+		allowed = harmlessChars
+		if end := agentSocket(e); end != "" && !w.agent && !slices.Contains(w.known, use{speaks, end}) {
 			return w.refuse("the channel of the guest's agent with an end of its own, which takes the right \"agent\" (or leave <source> out, and type it unix)")
 		}
 	case "backend":
 		if in == nil || in.Name != "rng" {
 			return nil
 		}
-		allowed = peacefulChars
+		allowed = harmlessChars
 	default:
 		return nil
 	}
@@ -553,35 +553,35 @@ func (w walker) volume(pool string) error {
 	return w.refuse("pool '" + pool + "'")
 }
 
-// joined returns the network of an interface; empty: none.
-func joined(e *xmltree.Element) string {
+// joinedNetwork returns the network of an interface; empty: none.
+func joinedNetwork(e *xmltree.Element) string {
 	if e.Name != "interface" {
 		return ""
 	}
 	return e.Child("source").Attr("network")
 }
 
-// mingled is the network whose other guests an interface's settings affect; empty: none. These are: reaching
+// affectedNetwork is the network whose other guests an interface's settings affect; empty: none. These are: reaching
 // isolated ports, and the packet size, because the kernel gives a bridge the smallest MTU of its ports.
-func mingled(e *xmltree.Element) string {
+func affectedNetwork(e *xmltree.Element) string {
 	if e.Child("port").Attr("isolated") != "no" && e.Child("mtu").Attr("size") == "" {
 		return ""
 	}
-	return joined(e)
+	return joinedNetwork(e)
 }
 
-// linked is the name of an interface's link on the host; empty: the daemon chooses.
-func linked(e *xmltree.Element) string {
+// linkName is the name of an interface's link on the host; empty: the daemon chooses.
+func linkName(e *xmltree.Element) string {
 	if e.Name != "interface" {
 		return ""
 	}
 	return e.Child("target").Attr("dev")
 }
 
-// calls says whether a client may give a link on the host this name: it is one that the rules let it define,
+// mayNameLink says whether a client may give a link on the host this name: it is one that the rules let it define,
 // or one that the daemon would choose. With any name it could take one that the host needs, such as docker0,
 // before the host does.
-func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
+func (r *Rules) mayNameLink(w Who, v Verb, o Object, row string) bool {
 	number, ofRow := strings.CutPrefix(o.Name, row)
 	if _, err := strconv.ParseUint(number, 10, 32); ofRow && err == nil {
 		return true
@@ -590,9 +590,9 @@ func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
 	return yes
 }
 
-// spoken is the host's end of the guest agent's channel if it is not the daemon's own; empty: it is, or it is
+// agentSocket is the host's end of the guest agent's channel if it is not the daemon's own; empty: it is, or it is
 // another channel. A process with that end can run anything in the guest, as root.
-func spoken(e *xmltree.Element) string {
+func agentSocket(e *xmltree.Element) string {
 	sort, path := e.Attr("type"), e.Child("source").Attr("path")
 	if e.Name != "channel" || !machine.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
 		return ""
@@ -600,8 +600,8 @@ func spoken(e *xmltree.Element) string {
 	return sort + " " + path
 }
 
-// listened is the address at which a display accepts other hosts; empty: none, or another element names it.
-func listened(e *xmltree.Element) string {
+// listenAddress is the address at which a display accepts other hosts; empty: none, or another element names it.
+func listenAddress(e *xmltree.Element) string {
 	address := ""
 	switch {
 	case e.Name == "graphics":

@@ -77,11 +77,11 @@ func (w walker) listFree(in, e *xmltree.Element, up string, found map[string]boo
 	if strings.HasPrefix(text, "/") {
 		e.Children = nil
 	}
-	if e.Name == "metadata" || w.judge(in, e) != nil {
+	if e.Name == "metadata" || w.check(in, e) != nil {
 		return
 	}
 	at := strings.TrimPrefix(up+"/"+e.Name, "/")
-	passes := func() bool { return w.judge(in, e) == nil }
+	passes := func() bool { return w.check(in, e) == nil }
 	for i := range e.Attrs {
 		if e.Attrs[i].Prefix == "xmlns" {
 			continue

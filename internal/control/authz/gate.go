@@ -40,7 +40,7 @@ type Gate struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when the rules change
 
-	shares shares
+	shares reservations
 	// routeInto is network.RouteInto, or a test's.
 	routeInto func(p netip.Prefix, but string) (device string, err error)
 }
@@ -48,7 +48,7 @@ type Gate struct {
 // New makes a gate, and refuses invalid rules.
 func New(c Config) (*Gate, error) {
 	g := &Gate{Config: c, changed: make(chan struct{}), routeInto: network.RouteInto}
-	g.shares.there = g.alike
+	g.shares.there = g.sameKind
 	if c.File == "" {
 		return g, nil
 	}

@@ -33,7 +33,7 @@ type Reception struct {
 	last   bool
 	groups []uint32
 
-	strikes strikes
+	strikes lockout
 
 	mu      sync.Mutex
 	shaking map[string]int // handshakes under way, by origin
@@ -62,8 +62,8 @@ func (r *Reception) Asks(w Who) bool {
 // long as polkit.Patience.
 func (r *Reception) Prove(ctx context.Context, w Who, p polkit.Process, toLook bool) error {
 	who := fmt.Sprintf("user %d", w.Peer.UID)
-	if r.strikes.out(who) {
-		return fault.New(fault.Denied, fault.Call, "polkit has refused %s %d times; try again in a minute", who, maxStrikes)
+	if r.strikes.isLocked(who) {
+		return fault.New(fault.Denied, fault.Call, "polkit has refused %s %d times; try again in a minute", who, maxFailures)
 	}
 	action := polkit.Manage
 	if toLook {
@@ -71,7 +71,7 @@ func (r *Reception) Prove(ctx context.Context, w Who, p polkit.Process, toLook b
 	}
 	err := r.polkit.Check(ctx, p, action)
 	if err == nil || errors.Is(err, polkit.ErrRefused) || errors.Is(err, polkit.ErrDismissed) {
-		r.judged(who, err) // a polkit that could not ask or did not answer is no failure of the client
+		r.countAttempt(who, err) // a polkit that could not ask or did not answer is no failure of the client
 	}
 	return err
 }
@@ -91,7 +91,7 @@ func (r *Reception) Receive(ctx context.Context, conn *tls.Conn, address string)
 	if err == nil {
 		err = r.gate.Welcome(w, r.allow)
 	}
-	r.judged(from, err)
+	r.countAttempt(from, err)
 	return w, err
 }
 
@@ -99,20 +99,20 @@ func (r *Reception) Receive(ctx context.Context, conn *tls.Conn, address string)
 // ones, and should not be flooded.
 func TurnedAway(err error) bool { return fault.Is(err, fault.NoCapacity) }
 
-// judged counts a failed attempt; a success clears earlier failures.
-func (r *Reception) judged(who string, err error) {
+// countAttempt counts a failed attempt; a success clears earlier failures.
+func (r *Reception) countAttempt(who string, err error) {
 	if err == nil {
 		r.strikes.clear(who)
 		return
 	}
-	if r.strikes.note(who) {
-		r.log.Warn("client locked out for a minute after failed logins", "client", who, "times", maxStrikes)
+	if r.strikes.fail(who) {
+		r.log.Warn("client locked out for a minute after failed logins", "client", who, "times", maxFailures)
 	}
 }
 
 func (r *Reception) begin(from string) error {
-	if r.strikes.out(from) {
-		return fault.New(fault.NoCapacity, fault.Call, "%s has failed to log in %d times", from, maxStrikes)
+	if r.strikes.isLocked(from) {
+		return fault.New(fault.NoCapacity, fault.Call, "%s has failed to log in %d times", from, maxFailures)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,28 +15,28 @@ import (
 // Promise: A9
 func TestLockout_RepeatedFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s strikes
-		for i := range maxStrikes {
-			if s.out("eve") {
+		var s lockout
+		for i := range maxFailures {
+			if s.isLocked("eve") {
 				t.Fatalf("out after %d", i)
 			}
-			if last := s.note("eve"); last != (i == maxStrikes-1) {
+			if last := s.fail("eve"); last != (i == maxFailures-1) {
 				t.Errorf("attempt %d: %v", i+1, last)
 			}
 		}
-		if !s.out("eve") || s.out("alice") {
+		if !s.isLocked("eve") || s.isLocked("alice") {
 			t.Error("eve is not out, or alice is")
 		}
-		<-time.After(strikeTime + time.Second)
-		if s.out("eve") {
+		<-time.After(lockoutTime + time.Second)
+		if s.isLocked("eve") {
 			t.Error("eve is out for ever")
 		}
-		for range maxStrikes - 1 {
-			s.note("bob")
+		for range maxFailures - 1 {
+			s.fail("bob")
 		}
 		s.clear("bob")
-		s.note("bob")
-		if s.out("bob") {
+		s.fail("bob")
+		if s.isLocked("bob") {
 			t.Error("bob came in, and is out for what was before")
 		}
 	})
@@ -45,20 +45,20 @@ func TestLockout_RepeatedFailures(t *testing.T) {
 // Promise: A9
 func TestLockout_Bounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s strikes
-		for i := range maxStruck + 100 {
-			s.note(fmt.Sprint(i))
+		var s lockout
+		for i := range maxTracked + 100 {
+			s.fail(fmt.Sprint(i))
 			<-time.After(time.Millisecond)
 		}
-		if len(s.by) != maxStruck {
+		if len(s.by) != maxTracked {
 			t.Errorf("%d are remembered", len(s.by))
 		}
 		if _, there := s.by["0"]; there {
 			t.Error("the first is not forgotten")
 		}
-		<-time.After(strikeTime)
-		s.note("last")
-		if len(s.by) > maxStruck {
+		<-time.After(lockoutTime)
+		s.fail("last")
+		if len(s.by) > maxTracked {
 			t.Errorf("%d are remembered", len(s.by))
 		}
 	})

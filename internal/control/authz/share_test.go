@@ -82,7 +82,7 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 	g.rules.Store(rules)
 	g.shares.there = func(like Object) (all []claim) {
 		for _, def := range there {
-			all = append(all, claim{Of(isThere(def)), "uuid of " + def.Name, shareOf(writtenOf(def), def)})
+			all = append(all, claim{Of(isThere(def)), "uuid of " + def.Name, usageOf(writtenOf(def), def)})
 		}
 		return all
 	}
@@ -91,7 +91,7 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 
 // wants makes one guest in a call that lasts until the test ends.
 func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) error {
-	taking := &taking{gate: g, who: user1(uid), verb: v}
+	taking := &reservation{gate: g, who: user1(uid), verb: v}
 	t.Cleanup(taking.end)
 	return taking.ReserveGuest("uuid of "+def.Name, def, writtenOf(def))
 }
@@ -218,7 +218,7 @@ rules:
 			t.Errorf("%s: got %v, want %q", c.object, err, c.full)
 		}
 	}
-	taking := &taking{gate: g, who: user1(1003)}
+	taking := &reservation{gate: g, who: user1(1003)}
 	defer taking.end()
 	if err := taking.ReserveVolume("p-2", "c"); err != nil {
 		t.Errorf("a third volume: %v", err)
@@ -263,7 +263,7 @@ func TestQuota_ConcurrentCalls(t *testing.T) {
 	if made.Load() != 3 {
 		t.Errorf("%d guests at once, of at most 3", made.Load())
 	}
-	one := &taking{gate: sharing(t), who: user1(1002), verb: Define}
+	one := &reservation{gate: sharing(t), who: user1(1002), verb: Define}
 	if err := one.ReserveGuest("a", sized("test-1", 1, 1), 0); err != nil {
 		t.Fatal(err)
 	}

@@ -644,7 +644,7 @@ func TestWeigh_AboveDefault(t *testing.T) {
 		{"more than it was", who, had, weighs(2049, 600), false},
 		{"root", user1(0), on, weighs(262144, 10000), true},
 	} {
-		if err := g.weigh(c.who, c.def, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+		if err := g.checkWeights(c.who, c.def, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 	}

@@ -49,8 +49,8 @@ func (v Verb) changes() bool { return v > Read }
 // ofGuests says whether the verb applies to guests.
 func (v Verb) ofGuests() bool { return v > Open && v < Volumes }
 
-// whole are the verbs that reach beyond any one object: a rule cannot give them for some objects.
-var whole = []Verb{Filters, Secrets, Host, Monitor}
+// hostVerbs are the verbs that reach beyond any one object: a rule cannot give them for some objects.
+var hostVerbs = []Verb{Filters, Secrets, Host, Monitor}
 
 // everything is the word for all verbs in the file of rules.
 const everything = "all"

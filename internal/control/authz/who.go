@@ -53,8 +53,8 @@ func (w Who) Owner() Owner {
 	return Owner{UID: w.Peer.UID}
 }
 
-// principal is one line under a rule's "who".
-type principal struct {
+// matcher is one line under a rule's "who".
+type matcher struct {
 	text string
 	is   func(Who) bool
 }

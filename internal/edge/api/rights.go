@@ -56,7 +56,7 @@ func (s *Server) admit(ctx context.Context, c *client, path string) (err error) 
 	switch {
 	case !who.Local: // its certificate has admitted it
 	case s.Reception.Asks(who):
-		err = c.prove(ctx, s.Reception)
+		err = c.authenticate(ctx, s.Reception)
 	default:
 		err = who.Peer.Admit(s.Gate.Ruled(), s.Groups)
 	}
@@ -64,10 +64,10 @@ func (s *Server) admit(ctx context.Context, c *client, path string) (err error) 
 		err = s.Gate.Admit(who)
 	}
 	if err == nil {
-		c.meet()
+		c.markAdmitted()
 	}
 	if err == nil && s.Gate.Held(who) {
-		err = s.judge(who, path)
+		err = s.checkRights(who, path)
 	}
 	if err != nil {
 		s.Audit.Note(authz.Entry{Who: who, API: "lodge", Call: path, Err: err})
@@ -75,7 +75,7 @@ func (s *Server) admit(ctx context.Context, c *client, path string) (err error) 
 	return err
 }
 
-func (s *Server) judge(who authz.Who, path string) error {
+func (s *Server) checkRights(who authz.Who, path string) error {
 	right, known := rights[path]
 	if !known {
 		return fault.New(fault.Denied, fault.Call, "no right is assigned to %q", path)
@@ -130,8 +130,8 @@ func (s *Server) scope(ctx context.Context, v authz.Verb, also ...authz.Verb) (_
 	return sc.For(""), done
 }
 
-// hold bounds a set by what its client may do to each guest, until done.
-func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ scope.Scope, done func()) {
+// restrict bounds a set by what its client may do to each guest, until done.
+func (s *Server) restrict(ctx context.Context, q *fleet.Request) (_ scope.Scope, done func()) {
 	who := caller(ctx)
 	if !s.Gate.Held(who) {
 		return s.scope(ctx, authz.Read)
@@ -144,14 +144,14 @@ func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ scope.Scope, don
 		sc = s.Gate.Again(sc, made, func(string) error { _, err := judge(); return err })
 		return s.Gate.Fence(sc, who, authz.Define, made), err
 	}
-	verbs := takes(q)
+	verbs := rightsNeeded(q)
 	bound, done := s.scope(ctx, verbs[0], verbs[1:]...)
 	return s.Gate.Again(bound, authz.Object{}, func(uuid string) error { return s.admits(q, uuid) }), done
 }
 
-// takes are the rights that a set needs; the first names it in errors. Settings belong to the running guest or
+// rightsNeeded are the rights that a set needs; the first names it in errors. Settings belong to the running guest or
 // to its definition, and one call may change both; a start may discard a managed save.
-func takes(q *fleet.Request) []authz.Verb {
+func rightsNeeded(q *fleet.Request) []authz.Verb {
 	machine, definition := false, false
 	for name := range q.Options.Settings {
 		if name == "memory" || name == "vcpus" {
@@ -174,7 +174,7 @@ func takes(q *fleet.Request) []authz.Verb {
 // mayDo checks the client's right for one guest of a set. Rules depend on names and labels, so a client that
 // changes labels must also have the right to define the result.
 func (s *Server) mayDo(who authz.Who, q *fleet.Request, m fleet.Member) error {
-	all, o := takes(q), authz.Of(m)
+	all, o := rightsNeeded(q), authz.Of(m)
 	o.Found = "with the UUID " + m.View.UUID // the client may know it by another name
 	for _, verb := range all {
 		if err := s.Gate.Check(who, verb, o); err != nil {

@@ -42,7 +42,7 @@ func TestRights_EveryCall(t *testing.T) {
 
 // held writes rules that give a user of the host one guest of several. It returns a context with that user as
 // the client.
-func (h *house) held(rules string) context.Context {
+func (h *testServer) held(rules string) context.Context {
 	h.t.Helper()
 	file := filepath.Join(h.t.TempDir(), "access.yaml")
 	ok(h.t, os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", "+rules+"}]\n"), 0o600))
@@ -91,7 +91,7 @@ func TestRights_InvisibleGuests(t *testing.T) {
 	for _, name := range []string{"web-1", "nobody"} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{name}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
 		if !fault.Is(err, fault.NotFound) {
@@ -113,7 +113,7 @@ func TestRights_StartDiscardsSave(t *testing.T) {
 		ctx := h.held("may: [" + may + "], guests: web-0")
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{"web-0"}, DryRun: true, Options: &lodgev1.Options{ForceBoot: true}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 			if denied := fault.Is(r.Error, fault.Denied); denied == want {
@@ -179,8 +179,8 @@ func TestRights_CheckedAgainWhenTurnComes(t *testing.T) {
 	}
 }
 
-// giveAway labels a guest as another client's.
-func (h *house) giveAway(name string) {
+// relabel labels a guest as another client's.
+func (h *testServer) relabel(name string) {
 	h.t.Helper()
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{name}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
 	ok(h.t, err)
@@ -199,7 +199,7 @@ func TestRights_LabelChangesBeforeTurn(t *testing.T) {
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	ok(t, guest.SetAutostart(ctx, g, sc, true))
-	h.giveAway("web-0")
+	h.relabel("web-0")
 	if err := guest.SetAutostart(ctx, g, sc, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
@@ -217,7 +217,7 @@ func TestRights_AllOfCallNeeded(t *testing.T) {
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	ok(t, guest.SetAutostart(ctx, g, sc, true))
-	h.giveAway("web-0")
+	h.relabel("web-0")
 	if err := guest.SetAutostart(ctx, g, sc, false); !fault.Is(err, fault.Denied) {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
@@ -231,7 +231,7 @@ func TestRights_LabelIsSetLast(t *testing.T) {
 	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra", "memory": "32MiB"}}})
 	ok(t, err)
-	sc, done := h.server.hold(ctx, &q)
+	sc, done := h.server.restrict(ctx, &q)
 	defer done()
 	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 		if r.Outcome != fleet.Done {
@@ -255,7 +255,7 @@ func TestRights_LabelAfterRename(t *testing.T) {
 	}{{"web-0", true}, {"yours", false}} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": c.name}}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		admit, renamed := q.Admit, c.name == "web-0"
 		q.Admit = func(m fleet.Member) error {
@@ -284,7 +284,7 @@ func TestRights_RefusalHidesNewName(t *testing.T) {
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "destroy", Select: []string{"web-*"}})
 	ok(t, err)
 	ctx := h.held("may: [read, stop], guests: web-0")
-	sc, done := h.server.hold(ctx, &q)
+	sc, done := h.server.restrict(ctx, &q)
 	defer done()
 	sees := q.Sees
 	q.Sees = func(m fleet.Member) bool {
@@ -308,11 +308,11 @@ func TestPolkit_ReusedPID(t *testing.T) {
 	r := authz.NewReception(h.server.Gate, polkit.New(), nil, h.server.Log)
 	process := exec.CommandContext(h.context(), "sleep", "1000")
 	ok(t, process.Start())
-	c := &client{who: authz.LocalWho(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), proof: make(chan struct{}, 1)}
-	c.find(r)
+	c := &client{who: authz.LocalWho(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), polkitTurn: make(chan struct{}, 1)}
+	c.findProcess(r)
 	ok(t, process.Process.Kill())
 	_ = process.Wait() // an error, because it was killed
-	if err := c.prove(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
+	if err := c.authenticate(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
 		t.Errorf("whoever has its number is asked about: %v", err)
 	}
 	if c.process.Started == 0 {
@@ -323,7 +323,7 @@ func TestPolkit_ReusedPID(t *testing.T) {
 // TestLimits_ConnectionsWithoutCall opens connections without a call.
 // Promise: A9
 func TestLimits_ConnectionsWithoutCall(t *testing.T) {
-	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })
+	h := serve(t, 0, func(l *limits) { l.unadmittedEach = 2 })
 	dial := func() net.Conn {
 		conn, err := new(net.Dialer).DialContext(h.context(), "unix", h.path)
 		ok(t, err)
@@ -336,7 +336,7 @@ func TestLimits_ConnectionsWithoutCall(t *testing.T) {
 	next(t, watch) // it has called, so it counts as a client
 	dial()
 	dial()
-	h.until(func() bool { return h.server.strangers.count() == 2 }, "strangers are not counted")
+	h.until(func() bool { return h.server.unadmitted.count() == 2 }, "strangers are not counted")
 	third := dial()
 	ok(t, third.SetReadDeadline(time.Now().Add(patience)))
 	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
@@ -350,7 +350,7 @@ func TestLimits_ConnectionsWithoutCall(t *testing.T) {
 // TestLimits_PerClient has one client open as many sets and long answers as it can.
 // Promise: A9
 func TestLimits_PerClient(t *testing.T) {
-	h := serve(t, 1, func(l *limits) { l.setsEach, l.looksEach = 1, 1 })
+	h := serve(t, 1, func(l *limits) { l.setsEach, l.largeCallsEach = 1, 1 })
 	exhausted := func(what string, err error) {
 		t.Helper()
 		if connect.CodeOf(err) != connect.CodeResourceExhausted {
@@ -358,7 +358,7 @@ func TestLimits_PerClient(t *testing.T) {
 		}
 	}
 	end := make(chan struct{})
-	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 1})
 		<-end
 		return fleet.Summary{}, nil
@@ -374,11 +374,11 @@ func TestLimits_PerClient(t *testing.T) {
 	h.until(func() bool { return h.server.running.count() == 0 }, "a place is not given back")
 
 	me := authz.Owner{PID: int32(os.Getpid())}
-	h.server.looking.take(me, 1)
+	h.server.largeCalls.take(me, 1)
 	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
 	exhausted("a list", err)
-	h.server.looking.leave(me, 1)
+	h.server.largeCalls.release(me, 1)
 	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
 	ok(t, err)
-	h.until(func() bool { return h.server.looking.count() == 0 }, "a place is not given back")
+	h.until(func() bool { return h.server.largeCalls.count() == 0 }, "a place is not given back")
 }

@@ -39,7 +39,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	}
 	sc, done := s.scope(ctx, authz.Define)
 	defer done()
-	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
 		t.plan(fleet.Plan{Total: int(r.GetCount())})
 		tell := s.audited(ctx, "CreateTiles", authz.Define, t.result)
 		made, err := s.makePool(ctx, template, r.GetDryRun())
@@ -76,7 +76,7 @@ func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry
 func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
 	sc, done := s.scope(ctx, authz.Define, authz.Stop)
 	defer done()
-	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
 		t.plan(fleet.Plan{})
 		return s.Fleet.RemoveTiles(ctx, sc, r.GetTiles(), r.GetDryRun(), s.audited(ctx, "RemoveTiles", authz.Define, t.result))
 	})

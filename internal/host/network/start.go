@@ -62,7 +62,7 @@ func (n *Network) admit(d *Definition) error {
 	if err != nil {
 		return err
 	}
-	bridges := n.othersBridges() // a network may not take even a part of these routes
+	bridges := n.otherBridges() // a network may not take even a part of these routes
 	for _, ip := range d.IPs {
 		device := overlap(ip.Prefix(), routes, func(device string) bool { return bridges[device] })
 		if r := clash(ip.Prefix(), routes); r != nil {
@@ -133,8 +133,8 @@ func (s *start) serve(ctx context.Context) error { return s.n.serve(ctx, s.Defin
 // run records that the network runs. Its guests are on the bridge before the next daemon could take the
 // network for complete.
 func (s *start) run(context.Context) error {
-	s.n.plugAgain(s.Definition)
-	return s.n.mark(s.Definition, s.chosen)
+	s.n.reconnectGuests(s.Definition)
+	return s.n.recordRunning(s.Definition, s.chosen)
 }
 
 func (s *start) runs(context.Context, operation.Gone) (operation.Verdict, error) {

@@ -21,12 +21,12 @@ type Listener struct {
 	Certificates *listener.Certificates
 }
 
-// door accepts connections within their bounds and identifies the clients.
-type door struct {
+// acceptor accepts connections within their bounds and identifies the clients.
+type acceptor struct {
 	net.Listener
-	conns, strangers *places
-	reception        *authz.Reception
-	log              *slog.Logger
+	conns, unadmitted *quota
+	authenticator     *authz.Reception
+	log               *slog.Logger
 
 	warned time.Time // used only by the accepting goroutine
 
@@ -34,7 +34,7 @@ type door struct {
 	inside map[*client]bool
 }
 
-func (d *door) enter(c *client) {
+func (d *acceptor) add(c *client) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.inside == nil {
@@ -43,15 +43,15 @@ func (d *door) enter(c *client) {
 	d.inside[c] = true
 }
 
-func (d *door) leave(c *client) {
-	d.conns.leave(c.owner, 1)
+func (d *acceptor) remove(c *client) {
+	d.conns.release(c.owner, 1)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.inside, c)
 }
 
-// heed disconnects clients that changed rules no longer admit.
-func (d *door) heed(ctx context.Context, gate *authz.Gate) {
+// dropRevoked disconnects clients that changed rules no longer admit.
+func (d *acceptor) dropRevoked(ctx context.Context, gate *authz.Gate) {
 	changed := gate.Changed()
 	for {
 		select {
@@ -62,7 +62,7 @@ func (d *door) heed(ctx context.Context, gate *authz.Gate) {
 		changed = gate.Changed()
 		d.mu.Lock()
 		for c := range d.inside {
-			if !c.strange.Load() && gate.Admit(c.who) != nil {
+			if !c.unadmitted.Load() && gate.Admit(c.who) != nil {
 				_ = c.Conn.Close() // the goroutine that serves it notices, and closes the rest
 			}
 		}
@@ -70,14 +70,14 @@ func (d *door) heed(ctx context.Context, gate *authz.Gate) {
 	}
 }
 
-// grumble is the minimum time between two log lines about refused clients.
-const grumble = 10 * time.Second
+// warnInterval is the minimum time between two log lines about refused clients.
+const warnInterval = 10 * time.Second
 
 // Accept closes connections beyond the bounds. The bound for one owner is far above the needs of a normal
 // client.
-func (d *door) Accept() (net.Conn, error) { return d.accept() }
+func (d *acceptor) Accept() (net.Conn, error) { return d.accept() }
 
-func (d *door) accept() (*client, error) {
+func (d *acceptor) accept() (*client, error) {
 	for {
 		conn, err := d.Listener.Accept()
 		if err != nil {
@@ -85,15 +85,15 @@ func (d *door) accept() (*client, error) {
 		}
 		c := newClient(conn, d)
 		if d.conns.take(c.owner, 1) {
-			if d.strangers.take(c.owner, 1) {
-				d.enter(c)
-				c.find(d.reception)
+			if d.unadmitted.take(c.owner, 1) {
+				d.add(c)
+				c.findProcess(d.authenticator)
 				return c, nil
 			}
-			d.conns.leave(c.owner, 1)
+			d.conns.release(c.owner, 1)
 		}
 		_ = conn.Close()
-		if time.Since(d.warned) > grumble {
+		if time.Since(d.warned) > warnInterval {
 			d.log.Warn("too many connections to the API; client refused", "client", c.who, "pid", c.who.Peer.PID)
 			d.warned = time.Now()
 		}
@@ -103,38 +103,38 @@ func (d *door) accept() (*client, error) {
 // client is a connection with its place.
 type client struct {
 	net.Conn
-	owner   authz.Owner
-	door    *door
-	once    sync.Once
-	strange atomic.Bool // no call was admitted yet
+	owner      authz.Owner
+	acceptor   *acceptor
+	once       sync.Once
+	unadmitted atomic.Bool // no call was admitted yet
 
-	who authz.Who // for another host, set before the hall hands it over, and constant afterwards
-	// proof is held by the call that has polkit asked, so that one question serves all calls. It guards
+	who authz.Who // for another host, set before the tlsListener hands it over, and constant afterwards
+	// polkitTurn is held by the call that has polkit asked, so that one question serves all calls. It guards
 	// proved.
-	proof  chan struct{}
-	proved bool
+	polkitTurn chan struct{}
+	proved     bool
 
 	// For a client that polkit decides about: its process, or why it is not known.
 	process polkit.Process
 	lost    error
 
-	unwatch func() // for another host: ends the watch on its certificate; set before the hall hands it over
+	unwatch func() // for another host: ends the watch on its certificate; set before the tlsListener hands it over
 }
 
-func newClient(conn net.Conn, d *door) *client {
-	c := &client{Conn: conn, door: d, proof: make(chan struct{}, 1), who: authz.Who{Address: conn.RemoteAddr().String()}}
+func newClient(conn net.Conn, d *acceptor) *client {
+	c := &client{Conn: conn, acceptor: d, polkitTurn: make(chan struct{}, 1), who: authz.Who{Address: conn.RemoteAddr().String()}}
 	if _, here := conn.(*net.UnixConn); here {
 		c.who = authz.LocalWho(listener.PeerOf(conn))
 	}
 	c.owner = c.who.Owner()
-	c.strange.Store(true)
+	c.unadmitted.Store(true)
 	return c
 }
 
 func (c *client) Close() error {
 	c.once.Do(func() {
-		c.meet()
-		c.door.leave(c)
+		c.markAdmitted()
+		c.acceptor.remove(c)
 		if c.unwatch != nil {
 			c.unwatch()
 		}
@@ -142,25 +142,25 @@ func (c *client) Close() error {
 	return c.Conn.Close()
 }
 
-// meet no longer counts the client as a stranger.
-func (c *client) meet() {
-	if c.strange.CompareAndSwap(true, false) {
-		c.door.strangers.leave(c.owner, 1)
+// markAdmitted no longer counts the client as one without an admitted call.
+func (c *client) markAdmitted() {
+	if c.unadmitted.CompareAndSwap(true, false) {
+		c.acceptor.unadmitted.release(c.owner, 1)
 	}
 }
 
-// find records the client's process while it exists: its PID may be reused when it calls.
-func (c *client) find(r *authz.Reception) {
+// findProcess records the client's process while it exists: its PID may be reused when it calls.
+func (c *client) findProcess(r *authz.Reception) {
 	if r.Asks(c.who) {
 		c.process, c.lost = polkit.Find(c.who.Peer.PID, c.who.Peer.UID)
 	}
 }
 
-// prove asks polkit whether the client is admitted. One positive answer holds for the connection.
-func (c *client) prove(ctx context.Context, r *authz.Reception) error {
+// authenticate asks polkit whether the client is admitted. One positive answer holds for the connection.
+func (c *client) authenticate(ctx context.Context, r *authz.Reception) error {
 	select {
-	case c.proof <- struct{}{}:
-		defer func() { <-c.proof }()
+	case c.polkitTurn <- struct{}{}:
+		defer func() { <-c.polkitTurn }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -175,29 +175,29 @@ func (c *client) prove(ctx context.Context, r *authz.Reception) error {
 	return err
 }
 
-// hall does the TLS handshakes of clients of other hosts concurrently, so that they never block the listener.
-type hall struct {
-	*door
+// tlsListener does the TLS handshakes of clients of other hosts concurrently, so that they never block the listener.
+type tlsListener struct {
+	*acceptor
 	certificates *listener.Certificates
 	audit        *authz.Audit
 
-	let  chan net.Conn // admitted clients
-	life context.Context
-	end  context.CancelCauseFunc
-	work sync.WaitGroup
+	admitted chan net.Conn // admitted clients
+	life     context.Context
+	end      context.CancelCauseFunc
+	work     sync.WaitGroup
 }
 
-func (s *Server) hall(l Listener, d *door) *hall {
-	h := &hall{door: d, certificates: l.Certificates, audit: s.Audit, let: make(chan net.Conn)}
+func (s *Server) newTLSListener(l Listener, d *acceptor) *tlsListener {
+	h := &tlsListener{acceptor: d, certificates: l.Certificates, audit: s.Audit, admitted: make(chan net.Conn)}
 	h.life, h.end = context.WithCancelCause(context.Background())
 	h.work.Go(h.receive)
 	return h
 }
 
 // Accept returns the next admitted client.
-func (h *hall) Accept() (net.Conn, error) {
+func (h *tlsListener) Accept() (net.Conn, error) {
 	select {
-	case conn := <-h.let:
+	case conn := <-h.admitted:
 		return conn, nil
 	case <-h.life.Done():
 		return nil, net.ErrClosed
@@ -205,19 +205,19 @@ func (h *hall) Accept() (net.Conn, error) {
 }
 
 // Close stops accepting clients, and waits for the handshakes under way.
-func (h *hall) Close() error {
+func (h *tlsListener) Close() error {
 	h.end(net.ErrClosed)
 	err := h.Listener.Close()
 	h.work.Wait()
 	return err
 }
 
-func (h *hall) receive() {
+func (h *tlsListener) receive() {
 	for {
 		c, err := h.accept()
 		switch {
 		case err == nil:
-			h.work.Go(func() { h.welcome(c) })
+			h.work.Go(func() { h.handshake(c) })
 			continue
 		case errors.Is(err, net.ErrClosed):
 			h.end(net.ErrClosed)
@@ -231,9 +231,9 @@ func (h *hall) receive() {
 	}
 }
 
-func (h *hall) welcome(c *client) {
+func (h *tlsListener) handshake(c *client) {
 	secure := h.certificates.Server(c, "h2", "http/1.1")
-	who, err := h.reception.Receive(h.life, secure, c.who.Address)
+	who, err := h.authenticator.Receive(h.life, secure, c.who.Address)
 	c.who = who
 	if !authz.TurnedAway(err) {
 		h.audit.Note(authz.Entry{Who: who, API: "lodge", Call: "TLS", Err: err, Login: true})
@@ -244,7 +244,7 @@ func (h *hall) welcome(c *client) {
 			_ = c.Conn.Close() // the goroutine that serves it notices, and closes the rest
 		})
 		select {
-		case h.let <- secure:
+		case h.admitted <- secure:
 			return
 		case <-h.life.Done():
 		}
