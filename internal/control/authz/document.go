@@ -516,7 +516,7 @@ func (w walker) kind(in, e *xmltree.Element) error {
 			return w.refuse("network '" + network + "'")
 		}
 		if network := affectedNetwork(e); network != "" && !w.mingles(network) && !slices.Contains(w.known, use{mingles, network}) {
-			return w.refuse("an interface that says <mtu>, or that it is not isolated, on network '" + network + "', which takes the right \"networks\" (leave it out, and it is as the network has it)")
+			return w.refuse("an interface with <mtu> or isolated='no' on network '" + network + "', which needs the right \"networks\" (without them the network's own settings apply)")
 		}
 		if link := linkName(e); link != "" && !w.calls(link) && !slices.Contains(w.known, use{links, link}) {
 			return w.refuse("a link that is called '" + link + "' (leave <target> out, and it is given a name)")
@@ -529,7 +529,7 @@ func (w walker) kind(in, e *xmltree.Element) error {
 	case "serial", "parallel", "console", "channel", "smartcard", "redirdev":
 		allowed = harmlessChars
 		if end := agentSocket(e); end != "" && !w.agent && !slices.Contains(w.known, use{speaks, end}) {
-			return w.refuse("the channel of the guest's agent with an end of its own, which takes the right \"agent\" (or leave <source> out, and type it unix)")
+			return w.refuse("the channel of the guest's agent with an end of its own, which needs the right \"agent\" (or leave <source> out, and type it unix)")
 		}
 	case "backend":
 		if in == nil || in.Name != "rng" {

@@ -147,7 +147,7 @@ func (r *Rules) parse(text []byte) error {
 		return err
 	}
 	if v := top["version"]; v == nil || v.Value != "1" {
-		return ruleError(doc.Content[0], "the file says no \"version: 1\", the only one there is")
+		return ruleError(doc.Content[0], "the file lacks \"version: 1\", the only supported version")
 	}
 	if top["rules"] == nil || top["rules"].Kind != yaml.SequenceNode {
 		return ruleError(doc.Content[0], "the file has no list of rules")
@@ -195,7 +195,7 @@ func items(node *yaml.Node, what string) ([]*yaml.Node, error) {
 	}
 	switch {
 	case len(list) == 0:
-		return nil, ruleError(node, "%q is empty; leave it out, or say what it is", what)
+		return nil, ruleError(node, "%q is empty; remove it, or give it a value", what)
 	case len(list) > maxItems:
 		return nil, ruleError(node, "%d items under %q are too many; at most %d", len(list), what, maxItems)
 	}
@@ -231,7 +231,7 @@ func parseRule(node *yaml.Node) (*rule, error) {
 		return nil, err
 	}
 	if given["name"] == nil || given["name"].Kind != yaml.ScalarNode || given["name"].Value == "" {
-		return nil, ruleError(node, "a rule has no name, by which errors and the audit call it")
+		return nil, ruleError(node, "a rule has no name; errors and the audit need one")
 	}
 	r := &rule{name: given["name"].Value}
 	for _, p := range parts {
@@ -265,7 +265,7 @@ func (r *rule) check(node *yaml.Node, saysImages bool) error {
 	case len(r.who) == 0:
 		return ruleError(node, "rule %q does not say \"who\"; \"everyone\" is a word for it", r.name)
 	case r.may == 0:
-		return ruleError(node, "rule %q does not say what they \"may\" do: %s", r.name, givableVerbs())
+		return ruleError(node, "rule %q has no \"may\"; give some of: %s", r.name, givableVerbs())
 	case !r.some:
 		r.anywhere = r.anywhere || !saysImages
 	}
@@ -302,7 +302,7 @@ func (r *rule) takeGuests(node *yaml.Node) error {
 		return ruleError(node, "%v", err)
 	}
 	if s.NeedsState() {
-		return ruleError(node, "guests are known here by name, uuid, label and tile, which they have before they are made; %q asks for more", node.Value)
+		return ruleError(node, "rules select guests by name, uuid, label and tile, which are known before a guest is made; %q uses another key", node.Value)
 	}
 	r.some, r.guests = true, append(r.guests, s)
 	return nil
@@ -355,7 +355,7 @@ func (r *rule) takeWho(node *yaml.Node) error {
 	case kind == "dn" && value != "":
 		p.is = func(w Who) bool { return w.Subject != "" && fleet.Matches(value, w.Subject) }
 	default:
-		return ruleError(node, "%q is nobody; say user:NAME, group:NAME, dn:GLOB or everyone", node.Value)
+		return ruleError(node, "%q names no client; use user:NAME, group:NAME, dn:GLOB or everyone", node.Value)
 	}
 	r.who = append(r.who, p)
 	return nil

@@ -77,7 +77,7 @@ func parseQuota(node *yaml.Node) (most usage, err error) {
 		return most, err
 	}
 	if len(given) == 0 {
-		return most, ruleError(node, "%q is empty; leave it out, or say how many guests, interfaces, networks, pools or volumes, how much memory or how many vcpus", atMost)
+		return most, ruleError(node, "%q is empty; remove it, or give a number of guests, interfaces, networks, pools or volumes, how much memory or how many vcpus", atMost)
 	}
 	for _, m := range measures {
 		value := given[m.word]
@@ -146,9 +146,9 @@ func (s usage) check(r *rule, node *yaml.Node) error {
 		switch {
 		case *m.of(&s) == 0:
 		case !slices.ContainsFunc(m.verbs, r.may.has):
-			return ruleError(node, "rule %q says %q of %s, and lets nobody make or enlarge what takes of that; that is the right %q", r.name, atMost, m.word, m.verbs[0])
+			return ruleError(node, "rule %q has %q for %s but gives no right to make or enlarge them; that is the right %q", r.name, atMost, m.word, m.verbs[0])
 		case r.some && !slices.ContainsFunc(m.kinds, func(k Kind) bool { return named[k] > 0 }):
-			return ruleError(node, "rule %q says %q of %s, and names none that take of that; name some, or leave it out", r.name, atMost, m.word)
+			return ruleError(node, "rule %q has %q for %s but names no object that counts; name some, or remove the bound", r.name, atMost, m.word)
 		}
 	}
 	return nil

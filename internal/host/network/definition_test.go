@@ -326,8 +326,8 @@ func TestUpdates_AmbiguousEntryIsShown(t *testing.T) {
 	}
 }
 
-// TestDefinition_SaysNothing: elements that clients print to ask for nothing.
-func TestDefinition_SaysNothing(t *testing.T) {
+// TestDefinition_EmptyElements: elements that clients print to ask for nothing.
+func TestDefinition_EmptyElements(t *testing.T) {
 	const dnsmasq = "http://libvirt.org/schemas/network/dnsmasq/1.0"
 	for _, part := range []string{
 		"<options xmlns='" + dnsmasq + "'></options>", "<options xmlns='" + dnsmasq + "'>\n  </options>", "<d:options xmlns:d='" + dnsmasq + "'/>",

@@ -83,9 +83,9 @@ func (s *Networks) restoreForwarding() bool {
 	first := strings.Join(need[:min(len(need), 8)], " ")
 	switch {
 	case err != nil:
-		s.Log.Error("somebody has turned off the host's forwarding, and it cannot be turned on yet; guests reach nothing", "settings", off, "networks", first, "error", err)
+		s.Log.Error("IP forwarding was turned off and cannot be turned on; guests cannot reach other networks", "settings", off, "networks", first, "error", err)
 	case len(off) > 0:
-		s.Log.Warn("somebody has turned off the host's forwarding, which running networks need; it is on again. To have it off, end those networks",
+		s.Log.Warn("IP forwarding was turned off; it is on again because running networks need it. To keep it off, stop those networks",
 			"settings", off, "networks", len(need), "first", first)
 	}
 	return err == nil

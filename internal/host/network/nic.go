@@ -225,7 +225,7 @@ func (s *Networks) resolveNetwork(nic *device.NIC) (nicTarget, error) {
 	}
 	if d.Managed() && !linksExist(d) {
 		return nicTarget{}, fault.New(fault.WrongState, fault.Network,
-			"the bridge %q of network %q is there no more, somebody has removed it; end the network and start it again", d.Bridge.Name, n.name)
+			"the bridge %q of network %q was removed; stop the network and start it again", d.Bridge.Name, n.name)
 	}
 	p := nicTarget{network: n, bridge: d.Bridge.Name, mtu: cmp.Or(int(nic.MTU), d.MTU)}
 	p.isolated = d.isolates(nic.Isolated)

@@ -51,7 +51,7 @@ func (n *Network) admit(d *Definition) error {
 	switch l, err := hostnet.ByName(d.Bridge.Name); {
 	case err == nil && l.Kind == "bridge" && l.MAC.String() == d.MAC:
 		return fault.New(fault.Exists, fault.Network,
-			"the bridge %q of an earlier run of it is there, of which no record is left; end the dnsmasq that serves there, remove it (ip link delete %s), and start it again", d.Bridge.Name, fault.Word(d.Bridge.Name))
+			"the bridge %q of an earlier run still exists without a record; end the dnsmasq on it, remove it (ip link delete %s), and start the network again", d.Bridge.Name, fault.Word(d.Bridge.Name))
 	case !fault.Is(err, fault.NotFound):
 		return fault.New(fault.Exists, fault.Network, "the bridge name %q is taken by another interface of the host", d.Bridge.Name)
 	}

@@ -111,7 +111,7 @@ func unsupportedError(name string, lost []string) error {
 	if len(lost) > maxListed {
 		lost, more = lost[:maxListed], " and others"
 	}
-	return fault.New(fault.Unsupported, fault.Config, "network %q uses what is not supported: network/%s%s; %s",
+	return fault.New(fault.Unsupported, fault.Config, "network %q uses elements that are not supported: network/%s%s; %s",
 		name, strings.Join(lost, ", network/"), more, advice)
 }
 

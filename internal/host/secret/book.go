@@ -342,7 +342,7 @@ func (b *Book) ensureKeyFile(seals bool) error {
 	there, err := readKey(b.Key)
 	if errors.Is(err, os.ErrNotExist) {
 		if err = b.diskKey.write(b.Key); err == nil {
-			b.Log.Error("somebody has removed the key of secrets; it is written anew", "file", b.Key)
+			b.Log.Error("key file of secrets was removed; it is written again", "file", b.Key)
 		}
 	} else if err == nil {
 		if !bytes.Equal(there.page[:keySize], b.diskKey.page[:keySize]) {

@@ -127,7 +127,7 @@ func (p *Pool) blockNewJobs() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, j := range p.jobs {
-		return fault.New(fault.Busy, fault.Pool, "cannot stop pool %q: %s of volume %q goes on", p.name, j.verb, name)
+		return fault.New(fault.Busy, fault.Pool, "cannot stop pool %q: %s of volume %q is under way", p.name, j.verb, name)
 	}
 	p.stopping = true
 	return nil

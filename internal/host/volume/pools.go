@@ -266,11 +266,11 @@ func (ps *Pools) Resolve(pool, volume string, declared image.Format) (path strin
 	return v.Path, format, err
 }
 
-// readFormat is the format in which to read a volume. say names where the format can be declared. The format is
+// readFormat returns the format for reading a volume. say names where the format can be declared. The format is
 // detected, unless the bytes alone would name a backing file.
 func (v *Volume) readFormat(declared image.Format, say string) (image.Format, error) {
 	if declared == "" && v.claims != "" {
-		return "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, which a guest could have written there; if it is, say so: "+
+		return "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, and a guest could have written that header; if it is right, declare it: "+
 			say, v.Name, v.Pool, v.Format, v.claims, v.Format)
 	}
 	return cmp.Or(declared, v.Format), nil

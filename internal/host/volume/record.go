@@ -165,7 +165,7 @@ func (p *Pool) sweep(target string, declared map[string]declaration) {
 			continue
 		}
 		if outdated {
-			p.pools.log.Warn("record says half made, file is complete; volume kept", "pool", p.name, "volume", name)
+			p.pools.log.Warn("record says incomplete, but file is complete; volume kept", "pool", p.name, "volume", name)
 			d.Building, d.Remake, d.Marked = false, nil, false
 			if err := p.declare(name, d); err != nil {
 				p.pools.log.Warn("completion of a volume not recorded", "pool", p.name, "volume", name, "error", err)
