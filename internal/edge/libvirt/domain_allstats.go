@@ -149,9 +149,8 @@ type statsRequest struct {
 	atRest map[*guest.Guest]map[string]guest.BlockInfo
 }
 
-// refresh has new samples taken of a few guests, and waits for them as long as
-// its patience lasts; and looks up the sizes of the images of those that do not
-// run.
+// refresh takes new samples of a few guests, and waits for them for a bounded time.
+// For guests that do not run, it looks up the sizes of the images.
 func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*guest.Guest) {
 	if r.groups&^statsState == 0 {
 		return
@@ -211,8 +210,8 @@ func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRe
 	return xdr.DomainStatsRecord{Domain: d, Params: r.figures(p, v, st, r.atRest[g])}, nil
 }
 
-// figures lists the groups that are wanted, from a sample that may be empty. Its
-// names are those that libvirt documents and no others: clients take them apart.
+// figures lists the groups that are wanted, from a sample that may be empty. It uses
+// only the names that libvirt documents, because clients parse them.
 // Lodge's own API gives the age of a sample.
 func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, atRest map[string]guest.BlockInfo) []xdr.TypedParam {
 	begin := len(p.list)
@@ -278,12 +277,11 @@ func (n *figureNames) of(i uint) []string {
 	return n.make(i)
 }
 
-// statsParams are the parameters of all guests of one call, one guest's behind
-// the other's.
+// statsParams are the parameters of all guests of one call, one guest after the other.
 type statsParams struct{ paramList }
 
-// statsRoom keeps the room that calls have used for those that come after: it is
-// megabytes for some hundred guests, and free once the reply is encoded.
+// statsRoom keeps the buffers of earlier calls for later calls. A buffer takes megabytes
+// for some hundred guests, and is free once the reply is encoded.
 var statsRoom = sync.Pool{New: func() any { return new(statsParams) }}
 
 // state adds a guest's state and its reason, by libvirt's numbers.

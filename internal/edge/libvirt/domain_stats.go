@@ -39,9 +39,9 @@ func (h *handlers) stats(ctx context.Context, d xdr.Domain) (*guest.Stats, error
 	return g.Stats(ctx, statsAge)
 }
 
-// disk gives the counters of the disk with a target or path; an empty name
-// means the sum of all. Old ones are refused: nothing in the answer could say
-// that they are old.
+// disk gives the counters of the disk with a target or path; an empty name means the
+// sum of all disks. Old counters are refused, because the answer has no field for
+// their age.
 func (h *handlers) disk(ctx context.Context, d xdr.Domain, name string) (guest.DiskStats, error) {
 	st, err := h.stats(ctx, d)
 	if err != nil {

@@ -144,7 +144,7 @@ type originError struct {
 
 func (e originError) Unwrap() error { return e.error }
 
-// ofCPU says that err came from libvirt's processor driver; nil stays nil.
+// ofCPU marks err as an error of libvirt's processor driver; nil stays nil.
 func ofCPU(err error) error {
 	if err == nil {
 		return nil
@@ -152,7 +152,7 @@ func ofCPU(err error) error {
 	return originError{fromCPU, err}
 }
 
-// ofStorage says that an error of a pool's config came from libvirt's storage driver; others keep
+// ofStorage marks an error of a pool's config as one of libvirt's storage driver; other errors keep
 // their own origin.
 func ofStorage(err error) error {
 	if fault.About(err) != fault.Config {

@@ -13,8 +13,8 @@ const (
 	// pongInterval is the time between unsolicited pongs to a client that pings, while
 	// nothing is read from it. Clients ping once a second at most.
 	pongInterval = time.Second
-	// pingInterval and pingCount: a client that asked for it and was silent
-	// through so many intervals is gone.
+	// pingInterval and pingCount bound the silence of a client that asked for pings:
+	// after pingCount silent intervals, its connection ends.
 	pingInterval = 5 * time.Second
 	pingCount    = 5
 )

@@ -135,8 +135,8 @@ func (h *handlers) connectListAllNetworks(_ context.Context, s *request, args *x
 	return ret, nil
 }
 
-// either reports whether a pair of flags lets something through that is so or
-// not so. Neither flag, and both, let everything through.
+// either reports whether a pair of filter flags admits an object. The object has (so) or
+// lacks a property. With neither flag, and with both, every object passes.
 func either(flags, ifSo, ifNot uint32, so bool) bool {
 	switch flags & (ifSo | ifNot) {
 	case ifSo:

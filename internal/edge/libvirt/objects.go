@@ -140,7 +140,7 @@ func (c *permission) veil(m xdr.Message) error {
 	return nil
 }
 
-// names says whether the client itself says a name in the call.
+// names says whether the client itself wrote a name in the call's arguments.
 func (c *permission) names(name string) bool {
 	return c.args != nil && !eachText(reflect.ValueOf(c.args).Elem(), "", func(_, text string) bool { return text != name })
 }

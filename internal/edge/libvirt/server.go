@@ -134,9 +134,9 @@ func newServer(c Config, t table) *Server {
 	return s
 }
 
-// Serve takes clients from the listeners until ctx ends, then answers the calls
-// in flight as far as the grace allows. It closes the listeners. It gives an
-// error when a listener fails for good, or when calls did not end.
+// Serve accepts clients from the listeners until ctx ends. Then it answers the calls in
+// flight, within the grace time. It closes the listeners. It returns an error when a
+// listener fails permanently, or when calls did not end.
 func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -165,8 +165,8 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	return err
 }
 
-// accept takes clients from one listener. At the bound on connections it leaves
-// the next ones waiting in the kernel, so a full socket says nothing to others.
+// accept takes clients from one listener. At the bound on connections, further clients
+// wait in the kernel, so a full socket does not affect other sockets.
 func (s *Server) accept(ctx context.Context, l Listener) error {
 	places := make(chan struct{}, s.limits.clients)
 	for {
@@ -332,8 +332,8 @@ func (s *Server) eachClient(do func(*client)) {
 	}
 }
 
-// hangUp lets the calls in flight end, first of themselves, then by their
-// context, and gives up on those that heed neither.
+// hangUp waits for the calls in flight to end. After the grace time, it cancels their
+// context, ends the connections and waits once more. Calls that ignore that are an error.
 func (s *Server) hangUp() error {
 	gone := make(chan struct{})
 	go func() {

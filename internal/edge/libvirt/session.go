@@ -109,7 +109,7 @@ func (s *session) permit(p *xdr.Procedure) error {
 	return nil
 }
 
-// blank are the arguments of a call that says nothing in particular.
+// blank are the arguments of a call that sets no field.
 func blank(p *xdr.Procedure) xdr.Message {
 	if p.NewArgs == nil {
 		return nil
