@@ -21,10 +21,10 @@ func domainStatsCalls(g group) {
 	onThen(g, xdr.ProcConnectGetAllDomainStats, (*handlers).connectGetAllDomainStats)
 }
 
-// statsAge is how old a sample may be that answers a call.
+// statsAge is the greatest age of a sample that answers a call.
 const statsAge = 500 * time.Millisecond
 
-// onePatience is how long a call about one domain waits for its sample.
+// onePatience bounds how long a call about one domain waits for its sample.
 const onePatience = 2 * time.Second
 
 // stats samples a running domain.

@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// lingering is how many streams a client may leave behind that have sent their
-// end and that it has not finished. Some clients never finish; the oldest go.
+// lingering bounds the ended streams of a client that it has not finished yet. Some
+// clients never finish a stream; beyond the bound, the oldest are forgotten.
 const lingering = 256
 
 type streamKey struct {
@@ -105,8 +105,8 @@ func (s *streams) waiting(st *stream) bool {
 	return s.byKey[keyOf(st.header)] == st && !st.hungUp && !st.over
 }
 
-// hangUp notes that the client has said its last word, and gives whether that
-// was the first time and whether the body was over, so that the stream is gone.
+// hangUp notes that the client sent its last packet. It reports whether that was the
+// first time, and whether the body had ended, so that the stream is gone.
 func (s *streams) hangUp(st *stream, aborted bool) (over, first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
