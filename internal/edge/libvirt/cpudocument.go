@@ -155,7 +155,7 @@ func (p *processor) readGuest(root *xmltree.Element) error {
 	return nil
 }
 
-// vendorIDLength is how long a processor's word for its vendor is.
+// vendorIDLength is the length of a processor's vendor string, in bytes.
 const vendorIDLength = 12
 
 func (p *processor) readFeatures(root *xmltree.Element, host bool) error {

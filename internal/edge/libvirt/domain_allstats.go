@@ -37,7 +37,7 @@ const (
 	// fewNamed is the largest number of named domains that get fresh samples. A call
 	// about more, or about all, is answered from the sampler's last samples.
 	fewNamed = 8
-	// namedPatience is how long those are waited for, all together.
+	// namedPatience bounds the wait for the samples of all named domains together.
 	namedPatience = time.Second
 )
 
@@ -227,7 +227,7 @@ func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, a
 	return p.list[begin:len(p.list):len(p.list)]
 }
 
-// statsParts are the groups that need nothing but a view and a sample.
+// statsParts are the groups that need only a view and a sample.
 var statsParts = []struct {
 	group uint32
 	add   func(*statsParams, *guest.View, *guest.Stats)
@@ -240,9 +240,9 @@ var statsParts = []struct {
 	{statsIOThread, (*statsParams).iothreads},
 }
 
-// figureNames are the names of the figures of numbered things, such as
-// "net.0.rx.bytes". Those of the first things are made once: a call for a
-// thousand guests needs a hundred thousand of them.
+// figureNames are the names of the figures of numbered items, such as
+// "net.0.rx.bytes". The names for the first numbers are made once: a call for a
+// thousand guests needs a hundred thousand names.
 type figureNames struct {
 	prefix   string
 	suffixes []string
@@ -269,7 +269,7 @@ func (n *figureNames) make(i uint) []string {
 	return names
 }
 
-// of gives the names for the thing of that number, in the order of the suffixes.
+// of gives the names for the item with a number, in the order of the suffixes.
 func (n *figureNames) of(i uint) []string {
 	if i < uint(len(n.made)) {
 		return n.made[i]

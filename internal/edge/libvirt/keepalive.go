@@ -66,7 +66,7 @@ func (k *keepalive) reassure() {
 	}
 }
 
-// watchOver begins to ping. The connection ends by end when nothing answers.
+// watchOver starts to ping. It calls end to end the connection when no answer comes.
 func (k *keepalive) watchOver(end func(error)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -268,8 +268,8 @@ func (st *stream) hangUp(aborted bool) {
 	}
 }
 
-// streamPacket hands a packet to its stream. It waits, and so nothing is read,
-// while the stream has enough. Packets of streams that are over are dropped.
+// streamPacket passes a packet to its stream. While the stream's queue is full, it waits,
+// and the server reads nothing from the client. It drops packets of ended streams.
 func (c *client) streamPacket(f *frame) error {
 	st := c.streams.find(f)
 	if st == nil {
