@@ -59,8 +59,11 @@ type message[T any] interface {
 // void is the arguments or the result of a call that has none.
 type void struct{}
 
+// Append adds no bytes.
 func (*void) Append(b []byte) ([]byte, error) { return b, nil }
-func (*void) Decode(*xdr.Reader) error        { return nil }
+
+// Decode reads no bytes.
+func (*void) Decode(*xdr.Reader) error { return nil }
 
 // on serves a call with f.
 func on[A, R any, PA message[A], PR message[R]](

@@ -104,7 +104,7 @@ func asValidation(doc string, validate bool, err error) error {
 	return withCode(codeXMLSchema, err)
 }
 
-// domainCall is a call that does one thing to a guest, without flags.
+// domainCall makes a handler that runs one method of a guest, without flags.
 func domainCall(do func(*guest.Guest, context.Context, scope.Scope) error) func(*handlers, context.Context, *request, *xdr.WithDomain) (*void, error) {
 	return func(h *handlers, ctx context.Context, s *request, args *xdr.WithDomain) (*void, error) {
 		g, err := h.guest(args.Domain)
@@ -115,7 +115,7 @@ func domainCall(do func(*guest.Guest, context.Context, scope.Scope) error) func(
 	}
 }
 
-// flaggedCall is a call that does one thing to a guest and knows these flags.
+// flaggedCall makes a handler that runs one function on a guest and accepts the given flags.
 func flaggedCall(call string, known uint32, do func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error,
 ) func(*handlers, context.Context, *request, *xdr.WithDomainFlags) (*void, error) {
 	return func(h *handlers, ctx context.Context, s *request, args *xdr.WithDomainFlags) (*void, error) {

@@ -37,7 +37,7 @@ const (
 	// fewNamed is the largest number of named domains that get fresh samples. A call
 	// about more, or about all, is answered from the sampler's last samples.
 	fewNamed = 8
-	// namedPatience is how long those are waited for, all together.
+	// namedPatience bounds the wait for the samples of all named domains together.
 	namedPatience = time.Second
 )
 
@@ -149,9 +149,8 @@ type statsRequest struct {
 	atRest map[*guest.Guest]map[string]guest.BlockInfo
 }
 
-// refresh has new samples taken of a few guests, and waits for them as long as
-// its patience lasts; and looks up the sizes of the images of those that do not
-// run.
+// refresh takes new samples of a few guests, and waits for them for a bounded time.
+// For guests that do not run, it looks up the sizes of the images.
 func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*guest.Guest) {
 	if r.groups&^statsState == 0 {
 		return
@@ -211,8 +210,8 @@ func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRe
 	return xdr.DomainStatsRecord{Domain: d, Params: r.figures(p, v, st, r.atRest[g])}, nil
 }
 
-// figures lists the groups that are wanted, from a sample that may be empty. Its
-// names are those that libvirt documents and no others: clients take them apart.
+// figures lists the groups that are wanted, from a sample that may be empty. It uses
+// only the names that libvirt documents, because clients parse them.
 // Lodge's own API gives the age of a sample.
 func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, atRest map[string]guest.BlockInfo) []xdr.TypedParam {
 	begin := len(p.list)
@@ -228,7 +227,7 @@ func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, a
 	return p.list[begin:len(p.list):len(p.list)]
 }
 
-// statsParts are the groups that need nothing but a view and a sample.
+// statsParts are the groups that need only a view and a sample.
 var statsParts = []struct {
 	group uint32
 	add   func(*statsParams, *guest.View, *guest.Stats)
@@ -241,9 +240,9 @@ var statsParts = []struct {
 	{statsIOThread, (*statsParams).iothreads},
 }
 
-// figureNames are the names of the figures of numbered things, such as
-// "net.0.rx.bytes". Those of the first things are made once: a call for a
-// thousand guests needs a hundred thousand of them.
+// figureNames are the names of the figures of numbered items, such as
+// "net.0.rx.bytes". The names for the first numbers are made once: a call for a
+// thousand guests needs a hundred thousand names.
 type figureNames struct {
 	prefix   string
 	suffixes []string
@@ -270,7 +269,7 @@ func (n *figureNames) make(i uint) []string {
 	return names
 }
 
-// of gives the names for the thing of that number, in the order of the suffixes.
+// of gives the names for the item with a number, in the order of the suffixes.
 func (n *figureNames) of(i uint) []string {
 	if i < uint(len(n.made)) {
 		return n.made[i]
@@ -278,12 +277,11 @@ func (n *figureNames) of(i uint) []string {
 	return n.make(i)
 }
 
-// statsParams are the parameters of all guests of one call, one guest's behind
-// the other's.
+// statsParams are the parameters of all guests of one call, one guest after the other.
 type statsParams struct{ paramList }
 
-// statsRoom keeps the room that calls have used for those that come after: it is
-// megabytes for some hundred guests, and free once the reply is encoded.
+// statsRoom keeps the buffers of earlier calls for later calls. A buffer takes megabytes
+// for some hundred guests, and is free once the reply is encoded.
 var statsRoom = sync.Pool{New: func() any { return new(statsParams) }}
 
 // state adds a guest's state and its reason, by libvirt's numbers.

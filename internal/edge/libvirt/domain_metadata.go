@@ -14,7 +14,7 @@ func domainMetadataCalls(g group) {
 	on(g, xdr.ProcDomainSetMetadata, (*handlers).domainSetMetadata)
 }
 
-// metadataSorts are the sorts of metadata, by libvirt's number.
+// metadataSorts are the types of metadata, by libvirt's number.
 var metadataSorts = []guest.MetadataKind{guest.Description, guest.Title, guest.Element}
 
 func metadataSort(number int32) (guest.MetadataKind, error) {

@@ -21,10 +21,10 @@ func domainStatsCalls(g group) {
 	onThen(g, xdr.ProcConnectGetAllDomainStats, (*handlers).connectGetAllDomainStats)
 }
 
-// statsAge is how old a sample may be that answers a call.
+// statsAge is the greatest age of a sample that answers a call.
 const statsAge = 500 * time.Millisecond
 
-// onePatience is how long a call about one domain waits for its sample.
+// onePatience bounds how long a call about one domain waits for its sample.
 const onePatience = 2 * time.Second
 
 // stats samples a running domain.
@@ -39,9 +39,9 @@ func (h *handlers) stats(ctx context.Context, d xdr.Domain) (*guest.Stats, error
 	return g.Stats(ctx, statsAge)
 }
 
-// disk gives the counters of the disk with a target or path; an empty name
-// means the sum of all. Old ones are refused: nothing in the answer could say
-// that they are old.
+// disk gives the counters of the disk with a target or path; an empty name means the
+// sum of all disks. Old counters are refused, because the answer has no field for
+// their age.
 func (h *handlers) disk(ctx context.Context, d xdr.Domain, name string) (guest.DiskStats, error) {
 	st, err := h.stats(ctx, d)
 	if err != nil {

@@ -104,7 +104,7 @@ var lead = map[code]string{
 	codeNoNetworkPort:     "network port not found",
 }
 
-// origin is libvirt's word for the part of it that an error came from.
+// origin is libvirt's number for the part of libvirt that an error comes from.
 type origin int32
 
 const (
@@ -128,7 +128,7 @@ const levelError = 2
 // output of a guest or a tool.
 const maxErrorText = 16 << 10
 
-// codedError carries a code that kind and subject cannot say.
+// codedError carries a code that does not follow from kind and subject.
 type codedError struct {
 	code code
 	error
@@ -136,7 +136,7 @@ type codedError struct {
 
 func (e codedError) Unwrap() error { return e.error }
 
-// originError carries an origin that the subject cannot say.
+// originError carries an origin that does not follow from the subject.
 type originError struct {
 	origin origin
 	error
@@ -144,7 +144,7 @@ type originError struct {
 
 func (e originError) Unwrap() error { return e.error }
 
-// ofCPU says that err came from libvirt's processor driver; nil stays nil.
+// ofCPU marks err as an error of libvirt's processor driver; nil stays nil.
 func ofCPU(err error) error {
 	if err == nil {
 		return nil
@@ -152,7 +152,7 @@ func ofCPU(err error) error {
 	return originError{fromCPU, err}
 }
 
-// ofStorage says that an error of a pool's config came from libvirt's storage driver; others keep
+// ofStorage marks an error of a pool's config as one of libvirt's storage driver; other errors keep
 // their own origin.
 func ofStorage(err error) error {
 	if fault.About(err) != fault.Config {
@@ -169,7 +169,7 @@ func rpcFault(format string, args ...any) error {
 	return withCode(codeRPC, fault.New(fault.Invalid, fault.Call, format, args...))
 }
 
-// notFoundCodes, for a missing object of each sort.
+// notFoundCodes are the codes for a missing object of each type.
 var notFoundCodes = map[fault.Subject]code{
 	fault.Domain:     codeNoDomain,
 	fault.Network:    codeNoNetwork,
@@ -258,7 +258,7 @@ func unsupportedCode(subject fault.Subject) code {
 	}
 }
 
-// originOf gives the part of libvirt that would have said this.
+// originOf gives the part of libvirt that would have reported this error.
 func originOf(err error) origin {
 	if from, ok := errors.AsType[originError](err); ok {
 		return from.origin

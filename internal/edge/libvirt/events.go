@@ -12,6 +12,7 @@ import (
 // family is a sort of object that events are about; event ids count from 0 in each.
 type family int
 
+// Families of events: domains, networks, storage pools, node devices and secrets.
 const (
 	ofDomain family = iota
 	ofNetwork
@@ -20,8 +21,8 @@ const (
 	ofSecret
 )
 
-// eventIDs is how many events a family has. Each can be subscribed to, those
-// that Lodge has no reason to send included.
+// eventIDs is the number of events in each family. Clients can subscribe to all of
+// them, including events that Lodge has no reason to send.
 var eventIDs = map[family]int32{ofDomain: 28, ofNetwork: 2, ofPool: 2, ofNodeDevice: 2, ofSecret: 2}
 
 // maxSubscriptions bounds the subscriptions of one client. A client that watches each

@@ -33,9 +33,10 @@ const (
 	eventMemoryFailure       = 25
 )
 
-// words gives libvirt's number for a word of room event.
+// words maps the words of package event to libvirt's numbers.
 type words map[string]int32
 
+// Numbers of libvirt's domain events, for the words that package event uses.
 var (
 	domainChanges = map[event.Change]int32{
 		event.Defined: 0, event.Undefined: 1, event.Started: 2, event.Suspended: 3, event.Resumed: 4,

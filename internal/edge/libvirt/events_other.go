@@ -41,7 +41,7 @@ func notices(e event.Event) []notice {
 	return about(strings.ToLower(e.Source.UUID), e.Source.Name, found)
 }
 
-// about says which object the notices are of.
+// about sets the object of the notices.
 func about(object, name string, found []notice) []notice {
 	for i := range found {
 		found[i].object, found[i].name = object, name

@@ -13,7 +13,7 @@ type intake struct {
 	calls, bytes int
 }
 
-// newIntake makes an intake that admits so many calls, and so many bytes of calls, at a time.
+// newIntake makes an intake with its bounds: calls at a time, and bytes of all those calls.
 func newIntake(maxCalls, maxBytes int) *intake {
 	return &intake{maxCalls: maxCalls, maxBytes: maxBytes, freed: make(chan struct{}, 1)}
 }

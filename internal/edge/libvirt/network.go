@@ -55,8 +55,7 @@ const (
 	networkConfig      = 1 << 1
 )
 
-// network finds the network that a client means. Names may be old; the UUID says
-// which it is.
+// network finds the network that a client names, by its UUID: the name may be out of date.
 func (h *handlers) network(n xdr.Network) (*network.Network, error) {
 	return h.Networks.ByUUID(formatUUID(n.UUID))
 }
@@ -135,8 +134,8 @@ func (h *handlers) connectListAllNetworks(_ context.Context, s *request, args *x
 	return ret, nil
 }
 
-// either reports whether a pair of flags lets something through that is so or
-// not so. Neither flag, and both, let everything through.
+// either reports whether a pair of filter flags admits an object. The object has (so) or
+// lacks a property. With neither flag, and with both, every object passes.
 func either(flags, ifSo, ifNot uint32, so bool) bool {
 	switch flags & (ifSo | ifNot) {
 	case ifSo:
@@ -385,8 +384,8 @@ func orEmpty(s *string) string {
 	return *s
 }
 
-// networkListAllPorts answers for a network that no NIC is plugged into. Those
-// that are have no port objects with UUIDs of their own, and are not left out.
+// networkListAllPorts answers only for a network without plugged-in NICs. Plugged-in
+// NICs have no port objects with UUIDs of their own, and an answer may not omit them.
 func (h *handlers) networkListAllPorts(_ context.Context, _ *request, args *xdr.NetworkListAllPortsArgs) (*xdr.NetworkListAllPortsRet, error) {
 	if err := checkFlags("NETWORK_LIST_ALL_PORTS", args.Flags, 0); err != nil {
 		return nil, err

@@ -45,8 +45,8 @@ func (h *handlers) nodeGetFreeMemory(_ context.Context, _ *request, _ *void) (*x
 	return &xdr.NodeGetFreeMemoryRet{FreeMemory: memory.Free}, err
 }
 
-// nodeGetCellsFreeMemory counts cells by their numbers: one that is missing in
-// between has nothing free.
+// nodeGetCellsFreeMemory gives the free memory of cells by their numbers. A missing
+// number in between counts as a cell without free memory.
 func (h *handlers) nodeGetCellsFreeMemory(_ context.Context, _ *request, args *xdr.NodeGetCellsFreeMemoryArgs) (*xdr.NodeGetCellsFreeMemoryRet, error) {
 	if args.MaxCells <= 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "the number of cells must be above 0, not %d", args.MaxCells)

@@ -117,8 +117,8 @@ func (h *handlers) listAllPools(_ context.Context, s *request, args *xdr.Connect
 	return ret, nil
 }
 
-// poolMatches says whether a pool passes the filters: of each group of bits,
-// one has to fit if any is set.
+// poolMatches says whether a pool passes the filters. If any bit of a group is set, the
+// pool must match one of the set bits.
 func poolMatches(v volume.View, flags uint32) bool {
 	fits := func(group, bit uint32) bool { return flags&group == 0 || flags&bit != 0 }
 	either := func(is bool, yes, no uint32) bool {
@@ -257,7 +257,7 @@ func (h *handlers) poolBuild(ctx context.Context, s *request, args *xdr.WithPool
 	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Build(ctx, s.scope, how) })
 }
 
-// onPool does one thing to a pool.
+// onPool finds the pool that a client names and runs one function on it.
 func (h *handlers) onPool(named xdr.StoragePool, do func(*volume.Pool) error) (*void, error) {
 	p, err := h.pool(named)
 	if err != nil {

@@ -22,8 +22,8 @@ const (
 // secretUsages are libvirt's numbers for the usage types of secrets.
 var secretUsages = map[string]int32{"": 0, "volume": 1, "ceph": 2, "iscsi": 3, "tls": 4, "vtpm": 5}
 
-// secretCalls are the calls about secrets. The table of procedures lets none that
-// gives a value through from a read-only connection.
+// secretCalls are the calls about secrets. On a read-only connection, the table of
+// procedures refuses every call that gives a secret's value.
 func secretCalls(g group) {
 	on(g, xdr.ProcConnectNumOfSecrets, (*handlers).connectNumOfSecrets)
 	on(g, xdr.ProcConnectListSecrets, (*handlers).connectListSecrets)

@@ -31,7 +31,7 @@ type session struct {
 	subs subscriptions
 }
 
-// request is one call of a client: the session that it came by, and the scope that the rules give it.
+// request is one call of a client: its session, and the scope that the rules give it.
 type request struct {
 	*session
 	scope scope.Scope
@@ -70,9 +70,8 @@ func (s *session) authenticated() bool {
 	return s.admitted
 }
 
-// mayWrite reports whether the session may change and see everything. Calls
-// that are refused as a whole were refused before their handler; this is for
-// those that depend on a flag.
+// mayWrite reports whether the session may change and see everything. Handlers ask it
+// only about flags: a call that is refused as a whole never reaches its handler.
 func (s *session) mayWrite() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +108,7 @@ func (s *session) permit(p *xdr.Procedure) error {
 	return nil
 }
 
-// blank are the arguments of a call that says nothing in particular.
+// blank are the arguments of a call that sets no field.
 func blank(p *xdr.Procedure) xdr.Message {
 	if p.NewArgs == nil {
 		return nil
@@ -130,7 +129,7 @@ func errReadOnly(p *xdr.Procedure) error {
 	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", functionName(p.Name)))
 }
 
-// denyReadOnly refuses what a flag of a permitted call asks for.
+// denyReadOnly refuses a flag of a permitted call, or another part of it, to a read-only client.
 func (s *session) denyReadOnly(call, what string) error {
 	if s.mayWrite() {
 		return nil
@@ -144,7 +143,7 @@ func (s *session) end() {
 	close(s.gone)
 }
 
-// admit lets the client in when its peer may.
+// admit lets the client in if its peer has the right to connect.
 func (s *session) admit() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +173,7 @@ func (s *session) admit() error {
 	return nil
 }
 
-// open makes the session one of qemu:///system.
+// open marks the session as an open connection to qemu:///system.
 func (s *session) open(uri string, readOnly bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

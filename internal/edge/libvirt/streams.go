@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// lingering is how many streams a client may leave behind that have sent their
-// end and that it has not finished. Some clients never finish; the oldest go.
+// lingering bounds the ended streams of a client that it has not finished yet. Some
+// clients never finish a stream; beyond the bound, the oldest are forgotten.
 const lingering = 256
 
 type streamKey struct {
@@ -105,8 +105,8 @@ func (s *streams) waiting(st *stream) bool {
 	return s.byKey[keyOf(st.header)] == st && !st.hungUp && !st.over
 }
 
-// hangUp notes that the client has said its last word, and gives whether that
-// was the first time and whether the body was over, so that the stream is gone.
+// hangUp notes that the client sent its last packet. It reports whether that was the
+// first time, and whether the body had ended, so that the stream is gone.
 func (s *streams) hangUp(st *stream, aborted bool) (over, first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,8 +124,11 @@ func (s *streams) hangUp(st *stream, aborted bool) (over, first bool) {
 type conclusion int
 
 const (
-	concludeLater conclusion = iota // nothing before it finishes; or ever
+	// concludeLater sends nothing now: the answer follows when the client finishes the stream, if at all.
+	concludeLater conclusion = iota
+	// concludeOK answers a client that finished or aborted the stream with an empty OK packet.
 	concludeOK
+	// concludeError sends the client the error that ended the body.
 	concludeError
 )
 
@@ -150,7 +153,8 @@ func (s *streams) conclude(st *stream, err error) conclusion {
 	return concludeLater
 }
 
-// retire keeps a stream that is over for its client to finish.
+// retire keeps an ended stream until its client finishes it. Beyond a bounded number of
+// such streams, it forgets the oldest.
 func (s *streams) retire(key streamKey) {
 	s.linger = append(s.linger, key)
 	if len(s.linger) <= lingering {
@@ -163,8 +167,8 @@ func (s *streams) retire(key streamKey) {
 	}
 }
 
-// guard has a stream end when the rules forbid it. They may have changed since
-// its call was allowed.
+// guard ends a stream when the rules forbid it. The rules may have changed since its
+// call was allowed.
 func (s *streams) guard(st *stream, of []authz.Object, still func() error) {
 	if st == nil || still == nil {
 		return
