@@ -112,12 +112,12 @@ func (d *detach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict
 func (d *detach) define(ctx context.Context) error {
 	return d.r.inLoop(ctx, func(g *Guest) error {
 		g.deviceGone(d.Alias)
-		return d.follow(ctx, d.op.Scope(), g)
+		return d.follow(d.op.Scope(), g)
 	})
 }
 
 // follow removes the device from the stored definition. It runs in the loop.
-func (d *detach) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
+func (d *detach) follow(sc scope.Scope, g *Guest) error {
 	if d.saved == nil {
 		return nil
 	}
@@ -215,7 +215,7 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 		if err != nil {
 			return nil, err
 		}
-		return func() error { return d.follow(ctx, sc, g) }, nil
+		return func() error { return d.follow(sc, g) }, nil
 	}, nil
 }
 

@@ -183,7 +183,7 @@ func (u *update) define(ctx context.Context) error {
 		return nil
 	}
 	return u.r.inLoop(ctx, func(g *Guest) error {
-		err := u.follow(ctx, u.op.Scope(), g)
+		err := u.follow(u.op.Scope(), g)
 		if err == nil || u.Words == nil {
 			u.note(g)
 		}
@@ -192,7 +192,7 @@ func (u *update) define(ctx context.Context) error {
 }
 
 // follow applies the change to the stored definition. It runs in the loop.
-func (u *update) follow(ctx context.Context, sc scope.Scope, g *Guest) error {
+func (u *update) follow(sc scope.Scope, g *Guest) error {
 	if u.config == nil {
 		return nil
 	}
