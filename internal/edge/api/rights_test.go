@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -196,12 +197,12 @@ func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	ok(t, g.SetAutostart(ctx, sc, true))
+	ok(t, guest.SetAutostart(ctx, g, sc, true))
 	h.giveAway("web-0")
-	if err := g.SetAutostart(ctx, sc, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
+	if err := guest.SetAutostart(ctx, g, sc, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
-	ok(t, g.SetAutostart(h.context(), scope.Daemon("a test"), false))
+	ok(t, guest.SetAutostart(h.context(), g, scope.Daemon("a test"), false))
 }
 
 // TestAGuestsTurnIsAskedForAllItTakes: where others leave a client one of the rights that its call takes, that is not enough.
@@ -213,9 +214,9 @@ func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	ok(t, g.SetAutostart(ctx, sc, true))
+	ok(t, guest.SetAutostart(ctx, g, sc, true))
 	h.giveAway("web-0")
-	if err := g.SetAutostart(ctx, sc, false); !fault.Is(err, fault.Denied) {
+	if err := guest.SetAutostart(ctx, g, sc, false); !fault.Is(err, fault.Denied) {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
 }
@@ -258,7 +259,7 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 			err := admit(m)
 			if !renamed {
 				renamed = true
-				ok(t, g.Rename(h.context(), scope.Daemon("a test"), c.name))
+				ok(t, guest.Rename(h.context(), g, scope.Daemon("a test"), c.name))
 			}
 			return err
 		}
@@ -285,7 +286,7 @@ func TestANewNameIsNotToldByARefusal(t *testing.T) {
 	sees := q.Sees
 	q.Sees = func(m fleet.Member) bool {
 		seen := sees(m)
-		ok(t, g.Rename(h.context(), scope.Daemon("a test"), "payroll"))
+		ok(t, guest.Rename(h.context(), g, scope.Daemon("a test"), "payroll"))
 		return seen
 	}
 	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {

@@ -13,6 +13,9 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 )
 
@@ -43,7 +46,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 		Resident:    self.Resident, Cpu: durationpb.New(self.User + self.System),
 		ApiClients: uint32(s.conns.count()), Sets: uint32(s.sets.count()), Events: &lodgev1.Cursor{Life: s.life, Seq: s.Events.Newest()},
 	}
-	isolation := s.Guests.Isolation()
+	isolation := provision.HostIsolation(s.Guests)
 	answer.Isolation = &lodgev1.Isolation{On: isolation.On, InForce: isolation.InForce, Lacking: isolation.Lacking}
 	if s.LibvirtClients != nil {
 		answer.LibvirtClients = uint32(s.LibvirtClients())
@@ -58,7 +61,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 			answer.Active++
 		}
 	}
-	for _, p := range s.Guests.Prepared() {
+	for _, p := range launch.ListPrepared(s.Guests) {
 		if !s.seesUUID(ctx, p.UUID) {
 			continue
 		}
@@ -94,7 +97,7 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 // clients that may see everything.
 func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
 	who := caller(ctx)
-	for _, o := range s.Guests.Operations() {
+	for _, o := range guest.Operations(s.Guests) {
 		if s.seesUUID(ctx, o.UUID) {
 			all = append(all, o)
 		}

@@ -12,6 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -43,7 +45,7 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 		}
 	}
 	define := func(sc scope.Scope, doc string) error {
-		_, err := h.rooms.Guests.Define(t.Context(), sc, doc, false)
+		_, err := guest.Define(t.Context(), h.rooms.Guests, sc, doc, false)
 		return err
 	}
 	disk := "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/given/a.img'/><target dev='vdb' bus='virtio'/></disk>"
@@ -62,10 +64,10 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 	if err := define(defines, with); !fault.Is(err, fault.Denied) {
 		t.Errorf("a disk that was taken away is defined: %v", err)
 	}
-	if err := g.Attach(t.Context(), attaches, disk, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+	if err := hotplug.Attach(t.Context(), g, attaches, disk, machine.Affect{Config: true}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a disk that was taken away is attached: %v", err)
 	}
-	must(g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	must(guest.Undefine(t.Context(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	if err := define(defines, with); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a guest that was taken away is defined: %v", err)
 	}
@@ -95,13 +97,13 @@ func TestANameAndALabelAreJudgedTogether(t *testing.T) {
 	labels := h.admitted(t, xdr.ProcDomainSetMetadata, &xdr.DomainSetMetadataArgs{
 		Domain: mine, Type: 2, Metadata: &marks, Key: &key, URI: &uri, Flags: affectConfig,
 	})
-	must(g.SetMetadata(t.Context(), labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}))
-	if err := g.Rename(t.Context(), renames, name); !fault.Is(err, fault.Denied) {
+	must(guest.SetMetadata(t.Context(), g, labels, guest.Element, &marks, key, uri, machine.Affect{Config: true}))
+	if err := guest.Rename(t.Context(), g, renames, name); !fault.Is(err, fault.Denied) {
 		t.Errorf("a guest with a label has the name: %v", err)
 	}
-	must(g.SetMetadata(t.Context(), scope.Daemon("a test"), guest.Element, nil, key, uri, guest.Affect{Config: true}))
-	must(g.Rename(t.Context(), renames, name))
-	if err := g.SetMetadata(t.Context(), labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+	must(guest.SetMetadata(t.Context(), g, scope.Daemon("a test"), guest.Element, nil, key, uri, machine.Affect{Config: true}))
+	must(guest.Rename(t.Context(), g, renames, name))
+	if err := guest.SetMetadata(t.Context(), g, labels, guest.Element, &marks, key, uri, machine.Affect{Config: true}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a guest of the name has the label: %v", err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
@@ -158,7 +158,7 @@ func (h *handlers) connectGetCapabilities(ctx context.Context, _ *request, _ *vo
 		}
 	}
 	doc, err := inTurn(ctx, func() (string, error) {
-		e := within(tag("capabilities"), describeHost(h.Host.Facts(), caps, h.Guests.SecurityModels()))
+		e := within(tag("capabilities"), describeHost(h.Host.Facts(), caps, provision.SecurityModels(h.Guests)))
 		for _, c := range guests {
 			within(e, describeGuests(c))
 		}
@@ -167,7 +167,7 @@ func (h *handlers) connectGetCapabilities(ctx context.Context, _ *request, _ *vo
 	return &xdr.ConnectGetCapabilitiesRet{Capabilities: doc}, err
 }
 
-func describeHost(facts *resources.Facts, caps *qemucaps.Capabilities, models []guest.SecurityModel) *xmltree.Element {
+func describeHost(facts *resources.Facts, caps *qemucaps.Capabilities, models []provision.SecurityModel) *xmltree.Element {
 	id := facts.UUID.String()
 	if facts.UUID == (uuid.UUID{}) {
 		id = ""
@@ -176,7 +176,7 @@ func describeHost(facts *resources.Facts, caps *qemucaps.Capabilities, models []
 		leaf("uuid", id), describeProcessor(facts, caps), tag("power_management"), tag("iommu", "support", yesNo(facts.IOMMU)),
 		within(tag("topology"), describeCells(facts.Topology.Cells)), describeCaches(facts.Topology.Caches))
 	if len(models) == 0 {
-		models = []guest.SecurityModel{{Name: "none", DOI: "0"}}
+		models = []provision.SecurityModel{{Name: "none", DOI: "0"}}
 	}
 	for _, m := range models {
 		within(about, describeModel(m))
@@ -185,7 +185,7 @@ func describeHost(facts *resources.Facts, caps *qemucaps.Capabilities, models []
 }
 
 // describeModel describes one of the security models that separate guests.
-func describeModel(m guest.SecurityModel) *xmltree.Element {
+func describeModel(m provision.SecurityModel) *xmltree.Element {
 	e := within(tag("secmodel"), leaf("model", m.Name), leaf("doi", m.DOI))
 	for _, kind := range slices.Sorted(maps.Keys(m.Base)) {
 		within(e, leaf("baselabel", m.Base[kind], "type", kind))

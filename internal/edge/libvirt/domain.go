@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
@@ -66,8 +67,8 @@ const (
 )
 
 // affect converts libvirt's flags to the definitions that a call changes.
-func affect(flags uint32) guest.Affect {
-	return guest.Affect{Live: flags&affectLive != 0, Config: flags&affectConfig != 0}
+func affect(flags uint32) machine.Affect {
+	return machine.Affect{Live: flags&affectLive != 0, Config: flags&affectConfig != 0}
 }
 
 // definition gives the definition that a reader's flags mean.
@@ -105,13 +106,13 @@ func asValidation(doc string, validate bool, err error) error {
 }
 
 // domainCall makes a handler that runs one method of a guest, without flags.
-func domainCall(do func(*guest.Guest, context.Context, scope.Scope) error) func(*handlers, context.Context, *request, *xdr.WithDomain) (*void, error) {
+func domainCall(do func(context.Context, *guest.Guest, scope.Scope) error) func(*handlers, context.Context, *request, *xdr.WithDomain) (*void, error) {
 	return func(h *handlers, ctx context.Context, s *request, args *xdr.WithDomain) (*void, error) {
 		g, err := h.guest(args.Domain)
 		if err != nil {
 			return nil, err
 		}
-		return nil, do(g, ctx, s.scope)
+		return nil, do(ctx, g, s.scope)
 	}
 }
 

@@ -5,7 +5,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 )
 
 // domainAddressCalls give the host names and the addresses of a domain.
@@ -15,7 +16,7 @@ func domainAddressCalls(g group) {
 }
 
 // addressSources are the sources of a guest's addresses, by libvirt's number.
-var addressSources = []guest.AddressSource{guest.ByLease, guest.ByAgent, guest.ByARP}
+var addressSources = []hotplug.AddressSource{hotplug.ByLease, hotplug.ByAgent, hotplug.ByARP}
 
 func (h *handlers) domainInterfaceAddresses(ctx context.Context, s *request, args *xdr.DomainInterfaceAddressesArgs) (*xdr.DomainInterfaceAddressesRet, error) {
 	if err := checkFlags("DOMAIN_INTERFACE_ADDRESSES", args.Flags, 0); err != nil {
@@ -28,7 +29,7 @@ func (h *handlers) domainInterfaceAddresses(ctx context.Context, s *request, arg
 	if err != nil {
 		return nil, err
 	}
-	found, err := g.Addresses(ctx, s.scope, addressSources[args.Source])
+	found, err := hotplug.Addresses(ctx, g, s.scope, addressSources[args.Source])
 	if err != nil {
 		return nil, err
 	}
@@ -66,9 +67,9 @@ func (h *handlers) domainGetHostname(ctx context.Context, s *request, args *xdr.
 	case hostnameLease | hostnameAgent:
 		return nil, fault.New(fault.Invalid, fault.Call, "a name is asked of the leases or of the agent, not of both")
 	case hostnameLease:
-		ret.Hostname, err = g.LeaseHostname()
+		ret.Hostname, err = provision.LeaseHostname(g)
 	default:
-		ret.Hostname, err = g.AgentHostname(ctx, s.scope)
+		ret.Hostname, err = provision.AgentHostname(ctx, g, s.scope)
 	}
 	return ret, err
 }

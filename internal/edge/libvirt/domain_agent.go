@@ -7,6 +7,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -32,7 +34,7 @@ func (h *handlers) domainFSFreeze(ctx context.Context, s *request, args *xdr.Dom
 	if err != nil {
 		return nil, err
 	}
-	frozen, err := g.Freeze(ctx, s.scope, args.MountPoints)
+	frozen, err := provision.Freeze(ctx, g, s.scope, args.MountPoints)
 	return &xdr.DomainFSFreezeRet{Filesystems: int32(frozen)}, err
 }
 
@@ -45,7 +47,7 @@ func (h *handlers) domainFSThaw(ctx context.Context, s *request, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	thawed, err := g.Thaw(ctx, s.scope)
+	thawed, err := provision.Thaw(ctx, g, s.scope)
 	return &xdr.DomainFSThawRet{Filesystems: int32(thawed)}, err
 }
 
@@ -60,7 +62,7 @@ func (h *handlers) domainFSTrim(ctx context.Context, s *request, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Trim(ctx, s.scope, args.Minimum)
+	return nil, provision.Trim(ctx, g, s.scope, args.Minimum)
 }
 
 func (h *handlers) domainGetTime(ctx context.Context, s *request, args *xdr.DomainGetTimeArgs) (*xdr.DomainGetTimeRet, error) {
@@ -71,7 +73,7 @@ func (h *handlers) domainGetTime(ctx context.Context, s *request, args *xdr.Doma
 	if err != nil {
 		return nil, err
 	}
-	t, err := g.Time(ctx, s.scope)
+	t, err := provision.Time(ctx, g, s.scope)
 	return &xdr.DomainGetTimeRet{Seconds: t.Unix(), Nanoseconds: uint32(t.Nanosecond())}, err
 }
 
@@ -87,13 +89,13 @@ func (h *handlers) domainSetTime(ctx context.Context, s *request, args *xdr.Doma
 		return nil, err
 	}
 	if args.Flags&timeSync != 0 {
-		return nil, g.SetTime(ctx, s.scope, nil)
+		return nil, provision.SetTime(ctx, g, s.scope, nil)
 	}
 	if args.Seconds < 0 || args.Seconds >= math.MaxInt64/int64(time.Second) || args.Nanoseconds >= uint32(time.Second) {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d seconds and %d nanoseconds are no time that an agent can set", args.Seconds, args.Nanoseconds)
 	}
 	to := time.Unix(args.Seconds, int64(args.Nanoseconds))
-	return nil, g.SetTime(ctx, s.scope, &to)
+	return nil, provision.SetTime(ctx, g, s.scope, &to)
 }
 
 // passwordEncrypted says that the password is a hash already.
@@ -107,7 +109,7 @@ func (h *handlers) domainSetUserPassword(ctx context.Context, s *request, args *
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetPassword(ctx, s.scope, given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
+	return nil, provision.SetPassword(ctx, g, s.scope, given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
 }
 
 func (h *handlers) domainGetFSInfo(ctx context.Context, s *request, args *xdr.DomainGetFSInfoArgs) (*xdr.DomainGetFSInfoRet, error) {
@@ -118,7 +120,7 @@ func (h *handlers) domainGetFSInfo(ctx context.Context, s *request, args *xdr.Do
 	if err != nil {
 		return nil, err
 	}
-	found, err := g.FileSystems(ctx, s.scope)
+	found, err := provision.FileSystems(ctx, g, s.scope)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +148,7 @@ func (h *handlers) domainGetGuestVCPUs(ctx context.Context, s *request, args *xd
 	if err != nil {
 		return nil, err
 	}
-	all, err := g.AgentVCPUs(ctx, s.scope)
+	all, err := guest.AgentVCPUs(ctx, g, s.scope)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -62,7 +64,7 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, s *request, arg
 	if n := len(args.Domains); n > 0 && n <= fewNamed && args.Flags&statsNoWait == 0 {
 		wanted.refresh(ctx, s.scope, guests)
 	} else {
-		h.Guests.Refresh()
+		statistics.Refresh(h.Guests)
 	}
 	p := statsRoom.Get().(*statsParams)
 	done := func() {
@@ -146,7 +148,7 @@ type statsRequest struct {
 	backing bool
 	// atRest are the sizes of the images of guests that do not run, where they
 	// were looked up.
-	atRest map[*guest.Guest]map[string]guest.BlockInfo
+	atRest map[*guest.Guest]map[string]statistics.BlockInfo
 }
 
 // refresh takes new samples of a few guests, and waits for them for a bounded time.
@@ -157,20 +159,20 @@ func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*gu
 	}
 	ctx, cancel := context.WithTimeout(ctx, namedPatience)
 	defer cancel()
-	sizes := make([]map[string]guest.BlockInfo, len(guests))
+	sizes := make([]map[string]statistics.BlockInfo, len(guests))
 	var all sync.WaitGroup
 	for i, g := range guests {
 		all.Go(func() {
 			switch v := g.View(); {
 			case v.Active != nil:
-				_, _ = g.Stats(ctx, statsAge) // the result is in the guest's sample
+				_, _ = statistics.Stats(ctx, g, statsAge) // the result is in the guest's sample
 			case r.groups&statsBlock != 0:
 				sizes[i] = sizesAtRest(ctx, sc, g, v)
 			}
 		})
 	}
 	all.Wait()
-	r.atRest = map[*guest.Guest]map[string]guest.BlockInfo{}
+	r.atRest = map[*guest.Guest]map[string]statistics.BlockInfo{}
 	for i, g := range guests {
 		r.atRest[g] = sizes[i]
 	}
@@ -178,16 +180,16 @@ func (r *statsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*gu
 
 // sizesAtRest gives the image sizes of a guest that does not run, as far as they are
 // found in time.
-func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.View) map[string]guest.BlockInfo {
+func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.View) map[string]statistics.BlockInfo {
 	if v.Current() == nil {
 		return nil
 	}
-	sizes := map[string]guest.BlockInfo{}
+	sizes := map[string]statistics.BlockInfo{}
 	for _, d := range v.Current().Devices.Disks {
 		if d.Source == nil || ctx.Err() != nil {
 			continue
 		}
-		if info, err := g.BlockInfo(ctx, sc, d.Target); err == nil {
+		if info, err := statistics.GetBlockInfo(ctx, g, sc, d.Target); err == nil {
 			sizes[d.Target] = info
 		}
 	}
@@ -201,9 +203,9 @@ func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRe
 	if err != nil || v.Current() == nil { // it has gone meanwhile
 		return xdr.DomainStatsRecord{Domain: d}, err
 	}
-	st := new(guest.Stats)
+	st := new(machine.Stats)
 	if v.Active != nil && r.groups&^statsState != 0 {
-		if sample := g.Sample(); sample != nil {
+		if sample := statistics.Sample(g); sample != nil {
 			st = sample
 		}
 	}
@@ -213,7 +215,7 @@ func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRe
 // figures lists the groups that are wanted, from a sample that may be empty. It uses
 // only the names that libvirt documents, because clients parse them.
 // Lodge's own API gives the age of a sample.
-func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, atRest map[string]guest.BlockInfo) []xdr.TypedParam {
+func (r *statsRequest) figures(p *statsParams, v *guest.View, st *machine.Stats, atRest map[string]statistics.BlockInfo) []xdr.TypedParam {
 	begin := len(p.list)
 	p.most = begin + xdr.MaxDomainStatsParams
 	for _, part := range statsParts {
@@ -230,7 +232,7 @@ func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, a
 // statsParts are the groups that need only a view and a sample.
 var statsParts = []struct {
 	group uint32
-	add   func(*statsParams, *guest.View, *guest.Stats)
+	add   func(*statsParams, *guest.View, *machine.Stats)
 }{
 	{statsState, (*statsParams).state},
 	{statsCPU, (*statsParams).cpu},
@@ -285,13 +287,13 @@ type statsParams struct{ paramList }
 var statsRoom = sync.Pool{New: func() any { return new(statsParams) }}
 
 // state adds a guest's state and its reason, by libvirt's numbers.
-func (p *statsParams) state(v *guest.View, _ *guest.Stats) {
+func (p *statsParams) state(v *guest.View, _ *machine.Stats) {
 	p.add("state.state", xdr.Int(int32(v.State)))
 	p.add("state.reason", xdr.Int(stateReasons[v.State][v.Reason]))
 }
 
 // cpu adds processor times in nanoseconds; nothing without a sample.
-func (p *statsParams) cpu(_ *guest.View, st *guest.Stats) {
+func (p *statsParams) cpu(_ *guest.View, st *machine.Stats) {
 	if st.At.IsZero() {
 		return
 	}
@@ -300,11 +302,11 @@ func (p *statsParams) cpu(_ *guest.View, st *guest.Stats) {
 	p.number("cpu.system", uint64(st.System))
 }
 
-func (p *statsParams) balloon(v *guest.View, st *guest.Stats) {
+func (p *statsParams) balloon(v *guest.View, st *machine.Stats) {
 	p.number("balloon.current", v.Current().CurrentMemory/1024)
 	p.number("balloon.maximum", v.Current().Memory/1024)
 	for _, f := range balloonFigures {
-		if value, ok := st.Balloon.Figure(f.figure); ok {
+		if value, ok := statistics.Figure(&st.Balloon, f.figure); ok {
 			p.number(f.name, value/f.unit)
 		}
 	}
@@ -329,7 +331,7 @@ const (
 var vcpuNames = newFigureNames("vcpu.", "state", "time", "wait", "delay")
 
 // vcpus adds the numbers of virtual processors, and the sampled figures of each.
-func (p *statsParams) vcpus(v *guest.View, st *guest.Stats) {
+func (p *statsParams) vcpus(v *guest.View, st *machine.Stats) {
 	def := v.Current()
 	p.add("vcpu.current", xdr.Uint(uint32(def.VCPUs.Current)))
 	p.add("vcpu.maximum", xdr.Uint(uint32(def.VCPUs.Max)))
@@ -357,7 +359,7 @@ const (
 
 var netNames = newFigureNames("net.", "name", "rx.bytes", "rx.pkts", "rx.errs", "rx.drop", "tx.bytes", "tx.pkts", "tx.errs", "tx.drop")
 
-func (p *statsParams) interfaces(v *guest.View, st *guest.Stats) {
+func (p *statsParams) interfaces(v *guest.View, st *machine.Stats) {
 	if v.Active == nil {
 		return
 	}
@@ -388,7 +390,7 @@ const (
 
 var iothreadNames = newFigureNames("iothread.", "poll-max-ns", "poll-grow", "poll-shrink")
 
-func (p *statsParams) iothreads(_ *guest.View, st *guest.Stats) {
+func (p *statsParams) iothreads(_ *guest.View, st *machine.Stats) {
 	if len(st.IOThreads) == 0 {
 		return
 	}
@@ -423,7 +425,7 @@ var blockNames = newFigureNames("block.", "name", "path", "backingIndex", "rd.re
 	"wr.reqs", "wr.bytes", "wr.times", "fl.reqs", "fl.times", "allocation", "capacity", "physical")
 
 // disks adds the figures of every disk, and of its backing images if they are wanted.
-func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest map[string]guest.BlockInfo) {
+func (p *statsParams) disks(v *guest.View, st *machine.Stats, backing bool, atRest map[string]statistics.BlockInfo) {
 	disks := v.Current().Devices.Disks
 	count := len(disks)
 	for i, d := range disks {
@@ -471,7 +473,7 @@ func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest
 
 // sampled finds the sample of a disk, which is where the disk is in its
 // definition unless one was plugged or unplugged since.
-func sampled(st *guest.Stats, target string, likely int) *guest.DiskStats {
+func sampled(st *machine.Stats, target string, likely int) *machine.DiskStats {
 	if likely < len(st.Disks) && st.Disks[likely].Target == target {
 		return &st.Disks[likely]
 	}
@@ -483,7 +485,7 @@ func sampled(st *guest.Stats, target string, likely int) *guest.DiskStats {
 	return nil
 }
 
-func (p *statsParams) traffic(names []string, s *guest.DiskStats) {
+func (p *statsParams) traffic(names []string, s *machine.DiskStats) {
 	p.number(names[blockReadOps], s.ReadOps)
 	p.number(names[blockReadBytes], s.ReadBytes)
 	p.number(names[blockReadTime], uint64(s.ReadTime))

@@ -13,6 +13,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -29,14 +31,14 @@ func valuesOf(params []xdr.TypedParam) map[string]string {
 func TestFiguresOfOneDomain(t *testing.T) {
 	def := &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 4, Current: 2}}
 	v := &guest.View{State: domain.Paused, Reason: domain.ReasonUser, Active: def}
-	st := &guest.Stats{
+	st := &machine.Stats{
 		At: time.Now(), CPU: 5, User: 3, System: 2, Resident: 4096,
-		Balloon:   guest.Balloon{Updated: time.Unix(99, 0)},
-		VCPUs:     []guest.VCPUStats{{Index: 1, Time: 11, Waiting: 12}},
-		IOThreads: []guest.IOThreadStats{{ID: 3, PollMax: 32768, PollGrow: 1, PollShrink: 2}},
+		Balloon:   machine.Balloon{Updated: time.Unix(99, 0)},
+		VCPUs:     []machine.VCPUStats{{Index: 1, Time: 11, Waiting: 12}},
+		IOThreads: []machine.IOThreadStats{{ID: 3, PollMax: 32768, PollGrow: 1, PollShrink: 2}},
 	}
-	st.Balloon.Report(guest.FreeMemory, 2048)
-	st.Balloon.Report(guest.MajorFaults, 7)
+	statistics.Report(&st.Balloon, machine.FreeMemory, 2048)
+	statistics.Report(&st.Balloon, machine.MajorFaults, 7)
 	got := valuesOf((&statsRequest{groups: statsGroups}).figures(new(statsParams), v, st, nil))
 	for name, want := range map[string]string{
 		"state.state": "3", "state.reason": "1", "cpu.time": "5", "cpu.user": "3", "cpu.system": "2",
@@ -65,17 +67,17 @@ func TestListsOfFiguresAreBounded(t *testing.T) {
 // before it was unplugged.
 func TestFiguresOfNumberedThings(t *testing.T) {
 	def := &domain.Definition{}
-	st := &guest.Stats{At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps")}
+	st := &machine.Stats{At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps")}
 	for i := range namesMade + 2 {
 		target := "vd" + strconv.Itoa(i)
 		def.Devices.Disks = append(def.Devices.Disks, &device.Disk{Target: target, Source: &device.DiskSource{File: "/" + target}})
-		st.Disks = append(st.Disks, guest.DiskStats{Target: target, ReadOps: uint64(i), Capacity: 7})
+		st.Disks = append(st.Disks, machine.DiskStats{Target: target, ReadOps: uint64(i), Capacity: 7})
 	}
 	def.Devices.Disks = def.Devices.Disks[1:]
-	st.Disks[5].Backing = []guest.LayerStats{{Path: "/base", Capacity: 9}}
+	st.Disks[5].Backing = []machine.LayerStats{{Path: "/base", Capacity: 9}}
 	def.Devices.Disks[0].Source = nil // a drive without a medium
 	def.Devices.NICs = []*device.NIC{{Type: "user"}, {Type: "network", Target: "vnet3"}}
-	st.NICs = []guest.NICStats{{}, {IfName: "vnet3", Counters: hostnet.Counters{RxBytes: 4, TxDropped: 5}}}
+	st.NICs = []machine.NICStats{{}, {IfName: "vnet3", Counters: hostnet.Counters{RxBytes: 4, TxDropped: 5}}}
 	v := &guest.View{State: domain.Running, Active: def}
 	got := valuesOf((&statsRequest{groups: statsBlock | statsInterface, backing: true}).figures(new(statsParams), v, st, nil))
 	for name, want := range map[string]string{
@@ -98,10 +100,10 @@ func TestStatisticsHaveOnlyLibvirtsNames(t *testing.T) {
 	def.Devices.Disks = []*device.Disk{{Target: "vda", Source: &device.DiskSource{File: "/vda"}}}
 	def.Devices.NICs = []*device.NIC{{Type: "network", Target: "vnet3"}}
 	v := &guest.View{State: domain.Running, Active: def}
-	st := &guest.Stats{
+	st := &machine.Stats{
 		At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps"), StaleSince: time.Now(),
-		VCPUs: []guest.VCPUStats{{}}, NICs: []guest.NICStats{{IfName: "vnet3"}}, IOThreads: []guest.IOThreadStats{{ID: 1}},
-		Disks: []guest.DiskStats{{Target: "vda", Index: 1, Capacity: 1, Physical: 1}},
+		VCPUs: []machine.VCPUStats{{}}, NICs: []machine.NICStats{{IfName: "vnet3"}}, IOThreads: []machine.IOThreadStats{{ID: 1}},
+		Disks: []machine.DiskStats{{Target: "vda", Index: 1, Capacity: 1, Physical: 1}},
 	}
 	for group, prefix := range map[uint32]string{
 		statsState: "state.", statsCPU: "cpu.", statsBalloon: "balloon.", statsVCPU: "vcpu.",
@@ -148,16 +150,16 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 		}
 		return stuck, healthy
 	}
-	sample := func(uuid string) guest.Stats {
+	sample := func(uuid string) machine.Stats {
 		t.Helper()
 		g, err := h.server.handlers.guest(domainOf(t, uuid))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if st := g.Sample(); st != nil {
+		if st := statistics.Sample(g); st != nil {
 			return *st
 		}
-		return guest.Stats{}
+		return machine.Stats{}
 	}
 	// until asks again and again: samples are taken in the background.
 	until := func(what string, there func(stuck, healthy map[string]string) bool) {
@@ -258,17 +260,17 @@ func BenchmarkStatistics(b *testing.B) {
 	for _, disks := range []int{2, 16} {
 		b.Run(fmt.Sprintf("disks=%d", disks), func(b *testing.B) {
 			def := &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 1, Current: 1}}
-			st := &guest.Stats{
+			st := &machine.Stats{
 				At: time.Now(), CPU: 5, User: 3, System: 2, Resident: 4096,
-				VCPUs: []guest.VCPUStats{{Time: 11, Waiting: 12}}, NICs: []guest.NICStats{{IfName: "vnet0"}},
+				VCPUs: []machine.VCPUStats{{Time: 11, Waiting: 12}}, NICs: []machine.NICStats{{IfName: "vnet0"}},
 			}
 			for f := range balloonFigures {
-				st.Balloon.Report(guest.BalloonFigure(f), 1)
+				statistics.Report(&st.Balloon, machine.BalloonFigure(f), 1)
 			}
 			for i := range disks {
 				target, path := "vd"+string(rune('a'+i)), "/var/lib/libvirt/images/some-image-"+strconv.Itoa(i)+".qcow2"
 				def.Devices.Disks = append(def.Devices.Disks, &device.Disk{Target: target, Source: &device.DiskSource{File: path}})
-				st.Disks = append(st.Disks, guest.DiskStats{Target: target, Path: path, Index: uint(i + 1), Capacity: 1, Physical: 2})
+				st.Disks = append(st.Disks, machine.DiskStats{Target: target, Path: path, Index: uint(i + 1), Capacity: 1, Physical: 2})
 			}
 			v := &guest.View{Name: "some-guest", UUID: webUUID, State: domain.Running, Active: def}
 			r := &statsRequest{groups: statsGroups}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/blockjob"
 )
 
 // domainBlockJobCalls start, report and end QEMU's jobs on a disk's backing chain.
@@ -47,7 +47,7 @@ func (h *handlers) domainBlockCommit(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, ofBlockJob(g.BlockCommit(ctx, s.scope, args.Disk, guest.CommitOptions{
+	return nil, ofBlockJob(blockjob.BlockCommit(ctx, g, s.scope, args.Disk, blockjob.CommitOptions{
 		Base: given(args.Base), Top: given(args.Top), Speed: speed,
 		Shallow: args.Flags&commitShallow != 0, Active: args.Flags&commitActive != 0, Relative: args.Flags&commitRelative != 0,
 	}))
@@ -61,7 +61,7 @@ func (h *handlers) domainBlockJobAbort(ctx context.Context, s *request, args *xd
 	if err != nil {
 		return nil, err
 	}
-	return nil, ofBlockJob(g.EndBlockJob(ctx, s.scope, args.Path, args.Flags&abortPivot != 0, args.Flags&abortAsync != 0))
+	return nil, ofBlockJob(blockjob.EndBlockJob(ctx, g, s.scope, args.Path, args.Flags&abortPivot != 0, args.Flags&abortAsync != 0))
 }
 
 func (h *handlers) domainGetBlockJobInfo(ctx context.Context, s *request, args *xdr.DomainGetBlockJobInfoArgs) (*xdr.DomainGetBlockJobInfoRet, error) {
@@ -72,7 +72,7 @@ func (h *handlers) domainGetBlockJobInfo(ctx context.Context, s *request, args *
 	if err != nil {
 		return nil, err
 	}
-	j, found, err := g.BlockJob(ctx, s.scope, args.Path)
+	j, found, err := blockjob.QueryJob(ctx, g, s.scope, args.Path)
 	if err != nil || !found {
 		return &xdr.DomainGetBlockJobInfoRet{}, err
 	}
@@ -95,7 +95,7 @@ func (h *handlers) domainBlockJobSetSpeed(ctx context.Context, s *request, args 
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetBlockJobSpeed(ctx, s.scope, args.Path, speed)
+	return nil, blockjob.SetBlockJobSpeed(ctx, g, s.scope, args.Path, speed)
 }
 
 // bytesASecond gives a bandwidth that is in MiB a second unless it is in bytes.

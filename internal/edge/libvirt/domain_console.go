@@ -6,7 +6,8 @@ import (
 	"io"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/console"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 )
 
 // domainConsoleCalls open streams to and from a running domain.
@@ -30,8 +31,8 @@ func (h *handlers) domainOpenConsole(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, nil, err
 	}
-	o := guest.ConsoleOptions{Force: args.Flags&consoleForce != 0, Safe: args.Flags&consoleSafe != 0}
-	console, err := g.OpenConsole(ctx, s.scope, given(args.DeviceName), o)
+	o := machine.ConsoleOptions{Force: args.Flags&consoleForce != 0, Safe: args.Flags&consoleSafe != 0}
+	console, err := console.OpenConsole(ctx, g, s.scope, given(args.DeviceName), o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -46,7 +47,7 @@ func (h *handlers) domainOpenChannel(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, nil, err
 	}
-	channel, err := g.OpenChannel(ctx, s.scope, given(args.Name), guest.ConsoleOptions{Force: args.Flags&consoleForce != 0})
+	channel, err := console.OpenChannel(ctx, g, s.scope, given(args.Name), machine.ConsoleOptions{Force: args.Flags&consoleForce != 0})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -61,7 +62,7 @@ func (h *handlers) domainScreenshot(ctx context.Context, s *request, args *xdr.D
 	if err != nil {
 		return nil, nil, err
 	}
-	mime, picture, err := g.Screenshot(ctx, s.scope, uint(args.Screen))
+	mime, picture, err := console.Screenshot(ctx, g, s.scope, uint(args.Screen))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
@@ -25,7 +26,7 @@ func (h *handlers) domainGetCPUStats(_ context.Context, _ *request, args *xdr.Do
 	if err != nil {
 		return nil, err
 	}
-	used, err := g.Usage()
+	used, err := statistics.Usage(g)
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,8 @@ import (
 	"context"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 )
 
 // domainDeviceCalls plug, unplug and change devices.
@@ -26,7 +27,7 @@ func (h *handlers) domainAttachDevice(ctx context.Context, s *request, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Attach(ctx, s.scope, args.XML, guest.Affect{Live: true})
+	return nil, hotplug.Attach(ctx, g, s.scope, args.XML, machine.Affect{Live: true})
 }
 
 func (h *handlers) domainAttachDeviceFlags(ctx context.Context, s *request, args *xdr.DomainAttachDeviceFlagsArgs) (*void, error) {
@@ -37,7 +38,7 @@ func (h *handlers) domainAttachDeviceFlags(ctx context.Context, s *request, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Attach(ctx, s.scope, args.XML, affect(args.Flags))
+	return nil, hotplug.Attach(ctx, g, s.scope, args.XML, affect(args.Flags))
 }
 
 func (h *handlers) domainDetachDevice(ctx context.Context, s *request, args *xdr.DomainDetachDeviceArgs) (*void, error) {
@@ -45,7 +46,7 @@ func (h *handlers) domainDetachDevice(ctx context.Context, s *request, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Detach(ctx, s.scope, args.XML, guest.Affect{Live: true})
+	return nil, hotplug.Detach(ctx, g, s.scope, args.XML, machine.Affect{Live: true})
 }
 
 func (h *handlers) domainDetachDeviceFlags(ctx context.Context, s *request, args *xdr.DomainDetachDeviceFlagsArgs) (*void, error) {
@@ -56,7 +57,7 @@ func (h *handlers) domainDetachDeviceFlags(ctx context.Context, s *request, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Detach(ctx, s.scope, args.XML, affect(args.Flags))
+	return nil, hotplug.Detach(ctx, g, s.scope, args.XML, affect(args.Flags))
 }
 
 func (h *handlers) domainDetachDeviceAlias(ctx context.Context, s *request, args *xdr.DomainDetachDeviceAliasArgs) (*void, error) {
@@ -67,7 +68,7 @@ func (h *handlers) domainDetachDeviceAlias(ctx context.Context, s *request, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.DetachAlias(ctx, s.scope, args.Alias, affect(args.Flags))
+	return nil, hotplug.DetachAlias(ctx, g, s.scope, args.Alias, affect(args.Flags))
 }
 
 func (h *handlers) domainUpdateDeviceFlags(ctx context.Context, s *request, args *xdr.DomainUpdateDeviceFlagsArgs) (*void, error) {
@@ -78,5 +79,5 @@ func (h *handlers) domainUpdateDeviceFlags(ctx context.Context, s *request, args
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Update(ctx, s.scope, args.XML, affect(args.Flags), args.Flags&updateForce != 0)
+	return nil, hotplug.Update(ctx, g, s.scope, args.XML, affect(args.Flags), args.Flags&updateForce != 0)
 }

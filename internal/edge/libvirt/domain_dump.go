@@ -6,7 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -46,11 +46,11 @@ func (h *handlers) dump(ctx context.Context, sc scope.Scope, call string, d xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Dump(ctx, sc, to, o)
+	return nil, savestate.Dump(ctx, g, sc, to, o)
 }
 
-func dumpOptions(call string, format, flags uint32) (guest.DumpOptions, error) {
-	o := guest.DumpOptions{
+func dumpOptions(call string, format, flags uint32) (savestate.DumpOptions, error) {
+	o := savestate.DumpOptions{
 		Live: flags&dumpLive != 0, Crash: flags&dumpCrash != 0, Reset: flags&dumpReset != 0, BypassCache: flags&dumpBypassCache != 0,
 	}
 	if err := checkFlags(call, flags, dumpFlags); err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 )
 
 func TestVirshDump(t *testing.T) {
@@ -46,13 +46,13 @@ func TestVirshDump(t *testing.T) {
 func TestDumpOptions(t *testing.T) {
 	for _, c := range []struct {
 		format, flags uint32
-		want          guest.DumpOptions
+		want          savestate.DumpOptions
 		refused       fault.Kind
 	}{
-		{want: guest.DumpOptions{}},
-		{flags: dumpLive | dumpBypassCache, want: guest.DumpOptions{Live: true, BypassCache: true}},
-		{flags: dumpMemoryOnly | dumpReset, want: guest.DumpOptions{Memory: "elf", Reset: true}},
-		{format: 4, flags: dumpMemoryOnly | dumpCrash, want: guest.DumpOptions{Memory: "win-dmp", Crash: true}},
+		{want: savestate.DumpOptions{}},
+		{flags: dumpLive | dumpBypassCache, want: savestate.DumpOptions{Live: true, BypassCache: true}},
+		{flags: dumpMemoryOnly | dumpReset, want: savestate.DumpOptions{Memory: "elf", Reset: true}},
+		{format: 4, flags: dumpMemoryOnly | dumpCrash, want: savestate.DumpOptions{Memory: "win-dmp", Crash: true}},
 		{format: 1, refused: fault.WrongState},
 		{format: 8, flags: dumpMemoryOnly, refused: fault.Invalid},
 		{flags: dumpCrash | dumpLive, refused: fault.Invalid},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/console"
 )
 
 // domainGraphicsCalls connect clients to a domain's displays, over sockets that
@@ -32,7 +33,7 @@ func (h *handlers) domainOpenGraphics(ctx context.Context, s *request, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.OpenGraphics(ctx, s.scope, uint(args.Index), args.Flags&graphicsSkipAuth != 0, files[0])
+	return nil, console.OpenGraphics(ctx, g, s.scope, uint(args.Index), args.Flags&graphicsSkipAuth != 0, files[0])
 }
 
 func (h *handlers) domainOpenGraphicsFD(ctx context.Context, s *request, args *xdr.DomainOpenGraphicsFDArgs) (*void, []*os.File, error) {
@@ -48,7 +49,7 @@ func (h *handlers) domainOpenGraphicsFD(ctx context.Context, s *request, args *x
 		return nil, nil, err
 	}
 	defer ours.Close()
-	if err := g.OpenGraphics(ctx, s.scope, uint(args.Index), args.Flags&graphicsSkipAuth != 0, ours); err != nil {
+	if err := console.OpenGraphics(ctx, g, s.scope, uint(args.Index), args.Flags&graphicsSkipAuth != 0, ours); err != nil {
 		_ = theirs.Close()
 		return nil, nil, err
 	}

@@ -7,6 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -59,7 +61,7 @@ func (h *handlers) domainGetGuestInfo(ctx context.Context, s *request, args *xdr
 }
 
 func tellUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
-	users, err := g.Users(ctx, sc)
+	users, err := provision.Users(ctx, g, sc)
 	if err != nil {
 		return err
 	}
@@ -74,7 +76,7 @@ func tellUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList
 }
 
 func tellOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
-	info, err := g.OSInfo(ctx, sc)
+	info, err := provision.OSInfo(ctx, g, sc)
 	if err != nil {
 		return err
 	}
@@ -85,7 +87,7 @@ func tellOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) e
 }
 
 func tellTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
-	name, ahead, err := g.Timezone(ctx, sc)
+	name, ahead, err := provision.Timezone(ctx, g, sc)
 	if err != nil {
 		return err
 	}
@@ -95,13 +97,13 @@ func tellTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramL
 }
 
 func tellHostname(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
-	name, err := g.AgentHostname(ctx, sc)
+	name, err := provision.AgentHostname(ctx, g, sc)
 	p.text("hostname", name)
 	return err
 }
 
 func tellFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
-	found, err := g.FileSystems(ctx, sc)
+	found, err := provision.FileSystems(ctx, g, sc)
 	if err != nil {
 		return err
 	}
@@ -129,7 +131,7 @@ func tellFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *par
 }
 
 func tellInterfaces(ctx context.Context, sc scope.Scope, g *guest.Guest, p *paramList) error {
-	found, err := g.Addresses(ctx, sc, guest.ByAgent)
+	found, err := hotplug.Addresses(ctx, g, sc, hotplug.ByAgent)
 	if err != nil {
 		return err
 	}

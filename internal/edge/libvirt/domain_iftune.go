@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -85,7 +86,7 @@ func (h *handlers) domainSetInterfaceParameters(ctx context.Context, s *request,
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Tune(ctx, s.scope, affect(args.Flags), func(d *domain.Definition) error {
+	return nil, hotplug.Tune(ctx, g, s.scope, affect(args.Flags), func(d *domain.Definition) error {
 		n, err := findInterface(d, args.Device)
 		if err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -60,7 +61,7 @@ func (h *handlers) domainPinIOThread(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinIOThread(ctx, s.scope, uint(args.IOThreadID), to, affect(args.Flags))
+	return nil, hotplug.PinIOThread(ctx, g, s.scope, uint(args.IOThreadID), to, affect(args.Flags))
 }
 
 func (h *handlers) domainAddIOThread(ctx context.Context, s *request, args *xdr.DomainAddIOThreadArgs) (*void, error) {
@@ -71,5 +72,5 @@ func (h *handlers) domainAddIOThread(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.AddIOThread(ctx, s.scope, uint(args.IOThreadID), affect(args.Flags))
+	return nil, hotplug.AddIOThread(ctx, g, s.scope, uint(args.IOThreadID), affect(args.Flags))
 }

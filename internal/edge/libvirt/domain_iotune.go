@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -72,7 +73,7 @@ func (h *handlers) domainSetBlockIOTune(ctx context.Context, s *request, args *x
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Tune(ctx, s.scope, affect(args.Flags), func(d *domain.Definition) error {
+	return nil, hotplug.Tune(ctx, g, s.scope, affect(args.Flags), func(d *domain.Definition) error {
 		disk, err := findDisk(d, args.Disk)
 		if err != nil {
 			return err
@@ -235,5 +236,5 @@ func (h *handlers) domainBlockResize(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ResizeDisk(ctx, s.scope, args.Disk, size)
+	return nil, hotplug.ResizeDisk(ctx, g, s.scope, args.Disk, size)
 }

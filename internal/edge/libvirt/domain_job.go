@@ -15,9 +15,9 @@ import (
 func domainJobCalls(g group) {
 	on(g, xdr.ProcDomainGetJobInfo, (*handlers).domainGetJobInfo)
 	on(g, xdr.ProcDomainGetJobStats, (*handlers).domainGetJobStats)
-	on(g, xdr.ProcDomainAbortJob, domainCall((*guest.Guest).AbortJob))
+	on(g, xdr.ProcDomainAbortJob, domainCall(guest.AbortJob))
 	on(g, xdr.ProcDomainAbortJobFlags, flaggedCall("DOMAIN_ABORT_JOB_FLAGS", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
-		return g.AbortJob(ctx, sc)
+		return guest.AbortJob(ctx, g, sc)
 	}))
 }
 

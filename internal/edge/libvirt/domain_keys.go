@@ -6,7 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/console"
 )
 
 // domainKeyCalls press keys in a domain.
@@ -16,9 +16,9 @@ func domainKeyCalls(g group) {
 
 // codesets are how keys may be numbered, by libvirt's number. Those of other
 // systems and keyboards are not built.
-var codesets = map[uint32]func(uint32) (guest.Key, error){
-	0: guest.LinuxKey,
-	9: guest.ScanKey, // "qnum"
+var codesets = map[uint32]func(uint32) (console.Key, error){
+	0: console.LinuxKey,
+	9: console.ScanKey, // "qnum"
 }
 
 func (h *handlers) domainSendKey(ctx context.Context, s *request, args *xdr.DomainSendKeyArgs) (*void, error) {
@@ -32,7 +32,7 @@ func (h *handlers) domainSendKey(ctx context.Context, s *request, args *xdr.Doma
 	if len(args.KeyCodes) == 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "no keys are given")
 	}
-	keys := make([]guest.Key, len(args.KeyCodes))
+	keys := make([]console.Key, len(args.KeyCodes))
 	for i, code := range args.KeyCodes {
 		var err error
 		if keys[i], err = find(code); err != nil {
@@ -43,5 +43,5 @@ func (h *handlers) domainSendKey(ctx context.Context, s *request, args *xdr.Doma
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SendKeys(ctx, s.scope, keys, time.Duration(args.HoldTime)*time.Millisecond)
+	return nil, console.SendKeys(ctx, g, s.scope, keys, time.Duration(args.HoldTime)*time.Millisecond)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -19,35 +20,35 @@ func domainLifeCalls(g group) {
 	on(g, xdr.ProcDomainCreateXML, (*handlers).domainCreateXML)
 	onFilesIn(g, xdr.ProcDomainCreateWithFiles, (*handlers).domainCreateWithFiles)
 	onFilesIn(g, xdr.ProcDomainCreateXMLWithFiles, (*handlers).domainCreateXMLWithFiles)
-	on(g, xdr.ProcDomainSuspend, domainCall((*guest.Guest).Suspend))
-	on(g, xdr.ProcDomainResume, domainCall((*guest.Guest).Resume))
-	on(g, xdr.ProcDomainShutdown, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
-		return g.Shutdown(ctx, sc, guest.ShutdownDefault)
+	on(g, xdr.ProcDomainSuspend, domainCall(guest.Suspend))
+	on(g, xdr.ProcDomainResume, domainCall(guest.Resume))
+	on(g, xdr.ProcDomainShutdown, domainCall(func(ctx context.Context, g *guest.Guest, sc scope.Scope) error {
+		return guest.Shutdown(ctx, g, sc, guest.ShutdownDefault)
 	}))
 	on(g, xdr.ProcDomainShutdownFlags, flaggedCall("DOMAIN_SHUTDOWN_FLAGS", byACPI|byAgent, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
-		return g.Shutdown(ctx, sc, shutdownMode(flags))
+		return guest.Shutdown(ctx, g, sc, shutdownMode(flags))
 	}))
 	on(g, xdr.ProcDomainReboot, flaggedCall("DOMAIN_REBOOT", byACPI|byAgent, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
-		return g.Reboot(ctx, sc, shutdownMode(flags))
+		return guest.Reboot(ctx, g, sc, shutdownMode(flags))
 	}))
 	on(g, xdr.ProcDomainReset, flaggedCall("DOMAIN_RESET", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
-		return g.Reset(ctx, sc)
+		return guest.Reset(ctx, g, sc)
 	}))
-	on(g, xdr.ProcDomainDestroy, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
-		return g.Destroy(ctx, sc, false)
+	on(g, xdr.ProcDomainDestroy, domainCall(func(ctx context.Context, g *guest.Guest, sc scope.Scope) error {
+		return guest.Destroy(ctx, g, sc, false)
 	}))
 	on(g, xdr.ProcDomainDestroyFlags, flaggedCall("DOMAIN_DESTROY_FLAGS", destroyGraceful, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
-		return g.Destroy(ctx, sc, flags&destroyGraceful != 0)
+		return guest.Destroy(ctx, g, sc, flags&destroyGraceful != 0)
 	}))
-	on(g, xdr.ProcDomainUndefine, domainCall(func(g *guest.Guest, ctx context.Context, sc scope.Scope) error {
-		return g.Undefine(ctx, sc, guest.UndefineOptions{})
+	on(g, xdr.ProcDomainUndefine, domainCall(func(ctx context.Context, g *guest.Guest, sc scope.Scope) error {
+		return guest.Undefine(ctx, g, sc, guest.UndefineOptions{})
 	}))
 	on(g, xdr.ProcDomainUndefineFlags, flaggedCall("DOMAIN_UNDEFINE_FLAGS", undefineFlags, undefine))
 	on(g, xdr.ProcDomainInjectNMI, flaggedCall("DOMAIN_INJECT_NMI", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
-		return g.InjectNMI(ctx, sc)
+		return guest.InjectNMI(ctx, g, sc)
 	}))
 	on(g, xdr.ProcDomainPMWakeup, flaggedCall("DOMAIN_PM_WAKEUP", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
-		return g.Wake(ctx, sc)
+		return guest.Wake(ctx, g, sc)
 	}))
 	on(g, xdr.ProcDomainRename, (*handlers).domainRename)
 	on(g, xdr.ProcDomainGetAutostart, (*handlers).domainGetAutostart)
@@ -59,7 +60,7 @@ func domainLifeCalls(g group) {
 const defineValidate = 1
 
 func (h *handlers) domainDefineXML(ctx context.Context, s *request, args *xdr.DomainDefineXMLArgs) (*xdr.DomainDefineXMLRet, error) {
-	return reference(h.Guests.Define(ctx, s.scope, args.XML, false))
+	return reference(guest.Define(ctx, h.Guests, s.scope, args.XML, false))
 }
 
 func (h *handlers) domainDefineXMLFlags(ctx context.Context, s *request, args *xdr.DomainDefineXMLFlagsArgs) (*xdr.DomainDefineXMLFlagsRet, error) {
@@ -67,7 +68,7 @@ func (h *handlers) domainDefineXMLFlags(ctx context.Context, s *request, args *x
 		return nil, err
 	}
 	validate := args.Flags&defineValidate != 0
-	g, err := h.Guests.Define(ctx, s.scope, args.XML, validate)
+	g, err := guest.Define(ctx, h.Guests, s.scope, args.XML, validate)
 	return reference(g, asValidation(args.XML, validate, err))
 }
 
@@ -83,8 +84,8 @@ const (
 
 // startOptions reads the flags of a start. An autodestroy guest is destroyed when the
 // session's connection ends, if the rules let the session end the guest then.
-func startOptions(s *session, flags uint32) guest.StartOptions {
-	return guest.StartOptions{
+func startOptions(s *session, flags uint32) launch.StartOptions {
+	return launch.StartOptions{
 		Paused: flags&startPaused != 0, AutoDestroy: flags&startAutoDestroy != 0, Owner: s.gone, OwnerMay: s.mayStop,
 		BypassCache: flags&startBypassCache != 0, ForceBoot: flags&startForceBoot != 0,
 		Validate: flags&startValidate != 0, ResetNVRAM: flags&startResetNVRAM != 0,
@@ -96,7 +97,7 @@ func (h *handlers) domainCreate(ctx context.Context, s *request, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Start(ctx, s.scope, startOptions(s.session, 0))
+	return nil, launch.Start(ctx, g, s.scope, startOptions(s.session, 0))
 }
 
 func (h *handlers) domainCreateWithFlags(ctx context.Context, s *request, args *xdr.DomainCreateWithFlagsArgs) (*xdr.DomainCreateWithFlagsRet, error) {
@@ -108,7 +109,7 @@ func (h *handlers) domainCreateWithFlags(ctx context.Context, s *request, args *
 	if err != nil {
 		return nil, err
 	}
-	return reference(g, g.Start(ctx, s.scope, startOptions(s.session, args.Flags)))
+	return reference(g, launch.Start(ctx, g, s.scope, startOptions(s.session, args.Flags)))
 }
 
 func (h *handlers) domainCreateXML(ctx context.Context, s *request, args *xdr.DomainCreateXMLArgs) (*xdr.DomainCreateXMLRet, error) {
@@ -117,7 +118,7 @@ func (h *handlers) domainCreateXML(ctx context.Context, s *request, args *xdr.Do
 		return nil, err
 	}
 	o := startOptions(s.session, args.Flags)
-	g, err := h.Guests.Create(ctx, s.scope, args.XML, o)
+	g, err := guest.Create(ctx, h.Guests, s.scope, args.XML, o)
 	return reference(g, asValidation(args.XML, o.Validate, err))
 }
 
@@ -181,7 +182,7 @@ func undefine(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32)
 	if flags&(undefineTPM|undefineKeepTPM) == undefineTPM|undefineKeepTPM {
 		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the TPM's state exclude each other")
 	}
-	return g.Undefine(ctx, sc, guest.UndefineOptions{
+	return guest.Undefine(ctx, g, sc, guest.UndefineOptions{
 		ManagedSave: flags&undefineManagedSave != 0, Snapshots: flags&undefineSnapshots != 0,
 		Checkpoints: flags&undefineCheckpoints != 0, NVRAM: flags&undefineNVRAM != 0, KeepNVRAM: flags&undefineKeepNVRAM != 0,
 		TPM: flags&undefineTPM != 0, KeepTPM: flags&undefineKeepTPM != 0,
@@ -199,7 +200,7 @@ func (h *handlers) domainRename(ctx context.Context, s *request, args *xdr.Domai
 	if err != nil {
 		return nil, err
 	}
-	return &xdr.DomainRenameRet{}, g.Rename(ctx, s.scope, *args.NewName)
+	return &xdr.DomainRenameRet{}, guest.Rename(ctx, g, s.scope, *args.NewName)
 }
 
 func (h *handlers) domainGetAutostart(_ context.Context, _ *request, args *xdr.DomainGetAutostartArgs) (*xdr.DomainGetAutostartRet, error) {
@@ -215,7 +216,7 @@ func (h *handlers) domainSetAutostart(ctx context.Context, s *request, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetAutostart(ctx, s.scope, args.Autostart)
+	return nil, guest.SetAutostart(ctx, g, s.scope, args.Autostart)
 }
 
 func (h *handlers) domainGetAutostartOnce(_ context.Context, _ *request, args *xdr.DomainGetAutostartOnceArgs) (*xdr.DomainGetAutostartOnceRet, error) {
@@ -231,5 +232,5 @@ func (h *handlers) domainSetAutostartOnce(ctx context.Context, s *request, args 
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetAutostartOnce(ctx, s.scope, args.Autostart)
+	return nil, guest.SetAutostartOnce(ctx, g, s.scope, args.Autostart)
 }

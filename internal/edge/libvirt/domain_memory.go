@@ -6,7 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -35,7 +36,7 @@ func (h *handlers) domainGetMaxMemory(_ context.Context, _ *request, args *xdr.D
 	return &xdr.DomainGetMaxMemoryRet{Memory: def.Memory / 1024}, nil
 }
 
-func (h *handlers) setMemory(ctx context.Context, sc scope.Scope, d xdr.Domain, kib uint64, a guest.Affect, maximum bool) (*void, error) {
+func (h *handlers) setMemory(ctx context.Context, sc scope.Scope, d xdr.Domain, kib uint64, a machine.Affect, maximum bool) (*void, error) {
 	if kib == 0 || kib > domainxml.MaxMemory/1024 {
 		return nil, fault.New(fault.Invalid, fault.Call, "a domain cannot have %d KiB of memory", kib)
 	}
@@ -44,17 +45,17 @@ func (h *handlers) setMemory(ctx context.Context, sc scope.Scope, d xdr.Domain, 
 		return nil, err
 	}
 	if maximum {
-		return nil, g.SetMaxMemory(ctx, sc, kib*1024, a)
+		return nil, hotplug.SetMaxMemory(ctx, g, sc, kib*1024, a)
 	}
-	return nil, g.SetMemory(ctx, sc, kib*1024, a)
+	return nil, hotplug.SetMemory(ctx, g, sc, kib*1024, a)
 }
 
 func (h *handlers) domainSetMaxMemory(ctx context.Context, s *request, args *xdr.DomainSetMaxMemoryArgs) (*void, error) {
-	return h.setMemory(ctx, s.scope, args.Domain, args.Memory, guest.Affect{}, true)
+	return h.setMemory(ctx, s.scope, args.Domain, args.Memory, machine.Affect{}, true)
 }
 
 func (h *handlers) domainSetMemory(ctx context.Context, s *request, args *xdr.DomainSetMemoryArgs) (*void, error) {
-	return h.setMemory(ctx, s.scope, args.Domain, args.Memory, guest.Affect{Live: true}, false)
+	return h.setMemory(ctx, s.scope, args.Domain, args.Memory, machine.Affect{Live: true}, false)
 }
 
 func (h *handlers) domainSetMemoryFlags(ctx context.Context, s *request, args *xdr.DomainSetMemoryFlagsArgs) (*void, error) {
@@ -75,5 +76,5 @@ func (h *handlers) domainSetMemoryStatsPeriod(ctx context.Context, s *request, a
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetStatsPeriod(ctx, s.scope, uint(args.Period), affect(args.Flags))
+	return nil, hotplug.SetStatsPeriod(ctx, g, s.scope, uint(args.Period), affect(args.Flags))
 }

@@ -36,7 +36,7 @@ func (h *handlers) domainGetMetadata(_ context.Context, _ *request, args *xdr.Do
 	if err != nil {
 		return nil, err
 	}
-	text, err := g.Metadata(kind, given(args.URI), affect(args.Flags))
+	text, err := guest.Metadata(g, kind, given(args.URI), affect(args.Flags))
 	return &xdr.DomainGetMetadataRet{Metadata: text}, err
 }
 
@@ -52,5 +52,5 @@ func (h *handlers) domainSetMetadata(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetMetadata(ctx, s.scope, kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
+	return nil, guest.SetMetadata(ctx, g, s.scope, kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
 }

@@ -30,5 +30,5 @@ func (h *handlers) domainSetLifecycleAction(ctx context.Context, s *request, arg
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetPolicy(ctx, s.scope, lifecycleTypes[args.Type], lifecycleActions[args.Action], affect(args.Flags))
+	return nil, guest.SetPolicy(ctx, g, s.scope, lifecycleTypes[args.Type], lifecycleActions[args.Action], affect(args.Flags))
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -25,7 +26,7 @@ func domainSaveCalls(g group) {
 	on(g, xdr.ProcDomainManagedSaveDefineXML, (*handlers).domainManagedSaveDefineXML)
 	on(g, xdr.ProcDomainHasManagedSaveImage, (*handlers).domainHasManagedSaveImage)
 	on(g, xdr.ProcDomainManagedSaveRemove, flaggedCall("DOMAIN_MANAGED_SAVE_REMOVE", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
-		return g.RemoveManagedSave(ctx, sc)
+		return savestate.RemoveManagedSave(ctx, g, sc)
 	}))
 }
 
@@ -41,8 +42,8 @@ const (
 	restoreFlags = saveFlags | saveResetNVRAM
 )
 
-func saveOptions(call string, flags, known uint32, xml *string) (guest.SaveOptions, error) {
-	o := guest.SaveOptions{BypassCache: flags&saveBypassCache != 0, ResetNVRAM: flags&saveResetNVRAM != 0}
+func saveOptions(call string, flags, known uint32, xml *string) (savestate.SaveOptions, error) {
+	o := savestate.SaveOptions{BypassCache: flags&saveBypassCache != 0, ResetNVRAM: flags&saveResetNVRAM != 0}
 	if err := checkFlags(call, flags, known); err != nil {
 		return o, err
 	}
@@ -60,16 +61,16 @@ func saveOptions(call string, flags, known uint32, xml *string) (guest.SaveOptio
 	return o, nil
 }
 
-func (h *handlers) save(ctx context.Context, sc scope.Scope, d xdr.Domain, to string, o guest.SaveOptions) (*void, error) {
+func (h *handlers) save(ctx context.Context, sc scope.Scope, d xdr.Domain, to string, o savestate.SaveOptions) (*void, error) {
 	g, err := h.guest(d)
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.Save(ctx, sc, to, o)
+	return nil, savestate.Save(ctx, g, sc, to, o)
 }
 
 func (h *handlers) domainSave(ctx context.Context, s *request, args *xdr.DomainSaveArgs) (*void, error) {
-	return h.save(ctx, s.scope, args.Domain, args.To, guest.SaveOptions{})
+	return h.save(ctx, s.scope, args.Domain, args.To, savestate.SaveOptions{})
 }
 
 func (h *handlers) domainSaveFlags(ctx context.Context, s *request, args *xdr.DomainSaveFlagsArgs) (*void, error) {
@@ -114,16 +115,16 @@ func (h *handlers) domainSaveParams(ctx context.Context, s *request, args *xdr.D
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ManagedSave(ctx, s.scope, o)
+	return nil, savestate.ManagedSave(ctx, g, s.scope, o)
 }
 
-func (h *handlers) restore(ctx context.Context, sc scope.Scope, from string, o guest.SaveOptions) (*void, error) {
-	_, err := h.Guests.Restore(ctx, sc, from, o)
+func (h *handlers) restore(ctx context.Context, sc scope.Scope, from string, o savestate.SaveOptions) (*void, error) {
+	_, err := guest.Restore(ctx, h.Guests, sc, from, o)
 	return nil, err
 }
 
 func (h *handlers) domainRestore(ctx context.Context, s *request, args *xdr.DomainRestoreArgs) (*void, error) {
-	return h.restore(ctx, s.scope, args.From, guest.SaveOptions{})
+	return h.restore(ctx, s.scope, args.From, savestate.SaveOptions{})
 }
 
 func (h *handlers) domainRestoreFlags(ctx context.Context, s *request, args *xdr.DomainRestoreFlagsArgs) (*void, error) {
@@ -154,7 +155,7 @@ func (h *handlers) domainSaveImageGetXMLDesc(ctx context.Context, s *request, ar
 	if err := checkFlags("DOMAIN_SAVE_IMAGE_GET_XML_DESC", args.Flags, xmlSecure); err != nil {
 		return nil, err
 	}
-	doc, err := h.Guests.SavedXML(ctx, s.scope, args.File, args.Flags&xmlSecure != 0)
+	doc, err := savestate.SavedXML(ctx, h.Guests, s.scope, args.File, args.Flags&xmlSecure != 0)
 	return &xdr.DomainSaveImageGetXMLDescRet{XML: doc}, err
 }
 
@@ -163,7 +164,7 @@ func (h *handlers) domainSaveImageDefineXML(ctx context.Context, s *request, arg
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.RedefineSaved(ctx, s.scope, args.File, o)
+	return nil, savestate.RedefineSaved(ctx, h.Guests, s.scope, args.File, o)
 }
 
 func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *request, args *xdr.DomainManagedSaveGetXMLDescArgs) (*xdr.DomainManagedSaveGetXMLDescRet, error) {
@@ -180,7 +181,7 @@ func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *request, 
 	if err != nil {
 		return nil, err
 	}
-	doc, err := g.ManagedSavedXML(ctx, s.scope, args.Flags&xmlSecure != 0)
+	doc, err := savestate.ManagedSavedXML(ctx, g, s.scope, args.Flags&xmlSecure != 0)
 	return &xdr.DomainManagedSaveGetXMLDescRet{XML: doc}, err
 }
 
@@ -193,7 +194,7 @@ func (h *handlers) domainManagedSaveDefineXML(ctx context.Context, s *request, a
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.RedefineManagedSave(ctx, s.scope, o)
+	return nil, savestate.RedefineManagedSave(ctx, g, s.scope, o)
 }
 
 func (h *handlers) domainManagedSave(ctx context.Context, s *request, args *xdr.DomainManagedSaveArgs) (*void, error) {
@@ -205,7 +206,7 @@ func (h *handlers) domainManagedSave(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.ManagedSave(ctx, s.scope, o)
+	return nil, savestate.ManagedSave(ctx, g, s.scope, o)
 }
 
 func (h *handlers) domainHasManagedSaveImage(_ context.Context, _ *request, args *xdr.DomainHasManagedSaveImageArgs) (*xdr.DomainHasManagedSaveImageRet, error) {

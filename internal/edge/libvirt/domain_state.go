@@ -6,6 +6,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
@@ -67,7 +70,7 @@ func (h *handlers) domainGetInfo(_ context.Context, _ *request, args *xdr.Domain
 	if err != nil || v.Active == nil {
 		return ret, err
 	}
-	if used, err := g.CPUTime(); err == nil { // or else it has ended just now
+	if used, err := statistics.CPUTime(g); err == nil { // or else it has ended just now
 		ret.CPUTime = uint64(used)
 	}
 	return ret, nil
@@ -164,7 +167,7 @@ func (h *handlers) domainGetMessages(_ context.Context, s *request, args *xdr.Do
 	ret := new(xdr.DomainGetMessagesRet)
 	for _, m := range h.Guests.Advice(v, s.seesGuest) {
 		sort := uint32(messageTainting)
-		if guest.Deprecates(m) {
+		if machine.Deprecates(m) {
 			sort = messageDeprecations
 		}
 		if (args.Flags == 0 || args.Flags&sort != 0) && len(ret.Messages) < xdr.MaxDomainMessages {
@@ -181,7 +184,7 @@ func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *request, args *x
 	if err != nil {
 		return nil, err
 	}
-	all := h.Guests.SecurityLabels(g.View())
+	all := provision.SecurityLabels(h.Guests, g.View())
 	if len(all) == 0 {
 		return &xdr.DomainGetSecurityLabelRet{Label: zeroEnded("")}, nil
 	}
@@ -198,7 +201,7 @@ func (h *handlers) domainGetSecurityLabelList(_ context.Context, _ *request, arg
 		return nil, err
 	}
 	ret := &xdr.DomainGetSecurityLabelListRet{}
-	for _, l := range h.Guests.SecurityLabels(g.View()) {
+	for _, l := range provision.SecurityLabels(h.Guests, g.View()) {
 		ret.Labels = append(ret.Labels, xdr.SecurityLabel{Label: zeroEnded(l.Label), Enforcing: l.Enforcing})
 	}
 	ret.Count = int32(len(ret.Labels))

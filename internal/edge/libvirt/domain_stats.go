@@ -6,7 +6,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 )
 
 // domainStatsCalls give the resource use of one domain.
@@ -28,7 +30,7 @@ const statsAge = 500 * time.Millisecond
 const onePatience = 2 * time.Second
 
 // stats samples a running domain.
-func (h *handlers) stats(ctx context.Context, d xdr.Domain) (*guest.Stats, error) {
+func (h *handlers) stats(ctx context.Context, d xdr.Domain) (*machine.Stats, error) {
 	g, _, err := h.active(d)
 	if err != nil {
 		return nil, err
@@ -36,21 +38,21 @@ func (h *handlers) stats(ctx context.Context, d xdr.Domain) (*guest.Stats, error
 	ctx, cancel := context.WithTimeoutCause(ctx, onePatience,
 		fault.New(fault.Timeout, fault.Monitor, "QEMU did not answer within %v", onePatience))
 	defer cancel()
-	return g.Stats(ctx, statsAge)
+	return statistics.Stats(ctx, g, statsAge)
 }
 
 // disk gives the counters of the disk with a target or path; an empty name means the
 // sum of all disks. Old counters are refused, because the answer has no field for
 // their age.
-func (h *handlers) disk(ctx context.Context, d xdr.Domain, name string) (guest.DiskStats, error) {
+func (h *handlers) disk(ctx context.Context, d xdr.Domain, name string) (machine.DiskStats, error) {
 	st, err := h.stats(ctx, d)
 	if err != nil {
-		return guest.DiskStats{}, err
+		return machine.DiskStats{}, err
 	}
 	if st.Stale != nil {
-		return guest.DiskStats{}, st.Stale
+		return machine.DiskStats{}, st.Stale
 	}
-	var sum guest.DiskStats
+	var sum machine.DiskStats
 	for _, disk := range st.Disks {
 		if name != "" && (disk.Target == name || disk.Path == name) {
 			return disk, nil
@@ -109,7 +111,7 @@ func (h *handlers) domainInterfaceStats(_ context.Context, _ *request, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	n, err := g.InterfaceStats(args.Device)
+	n, err := hotplug.InterfaceStats(g, args.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +124,7 @@ func (h *handlers) domainInterfaceStats(_ context.Context, _ *request, args *xdr
 // balloonFigure is one of a guest's own figures: the tag of memory statistics,
 // the name in statistics of all domains, and its unit in bytes.
 type balloonFigure struct {
-	figure guest.BalloonFigure
+	figure machine.BalloonFigure
 	tag    int32
 	name   string
 	unit   uint64
@@ -130,16 +132,16 @@ type balloonFigure struct {
 
 // balloonFigures are the balloon figures with libvirt's tag, name and unit for each.
 var balloonFigures = []balloonFigure{
-	{guest.SwappedIn, 0, "balloon.swap_in", 1024},
-	{guest.SwappedOut, 1, "balloon.swap_out", 1024},
-	{guest.MajorFaults, 2, "balloon.major_fault", 1},
-	{guest.MinorFaults, 3, "balloon.minor_fault", 1},
-	{guest.FreeMemory, 4, "balloon.unused", 1024},
-	{guest.TotalMemory, 5, "balloon.available", 1024},
-	{guest.AvailableMemory, 8, "balloon.usable", 1024},
-	{guest.DiskCaches, 10, "balloon.disk_caches", 1024},
-	{guest.HugePagesGiven, 11, "balloon.hugetlb_pgalloc", 1},
-	{guest.HugePagesRefused, 12, "balloon.hugetlb_pgfail", 1},
+	{machine.SwappedIn, 0, "balloon.swap_in", 1024},
+	{machine.SwappedOut, 1, "balloon.swap_out", 1024},
+	{machine.MajorFaults, 2, "balloon.major_fault", 1},
+	{machine.MinorFaults, 3, "balloon.minor_fault", 1},
+	{machine.FreeMemory, 4, "balloon.unused", 1024},
+	{machine.TotalMemory, 5, "balloon.available", 1024},
+	{machine.AvailableMemory, 8, "balloon.usable", 1024},
+	{machine.DiskCaches, 10, "balloon.disk_caches", 1024},
+	{machine.HugePagesGiven, 11, "balloon.hugetlb_pgalloc", 1},
+	{machine.HugePagesRefused, 12, "balloon.hugetlb_pgfail", 1},
 }
 
 // Tags of the figures that the host knows itself.
@@ -159,7 +161,7 @@ func (h *handlers) domainMemoryStats(ctx context.Context, _ *request, args *xdr.
 	}
 	all := []xdr.DomainMemoryStat{{Tag: tagActual, Value: st.Balloon.Current / 1024}}
 	for _, f := range balloonFigures {
-		if value, ok := st.Balloon.Figure(f.figure); ok {
+		if value, ok := statistics.Figure(&st.Balloon, f.figure); ok {
 			all = append(all, xdr.DomainMemoryStat{Tag: f.tag, Value: value / f.unit})
 		}
 	}
@@ -178,7 +180,7 @@ func (h *handlers) domainGetBlockInfo(ctx context.Context, s *request, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	info, err := g.BlockInfo(ctx, s.scope, args.Path)
+	info, err := statistics.GetBlockInfo(ctx, g, s.scope, args.Path)
 	return &xdr.DomainGetBlockInfoRet{Allocation: info.Allocation, Capacity: info.Capacity, Physical: info.Physical}, err
 }
 
@@ -197,7 +199,7 @@ func (h *handlers) domainGetDiskErrors(ctx context.Context, _ *request, args *xd
 	if args.MaxErrors == 0 { // how many there can be
 		return ret, nil
 	}
-	failed, err := g.DiskErrors(ctx)
+	failed, err := statistics.DiskErrors(ctx, g)
 	if err != nil {
 		return nil, err
 	}

@@ -48,7 +48,7 @@ func withGuests(t *testing.T) *house {
 	t.Cleanup(func() {
 		for _, g := range d.Guests.All() {
 			if g.View().Active != nil {
-				if err := g.Destroy(context.WithoutCancel(t.Context()), scope.Daemon("a test"), false); err != nil {
+				if err := guest.Destroy(context.WithoutCancel(t.Context()), g, scope.Daemon("a test"), false); err != nil {
 					t.Logf("ending %s: %v", g.Name(), err)
 				}
 			}

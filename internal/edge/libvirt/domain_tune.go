@@ -6,6 +6,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -281,7 +283,7 @@ func (h *handlers) tuning(d xdr.Domain, call string, flags uint32, table []tunab
 	}
 	var live *kernel.Limits
 	if def == v.Active {
-		limits, err := g.Limits()
+		limits, err := statistics.Limits(g)
 		if err != nil && !fault.Is(err, fault.Unsupported) {
 			return nil, err
 		}
@@ -315,7 +317,7 @@ func (h *handlers) tune(ctx context.Context, sc scope.Scope, d xdr.Domain, param
 	if err != nil {
 		return err
 	}
-	return g.Tune(ctx, sc, affect(flags), func(d *domain.Definition) error {
+	return hotplug.Tune(ctx, g, sc, affect(flags), func(d *domain.Definition) error {
 		for _, write := range writes {
 			if err := write(d); err != nil {
 				return err

@@ -6,6 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
@@ -71,7 +73,7 @@ func guestVCPUs(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint3
 	if flags&affectConfig != 0 {
 		return nil, errGuestConfig()
 	}
-	all, err := g.AgentVCPUs(ctx, sc)
+	all, err := guest.AgentVCPUs(ctx, g, sc)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +95,7 @@ func (h *handlers) domainSetVCPUs(ctx context.Context, s *request, args *xdr.Dom
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.SetVCPUs(ctx, s.scope, uint(args.NVCPUs), guest.VCPUOptions{Affect: guest.Affect{Live: true}})
+	return nil, hotplug.SetVCPUs(ctx, g, s.scope, uint(args.NVCPUs), hotplug.VCPUOptions{Affect: machine.Affect{Live: true}})
 }
 
 func (h *handlers) domainSetVCPUsFlags(ctx context.Context, s *request, args *xdr.DomainSetVCPUsFlagsArgs) (*void, error) {
@@ -108,9 +110,9 @@ func (h *handlers) domainSetVCPUsFlags(ctx context.Context, s *request, args *xd
 		if args.Flags&(affectConfig|vcpuMaximum) != 0 {
 			return nil, errGuestConfig()
 		}
-		return nil, g.SetAgentVCPUs(ctx, s.scope, uint(args.NVCPUs))
+		return nil, guest.SetAgentVCPUs(ctx, g, s.scope, uint(args.NVCPUs))
 	}
-	return nil, g.SetVCPUs(ctx, s.scope, uint(args.NVCPUs), guest.VCPUOptions{Affect: affect(args.Flags), Maximum: args.Flags&vcpuMaximum != 0})
+	return nil, hotplug.SetVCPUs(ctx, g, s.scope, uint(args.NVCPUs), hotplug.VCPUOptions{Affect: affect(args.Flags), Maximum: args.Flags&vcpuMaximum != 0})
 }
 
 // checkMaps bounds the maps of processors that a client asks for, before any is made.
@@ -135,7 +137,7 @@ func (h *handlers) domainGetVCPUs(ctx context.Context, _ *request, args *xdr.Dom
 	if err != nil {
 		return nil, err
 	}
-	vcpus, err := g.VCPUs(ctx)
+	vcpus, err := hotplug.VCPUs(ctx, g)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +153,7 @@ func (h *handlers) domainGetVCPUs(ctx context.Context, _ *request, args *xdr.Dom
 	return ret, nil
 }
 
-func (h *handlers) pinVCPU(ctx context.Context, sc scope.Scope, d xdr.Domain, index uint32, cpumap []byte, a guest.Affect) (*void, error) {
+func (h *handlers) pinVCPU(ctx context.Context, sc scope.Scope, d xdr.Domain, index uint32, cpumap []byte, a machine.Affect) (*void, error) {
 	to, err := h.pinTarget(cpumap)
 	if err != nil {
 		return nil, err
@@ -160,11 +162,11 @@ func (h *handlers) pinVCPU(ctx context.Context, sc scope.Scope, d xdr.Domain, in
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinVCPU(ctx, sc, uint(index), to, a)
+	return nil, hotplug.PinVCPU(ctx, g, sc, uint(index), to, a)
 }
 
 func (h *handlers) domainPinVCPU(ctx context.Context, s *request, args *xdr.DomainPinVCPUArgs) (*void, error) {
-	return h.pinVCPU(ctx, s.scope, args.Domain, args.VCPU, args.CPUMap, guest.Affect{Live: true})
+	return h.pinVCPU(ctx, s.scope, args.Domain, args.VCPU, args.CPUMap, machine.Affect{Live: true})
 }
 
 func (h *handlers) domainPinVCPUFlags(ctx context.Context, s *request, args *xdr.DomainPinVCPUFlagsArgs) (*void, error) {
@@ -186,7 +188,7 @@ func (h *handlers) domainPinEmulator(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, g.PinEmulator(ctx, s.scope, to, affect(args.Flags))
+	return nil, hotplug.PinEmulator(ctx, g, s.scope, to, affect(args.Flags))
 }
 
 // pinTarget reads where to pin. The map of all the host's processors takes a

@@ -152,7 +152,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 	_, err = d.Secrets.Define(scope.Daemon("a test"), secretXML, true)
 	must(err)
 	must(d.Secrets.SetValue(scope.Daemon("a test"), secretUUID, []byte(hidden)))
-	_, err = d.Guests.Define(f.Context(), scope.Daemon("a test"), otherXML, false)
+	_, err = guest.Define(f.Context(), d.Guests, scope.Daemon("a test"), otherXML, false)
 	must(err)
 	h.change(f)
 	h.restore(f)
@@ -162,7 +162,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 // change changes a guest of others, which causes events.
 func (h *heldHouse) change(t testing.TB) {
 	h.changes++
-	if _, err := h.rooms.Guests.Define(context.Background(), scope.Daemon("a test"), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
+	if _, err := guest.Define(context.Background(), h.rooms.Guests, scope.Daemon("a test"), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
 		t.Fatal(err)
 	}
 	h.theirs = h.look(t, false)
@@ -256,7 +256,7 @@ func (h *heldHouse) restore(t testing.TB) {
 	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
 	for _, g := range h.rooms.Guests.All() {
 		if strings.HasPrefix(g.Name(), "mine") {
-			if err := g.Undefine(context.Background(), scope.Daemon("a test"), all); err != nil {
+			if err := guest.Undefine(context.Background(), g, scope.Daemon("a test"), all); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -275,7 +275,7 @@ func (h *heldHouse) restore(t testing.TB) {
 		t.Fatal(err)
 	}
 	h.startPool(t, fmt.Sprintf(minePool, filepath.Join(folder, "pool")))
-	if _, err := h.rooms.Guests.Define(context.Background(), scope.Daemon("a test"), mineXML, false); err != nil {
+	if _, err := guest.Define(context.Background(), h.rooms.Guests, scope.Daemon("a test"), mineXML, false); err != nil {
 		t.Fatal(err)
 	}
 	h.mine = h.look(t, true)

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
@@ -25,7 +26,7 @@ func TestSecurityModels(t *testing.T) {
 		t.Errorf("the host's model is %q, %q (%v)", ret.Model, ret.DOI, err)
 	}
 	all := tag("host")
-	for _, m := range h.Guests.SecurityModels() {
+	for _, m := range provision.SecurityModels(h.Guests) {
 		within(all, describeModel(m))
 	}
 	text, err := xmltree.Format(all)
@@ -51,12 +52,12 @@ func TestSecurityModels(t *testing.T) {
 	v := &guest.View{Active: &domain.Definition{SecLabels: []domain.SecLabel{
 		{Type: "dynamic", Model: "selinux", Label: "u:r:t:s0:c1,c2"}, {Type: "none", Model: "apparmor"}, {Type: "dynamic", Model: "dac", Label: "+1:+1"},
 	}}}
-	got := h.Guests.SecurityLabels(v)
-	if diff := cmp.Diff([]guest.SecurityLabel{{Model: "selinux", Label: "u:r:t:s0:c1,c2", Enforcing: true}, {Model: "dac", Label: "+1:+1", Enforcing: true}}, got); diff != "" {
+	got := provision.SecurityLabels(h.Guests, v)
+	if diff := cmp.Diff([]provision.SecurityLabel{{Model: "selinux", Label: "u:r:t:s0:c1,c2", Enforcing: true}, {Model: "dac", Label: "+1:+1", Enforcing: true}}, got); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}
 	labels.Enforcing = false
-	if got := h.Guests.SecurityLabels(v); got[0].Enforcing || !got[1].Enforcing {
+	if got := provision.SecurityLabels(h.Guests, v); got[0].Enforcing || !got[1].Enforcing {
 		t.Errorf("where the kernel only logs, they are %+v", got)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
@@ -194,7 +195,7 @@ func (h *handlers) nodeGetCPUMap(_ context.Context, _ *request, args *xdr.NodeGe
 
 // nodeGetSecurityModel gives the first of the security models that separate guests.
 func (h *handlers) nodeGetSecurityModel(_ context.Context, _ *request, _ *void) (*xdr.NodeGetSecurityModelRet, error) {
-	if all := h.Guests.SecurityModels(); len(all) > 0 {
+	if all := provision.SecurityModels(h.Guests); len(all) > 0 {
 		return &xdr.NodeGetSecurityModelRet{Model: zeroEnded(all[0].Name), DOI: zeroEnded(all[0].DOI)}, nil
 	}
 	return &xdr.NodeGetSecurityModelRet{Model: []byte{0}, DOI: []byte{0}}, nil

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
@@ -234,7 +235,7 @@ func (h *handlers) nodeDeviceDettach(ctx context.Context, s *request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.DetachFromHost(ctx, s.scope, d.Address)
+	return nil, provision.DetachFromHost(ctx, h.Guests, s.scope, d.Address)
 }
 
 func (h *handlers) nodeDeviceDetachFlags(ctx context.Context, s *request, args *xdr.NodeDeviceDetachFlagsArgs) (*void, error) {
@@ -252,7 +253,7 @@ func (h *handlers) nodeDeviceReAttach(ctx context.Context, s *request, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, h.Guests.ReattachToHost(ctx, s.scope, d.Address)
+	return nil, provision.ReattachToHost(ctx, h.Guests, s.scope, d.Address)
 }
 
 // pciDevice finds a device that must be a PCI function.

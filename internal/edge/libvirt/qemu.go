@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 )
 
 // qemuCalls are the calls of the QEMU program: commands of the user's own.
@@ -55,6 +56,6 @@ func (h *handlers) qemuDomainAgentCommand(ctx context.Context, s *request, args 
 	if err != nil {
 		return nil, err
 	}
-	answer, err := g.AgentCommand(ctx, s.scope, args.Command, limit)
+	answer, err := provision.AgentCommand(ctx, g, s.scope, args.Command, limit)
 	return &xdr.QEMUDomainAgentCommandRet{Result: &answer}, err
 }
