@@ -10,6 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
@@ -23,13 +25,13 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) scope
 	t.Helper()
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
-	s := newClient(h.server, far, false).session
-	s.identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	sc, c, err := s.allow(xdr.Lookup(xdr.ProgramRemote, number), args)
+	s := rpc.NewClient(h.server, far, false).Session
+	s.Identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
+	sc, c, err := s.Allow(xdr.Lookup(xdr.ProgramRemote, number), args)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.done)
+	t.Cleanup(c.Done)
 	return sc
 }
 
@@ -54,10 +56,10 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 	defines := h.admitted(t, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: with})
 	g, err := h.rooms.Guests.ByName("mine")
 	must(err)
-	id, err := parseUUID(mineUUID)
+	id, err := rpc.ParseUUID(mineUUID)
 	must(err)
 	attaches := h.admitted(t, xdr.ProcDomainAttachDeviceFlags, &xdr.DomainAttachDeviceFlagsArgs{
-		Domain: xdr.Domain{Name: "mine", UUID: id}, XML: disk, Flags: affectConfig,
+		Domain: xdr.Domain{Name: "mine", UUID: id}, XML: disk, Flags: domaincalls.AffectConfig,
 	})
 	must(define(defines, with)) // it is there
 	must(define(scope.Daemon("a test"), mineXML))
@@ -85,17 +87,17 @@ func TestANameAndALabelAreJudgedTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(os.WriteFile(h.server.gate.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
-	must(h.server.gate.Reload())
+	must(os.WriteFile(h.server.Gate.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
+	must(h.server.Gate.Reload())
 	g, err := h.rooms.Guests.ByName("mine")
 	must(err)
-	id, err := parseUUID(mineUUID)
+	id, err := rpc.ParseUUID(mineUUID)
 	must(err)
 	mine, name, uri, key := xdr.Domain{Name: "mine", UUID: id}, "yours", fleet.Namespace, "lodge"
 	marks := fmt.Sprintf("<guest xmlns=%q><label name='team' value='infra'/></guest>", uri)
 	renames := h.admitted(t, xdr.ProcDomainRename, &xdr.DomainRenameArgs{Domain: mine, NewName: &name})
 	labels := h.admitted(t, xdr.ProcDomainSetMetadata, &xdr.DomainSetMetadataArgs{
-		Domain: mine, Type: 2, Metadata: &marks, Key: &key, URI: &uri, Flags: affectConfig,
+		Domain: mine, Type: 2, Metadata: &marks, Key: &key, URI: &uri, Flags: domaincalls.AffectConfig,
 	})
 	must(guest.SetMetadata(t.Context(), g, labels, guest.Element, &marks, key, uri, machine.Affect{Config: true}))
 	if err := guest.Rename(t.Context(), g, renames, name); !fault.Is(err, fault.Denied) {
