@@ -210,7 +210,7 @@ func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
 	}
 	ok(t, os.Truncate(filepath.Join(h.dir, "golden_VARS.fd"), 64<<20+1))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}})
-	refused(t, err, fault.Invalid, "more than the 64 MiB")
+	refused(t, err, fault.Invalid, "larger than the 64 MiB")
 }
 
 func TestClone_CopiesUEFIVariables(t *testing.T) {
