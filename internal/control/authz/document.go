@@ -553,7 +553,7 @@ func (w walker) volume(pool string) error {
 	return w.refuse("pool '" + pool + "'")
 }
 
-// joined is the network of an interface; empty: none.
+// joined returns the network of an interface; empty: none.
 func joined(e *xmltree.Element) string {
 	if e.Name != "interface" {
 		return ""

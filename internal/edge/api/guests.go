@@ -55,7 +55,7 @@ func (s *Server) choose(ctx context.Context, texts []string) ([]fleet.Member, er
 	return slices.DeleteFunc(s.Fleet.Select(read), func(m fleet.Member) bool { return !s.sees(ctx, m) }), nil
 }
 
-// ListGuests returns what is known now.
+// ListGuests returns the present views of guests, and asks none of them.
 func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
 	members, err := s.choose(ctx, r.GetSelect())
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	return answer, nil
 }
 
-// toGuest translates what is known without a query.
+// toGuest translates a guest's present view, without a query.
 func toGuest(m fleet.Member) *lodgev1.Guest {
 	v := m.View
 	g := &lodgev1.Guest{

@@ -15,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 )
 
-// Stats gives samples: the newest, at once, or fresh ones within a time.
+// Stats returns samples: the newest, at once, or fresh ones within a time.
 func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.StatsResponse, error) {
 	members, err := s.choose(ctx, r.GetSelect())
 	if err != nil {
@@ -51,9 +51,8 @@ func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.S
 	return answer, nil
 }
 
-// samples gives one for each guest, or nil with the reason. Fresh ones are asked
-// for from all guests at once, so that those who do not answer take the others
-// nothing of the time there is.
+// samples returns one for each guest, or nil with the reason. Fresh ones are requested from all guests at the
+// same time, so that a guest that does not answer takes no time from the others.
 func (s *Server) samples(ctx context.Context, of []fleet.Member, freshWithin *durationpb.Duration) ([]*machine.Stats, []error, error) {
 	samples, reasons := make([]*machine.Stats, len(of)), make([]error, len(of))
 	if freshWithin == nil {
@@ -106,7 +105,7 @@ func toSample(st *machine.Stats, now time.Time, devices bool) *lodgev1.Sample {
 	return sample
 }
 
-// figures are what a guest's own figures are called on the wire.
+// figures are the names on the wire of the statistics that a guest reports itself.
 var figures = map[machine.BalloonFigure]string{
 	machine.SwappedIn: "swapped in", machine.SwappedOut: "swapped out", machine.MajorFaults: "major faults", machine.MinorFaults: "minor faults",
 	machine.FreeMemory: "free", machine.TotalMemory: "total", machine.AvailableMemory: "available", machine.DiskCaches: "disk caches",
