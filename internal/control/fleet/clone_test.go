@@ -549,8 +549,8 @@ func TestSeed_BusWithDriver(t *testing.T) {
 	}
 }
 
-// A clone's disks have the path limits of the source, whoever makes the clone: a client that may write to the
-// disks' folder can neither redirect them nor have another file copied through them.
+// A clone's disks keep the path limits of the source, no matter which client makes the clone. A client that may write
+// to the disks' folder can neither redirect them nor have another file copied through them.
 //
 // Promise: A3
 func TestClone_KeepsPathLimits(t *testing.T) {
