@@ -32,7 +32,7 @@ var pages = []struct {
 
 // golden makes the guest that the page about clones calls so, and the files that its commands read.
 const golden = `
-cd "$PAGE" && touch user.yaml net.yaml
+touch user.yaml net.yaml
 virsh pool-create-as default dir --target "$PWD/pool" --build
 virsh pool-create-as fast dir --target "$PWD/fast" --build
 virsh vol-create-as default golden.qcow2 1M --format qcow2
@@ -165,7 +165,7 @@ func TestPages(t *testing.T) {
 // pageSession is a shell beside a daemon that is found where the pages say.
 type pageSession struct {
 	*world
-	root string // the checkout
+	folder string // where the commands run: the checkout, or a folder with links to its entries
 }
 
 func newPageSession(t *testing.T, ownDaemon bool) *pageSession {
@@ -175,10 +175,11 @@ func newPageSession(t *testing.T, ownDaemon bool) *pageSession {
 		t.Fatal(err)
 	}
 	lodgeWithLab(t)
-	s := &pageSession{root: root}
+	s := &pageSession{folder: root}
 	if !ownDaemon {
 		d := start(t)
-		s.world = d.world
+		s.world, s.folder = d.world, filepath.Join(d.dir, "page")
+		s.output(t, "sh", "-c", `mkdir "$2" && ln -s "$1"/* "$2"`, "sh", root, s.folder)
 		s.place(t, d.data, "/var/lib/lodge")
 		s.place(t, d.run, "/run/lodge")
 		return s
@@ -248,9 +249,9 @@ func (s *pageSession) run(t *testing.T, commands []pageCommand) {
 }
 
 func (s *pageSession) shell(ctx context.Context, script string) *exec.Cmd {
-	c := s.command(ctx, "bash", "-c", "cd "+quoted(s.root)+"\n"+script)
+	c := s.command(ctx, "bash", "-c", "cd "+quoted(s.folder)+"\n"+script)
 	c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "LIBVIRT_DEFAULT_URI=qemu:///system?socket=/run/lodge/libvirt-sock",
-		"LC_ALL=C.UTF-8", "MAKEFLAGS=", "MAKELEVEL=", "LODGE_SOCKET=", "PAGE="+s.dir)
+		"LC_ALL=C.UTF-8", "MAKEFLAGS=", "MAKELEVEL=", "LODGE_SOCKET=")
 	return c
 }
 
