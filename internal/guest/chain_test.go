@@ -320,7 +320,7 @@ func TestCheckSoleUser(t *testing.T) {
 	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.MakeTarget))
 	_, err = pool.CreateVolume(d.ctx(), scope.Daemon("a test"), "<volume><name>thin</name><target><format type='qcow2'/></target><backingStore><path>"+at("base")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
-	refused(t, guest.CheckSoleUser(d.ctx(), g, "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" lies on it`)
+	refused(t, guest.CheckSoleUser(d.ctx(), g, "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" is backed by it`)
 	ok(t, pool.DeleteVolume(d.ctx(), scope.Daemon("a test"), "thin"))
 	ok(t, guest.CheckSoleUser(d.ctx(), g, "vda", 0, 2))
 }

@@ -144,5 +144,5 @@ func TestConnect_HeldToFolders(t *testing.T) {
 	ok(t, os.Symlink(other.path, mine+"/link"))
 	g, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test").Within([]string{mine}), speaking("held", "<serial type='unix'><source mode='connect' path='"+mine+"/link'/></serial>"), false)
 	ok(t, err)
-	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "no link is followed there")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "links are not followed there")
 }

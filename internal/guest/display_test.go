@@ -94,7 +94,7 @@ func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
 		fault.Unsupported, "VNC password is 9 characters long, only 8 permitted")
 
 	second := d.define(small("second", `<graphics type='vnc' port='`+port+`'/>`))
-	refused(t, launch.Start(d.ctx(), second, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "port "+port+" of 127.0.0.1, on which the vnc display is to listen, is in use; give the display another one")
+	refused(t, launch.Start(d.ctx(), second, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "port "+port+" of 127.0.0.1, requested for the vnc display, is in use; choose another port")
 
 	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	if ways := security(t, thisHost, port); ways != nil {

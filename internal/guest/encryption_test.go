@@ -193,7 +193,7 @@ func TestDisksThatCannotBeOpened(t *testing.T) {
 	}
 	refused(t, start("wrong", lockedDisk(locked, "raw", "vda", "virtio", wrongKey)), fault.Failed, "does not open disk vda ("+locked+"): it is encrypted with another passphrase")
 	refused(t, start("absent", lockedDisk(locked, "raw", "vda", "virtio", diskKey)), fault.NotFound, "no secret with matching uuid '"+diskKey+"'")
-	refused(t, start("clear", lockedDisk(clear, "raw", "vda", "virtio", wrongKey)), fault.Invalid, "it is no LUKS container")
+	refused(t, start("clear", lockedDisk(clear, "raw", "vda", "virtio", wrongKey)), fault.Invalid, "it is not a LUKS container")
 	undeclared := strings.NewReplacer("<encryption format='luks'>", "", "</encryption>", "", "<secret type='passphrase' uuid='"+wrongKey+"'/>", "")
 	qcow := d.locked("qcow", "qcow2")
 	refused(t, start("undeclared", undeclared.Replace(lockedDisk(qcow, "qcow2", "vda", "virtio", wrongKey))), fault.Invalid, "name its secret in <encryption>")

@@ -456,7 +456,7 @@ func TestNoLinkTellsWhatIsThere(t *testing.T) {
 	for _, to := range []string{"secret", "none"} {
 		ok(t, errors.Join(os.Symlink("../"+to, vars), os.Lchown(vars, 4242, 4242), os.Chown(folder, 4242, 4242)))
 		err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true})
-		refused(t, err, fault.Denied, "is a link that user 4242 made")
+		refused(t, err, fault.Denied, "user 4242 made it")
 		said = append(said, err.Error())
 		ok(t, os.Remove(vars))
 	}
@@ -477,8 +477,8 @@ func TestNoLinkLeadsToAnothersDevice(t *testing.T) {
 	live, g := machine.Affect{Live: true}, d.define(small("led", xhci, doc))
 	bare := d.define(small("bare", xhci))
 	ok(t, errors.Join(os.Lchown(port, 4242, 4242), launch.Start(d.ctx(), bare, scope.Daemon("a test"), launch.StartOptions{Paused: true})))
-	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}), fault.Denied, "is a link that user 4242 made")
-	refused(t, hotplug.Attach(d.ctx(), bare, scope.Daemon("a test"), doc, live), fault.Denied, "is a link that user 4242 made")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}), fault.Denied, "user 4242 made it")
+	refused(t, hotplug.Attach(d.ctx(), bare, scope.Daemon("a test"), doc, live), fault.Denied, "user 4242 made it")
 	ok(t, errors.Join(os.Lchown(port, 0, 0), os.Remove(disk), unix.Mknod(disk, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229)))))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	ok(t, hotplug.Attach(d.ctx(), bare, scope.Daemon("a test"), doc, live))

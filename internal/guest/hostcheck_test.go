@@ -44,7 +44,7 @@ func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 	}
 	g := d.define(small("runs"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	refused(t, hotplug.PinVCPU(d.ctx(), g, scope.Daemon("a test"), 0, topology.Range(7777, 7777), machine.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to processors 7777")
+	refused(t, hotplug.PinVCPU(d.ctx(), g, scope.Daemon("a test"), 0, topology.Range(7777, 7777), machine.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to CPUs 7777")
 	ok(t, hotplug.PinVCPU(d.ctx(), g, scope.Daemon("a test"), 0, topology.Range(0, 0), machine.Affect{Live: true}))
 	d.want(g, domain.Running, domain.ReasonBooted)
 }
@@ -112,5 +112,5 @@ func TestPlug_RefusalsSayWhatHelps(t *testing.T) {
 	path := filepath.Join(d.dir, "sda.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	disk := "<disk type='file'><source file='" + path + "'/><target dev='sda' bus='scsi'/></disk>" // which brings a controller
-	refused(t, hotplug.Attach(d.ctx(), pc, scope.Daemon("a test"), disk, live), fault.Unsupported, "cannot plug in controller scsi0: a guest of machine type pc takes PCI devices only with <acpi/>")
+	refused(t, hotplug.Attach(d.ctx(), pc, scope.Daemon("a test"), disk, live), fault.Unsupported, "cannot attach controller scsi0: a guest of machine type pc accepts PCI devices only with <acpi/>")
 }

@@ -54,7 +54,7 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	overwritten(t, image, forged)
 	d.crash(g)
-	const says = "was changed while a guest, or a client that rules hold, had it to write"
+	const says = "a guest or a restricted client has changed the header"
 	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, says)
 	d.reopen(func() {})
 	g = d.again(g)
@@ -101,7 +101,7 @@ func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 		reader := d.define(small("reader-"+filepath.Base(path), diskOf("qcow2", path, "")))
-		refused(t, launch.Start(d.ctx(), reader, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "was changed while a guest")
+		refused(t, launch.Start(d.ctx(), reader, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "a guest or a restricted client has changed the header")
 	}
 }
 
@@ -131,7 +131,7 @@ func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true, ResetNVRAM: again}))
 		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
-		refused(t, launch.Start(d.ctx(), reader, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "was changed while a guest")
+		refused(t, launch.Start(d.ctx(), reader, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "a guest or a restricted client has changed the header")
 	}
 }
 

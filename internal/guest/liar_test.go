@@ -365,7 +365,7 @@ func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 		g := d.liar(program, name)
 		ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
-		if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}); err == nil || strings.Contains(err.Error(), "had begun to run") != ran {
+		if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}); err == nil || strings.Contains(err.Error(), "it had run before that") != ran {
 			t.Errorf("%s: its client is told: %v", name, err)
 		}
 		d.settle(g, domain.ShutOff)

@@ -223,7 +223,7 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 			if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
 				t.Errorf("no message reports it: %q", m)
 			}
-			refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "lives on")
+			refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "still works")
 			ok(t, syscall.Kill(pid, 0)) // and left alone
 
 			ok(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -259,7 +259,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 			}
 			same := strings.Replace(small(called), "<memory", "<uuid>"+id+"</uuid><memory", 1)
 			_, err = guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), same, launch.StartOptions{})
-			refused(t, err, fault.Busy, "lives on")
+			refused(t, err, fault.Busy, "still works")
 			_, err = guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), small(called), false)
 			refused(t, err, fault.Exists, "already exists")
 			if len(d.All()) != 1 {
@@ -331,7 +331,7 @@ func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 		if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
 			t.Errorf("no message reports it: %q", m)
 		}
-		refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "lives on")
+		refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "still works")
 		ok(t, syscall.Kill(pid, 0)) // and left alone
 		d.reopen(func() {})
 	}

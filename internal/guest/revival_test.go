@@ -55,7 +55,7 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		d.crash(g)
 		waits := waiting(t, g, "crash 3 in a row")
 		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
-		for _, piece := range []string{"QEMU ended by itself: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
+		for _, piece := range []string{"QEMU ended unexpectedly: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
 			if !strings.Contains(waits, piece) {
 				t.Errorf("the message of the pending restart does not contain %q: %s", piece, waits)
 			}

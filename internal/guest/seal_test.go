@@ -141,7 +141,7 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 		}
 	})
 	for _, g := range guests {
-		refused(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "lives on")
+		refused(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "still works")
 	}
 	other := d.define(small("other"))
 	ok(t, launch.Start(d.ctx(), other, scope.Daemon("a test"), launch.StartOptions{}))

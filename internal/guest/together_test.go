@@ -85,8 +85,8 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds without a monitor")
 	}
-	refused(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "other"), savestate.SaveOptions{}), fault.Busy, "was cut off")
-	refused(t, savestate.Dump(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "dump"), savestate.DumpOptions{}), fault.Busy, "was cut off")
+	refused(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "other"), savestate.SaveOptions{}), fault.Busy, "was interrupted")
+	refused(t, savestate.Dump(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "dump"), savestate.DumpOptions{}), fault.Busy, "was interrupted")
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	d.settle(g, domain.Running)
 	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))

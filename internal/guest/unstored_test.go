@@ -143,7 +143,7 @@ func TestAStartThatIsStruckOffLate(t *testing.T) {
 		var noted any
 		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID(), &noted) == nil
 	}
-	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "could not be started") })
+	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "autostart failed") })
 	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
 	find := d.misplace()
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))

@@ -27,6 +27,6 @@ func TestNobodyUploadsToADiskThatBegins(t *testing.T) {
 	u.Abort()
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	_, err = p.Upload(d.ctx(), scope.Daemon("a test"), "disk", 0, 0)
-	refused(t, err, fault.Busy, "a guest, or qemu-img, has")
+	refused(t, err, fault.Busy, "a guest or qemu-img has")
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 }

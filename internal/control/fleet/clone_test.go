@@ -210,7 +210,7 @@ func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
 	}
 	ok(t, os.Truncate(filepath.Join(h.dir, "golden_VARS.fd"), 64<<20+1))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}})
-	refused(t, err, fault.Invalid, "more than the 64 MiB")
+	refused(t, err, fault.Invalid, "larger than the 64 MiB")
 }
 
 func TestClone_CopiesUEFIVariables(t *testing.T) {
@@ -549,8 +549,8 @@ func TestSeed_BusWithDriver(t *testing.T) {
 	}
 }
 
-// A clone's disks have the path limits of the source, whoever makes the clone: a client that may write to the
-// disks' folder can neither redirect them nor have another file copied through them.
+// A clone's disks keep the path limits of the source, no matter which client makes the clone. A client that may write
+// to the disks' folder can neither redirect them nor have another file copied through them.
 //
 // Promise: A3
 func TestClone_KeepsPathLimits(t *testing.T) {

@@ -122,7 +122,7 @@ func selectors(t testing.TB, texts ...string) []Selector {
 	return all
 }
 
-// try runs a request and returns what was reported, as "name outcome wave".
+// try runs a request and returns its results, as "name outcome wave".
 func (h *herd) try(q Request, texts ...string) (Summary, []Result, error) {
 	h.t.Helper()
 	q.Select = selectors(h.t, texts...)

@@ -84,7 +84,7 @@ func converse(input []byte, stranger bool) (*bytes.Buffer, *rpc.Session) {
 	near, far := net.Pipe()
 	c := rpc.NewClient(s, far, false)
 	if !stranger {
-		c.Session.Admitted, c.Session.Opened, c.Session.Uri = true, true, rpc.SystemURI
+		c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
 	}
 	served := make(chan struct{})
 	go func() {

@@ -506,12 +506,12 @@ func (c *blockCommit) define(ctx context.Context) error {
 		if c.Active { // the stored definition was changed by the step store
 			return nil
 		}
-		return c.shortenStored(ctx, c.op.Scope(), g)
+		return c.shortenStored(c.op.Scope(), g)
 	})
 }
 
 // shortenStored removes the committed images from the chain in the stored definition, if that lists one.
-func (c *blockCommit) shortenStored(ctx context.Context, sc scope.Scope, g *machine.Guest) error {
+func (c *blockCommit) shortenStored(sc scope.Scope, g *machine.Guest) error {
 	if g.Inactive == nil {
 		return nil
 	}

@@ -114,12 +114,12 @@ func (d *DetachOp) probe(ctx context.Context, _ operation.Gone) (operation.Verdi
 func (d *DetachOp) define(ctx context.Context) error {
 	return d.r.InLoop(ctx, func(g *machine.Guest) error {
 		DeviceGone(g, d.Alias)
-		return d.follow(ctx, d.op.Scope(), g)
+		return d.follow(d.op.Scope(), g)
 	})
 }
 
 // follow removes the device from the stored definition. It runs in the loop.
-func (d *DetachOp) follow(ctx context.Context, sc scope.Scope, g *machine.Guest) error {
+func (d *DetachOp) follow(sc scope.Scope, g *machine.Guest) error {
 	if d.saved == nil {
 		return nil
 	}
@@ -217,7 +217,7 @@ func planDetach(g *machine.Guest, dev, stored device.Device, async bool) (machin
 		if err != nil {
 			return nil, err
 		}
-		return func() error { return d.follow(ctx, sc, g) }, nil
+		return func() error { return d.follow(sc, g) }, nil
 	}, nil
 }
 

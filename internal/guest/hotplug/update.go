@@ -185,7 +185,7 @@ func (u *UpdateOp) define(ctx context.Context) error {
 		return nil
 	}
 	return u.R.InLoop(ctx, func(g *machine.Guest) error {
-		err := u.follow(ctx, u.op.Scope(), g)
+		err := u.follow(u.op.Scope(), g)
 		if err == nil || u.Words == nil {
 			u.note(g)
 		}
@@ -194,7 +194,7 @@ func (u *UpdateOp) define(ctx context.Context) error {
 }
 
 // follow applies the change to the stored definition. It runs in the loop.
-func (u *UpdateOp) follow(ctx context.Context, sc scope.Scope, g *machine.Guest) error {
+func (u *UpdateOp) follow(sc scope.Scope, g *machine.Guest) error {
 	if u.config == nil {
 		return nil
 	}

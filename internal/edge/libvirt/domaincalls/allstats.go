@@ -40,7 +40,7 @@ const (
 	// fewNamed is the largest number of named domains that get fresh samples. A call
 	// about more, or about all, is answered from the sampler's last samples.
 	fewNamed = 8
-	// NamedPatience is how long those are waited for, all together.
+	// NamedPatience bounds the wait for the samples of all named domains together.
 	NamedPatience = time.Second
 )
 
@@ -152,9 +152,8 @@ type StatsRequest struct {
 	atRest map[*guest.Guest]map[string]statistics.BlockInfo
 }
 
-// refresh has new samples taken of a few guests, and waits for them as long as
-// its patience lasts; and looks up the sizes of the images of those that do not
-// run.
+// refresh takes new samples of a few guests, and waits for them for a bounded time.
+// For guests that do not run, it looks up the sizes of the images.
 func (r *StatsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*guest.Guest) {
 	if r.Groups&^StatsState == 0 {
 		return
@@ -214,8 +213,8 @@ func (r *StatsRequest) record(p *StatsParams, g *guest.Guest) (xdr.DomainStatsRe
 	return xdr.DomainStatsRecord{Domain: d, Params: r.Figures(p, v, st, r.atRest[g])}, nil
 }
 
-// Figures lists the groups that are wanted, from a sample that may be empty. Its
-// names are those that libvirt documents and no others: clients take them apart.
+// Figures lists the groups that are wanted, from a sample that may be empty. It uses
+// only the names that libvirt documents, because clients parse them.
 // Lodge's own API gives the age of a sample.
 func (r *StatsRequest) Figures(p *StatsParams, v *guest.View, st *machine.Stats, atRest map[string]statistics.BlockInfo) []xdr.TypedParam {
 	begin := len(p.List)
@@ -231,7 +230,7 @@ func (r *StatsRequest) Figures(p *StatsParams, v *guest.View, st *machine.Stats,
 	return p.List[begin:len(p.List):len(p.List)]
 }
 
-// statsParts are the groups that need nothing but a view and a sample.
+// statsParts are the groups that need only a view and a sample.
 var statsParts = []struct {
 	group uint32
 	add   func(*StatsParams, *guest.View, *machine.Stats)
@@ -244,9 +243,9 @@ var statsParts = []struct {
 	{StatsIOThread, (*StatsParams).iothreads},
 }
 
-// figureNames are the names of the figures of numbered things, such as
-// "net.0.rx.bytes". Those of the first things are made once: a call for a
-// thousand guests needs a hundred thousand of them.
+// figureNames are the names of the figures of numbered items, such as
+// "net.0.rx.bytes". The names for the first numbers are made once: a call for a
+// thousand guests needs a hundred thousand names.
 type figureNames struct {
 	prefix   string
 	suffixes []string
@@ -274,7 +273,7 @@ func (n *figureNames) make(i uint) []string {
 	return names
 }
 
-// of gives the names for the thing of that number, in the order of the suffixes.
+// of gives the names for the item with a number, in the order of the suffixes.
 func (n *figureNames) of(i uint) []string {
 	if i < uint(len(n.made)) {
 		return n.made[i]
@@ -282,12 +281,11 @@ func (n *figureNames) of(i uint) []string {
 	return n.make(i)
 }
 
-// StatsParams are the parameters of all guests of one call, one guest's behind
-// the other's.
+// StatsParams are the parameters of all guests of one call, one guest after the other.
 type StatsParams struct{ rpc.ParamList }
 
-// StatsRoom keeps the room that calls have used for those that come after: it is
-// megabytes for some hundred guests, and free once the reply is encoded.
+// StatsRoom keeps the buffers of earlier calls for later calls. A buffer takes megabytes
+// for some hundred guests, and is free once the reply is encoded.
 var StatsRoom = sync.Pool{New: func() any { return new(StatsParams) }}
 
 // state adds a guest's state and its reason, by libvirt's numbers.

@@ -13,7 +13,7 @@ import (
 // cpuTotal as the first processor asks for the sum over all.
 const cpuTotal = -1
 
-// maxStatsCPUs is how many processors one call may ask for.
+// maxStatsCPUs is the greatest number of processors that one call may ask for.
 const maxStatsCPUs = 128
 
 // domainGetCPUStats gives the processor time that a domain used, in total or on each

@@ -106,7 +106,7 @@ func asValidation(doc string, validate bool, err error) error {
 	return rpc.WithCode(rpc.CodeXMLSchema, err)
 }
 
-// domainCall is a call that does one thing to a guest, without flags.
+// domainCall makes a handler that runs one method of a guest, without flags.
 func domainCall(do func(context.Context, *guest.Guest, scope.Scope) error) func(context.Context, *rpc.Handlers, *rpc.Request, *xdr.WithDomain) (*rpc.Void, error) {
 	return func(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithDomain) (*rpc.Void, error) {
 		g, err := FindGuest(h, args.Domain)
@@ -117,7 +117,7 @@ func domainCall(do func(context.Context, *guest.Guest, scope.Scope) error) func(
 	}
 }
 
-// flaggedCall is a call that does one thing to a guest and knows these flags.
+// flaggedCall makes a handler that runs one function on a guest and accepts the given flags.
 func flaggedCall(call string, known uint32, do func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error,
 ) func(context.Context, *rpc.Handlers, *rpc.Request, *xdr.WithDomainFlags) (*rpc.Void, error) {
 	return func(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithDomainFlags) (*rpc.Void, error) {

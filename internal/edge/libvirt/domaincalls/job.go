@@ -46,7 +46,7 @@ func JobType(p domain.Progress) int32 {
 	return JobCompleted
 }
 
-// elapsed is how long a job took, or takes so far, in milliseconds.
+// elapsed is the duration of a job, up to now or to its end, in milliseconds.
 func elapsed(p domain.Progress) uint64 {
 	end := p.Ended
 	if end.IsZero() {
@@ -55,7 +55,7 @@ func elapsed(p domain.Progress) uint64 {
 	return uint64(max(0, end.Sub(p.Started).Milliseconds()))
 }
 
-// MovesMemory leaves out the short jobs that clients know nothing of.
+// MovesMemory leaves out the short jobs: libvirt's clients do not know them.
 func MovesMemory(p domain.Progress) domain.Progress {
 	switch p.Kind {
 	case domain.JobSave, domain.JobRestore, domain.JobDump:

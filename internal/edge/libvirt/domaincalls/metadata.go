@@ -15,7 +15,7 @@ func DomainMetadataCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainSetMetadata, domainSetMetadata)
 }
 
-// metadataSorts are the sorts of metadata, by libvirt's number.
+// metadataSorts are the types of metadata, by libvirt's number.
 var metadataSorts = []guest.MetadataKind{guest.Description, guest.Title, guest.Element}
 
 func metadataSort(number int32) (guest.MetadataKind, error) {

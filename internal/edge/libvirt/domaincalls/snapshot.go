@@ -30,7 +30,7 @@ const (
 	checkpointFilters = 1<<4 - 1
 )
 
-// without checks a call about something that no domain has.
+// without checks a call about a snapshot or checkpoint, which no domain has.
 func without(h *rpc.Handlers, call string, d xdr.Domain, flags, known uint32) error {
 	if err := rpc.CheckFlags(call, flags, known); err != nil {
 		return err

@@ -24,10 +24,10 @@ func DomainStatsCalls(g rpc.Group) {
 	rpc.OnThen(g, xdr.ProcConnectGetAllDomainStats, connectGetAllDomainStats)
 }
 
-// statsAge is how old a sample may be that answers a call.
+// statsAge is the greatest age of a sample that answers a call.
 const statsAge = 500 * time.Millisecond
 
-// onePatience is how long a call about one domain waits for its sample.
+// onePatience bounds how long a call about one domain waits for its sample.
 const onePatience = 2 * time.Second
 
 // stats samples a running domain.
@@ -42,9 +42,9 @@ func stats(ctx context.Context, h *rpc.Handlers, d xdr.Domain) (*machine.Stats, 
 	return statistics.Stats(ctx, g, statsAge)
 }
 
-// disk gives the counters of the disk with a target or path; an empty name
-// means the sum of all. Old ones are refused: nothing in the answer could say
-// that they are old.
+// disk gives the counters of the disk with a target or path; an empty name means the
+// sum of all disks. Old counters are refused, because the answer has no field for
+// their age.
 func disk(ctx context.Context, h *rpc.Handlers, d xdr.Domain, name string) (machine.DiskStats, error) {
 	st, err := stats(ctx, h, d)
 	if err != nil {

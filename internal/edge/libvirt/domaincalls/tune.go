@@ -69,8 +69,8 @@ var SchedulerTunables = []Tunable{
 	quota("iothread_quota", func(t *domain.CPUTune) *int64 { return &t.IOThreadQuota }),
 }
 
-// Bounds of the kernel's for periods and quotas, in microseconds, and the period
-// that it has where nothing is said.
+// The kernel's bounds for periods and quotas, in microseconds, and its default
+// period.
 const (
 	leastPeriod, mostPeriod = 1000, 1000000
 	leastQuota, mostQuota   = 1000, 17592186044415

@@ -18,8 +18,8 @@ type Processor struct {
 	features      []cpuFeature
 }
 
-// cpuFeature is one that a description names beside the model. A host's are all
-// required.
+// cpuFeature is a feature that a description names in addition to the model. In a
+// host's description all features are required.
 type cpuFeature struct{ name, policy string }
 
 // ofHost says whether the description is of a host: only those name an architecture.
@@ -158,7 +158,7 @@ func (p *Processor) readGuest(root *xmltree.Element) error {
 	return nil
 }
 
-// vendorIDLength is how long a processor's word for its vendor is.
+// vendorIDLength is the length of a processor's vendor string, in bytes.
 const vendorIDLength = 12
 
 func (p *Processor) readFeatures(root *xmltree.Element, host bool) error {

@@ -104,8 +104,8 @@ func enum(name string, values ...string) *xmltree.Element {
 	return e
 }
 
-// offered is an element that is supported if its first list has any value, and
-// says nothing more when it is not.
+// offered is an element that is supported if its first list has any value. If it is
+// unsupported, it has no content.
 func offered(name string, enums ...*xmltree.Element) *xmltree.Element {
 	if len(enums[0].Children) == 0 {
 		return tag(name, "supported", "no")

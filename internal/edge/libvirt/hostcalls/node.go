@@ -47,8 +47,8 @@ func nodeGetFreeMemory(_ context.Context, h *rpc.Handlers, _ *rpc.Request, _ *rp
 	return &xdr.NodeGetFreeMemoryRet{FreeMemory: memory.Free}, err
 }
 
-// nodeGetCellsFreeMemory counts cells by their numbers: one that is missing in
-// between has nothing free.
+// nodeGetCellsFreeMemory gives the free memory of cells by their numbers. A missing
+// number in between counts as a cell without free memory.
 func nodeGetCellsFreeMemory(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NodeGetCellsFreeMemoryArgs) (*xdr.NodeGetCellsFreeMemoryRet, error) {
 	if args.MaxCells <= 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "the number of cells must be above 0, not %d", args.MaxCells)

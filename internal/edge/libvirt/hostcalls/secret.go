@@ -20,8 +20,8 @@ const (
 	listSecretAll         = 1<<4 - 1
 )
 
-// SecretCalls are the calls about secrets. The table of procedures lets none that
-// gives a value through from a read-only connection.
+// SecretCalls are the calls about secrets. On a read-only connection, the table of
+// procedures refuses every call that gives a secret's value.
 func SecretCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcConnectNumOfSecrets, connectNumOfSecrets)
 	rpc.On(g, xdr.ProcConnectListSecrets, connectListSecrets)

@@ -56,8 +56,7 @@ const (
 	networkConfig      = 1 << 1
 )
 
-// findNetwork finds the network that a client means. Names may be old; the UUID says
-// which it is.
+// findNetwork finds the network that a client names, by its UUID: the name may be out of date.
 func findNetwork(h *rpc.Handlers, n xdr.Network) (*network.Network, error) {
 	return h.Networks.ByUUID(rpc.FormatUUID(n.UUID))
 }
@@ -367,8 +366,8 @@ func networkGetMetadata(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args
 	return &xdr.WithMetadata{Metadata: found}, err
 }
 
-// networkListAllPorts answers for a network that no NIC is plugged into. Those
-// that are have no port objects with UUIDs of their own, and are not left out.
+// networkListAllPorts answers only for a network without plugged-in NICs. Plugged-in
+// NICs have no port objects with UUIDs of their own, and an answer may not omit them.
 func networkListAllPorts(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NetworkListAllPortsArgs) (*xdr.NetworkListAllPortsRet, error) {
 	if err := rpc.CheckFlags("NETWORK_LIST_ALL_PORTS", args.Flags, 0); err != nil {
 		return nil, err

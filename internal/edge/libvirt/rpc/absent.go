@@ -7,11 +7,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// AbsentCalls read sorts of objects that Lodge never makes: the host's network
-// configuration (virInterface), network filters and their bindings. There are
-// none, so that lists are empty and each look-up finds nothing. Clients such as
-// Cockpit and Vagrant read these lists at every visit. Calls that would make such
-// an object stay refused by name.
+// AbsentCalls read types of objects that Lodge never makes: the host's network
+// configuration (virInterface), network filters and their bindings. No such object
+// exists, so lists are empty and each look-up fails. Clients such as Cockpit and
+// Vagrant read these lists at every visit. Calls that would make such an object
+// are refused by name.
 func AbsentCalls(g Group) {
 	On(g, xdr.ProcConnectNumOfInterfaces, countNone)
 	On(g, xdr.ProcConnectListInterfaces, namesNone)

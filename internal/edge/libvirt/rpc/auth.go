@@ -17,7 +17,7 @@ const (
 	authPolkit = 2
 )
 
-// farewell is the time that a client which polkit has refused has to hear of it.
+// farewell is the time for a client that polkit refused to read the refusal.
 const farewell = 5 * time.Second
 
 // AuthCalls are the calls before authentication. The kernel identifies a client of a

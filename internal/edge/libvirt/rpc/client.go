@@ -39,8 +39,8 @@ type Client struct {
 	Session *Session
 	Owner   authz.Owner // the user, process or host that the connection counts for
 
-	// Life ends with the connection, and its cause says why. reading ends
-	// before it when the daemon stops: calls in flight may still be answered.
+	// Life ends with the connection, and its cause is the reason. When the daemon stops,
+	// reading ends before life, so that calls in flight can still be answered.
 	Life     context.Context
 	End      context.CancelCauseFunc
 	Reading  context.Context
@@ -87,8 +87,8 @@ func NewClient(s *Server, conn net.Conn, readOnly bool) *Client {
 	return c
 }
 
-// Serve runs the connection to its end. Calls that outlive it hold serve up,
-// so that the bound on connections bounds them too.
+// Serve runs the connection to its end. It returns only after calls that outlive the
+// connection, so the bound on connections also bounds those calls.
 func (c *Client) Serve() {
 	if !c.secure() {
 		return
@@ -219,7 +219,7 @@ func (c *Client) readRest(n int) (*frame, error) {
 	return f, nil
 }
 
-// take hands one packet on. An error ends the connection.
+// take passes one packet to its handler. An error ends the connection.
 func (c *Client) take(f *frame) error {
 	if f.Program == xdr.ProgramKeepalive {
 		f.closeFiles()
@@ -238,8 +238,8 @@ func (c *Client) take(f *frame) error {
 	return fault.New(fault.Invalid, fault.Call, "a client does not send packets of type %d", f.Type)
 }
 
-// call admits a call and gives it a goroutine, or answers why not. It waits,
-// and so nothing is read, while the client has too much in flight.
+// call admits a call and starts its goroutine, or answers with the reason against it.
+// While the client has too many calls in flight, it waits, and the server reads nothing.
 func (c *Client) call(f *frame) error {
 	r, err := c.route(f)
 	if err != nil {

@@ -59,10 +59,10 @@ type Message[T any] interface {
 // Void is the arguments or the result of a call that has none.
 type Void struct{}
 
-// Append implements xdr.Message.
+// Append adds no bytes.
 func (*Void) Append(b []byte) ([]byte, error) { return b, nil }
 
-// Decode implements xdr.Message.
+// Decode reads no bytes.
 func (*Void) Decode(*xdr.Reader) error { return nil }
 
 // On serves a call with f.

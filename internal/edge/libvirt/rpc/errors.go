@@ -104,7 +104,7 @@ var lead = map[Code]string{
 	CodeNoNetworkPort:     "network port not found",
 }
 
-// Origin is libvirt's word for the part of it that an error came from.
+// Origin is libvirt's number for the part of libvirt that an error comes from.
 type Origin int32
 
 const (
@@ -130,7 +130,7 @@ const levelError = 2
 // output of a guest or a tool.
 const maxErrorText = 16 << 10
 
-// codedError carries a code that kind and subject cannot say.
+// codedError carries a code that does not follow from kind and subject.
 type codedError struct {
 	code Code
 	error
@@ -138,7 +138,7 @@ type codedError struct {
 
 func (e codedError) Unwrap() error { return e.error }
 
-// originError carries an origin that the subject cannot say.
+// originError carries an origin that does not follow from the subject.
 type originError struct {
 	origin Origin
 	error
@@ -146,7 +146,7 @@ type originError struct {
 
 func (e originError) Unwrap() error { return e.error }
 
-// OfCPU says that err came from libvirt's processor driver; nil stays nil.
+// OfCPU marks err as an error of libvirt's processor driver; nil stays nil.
 func OfCPU(err error) error {
 	if err == nil {
 		return nil
@@ -154,7 +154,7 @@ func OfCPU(err error) error {
 	return originError{FromCPU, err}
 }
 
-// OfStorage says that an error of a pool's config came from libvirt's storage driver; others keep
+// OfStorage marks an error of a pool's config as one of libvirt's storage driver; other errors keep
 // their own origin.
 func OfStorage(err error) error {
 	if fault.About(err) != fault.Config {
@@ -171,7 +171,7 @@ func rpcFault(format string, args ...any) error {
 	return WithCode(CodeRPC, fault.New(fault.Invalid, fault.Call, format, args...))
 }
 
-// notFoundCodes, for a missing object of each sort.
+// notFoundCodes are the codes for a missing object of each type.
 var notFoundCodes = map[fault.Subject]Code{
 	fault.Domain:     CodeNoDomain,
 	fault.Network:    CodeNoNetwork,
@@ -260,7 +260,7 @@ func unsupportedCode(subject fault.Subject) Code {
 	}
 }
 
-// originOf gives the part of libvirt that would have said this.
+// originOf gives the part of libvirt that would have reported this error.
 func originOf(err error) Origin {
 	if from, ok := errors.AsType[originError](err); ok {
 		return from.origin

@@ -12,6 +12,7 @@ import (
 // family is a sort of object that events are about; event ids count from 0 in each.
 type family int
 
+// Families of events: domains, networks, storage pools, node devices and secrets.
 const (
 	// OfDomain is the family of events about domains.
 	OfDomain family = iota
@@ -25,8 +26,8 @@ const (
 	OfSecret
 )
 
-// EventIDs is how many events a family has. Each can be subscribed to, those
-// that Lodge has no reason to send included.
+// EventIDs is the number of events in each family. Clients can subscribe to all of
+// them, including events that Lodge has no reason to send.
 var EventIDs = map[family]int32{OfDomain: 28, OfNetwork: 2, OfPool: 2, OfNodeDevice: 2, OfSecret: 2}
 
 // maxSubscriptions bounds the subscriptions of one client. A client that watches each

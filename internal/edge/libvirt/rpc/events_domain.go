@@ -33,9 +33,10 @@ const (
 	eventMemoryFailure       = 25
 )
 
-// Words gives libvirt's number for a word of room event.
+// Words maps the words of package event to libvirt's numbers.
 type Words map[string]int32
 
+// Numbers of libvirt's domain events, for the words that package event uses.
 var (
 	// DomainChanges are libvirt's numbers of a domain's changes and their details.
 	DomainChanges = map[event.Change]int32{
@@ -63,10 +64,11 @@ var (
 		event.PMSuspended: {event.DetailMemory: 0, event.DetailDisk: 1},
 		event.Crashed:     {event.DetailPanicked: 0},
 	}
-	watchdogActions   = Words{"none": 0, "pause": 1, "reset": 2, "poweroff": 3, "shutdown": 4, "dump": 5, "inject-nmi": 6}
-	ioErrorActions    = Words{"none": 0, "pause": 1, "report": 2}
-	graphicsPhases    = Words{"connect": 0, "initialize": 1, "disconnect": 2}
-	addressFamilies   = Words{"ipv4": 0, "ipv6": 1, "unix": 2}
+	watchdogActions = Words{"none": 0, "pause": 1, "reset": 2, "poweroff": 3, "shutdown": 4, "dump": 5, "inject-nmi": 6}
+	ioErrorActions  = Words{"none": 0, "pause": 1, "report": 2}
+	graphicsPhases  = Words{"connect": 0, "initialize": 1, "disconnect": 2}
+	addressFamilies = Words{"ipv4": 0, "ipv6": 1, "unix": 2}
+	// BlockJobKinds are libvirt's numbers of kinds of block jobs.
 	BlockJobKinds     = Words{"pull": 1, "copy": 2, "commit": 3, "active-commit": 4, "backup": 5}
 	blockJobStatuses  = Words{"completed": 0, "failed": 1, "canceled": 2, "ready": 3}
 	mediaReasons      = Words{"missing on start": 0, "drop missing on start": 1}

@@ -41,7 +41,7 @@ func Notices(e event.Event) []Notice {
 	return about(strings.ToLower(e.Source.UUID), e.Source.Name, found)
 }
 
-// about says which object the notices are of.
+// about sets the object of the notices.
 func about(object, name string, found []Notice) []Notice {
 	for i := range found {
 		found[i].object, found[i].name = object, name

@@ -154,8 +154,8 @@ func (o *outgoing) finish() {
 	}
 }
 
-// writeSlice is how much is written under one deadline, so that a slow but
-// living peer has as long for each slice as a dead one has before it is given up.
+// writeSlice is the number of bytes that are written under one deadline. So a slow but
+// living peer gets, for each slice, the time after which a dead peer is given up.
 const writeSlice = 256 << 10
 
 // write sends a packet and its descriptors. Each slice must be taken within patience.

@@ -15,7 +15,7 @@ type Intake struct {
 	Calls, Bytes int
 }
 
-// NewIntake makes an intake that admits so many calls, and so many bytes of calls, at a time.
+// NewIntake makes an intake with its bounds: calls at a time, and bytes of all those calls.
 func NewIntake(maxCalls, maxBytes int) *Intake {
 	return &Intake{maxCalls: maxCalls, maxBytes: maxBytes, freed: make(chan struct{}, 1)}
 }

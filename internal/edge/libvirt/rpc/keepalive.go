@@ -13,8 +13,8 @@ const (
 	// pongInterval is the time between unsolicited pongs to a client that pings, while
 	// nothing is read from it. Clients ping once a second at most.
 	pongInterval = time.Second
-	// pingInterval and pingCount: a client that asked for it and was silent
-	// through so many intervals is gone.
+	// pingInterval and pingCount bound the silence of a client that asked for pings:
+	// after pingCount silent intervals, its connection ends.
 	pingInterval = 5 * time.Second
 	pingCount    = 5
 )
@@ -66,7 +66,7 @@ func (k *keepalive) reassure() {
 	}
 }
 
-// watchOver begins to ping. The connection ends by end when nothing answers.
+// watchOver starts to ping. It calls end to end the connection when no answer comes.
 func (k *keepalive) watchOver(end func(error)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -97,7 +97,7 @@ func (p patient) Read(b []byte) (int, error) {
 	return p.conn.Read(b[:min(len(b), writeSlice)])
 }
 
-// done lets the next packet take its time to begin.
+// done removes the deadline: the next packet may begin at any time.
 func (p patient) done() { p.until(time.Time{}) }
 
 // until sets the deadline, unless the daemon has ended the reading by one.

@@ -27,7 +27,7 @@ func (c *Permission) about(ret xdr.Message, failure error) authz.Object {
 	return o
 }
 
-// documentKinds are the sorts of objects by the roots of their documents.
+// documentKinds are the kinds of objects by the root elements of their documents.
 var documentKinds = map[string]authz.Kind{"domain": authz.Guest, "network": authz.Network, "pool": authz.Pool}
 
 // wanted is the object that the document among a call's arguments would have made, on an object.

@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// sorts are the parts of messages that name an object, with how rules see it.
+// sorts are the parts of messages that name an object, each with its conversion to the rules' form.
 var sorts = map[reflect.Type]func(*Session, any) authz.Object{
 	reflect.TypeFor[xdr.Domain](): func(s *Session, v any) authz.Object {
 		d := v.(xdr.Domain)
@@ -43,7 +43,7 @@ var sorts = map[reflect.Type]func(*Session, any) authz.Object{
 	},
 }
 
-// called is the object of a UUID, which a client calls by a name that may be another.
+// called is the object with a UUID. The name that the client gives may differ from the object's.
 func called(name string, id xdr.UUID, find func(uuid string) authz.Object) authz.Object {
 	uuid := FormatUUID(id)
 	o := find(uuid)
@@ -140,7 +140,7 @@ func (c *Permission) veil(m xdr.Message) error {
 	return nil
 }
 
-// names says whether the client itself says a name in the call.
+// names says whether the client itself wrote a name in the call's arguments.
 func (c *Permission) names(name string) bool {
 	return c.args != nil && !EachText(reflect.ValueOf(c.args).Elem(), "", func(_, text string) bool { return text != name })
 }

@@ -16,8 +16,8 @@ func Text(s *string) string {
 // ZeroEnded is a text as clients take it that have it as bytes.
 func ZeroEnded(text string) []byte { return append([]byte(text), 0) }
 
-// Either reports whether a pair of flags lets something through that is so or
-// not so. Neither flag, and both, let everything through.
+// Either reports whether a pair of filter flags admits an object. The object has (so) or
+// lacks a property. With neither flag, and with both, every object passes.
 func Either(flags, ifSo, ifNot uint32, so bool) bool {
 	switch flags & (ifSo | ifNot) {
 	case ifSo:

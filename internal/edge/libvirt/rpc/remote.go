@@ -18,8 +18,8 @@ func (c *Client) fromAfar(l Listener) {
 	c.Session.Identity = authz.Who{Address: c.conn.RemoteAddr().String()}
 }
 
-// secure shakes hands with a client of another host, within the time that there
-// is for it, and reports whether it may go on. One that may not learns nothing.
+// secure makes the TLS handshake with a client of another host, within its time limit,
+// and reports whether the client may continue. A refused client learns nothing.
 func (c *Client) secure() bool {
 	if c.tls == nil {
 		return true

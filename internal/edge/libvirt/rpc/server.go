@@ -79,7 +79,7 @@ func defaultLimits() Limits {
 	}
 }
 
-// Handlers serve the calls. The rooms do the work; a handler translates.
+// Handlers serve the calls. A handler translates; the packages in Rooms do the work.
 type Handlers struct{ Rooms }
 
 // Server serves libvirt's protocol.
@@ -93,7 +93,7 @@ type Server struct {
 	Table     Table
 	Handlers  Handlers
 
-	// calls is the context of every call, whatever becomes of its client.
+	// calls is the context of every call. It does not end with the call's client.
 	calls     context.Context
 	stopCalls context.CancelCauseFunc
 	turns     *fairqueue.Scheduler
@@ -107,7 +107,7 @@ type Server struct {
 	gone      sync.WaitGroup      // the clients
 }
 
-// NewServer makes a server of the calls in a table.
+// NewServer makes a server for the calls in a table.
 func NewServer(c Config, t Table) *Server {
 	s := &Server{
 		log:       c.Log,
@@ -131,9 +131,9 @@ func NewServer(c Config, t Table) *Server {
 	return s
 }
 
-// Serve takes clients from the listeners until ctx ends, then answers the calls
-// in flight as far as the grace allows. It closes the listeners. It gives an
-// error when a listener fails for good, or when calls did not end.
+// Serve accepts clients from the listeners until ctx ends. Then it answers the calls in
+// flight, within the grace time. It closes the listeners. It returns an error when a
+// listener fails permanently, or when calls did not end.
 func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -162,8 +162,8 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	return err
 }
 
-// accept takes clients from one listener. At the bound on connections it leaves
-// the next ones waiting in the kernel, so a full socket says nothing to others.
+// accept takes clients from one listener. At the bound on connections, further clients
+// wait in the kernel, so a full socket does not affect other sockets.
 func (s *Server) accept(ctx context.Context, l Listener) error {
 	places := make(chan struct{}, s.Limits.Clients)
 	for {
@@ -208,7 +208,7 @@ func (s *Server) accept(ctx context.Context, l Listener) error {
 	}
 }
 
-// heed has every client asked for again when the rules change.
+// heed checks every client again when the rules change.
 func (s *Server) heed(ctx context.Context) {
 	changed := s.Gate.Changed()
 	for {
@@ -222,8 +222,8 @@ func (s *Server) heed(ctx context.Context) {
 	}
 }
 
-// heedNames has open streams asked for again when a guest is called otherwise: rules know it by
-// its name and its labels.
+// heedNames checks open streams again when a guest's name or labels change: rules identify a guest
+// by these.
 func (s *Server) heedNames(ctx context.Context, reader *event.Reader) {
 	for {
 		e, lost, err := reader.Next(ctx)
@@ -240,7 +240,7 @@ func (s *Server) heedNames(ctx context.Context, reader *event.Reader) {
 	}
 }
 
-// calls says whether a guest may be called otherwise after an event.
+// calls says whether a guest's name or labels may differ after an event.
 func calls(p event.Payload) bool {
 	switch p := p.(type) {
 	case event.DomainChange:
@@ -261,8 +261,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Add counts a client in, unless its owner has too many. Of one of another host it is known by now
-// which that is.
+// Add counts a client in, unless its owner has too many. For a client of another host, that host is
+// known by now.
 func (s *Server) Add(c *Client) bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -314,7 +314,7 @@ func (s *Server) meet(c *Client) {
 	}
 }
 
-// Clients counts those that are connected.
+// Clients gives the number of connected clients.
 func (s *Server) Clients() int {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -330,8 +330,8 @@ func (s *Server) EachClient(do func(*Client)) {
 	}
 }
 
-// hangUp lets the calls in flight end, first of themselves, then by their
-// context, and gives up on those that heed neither.
+// hangUp waits for the calls in flight to end. After the grace time, it cancels their
+// context, ends the connections and waits once more. Calls that ignore that are an error.
 func (s *Server) hangUp() error {
 	gone := make(chan struct{})
 	go func() {

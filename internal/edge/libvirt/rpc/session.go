@@ -25,13 +25,13 @@ type Session struct {
 	Admitted bool // authentication is done
 	Opened   bool
 	readOnly bool
-	Uri      string
+	URI      string
 	watched  bool // a close callback is registered
 
 	subs subscriptions
 }
 
-// Request is one call of a client: the session that it came by, and the scope that the rules give it.
+// Request is one call of a client: its session, and the scope that the rules give it.
 type Request struct {
 	*Session
 	Scope scope.Scope
@@ -70,9 +70,8 @@ func (s *Session) authenticated() bool {
 	return s.Admitted
 }
 
-// mayWrite reports whether the session may change and see everything. Calls
-// that are refused as a whole were refused before their handler; this is for
-// those that depend on a flag.
+// mayWrite reports whether the session may change and see everything. Handlers ask it
+// only about flags: a call that is refused as a whole never reaches its handler.
 func (s *Session) mayWrite() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +108,7 @@ func (s *Session) permit(p *xdr.Procedure) error {
 	return nil
 }
 
-// Blank are the arguments of a call that says nothing in particular.
+// Blank are the arguments of a call that sets no field.
 func Blank(p *xdr.Procedure) xdr.Message {
 	if p.NewArgs == nil {
 		return nil
@@ -130,7 +129,7 @@ func errReadOnly(p *xdr.Procedure) error {
 	return WithCode(CodeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", FunctionName(p.Name)))
 }
 
-// DenyReadOnly refuses what a flag of a permitted call asks for.
+// DenyReadOnly refuses a flag of a permitted call, or another part of it, to a read-only client.
 func (s *Session) DenyReadOnly(call, what string) error {
 	if s.mayWrite() {
 		return nil
@@ -144,7 +143,7 @@ func (s *Session) end() {
 	close(s.Gone)
 }
 
-// admit lets the client in when its peer may.
+// admit lets the client in if its peer has the right to connect.
 func (s *Session) admit() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,14 +173,14 @@ func (s *Session) admit() error {
 	return nil
 }
 
-// open makes the session one of qemu:///system.
+// open marks the session as an open connection to qemu:///system.
 func (s *Session) open(uri string, readOnly bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.Opened {
 		return WithCode(CodeInternal, fault.New(fault.WrongState, fault.Call, "connection already open"))
 	}
-	s.Opened, s.Uri = true, uri
+	s.Opened, s.URI = true, uri
 	s.readOnly = s.readOnly || readOnly
 	return nil
 }
@@ -190,5 +189,5 @@ func (s *Session) open(uri string, readOnly bool) error {
 func (s *Session) address() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.Uri
+	return s.URI
 }

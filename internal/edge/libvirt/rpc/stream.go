@@ -12,10 +12,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// StreamQueue is how many packets from the client wait in a stream. Beyond
-// that nothing is read from the client.
+// StreamQueue is the number of packets from the client that may wait in a stream. At
+// that number, the server stops reading from the client.
 const StreamQueue = 2
 
+// Causes that a client gives for the end of a stream.
 var (
 	errAborted = errors.New("the client aborted the stream")
 	// ErrFinished is what a stream gives once its client has ended it.
@@ -268,8 +269,8 @@ func (st *Stream) hangUp(aborted bool) {
 	}
 }
 
-// streamPacket hands a packet to its stream. It waits, and so nothing is read,
-// while the stream has enough. Packets of streams that are over are dropped.
+// streamPacket passes a packet to its stream. While the stream's queue is full, it waits,
+// and the server reads nothing from the client. It drops packets of ended streams.
 func (c *Client) streamPacket(f *frame) error {
 	st := c.Streams.find(f)
 	if st == nil {
@@ -299,8 +300,8 @@ func (c *Client) deliverHole(st *Stream, payload []byte) error {
 	return c.deliver(st, piece{hole: hole.Length})
 }
 
-// deliver queues data for the stream's body. A body that takes nothing for too
-// long loses its stream, so that the client's other calls go on.
+// deliver queues data for the stream's body. If the body takes no data for too long, the
+// stream ends, so that the client's other calls can continue.
 func (c *Client) deliver(st *Stream, p piece) error {
 	if st.proc.Stream == xdr.StreamDown || !c.Streams.waiting(st) {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// Lingering is how many streams a client may leave behind that have sent their
-// end and that it has not finished. Some clients never finish; the oldest go.
+// Lingering bounds the ended streams of a client that it has not finished yet. Some
+// clients never finish a stream; beyond the bound, the oldest are forgotten.
 const Lingering = 256
 
 type streamKey struct {
@@ -105,8 +105,8 @@ func (s *Streams) waiting(st *Stream) bool {
 	return s.byKey[keyOf(st.header)] == st && !st.hungUp && !st.over
 }
 
-// hangUp notes that the client has said its last word, and gives whether that
-// was the first time and whether the body was over, so that the stream is gone.
+// hangUp notes that the client sent its last packet. It reports whether that was the
+// first time, and whether the body had ended, so that the stream is gone.
 func (s *Streams) hangUp(st *Stream, aborted bool) (over, first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,8 +124,11 @@ func (s *Streams) hangUp(st *Stream, aborted bool) (over, first bool) {
 type conclusion int
 
 const (
-	concludeLater conclusion = iota // nothing before it finishes; or ever
+	// concludeLater sends nothing now: the answer follows when the client finishes the stream, if at all.
+	concludeLater conclusion = iota
+	// concludeOK answers a client that finished or aborted the stream with an empty OK packet.
 	concludeOK
+	// concludeError sends the client the error that ended the body.
 	concludeError
 )
 
@@ -150,7 +153,8 @@ func (s *Streams) conclude(st *Stream, err error) conclusion {
 	return concludeLater
 }
 
-// retire keeps a stream that is over for its client to finish.
+// retire keeps an ended stream until its client finishes it. Beyond a bounded number of
+// such streams, it forgets the oldest.
 func (s *Streams) retire(key streamKey) {
 	s.linger = append(s.linger, key)
 	if len(s.linger) <= Lingering {
@@ -163,8 +167,8 @@ func (s *Streams) retire(key streamKey) {
 	}
 }
 
-// Guard has a stream end when the rules forbid it. They may have changed since
-// its call was allowed.
+// Guard ends a stream when the rules forbid it. The rules may have changed since its
+// call was allowed.
 func (s *Streams) Guard(st *Stream, of []authz.Object, still func() error) {
 	if st == nil || still == nil {
 		return

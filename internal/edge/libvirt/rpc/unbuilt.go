@@ -107,8 +107,8 @@ func AbsenceOf(call string) (Absence, bool) {
 	return Absence{}, false
 }
 
-// capitals are the parts of a call's name that functions have in capital letters, or
-// written otherwise.
+// capitals are the parts of a call's name that libvirt's functions write in capital
+// letters, or in another spelling.
 var capitals = map[string]string{
 	"XML": "XML", "CPU": "CPU", "UUID": "UUID", "ID": "ID", "OS": "OS", "MAC": "MAC", "URI": "URI", "FD": "FD", "FDS": "FDs",
 	"VCPU": "Vcpu", "VCPUS": "Vcpus", "IOTHREAD": "IOThread", "FS": "FS", "SSH": "SSH", "SEV": "SEV", "PM": "PM", "DHCP": "DHCP",

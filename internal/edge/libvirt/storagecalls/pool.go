@@ -118,8 +118,8 @@ func listAllPools(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.
 	return ret, nil
 }
 
-// poolMatches says whether a pool passes the filters: of each group of bits,
-// one has to fit if any is set.
+// poolMatches says whether a pool passes the filters. If any bit of a group is set, the
+// pool must match one of the set bits.
 func poolMatches(v volume.View, flags uint32) bool {
 	fits := func(group, bit uint32) bool { return flags&group == 0 || flags&bit != 0 }
 	either := func(is bool, yes, no uint32) bool {
@@ -258,7 +258,7 @@ func poolBuild(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.W
 	return onPool(h, args.Pool, func(p *volume.Pool) error { return p.Build(ctx, s.Scope, how) })
 }
 
-// onPool does one thing to a pool.
+// onPool finds the pool that a client names and runs one function on it.
 func onPool(h *rpc.Handlers, named xdr.StoragePool, do func(*volume.Pool) error) (*rpc.Void, error) {
 	p, err := FindPool(h, named)
 	if err != nil {
