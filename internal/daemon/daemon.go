@@ -85,7 +85,7 @@ type Daemon struct {
 	Pools     *volume.Pools
 	Guests    *guest.Registry
 	Fleet     *fleet.Fleet
-	Gate      *authz.Gate
+	Gate      *authz.Authorizer
 	Audit     *authz.Audit
 
 	config   Config

@@ -22,10 +22,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Document checks the XML of a client: the object that it would make or change, and the files that it names.
+// CheckDocument checks the XML of a client: the object that it would make or change, and the files that it names.
 // On is the object of the call, if there is one. A guest may keep what its definitions already name. Document
 // returns the object that the XML would make.
-func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error) {
+func (g *Authorizer) CheckDocument(w Principal, verb Permission, on Resource, doc string) (Resource, error) {
 	rules := g.rules.Load()
 	if rules == nil || w.Trusted() {
 		return on, nil
@@ -40,7 +40,7 @@ func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error)
 	case "network":
 		return g.network(w, doc)
 	case "pool":
-		return Object{Kind: Pool, Name: root.Child("name").Text()}, g.pool(w, root)
+		return Resource{Kind: Pool, Name: root.Child("name").Text()}, g.pool(w, root)
 	case "volume":
 		places := walker{rules.placesFor(g, w, verb, on)}
 		return on, cmp.Or(places.walk(root, root.Child("backingStore")), places.walk(root, root.Child("target").Child("encryption")))
@@ -51,14 +51,14 @@ func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error)
 }
 
 // domain checks a whole definition as it is parsed, not as it is written.
-func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
+func (g *Authorizer) domain(w Principal, verb Permission, doc string) (Resource, error) {
 	def, err := domainxml.Parse(doc, domainxml.Options{})
 	if err != nil {
-		return Object{}, err
+		return Resource{}, err
 	}
 	marks, err := fleet.ReadMarks(def.Metadata)
 	if err != nil {
-		return Object{}, err
+		return Resource{}, err
 	}
 	rules := g.rules.Load()
 	wanted := NewGuest(def.Name, normalUUID(def.UUID), marks.Labels)
@@ -66,7 +66,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 	if err := rules.Check(w, verb, wanted); err != nil {
 		return wanted, err
 	}
-	had := []Object{g.GuestByName(def.Name), g.GuestByUUID(normalUUID(def.UUID))}
+	had := []Resource{g.GuestByName(def.Name), g.GuestByUUID(normalUUID(def.UUID))}
 	for _, there := range had {
 		if there.Kind != Guest {
 			continue
@@ -77,7 +77,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		places.known = append(places.known, g.named(there)...)
 		wanted.replaces = wanted.replaces || there.member.View.Current() != nil
 	}
-	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...), g.checkWeights(w, def, had...)); err != nil {
+	if err := cmp.Or(rules.claims(w, marks, had...), g.CheckPriority(w, marks.Priority, had...), g.checkWeights(w, def, had...)); err != nil {
 		return wanted, err
 	}
 	if err := (walker{places}).definition(def); err != nil {
@@ -103,7 +103,7 @@ func (w walker) definition(def *domain.Definition) error {
 
 // owner checks the existing object that has the name or the UUID of a document. If the client may not see that
 // object and did not name it, the error only says that one exists.
-func (r *Rules) owner(w Who, verb Verb, there Object, name, id string) error {
+func (r *Rules) owner(w Principal, verb Permission, there Resource, name, id string) error {
 	err := r.Check(w, verb, there)
 	if err == nil || there.Name == name {
 		return err
@@ -131,7 +131,7 @@ func understood(def *domain.Definition) (*xmltree.Element, error) {
 }
 
 // named returns what a guest's definitions name now.
-func (g *Gate) named(o Object) []use {
+func (g *Authorizer) named(o Resource) []use {
 	if o.Kind != Guest || o.member.View == nil {
 		return nil
 	}
@@ -147,10 +147,10 @@ func (g *Gate) named(o Object) []use {
 	return found
 }
 
-// Rank checks a guest's new priority. Below 0 it starts before other guests and is killed after them when the
+// CheckPriority checks a guest's new priority. Below 0 it starts before other guests and is killed after them when the
 // host runs out of memory. A guest may keep its priority or lower its rank.
-func (g *Gate) Rank(w Who, priority int, had ...Object) error {
-	keeps := func(o Object) bool { return o.member.Marks != nil && o.member.Marks.Priority <= priority }
+func (g *Authorizer) CheckPriority(w Principal, priority int, had ...Resource) error {
+	keeps := func(o Resource) bool { return o.member.Marks != nil && o.member.Marks.Priority <= priority }
 	if priority >= 0 || slices.ContainsFunc(had, keeps) {
 		return nil
 	}
@@ -159,7 +159,7 @@ func (g *Gate) Rank(w Who, priority int, had ...Object) error {
 
 // checkWeights checks a guest's weights in the competition for processors and disks. A guest may keep its weights or
 // lower them.
-func (g *Gate) checkWeights(w Who, def *domain.Definition, had ...Object) error {
+func (g *Authorizer) checkWeights(w Principal, def *domain.Definition, had ...Resource) error {
 	if def.Tune.Shares == 0 && def.Blkio.Weight == 0 {
 		return nil
 	}
@@ -183,13 +183,13 @@ func (g *Gate) checkWeights(w Who, def *domain.Definition, had ...Object) error 
 
 // claims checks the volumes that marks name: they are deleted with the tile of the guest. Volumes that the
 // guest's marks already name may stay.
-func (r *Rules) claims(w Who, marks *fleet.Marks, had ...Object) error {
+func (r *Rules) claims(w Principal, marks *fleet.Marks, had ...Resource) error {
 	for _, v := range marks.Volumes {
-		kept := slices.ContainsFunc(had, func(o Object) bool { return o.member.Marks != nil && slices.Contains(o.member.Marks.Volumes, v) })
+		kept := slices.ContainsFunc(had, func(o Resource) bool { return o.member.Marks != nil && slices.Contains(o.member.Marks.Volumes, v) })
 		if kept {
 			continue
 		}
-		if err := r.Check(w, Volumes, Object{Kind: Pool, Name: v.Pool, Part: v.Name}); err != nil {
+		if err := r.Check(w, Volumes, Resource{Kind: Pool, Name: v.Pool, Part: v.Name}); err != nil {
 			return err
 		}
 	}
@@ -198,17 +198,17 @@ func (r *Rules) claims(w Who, marks *fleet.Marks, had ...Object) error {
 
 // network checks a parsed definition: if a document says something twice, the value that takes effect must be
 // the one that is checked.
-func (g *Gate) network(w Who, doc string) (Object, error) {
+func (g *Authorizer) network(w Principal, doc string) (Resource, error) {
 	def, err := network.Parse(doc, false)
 	if err != nil {
-		return Object{}, err
+		return Resource{}, err
 	}
-	made := Object{Kind: Network, Name: def.Name, written: network.Written(doc)}
+	made := Resource{Kind: Network, Name: def.Name, written: network.Written(doc)}
 	if err := g.Check(w, Networks, made); err != nil {
 		return made, err
 	}
 	if there, err := g.Networks.ByUUID(def.UUID); err == nil {
-		if err := g.rules.Load().owner(w, Networks, Object{Kind: Network, Name: there.Name()}, def.Name, def.UUID); err != nil {
+		if err := g.rules.Load().owner(w, Networks, Resource{Kind: Network, Name: there.Name()}, def.Name, def.UUID); err != nil {
 			return made, err
 		}
 	}
@@ -261,12 +261,12 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 }
 
 // mayNameBridge says whether a client may give a network's bridge this name. It may keep its name.
-func (g *Gate) mayNameBridge(w Who, of, name string) bool {
-	return g.bridgeOf(of) == name || g.rules.Load().mayNameLink(w, Networks, Object{Kind: Network, Name: name}, "virbr")
+func (g *Authorizer) mayNameBridge(w Principal, of, name string) bool {
+	return g.bridgeOf(of) == name || g.rules.Load().mayNameLink(w, Networks, Resource{Kind: Network, Name: name}, "virbr")
 }
 
 // bridgeOf is the bridge of a network; empty: there is none.
-func (g *Gate) bridgeOf(network string) string {
+func (g *Authorizer) bridgeOf(network string) string {
 	n, err := g.Networks.ByName(network)
 	if err != nil {
 		return ""
@@ -295,20 +295,20 @@ func private(p netip.Prefix) bool {
 }
 
 // pool checks a definition of a pool: its client can read and write everything in it.
-func (g *Gate) pool(w Who, root *xmltree.Element) error {
+func (g *Authorizer) pool(w Principal, root *xmltree.Element) error {
 	rules := g.rules.Load()
 	for _, name := range root.Elements("name") {
-		o := Object{Kind: Pool, Name: name.Text()}
+		o := Resource{Kind: Pool, Name: name.Text()}
 		if err := rules.Check(w, Pools, o); err != nil {
 			return err
 		}
 	}
 	if there, err := g.Pools.ByUUID(normalUUID(root.Child("uuid").Text())); err == nil {
-		if err := rules.owner(w, Pools, Object{Kind: Pool, Name: there.Name()}, root.Child("name").Text(), there.UUID()); err != nil {
+		if err := rules.owner(w, Pools, Resource{Kind: Pool, Name: there.Name()}, root.Child("name").Text(), there.UUID()); err != nil {
 			return err
 		}
 	}
-	places := rules.placesFor(g, w, Pools, Object{Kind: Pool, Name: root.Child("name").Text()})
+	places := rules.placesFor(g, w, Pools, Resource{Kind: Pool, Name: root.Child("name").Text()})
 	if places.Anywhere {
 		return nil
 	}
@@ -322,17 +322,17 @@ func (g *Gate) pool(w Who, root *xmltree.Element) error {
 }
 
 // beyond checks that the client has a right for every object.
-func (g *Gate) beyond(w Who, verb Verb, what string) error {
-	if !g.Held(w) || g.rules.Load().Images(w, verb, Object{Kind: Everything}).Anywhere {
+func (g *Authorizer) beyond(w Principal, verb Permission, what string) error {
+	if !g.Restricted(w) || g.rules.Load().Images(w, verb, Resource{Kind: Everything}).Anywhere {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Call, "%s may not use %s: that needs a rule with the right %q for everything", w, what, verb)
 }
 
-// places are folders, the folders of pools, and uses that may stay.
-type places struct {
-	Places
-	who   Who
+// allowedUses are folders, the folders of pools, and uses that may stay.
+type allowedUses struct {
+	AllowedPaths
+	who   Principal
 	pools []string // globs
 	known []use
 	// joins says whether the client may see a network and so join it. mingles says whether it may change how
@@ -346,17 +346,17 @@ type places struct {
 	agent bool
 }
 
-func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
-	p := places{Places: r.Images(w, verb, o), who: w, joins: func(network string) bool {
-		_, yes := r.Allows(w, Read, Object{Kind: Network, Name: network})
+func (r *Rules) placesFor(g *Authorizer, w Principal, verb Permission, o Resource) allowedUses {
+	p := allowedUses{AllowedPaths: r.Images(w, verb, o), who: w, joins: func(network string) bool {
+		_, yes := r.Allows(w, Read, Resource{Kind: Network, Name: network})
 		return yes
 	}}
 	p.mingles = func(network string) bool {
-		_, yes := r.Allows(w, Networks, Object{Kind: Network, Name: network})
+		_, yes := r.Allows(w, Networks, Resource{Kind: Network, Name: network})
 		return yes
 	}
 	p.opens = func(u use) bool { return g.mayUseSecret(p.Secrets, u) }
-	p.calls = func(link string) bool { return r.mayNameLink(w, Define, Left(link, ""), "vnet") }
+	p.calls = func(link string) bool { return r.mayNameLink(w, Define, RemovedGuest(link, ""), "vnet") }
 	_, p.agent = r.Allows(w, Agent, o)
 	for _, place := range p.Where {
 		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {
@@ -368,7 +368,7 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 }
 
 // folders replaces the names of pools by their folders.
-func (g *Gate) folders(where []string) []string {
+func (g *Authorizer) folders(where []string) []string {
 	var found []string
 	for _, place := range where {
 		glob, ofPool := strings.CutPrefix(place, "pool:")
@@ -386,7 +386,7 @@ func (g *Gate) folders(where []string) []string {
 }
 
 // contains says whether a path is inside one of the places.
-func (p *places) contains(path string) bool {
+func (p *allowedUses) contains(path string) bool {
 	if p.Anywhere {
 		return true
 	}
@@ -398,13 +398,13 @@ func (p *places) contains(path string) bool {
 
 // allows says whether a use of a path is allowed: by its place, because the guest already uses it in this way,
 // or because every guest may read it. Places for files never allow programs, because the host would run them.
-func (p *places) allows(u use) bool {
+func (p *allowedUses) allows(u use) bool {
 	lies := p.contains(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || image.InDev(u.path))
 	return lies || slices.Contains(p.known, u) || u.isHostFile()
 }
 
 // refuse returns the error for a use that is not allowed.
-func (p *places) refuse(what string) error {
+func (p *allowedUses) refuse(what string) error {
 	if !strings.HasPrefix(what, "/") {
 		return fault.New(fault.Denied, fault.Call, "%s may not use %s: the rules do not give this client access to it", p.who, what)
 	}
@@ -414,9 +414,9 @@ func (p *places) refuse(what string) error {
 	return fault.New(fault.Denied, fault.Call, "%s may not use %s: files must be in %s", p.who, what, strings.Join(p.Where, ", "))
 }
 
-// Path checks a path that a call names directly: a disk of the guest, or a file that the call writes, which
+// CheckPath checks a path that a call names directly: a disk of the guest, or a file that the call writes, which
 // must be inside the places.
-func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error {
+func (g *Authorizer) CheckPath(w Principal, verb Permission, on Resource, path string, writes bool) error {
 	rules := g.rules.Load()
 	if rules == nil || w.Trusted() {
 		return nil
@@ -428,9 +428,9 @@ func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error
 	return p.refuse(path)
 }
 
-// Program checks a program that the daemon would run to probe it. Every client may have the host's own QEMUs
+// CheckProgram checks a program that the daemon would run to probe it. Every client may have the host's own QEMUs
 // probed.
-func (g *Gate) Program(w Who, path string) error {
+func (g *Authorizer) CheckProgram(w Principal, path string) error {
 	if (use{"emulator", path}).isHostFile() {
 		return nil
 	}
@@ -438,7 +438,7 @@ func (g *Gate) Program(w Who, path string) error {
 }
 
 // walker searches a document for uses beyond its guest.
-type walker struct{ places }
+type walker struct{ allowedUses }
 
 // hostElements are elements that take resources of the host which are not files. Each needs a rule with images: any.
 var hostElements = map[string]bool{"hostdev": true, "shmem": true, "lease": true, "seclabel": true, "resource": true, "bootloader": true}
@@ -581,7 +581,7 @@ func linkName(e *xmltree.Element) string {
 // mayNameLink says whether a client may give a link on the host this name: it is one that the rules let it define,
 // or one that the daemon would choose. With any name it could take one that the host needs, such as docker0,
 // before the host does.
-func (r *Rules) mayNameLink(w Who, v Verb, o Object, row string) bool {
+func (r *Rules) mayNameLink(w Principal, v Permission, o Resource, row string) bool {
 	number, ofRow := strings.CutPrefix(o.Name, row)
 	if _, err := strconv.ParseUint(number, 10, 32); ofRow && err == nil {
 		return true

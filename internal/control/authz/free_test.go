@@ -10,11 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// freeParts lists what a client that rules restrict may write freely in a definition, as far as the gate
+// freeParts lists what a client that rules restrict may write freely in a definition, as far as the Authorizer
 // checks single elements. Lines that begin with # are comments.
 const freeParts = "testdata/free.txt"
 
-// The gate checks every attribute and text of a definition, or the list says that it concerns only its guest.
+// The Authorizer checks every attribute and text of a definition, or the list says that it concerns only its guest.
 // A new one shows up here. The documents of domainxml, whose test checks that each attribute is parsed, are
 // the set of all attributes.
 //
@@ -26,7 +26,7 @@ func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 	}
 	docs = slices.DeleteFunc(docs, func(doc string) bool { return filepath.Base(doc) == "unknown-ignored.xml" })
 	all := func(string) bool { return true }
-	held := walker{places{pools: []string{"*"}, joins: all, mingles: all, opens: func(use) bool { return false }, calls: all}}
+	held := walker{allowedUses{pools: []string{"*"}, joins: all, mingles: all, opens: func(use) bool { return false }, calls: all}}
 	found := map[string]bool{}
 	for _, doc := range docs {
 		text, err := os.ReadFile(doc)

@@ -36,7 +36,7 @@ type Rules struct {
 type rule struct {
 	name string
 	who  []matcher
-	may  verbSet
+	may  permissionSet
 	// some says that the rule covers only the objects named here; else it covers everything.
 	some     bool
 	guests   []fleet.Selector
@@ -265,7 +265,7 @@ func (r *rule) check(node *yaml.Node, saysImages bool) error {
 	case len(r.who) == 0:
 		return ruleError(node, "rule %q does not say \"who\"; \"everyone\" is a word for it", r.name)
 	case r.may == 0:
-		return ruleError(node, "rule %q has no \"may\"; give some of: %s", r.name, givableVerbs())
+		return ruleError(node, "rule %q has no \"may\"; give some of: %s", r.name, givablePermissions())
 	case !r.some:
 		r.anywhere = r.anywhere || !saysImages
 	}
@@ -275,7 +275,7 @@ func (r *rule) check(node *yaml.Node, saysImages bool) error {
 	if err := r.quota.check(r, node); err != nil {
 		return err
 	}
-	for _, v := range hostVerbs {
+	for _, v := range hostPermissions {
 		if r.some && r.may.has(v) {
 			return ruleError(node, "rule %q gives %q, which reaches beyond the guests, pools and networks that it names; put it into a rule without them", r.name, v)
 		}
@@ -288,9 +288,9 @@ func (r *rule) takeMay(node *yaml.Node) error {
 		r.may = 1<<verbs - 1
 		return nil
 	}
-	v, known := ParseVerb(node.Value)
+	v, known := ParsePermission(node.Value)
 	if !known {
-		return ruleError(node, "%q is nothing that one may do; there are %s", node.Value, givableVerbs())
+		return ruleError(node, "%q is nothing that one may do; there are %s", node.Value, givablePermissions())
 	}
 	r.may |= 1 << v
 	return nil
@@ -327,7 +327,7 @@ func (r *rule) takeWho(node *yaml.Node) error {
 	p := matcher{text: node.Value}
 	switch {
 	case node.Value == "everyone":
-		p.is = func(Who) bool { return true }
+		p.is = func(Principal) bool { return true }
 	case kind == "user" && value != "":
 		id, err := number(value, func() (string, error) {
 			u, err := user.Lookup(value)
@@ -353,7 +353,7 @@ func (r *rule) takeWho(node *yaml.Node) error {
 		}
 		p.is = isMember(id)
 	case kind == "dn" && value != "":
-		p.is = func(w Who) bool { return w.Subject != "" && fleet.Matches(value, w.Subject) }
+		p.is = func(w Principal) bool { return w.Subject != "" && fleet.Matches(value, w.Subject) }
 	default:
 		return ruleError(node, "%q names no client; use user:NAME, group:NAME, dn:GLOB or everyone", node.Value)
 	}

@@ -36,8 +36,8 @@ rules:
     guests: public-*
 `
 
-func user1(uid uint32, groups ...uint32) Who {
-	return LocalWho(listener.Peer{PID: 7, UID: uid, GID: uid, Groups: groups})
+func user1(uid uint32, groups ...uint32) Principal {
+	return LocalPrincipal(listener.Peer{PID: 7, UID: uid, GID: uid, Groups: groups})
 }
 
 // Promise: A1
@@ -46,13 +46,13 @@ func TestRules_Allows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ops := Who{Subject: "CN=alice,O=Ops", Address: "10.0.0.1:5"}
+	ops := Principal{Subject: "CN=alice,O=Ops", Address: "10.0.0.1:5"}
 	web, db := NewGuest("web-1", "", nil), NewGuest("db", "", nil)
 	for _, c := range []struct {
 		what string
-		who  Who
-		verb Verb
-		on   Object
+		who  Principal
+		verb Permission
+		on   Resource
 		want bool
 	}{
 		{"a name", user1(1001), Start, web, true},
@@ -64,23 +64,23 @@ func TestRules_Allows(t *testing.T) {
 		{"a group", user1(5, 2000), Start, web, true},
 		{"another group", user1(5, 2001), Start, web, false},
 		{"a certificate", ops, Start, web, true},
-		{"another certificate", Who{Subject: "CN=alice,O=Dev"}, Start, web, false},
+		{"another certificate", Principal{Subject: "CN=alice,O=Dev"}, Start, web, false},
 		{"a subject that a local user cannot have", user1(0x7fffffff), Start, web, false},
-		{"a list", user1(1001), Read, Object{}, true},
-		{"a pool", user1(1002), Volumes, Object{Kind: Pool, Name: "build"}, true},
-		{"another pool", user1(1002), Volumes, Object{Kind: Pool, Name: "default"}, false},
-		{"a pool that no rule names", user1(1001), Read, Object{Kind: Pool, Name: "build"}, false},
-		{"a network", user1(1002), Read, Object{Kind: Network, Name: "default"}, true},
-		{"the host", user1(1002), Read, Object{Kind: Everything}, false},
+		{"a list", user1(1001), Read, Resource{}, true},
+		{"a pool", user1(1002), Volumes, Resource{Kind: Pool, Name: "build"}, true},
+		{"another pool", user1(1002), Volumes, Resource{Kind: Pool, Name: "default"}, false},
+		{"a pool that no rule names", user1(1001), Read, Resource{Kind: Pool, Name: "build"}, false},
+		{"a network", user1(1002), Read, Resource{Kind: Network, Name: "default"}, true},
+		{"the host", user1(1002), Read, Resource{Kind: Everything}, false},
 		{"everything", user1(1003), Monitor, db, true},
-		{"everything else", user1(1003), Secrets, Object{Kind: Everything}, true},
+		{"everything else", user1(1003), Secrets, Resource{Kind: Everything}, true},
 		{"anybody", user1(9), Read, NewGuest("public-1", "", nil), true},
 		{"anybody, more", user1(9), Start, NewGuest("public-1", "", nil), false},
 		{"root", user1(0), Monitor, db, true},
-		{"somebody unknown who looks like root", LocalWho(listener.Peer{Unknown: os.ErrInvalid}), Start, db, false},
-		{"somebody unknown who looks like a user", LocalWho(listener.Peer{UID: 1001, Unknown: os.ErrInvalid}), Start, web, false},
-		{"somebody unknown who looks like a group's", LocalWho(listener.Peer{GID: 2000, Unknown: os.ErrInvalid}), Start, web, false},
-		{"somebody far away who looks like root", Who{Subject: "CN=x"}, Start, db, false},
+		{"somebody unknown who looks like root", LocalPrincipal(listener.Peer{Unknown: os.ErrInvalid}), Start, db, false},
+		{"somebody unknown who looks like a user", LocalPrincipal(listener.Peer{UID: 1001, Unknown: os.ErrInvalid}), Start, web, false},
+		{"somebody unknown who looks like a group's", LocalPrincipal(listener.Peer{GID: 2000, Unknown: os.ErrInvalid}), Start, web, false},
+		{"somebody far away who looks like root", Principal{Subject: "CN=x"}, Start, db, false},
 	} {
 		err := r.Check(c.who, c.verb, c.on)
 		if (err == nil) != c.want {
@@ -254,8 +254,8 @@ rules:
 	member := func(def *domain.Definition, problem string) fleet.Member {
 		return fleet.Member{View: &guest.View{Name: "web-1", UUID: "u", Inactive: def}, Problem: problem}
 	}
-	for what, o := range map[string]Object{
-		"one that is being made": Of(member(nil, "")), "one whose marks cannot be read": Of(member(defined, "wrong")), "one that has left": Left("web-1", "u"),
+	for what, o := range map[string]Resource{
+		"one that is being made": GuestResource(member(nil, "")), "one whose marks cannot be read": GuestResource(member(defined, "wrong")), "one that has left": RemovedGuest("web-1", "u"),
 	} {
 		for uid, want := range map[uint32]bool{1001: false, 1002: false, 1003: true} {
 			if _, got := r.Allows(user1(uid), Stop, o); got != want {
@@ -264,7 +264,7 @@ rules:
 		}
 	}
 	for uid := uint32(1001); uid <= 1003; uid++ {
-		if _, got := r.Allows(user1(uid), Stop, Of(member(defined, ""))); !got {
+		if _, got := r.Allows(user1(uid), Stop, GuestResource(member(defined, ""))); !got {
 			t.Errorf("user %d may not stop one without labels", uid)
 		}
 	}

@@ -36,7 +36,7 @@ func secretUses(e *xmltree.Element) (found []use) {
 
 // mayUseSecret says whether some rule lets the client use a secret, by UUID or by usage. The usage of a missing
 // secret is unknown.
-func (g *Gate) mayUseSecret(globs []string, u use) bool {
+func (g *Authorizer) mayUseSecret(globs []string, u use) bool {
 	if len(globs) == 0 || g.Secrets == nil {
 		return false
 	}
@@ -51,12 +51,12 @@ func (g *Gate) mayUseSecret(globs []string, u use) bool {
 
 // checkDecrypt checks that a client may have a volume decrypted: a copy of it under another key would reveal its
 // data.
-func (g *Gate) checkDecrypt(w Who, pool, id string) error {
+func (g *Authorizer) checkDecrypt(w Principal, pool, id string) error {
 	rules := g.rules.Load()
 	if rules == nil {
 		return nil
 	}
-	places := rules.placesFor(g, w, Volumes, Object{Kind: Pool, Name: pool})
+	places := rules.placesFor(g, w, Volumes, Resource{Kind: Pool, Name: pool})
 	if u := (use{opens, id}); !places.Anywhere && !places.opens(u) {
 		return places.refuse(u.as + " '" + id + "'")
 	}

@@ -33,19 +33,19 @@ var measures = []struct {
 	word string // the word in the file of rules
 	of   func(*usage) *uint64
 	say  func(uint64) string
-	// kinds are the kinds of objects that count, each kind separately. verbs are the verbs that create or
+	// kinds are the kinds of objects that count, each kind separately. verbs are the permissions to create or
 	// enlarge them.
 	kinds []Kind
-	verbs []Verb
+	verbs []Permission
 }{
-	{"guests", func(s *usage) *uint64 { return &s.guests }, counted("guest"), []Kind{Guest}, []Verb{Define, Change}},
-	{"memory", func(s *usage) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }, []Kind{Guest}, []Verb{Define, Change}},
-	{"vcpus", func(s *usage) *uint64 { return &s.vcpus }, counted("vCPU"), []Kind{Guest}, []Verb{Define, Change}},
-	{"interfaces", func(s *usage) *uint64 { return &s.interfaces }, counted("interface"), []Kind{Guest}, []Verb{Define, Change}},
-	{"definitions", func(s *usage) *uint64 { return &s.definitions }, func(n uint64) string { return inUnits(n) + " of definitions" }, []Kind{Guest, Network}, []Verb{Define, Change, Networks}},
-	{"networks", func(s *usage) *uint64 { return &s.networks }, counted("network"), []Kind{Network}, []Verb{Networks}},
-	{"pools", func(s *usage) *uint64 { return &s.pools }, counted("pool"), []Kind{Pool}, []Verb{Pools}},
-	{"volumes", func(s *usage) *uint64 { return &s.volumes }, counted("volume"), []Kind{Pool}, []Verb{Volumes}},
+	{"guests", func(s *usage) *uint64 { return &s.guests }, counted("guest"), []Kind{Guest}, []Permission{Define, Change}},
+	{"memory", func(s *usage) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }, []Kind{Guest}, []Permission{Define, Change}},
+	{"vcpus", func(s *usage) *uint64 { return &s.vcpus }, counted("vCPU"), []Kind{Guest}, []Permission{Define, Change}},
+	{"interfaces", func(s *usage) *uint64 { return &s.interfaces }, counted("interface"), []Kind{Guest}, []Permission{Define, Change}},
+	{"definitions", func(s *usage) *uint64 { return &s.definitions }, func(n uint64) string { return inUnits(n) + " of definitions" }, []Kind{Guest, Network}, []Permission{Define, Change, Networks}},
+	{"networks", func(s *usage) *uint64 { return &s.networks }, counted("network"), []Kind{Network}, []Permission{Networks}},
+	{"pools", func(s *usage) *uint64 { return &s.pools }, counted("pool"), []Kind{Pool}, []Permission{Pools}},
+	{"volumes", func(s *usage) *uint64 { return &s.volumes }, counted("volume"), []Kind{Pool}, []Permission{Volumes}},
 }
 
 func counted(what string) func(uint64) string {
@@ -157,7 +157,7 @@ func (s usage) check(r *rule, node *yaml.Node) error {
 // reservations are the objects that calls under way are about to make. Each call counts them in addition to the
 // existing objects, so that concurrent calls cannot together exceed a bound.
 type reservations struct {
-	there func(like Object) []claim // all objects of one kind; never waits
+	there func(like Resource) []claim // all objects of one kind; never waits
 
 	mu     sync.Mutex
 	claims map[*reservation][]claim
@@ -165,31 +165,31 @@ type reservations struct {
 
 // claim is an object as it is, or will be.
 type claim struct {
-	object Object
+	object Resource
 	key    string // identifies the object
 	usage  usage
 }
 
 // sameKind returns all objects of the same kind.
-func (g *Gate) sameKind(like Object) (all []claim) {
+func (g *Authorizer) sameKind(like Resource) (all []claim) {
 	switch like.Kind {
 	case Guest:
 		for _, m := range g.Fleet.All() {
-			all = append(all, claim{Of(m), m.View.UUID, usageOf(m.View.Written, m.View.Active, m.View.Inactive)})
+			all = append(all, claim{GuestResource(m), m.View.UUID, usageOf(m.View.Written, m.View.Active, m.View.Inactive)})
 		}
 	case Network:
 		for _, n := range g.Networks.List() {
-			all = append(all, claimOf(Object{Kind: Network, Name: n.Name(), written: n.View().Written()}))
+			all = append(all, claimOf(Resource{Kind: Network, Name: n.Name(), written: n.View().Written()}))
 		}
 	case Pool:
 		for _, p := range g.Pools.List() {
 			if like.Part == "" {
-				all = append(all, claimOf(Object{Kind: Pool, Name: p.Name()}))
+				all = append(all, claimOf(Resource{Kind: Pool, Name: p.Name()}))
 				continue
 			}
 			volumes, _ := p.Volumes() // the volumes of an inactive pool are unknown, and none can be made
 			for _, v := range volumes {
-				all = append(all, claimOf(Object{Kind: Pool, Name: p.Name(), Part: v.Name}))
+				all = append(all, claimOf(Resource{Kind: Pool, Name: p.Name(), Part: v.Name}))
 			}
 		}
 	case Anything, Everything:
@@ -198,7 +198,7 @@ func (g *Gate) sameKind(like Object) (all []claim) {
 }
 
 // claimOf is the claim of an object other than a guest.
-func claimOf(o Object) claim {
+func claimOf(o Resource) claim {
 	c := claim{object: o, key: o.String()}
 	switch {
 	case o.Kind == Network:
@@ -213,30 +213,30 @@ func claimOf(o Object) claim {
 
 // reservation is one call of a client that rules restrict.
 type reservation struct {
-	gate  *Gate
-	who   Who
-	verb  Verb   // which determines the bounds
-	asked []Verb // those of the call
-	over  bool   // guarded by the lock of the reservations
+	authorizer *Authorizer
+	principal  Principal
+	permission Permission   // which determines the bounds
+	asked      []Permission // those of the call
+	over       bool         // guarded by the lock of the reservations
 }
 
 // Scope is what a call of a client may do. The call's reservations count against the client's bounds until
-// done, when the objects themselves can be counted. The call has the verb v, and those in also. Fence gives
-// the places of files.
-func (g *Gate) Scope(w Who, v Verb, also ...Verb) (_ scope.Scope, done func()) {
-	if !g.Held(w) {
+// done, when the objects themselves can be counted. The call has the permission v, and those in also.
+// LimitPaths gives the places of files.
+func (g *Authorizer) Scope(w Principal, v Permission, also ...Permission) (_ scope.Scope, done func()) {
+	if !g.Restricted(w) {
 		return scope.Daemon("a client that no rules hold"), func() {}
 	}
-	t := &reservation{gate: g, who: w, verb: v, asked: append(slices.Clip(also), v)}
+	t := &reservation{authorizer: g, principal: w, permission: v, asked: append(slices.Clip(also), v)}
 	if v != Change { // a start gives a guest no more than its definition allows
-		t.verb = Define
+		t.permission = Define
 	}
 	return scope.Client(w.String(), scope.Anywhere, t), t.end
 }
 
-// Make checks a network or a pool that a call is to make against the bounds. One that exists already takes
+// ReserveNew checks a network or a pool that a call is to make against the bounds. One that exists already takes
 // nothing more.
-func (g *Gate) Make(sc scope.Scope, v Verb, o Object) error {
+func (g *Authorizer) ReserveNew(sc scope.Scope, v Permission, o Resource) error {
 	t, _ := sc.Limits().(*reservation)
 	if t == nil || (v != Networks || o.Kind != Network) && (v != Pools || o.Kind != Pool) {
 		return sc.Check()
@@ -246,16 +246,16 @@ func (g *Gate) Make(sc scope.Scope, v Verb, o Object) error {
 
 // ReserveVolume implements scope.Limits: it counts a volume to be made.
 func (t *reservation) ReserveVolume(pool, name string) error {
-	return t.reserve(Volumes, claimOf(Object{Kind: Pool, Name: pool, Part: name}))
+	return t.reserve(Volumes, claimOf(Resource{Kind: Pool, Name: pool, Part: name}))
 }
 
 // ReserveNetwork implements scope.Limits: it counts a changed network.
 func (t *reservation) ReserveNetwork(name string, written uint64) error {
-	return t.reserve(Networks, claimOf(Object{Kind: Network, Name: name, written: written}))
+	return t.reserve(Networks, claimOf(Resource{Kind: Network, Name: name, written: written}))
 }
 
 func (t *reservation) end() {
-	s := &t.gate.shares
+	s := &t.authorizer.shares
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.over = true
@@ -264,14 +264,14 @@ func (t *reservation) end() {
 
 // OpenSecret implements scope.Limits.
 func (t *reservation) OpenSecret(pool, secret string) error {
-	return t.gate.checkDecrypt(t.who, pool, secret)
+	return t.authorizer.checkDecrypt(t.principal, pool, secret)
 }
 
 // Authorize implements scope.Limits: it checks the call again when the guest's turn has come, perhaps much
 // later: other clients may have changed the guest's name or labels. A guest that is still being made belongs
 // to no one else.
 func (t *reservation) Authorize(uuid string) error {
-	o := t.gate.GuestByUUID(uuid)
+	o := t.authorizer.GuestByUUID(uuid)
 	if o.Kind != Guest || o.member.View.Current() == nil {
 		return nil
 	}
@@ -280,17 +280,17 @@ func (t *reservation) Authorize(uuid string) error {
 		if !v.ofGuests() {
 			continue
 		}
-		if err := t.gate.Check(t.who, v, o); err != nil {
+		if err := t.authorizer.Check(t.principal, v, o); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Again also checks the content of a call again when a guest's turn has come. Other clients may have removed
+// Recheck also checks the content of a call again when a guest's turn has come. Other clients may have removed
 // what the call relied on from the guest, or have added the other half of a combination of name and labels
 // that the client may not give. On is the guest of the call's document, if there is one.
-func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) scope.Scope {
+func (g *Authorizer) Recheck(sc scope.Scope, on Resource, judge func(uuid string) error) scope.Scope {
 	t, _ := sc.Limits().(*reservation)
 	if t == nil {
 		return sc
@@ -311,24 +311,24 @@ func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) s
 
 // ReserveGuest implements scope.Limits: it counts a guest as it will be.
 func (t *reservation) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
-	if err := t.gate.checkWeights(t.who, def, t.gate.GuestByUUID(uuid)); err != nil {
+	if err := t.authorizer.checkWeights(t.principal, def, t.authorizer.GuestByUUID(uuid)); err != nil {
 		return err
 	}
 	one := claim{NewGuest(def.Name, uuid, nil), uuid, usageOf(written, def)}
 	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // marks that cannot be parsed count as none
 		one.object = NewGuest(def.Name, uuid, marks.Labels)
 	}
-	return t.reserve(t.verb, one)
+	return t.reserve(t.permission, one)
 }
 
 // reserve records what an object will be, if a rule has room for it. A rule that gives the right without bounds
 // allows everything. For a client without any such rule, other checks decide.
-func (t *reservation) reserve(v Verb, one claim) error {
-	rules := t.gate.rules.Load()
+func (t *reservation) reserve(v Permission, one claim) error {
+	rules := t.authorizer.rules.Load()
 	if rules == nil {
 		return nil
 	}
-	s := &t.gate.shares
+	s := &t.authorizer.shares
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.over {
@@ -336,7 +336,7 @@ func (t *reservation) reserve(v Verb, one claim) error {
 	}
 	var full error
 	for _, r := range rules.list {
-		if !r.may.has(v) || !r.covers(one.object) || !r.isFor(t.who) {
+		if !r.may.has(v) || !r.covers(one.object) || !r.isFor(t.principal) {
 			continue
 		}
 		err := s.fits(r, one)
@@ -349,7 +349,7 @@ func (t *reservation) reserve(v Verb, one claim) error {
 		}
 		full = cmp.Or(full, err)
 	}
-	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s of this size", t.who, one.object)
+	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s of this size", t.principal, one.object)
 }
 
 // fits says whether a rule has room for an object. An object may keep what it has, even if that exceeds the

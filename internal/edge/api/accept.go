@@ -25,7 +25,7 @@ type Listener struct {
 type acceptor struct {
 	net.Listener
 	conns, unadmitted *quota
-	authenticator     *authz.Reception
+	authenticator     *authz.Authenticator
 	log               *slog.Logger
 
 	warned time.Time // used only by the accepting goroutine
@@ -51,7 +51,7 @@ func (d *acceptor) remove(c *client) {
 }
 
 // dropRevoked disconnects clients that changed rules no longer admit.
-func (d *acceptor) dropRevoked(ctx context.Context, gate *authz.Gate) {
+func (d *acceptor) dropRevoked(ctx context.Context, gate *authz.Authorizer) {
 	changed := gate.Changed()
 	for {
 		select {
@@ -108,7 +108,7 @@ type client struct {
 	once       sync.Once
 	unadmitted atomic.Bool // no call was admitted yet
 
-	who authz.Who // for another host, set before the tlsListener hands it over, and constant afterwards
+	who authz.Principal // for another host, set before the tlsListener hands it over, and constant afterwards
 	// polkitTurn is held by the call that has polkit asked, so that one question serves all calls. It guards
 	// proved.
 	polkitTurn chan struct{}
@@ -122,9 +122,9 @@ type client struct {
 }
 
 func newClient(conn net.Conn, d *acceptor) *client {
-	c := &client{Conn: conn, acceptor: d, polkitTurn: make(chan struct{}, 1), who: authz.Who{Address: conn.RemoteAddr().String()}}
+	c := &client{Conn: conn, acceptor: d, polkitTurn: make(chan struct{}, 1), who: authz.Principal{Address: conn.RemoteAddr().String()}}
 	if _, here := conn.(*net.UnixConn); here {
-		c.who = authz.LocalWho(listener.PeerOf(conn))
+		c.who = authz.LocalPrincipal(listener.PeerOf(conn))
 	}
 	c.owner = c.who.Owner()
 	c.unadmitted.Store(true)
@@ -150,14 +150,14 @@ func (c *client) markAdmitted() {
 }
 
 // findProcess records the client's process while it exists: its PID may be reused when it calls.
-func (c *client) findProcess(r *authz.Reception) {
-	if r.Asks(c.who) {
+func (c *client) findProcess(r *authz.Authenticator) {
+	if r.AsksPolkit(c.who) {
 		c.process, c.lost = polkit.Find(c.who.Peer.PID, c.who.Peer.UID)
 	}
 }
 
 // authenticate asks polkit whether the client is admitted. One positive answer holds for the connection.
-func (c *client) authenticate(ctx context.Context, r *authz.Reception) error {
+func (c *client) authenticate(ctx context.Context, r *authz.Authenticator) error {
 	select {
 	case c.polkitTurn <- struct{}{}:
 		defer func() { <-c.polkitTurn }()
@@ -169,7 +169,7 @@ func (c *client) authenticate(ctx context.Context, r *authz.Reception) error {
 	}
 	err := c.lost
 	if err == nil {
-		err = r.Prove(ctx, c.who, c.process, false)
+		err = r.AuthenticateLocal(ctx, c.who, c.process, false)
 	}
 	c.proved = err == nil
 	return err
@@ -233,14 +233,14 @@ func (h *tlsListener) receive() {
 
 func (h *tlsListener) handshake(c *client) {
 	secure := h.certificates.Server(c, "h2", "http/1.1")
-	who, err := h.authenticator.Receive(h.life, secure, c.who.Address)
+	who, err := h.authenticator.Handshake(h.life, secure, c.who.Address)
 	c.who = who
-	if !authz.TurnedAway(err) {
-		h.audit.Note(authz.Entry{Who: who, API: "lodge", Call: "TLS", Err: err, Login: true})
+	if !authz.IsOverLimit(err) {
+		h.audit.Note(authz.Entry{Principal: who, API: "lodge", Call: "TLS", Err: err, Login: true})
 	}
 	if err == nil {
 		c.unwatch = h.certificates.Watch(secure, func(why error) {
-			h.audit.Note(authz.Entry{Who: who, API: "lodge", Call: "TLS", Err: why, Login: true})
+			h.audit.Note(authz.Entry{Principal: who, API: "lodge", Call: "TLS", Err: why, Login: true})
 			_ = c.Conn.Close() // the goroutine that serves it notices, and closes the rest
 		})
 		select {

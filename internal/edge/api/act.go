@@ -25,7 +25,7 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	verbs := rightsNeeded(&request)
 	sc, done := s.restrict(ctx, &request)
 	defer done()
-	tried := authz.Entry{Call: "Act", Verb: verbs[0], Object: authz.Object{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
+	tried := authz.Entry{Call: "Act", Permission: verbs[0], Resource: authz.Resource{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
 	return s.stream(ctx, stream, tried, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
 		return s.Fleet.Run(ctx, sc, request, t.plan, s.audited(ctx, "Act", verbs[0], t.result))
 	})
@@ -34,7 +34,7 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 // Cancel cancels a set that is under way.
 func (s *Server) Cancel(ctx context.Context, r *lodgev1.CancelRequest) (*lodgev1.CancelResponse, error) {
 	err := s.sets.end(r.GetRun())
-	s.Audit.Note(authz.Entry{Who: caller(ctx), API: "lodge", Call: "Cancel", Verb: authz.Stop, Object: authz.Object{Name: "set '" + r.GetRun() + "'"}, Err: err})
+	s.Audit.Note(authz.Entry{Principal: caller(ctx), API: "lodge", Call: "Cancel", Permission: authz.Stop, Resource: authz.Resource{Name: "set '" + r.GetRun() + "'"}, Err: err})
 	return &lodgev1.CancelResponse{}, err
 }
 
@@ -157,7 +157,7 @@ func (t *setMessages) summary(s fleet.Summary) {
 // the audit, so the attempt is noted.
 func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], tried authz.Entry, work func(context.Context, *setMessages) (fleet.Summary, error)) (failure error) {
 	refused := func(err error) error {
-		tried.Who, tried.API, tried.Err = caller(ctx), "lodge", err
+		tried.Principal, tried.API, tried.Err = caller(ctx), "lodge", err
 		s.Audit.Note(tried)
 		return err
 	}

@@ -570,7 +570,7 @@ func TestServe_RefusesForeignUsers(t *testing.T) {
 		{listener.Peer{}, http.StatusOK},
 	} {
 		answer := &recorder{header: http.Header{}}
-		caller := &client{who: authz.LocalWho(c.peer), acceptor: &acceptor{unadmitted: newQuota(1, 1)}}
+		caller := &client{who: authz.LocalPrincipal(c.peer), acceptor: &acceptor{unadmitted: newQuota(1, 1)}}
 		caller.unadmitted.Store(true)
 		h.server.handler().ServeHTTP(answer, request.WithContext(context.WithValue(h.context(), clientKey{}, caller)))
 		if answer.status != c.want {

@@ -48,7 +48,7 @@ func (h *testServer) held(rules string) context.Context {
 	ok(h.t, os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", "+rules+"}]\n"), 0o600))
 	h.server.Gate.File = file // no client calls yet
 	ok(h.t, h.server.Gate.Reload())
-	return context.WithValue(h.context(), whoKey{}, authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
+	return context.WithValue(h.context(), whoKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
 }
 
 // TestRights_InvisibleGuests has a client that may see one guest ask for others, by all the properties
@@ -305,10 +305,10 @@ func TestRights_RefusalHidesNewName(t *testing.T) {
 // Promise: A7
 func TestPolkit_ReusedPID(t *testing.T) {
 	h := serve(t, 0)
-	r := authz.NewReception(h.server.Gate, polkit.New(), nil, h.server.Log)
+	r := authz.NewAuthenticator(h.server.Gate, polkit.New(), nil, h.server.Log)
 	process := exec.CommandContext(h.context(), "sleep", "1000")
 	ok(t, process.Start())
-	c := &client{who: authz.LocalWho(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), polkitTurn: make(chan struct{}, 1)}
+	c := &client{who: authz.LocalPrincipal(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), polkitTurn: make(chan struct{}, 1)}
 	c.findProcess(r)
 	ok(t, process.Process.Kill())
 	_ = process.Wait() // an error, because it was killed

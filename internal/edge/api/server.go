@@ -41,9 +41,9 @@ type Config struct {
 	// LibvirtClients counts the connections to the libvirt server.
 	LibvirtClients func() int
 	// Gate decides which client may do what; nil: every admitted client may do everything.
-	Gate *authz.Gate
+	Gate *authz.Authorizer
 	// Reception authenticates clients; nil: clients of other hosts are not accepted, and polkit is not asked.
-	Reception *authz.Reception
+	Reception *authz.Authenticator
 	// Audit receives the actions and the refusals; nil: there is no audit.
 	Audit *authz.Audit
 }

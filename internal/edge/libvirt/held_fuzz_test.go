@@ -287,7 +287,7 @@ func (h *heldHouse) restore(t testing.TB) {
 func (h *heldHouse) visit(t *testing.T, d *draw) {
 	near, far := net.Pipe()
 	c := rpc.NewClient(h.server, far, false)
-	c.Session.Identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
+	c.Session.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
 	c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
 	events := h.rooms.Events.Reader()
 	served := make(chan struct{})

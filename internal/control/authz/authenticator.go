@@ -21,14 +21,14 @@ const (
 	shakeTime      = 15 * time.Second
 )
 
-// Reception authenticates clients for both APIs: clients of other hosts by their certificates, and clients of
+// Authenticator authenticates clients for both APIs: clients of other hosts by their certificates, and clients of
 // this host, if asked for, through polkit. It bounds the number and the duration of concurrent attempts, and
-// repeated failures. The Gate decides what a client may then do. A nil reception can do neither.
-type Reception struct {
-	gate   *Gate
-	allow  []string
-	polkit *polkit.Authority
-	log    *slog.Logger
+// repeated failures. The Authorizer decides what a client may then do. A nil Authenticator can do neither.
+type Authenticator struct {
+	authorizer *Authorizer
+	allow      []string
+	polkit     *polkit.Authority
+	log        *slog.Logger
 	// last: polkit is asked only about clients that neither these groups nor rules admit.
 	last   bool
 	groups []uint32
@@ -40,27 +40,27 @@ type Reception struct {
 	all     int
 }
 
-// NewReception makes one. Authority is asked about clients of this host; nil: it is not asked. Allow are globs
+// NewAuthenticator makes one. Authority is asked about clients of this host; nil: it is not asked. Allow are globs
 // for subjects of certificates, used if there are no rules; none: every valid certificate is admitted.
-func NewReception(gate *Gate, authority *polkit.Authority, allow []string, log *slog.Logger) *Reception {
-	return &Reception{gate: gate, polkit: authority, allow: allow, log: log, shaking: map[string]int{}}
+func NewAuthenticator(gate *Authorizer, authority *polkit.Authority, allow []string, log *slog.Logger) *Authenticator {
+	return &Authenticator{authorizer: gate, polkit: authority, allow: allow, log: log, shaking: map[string]int{}}
 }
 
-// AskLast makes polkit decide only about clients that are not members of some groups, and about none if there
+// AskPolkitLast makes polkit decide only about clients that are not members of some groups, and about none if there
 // are rules. It is the default: a polkit policy of the host can admit more clients, and never fewer.
-func (r *Reception) AskLast(groups []uint32) { r.last, r.groups = true, groups }
+func (r *Authenticator) AskPolkitLast(groups []uint32) { r.last, r.groups = true, groups }
 
-// Asks says whether polkit decides about a client.
-func (r *Reception) Asks(w Who) bool {
+// AsksPolkit says whether polkit decides about a client.
+func (r *Authenticator) AsksPolkit(w Principal) bool {
 	if r == nil || r.polkit == nil || !w.Local || w.Peer.Unknown != nil || w.Trusted() {
 		return false
 	}
-	return !r.last || !r.gate.Ruled() && w.Peer.Admit(false, r.groups) != nil
+	return !r.last || !r.authorizer.HasRules() && w.Peer.Admit(false, r.groups) != nil
 }
 
-// Prove asks polkit whether a client of this host is admitted, to read or to do everything. It may take as
+// AuthenticateLocal asks polkit whether a client of this host is admitted, to read or to do everything. It may take as
 // long as polkit.Patience.
-func (r *Reception) Prove(ctx context.Context, w Who, p polkit.Process, toLook bool) error {
+func (r *Authenticator) AuthenticateLocal(ctx context.Context, w Principal, p polkit.Process, toLook bool) error {
 	who := fmt.Sprintf("user %d", w.Peer.UID)
 	if r.strikes.isLocked(who) {
 		return fault.New(fault.Denied, fault.Call, "polkit has refused %s %d times; try again in a minute", who, maxFailures)
@@ -76,10 +76,10 @@ func (r *Reception) Prove(ctx context.Context, w Who, p polkit.Process, toLook b
 	return err
 }
 
-// Receive does the TLS handshake with a client of another host at an address. It returns the client's identity
+// Handshake does the TLS handshake with a client of another host at an address. It returns the client's identity
 // as far as it is known, also with an error.
-func (r *Reception) Receive(ctx context.Context, conn *tls.Conn, address string) (Who, error) {
-	w, from := Who{Address: address}, origin(address)
+func (r *Authenticator) Handshake(ctx context.Context, conn *tls.Conn, address string) (Principal, error) {
+	w, from := Principal{Address: address}, origin(address)
 	if err := r.begin(from); err != nil {
 		return w, err
 	}
@@ -89,18 +89,18 @@ func (r *Reception) Receive(ctx context.Context, conn *tls.Conn, address string)
 	subject, err := listener.Subject(ctx, conn)
 	w.Subject = subject
 	if err == nil {
-		err = r.gate.Welcome(w, r.allow)
+		err = r.authorizer.AdmitRemote(w, r.allow)
 	}
 	r.countAttempt(from, err)
 	return w, err
 }
 
-// TurnedAway says that an attempt was refused unseen because there were too many. The audit has the earlier
+// IsOverLimit says that an attempt was refused unseen because there were too many. The audit has the earlier
 // ones, and should not be flooded.
-func TurnedAway(err error) bool { return fault.Is(err, fault.NoCapacity) }
+func IsOverLimit(err error) bool { return fault.Is(err, fault.NoCapacity) }
 
 // countAttempt counts a failed attempt; a success clears earlier failures.
-func (r *Reception) countAttempt(who string, err error) {
+func (r *Authenticator) countAttempt(who string, err error) {
 	if err == nil {
 		r.strikes.clear(who)
 		return
@@ -110,7 +110,7 @@ func (r *Reception) countAttempt(who string, err error) {
 	}
 }
 
-func (r *Reception) begin(from string) error {
+func (r *Authenticator) begin(from string) error {
 	if r.strikes.isLocked(from) {
 		return fault.New(fault.NoCapacity, fault.Call, "%s has failed to log in %d times", from, maxFailures)
 	}
@@ -124,7 +124,7 @@ func (r *Reception) begin(from string) error {
 	return nil
 }
 
-func (r *Reception) end(from string) {
+func (r *Authenticator) end(from string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.all--
