@@ -143,7 +143,7 @@ func TestAsks_AskLast(t *testing.T) {
 		{"a member of another group", who(4242, 4242, 5), nil, true, true},
 		{"a stranger where there are rules", who(4242, 4242), ruled, true, false},
 		{"root", who(0, 0), nil, true, false},
-		{"somebody whom the kernel does not tell", LocalPrincipal(listener.Peer{Unknown: errors.New("unknown")}), nil, true, false},
+		{"a client unknown to the kernel", LocalPrincipal(listener.Peer{Unknown: errors.New("unknown")}), nil, true, false},
 		{"a client of another host", Principal{Subject: "CN=a"}, nil, true, false},
 	} {
 		r := NewAuthenticator(c.gate, polkit.New(), nil, slog.New(slog.DiscardHandler))

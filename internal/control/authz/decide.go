@@ -161,7 +161,7 @@ func (v Permission) phrase() string {
 	return v.String()
 }
 
-// AllowedPaths are the folders and pools in which the files of a client's documents may lie, and the secrets that
+// AllowedPaths are the folders and pools where the files of a client's documents may lie, and the secrets that
 // they may use.
 type AllowedPaths struct {
 	Anywhere bool

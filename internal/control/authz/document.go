@@ -279,7 +279,7 @@ func (g *Authorizer) bridgeOf(network string) string {
 const ownPorts = 1024
 
 // private says whether all addresses of a prefix are for private use. Link-local addresses are not: at one of
-// them a cloud tells its hosts who may log in.
+// them a cloud serves the login keys of its hosts.
 func private(p netip.Prefix) bool {
 	first := p.Masked().Addr()
 	least := 48 // the length of a unique local prefix
@@ -561,7 +561,7 @@ func joinedNetwork(e *xmltree.Element) string {
 	return e.Child("source").Attr("network")
 }
 
-// affectedNetwork is the network whose other guests an interface's settings affect; empty: none. These are: reaching
+// affectedNetwork is the network with other guests that an interface's settings affect; empty: none. These are: reaching
 // isolated ports, and the packet size, because the kernel gives a bridge the smallest MTU of its ports.
 func affectedNetwork(e *xmltree.Element) string {
 	if e.Child("port").Attr("isolated") != "no" && e.Child("mtu").Attr("size") == "" {

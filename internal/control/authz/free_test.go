@@ -51,7 +51,7 @@ func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 	listed := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(kept)), "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
 	for _, part := range free {
 		if !slices.Contains(listed, part) {
-			t.Errorf("%s is judged by nobody: have the gate judge it or, if it concerns its guest alone, list it in %s", part, freeParts)
+			t.Errorf("%s is not checked: check it in the Authorizer or, if it concerns only its guest, list it in %s", part, freeParts)
 		}
 	}
 	for _, part := range listed {
@@ -62,7 +62,7 @@ func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 }
 
 // listFree finds the attributes and texts below an element that accept a word which the client has no right
-// to. It removes what is checked from the document, because a refusal would hide the rest: paths, listen
+// to. It removes the checked parts from the document, because a refusal would hide the rest: paths, listen
 // addresses, and the networks of interfaces.
 func (w walker) listFree(in, e *xmltree.Element, up string, found map[string]bool) {
 	for i, a := range e.Attrs {

@@ -51,7 +51,7 @@ type rule struct {
 	quota usage
 }
 
-// ReadRules reads a file of rules. An error names the line and what is wrong with it.
+// ReadRules reads a file of rules. An error names the line and the mistake.
 func ReadRules(path string) (*Rules, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -77,10 +77,10 @@ func TestRules_Allows(t *testing.T) {
 		{"anybody", user1(9), Read, NewGuest("public-1", "", nil), true},
 		{"anybody, more", user1(9), Start, NewGuest("public-1", "", nil), false},
 		{"root", user1(0), Monitor, db, true},
-		{"somebody unknown who looks like root", LocalPrincipal(listener.Peer{Unknown: os.ErrInvalid}), Start, db, false},
-		{"somebody unknown who looks like a user", LocalPrincipal(listener.Peer{UID: 1001, Unknown: os.ErrInvalid}), Start, web, false},
-		{"somebody unknown who looks like a group's", LocalPrincipal(listener.Peer{GID: 2000, Unknown: os.ErrInvalid}), Start, web, false},
-		{"somebody far away who looks like root", Principal{Subject: "CN=x"}, Start, db, false},
+		{"an unknown client that looks like root", LocalPrincipal(listener.Peer{Unknown: os.ErrInvalid}), Start, db, false},
+		{"an unknown client that looks like a user", LocalPrincipal(listener.Peer{UID: 1001, Unknown: os.ErrInvalid}), Start, web, false},
+		{"an unknown client that looks like a group's", LocalPrincipal(listener.Peer{GID: 2000, Unknown: os.ErrInvalid}), Start, web, false},
+		{"a remote client that looks like root", Principal{Subject: "CN=x"}, Start, db, false},
 	} {
 		err := r.Check(c.who, c.verb, c.on)
 		if (err == nil) != c.want {
@@ -189,12 +189,12 @@ func TestReadRules_WritableByOthers(t *testing.T) {
 		kind         fault.Kind
 	}{
 		{"root's alone", path, path, 0o600, 0},
-		{"everybody's", path, path, 0o622, fault.Denied},
-		{"in everybody's folder", folder, path, 0o777, fault.Denied},
-		{"by a link into everybody's folder", folder, link, 0o777, fault.Denied},
-		{"by a link in everybody's folder", aside, byAside, 0o777, fault.Denied},
+		{"writable by all", path, path, 0o622, fault.Denied},
+		{"in a folder writable by all", folder, path, 0o777, fault.Denied},
+		{"by a link into a folder writable by all", folder, link, 0o777, fault.Denied},
+		{"by a link in a folder writable by all", aside, byAside, 0o777, fault.Denied},
 		{"below a group's folder", above, path, 0o775, fault.Denied},
-		{"below a folder where everybody has what is theirs", above, path, 0o777 | os.ModeSticky, 0},
+		{"below a sticky folder", above, path, 0o777 | os.ModeSticky, 0},
 		{"by a link", path, link, 0o600, 0},
 	} {
 		was, err := os.Stat(c.of)

@@ -113,8 +113,8 @@ func usageOf(written uint64, definitions ...*domain.Definition) usage {
 	return s
 }
 
-// queues counts the queues of all interfaces. Each queue has files and a thread of the host; each interface,
-// of which a bridge can have 1,023, counts as one at least.
+// queues counts the queues of all interfaces. Each queue has files and a thread of the host; each interface
+// counts as one at least, because a bridge can have only 1,023.
 func queues(d *domain.Definition) (n uint64) {
 	for _, nic := range d.Devices.NICs {
 		n += uint64(min(max(nic.Queues, 1), 1<<20)) // a sum of absurd numbers must not overflow
@@ -352,7 +352,7 @@ func (t *reservation) reserve(v Permission, one claim) error {
 	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s of this size", t.principal, one.object)
 }
 
-// fits says whether a rule has room for an object. An object may keep what it has, even if that exceeds the
+// fits says whether a rule has room for an object. An object may keep its usage, even if that exceeds the
 // rule's present bounds.
 func (s *reservations) fits(r *rule, one claim) error {
 	if !r.quota.bounds(one.usage) { // counting is skipped if it is not needed: there may be very many objects
@@ -380,8 +380,8 @@ func (s usage) bounds(one usage) bool {
 	return false
 }
 
-// sum sums what the objects that a rule covers have, whoever made them: all others of the kind, and the
-// object itself. The caller holds the lock.
+// sum adds the usage of the objects that a rule covers, whichever client made them: all others of the kind, and
+// the object itself. The caller holds the lock.
 func (s *reservations) sum(r *rule, but claim) (others, had usage) {
 	by := map[string]usage{}
 	for _, c := range s.there(but.object) {

@@ -96,7 +96,7 @@ func wants(t *testing.T, g *Authorizer, uid uint32, v Permission, def *domain.De
 	return taking.ReserveGuest("uuid of "+def.Name, def, writtenOf(def))
 }
 
-// A rule's bounds hold for the sum of all guests that it covers, whoever made them.
+// A rule's bounds hold for the sum of all guests that it covers, whichever client made them.
 //
 // Promise: A12
 func TestQuota_Guests(t *testing.T) {

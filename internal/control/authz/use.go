@@ -11,12 +11,12 @@ import (
 )
 
 // use is how a definition uses a path, a network or a secret. Reading and writing a file are different uses,
-// and so are different formats: a guest must not write a disk that it shares for reading, and what it wrote
+// and so are different formats: a guest must not write a disk that it shares for reading, and its writes
 // into a raw disk must not be parsed as an image header.
 type use struct{ as, path string }
 
-// These mark uses that are not files. joins: a network that is joined. mingles: a network whose other guests a
-// setting affects. links: a link with a given name. listens: an address at which a display accepts
+// These mark uses that are not files. joins: a network that is joined. mingles: a network with other guests that
+// a setting affects. links: a link with a given name. listens: an address at which a display accepts
 // connections. speaks: the end of the agent's channel.
 const (
 	joins   = "network"
@@ -26,8 +26,8 @@ const (
 	speaks  = "speaks"
 )
 
-// pathAttributes are the attributes whose values are paths, and pathlyTexts the elements whose texts are. A relative
-// path cannot be checked and is refused.
+// pathAttributes are the attributes with paths as values, and pathTexts the elements with paths as texts. A
+// relative path cannot be checked and is refused.
 var (
 	pathAttributes = []string{"file", "path", "socket", "template", "evdev", "rendernode"}
 	pathTexts      = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path", "backend"}

@@ -56,7 +56,7 @@ func builder(t *testing.T) (*Authorizer, Principal, Resource) {
 }
 
 // A client's guest may keep its uses but not change their kind: it must not write what it shares for reading,
-// and what it wrote must not be parsed as an image header. Files that all guests read belong to the host.
+// and its own writes must not be parsed as an image header. Files that all guests read belong to the host.
 //
 // Promise: A3
 func TestDocument_PathsByUse(t *testing.T) {
@@ -119,8 +119,8 @@ func TestDocument_PathsByUse(t *testing.T) {
 		{"its link, as it was", "", "<interface type='network'><source network='default'/><target dev='tap9'/></interface>", true},
 		{"a display for its host", "", "<graphics type='vnc' autoport='yes' listen='127.0.0.1'><listen type='address' address='127.0.0.1'/></graphics>", true},
 		{"a display that says no address", "", "<graphics type='spice' autoport='yes'/>", true},
-		{"a display for everybody", "", "<graphics type='vnc' port='5977' listen='0.0.0.0'/>", false},
-		{"a display for everybody, in the newer words", "", "<graphics type='vnc' port='5977'><listen type='address' address='::'/></graphics>", false},
+		{"a display for every host", "", "<graphics type='vnc' port='5977' listen='0.0.0.0'/>", false},
+		{"a display for every host, by listen element", "", "<graphics type='vnc' port='5977'><listen type='address' address='::'/></graphics>", false},
 		{"a display for a network", "", "<graphics type='spice' autoport='yes'><listen type='network' network='default'/></graphics>", false},
 		{"its display, as it was", "", "<graphics type='vnc' autoport='yes'><listen type='address' address='10.1.2.3'/></graphics>", true},
 		{"the host's graphics adapter", "", "<graphics type='spice'><gl enable='yes' rendernode='/dev/dri/renderD128'/></graphics>", false},
@@ -140,7 +140,7 @@ func TestDocument_PathsByUse(t *testing.T) {
 		{"the agent's channel at a terminal", "", agent("<channel type='pty'>"), false},
 		{"the agent's channel as udev reads its name", "", strings.Replace(agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), "agent.0", "agent.0 ", 1), false},
 		{"the agent's channel among others that udev reads", "", strings.Replace(agent("<channel type='pty'>"), "org.qemu", "x virtio-ports/org.qemu", 1), false},
-		{"the agent's channel for whoever sees the display", "", agent("<channel type='spicevmc'>"), false},
+		{"the agent's channel through the display", "", agent("<channel type='spicevmc'>"), false},
 		{"another channel at a socket of its own places", "", strings.Replace(agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), "org.qemu", "org.test", 1), true},
 		{"a way up", "", disk("raw", "/srv/build/../base.raw", "<readonly/>"), false},
 	} {
@@ -360,7 +360,7 @@ rules:
 		{"a volume", builder, build, volume(by("/srv/given")), true},
 		{"a volume with one of others", builder, build, volume(by("/srv/others")), false},
 		{"a volume of who has none", other, build, volume(by("/srv/given")), false},
-		{"whoever may do everything", owner, guestOf, disk(by("/srv/others")), true},
+		{"a client that may do everything", owner, guestOf, disk(by("/srv/others")), true},
 		{"root", user1(0), guestOf, disk(by("/srv/others")), true},
 	} {
 		verb := Change
@@ -453,7 +453,7 @@ func TestMark_StoredPrefix(t *testing.T) {
 	}
 }
 
-// A client that gives the UUID of another's object is not told whose it is, unless it may see the object.
+// A client that gives the UUID of another's object does not learn the owner, unless it may see the object.
 //
 // Promise: A1
 func TestDocument_UUIDOfInvisibleObject(t *testing.T) {

@@ -352,7 +352,7 @@ func TestAct_ClientDisconnects(t *testing.T) {
 		t.Fatal(stream.Err())
 	}
 	leave(nil)
-	wait(t, cancelled, "the work goes on without its client")
+	wait(t, cancelled, "the work continues without its client")
 }
 
 func wait(t *testing.T, for_ <-chan struct{}, otherwise string) {
@@ -543,7 +543,7 @@ func TestLimits_IncompleteRequest(t *testing.T) {
 			}
 		}
 		_ = hold.Close()
-		h.until(func() bool { return h.server.calls.count() == 0 }, "the call is held")
+		h.until(func() bool { return h.server.calls.count() == 0 }, "the call still counts")
 	}
 	// A request that arrived in time may run as long as it needs.
 	stream, err := lodgev1.NewLodgeClient(h.http(false), "http://lodge").Watch(h.context(), &lodgev1.WatchRequest{})

@@ -52,7 +52,7 @@ func FuzzHeld(f *testing.F) {
 			taken = taken && strings.Contains(once, other) == strings.Contains(twice, other)
 		}
 		if once != twice && !taken {
-			t.Fatalf("alone it is told\n%s\namong others\n%s", once, twice)
+			t.Fatalf("alone the client gets\n%s\namong other guests\n%s", once, twice)
 		}
 	})
 }

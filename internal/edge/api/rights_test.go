@@ -32,7 +32,7 @@ func TestRights_EveryCall(t *testing.T) {
 	for i := range methods.Len() {
 		path := "/lodge.v1.Lodge/" + string(methods.Get(i).Name())
 		if right, known := rights[path]; !known || len(right.verbs) == 0 {
-			t.Errorf("nobody has said what right %s takes", path)
+			t.Errorf("no right is assigned to %s", path)
 		}
 	}
 	if len(rights) != methods.Len() {
@@ -69,14 +69,14 @@ func TestRights_InvisibleGuests(t *testing.T) {
 		{objectNodeDevice, "net_vnet7_fe_54_00_11_22_33", false},
 	} {
 		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {
-			t.Errorf("an event of %s %s is told: %v", c.object, c.name, told)
+			t.Errorf("the client gets an event of %s %s: %v", c.object, c.name, told)
 		}
 	}
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // its name at that time
 		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID()}); told != want {
-			t.Errorf("what happened to web-0 when it was called %s is told: %v", name, told)
+			t.Errorf("the client gets an event of web-0 under the name %s: %v", name, told)
 		}
 	}
 	status, err := h.server.Status(ctx, &lodgev1.StatusRequest{})
@@ -85,7 +85,7 @@ func TestRights_InvisibleGuests(t *testing.T) {
 		t.Errorf("%d guests are counted", status.GetGuests())
 	}
 	if _, err := h.server.Status(ctx, &lodgev1.StatusRequest{Collect: true}); !fault.Is(err, fault.Denied) {
-		t.Errorf("the daemon is held up for a client that may only look: %v", err)
+		t.Errorf("a client that may only read stops the daemon: %v", err)
 	}
 	said := map[string]string{}
 	for _, name := range []string{"web-1", "nobody"} {
@@ -100,7 +100,7 @@ func TestRights_InvisibleGuests(t *testing.T) {
 		said[strings.ReplaceAll(err.Error(), name, "NAME")] = name
 	}
 	if len(said) != 1 {
-		t.Errorf("one that is there is told from one that is not: %q", said)
+		t.Errorf("the client can tell a hidden guest from a missing one: %q", said)
 	}
 }
 
@@ -313,7 +313,7 @@ func TestPolkit_ReusedPID(t *testing.T) {
 	ok(t, process.Process.Kill())
 	_ = process.Wait() // an error, because it was killed
 	if err := c.authenticate(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
-		t.Errorf("whoever has its number is asked about: %v", err)
+		t.Errorf("polkit is asked about another process: %v", err)
 	}
 	if c.process.Started == 0 {
 		t.Error("it is not known when it was started")

@@ -28,7 +28,7 @@ import (
 // Config says what to serve, and to which clients.
 type Config struct {
 	Fleet *fleet.Fleet
-	// Networks are the networks whose operations the queue shows.
+	// Networks are the networks with operations that the queue shows.
 	Networks *network.Networks
 	Guests   *guest.Registry
 	Events   *event.Log

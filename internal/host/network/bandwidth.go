@@ -29,7 +29,7 @@ func unbuilt(nic *device.NIC, what string) error {
 	return fault.New(fault.Unsupported, fault.Config, "interface %s: %s is not supported; inbound average, peak and burst are", nic.MAC, what)
 }
 
-// refuseOnLink refuses limits of a NIC whose packets go directly to a link of the host, which cannot be limited
+// refuseOnLink refuses limits of a NIC that sends directly to a link of the host: its packets cannot be limited
 // there.
 func refuseOnLink(nic *device.NIC) error {
 	if nic.Inbound == nil {

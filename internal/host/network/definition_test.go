@@ -19,7 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-var update = flag.Bool("update", false, "write what is expected under testdata anew")
+var update = flag.Bool("update", false, "rewrite the golden files under testdata")
 
 // golden compares a text with a file.
 func golden(t *testing.T, path, got string) {

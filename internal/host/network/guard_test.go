@@ -128,7 +128,7 @@ func TestGuard_RestoresForwarding(t *testing.T) {
 		ok(t, os.WriteFile(path, []byte("0"), 0o600))
 	}
 	if !s.restoreForwarding() {
-		t.Error("what nobody needs is still to be turned on")
+		t.Error("a setting that no network needs is still to be turned on")
 	}
 	is("0")
 }

@@ -91,7 +91,7 @@ func clash(p netip.Prefix, routes []hostnet.Route) *hostnet.Route {
 	return nil
 }
 
-// RouteInto returns the link by which the host routes to some of the addresses, or to a larger range; empty:
+// RouteInto returns the link that the host uses to route to some of the addresses, or to a larger range; empty:
 // only the default route does. A network with these addresses would take that traffic. The network's own
 // bridge, but, does not count.
 func RouteInto(p netip.Prefix, but string) (device string, err error) {

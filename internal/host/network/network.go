@@ -28,7 +28,7 @@ type Network struct {
 	due  bool // autostart is still pending in this boot; guarded by turn
 
 	service  *hostnet.Dnsmasq // of a running network that serves; guarded by turn
-	followed []string         // operations whose change is stored; guarded by turn
+	followed []string         // operations with a stored change; guarded by turn
 	// ops are the open operations. Their steps run with the turn.
 	ops *operation.Set[*Network]
 

@@ -583,7 +583,7 @@ func TestUpdate_FailureKeepsService(t *testing.T) {
 	serves := func(when string) {
 		t.Helper()
 		if n.service == nil {
-			t.Fatal(when + ": nobody serves the guests")
+			t.Fatal(when + ": no dnsmasq serves the guests")
 		}
 		select {
 		case <-n.service.Ended():
@@ -1230,7 +1230,7 @@ func (n *Network) lacks() (so bool) {
 	return so
 }
 
-// journal replaces the journal by one whose writes fail or wait.
+// journal replaces the journal by one with writes that fail or wait.
 type journal struct{ write func() error }
 
 func (j journal) Write(operation.Record) error  { return j.write() }

@@ -44,7 +44,7 @@ type record struct {
 	Definition   string `json:"definition"` // as understood, in the same format
 	Autostart    bool   `json:"autostart"`
 	ChosenBridge bool   `json:"chosenBridge"` // the bridge's name is Lodge's choice and may change
-	// Followed are the operations whose change the definition includes.
+	// Followed are the operations that the definition includes the change of.
 	Followed []string `json:"followed,omitempty"`
 }
 

@@ -79,7 +79,7 @@ func TestStatus_FilesFollowTheNetwork(t *testing.T) {
 		t.Errorf("mode %v", info.Mode())
 	}
 	release := s.addPort(nicTarget{network: n}, Port{Interface: "vnet7", MAC: "52:54:00:00:00:07", Owner: "web"})
-	within(t, "the guest is told", func() bool { return strings.Contains(read(".macs"), `"domain": "web"`) })
+	within(t, "the guest is listed", func() bool { return strings.Contains(read(".macs"), `"domain": "web"`) })
 	release()
 	within(t, "the guest is not told any more", func() bool { return read(".macs") == "[]\n" })
 	s.Close()
@@ -154,7 +154,7 @@ func TestStatus_NameServiceFindsGuests(t *testing.T) {
 		t.Errorf("the domain's name leads to %s, not %s", got, address)
 	}
 	if got := ask("libvirt", "nobody"); strings.Contains(got, address) {
-		t.Errorf("nobody is found: %s", got)
+		t.Errorf("an unknown name is found: %s", got)
 	}
 }
 

@@ -360,7 +360,7 @@ func (b *Book) ensureKeyFile(seals bool) error {
 	return nil
 }
 
-// sealedSecret returns the UUID of a secret whose value is encrypted with the lasting key; empty: none.
+// sealedSecret returns the UUID of a secret with a value encrypted by the key on disk; empty: none.
 func (b *Book) sealedSecret() string {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

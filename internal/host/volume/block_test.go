@@ -402,7 +402,7 @@ func TestLogicalPool_ParsesReports(t *testing.T) {
 	doc, err := got["big"].XML()
 	must(t, err)
 	if want := "<source>\n    <device path='/dev/loop1'>\n      <extent start='0' end='62914560'/>\n    </device>\n    <device path='/dev/loop0'>"; !strings.Contains(doc, want) || strings.Contains(doc, "<format") {
-		t.Errorf("big is told as\n%s", doc)
+		t.Errorf("big is shown as\n%s", doc)
 	}
 }
 

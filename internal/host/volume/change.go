@@ -131,7 +131,7 @@ func (p *Pool) WipeVolume(ctx context.Context, sc scope.Scope, name string, trim
 	})
 }
 
-// recreateEmpty makes an image again whose data were erased.
+// recreateEmpty makes an image again after its data were erased.
 func (p *Pool) recreateEmpty(ctx context.Context, f *os.File, plan image.Plan, erase func() error) error {
 	if err := erase(); err != nil {
 		return err

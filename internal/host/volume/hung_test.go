@@ -389,7 +389,7 @@ func TestPools_SourcesAndCapabilities(t *testing.T) {
 	}
 }
 
-// mountedPool makes a running file system pool whose file system is in memory.
+// mountedPool makes a running file system pool on a tmpfs.
 func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 	t.Helper()
 	const device = "/dev/none"

@@ -129,7 +129,7 @@ func mountOn(ctx context.Context, d *definition, at string) error {
 var helperPackages = map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils", "glusterfs": "glusterfs-client"}
 
 // mountedAt returns the topmost mount on a directory; one without a source means none. It reads the kernel's
-// list, whose paths have no links, and not the mounted file system, which may not answer.
+// list, where paths have no links, and not the mounted file system, which may not answer.
 func mountedAt(target string) (fsguard.Mount, error) {
 	for range safepath.MaxLinks {
 		m, there, err := fsguard.At(target)

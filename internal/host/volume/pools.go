@@ -132,7 +132,7 @@ const (
 	silentTime = 200 * time.Millisecond
 )
 
-// adopting counts the pools that are being reactivated: those whose file systems do not answer, and the
+// adopting counts the pools that are being reactivated: those with file systems that do not answer, and the
 // others.
 func (ps *Pools) adopting() (silent, reading int) {
 	for _, p := range ps.List() {
@@ -202,7 +202,7 @@ func (ps *Pools) ByUUID(uuid string) (*Pool, error) {
 	return nil, fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", uuid)
 }
 
-// ByTarget finds the active pool whose volumes are in a directory.
+// ByTarget finds the active pool with its volumes in a directory.
 func (ps *Pools) ByTarget(path string) (*Pool, error) {
 	clean, err := cleanPath(path)
 	for _, p := range ps.List() {

@@ -122,7 +122,7 @@ func (p *Pool) undeclare(name string) {
 	}
 }
 
-// forgetMissing deletes the declarations of volumes whose files are gone or were replaced. A file that could
+// forgetMissing deletes the declarations of volumes with files that are gone or were replaced. A file that could
 // not be read keeps its declaration, which prevents a guest's bytes from being taken for a header. The caller
 // has the pool's turn.
 func (p *Pool) forgetMissing() {
