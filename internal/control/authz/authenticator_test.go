@@ -119,7 +119,7 @@ func TestReceive_HandshakesPerAddress(t *testing.T) {
 	}
 }
 
-// With AskLast, polkit is not asked about members of the groups, and about no client if there are rules.
+// With AskPolkitLast, polkit is not asked about members of the groups, and about no client if there are rules.
 //
 // Promise: A20
 func TestAsks_AskLast(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 
 // Bounds of the lockout.
 const (
-	maxFailures = 10          // failed attempts, each less than strikeTime after the one before
+	maxFailures = 10          // failed attempts, each less than lockoutTime after the one before
 	lockoutTime = time.Minute // how long the client is then locked out
 	maxTracked  = 4096        // clients remembered; then the one with the least time left is forgotten
 )
@@ -18,7 +18,7 @@ const (
 // lockout counts failed attempts by client, and locks a client out for a while after too many: each attempt
 // costs a handshake, a question to polkit, or a line of the audit.
 type lockout struct {
-	limit int // failed attempts; 0: maxStrikes
+	limit int // failed attempts; 0: maxFailures
 
 	mu sync.Mutex
 	by map[string]failures
