@@ -1,5 +1,5 @@
-// Command lodge is the command line: it reads flags, hands them to the rooms
-// that do the work, and shows what they say.
+// Command lodge is the command line: it reads flags, hands them to the packages
+// that do the work, and shows the results.
 package main
 
 import (

@@ -54,7 +54,7 @@ func runPlugin(root *cobra.Command, args []string) error {
 	}
 	path, err := findProgram("lodge-" + args[0])
 	if err != nil {
-		return nil // and what was meant is told by the root command
+		return nil // the root command reports the unknown command
 	}
 	return become(path, args[1:])
 }

@@ -98,7 +98,7 @@ type host struct {
 	own  *cli.Client
 }
 
-// The codes by which a daemon says that there is no such object.
+// The error codes of a daemon that has no such object.
 var absent = map[int32]bool{42: true, 43: true, 49: true, 66: true}
 
 func (h host) Known(ctx context.Context, s importer.Sort, name string) (bool, error) {
@@ -178,7 +178,7 @@ func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal erro
 	if err == nil {
 		err = h.conn.Call(ctx, xdr.ProcNetworkGetAutostart, &there, &starts)
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing) // whoever gives up now has one of the two
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing) // if the client gives up now, one of the two networks is still defined
 	defer stop()
 	if err == nil {
 		err = h.conn.Call(ctx, xdr.ProcNetworkUndefine, &there, nil)
@@ -196,7 +196,7 @@ func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal erro
 	return made, errors.Join(err, lost)
 }
 
-// replacing bounds what is not left off in the middle.
+// replacing bounds the time of a replacement, which must not stop in the middle.
 const replacing = 30 * time.Second
 
 func (h host) addNetwork(ctx context.Context, doc string) (xdr.Network, error) {
@@ -209,7 +209,7 @@ func (h host) startNetworkWithHost(ctx context.Context, n xdr.Network) error {
 	return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: n, Autostart: true}, nil)
 }
 
-// otherUUID is the code by which a daemon refuses a name that another object has.
+// otherUUID is the error code of a daemon if another object has the name.
 const otherUUID = 9
 
 func (h host) defineDomain(ctx context.Context, doc string, t importer.Traits) (did string, err error) {

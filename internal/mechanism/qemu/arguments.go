@@ -22,7 +22,7 @@ type Plan struct {
 	Capabilities *qemucaps.Capabilities
 
 	Disks      map[string]device.DiskAttachment // by alias; none for an empty drive
-	Keys       map[string][]byte                // by alias: passphrases of encrypted disks, for what is added to a running QEMU
+	Keys       map[string][]byte                // by alias: passphrases of encrypted disks, for objects that are added to a running QEMU
 	NICs       map[string]*device.NICAttachment // by alias; none for type user
 	TPMSockets map[string]string                // by alias: where swtpm listens
 	VSock      *os.File                         // claimed by ClaimVSock, when there is a vsock
@@ -115,7 +115,7 @@ func (b *builder) option(name string, value fmt.Stringer) {
 
 func (b *builder) word(words ...string) { b.args = append(b.args, words...) }
 
-// flush moves what was collected to the command line.
+// flush moves the collected parts to the command line.
 func (b *builder) flush() error {
 	if b.dryRun {
 		b.parts = nil
@@ -133,7 +133,7 @@ func (b *builder) flush() error {
 
 func (b *builder) part(option string, props properties) {
 	if b.dryRun {
-		return // nobody reads them
+		return // a dry run has no reader for them
 	}
 	b.parts = append(b.parts, part{option: option, props: props})
 }

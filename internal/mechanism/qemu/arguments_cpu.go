@@ -22,7 +22,7 @@ func (b *builder) processor() error {
 	return b.count()
 }
 
-// cpuModel is the model and what is to differ from it; nil leaves the choice to
+// cpuModel is the model with the changes to it; nil leaves the choice to
 // the machine.
 func (b *builder) cpuModel() (list, error) {
 	base, err := b.baseModel()

@@ -38,8 +38,8 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 	if path := b.Relays[alias]; path != "" {
 		c.Path = path
 	}
-	// What is handed over has been emptied where that was wanted; QEMU would try it
-	// again, and cannot with devices.
+	// A file that is handed over has been emptied already if the definition wants that.
+	// QEMU would try to empty it again, and cannot do that with devices.
 	if c.Type == "file" && b.Files[c.Path] != nil {
 		c.Path, c.Append = b.open(c.Path), device.On
 	}
@@ -157,7 +157,7 @@ func (c *chardev) argument() string {
 	return l.String()
 }
 
-// serving says who connects to whom.
+// serving adds the options that say whether QEMU listens or connects.
 func (c *chardev) serving(l *list) {
 	if !c.connects() {
 		l.raw("server=on", "wait=off")

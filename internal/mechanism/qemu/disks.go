@@ -219,7 +219,7 @@ func cacheProperties(props *properties, mode string) {
 	}
 }
 
-// drive gives the device of a disk: where it sits, and what is in it.
+// drive returns the device of a disk: its place on a bus, and its medium.
 func (b *builder) drive(d *device.Disk, node string) (driver string, props properties, err error) {
 	if d.Device == "lun" && d.Bus != "scsi" {
 		return "", nil, unsupported("disk %s: device lun is built on bus scsi only; use that", d.Target)
@@ -431,5 +431,5 @@ func (b *builder) bootDisk(d *device.Disk, props *properties) {
 	}
 }
 
-// errorPolicies are QEMU's words for what follows a failed write.
+// errorPolicies are QEMU's words for the reaction to a failed write.
 var errorPolicies = map[string]string{"stop": "stop", "report": "report", "ignore": "ignore", "enospace": "enospc"}

@@ -106,7 +106,7 @@ func (b *builder) vnc(g *device.Graphics) error {
 	if needsPassword(g) {
 		vnc.raw("password=on")
 	}
-	if b.dryRun { // what was defined before goes on to start
+	if b.dryRun { // a guest with such a password that was defined before this check can still start
 		if err := CheckPassword(g); err != nil {
 			return err
 		}
@@ -125,10 +125,11 @@ func (b *builder) vnc(g *device.Graphics) error {
 	return nil
 }
 
-// maxVNCPassword is how much of a password VNC knows: the rest would be taken for part of it, and keep nobody out.
+// maxVNCPassword is how many characters of a password VNC uses. A longer password would be accepted, but the rest
+// would not be checked.
 const maxVNCPassword = 8
 
-// CheckPassword refuses a password of which the display would not ask for all.
+// CheckPassword refuses a password that the display would check only in part.
 func CheckPassword(g *device.Graphics) error {
 	if g.Type == "vnc" && len(g.Password) > maxVNCPassword {
 		return unsupported("VNC password is %d characters long, only %d permitted", len(g.Password), maxVNCPassword)
@@ -138,7 +139,7 @@ func CheckPassword(g *device.Graphics) error {
 
 func needsPassword(g *device.Graphics) bool { return g.HasPassword || g.Password != "" }
 
-// displaySocket is the path of a display's socket, chosen where none is said.
+// displaySocket is the path of a display's socket, chosen if the definition names none.
 func (b *builder) displaySocket(g *device.Graphics) (string, error) {
 	l := &g.Listens[0]
 	if l.Socket == "" && !b.dryRun {

@@ -30,7 +30,7 @@ func (b *builder) checkEncryption(d *device.Disk) error {
 	switch {
 	case d.Device != "disk":
 		return unsupported("disk %s: encryption of a %s is not built", d.Target, d.Device)
-	case d.Bus == "usb": // whose device takes no other image once it is made
+	case d.Bus == "usb": // its device takes no other image once it is made
 		return unsupported("disk %s: encryption of disks on bus usb is not built", d.Target)
 	case d.Format != "" && d.Format != "raw" && d.Format != "qcow2":
 		return unsupported("disk %s: images of format %s are not opened encrypted, raw and qcow2 ones are", d.Target, d.Format)

@@ -60,7 +60,7 @@ func ListenDisplay(ctx context.Context, at netip.Addr, port int) (*os.File, erro
 		failed := c.Control(func(fd uintptr) { err = filterClients(int(fd), at, uint16(port)) })
 		return cmp.Or(failed, err)
 	}}
-	config.SetMultipathTCP(false) // whose parts the filter would not see
+	config.SetMultipathTCP(false) // the filter would not see the subflows
 	l, err := config.Listen(ctx, network, net.JoinHostPort(at.String(), strconv.Itoa(port)))
 	if err != nil {
 		return nil, err

@@ -63,8 +63,8 @@ func (b *builder) netdev(n *device.NIC) error {
 	return nil
 }
 
-// UserNetwork gives the arguments by which a QEMU without a guest serves a network of type user on
-// its first descriptor that is handed over.
+// UserNetwork returns the arguments for a QEMU without a guest that serves a network of type user on
+// the first descriptor that is handed to it.
 func UserNetwork() []string {
 	return []string{
 		"-name", "lodge-user-network", "-machine", "none", "-m", "0", "-no-user-config", "-nodefaults", "-display", "none", "-sandbox", sandboxOptions,

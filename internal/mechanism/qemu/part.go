@@ -164,8 +164,8 @@ func removal(option string, name any) Step {
 	return Step{Command: m.remove, Args: properties{{m.key, name}}}
 }
 
-// list joins options in the old style, in which a comma ends a value unless it
-// is doubled.
+// list joins options in the old style: a comma ends a value unless it is
+// doubled.
 type list []string
 
 func (l *list) add(name, value string) { *l = append(*l, name+"="+escape(value)) }
