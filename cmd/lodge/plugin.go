@@ -27,16 +27,16 @@ func pluginCommands() []*cobra.Command {
 		all = append(all, &cobra.Command{
 			Use:                p.name,
 			Short:              p.short,
-			DisableFlagParsing: true, // the program parses its flags, also --help
+			DisableFlagParsing: true, // the program parses its flags, also --help; it takes lodge's global ones
 			RunE: func(_ *cobra.Command, args []string) error {
 				path, err := findProgram(p.program)
 				if err != nil {
 					return unusable(fmt.Errorf("`lodge %s` needs %s, which is neither beside lodge nor on PATH: %s, and put it there", p.name, p.program, p.missing))
 				}
 				if p.program == "lodged" {
-					args = append([]string{p.name}, args...)
+					return become(path, append([]string{"lodge", p.name}, args...)) // its errors begin with "lodge:"
 				}
-				return become(path, args)
+				return become(path, append([]string{path}, args...))
 			},
 		})
 	}
@@ -56,7 +56,7 @@ func runPlugin(root *cobra.Command, args []string) error {
 	if err != nil {
 		return nil // the root command reports the unknown command
 	}
-	return become(path, args[1:])
+	return become(path, append([]string{path}, args[1:]...))
 }
 
 // isBuiltIn reports whether cobra adds the command when it runs.
@@ -89,8 +89,9 @@ func findProgram(name string) (string, error) {
 	return path, err
 }
 
-// become executes a program in place of this one. It returns only if that fails.
-var become = func(path string, args []string) error {
-	err := syscall.Exec(path, append([]string{path}, args...), os.Environ())
+// become executes a program in place of this one. argv[0] is the name that it is called by. It
+// returns only if that fails.
+var become = func(path string, argv []string) error {
+	err := syscall.Exec(path, argv, os.Environ())
 	return fmt.Errorf("cannot run %s: %w", path, err)
 }
