@@ -110,7 +110,7 @@ func (a *authority) revoke(path string, serial int64) {
 	a.save(path, "X509 CRL", der)
 }
 
-// startAfar starts a daemon that listens for remote clients as the flags say, with an authority whose files are in
+// startAfar starts a daemon that listens for remote clients as the flags say. Its authority's files are in
 // pki. Its rules let alice see and start guests of one name.
 func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki string) {
 	t.Helper()

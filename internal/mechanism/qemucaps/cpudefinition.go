@@ -17,8 +17,8 @@ type CPUDefinition struct {
 // IsSoldAs reports whether processors of a signature are of this model.
 func (d CPUDefinition) IsSoldAs(s Signature) bool { return d.Signature.isSoldAs(d.Name, s) }
 
-// notInModels are features that no model has by itself: hypervisor, which QEMU gives
-// all guests, and vme, which its emulator lacks. vmeModels have it all the same.
+// notInModels are features that QEMU's models do not name: hypervisor, which QEMU gives
+// all guests, and vme, which its emulator lacks. vmeModels have vme all the same.
 var (
 	notInModels = []string{"hypervisor", "vme"}
 	vmeModels   = []string{

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// CPUIDWord is one of the registers in which x86's CPUID instruction answers to a
-// question: a leaf, and of some leaves a part.
+// CPUIDWord is one result register of x86's CPUID instruction. Leaf is the query, and
+// Part, which some leaves have, its subleaf.
 type CPUIDWord struct {
 	Leaf, Part uint32
 	Register   string // eax, ebx, ecx or edx

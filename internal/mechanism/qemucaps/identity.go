@@ -18,7 +18,7 @@ type Identity struct {
 	ModTime       int64 // nanoseconds since 1970
 	Device, Inode uint64
 	ChangeTime    int64 // nanoseconds since 1970; no program can set it
-	Modules       int64 // when modules last came or went, likewise; 0 without any
+	Modules       int64 // when modules were last added or removed, in nanoseconds since 1970; 0 without any
 }
 
 // Host identifies the host for the verdict about KVM: it holds while the same kernel runs with the same
@@ -93,7 +93,7 @@ type libraryDir struct {
 	dirs    []string
 }
 
-// of gives PREFIX/lib and what is below it for single architectures.
+// of returns PREFIX/lib and the directories for single architectures below it.
 func (l *libraryDirs) of(prefix string) []string {
 	lib := filepath.Join(prefix, "lib")
 	now := changed(lib)
@@ -112,7 +112,7 @@ func (l *libraryDirs) of(prefix string) []string {
 	return slices.Clip(known.dirs)
 }
 
-// hostSources are the files by which hosts are told apart.
+// hostSources are the files that identify a host.
 type hostSources struct {
 	bootID, kernel, microcode string
 	kvm                       string // the device
@@ -139,7 +139,7 @@ func (s hostSources) host() Host {
 		h.KVM.Opens = true
 		_ = unix.Close(fd)
 	}
-	// The pattern is well formed, and what it gives is sorted.
+	// The pattern is well formed, and Glob returns sorted paths.
 	modules, _ := filepath.Glob(s.nested)
 	for _, path := range modules {
 		h.KVM.Nested += filepath.Base(filepath.Dir(filepath.Dir(path))) + "=" + firstLine(path) + " "

@@ -85,7 +85,7 @@ var propertyTypes = strings.Fields(`
 	memory-backend-ram memory-backend-file memory-backend-memfd memory-backend-epc iothread
 	sev-guest sev-snp-guest tdx-guest throttle-group tls-creds-x509`)
 
-// The lists of types, all of which are concrete.
+// The queries for the lists of types. They leave out abstract types.
 var (
 	deviceTypes  = object{"implements": "device", "abstract": false}
 	objectTypes  = object{"implements": "user-creatable", "abstract": false}
@@ -95,7 +95,7 @@ var (
 
 // askAll asks everything that does not depend on the accelerator.
 func (a Answers) askAll(ctx context.Context, s *qmp.Session) error {
-	// Listing types loads QEMU's modules, some of which add options.
+	// Listing types loads QEMU's modules, and some modules add options.
 	for _, types := range []object{deviceTypes, objectTypes, chardevTypes, accelTypes} {
 		if err := a.ask(ctx, s, "qom-list-types", types); err != nil {
 			return err
@@ -180,7 +180,7 @@ func (a Answers) fillTypes(c *qemucaps.Capabilities) error {
 	c.Machines, err[0] = a.machines()
 	c.Devices, err[1] = a.types(deviceTypes)
 	c.Objects, err[2] = a.types(objectTypes)
-	// Distributions ship these apart from what they are made of, and a QEMU
+	// Distributions ship these apart from the device that they contain, and a QEMU
 	// that is asked for one without the other aborts.
 	if !c.HasDevice("virtio-gpu-gl-device") {
 		c.Devices = slices.DeleteFunc(c.Devices, func(typ string) bool {

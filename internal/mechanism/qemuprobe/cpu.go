@@ -64,7 +64,7 @@ func (a Answers) models() ([]qemucaps.CPUModel, error) {
 }
 
 // candidate reports whether a model may describe the host: a usable one with
-// a name that lasts. qemu64 and its like are nobody's processor.
+// a stable name. qemu64 and its like describe no real processor.
 func candidate(m qemucaps.CPUModel) bool {
 	synthetic := []string{"qemu32", "qemu64", "kvm32", "kvm64"}
 	return m.Usable && m.HasStableName() && !slices.Contains(synthetic, m.Name)

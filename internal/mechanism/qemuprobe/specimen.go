@@ -22,7 +22,7 @@ import (
 type probedQEMU struct {
 	*qmp.Session
 	process *qemuprocess.Process
-	log     *os.File // what it printed
+	log     *os.File // its output
 	release func()   // of its user; called when nothing of it is left
 }
 

@@ -37,7 +37,7 @@ const (
 	trialRound  = 7 * (1 << 18) // instructions for each dot
 )
 
-// trial is one run of the trial guest and what came of it.
+// trial is one run of the trial guest and its result.
 type trial struct {
 	accelerator, cpu string
 	code             []byte // the end of the firmware
@@ -45,8 +45,8 @@ type trial struct {
 	// is32Bit is a processor of 32 bits: the trial ends where it would go on in long mode.
 	is32Bit bool
 
-	letters string        // what the guest said
-	stderr  string        // what QEMU said, on standard error
+	letters string        // output of the guest
+	stderr  string        // QEMU's messages on standard error
 	end     string        // how it ended, when it did not go well
 	took    time.Duration // from the guest's start
 }

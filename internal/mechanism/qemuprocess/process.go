@@ -34,8 +34,8 @@ type Process struct {
 // Exit says how a process ended.
 type Exit struct {
 	Known  bool           // false when it was not this daemon's child: only that it ended is known
-	Code   int            // what it returned, when no signal ended it
-	Signal syscall.Signal // what ended it, or 0
+	Code   int            // exit status, when no signal ended it
+	Signal syscall.Signal // signal that ended it, or 0
 }
 
 func (e Exit) String() string {
@@ -48,9 +48,9 @@ func (e Exit) String() string {
 	return fmt.Sprintf("ended with status %d", e.Code)
 }
 
-// Adopt attaches to a process that somebody else started. It refuses, with
-// fault.NotFound, when the process has ended and also when its number belongs
-// to another one by now.
+// Adopt attaches to a process that another process started. It refuses, with
+// fault.NotFound, when the process has ended, and also when its PID now belongs
+// to a different one.
 func Adopt(pid int, startTime uint64) (*Process, error) {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	switch {
@@ -85,7 +85,7 @@ func watch(pid, pidfd int) (*Process, error) {
 		p.StartTime, err = startTime(pid)
 	}
 	if err == nil {
-		// The process still being there proves that what was read was its own.
+		// The process still exists, so the start time that was read is its own.
 		err = p.Signal(0)
 	}
 	if err != nil {
