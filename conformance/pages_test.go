@@ -250,7 +250,7 @@ func (s *pageSession) run(t *testing.T, commands []pageCommand) {
 }
 
 func (s *pageSession) shell(ctx context.Context, script string) *exec.Cmd {
-	c := s.command(ctx, "bash", "-c", "cd "+quoted(s.folder)+"\n"+script)
+	c := s.command(ctx, "bash", "-o", "pipefail", "-c", "cd "+quoted(s.folder)+"\n"+script)
 	c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "LIBVIRT_DEFAULT_URI=qemu:///system?socket=/run/lodge/libvirt-sock",
 		"LC_ALL=C.UTF-8", "MAKEFLAGS=", "MAKELEVEL=", "LODGE_SOCKET=")
 	return c
