@@ -49,7 +49,7 @@ func toRequest(r *lodgev1.ActRequest) (fleet.Request, error) {
 	o := r.GetOptions()
 	mode, known := modes[o.GetMode()]
 	if !known {
-		return fleet.Request{}, fault.New(fault.Invalid, fault.Call, "a guest can be asked by acpi or agent, not by %q", o.GetMode())
+		return fleet.Request{}, fault.New(fault.Invalid, fault.Call, "shutdown mode %q is unknown; use acpi or agent", o.GetMode())
 	}
 	timeout, grace := r.GetTimeout().AsDuration(), o.GetGrace().AsDuration()
 	if timeout < 0 || grace < 0 {

@@ -507,7 +507,7 @@ func TestLimits_RequestsTogether(t *testing.T) {
 	if stream.Receive() || connect.CodeOf(stream.Err()) != connect.CodeResourceExhausted {
 		t.Errorf("got %v", stream.Err())
 	}
-	checkFault(t, stream.Err(), "no capacity", "being taken in")
+	checkFault(t, stream.Err(), "no capacity", "being received")
 	h.until(func() bool { return h.server.intake.take(authz.Owner{PID: 1}, 1<<20) }, "what was taken in is not given back")
 }
 

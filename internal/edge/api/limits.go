@@ -97,7 +97,7 @@ type body struct {
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if !b.intake.take(b.by, n) {
-		return 0, fault.New(fault.NoCapacity, fault.Call, "requests of more than %d bytes are being taken in, or of more than %d from one client; try again later",
+		return 0, fault.New(fault.NoCapacity, fault.Call, "requests of more than %d bytes are being received, or of more than %d from one client; try again later",
 			b.intake.all, b.intake.each)
 	}
 	b.taken += n

@@ -170,7 +170,7 @@ func (p *Pool) createBlockVolume(ctx context.Context, d *definition, c blockBack
 		return p.refreshVolume(ctx, w.name)
 	}
 	if removed := p.removeBlockVolume(d, c, v); removed != nil {
-		p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", w.name, "error", removed)
+		p.pools.log.Warn("incomplete volume not removed", "pool", p.name, "volume", w.name, "error", removed)
 	}
 	return err
 }

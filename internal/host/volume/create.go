@@ -301,7 +301,7 @@ func (p *Pool) discard(name string, inode uint64) {
 	}
 	if err != nil {
 		// Its record says that it is incomplete, so the next start of the pool removes it.
-		p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", name, "error", err)
+		p.pools.log.Warn("incomplete volume not removed", "pool", p.name, "volume", name, "error", err)
 		return
 	}
 	p.undeclare(name)

@@ -55,10 +55,10 @@ func TestOpen_CompletedVolumesStay(t *testing.T) {
 		t.Errorf("what was wiped once has now %q (%v)", text, err)
 	}
 	if _, err := p.Volume("half"); !fault.Is(err, fault.NotFound) {
-		t.Errorf("a volume that is half made stays: %v", err)
+		t.Errorf("an incomplete volume stays: %v", err)
 	}
 	if name := p.declared["made"]; name.Building || name.Marked {
-		t.Errorf("it is still said to be half made: %+v", name)
+		t.Errorf("it is still marked as incomplete: %+v", name)
 	}
 }
 
@@ -138,7 +138,7 @@ func TestStart_TargetNotMountedYet(t *testing.T) {
 		t.Errorf("it is %+v now, %v", v, err)
 	}
 	if names := dirNames(t, p); names != "disk" {
-		t.Errorf("what is half made stays: %q", names)
+		t.Errorf("an incomplete volume stays: %q", names)
 	}
 	must(t, os.Remove(v.Path))
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))

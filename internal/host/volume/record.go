@@ -161,7 +161,7 @@ func (p *Pool) sweep(target string, declared map[string]declaration) {
 		}
 		outdated, err := d.outdated(target, name)
 		if err != nil {
-			p.pools.log.Warn("volume that may be half made not readable", "pool", p.name, "volume", name, "error", err)
+			p.pools.log.Warn("cannot read a volume that may be incomplete", "pool", p.name, "volume", name, "error", err)
 			continue
 		}
 		if outdated {
@@ -183,14 +183,14 @@ func (p *Pool) sweep(target string, declared map[string]declaration) {
 			continue
 		}
 		if isOpenByGuest(target, name, d.Inode) {
-			p.pools.log.Warn("half-made volume kept: a guest has it open", "pool", p.name, "volume", name, "error", p.keepForGuest(target, name))
+			p.pools.log.Warn("incomplete volume kept: a guest has it open", "pool", p.name, "volume", name, "error", p.keepForGuest(target, name))
 			continue
 		}
 		if err := removeInode(target, name, d.Inode); err != nil {
-			p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", name, "error", err)
+			p.pools.log.Warn("incomplete volume not removed", "pool", p.name, "volume", name, "error", err)
 			continue
 		}
-		p.pools.log.Info("half-made volume removed", "pool", p.name, "volume", name)
+		p.pools.log.Info("incomplete volume removed", "pool", p.name, "volume", name)
 		delete(declared, name)
 		p.undeclare(name)
 	}

@@ -85,7 +85,7 @@ func checkUnused(f *os.File) error {
 func transferRange(offset, length uint64) (at, end int64, err error) {
 	const most = 1<<63 - 1
 	if offset > most || length > most-offset {
-		return 0, 0, fault.New(fault.Invalid, fault.Volume, "offset %d and length %d reach beyond any volume", offset, length)
+		return 0, 0, fault.New(fault.Invalid, fault.Volume, "offset %d and length %d exceed the maximum size of a volume", offset, length)
 	}
 	if length == 0 {
 		return int64(offset), noEnd, nil

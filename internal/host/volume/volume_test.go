@@ -928,7 +928,7 @@ func TestPools_RestartAndReboot(t *testing.T) {
 	}
 	p, _ := d.ByName("active")
 	if _, err := p.Volume("half"); !fault.Is(err, fault.NotFound) || dirNames(t, p) != "" {
-		t.Errorf("a half-made volume is still there: %v %s", err, dirNames(t, p))
+		t.Errorf("an incomplete volume is still there: %v %s", err, dirNames(t, p))
 	}
 	d.boot = "boot-2"
 	d.restart()
@@ -1149,7 +1149,7 @@ func TestFailures_LeaveNothing(t *testing.T) {
 			return err
 		},
 		"a wipe of a caller that left": func() error { return p.WipeVolume(ended, scope.Daemon("a test"), "disk", false) },
-		"a start of what runs":    func() error { return p.Start(t.Context(), scope.Daemon("a test"), NoBuild) },
+		"a start of what runs":         func() error { return p.Start(t.Context(), scope.Daemon("a test"), NoBuild) },
 		"a pool without a place": func() error {
 			_, err := d.Create(t.Context(), scope.Daemon("a test"), dirXML("none", "/nonexistent"), true, NoBuild)
 			return err

@@ -64,7 +64,7 @@ func Content(ctx context.Context, device string) (string, error) {
 func checkExclusive(device string) error {
 	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
-		return fault.New(fault.Busy, fault.Pool, "%s is in use: it or a part of it is mounted, swapped to, or a member of something", device)
+		return fault.New(fault.Busy, fault.Pool, "%s is in use: it or a part of it is mounted, swapped to, or used by RAID or LVM", device)
 	}
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot open %s", device)
