@@ -62,7 +62,7 @@ type Machine struct {
 type Accelerator struct {
 	Name    string // as in -accel
 	Present bool   // built into the binary
-	Usable  bool   // a guest really ran; for tcg of a foreign architecture: is present
+	Usable  bool   // a trial guest ran; tcg of a foreign architecture: it is present
 	Reason  string // why not, or the trial that was made
 
 	HostCPU       bool   // -cpu host works
@@ -79,7 +79,7 @@ type CPUModel struct {
 	TypeName   string
 	AliasOf    string // "" when it is no alias
 	Usable     bool
-	Missing    []string  // features that stand in the way, by QEMU's names
+	Missing    []string  // features that the accelerator lacks, by QEMU's names
 	Features   []string  // all, by QEMU's names; of models without a version in the name
 	Signature  Signature // also only of models without a version in the name
 	Deprecated bool
@@ -100,7 +100,7 @@ type HostModel struct {
 	Removed []string // features of Base to disable
 }
 
-// Fact is a path into QEMU's schema that is there, such as FactIOUring.
+// Fact is a path that exists in QEMU's schema, such as FactIOUring.
 type Fact string
 
 // The facts that arguments and callers branch on: differences between builds of
@@ -231,8 +231,8 @@ func (c *Capabilities) AdoptFailures(other *Capabilities) {
 	}
 }
 
-// Canonical gives the full name of a machine type that is named by its alias,
-// such as pc-q35-7.2 for q35; others are as they were.
+// Canonical returns the full name of a machine type that is named by its alias,
+// such as pc-q35-7.2 for q35; other names stay as they are.
 func (c *Capabilities) Canonical(machine string) string {
 	if m, ok := c.Machine(machine); ok {
 		return m.Name

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Identity tells one binary, with the modules beside it, from another without
+// Identity distinguishes one binary, with the modules beside it, from another without
 // reading it.
 type Identity struct {
 	Path          string
@@ -57,9 +57,9 @@ func Identify(binary string) (Identity, error) {
 	}, nil
 }
 
-// modulesChanged is when a directory of modules changed last. Distributions
-// put them into packages of their own, so that devices and displays come and go
-// while the binary stays.
+// modulesChanged returns the time of the last change of a directory of modules.
+// Distributions put modules into packages of their own, so that devices and displays
+// are added and removed while the binary stays.
 func modulesChanged(binary string) int64 {
 	var last int64
 	prefix := filepath.Dir(filepath.Dir(binary))
@@ -69,8 +69,8 @@ func modulesChanged(binary string) int64 {
 	return last
 }
 
-// changed is when a file changed last, in nanoseconds since 1970; 0 when it is
-// not there.
+// changed returns the time of a file's last change, in nanoseconds since 1970; 0 if it
+// does not exist.
 func changed(path string) int64 {
 	var s unix.Stat_t
 	if unix.Stat(path, &s) != nil {
@@ -79,8 +79,8 @@ func changed(path string) int64 {
 	return s.Ctim.Nano()
 }
 
-// libraries remembers the library directories of a prefix, one for each
-// architecture, because every start asks and /usr/lib is long to read.
+// libraries caches the library directories of a prefix, one for each architecture,
+// because every start needs them and /usr/lib is slow to read.
 var libraries = libraryDirs{known: map[string]libraryDir{}}
 
 type libraryDirs struct {
@@ -103,7 +103,7 @@ func (l *libraryDirs) of(prefix string) []string {
 	if ok && known.changed == now {
 		return slices.Clip(known.dirs)
 	}
-	// The pattern is well formed, and what cannot be read has no modules.
+	// The pattern is well formed, and a directory that cannot be read counts as one without modules.
 	found, _ := filepath.Glob(filepath.Join(lib, "*-linux-*"))
 	known = libraryDir{now, append(found, lib)}
 	l.mu.Lock()
@@ -147,7 +147,7 @@ func (s hostSources) host() Host {
 	return h
 }
 
-// firstLine is what a file of one line holds, or "" where it cannot be read.
+// firstLine returns the content of a file with one line, or "" if it cannot be read.
 func firstLine(path string) string {
 	text, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(text))

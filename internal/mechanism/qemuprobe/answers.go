@@ -15,9 +15,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp/schema"
 )
 
-// Answers are what one QEMU said, by question. A question that it refused has no
-// entry. Capabilities are made from them without QEMU, so recorded answers serve
-// as well: tests use them.
+// Answers are the answers of one QEMU, by question. A question that it refused has no
+// entry. Capabilities are made from them without QEMU, so tests can use recorded
+// answers.
 type Answers map[string]json.RawMessage
 
 // ReadAnswers reads recorded answers: JSON, packed by gzip.
@@ -33,7 +33,7 @@ func ReadAnswers(r io.Reader) (Answers, error) {
 	return a, nil
 }
 
-// ask puts one question. A refusal is an answer too: that it has none.
+// ask asks one question. A refusal is no error: the question then has no entry.
 func (a Answers) ask(ctx context.Context, s *qmp.Session, command string, args map[string]any) error {
 	var answer json.RawMessage
 	err := s.Execute(ctx, command, args, &answer)
@@ -59,7 +59,7 @@ func question(command string, args map[string]any) string {
 	return command + " " + string(text)
 }
 
-// get decodes an answer; one that is not there leaves into as it is.
+// get decodes an answer; a missing one leaves into as it is.
 func (a Answers) get(into any, command string, args map[string]any) error {
 	answer, ok := a[question(command, args)]
 	if !ok {
@@ -240,8 +240,8 @@ func (a Answers) fillProperties(c *qemucaps.Capabilities) error {
 	return all
 }
 
-// fillProperty collects what either command tells: one knows about the
-// properties of buses, the other about those of objects.
+// fillProperty collects the answers of both commands: one knows about the properties
+// of buses, the other about those of objects.
 func (a Answers) fillProperty(c *qemucaps.Capabilities, name, typ string) error {
 	var names []string
 	for _, command := range []string{"device-list-properties", "qom-list-properties"} {

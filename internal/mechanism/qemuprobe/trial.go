@@ -58,7 +58,7 @@ func (t trial) passed() bool {
 	return strings.HasSuffix(t.letters, "C")
 }
 
-// ran reports whether any guest code did.
+// ran reports whether any guest code ran.
 func (t trial) ran() bool { return t.letters != "" }
 
 func newTrial(accelerator, cpu string, narrow bool) trial {
@@ -140,7 +140,7 @@ func readLetters(f *os.File) (string, error) {
 	return string(text), err
 }
 
-// String tells how the trial went, for people.
+// String describes the result of the trial, for people.
 func (t trial) String() string {
 	with := fmt.Sprintf("with -accel %s -cpu %s", t.accelerator, t.cpu)
 	if t.passed() {
@@ -152,7 +152,7 @@ func (t trial) String() string {
 	return fmt.Sprintf("guest code does not run properly %s: %s, then %s", with, t.reached(), t.why())
 }
 
-// why tells what ended a trial that failed.
+// why returns the reason why a failed trial ended.
 func (t trial) why() string {
 	if t.stderr == "" {
 		return t.end
@@ -160,7 +160,7 @@ func (t trial) why() string {
 	return fmt.Sprintf("%s (QEMU said: %s)", t.end, t.stderr)
 }
 
-// reached tells how far the guest got.
+// reached describes how far the guest got.
 func (t trial) reached() string {
 	rounds := strings.Count(t.letters, ".")
 	switch last := t.letters[len(t.letters)-1]; last {
