@@ -130,9 +130,9 @@ func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki str
 // hangUp sends SIGHUP: the daemon reloads its rules and certificates.
 func (d *daemon) hangUp(t *testing.T) {
 	t.Helper()
-	before := d.says("the certificates were read anew")
+	before := d.says("certificates reloaded")
 	d.output(t, "kill", "-HUP", d.pid)
-	eventually(t, "the certificates to be reloaded", func() bool { return d.says("the certificates were read anew") > before })
+	eventually(t, "the certificates to be reloaded", func() bool { return d.says("certificates reloaded") > before })
 }
 
 // visitor starts a client that stays connected, and waits for its first line. The returned function waits until
