@@ -117,7 +117,7 @@ func (t targets) attempts() map[string]func() error {
 		"lock memory":                       locks,
 	}
 	if t.InTPM {
-		delete(all, "write to what it was handed") // it is handed nothing
+		delete(all, "write to what it was handed") // the TPM emulator gets no descriptors
 	} else if t.HasTPM {
 		all["reach the store from a folder that it was given"] = func() error { return fromGiven(strings.Repeat("../", 10)+t.Store, unix.O_RDONLY) }
 		all["reach terminals from a folder that it was given"] = func() error {

@@ -200,7 +200,7 @@ func WriteImage(ctx context.Context, sc scope.Scope, path string, fill, complete
 	return fillImage(ctx, sc, f, path, fill, complete)
 }
 
-// fillImage is writeImage for a file that exists already beside the image's path. It closes the file.
+// fillImage is WriteImage for a file that exists already beside the image's path. It closes the file.
 func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fill, complete func(*os.File) error) error {
 	beside, held := Partial(path), sc.FoldersOf(path)
 	failpoint.Reach("image.created")
