@@ -67,7 +67,7 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	}
 }
 
-// A request that waits for its turn on the guest is judged again when its turn comes. Steps that it has started
+// A request that waits for its turn on the guest is authorized again when its turn comes. Steps that it has started
 // continue.
 // Promise: A1
 func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {

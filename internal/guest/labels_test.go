@@ -162,7 +162,7 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	}
 }
 
-// within is a path in a guest's chamber, as the host sees it.
+// within is a path in a guest's sandbox, as the host sees it.
 func (d *daemon) within(g *guest.Guest, path string) string {
 	return fmt.Sprintf("/proc/%d/root/%s", d.again(g).View().PID, path)
 }
