@@ -51,7 +51,8 @@ makes new SSH host keys and a new machine ID, and fresh random bytes.`,
 	return c
 }
 
-// seedFlags say what is on the seeds of clones, by the names of files.
+// seedFlags are the flags for the seeds of clones: whether to make them, and the names of the
+// files with their content.
 type seedFlags struct {
 	wanted                  bool
 	userData, networkConfig string

@@ -1,5 +1,5 @@
-// Command lodge is the command line: it reads flags, hands them to the rooms
-// that do the work, and shows what they say.
+// Command lodge is the command line: it reads flags, calls the packages that do
+// the work, and shows their answers.
 package main
 
 import (
@@ -36,10 +36,10 @@ func main() {
 	os.Exit(int(cli.StatusOf(err)))
 }
 
-// unusable makes an error that of a command which was called wrongly.
+// unusable marks an error as one of a wrong command line, for the exit status.
 func unusable(err error) error { return cli.AsUnusable(err) }
 
-// wants checks how many arguments a command was given, and says how it is called.
+// wants checks the number of arguments of a command. Its error shows the usage.
 func wants(arguments cobra.PositionalArgs) cobra.PositionalArgs { return cli.Wants(arguments) }
 
 func command() *cobra.Command {

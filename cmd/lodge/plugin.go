@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// plugins are the commands that other programs hold, which come with Lodge. The text says what
-// to do where the program is missing.
+// plugins are the commands that other programs of Lodge implement. The text says what
+// to do if the program is missing.
 var plugins = []struct{ name, short, program, missing string }{
 	{"lab", "Measure a daemon that speaks libvirt's protocol: Lodge's, libvirt's or another", "lodge-lab", "build it with `make build`"},
 	{"import", "Define what an /etc/libvirt tree or an export holds", "lodged", "install the daemon on this host"},
@@ -43,8 +43,8 @@ func pluginCommands() []*cobra.Command {
 	return all
 }
 
-// runPlugin becomes lodge-NAME where the first argument names no command of root's and there
-// is such a program. It returns where there is none.
+// runPlugin becomes lodge-NAME if the first argument names no command of root and there
+// is such a program. Otherwise it returns.
 func runPlugin(root *cobra.Command, args []string) error {
 	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") || strings.ContainsRune(args[0], filepath.Separator) {
 		return nil
@@ -54,7 +54,7 @@ func runPlugin(root *cobra.Command, args []string) error {
 	}
 	path, err := findProgram("lodge-" + args[0])
 	if err != nil {
-		return nil // and what was meant is told by the root command
+		return nil // the root command reports the unknown name
 	}
 	return become(path, append([]string{path}, args[1:]...))
 }
@@ -73,8 +73,8 @@ var own = func() (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// findProgram looks beside this program first, where those of the same build lie, and then on
-// PATH.
+// findProgram looks first in the folder of this program, where the programs of the same build
+// lie, and then on PATH.
 func findProgram(name string) (string, error) {
 	if self, err := own(); err == nil {
 		beside, err := exec.LookPath(filepath.Join(filepath.Dir(self), name))
@@ -89,8 +89,8 @@ func findProgram(name string) (string, error) {
 	return path, err
 }
 
-// become runs a program in the place of this one. Its arguments begin with the name that it is
-// called by. It returns only when that fails.
+// become replaces this process by a program (execve). The first of the arguments is the name
+// of the program. It returns only if that fails.
 var become = func(path string, argv []string) error {
 	err := syscall.Exec(path, argv, os.Environ())
 	return fmt.Errorf("cannot run %s: %w", path, err)

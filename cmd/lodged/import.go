@@ -91,14 +91,14 @@ func importTree(c *cobra.Command, dir string, o importer.Options) error {
 	return nil
 }
 
-// host is the daemon, by libvirt's protocol, and by its own for what that has no words for;
-// nil: it may be another's.
+// host is the daemon that the import adds to. conn speaks libvirt's protocol. own speaks Lodge's
+// API, for requests that libvirt's protocol lacks; it is nil if the daemon may not be Lodge.
 type host struct {
 	conn *remote.Conn
 	own  *cli.Client
 }
 
-// The codes by which a daemon says that there is no such object.
+// absent has libvirt's error codes for an object that does not exist.
 var absent = map[int32]bool{42: true, 43: true, 49: true, 66: true}
 
 func (h host) Known(ctx context.Context, s importer.Sort, name string) (bool, error) {
@@ -145,7 +145,7 @@ func (h host) Define(ctx context.Context, s importer.Sort, doc string, t importe
 	return "", fmt.Errorf("no definitions are of sort %q", s)
 }
 
-// defineNetwork defines one in the place of another of its name, too.
+// defineNetwork defines a network, also in the place of another one with its name.
 func (h host) defineNetwork(ctx context.Context, doc string, t importer.Traits) error {
 	made, err := h.addNetwork(ctx, doc)
 	if refusal, ok := errors.AsType[*remote.Error](err); ok && refusal.Code == otherUUID && t.Replaces != "" {
@@ -157,9 +157,10 @@ func (h host) defineNetwork(ctx context.Context, doc string, t importer.Traits) 
 	return h.startNetworkWithHost(ctx, made)
 }
 
-// replaceNetwork defines a network in the place of one with its name and another UUID, beside
-// which it was refused: every libvirt and every Lodge makes a network "default", each with a UUID
-// of its own. The other goes first, unless it runs, and is back as it was where this is refused.
+// replaceNetwork defines a network in the place of one with its name and another UUID, because
+// the daemon refused it beside that one. Every libvirt and every Lodge makes a network "default",
+// each with a UUID of its own. The other network is removed first, unless it runs. If the new one
+// is then refused, the other is defined again as it was.
 func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal error) (made xdr.Network, err error) {
 	var there xdr.WithNetwork
 	var active xdr.WithActive
@@ -178,7 +179,7 @@ func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal erro
 	if err == nil {
 		err = h.conn.Call(ctx, xdr.ProcNetworkGetAutostart, &there, &starts)
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing) // whoever gives up now has one of the two
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing) // an interrupt leaves one of the two networks
 	defer stop()
 	if err == nil {
 		err = h.conn.Call(ctx, xdr.ProcNetworkUndefine, &there, nil)
@@ -196,7 +197,7 @@ func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal erro
 	return made, errors.Join(err, lost)
 }
 
-// replacing bounds what is not left off in the middle.
+// replacing bounds the replacement of a network, which an interrupt does not stop halfway.
 const replacing = 30 * time.Second
 
 func (h host) addNetwork(ctx context.Context, doc string) (xdr.Network, error) {
@@ -209,7 +210,7 @@ func (h host) startNetworkWithHost(ctx context.Context, n xdr.Network) error {
 	return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: n, Autostart: true}, nil)
 }
 
-// otherUUID is the code by which a daemon refuses a name that another object has.
+// otherUUID is libvirt's error code for a name that an object with another UUID has.
 const otherUUID = 9
 
 func (h host) defineDomain(ctx context.Context, doc string, t importer.Traits) (did string, err error) {
@@ -233,8 +234,8 @@ func (h host) defineDomain(ctx context.Context, doc string, t importer.Traits) (
 	return did, h.conn.Call(ctx, xdr.ProcDomainSetAutostart, &xdr.WithDomainAutostart{Domain: made.Domain, Autostart: true}, nil)
 }
 
-// placeVariables gives a domain that was just defined its UEFI variables. One that was not there
-// before and cannot have them is undefined again: its start would make it new ones.
+// placeVariables gives a domain that was just defined its UEFI variables. If that fails and the
+// domain is new, it is undefined again, because its start would make new variables.
 func (h host) placeVariables(ctx context.Context, made xdr.Domain, t importer.Traits) (did string, err error) {
 	var is xdr.WithXML
 	err = h.conn.Call(ctx, xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Domain: made, Flags: inactiveXML}, &is)
@@ -261,7 +262,7 @@ const (
 	keepNVRAM   = 8
 )
 
-// makeTemplate keeps a guest from being started.
+// makeTemplate marks a guest as a template, which cannot be started.
 func (h host) makeTemplate(ctx context.Context, id string) error {
 	if h.own == nil {
 		return errors.New("the daemon of --connect is not known to be Lodge's")
