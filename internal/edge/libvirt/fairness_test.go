@@ -72,7 +72,7 @@ func TestHeavyClientDelaysNoOther(t *testing.T) {
 	}
 }
 
-// held gives what the clients hold together.
+// now returns the bytes that all clients hold together.
 func now(m *rpc.Memory) int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()

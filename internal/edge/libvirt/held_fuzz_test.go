@@ -91,10 +91,10 @@ func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// FuzzHeld runs calls of every kind for a client whose rules restrict it to guests and pools named mine*. The
-// arguments are drawn from words like those below. A guest, a pool and a secret of others also exist, and
-// change during the calls. Each call is answered, and none breaks a handler. Answers, errors and events must not reveal
-// objects of others, except in the client's own words. At the end these objects are unchanged.
+// FuzzHeld runs calls of every kind for a client that rules restrict to guests and pools named mine*. The arguments
+// are drawn from words like those below. A guest, a pool and a secret of others also exist, and change during the
+// calls. Each call is answered, and none breaks a handler. Answers, errors and events must not reveal objects of
+// others, except in the client's own words. At the end these objects are unchanged.
 // Promise: A1
 func FuzzHeld(f *testing.F) {
 	h := newHeldHouse(f)

@@ -286,7 +286,7 @@ func (s *Session) MayStop(uuid string) error {
 // Gate gives the server's gate; nil if an admitted client may do everything.
 func (s *Session) Gate() *authz.Authorizer { return s.Client.Server.Gate }
 
-// Who gives the client's present identity.
+// Who returns the client's present identity.
 func (s *Session) Who() authz.Principal {
 	s.mu.Lock()
 	defer s.mu.Unlock()
