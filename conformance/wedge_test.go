@@ -291,7 +291,7 @@ func (w *wedge) hang(t *testing.T) <-chan error {
 		}[i/wedgeStuck%5])
 	}
 	calls = append(calls,
-		hung{"clone", func() error { return w.clone(w.connect(t)) }, `qemu-img was ended: its process \d+ has been stopped by a signal for 30s`},
+		hung{"clone", func() error { return w.clone(w.connect(t)) }, `qemu-img was killed: its process \d+ has been stopped by a signal for 30s`},
 		hung{"start on a dead disk", func() error {
 			l := w.connect(t)
 			g, err := l.DomainLookupByName("onDead")
