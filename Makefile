@@ -154,17 +154,17 @@ generate:
 	@scripts/need protobuf-compiler libprotobuf-dev
 	@scripts/generate
 
-# Lint tools are pinned in a module of their own, so that Lodge does not depend
+# Lint tools are pinned in a module of their own, outside of go.work, so that Lodge does not depend
 # on theirs, and built once.
 $(LINT): tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once, about two minutes)"
-	cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	cd tools && GOWORK=off $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 $(RUNNER): tools/go.mod tools/go.sum
-	cd tools && $(GO) build -o $@ gotest.tools/gotestsum
+	cd tools && GOWORK=off $(GO) build -o $@ gotest.tools/gotestsum
 
 $(VULN): tools/go.mod tools/go.sum
-	cd tools && $(GO) build -o $@ golang.org/x/vuln/cmd/govulncheck
+	cd tools && GOWORK=off $(GO) build -o $@ golang.org/x/vuln/cmd/govulncheck
 
 up: build guest
 	@scripts/need $(HOST_PACKAGES) $(CLIENT_PACKAGES)

@@ -27,16 +27,16 @@ func pluginCommands() []*cobra.Command {
 		all = append(all, &cobra.Command{
 			Use:                p.name,
 			Short:              p.short,
-			DisableFlagParsing: true, // flags are the program's, --help too
+			DisableFlagParsing: true, // flags are the program's, --help too; it takes lodge's global ones
 			RunE: func(_ *cobra.Command, args []string) error {
 				path, err := findProgram(p.program)
 				if err != nil {
 					return unusable(fmt.Errorf("`lodge %s` needs %s, which is neither beside lodge nor on PATH: %s, and put it there", p.name, p.program, p.missing))
 				}
 				if p.program == "lodged" {
-					args = append([]string{p.name}, args...)
+					return become(path, append([]string{"lodge", p.name}, args...)) // its errors begin with "lodge:"
 				}
-				return become(path, args)
+				return become(path, append([]string{path}, args...))
 			},
 		})
 	}
@@ -56,7 +56,7 @@ func runPlugin(root *cobra.Command, args []string) error {
 	if err != nil {
 		return nil // and what was meant is told by the root command
 	}
-	return become(path, args[1:])
+	return become(path, append([]string{path}, args[1:]...))
 }
 
 // isBuiltIn tells the commands that cobra adds when it runs.
@@ -89,8 +89,9 @@ func findProgram(name string) (string, error) {
 	return path, err
 }
 
-// become runs a program in the place of this one. It returns only when that fails.
-var become = func(path string, args []string) error {
-	err := syscall.Exec(path, append([]string{path}, args...), os.Environ())
+// become runs a program in the place of this one. Its arguments begin with the name that it is
+// called by. It returns only when that fails.
+var become = func(path string, argv []string) error {
+	err := syscall.Exec(path, argv, os.Environ())
 	return fmt.Errorf("cannot run %s: %w", path, err)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/daemon"
 	"github.com/lodge-kvm/lodge/internal/edge/api"
 	"github.com/lodge-kvm/lodge/internal/edge/libvirt"
+	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
@@ -74,7 +75,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if _, err := notify.SdNotify(false, notify.SdNotifyReady); err != nil {
 		log.Warn("cannot tell systemd that the daemon is ready", "error", err)
 	}
-	d.Guests.Autostart(ctx)
+	guest.Autostart(ctx, d.Guests)
 	err = served.Wait()
 	if _, err := notify.SdNotify(false, notify.SdNotifyStopping); err != nil {
 		log.Warn("cannot tell systemd that the daemon is stopping", "error", err)

@@ -186,7 +186,7 @@ func (d *Daemon) openGuests(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.onClose(func() error { d.Guests.Close(); return nil })
+	d.onClose(func() error { guest.Close(d.Guests); return nil })
 	return nil
 }
 

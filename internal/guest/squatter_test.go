@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -149,7 +149,7 @@ func TestAQEMUThatWasTakenOverMakesNothing(t *testing.T) {
 		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+string(text)+"'/></qemu:commandline></domain>",
 		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
 		"<graphics type='vnc'><listen type='socket' socket='"+screen+"/vnc.sock'/></graphics>")))
-	ok(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{}))
 
 	told, err := os.OpenFile(filepath.Join(own, toldPipe), os.O_RDWR|unix.O_NONBLOCK, 0)
 	ok(t, err)

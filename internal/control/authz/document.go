@@ -14,7 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -162,7 +163,7 @@ func (g *Gate) weigh(w Who, def *domain.Definition, had ...Object) error {
 	if def.Tune.Shares == 0 && def.Blkio.Weight == 0 {
 		return nil
 	}
-	shares, weight := g.Guests.UsualWeights()
+	shares, weight := hotplug.UsualWeights(g.Guests)
 	usual := fmt.Sprintf("weights above the usual ones (%d of processors, %d of disks), which take from guests of others", shares, weight)
 	for _, o := range had {
 		if o.member.View == nil {
@@ -552,7 +553,7 @@ func (w walker) volume(pool string) error {
 	return w.refuse("pool '" + pool + "'")
 }
 
-// joined is the network of an interface; empty: none.
+// joined returns the network of an interface; empty: none.
 func joined(e *xmltree.Element) string {
 	if e.Name != "interface" {
 		return ""
@@ -593,7 +594,7 @@ func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
 // another channel. A process with that end can run anything in the guest, as root.
 func spoken(e *xmltree.Element) string {
 	sort, path := e.Attr("type"), e.Child("source").Attr("path")
-	if e.Name != "channel" || !guest.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
+	if e.Name != "channel" || !machine.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
 		return ""
 	}
 	return sort + " " + path

@@ -96,8 +96,8 @@ func (g *Gate) Admit(w Who) error {
 	return fault.New(fault.Denied, fault.Call, "%s is not admitted: no rule of %s names this client", w, g.File)
 }
 
-// Welcome admits a client of another host: one that some rule names or, if there are no rules, one whose
-// subject matches a glob. Without globs every subject is admitted.
+// Welcome admits a client of another host. With rules, one of them must name it; without rules, its subject
+// must match a glob. Without globs every subject is admitted.
 func (g *Gate) Welcome(w Who, allow []string) error {
 	if g.Ruled() {
 		return g.Admit(w)

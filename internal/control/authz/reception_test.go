@@ -64,7 +64,7 @@ func TestLockout_Bounded(t *testing.T) {
 	})
 }
 
-func TestOrigin(t *testing.T) {
+func TestReception_Origin(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1:5":                   "10.0.0.1",
 		"[::ffff:10.0.0.1]:5":          "10.0.0.1",

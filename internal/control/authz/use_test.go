@@ -196,7 +196,7 @@ func TestPath_Write(t *testing.T) {
 // The right to query the host's capabilities does not run arbitrary programs.
 //
 // Promise: A1
-func TestProgram(t *testing.T) {
+func TestDocument_Program(t *testing.T) {
 	g, who, _ := builder(t)
 	for path, want := range map[string]bool{
 		"/usr/bin/qemu-system-aarch64": true, "/srv/build/qemu": false, "/usr/bin/qemu-system-x/../env": false, "/bin/sh": false, "qemu": false,

@@ -8,7 +8,7 @@ import (
 // Fact is something that happened to a guest, or was begun with it.
 type Fact interface{ fact() }
 
-// Started: the guest's machine is complete; Reason is booted or
+// Started says that the guest's machine is complete; Reason is booted or
 // restored. It runs, unless the start asked for a paused guest.
 type Started struct {
 	Reason domain.Reason
@@ -21,10 +21,10 @@ type Pausing struct{ Reason domain.Reason }
 // Resuming announces why the next Resumed happens.
 type Resuming struct{ Reason domain.Reason }
 
-// Stopped: QEMU stopped the vCPUs.
+// Stopped says that QEMU stopped the vCPUs.
 type Stopped struct{}
 
-// Resumed: QEMU resumed the vCPUs.
+// Resumed says that QEMU resumed the vCPUs.
 type Resumed struct{}
 
 // Failing announces a disk error or watchdog that stops the processors.
@@ -33,33 +33,33 @@ type Failing struct{ Reason domain.Reason }
 // Ending announces why the process is about to end.
 type Ending struct{ Reason domain.Reason }
 
-// RebootAsked: the next power-off is meant to be a reboot.
+// RebootAsked says that the next power-off is meant to be a reboot.
 type RebootAsked struct{}
 
 // ShutdownAsked cancels RebootAsked: the next power-off is an end.
 type ShutdownAsked struct{}
 
-// PoweredDown: the guest (or the host, for ByHost) turned the machine
+// PoweredDown says that the guest (or the host, for ByHost) turned the machine
 // off. ByReset means that it was a reset that the definition treats as an end.
 type PoweredDown struct{ ByHost, ByReset bool }
 
-// WasReset: the machine was reset, by the guest or by request.
+// WasReset says that the machine was reset, by the guest or by request.
 type WasReset struct{}
 
-// Panicked: the guest reported its panic.
+// Panicked says that the guest reported its panic.
 type Panicked struct{}
 
-// Dumped: the memory of a panicked guest was dumped, or the dump
+// Dumped says that the memory of a panicked guest was dumped, or the dump
 // failed.
 type Dumped struct{}
 
-// Slept: the guest suspended itself to memory.
+// Slept says that the guest suspended itself to memory.
 type Slept struct{}
 
-// Woke: the guest woke from that.
+// Woke says that the guest woke from that.
 type Woke struct{}
 
-// Ended: the process has ended.
+// Ended says that the process has ended.
 type Ended struct{}
 
 // Found is the state in which a restarted daemon found the guest.

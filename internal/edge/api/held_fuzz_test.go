@@ -14,9 +14,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-// FuzzHeld has a client that is held to one guest ask for whatever, as a trial, where
-// there is nothing else and where there are other guests: it is told the same, but for that
-// a UUID is another's, and not whose.
+// FuzzHeld sends arbitrary dry runs for a client limited to one guest, on a host with that guest only and on a
+// host with others. Both answers are the same, except that a UUID is taken by another object, which is not
+// named.
 // Promise: A1
 func FuzzHeld(f *testing.F) {
 	_, _, mine := document(0)
@@ -57,7 +57,7 @@ func FuzzHeld(f *testing.F) {
 	})
 }
 
-// tells gives all that a client is told of a request, in an order of its own.
+// tells returns all that a client learns from a request, in a fixed order.
 func (h *house) tells(ctx context.Context, r *lodgev1.ActRequest) string {
 	var said []string
 	note := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }

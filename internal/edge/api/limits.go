@@ -46,7 +46,7 @@ func defaultLimits() limits {
 	}
 }
 
-// places counts what is held, in all and by each owner.
+// places counts the resources in use, in all and by each owner.
 type places struct {
 	all, each int
 
@@ -107,7 +107,7 @@ func (b *body) Read(p []byte) (int, error) {
 // giveBack ends the call's count.
 func (b *body) giveBack() { b.intake.leave(b.by, b.taken) }
 
-// looks are the calls whose answers grow with the number of guests and stay in memory until the client has
+// looks are the calls with answers that grow with the number of guests and stay in memory until the client has
 // read them.
 var looks = map[string]bool{lodgev1.LodgeListGuestsProcedure: true, lodgev1.LodgeStatsProcedure: true, lodgev1.LodgeListTilesProcedure: true}
 
@@ -168,7 +168,7 @@ func (b *bounded) say(w http.ResponseWriter, r *http.Request, err error) {
 	http.Error(w, err.Error(), http.StatusForbidden)
 }
 
-// answer disconnects a client that does not take what is written.
+// answer disconnects a client that does not read its answer.
 type answer struct {
 	http.ResponseWriter
 	control  *http.ResponseController
@@ -185,7 +185,7 @@ func (a *answer) Write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-// Flush sends what was written; until the next write no deadline runs.
+// Flush sends the written bytes; until the next write no deadline runs.
 func (a *answer) Flush() {
 	_ = a.control.Flush() // a broken connection shows at the next write
 	a.rest()

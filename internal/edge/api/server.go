@@ -44,7 +44,7 @@ type Config struct {
 	Gate *authz.Gate
 	// Reception authenticates clients; nil: clients of other hosts are not accepted, and polkit is not asked.
 	Reception *authz.Reception
-	// Audit receives what was done and refused; nil: there is no audit.
+	// Audit receives the actions and the refusals; nil: there is no audit.
 	Audit *authz.Audit
 }
 
@@ -86,7 +86,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	server := s.http(calls)
 	served := make(chan error, len(listeners))
 	var heeding sync.WaitGroup
-	defer heeding.Wait() // stop has ended it
+	defer heeding.Wait() // heed ends because stop was called
 	for _, l := range listeners {
 		d := s.door(l)
 		heeding.Go(func() { d.heed(calls, s.Gate) })
@@ -159,7 +159,7 @@ func (s *Server) http(calls context.Context) *http.Server {
 			if secure, is := c.(*tls.Conn); is {
 				c = secure.NetConn()
 			}
-			return context.WithValue(ctx, clientKey{}, c.(*client)) // who calls is asked at each call
+			return context.WithValue(ctx, clientKey{}, c.(*client)) // the client's identity is checked at each call
 		},
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}

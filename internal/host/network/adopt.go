@@ -70,8 +70,8 @@ func (s *Networks) adoptOne(ctx context.Context, id string, records []operation.
 	})
 }
 
-// found returns the network that files or records were found of. One that is neither defined nor recorded as
-// running belongs to no one: only its remains are removed.
+// found returns the network that files or records belong to. If it is neither defined nor recorded as running,
+// only its remains are removed.
 func (s *Networks) found(id string) (*Network, error) {
 	if n, err := s.ByUUID(id); err == nil {
 		return n, nil
@@ -131,7 +131,7 @@ func (m *mend) resume(ctx context.Context) error {
 	n := m.n
 	v := n.View()
 	if v == nil || v.Live == nil {
-		return nil // adoption will find what it lacks
+		return nil // adoption finds the missing parts
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
 	defer cancel()

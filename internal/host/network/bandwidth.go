@@ -29,8 +29,8 @@ func unbuilt(nic *device.NIC, what string) error {
 	return fault.New(fault.Unsupported, fault.Config, "interface %s: %s is not supported; inbound average, peak and burst are", nic.MAC, what)
 }
 
-// onLink refuses limits of a NIC whose guest's packets go directly to a link of the host, which cannot be
-// limited there.
+// onLink refuses limits of a NIC whose packets go directly to a link of the host, which cannot be limited
+// there.
 func onLink(nic *device.NIC) error {
 	if nic.Inbound == nil {
 		return nil

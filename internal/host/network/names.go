@@ -27,7 +27,7 @@ func isBridgeRow(name string) bool {
 	return strings.Count(name, "%") == 1 && strings.Contains(name, "%d")
 }
 
-// rowOf returns the pattern of a chosen name, whose number is its last digits.
+// rowOf returns the pattern of a chosen name: the name's last digits are its number.
 func rowOf(name string) string {
 	if row := strings.TrimRight(name, "0123456789"); row != "" && row != name {
 		return row + "%d"
@@ -80,7 +80,7 @@ func defaultNetwork(third byte) Definition {
 	}
 }
 
-// clash returns a route whose traffic a network would take: one to the same addresses or a part of them. Wider
+// clash returns a route to the same addresses or a part of them: the network would take its traffic. Wider
 // routes keep the rest.
 func clash(p netip.Prefix, routes []hostnet.Route) *hostnet.Route {
 	for i, r := range routes {

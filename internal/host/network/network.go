@@ -32,7 +32,7 @@ type Network struct {
 	// ops are the open operations. Their steps run with the turn.
 	ops *operation.Set[*Network]
 
-	// What nobody else is given until a verb is done; guarded by home.mu.
+	// Values that no other network gets until the verb ends; guarded by home.mu.
 	reserved string      // the name of a bridge, see reserve; "" for none
 	starting *Definition // its addresses, see claimAddresses; nil for none
 
@@ -344,8 +344,8 @@ func startFault(err error) fault.Kind {
 	}
 }
 
-// rename gives a network whose bridge name Lodge chose another name if that name was taken in the meantime,
-// and stores it. The caller has the turn.
+// rename gives a network another bridge name if Lodge chose the name and another link took it in the meantime.
+// It stores the new name. The caller has the turn.
 func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 	if !chosen {
 		return d, nil

@@ -27,7 +27,7 @@ type Config struct {
 	Data     string // folder for what outlives a reboot of the host
 	Run      string // folder for what must not
 	Instance string // distinguishes this daemon's firewall table; "" for the default daemon
-	// Status is the folder of the files by which programs on the host find guests, see statusWriter; empty: a
+	// Status is the folder of the files that let programs on the host find guests, see statusWriter; empty: a
 	// folder in Data.
 	Status string
 	Store  *store.Store
@@ -371,7 +371,7 @@ func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (c
 		switch {
 		case asked == "":
 			return freeBridge(row, func(name string) bool { return used[name] || taken[name] })
-		case used[asked]: // whose name this client may not know
+		case used[asked]: // without the other network's name, which this client may not know
 			return "", fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or omit it", asked)
 		}
 		return asked, nil

@@ -41,13 +41,13 @@ func (s *Networks) CheckSource(nic *device.NIC) error {
 	return err
 }
 
-// AttachNIC makes the host's end of a NIC. The files of the attachment are the
-// caller's; release undoes the rest once QEMU has ended, or never got it. A
-// tap ends with its last file by itself. The owner is a name for people.
+// AttachNIC makes the host's end of a NIC. The caller owns the files of the attachment. Release undoes the
+// rest after QEMU has ended or failed to start. A tap vanishes when its last file is closed. The owner is a
+// name for people.
 //
-// Note is told the name of a macvtap before it is made: unlike a tap, it outlives the last process that has
-// it open. After a daemon was killed, the next one finds the macvtap by that name. Of several names the last
-// one counts. Nil: no name is noted.
+// AttachNIC calls note with the name of a macvtap before it makes it: unlike a tap, a macvtap outlives the
+// last process that has it open. After a daemon was killed, the next one finds the macvtap by that name. Of
+// several names the last one counts. Nil: no name is noted.
 func (s *Networks) AttachNIC(ctx context.Context, sc scope.Scope, nic *device.NIC, owner string, note func(ifName string) error) (_ *device.NICAttachment, release func(), err error) {
 	if err := sc.Check(); err != nil {
 		return nil, nil, err

@@ -130,7 +130,6 @@ func (s *start) makeRules(context.Context) error { return s.n.applyRules(s.Defin
 
 func (s *start) serve(ctx context.Context) error { return s.n.serve(ctx, s.Definition) }
 
-// run records that the network runs. Its guests are on its bridge before the next daemon
 // run records that the network runs. Its guests are on the bridge before the next daemon could take the
 // network for complete.
 func (s *start) run(context.Context) error {

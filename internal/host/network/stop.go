@@ -46,7 +46,7 @@ func (n *Network) down(ctx context.Context, d *Definition) error {
 	ctx = context.WithoutCancel(ctx) // each step is bounded
 	err = op.Run(ctx)
 	// Operations that changed or mended the running network have nothing left to do.
-	_ = n.ops.End(ctx, operation.TheProcess) // what is owed says so itself
+	_ = n.ops.End(ctx, operation.TheProcess) // an operation that stays pending logs that itself
 	if err != nil && d.Managed() && stillThere(d) {
 		return fault.Wrap(err, fault.Of(err), fault.Network, "cannot stop network %q yet; this is tried again", n.name)
 	}

@@ -137,12 +137,12 @@ var updateKind = operation.Kind[*Network]{
 // updating is the payload.
 type updating struct {
 	Live  *Definition // that is to run
-	Saved *record     `json:",omitempty"` // what is to be stored; nil: that stays
+	Saved *record     `json:",omitempty"` // the record to store; nil: the stored one stays
 
 	n            *Network
 	id           string
 	before       *Definition // of the daemon that began it
-	config       *Definition // the same, of what is stored
+	config       *Definition // the stored definition before
 	reconfigured bool        // what runs follows Live
 }
 

@@ -180,7 +180,7 @@ func (d *Definition) kept() (string, error) {
 	return doc, fault.Wrap(err, fault.Invalid, fault.Network, "the definition of network %q could not be parsed again", d.Name)
 }
 
-// MarshalText makes a definition a text in what is written for the next daemon.
+// MarshalText returns a definition as text for a record that the next daemon reads.
 func (d *Definition) MarshalText() ([]byte, error) {
 	doc, err := d.kept()
 	return []byte(doc), err

@@ -360,7 +360,7 @@ func (b *Book) stays(seals bool) error {
 	return nil
 }
 
-// sealed returns a secret whose value the lasting key seals; empty: none.
+// sealed returns the UUID of a secret whose value is encrypted with the lasting key; empty: none.
 func (b *Book) sealed() string {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

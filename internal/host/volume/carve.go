@@ -228,4 +228,3 @@ func (v *Volume) readNode() (bool, error) {
 	v.atime, v.mtime, v.ctime, v.btime, v.inode = st.Atime, st.Mtime, st.Ctime, st.Btime, st.Ino
 	return true, nil
 }
-

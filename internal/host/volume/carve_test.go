@@ -33,13 +33,12 @@ func needTools(t *testing.T, tools ...string) {
 	}
 }
 
-// partitionDisk gives a loop device and sees to it that none of its partitions
-// stays behind.
+// partitionDisk makes a loop device and removes all of its partitions after the test.
 func partitionDisk(t *testing.T) string {
 	t.Helper()
 	needTools(t, "sfdisk", "partx")
 	device := loopDevice(t)
-	t.Cleanup(func() { // fails where none is left
+	t.Cleanup(func() { // partx fails where none is left
 		_ = exec.CommandContext(context.Background(), "partx", "--delete", device).Run()
 	})
 	return device
@@ -60,7 +59,7 @@ func partXML(name string, size uint64) string {
 	return fmt.Sprintf("<volume><name>%s</name><capacity>%d</capacity></volume>", name, size)
 }
 
-func TestLifeOfADiskPool(t *testing.T) {
+func TestDiskPool_Lifecycle(t *testing.T) {
 	for _, format := range diskFormats {
 		t.Run(format, func(t *testing.T) { lifeOfADisk(t, format) })
 	}
@@ -100,7 +99,7 @@ func lifeOfADisk(t *testing.T, format string) {
 	if !strings.Contains(doc, fmt.Sprintf("<freeExtent start='%d' ", 5*mib)) {
 		t.Errorf("no free extent in %s", doc)
 	}
-	d.pool(doc) // what is dumped can be defined again
+	d.pool(doc) // a dump can be defined again
 
 	d.restart()
 	p, err = d.ByName("disk")
@@ -118,7 +117,7 @@ func lifeOfADisk(t *testing.T, format string) {
 	must(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite))
 }
 
-func TestPartitionsTakeTheirData(t *testing.T) {
+func TestDiskPool_VolumeData(t *testing.T) {
 	needQemuImg(t)
 	device := partitionDisk(t)
 	d := newDaemon(t)
@@ -138,7 +137,7 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 		t.Errorf("read %d bytes, not those that were written", len(got))
 	}
 
-	// A clone has the data, also where those under it had others.
+	// A clone has the source's data, also where the partitions below it had other data.
 	must(t, dirty(device, 3*mib, 2*mib))
 	copied, err := p.CloneVolume(t.Context(), scope.Daemon("a test"), partXML(part(2), 2*mib), p, v.Name, CreateOptions{})
 	must(t, err)
@@ -148,7 +147,8 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 	_, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), partXML(part(3), 2*mib), p, v.Name, CreateOptions{Reflink: true})
 	wantKind(t, err, fault.Unsupported)
 
-	// Nor is a file of the host's a copy of what looks like an image above it, and which a guest could have written.
+	// A file of the host is not copied because an image above it names it: a guest could have written that
+	// image's header.
 	files, secret := d.dirPool("files"), filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", filepath.Join(files.View().Target, "claims")).CombinedOutput()
@@ -163,7 +163,7 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 		t.Error("something is left after wiping")
 	}
 
-	// The room of one that is deleted is taken again, and its number too.
+	// The space and the number of a deleted partition are used again.
 	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), v.Name))
 	again := d.volume(p, partXML(v.Name, 2*mib))
 	if again.extents[0] != v.extents[0] {
@@ -171,7 +171,7 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 	}
 }
 
-// dirty fills a part of a device, so that what is not written later shows.
+// dirty fills a part of a device, so that the test sees what is not written later.
 func dirty(device string, at int64, n int) error {
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
 	if err != nil {
@@ -195,7 +195,7 @@ func readVolumeBytes(t *testing.T, p *Pool, name string) []byte {
 }
 
 // Promise: F20
-func TestDisksInUseAreLeftAlone(t *testing.T) {
+func TestDiskPool_RefusesDevicesInUse(t *testing.T) {
 	device := partitionDisk(t)
 	needTools(t, "mkfs.ext4")
 	d := newDaemon(t)
@@ -222,18 +222,18 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	release := openAsGuest(t, v.Path)
-	wantKind(t, takes(t, device), fault.Busy) // of which it is a part
+	wantKind(t, takes(t, device), fault.Busy) // a disk that this partition is part of
 	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), v.Name), fault.Busy)
 	if _, err := p.Volume(v.Name); err != nil {
 		t.Error(err)
 	}
 	release()
 	release = openAsGuest(t, device)
-	wantKind(t, takes(t, v.Path), fault.Busy) // which is a part of it
+	wantKind(t, takes(t, v.Path), fault.Busy) // a partition of that disk
 	release()
 	must(t, takes(t, v.Path))
 
-	// A new one in the same place is not taken for the old file system.
+	// A new partition in the same place is not taken for the old file system.
 	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), v.Name))
 	d.volume(p, partXML(v.Name, 8*mib))
 	if held, err := blockdev.Content(t.Context(), v.Path); held != "" || err != nil {
@@ -242,7 +242,7 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 }
 
-// takes takes a device for a pool and lets it go.
+// takes defines and deletes a pool on a device.
 func takes(t *testing.T, device string) error {
 	t.Helper()
 	f, err := blockdev.Claim(t.Context(), device, true)
@@ -252,9 +252,9 @@ func takes(t *testing.T, device string) error {
 	return err
 }
 
-// No guest begins with a device while a pool is built on it, or its size is changed.
+// A guest cannot open a device while a pool is built on it or while its size changes.
 // Promise: F20
-func TestNoGuestHasWhatToolsChange(t *testing.T) {
+func TestDiskPool_LocksDeviceAgainstGuests(t *testing.T) {
 	name, dir, device, _ := fakeGroup(t)
 	begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go")
 	must(t, errors.Join(unix.Mkfifo(begun, 0o600), unix.Mkfifo(goOn, 0o600)))
@@ -287,7 +287,7 @@ func TestNoGuestHasWhatToolsChange(t *testing.T) {
 	}
 }
 
-// openAsGuest opens a device with a lock as QEMU takes it.
+// openAsGuest opens a device with the locks that QEMU takes.
 func openAsGuest(t *testing.T, path string) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -297,7 +297,7 @@ func openAsGuest(t *testing.T, path string) (release func()) {
 	return func() { must(t, f.Close()) }
 }
 
-func TestDocumentsOfCarvedPoolsThatAreRefused(t *testing.T) {
+func TestDefine_RefusedDevicePools(t *testing.T) {
 	d := newDaemon(t)
 	logical := func(inner string) string { return "<pool type='logical'><name>vg</name>" + inner + "</pool>" }
 	disk := func(inner string) string { return "<pool type='disk'><name>d</name>" + inner + "</pool>" }
@@ -327,8 +327,8 @@ func TestDocumentsOfCarvedPoolsThatAreRefused(t *testing.T) {
 	d.pool(strings.Replace(disk("<source><device path='/dev/y'/></source>"), ">d<", ">e<", 1))
 }
 
-// fakeTools puts scripts in front of the host's tools. The variable LOG names
-// a file in which each writes its arguments, one line a call.
+// fakeTools puts scripts before the host's tools in PATH. The variable LOG names a file to which each script
+// appends its arguments, one line a call.
 func fakeTools(t *testing.T, scripts map[string]string) (calls func() []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -345,7 +345,7 @@ func fakeTools(t *testing.T, scripts map[string]string) (calls func() []string) 
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Error(err)
 		}
-		_ = os.Remove(log) // each look tells what came since the last
+		_ = os.Remove(log) // each read shows only the calls since the last one
 		return strings.Split(strings.TrimSpace(string(text)), "\n")
 	}
 }
@@ -366,10 +366,9 @@ func logicalXML(devices ...string) string {
 	return "<pool type='logical'><name>guests</name><source>" + source.String() + "<name>lvtest</name><format type='lvm2'/></source><target><path>/dev/lvtest</path></target></pool>"
 }
 
-// What LVM prints of a group with volumes of each sort, as far as it is read.
-// Snapshots, stripes and thin volumes are as its manual tells: they cannot be
-// made, to be recorded, without device-mapper.
-func TestReportsOfLVM(t *testing.T) {
+// LVM's reports for a group with volumes of each type, as far as Lodge reads them. Snapshots, stripes and thin
+// volumes follow LVM's manual: without device-mapper they could not be made and recorded.
+func TestLogicalPool_ParsesReports(t *testing.T) {
 	text, err := os.ReadFile("testdata/lvs.json")
 	must(t, err)
 	report, err := blockdev.ParseReport(string(text))
@@ -407,7 +406,7 @@ func TestReportsOfLVM(t *testing.T) {
 	}
 }
 
-// TestStart_MissingSourceIsNoMissingPool: clients take not found to mean that no such pool is defined.
+// TestStart_MissingSourceIsNoMissingPool: clients take "not found" to mean that no such pool is defined.
 func TestStart_MissingSourceIsNoMissingPool(t *testing.T) {
 	fakeTools(t, map[string]string{"vgchange": `echo '  Volume group "lvtest" not found' >&2; exit 5`})
 	d := newDaemon(t)
@@ -431,7 +430,7 @@ func TestStart_MissingSourceIsNoMissingPool(t *testing.T) {
 	}
 }
 
-func TestCallsOfLVM(t *testing.T) {
+func TestLogicalPool_RunsCommands(t *testing.T) {
 	const fail = "echo '  Volume group \"lvtest\" has insufficient free space (5 extents): 100 required.' >&2; exit 5"
 	closed := filepath.Join(t.TempDir(), "closed")
 	calls := fakeTools(t, map[string]string{
@@ -439,7 +438,7 @@ func TestCallsOfLVM(t *testing.T) {
 	})
 	d := newDaemon(t)
 	p := d.pool(logicalXML("/dev/loop0", "/dev/loop1"))
-	wantKind(t, p.Delete(t.Context(), scope.Daemon("a test")), fault.Exists) // it has volumes
+	wantKind(t, p.Delete(t.Context(), scope.Daemon("a test")), fault.Exists) // the group has volumes
 	calls()
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	if got := calls(); got[0] != "vgchange --activate y lvtest" {
@@ -453,7 +452,7 @@ func TestCallsOfLVM(t *testing.T) {
 		call string
 	}{
 		partXML("new", 400*mib): {fault.NoCapacity, "lvcreate --yes --name new --size 419430400b lvtest"},
-		"<volume><name>s</name><capacity>20971520</capacity><allocation>4194304</allocation><backingStore><path>/dev/lvtest/one</path></backingStore></volume>": {fault.Unsupported, "lvs"}, // the report tells another size last
+		"<volume><name>s</name><capacity>20971520</capacity><allocation>4194304</allocation><backingStore><path>/dev/lvtest/one</path></backingStore></volume>": {fault.Unsupported, "lvs"}, // in the report, another size comes last
 		"<volume><name>s</name><backingStore><path>/dev/other/one</path></backingStore></volume>":                                                               {fault.Unsupported, ""},
 		"<volume><name>-x</name><capacity>1</capacity></volume>":                                                                                                {fault.Invalid, ""},
 		"<volume><name>t</name><capacity>8</capacity><allocation>4</allocation></volume>":                                                                       {fault.Unsupported, ""},
@@ -478,7 +477,7 @@ func TestCallsOfLVM(t *testing.T) {
 	}; !slices.Equal(got, want) {
 		t.Errorf("calls %q", got)
 	}
-	// One of which a volume is open stays as it was.
+	// A group with an open volume stays as it was.
 	wantKind(t, p.Stop(t.Context(), scope.Daemon("a test")), fault.Failed)
 	if got := calls(); !slices.Equal(got, []string{"vgchange --activate n lvtest", "vgchange --activate y lvtest"}) || !p.View().Active() {
 		t.Errorf("a stop that is refused calls %q", got)
@@ -490,10 +489,9 @@ func TestCallsOfLVM(t *testing.T) {
 	}
 }
 
-// A kernel without device-mapper lets LVM keep its books and nothing more. So
-// LVM's own tools run here on real devices, told to do without it; volumes have
-// no nodes and are seen in the sizes of the group only.
-func TestVolumeGroupOnDevices(t *testing.T) {
+// Without device-mapper in the kernel, LVM can only keep its metadata. So LVM's own tools run here on real
+// devices, with device-mapper turned off. Volumes have no nodes and show only in the sizes of the group.
+func TestLogicalPool_RealVolumeGroup(t *testing.T) {
 	needTools(t, "lvm", "wipefs", "blkid")
 	one, two := loopDevice(t), loopDevice(t)
 	scripts := map[string]string{}
@@ -512,7 +510,7 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	_, err := blockdev.Run(t.Context(), mkfsTime, "mkfs.ext4", "-q", "-F", two)
 	must(t, err)
 	p := d.pool(logicalXML(one, two))
-	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), MakeTarget), fault.Exists) // the second one holds a file system
+	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), MakeTarget), fault.Exists) // the second device holds a file system
 	must(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite))
 	wantKind(t, p.Build(t.Context(), scope.Daemon("a test"), KeepExisting), fault.Exists)
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
@@ -528,7 +526,7 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	wantKind(t, g.add(t.Context(), &wish{name: "more", format: image.Raw, capacity: &size}), fault.NoCapacity)
 	must(t, g.resize(t.Context(), &Volume{Name: "big", Info: image.Info{Virtual: size}}, 44*mib))
 	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), partXML("unseen", 4*mib), CreateOptions{})
-	wantKind(t, err, fault.NotFound) // it has no node, and is removed again
+	wantKind(t, err, fault.NotFound) // it has no node, so it is removed again
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if v := p.View(); v.Allocation != 44*mib || v.Available != 12*mib || len(v.Volumes) != 0 {
 		t.Errorf("view %+v", v)
@@ -553,8 +551,8 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	}
 }
 
-// fakeGroup gives tools that stand for an LVM with device-mapper: the one volume they can make
-// is a link in the group's directory to a loop device.
+// fakeGroup makes tools that act as LVM with device-mapper. The one volume that they can make is a link in the
+// group's directory to a loop device.
 func fakeGroup(t *testing.T) (name, dir, device string, calls func() []string) {
 	t.Helper()
 	device = loopDevice(t)
@@ -573,9 +571,9 @@ func fakeGroup(t *testing.T) (name, dir, device string, calls func() []string) {
 	return name, dir, device, calls
 }
 
-// A copy on a block device has no beginning before all else is there: one that is cut off is taken for no disk.
+// The beginning of a copy on a block device is written last, so an interrupted copy is not taken for a disk.
 // Promise: F33
-func TestACopyOnADeviceBeginsLast(t *testing.T) {
+func TestClone_DeviceHeaderIsWrittenLast(t *testing.T) {
 	needQemuImg(t)
 	name, _, device, _ := fakeGroup(t)
 	tool, err := exec.LookPath("qemu-img")
@@ -605,9 +603,9 @@ func TestACopyOnADeviceBeginsLast(t *testing.T) {
 	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "copy"))
 }
 
-// A tool that takes so long that nobody waits for it any more makes no volume that nobody fills.
+// A tool that runs longer than its caller waits leaves no empty volume behind.
 // Promise: F33
-func TestNoVolumeIsMadeTooLate(t *testing.T) {
+func TestCreateVolume_ToolExceedsDeadline(t *testing.T) {
 	name, dir, device, _ := fakeGroup(t)
 	slow := filepath.Join(t.TempDir(), "slow")
 	must(t, unix.Mkfifo(slow, 0o600))
@@ -629,7 +627,7 @@ func TestNoVolumeIsMadeTooLate(t *testing.T) {
 	}
 }
 
-func TestLifeOfALogicalVolume(t *testing.T) {
+func TestLogicalPool_VolumeLifecycle(t *testing.T) {
 	needQemuImg(t)
 	name, dir, _, calls := fakeGroup(t)
 	d := newDaemon(t)
@@ -641,13 +639,13 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 	}
 	doc, err := p.XML(false)
 	must(t, err)
-	d.pool(doc) // what is dumped can be defined again
+	d.pool(doc) // a dump can be defined again
 	if path, format, err := d.Resolve("guests", "disk", ""); err != nil || path != v.Path || format != image.Raw {
 		t.Errorf("%s, %s, %v", path, format, err)
 	}
 	up, err := p.Upload(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	must(t, err)
-	_, err = up.Write([]byte("QFI\xfb\x00\x00\x00\x03")) // what a guest writes makes it no qcow2 image
+	_, err = up.Write([]byte("QFI\xfb\x00\x00\x00\x03")) // data that a guest writes do not turn it into a qcow2 image
 	must(t, err)
 	must(t, up.Close())
 	if v, err = p.Volume("disk"); err != nil || v.Format != image.Raw || v.Virtual != 32*mib {
@@ -666,7 +664,7 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 		t.Errorf("calls %q", got)
 	}
 
-	// A copy that fails is removed: there is no room for its data.
+	// A copy that fails is removed: here there is no space for its data.
 	files := d.dirPool("files")
 	origin := d.volume(files, volXML("large", "qcow2", 40*mib, ""))
 	must(t, exec.CommandContext(t.Context(), "qemu-io", "-c", "write -P 7 36M 1M", origin.Path).Run())
@@ -678,7 +676,7 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 }
 
-func TestMissingToolsAreNamedWithTheirPackage(t *testing.T) {
+func TestDevicePools_MissingToolNamesPackage(t *testing.T) {
 	before := blockdev.ToolPath
 	blockdev.ToolPath = t.TempDir()
 	defer func() { blockdev.ToolPath = before }()
@@ -697,7 +695,7 @@ func TestMissingToolsAreNamedWithTheirPackage(t *testing.T) {
 	}
 }
 
-// Tables and labels are what somebody else wrote on a device.
+// Partition tables and labels on a device are foreign input.
 func FuzzCarvedReports(f *testing.F) {
 	for _, file := range []string{"lvs.json", "vgs.json", "sfdisk.json"} {
 		text, err := os.ReadFile(filepath.Join("testdata", file))

@@ -11,10 +11,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// An earlier store, of a backup, says of volumes that they are being made, or wiped, which were
+// A store restored from a backup says of volumes that they are being made or wiped, although that was
 // completed since.
 // Promise: F33
-func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
+func TestOpen_CompletedVolumesStay(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
@@ -32,7 +32,8 @@ func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
 	must(t, p.declare("made", declaration{Format: image.Raw, Inode: made.inode, Building: true, Marked: true}))
 	must(t, p.declare("half", declaration{Format: image.Raw, Inode: half.inode, Building: true, Marked: true}))
 	must(t, p.declare("wiped", declaration{Format: image.Qcow2, Inode: wiped.inode, Remake: &image.Plan{Format: image.Qcow2, Virtual: mib}, Marked: true}))
-	// Of another file of that name an earlier daemon knows nothing, also where files cannot say what they are.
+	// An earlier daemon knows nothing of another file with that name, also on file systems without file
+	// identity.
 	others := []*Volume{d.volume(p, volXML("others-half", "raw", mib, "")), d.volume(p, volXML("others-wiped", "raw", mib, ""))}
 	for _, v := range others {
 		must(t, os.WriteFile(v.Path, []byte("another's"), 0o600))
@@ -61,8 +62,8 @@ func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
 	}
 }
 
-// What is being wiped says so, and no more afterwards.
-func TestAWipedVolumeIsWhole(t *testing.T) {
+// A volume is marked as unfinished while it is wiped, and not afterwards.
+func TestWipe_MarksUnfinishedMeanwhile(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
@@ -75,10 +76,10 @@ func TestAWipedVolumeIsWhole(t *testing.T) {
 	}
 }
 
-// What this daemon is just making is not taken for what an earlier one has left: a pool that is slow to be brought
-// back takes clients before it has been read.
+// A volume that this daemon is making is not taken for one that an earlier daemon left unfinished. A pool that
+// is slow to reactivate accepts clients before it was read.
 // Promise: F33
-func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
+func TestRefresh_KeepsVolumeBeingMade(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	_, err := p.begin(scope.Daemon("a test"), "disk", "creation", true)
@@ -102,10 +103,10 @@ func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
 	}
 }
 
-// A pool that is started before what is mounted on its folder, when the host boots for instance, does not forget what
-// is known of its volumes: what a guest has written would be taken for what it looks like.
+// A pool may be started before the file system on its folder is mounted, for instance at boot. It keeps the
+// declarations of its volumes; without them, data that a guest wrote would decide the format.
 // Promise: X2
-func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
+func TestStart_TargetNotMountedYet(t *testing.T) {
 	d, disk := newDaemon(t), t.TempDir()
 	p := d.pool(dirXML("p", t.TempDir()))
 	target := p.View().Target
@@ -115,10 +116,10 @@ func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
 		}
 	}
 	bind()
-	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not
+	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not done so
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
-	half, _, err := p.reserve(t.Context(), "half", image.Plan{Format: image.Raw, Virtual: mib}) // and its daemon is killed
+	half, _, err := p.reserve(t.Context(), "half", image.Plan{Format: image.Raw, Virtual: mib}) // then its daemon is killed
 	must(t, err)
 	must(t, half.Close())
 	must(t, os.WriteFile(v.Path, append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, mib)...), 0o600))
@@ -148,10 +149,10 @@ func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
 	must(t, unix.Unmount(target, 0))
 }
 
-// A guest that has begun with a volume just before its making failed, at its very end for instance, keeps its disk, also
-// where the store does not take that.
+// A guest that opened a volume just before the volume's making failed keeps its disk, also when the store
+// refuses to record that.
 // Promise: F33
-func TestAGuestsDiskIsNotRemovedForHalfMade(t *testing.T) {
+func TestCreateVolume_FailureKeepsGuestsDisk(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		d := newDaemon(t)
 		p := d.dirPool("p")

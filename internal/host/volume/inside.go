@@ -20,7 +20,7 @@ import (
 
 // makeFile makes a new file and returns its inode. The name must be free, but the file has no name yet, so
 // that it vanishes with a daemon that is killed before it has written the record. nameFile names it. On a file
-// system without such files it has its name at once.
+// system without unnamed files it has its name at once.
 func makeFile(target, name string) (*os.File, uint64, error) {
 	dir, err := openDir(target)
 	if err != nil {

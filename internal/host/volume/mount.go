@@ -59,7 +59,7 @@ func unlentAt(path string) error {
 	return blockdev.CheckGuests(f)
 }
 
-// detach unmounts what is at a pool's target, whichever process mounted it.
+// detach unmounts whatever is mounted on a pool's target, even if another process mounted it.
 func (p *Pool) detach(ctx context.Context, d *definition) error {
 	if c := d.carver(); c != nil {
 		return c.detach(context.WithoutCancel(ctx))

@@ -47,7 +47,7 @@ type Pool struct {
 	taken    time.Time
 	stale    string
 	declared map[string]declaration // by volume
-	home     uint64                 // the inode of the folder in which those were last seen; 0: unknown
+	home     uint64                 // the inode of the folder where those were last seen; 0: unknown
 	jobs     map[string]*job        // by volume
 	gone     bool
 }
@@ -225,7 +225,7 @@ func (p *Pool) readAnew(d *definition) (reading, error) {
 	return p.read(d, declared)
 }
 
-// isHome says whether a pool's folder may be the one in which its declared volumes were last seen.
+// isHome says whether a pool's folder may be the one where its declared volumes were last seen.
 func isHome(target string, home uint64) bool {
 	dir, err := openDir(target)
 	if err != nil {

@@ -24,11 +24,11 @@ type poolRecord struct {
 	Saved     string `json:"saved,omitempty"` // the definition as submitted; "" for a transient pool
 	Used      string `json:"used,omitempty"`  // the active definition; "" for an inactive pool
 	Autostart bool   `json:"autostart,omitempty"`
-	Boot      string `json:"boot,omitempty"` // the boot in which it was started
+	Boot      string `json:"boot,omitempty"` // the boot when it was started
 	Home      uint64 `json:"home,omitempty"` // see Pool.home
 }
 
-// declaration is what was known about a volume when it was made.
+// declaration is the record of a volume from when it was made.
 type declaration struct {
 	Format image.Format `json:"format"`
 	// Inode is that of the file that was made: another file of the same name is another volume.
@@ -156,7 +156,7 @@ func (p *Pool) missing() (names []string) {
 // sweep removes, in the lane, files that were never completed, and completes interrupted wipes.
 func (p *Pool) sweep(target string, declared map[string]declaration) {
 	for name, d := range declared {
-		if !d.Building && d.Remake == nil || p.isChanging(name) { // a job of this daemon, whose clients need not wait for the pool to be reactivated
+		if !d.Building && d.Remake == nil || p.isChanging(name) { // made by this daemon, whose clients need not wait for the pool to be reactivated
 			continue
 		}
 		outdated, err := d.outdated(target, name)

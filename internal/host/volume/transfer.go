@@ -159,7 +159,7 @@ func (u *Upload) Close() error {
 	return err
 }
 
-// Abort ends the upload and leaves what was written.
+// Abort ends the upload and keeps the bytes written so far.
 func (u *Upload) Abort() { u.finish() }
 
 func (u *Upload) finish() {
@@ -241,7 +241,8 @@ func (d *Download) Read(b []byte) (int, error) {
 	return 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot read volume %q", d.name)
 }
 
-// Section returns what comes next: a hole or data, and its length in bytes. At the end it returns io.EOF.
+// Section returns the type, hole or data, and the length in bytes of the next section. At the end it returns
+// io.EOF.
 func (d *Download) Section() (hole bool, n int64, err error) {
 	if d.at >= d.end {
 		return false, 0, io.EOF

@@ -34,7 +34,8 @@ type View struct {
 	State      State
 	Persistent bool
 	Autostart  bool
-	// Capacity, Allocation and Available are those of the file system, the volume group or the disk, in bytes.
+	// Capacity, Allocation and Available are the sizes of the file system, the volume group or the disk, in
+	// bytes.
 	Capacity, Allocation, Available uint64
 	// Volumes by name.
 	Volumes []*Volume

@@ -21,7 +21,7 @@ func FuzzCounters(f *testing.F) {
 	f.Add(refusal)
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		if len(answer) < headerSize {
-			return // whoever receives looks at that
+			return // the receiver checks that before it calls parseCounters
 		}
 		if c, err := parseCounters(answer, 1); err != nil && c != (Counters{}) {
 			t.Fatalf("counters %+v beside %v", c, err)

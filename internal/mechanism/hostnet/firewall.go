@@ -31,11 +31,11 @@ import (
 // other table refuses, and none of our rules refuses a guest's DHCP or DNS.
 type Firewall struct {
 	table nftables.Table
-	// mu keeps the look at what is there and the transactions that follow from
-	// it together. It is held for a few requests to the kernel, each bounded, and
-	// for some of each network's where they are put back.
+	// mu makes one unit of a read of the table and the transactions that depend on
+	// it. It is held for a few requests to the kernel, each bounded; a
+	// restore makes a few for each network that it puts back.
 	mu      sync.Mutex
-	applied map[string]ForwardRules // what is in force, by bridge, if nobody else takes it away; guarded by mu
+	applied map[string]ForwardRules // rules in force by bridge, unless another program removed them; guarded by mu
 	laid    bool                    // this daemon has laid what all networks share; guarded by mu
 }
 
@@ -144,7 +144,7 @@ func (f *Firewall) remove(c *nftables.Conn, bridge string) error {
 	return nil
 }
 
-// take removes what is there of a network, which may be less than was made.
+// take removes the rules of a network that exist, which may be fewer than were made.
 func (f *Firewall) take(c *nftables.Conn, bridge string) error {
 	now, err := f.look(c)
 	if err != nil {

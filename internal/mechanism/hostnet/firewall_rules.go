@@ -45,8 +45,9 @@ func (r ForwardRules) uplinks() []string {
 	return r.Uplinks
 }
 
-// rules translate what leaves a subnet, save what stays in it and what is
-// meant for everybody on the link.
+// rules translate the source addresses of packets that leave a subnet. Packets to
+// the subnet itself, and to the link's broadcast and multicast addresses, stay as
+// they are.
 func (t Translation) rules(from netip.Prefix, uplink string) [][]expr.Any {
 	nat := [][]expr.Any{rule(within(destination, from), pass())}
 	toAll := []string{"224.0.0.0/24", "255.255.255.255/32"}

@@ -101,8 +101,8 @@ func chains(t *testing.T) string {
 	return strings.Join(parts, "\n")
 }
 
-// TestWhatAnotherProgramTakesOfTheFirewall takes the table and each kind of its parts away:
-// it is heard, put back as it was, and nobody's own rules go with it.
+// TestWhatAnotherProgramTakesOfTheFirewall removes the table and each kind of its parts:
+// each removal is noticed, the rules are put back as they were, and rules of other programs stay.
 // Promise: F23
 func TestWhatAnotherProgramTakesOfTheFirewall(t *testing.T) {
 	linktest.Need(t, "nft")

@@ -28,15 +28,14 @@ func Forward(four, six bool) (off []string, err error) {
 	return off, err
 }
 
-// The settings by which the host routes.
+// The settings that make the host route.
 const (
 	routesIPv4 = "net/ipv4/ip_forward"
 	routesIPv6 = "net/ipv6/conf/all/forwarding"
 )
 
-// admitIPv6 refuses to have a host route IPv6 that would be cut off by that: the kernel
-// drops the default routes that routers told it of, and listens to them no more, but on links
-// whose accept_ra is 2.
+// admitIPv6 refuses to make the host route IPv6 if that would cut off the host: the kernel drops the default
+// routes that routers advertised, and no longer listens to them, except on links with accept_ra 2.
 func admitIPv6() error {
 	links, err := learntRouters()
 	if err != nil {

@@ -180,8 +180,8 @@ func RemoveSame(name string, index int) error {
 	return fault.Wrap(err, fault.Failed, fault.Interface, "cannot remove network interface %q", name)
 }
 
-// AddAddress gives a link an address with its prefix. IPv6 addresses are
-// usable at once (no duplicate detection: nobody else is on a fresh bridge).
+// AddAddress gives a link an address with its prefix. IPv6 addresses are usable
+// at once, without duplicate detection: a fresh bridge has no other host on it.
 func AddAddress(name string, addr netip.Prefix) error {
 	a := &netlink.Addr{IPNet: ipNet(addr)}
 	if addr.Addr().Is6() {

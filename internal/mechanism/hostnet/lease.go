@@ -15,10 +15,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Lease is an address that a dnsmasq has given to somebody.
+// Lease is an address that a dnsmasq has given to a client.
 type Lease struct {
 	Expiry   time.Time // zero for one without end
-	MAC      string    // lower case; "" for a DHCPv6 client whose identity does not tell
+	MAC      string    // lower case; "" for a DHCPv6 client whose DUID does not contain one
 	IAID     string    // DHCPv6 only
 	Address  netip.Addr
 	Hostname string // "" when the client gave none

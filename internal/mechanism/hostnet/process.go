@@ -32,8 +32,8 @@ type handle struct {
 	gone chan struct{} // closed when the process has ended
 }
 
-// hold takes hold of a running process whose command line carries a word.
-// With want given, its start time must be that one too.
+// hold opens a pidfd of a running process and checks that its command line contains
+// word. With want given, its start time must match too.
 func hold(pid int, word string, want *Process) (*handle, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {

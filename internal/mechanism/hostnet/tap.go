@@ -21,7 +21,7 @@ type Tap struct {
 	Queues     int              // 0 counts as 1
 	VNetHeader bool             // frames carry the virtio header (offloads)
 	Persistent bool             // stays when the last file is closed
-	Owner      int              // user who may open a persistent tap; 0 for root only
+	Owner      int              // user that may open a persistent tap; 0 for root only
 	MAC        net.HardwareAddr // of the host's end; nil keeps the kernel's
 	MTU        int              // bytes; 0 keeps the kernel's
 	Bridge     string           // bridge to attach to; "" for none
@@ -130,7 +130,7 @@ func persist(t Tap, f *os.File) error {
 	return fault.Wrap(err, fault.Failed, fault.Interface, "cannot make tap %q persistent", t.Name)
 }
 
-// settle does what is left to do over netlink once a tap exists.
+// settle makes the remaining settings over netlink once a tap exists.
 func settle(t Tap) error {
 	if t.MAC != nil {
 		if err := SetMAC(t.Name, t.MAC); err != nil {

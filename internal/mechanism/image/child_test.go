@@ -25,8 +25,8 @@ func script(t *testing.T, text string) *Tool {
 	return tool
 }
 
-// TestTool_HasNoAccessToTheHost: whoever makes qemu-img do what they like, by an image that
-// it reads, has the images that it was handed and nothing else of the host.
+// TestTool_HasNoAccessToTheHost: an image that takes control of the qemu-img that reads it
+// reaches the images that qemu-img was given, and nothing else of the host.
 // Promise: I3
 func TestTool_HasNoAccessToTheHost(t *testing.T) {
 	if quarters() == nil {
@@ -85,7 +85,7 @@ exit 0
 	}
 }
 
-// TestTool_LeavesNoProcess: what it started goes with it.
+// TestTool_LeavesNoProcess: processes that the tool started end with it.
 // Promise: I3
 func TestTool_LeavesNoProcess(t *testing.T) {
 	if quarters() == nil {

@@ -16,8 +16,8 @@ import (
 // between.
 type memory struct {
 	head, far []byte
-	at        int64 // of what is further on
-	outside   bool  // somebody has asked for what is before the beginning
+	at        int64 // where far begins
+	outside   bool  // a read began before the start of the image
 }
 
 func (m *memory) Size() int64 { return max(int64(len(m.head)), m.at+int64(len(m.far))) }
@@ -54,9 +54,9 @@ func (m *memory) ModTime() time.Time             { return time.Time{} }
 func (m *memory) IsDir() bool                    { return false }
 func (m *memory) Sys() any                       { return nil }
 
-// FuzzHeader inspects an image, as every format and as what it says it is: nothing is
-// read from before its beginning, what is believed of it is within bounds, and what is
-// declared raw is that.
+// FuzzHeader inspects an image as every format and as the format that its header claims.
+// Nothing is read before the start of the image, the values taken from it stay within
+// bounds, and an image that is declared raw is read as raw.
 // Promise: X7
 func FuzzHeader(f *testing.F) {
 	header := func(size int, magic string, fields map[int]any) []byte {

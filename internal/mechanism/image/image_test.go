@@ -225,7 +225,7 @@ func TestInspect_LUKSOnlyWhenUndeclared(t *testing.T) {
 	if info, err := Inspect(f, ""); err != nil || info.Format != Raw || !info.Encrypted || info.Virtual != mib/2 {
 		t.Errorf("%+v, %v", info, err)
 	}
-	// The guest of a raw disk cannot change its size by what it writes.
+	// A guest cannot change the size of its raw disk by writing a header into it.
 	if info, err := Inspect(f, Raw); err != nil || info.Encrypted || info.Virtual != mib {
 		t.Errorf("%+v, %v", info, err)
 	}
@@ -266,7 +266,7 @@ func TestConvert_Chain(t *testing.T) {
 	}
 }
 
-// A copy whose first bytes come last is like its source, and as long as they have not come it begins with zeros.
+// A raw copy writes its first bytes last. Until then it begins with zeros; a finished copy is equal to its source.
 // Promise: F33
 func TestConvert_InterruptedRawCopyBeginsWithZeros(t *testing.T) {
 	whole := tool(t)
@@ -393,8 +393,8 @@ func TestOpenChain_Refused(t *testing.T) {
 	}
 }
 
-// patchOutFormat copies a qcow2 image and turns the extension that declares
-// the format of the backing file into one that nobody knows.
+// patchOutFormat copies a qcow2 image and changes the type of the header extension
+// that declares the format of the backing file into an unknown one.
 func patchOutFormat(t *testing.T, from, to string) {
 	t.Helper()
 	image, err := os.ReadFile(from)
@@ -475,8 +475,8 @@ func TestResize(t *testing.T) {
 }
 
 func TestConvert_Cancelled(t *testing.T) {
-	// A stand-in that never ends by itself and says who it is: what is tested is
-	// the leash, not the tool.
+	// A stand-in that never ends on its own and writes its PID: this tests how the tool's
+	// process is ended, not the tool.
 	dir := t.TempDir()
 	script := filepath.Join(dir, "stuck")
 	pidFile := filepath.Join(dir, "pid")

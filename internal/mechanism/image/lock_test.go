@@ -78,7 +78,8 @@ func TestLockToWrite_RefusesGuests(t *testing.T) {
 	}
 }
 
-// SMB keeps who has locked bytes for himself from writing there: what he writes to is not marked there.
+// On SMB a locked byte cannot be written, not even by the holder of the lock. So no byte of a file there is locked
+// to mark the file as being written.
 // Promise: F20
 func TestLockToWrite_MandatoryLocks(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk")

@@ -41,8 +41,8 @@ func cutMode(label string) (name, mode string) {
 	return label, ""
 }
 
-// ExecLabel is the file in which a thread says which profile the program has that
-// it, or what it forks, executes next.
+// ExecLabel is the file where a thread sets the profile of the program that it, or
+// a process that it forks, executes next.
 func (a AppArmor) ExecLabel(r Root) string {
 	if r.exists("proc/self/attr/apparmor") {
 		return r.path("proc/thread-self/attr/apparmor", execLabel)

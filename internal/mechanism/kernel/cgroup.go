@@ -77,13 +77,13 @@ func (c *Cgroups) change(do func() error) error {
 // Owner owns the tree of version 2 groups, as systemd does where it is the first
 // process.
 type Owner interface {
-	// Grant gives the group that the instance with this name may do with as it
-	// likes, from where the tree is mounted. It is made where it is not there.
+	// Grant returns the group that the instance with this name may use freely, as a
+	// path below the mount point of the tree. It makes the group if it is missing.
 	Grant(name, tree string) (group string, err error)
-	// Granted gives the group that Grant gave to an earlier daemon, without asking anybody;
-	// "": it is not there.
+	// Granted returns the group that Grant gave to an earlier daemon, without a request to
+	// the owner; "" if the group does not exist.
 	Granted(name, tree string) (group string)
-	// Release takes it back when nothing is in it any more.
+	// Release returns the group to the owner once it is empty.
 	Release(name string) error
 }
 

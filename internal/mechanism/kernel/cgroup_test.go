@@ -243,8 +243,8 @@ func withHugePages(t *testing.T) int {
 	return kib << 10
 }
 
-// TestHugePagesOfAGroup: what is in a group takes as many of the host's huge pages as it says, which no limit of
-// memory counts, and is promised no others.
+// TestHugePagesOfAGroup: the processes of a group get as many of the host's huge pages as the group's limit allows,
+// and can reserve no others. A memory limit does not count huge pages.
 // Promise: I2
 func TestHugePagesOfAGroup(t *testing.T) {
 	for version, open := range map[int]func(*testing.T) *kernel.Cgroups{
@@ -279,7 +279,7 @@ func TestHugePagesOfAGroup(t *testing.T) {
 	}
 }
 
-// takesPages has a process in the group take a huge page, and gives what it says when it has none.
+// takesPages makes a process in the group take a huge page, and returns its output if it gets none.
 func takesPages(t *testing.T, g *kernel.Group, size int) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -356,7 +356,7 @@ func TestLimitsOnLiveHost(t *testing.T) {
 	}
 }
 
-// unified writes out a version 2 tree whose files keep what is written to them.
+// unified writes a version 2 tree of plain files, which keep the values written to them.
 func unified(t *testing.T) (*kernel.Cgroups, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -391,7 +391,7 @@ throttled_usec 7
 	return c, filepath.Join(dir, "cg/lodge/guest-a")
 }
 
-// killWithin kills what is in a group of a made-up tree, and tells that it lives.
+// killWithin kills the processes in a group of a made-up tree, and prints that it survived.
 func killWithin(tree string) {
 	ctx, stop := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer stop()
@@ -399,8 +399,8 @@ func killWithin(tree string) {
 	_, _ = fmt.Fprintln(os.Stdout, "still there:", err)
 }
 
-// The kernel lists as 0 who is in a group and in no name space of this process: to a
-// signal that would be everybody in the daemon's own group of processes.
+// The kernel lists a process of the group that is outside this PID namespace as 0. A signal to 0 would reach
+// every process in the daemon's own process group.
 // Promise: I1, I21
 func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
 	_, dir := unified(t)
@@ -409,14 +409,14 @@ func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), "KERNEL_TEST_KILL="+strings.TrimSuffix(dir, "/cg/lodge/guest-a"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that it can kill nobody but itself
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that it can only kill itself
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "still has processes") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-// A process that was listed, and is no more, has ended: who has its number by then lives on.
+// A process that was listed may have ended since: another process that has its number by then must survive.
 // Promise: I21
 func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 	c, dir := unified(t)
@@ -427,9 +427,9 @@ func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 	}
 	told := make(chan error, 1)
 	go func() {
-		f, err := os.OpenFile(list, os.O_WRONLY, 0) // somebody reads the list
+		f, err := os.OpenFile(list, os.O_WRONLY, 0) // returns once Kill reads the list
 		if err == nil {
-			err = os.Rename(empty, list) // and nobody is in it afterwards
+			err = os.Rename(empty, list) // and the list is empty afterwards
 			_, e := fmt.Fprintln(f, pid)
 			err = errors.Join(err, e, f.Close())
 		}

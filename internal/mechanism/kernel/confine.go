@@ -42,12 +42,12 @@ func confine(keep []uintptr) error {
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
 			if errors.Is(err, unix.EPERM) {
-				break // who has no privileges has none to pass on
+				break // a process without privileges has none to pass on
 			}
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot drop capability %d", c)
 		}
 	}
-	// Whoever has no keyrings, or may not ask for them, has none to pass on.
+	// A process without keyrings, or one that may not ask for them, has none to pass on.
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	if err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot leave the session keyring of the daemon's starter")

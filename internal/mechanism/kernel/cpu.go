@@ -80,8 +80,8 @@ type Processor struct {
 	PhysicalBits int
 	// Flags are the features in the kernel's spelling and order.
 	Flags []string
-	// CPUID are the leaves of x86 that tell features; nil elsewhere, and in a
-	// recorded tree. The kernel leaves out of Flags what it does not use itself.
+	// CPUID are the leaves of x86 that list features; nil on other architectures, and
+	// in a recorded tree. Flags lacks the features that the kernel itself does not use.
 	CPUID []CPUIDLeaf
 }
 

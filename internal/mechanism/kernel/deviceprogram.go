@@ -33,8 +33,8 @@ const (
 	leave      = 0x95 // with register 0 as answer
 )
 
-// What the kernel says of an access (struct bpf_cgroup_dev_ctx): the kind of node
-// in the lower half of the first word, what is done with it in the upper half.
+// How the kernel describes an access (struct bpf_cgroup_dev_ctx): the lower half of the
+// first word is the kind of node, the upper half is the kind of access.
 const (
 	accessAt, majorAt, minorAt = 0, 4, 8
 

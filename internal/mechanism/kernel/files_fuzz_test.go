@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzHostFiles has every file of /proc and of a control group that is read as text
-// hold the same words, whatever they are: what they say is bounded by them.
+// FuzzHostFiles writes the same text into every text file of /proc and of a control group. Results
+// must stay within their bounds, whatever the text is.
 func FuzzHostFiles(f *testing.F) {
 	for _, text := range []string{
 		"MemTotal:       16316412 kB\nMemFree: 1 kB\nSwapTotal: 18446744073709551615 kB\n", "some avg10=0.12 avg60=1e400 avg300=NaN total=9223372036854775807\nfull avg10=-1 total=1\n",

@@ -235,7 +235,7 @@ func (g *Group) Kill(ctx context.Context) error {
 	})
 }
 
-// killBatch bounds the processes of which Kill holds a pidfd at a time.
+// killBatch bounds the pidfds that Kill holds at a time.
 const killBatch = 64
 
 // killListed kills these processes if they are still in the group once it holds a pidfd of each: one may

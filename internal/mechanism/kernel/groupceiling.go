@@ -8,9 +8,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/mountinfo"
 )
 
-// OwnGroups gives the control groups that hold this process for a controller,
-// innermost first, up to where their tree is mounted. What they bound, systemd's
-// TasksMax for one, bounds what is started from here.
+// OwnGroups returns the control groups that hold this process for a controller,
+// innermost first, up to the mount point of their tree. Their bounds, such as
+// systemd's TasksMax, also bound the processes that this one starts.
 func (r Root) OwnGroups(controller string) []string {
 	text, err := r.read("proc/self/cgroup") // lines "id:controllers:path"
 	if err != nil {

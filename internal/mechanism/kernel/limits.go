@@ -121,7 +121,8 @@ func (g *Group) cpuKnobs(l Limits) []knob {
 	return knobs
 }
 
-// cpuMax is version 2's one file for quota and period; what is not set stays.
+// cpuMax is the content of version 2's one file for quota and period. A value that
+// l does not set stays as it is.
 func (g *Group) cpuMax(l Limits) string {
 	quota, period := "max", "100000"
 	if fields := strings.Fields(g.value(CPUController, "cpu.max")); len(fields) == 2 {
@@ -220,7 +221,8 @@ func (g *Group) blockKnobs(l Limits) []knob {
 	return knobs
 }
 
-// hugePageKnobs bound what is promised to a process beside what it has: others can have neither.
+// hugePageKnobs bound both the pages that a process has and the pages that it reserves: neither is then
+// available to others.
 func (g *Group) hugePageKnobs(l Limits) []knob {
 	var knobs []knob
 	unlimited := orMinusOne
@@ -339,7 +341,7 @@ func (g *Group) Limits() (Limits, error) {
 	return l, nil
 }
 
-// readUnified reads what has another layout in version 2.
+// readUnified reads the files whose layout differs in version 2.
 func (g *Group) readUnified(l *Limits) {
 	if fields := strings.Fields(g.value(CPUController, "cpu.max")); len(fields) == 2 {
 		if quota, ok := parseCount(fields[0]); ok {

@@ -55,9 +55,9 @@ type PCIDevice struct {
 	Link *PCILink
 }
 
-// PCILink is a PCI Express link: what the device can and what it now does.
+// PCILink is a PCI Express link: the maximum of the device and the current state.
 // Speeds are in GT/s; 0 is unknown or down. A device that is built into the root
-// complex has no link: all is 0.
+// complex has no link: all fields are 0.
 type PCILink struct {
 	Port            uint
 	MaxSpeed, Speed float64
@@ -111,8 +111,8 @@ func (r Root) pciDevice(address PCIAddress) PCIDevice {
 	for _, n := range sortedNumbers(r.list(dir), "virtfn") {
 		d.VirtualFunctions = append(d.VirtualFunctions, addresses([]string{r.link(dir, fmt.Sprintf("virtfn%d", n))})...)
 	}
-	// Each word is a slow access to the device, and what is sought is in the first
-	// of sixteen parts. What cannot be read stays unknown.
+	// Each word is a slow access to the device, and the needed registers are in the first
+	// sixteenth of the space. A value that cannot be read stays unknown.
 	config, _ := r.readHead(configSize, dir, "config")
 	d.readConfig(config)
 	return d
@@ -142,9 +142,9 @@ const (
 // linkSpeeds are in GT/s by the number that registers hold.
 var linkSpeeds = [...]float64{0, 2.5, 5, 8, 16, 32, 64}
 
-// readConfig takes the header type and the link from the configuration space,
-// of which others than root see the first 64 bytes. A device may lie in it: the
-// chain of capabilities is followed within bounds.
+// readConfig reads the header type and the link from the configuration space.
+// Users other than root see its first 64 bytes only. A device may give false values:
+// the chain of capabilities is followed within bounds.
 func (d *PCIDevice) readConfig(config []byte) {
 	if len(config) < 64 {
 		return

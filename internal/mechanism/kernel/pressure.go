@@ -17,7 +17,7 @@ type RunQueue struct {
 	All      uint64
 }
 
-// RunQueue reads /proc/loadavg, whose fourth field is "runnable/all".
+// RunQueue reads /proc/loadavg; its fourth field is "runnable/all".
 func (r Root) RunQueue() (RunQueue, error) {
 	text, err := r.read("proc/loadavg")
 	if err != nil {
@@ -39,7 +39,7 @@ func (r Root) RunQueue() (RunQueue, error) {
 // Resource is what a process may have to wait for.
 type Resource string
 
-// The resources whose pressure the kernel tells.
+// The resources with a pressure file in the kernel.
 const (
 	CPUPressure    Resource = "cpu"
 	MemoryPressure Resource = "memory"

@@ -190,8 +190,8 @@ func (r Root) Schedule(pid, tid int) (Schedule, error) {
 
 // ProcessMemory is the memory of one process, in bytes.
 type ProcessMemory struct {
-	// Virtual is the size of the address space, Resident what is in RAM, Peak the
-	// most that ever was, Swapped what is in swap, Locked what may not leave RAM.
+	// Virtual is the size of the address space, Resident the part in RAM, Peak the
+	// largest Resident so far, Swapped the part in swap, Locked the part that must stay in RAM.
 	Virtual, Resident, Peak, Swapped, Locked uint64
 	// Anonymous, File and Shared are the kinds of resident memory.
 	Anonymous, File, Shared uint64

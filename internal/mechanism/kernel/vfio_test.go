@@ -36,8 +36,8 @@ sys/bus/pci/drivers_probe =
 	}
 }
 
-// TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack: the kernel is asked for the driver that
-// it finds by itself.
+// TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack: the function returns to the driver that the
+// kernel chooses.
 func TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack(t *testing.T) {
 	root, card, file := cardTree(t, "e1000e")
 	if err := root.TakePCI(deadline(t), card); err == nil {

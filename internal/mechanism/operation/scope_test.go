@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
-// scoped is a payload whose last step notes the scope that it is done in, and fails while its owner says so.
+// scoped is a payload whose last step notes the scope that it runs in, and fails while its owner's fails is set.
 type scoped struct {
 	o  *scopedOwner
 	op *Operation

@@ -25,7 +25,7 @@ func TestAddressing(t *testing.T) {
 				t.Fatal(err)
 			}
 			got = layout(&def.Devices)
-			// What is shown can be given back, and stays where it is.
+			// The definition that is shown can be given back, and every device keeps its address.
 			again := def.Clone()
 			if err := Complete(again, c); err != nil || layout(&again.Devices) != got {
 				t.Errorf("places change when they are asked for again: %v\n%s", err, layout(&again.Devices))

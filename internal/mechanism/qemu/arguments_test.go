@@ -76,7 +76,7 @@ func understand(doc string, c *qemucaps.Capabilities) (*domain.Definition, error
 	return def, settled(def)
 }
 
-// define makes of a document what is stored of it, as the daemon does.
+// define turns a document into the definition that is stored, as the daemon does.
 func define(doc string, c *qemucaps.Capabilities) error {
 	def, err := domainxml.Parse(doc, domainxml.Options{Submitted: true})
 	if err != nil {
@@ -230,8 +230,8 @@ func argumentsOf(doc string, c *qemucaps.Capabilities) string {
 	return lines(command)
 }
 
-// Completing what is complete changes nothing, and neither does naming what
-// has names.
+// A second Complete changes nothing, and neither does giving aliases to devices that
+// have them.
 func TestCompleteTwice(t *testing.T) {
 	c := testCapabilities(t)
 	for name, g := range goldens(t) {

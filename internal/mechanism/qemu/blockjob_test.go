@@ -45,7 +45,7 @@ func TestCommit_Steps(t *testing.T) {
 	}
 }
 
-// What was lent is not lent twice, and of what QEMU holds only that is taken back.
+// A file is not lent twice, and only files that QEMU holds are taken back.
 func TestLend_IsRepeatable(t *testing.T) {
 	steps := func(all []Step) (texts []string) {
 		for _, s := range all {

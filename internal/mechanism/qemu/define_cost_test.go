@@ -103,7 +103,7 @@ func processorTime(t testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkDefine is the cost of a definition with 1,000 devices, from its document to what is stored.
+// BenchmarkDefine measures a definition with 1,000 devices, from its document to the stored definition.
 func BenchmarkDefine(b *testing.B) {
 	capabilities := testCapabilities(b)
 	for _, c := range crowds() {

@@ -169,8 +169,8 @@ func TestArguments_NoInjection(t *testing.T) {
 	})
 }
 
-// FuzzArguments gives documents of any kind. What is refused is refused in
-// words; what is taken has well-formed arguments.
+// FuzzArguments gives documents of any kind. A refused document gets an error;
+// an accepted one has well-formed arguments.
 func FuzzArguments(f *testing.F) {
 	for _, g := range goldens(f) {
 		f.Add(g.doc)

@@ -68,12 +68,12 @@ func abuse(t *testing.T, fd uintptr, service netip.AddrPort) {
 	calls(t, int(fd), service)
 }
 
-// disconnect makes of a socket one that is nobody's, with no filter if that can be.
+// disconnect makes a socket neither connected nor bound, and removes its filter if that is possible.
 func disconnect(t *testing.T, fd uintptr) {
 	t.Helper()
 	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 0)
 	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
-	var nobody [16]byte // of the family that disconnects
+	var nobody [16]byte // its address family AF_UNSPEC disconnects
 	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&nobody)), uintptr(len(nobody))); errno != 0 {
 		t.Fatal("it cannot be disconnected: ", errno)
 	}
@@ -94,8 +94,8 @@ func socketAddress(at netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: at.Addr().As16(), Port: int(at.Port())}
 }
 
-// TestListenDisplay_SocketCannotListenElsewhere: what it has accepted can be made to listen on all
-// addresses of the host, and lets nobody in there but who calls the one that it is for.
+// TestListenDisplay_SocketCannotListenElsewhere: a socket that the display accepted can be made to listen
+// on all addresses of the host. It then accepts only clients that connect to the display's own address.
 // Promise: I1
 func TestListenDisplay_SocketCannotListenElsewhere(t *testing.T) {
 	for _, c := range []struct{ display, all, other string }{{"127.0.0.1", "0.0.0.0", "127.0.0.2"}, {"::1", "::", "127.0.0.1"}, {"0.0.0.0", "0.0.0.0", "127.0.0.2"}} {
@@ -130,9 +130,9 @@ func TestListenDisplay_SocketCannotListenElsewhere(t *testing.T) {
 	}
 }
 
-// TestListenDisplay_SocketCannotConnect: whoever has the socket of a display, or what it has
-// accepted, serves clients with it, and reaches no service of the host's; with sockets
-// that are not kept from it he does.
+// TestListenDisplay_SocketCannotConnect: a process that has the socket of a display, or one that it
+// accepted, can serve clients with it, but cannot connect to a service of the host. With an ordinary
+// socket it can.
 // Promise: I1
 func TestListenDisplay_SocketCannotConnect(t *testing.T) {
 	for _, address := range []string{"127.0.0.1", "::1"} {

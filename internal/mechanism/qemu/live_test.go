@@ -51,9 +51,9 @@ func liveCapabilities(t *testing.T) *qemucaps.Capabilities {
 	return c
 }
 
-// QEMU makes a machine of the arguments of every document that this host has
-// what it takes for, with all the devices that were named, and takes the steps
-// that follow.
+// QEMU accepts the arguments of every document that this host can run. It makes a
+// machine with all the devices that were named, and executes the steps that follow
+// its start.
 func TestArguments_AcceptedByQEMU(t *testing.T) {
 	c := liveCapabilities(t)
 	for name, g := range goldens(t) {
@@ -80,8 +80,8 @@ type liveGuest struct {
 	dir  string
 }
 
-// startLive starts the QEMU of a document, whose files of /images are made in a
-// directory of the test's.
+// startLive starts the QEMU of a document. It makes the document's files of /images
+// in a directory of the test.
 func startLive(t *testing.T, doc string, c *qemucaps.Capabilities) *liveGuest {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "lodge-qemu-") //nolint:usetesting // its paths are too long for sockets
@@ -298,7 +298,7 @@ func launchLive(t *testing.T, p *Plan) *liveGuest {
 		case <-ctx.Done():
 		}
 	}()
-	_ = monitor.Close() // or nobody would notice that QEMU is gone
+	_ = monitor.Close() // otherwise the end of QEMU would not be noticed
 	said := func() string {
 		text, _ := os.ReadFile(log.Name())
 		return string(text)

@@ -15,8 +15,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// A machine without ACPI lets a device go by itself as long as no guest has
-// taken it over, so that a whole round needs no guest.
+// A machine without ACPI releases a device without the guest's help as long as no guest
+// uses the device. So plugging and unplugging can be tested without a guest.
 const plugHost = `<domain type='qemu'>
   <name>plug</name>
   <uuid>00000000-1111-4222-8333-444444440001</uuid>
@@ -116,7 +116,7 @@ func (g *liveGuest) plug(t *testing.T, name string) device.Device {
 	return dev
 }
 
-// prepare completes a device and makes what it needs.
+// prepare completes a device and makes the files that it needs.
 func (g *liveGuest) prepare(t *testing.T, doc string) device.Device {
 	t.Helper()
 	doc = strings.ReplaceAll(doc, "/images/", g.dir+"/")

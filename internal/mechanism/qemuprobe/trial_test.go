@@ -120,8 +120,8 @@ func TestTrial_BinaryMatchesSource(t *testing.T) {
 	}
 }
 
-// TestProbe_InSandbox: a QEMU is looked at as a user of its own, in a
-// chamber, and what is found out is the same.
+// TestProbe_InSandbox: a probe that runs QEMU as its own user in a sandbox
+// finds the same capabilities.
 // Promise: I4
 func TestProbe_InSandbox(t *testing.T) {
 	house, err := sandbox.NewBuilder("")

@@ -172,8 +172,8 @@ func TestRelease_ProcessKeepsRunning(t *testing.T) {
 	}
 }
 
-// TestLaunch_OutlivesParent has a daemon launch a process and die, and adopts what is
-// left.
+// TestLaunch_OutlivesParent: a daemon launches a process and dies, and the next one adopts the
+// process.
 func TestLaunch_OutlivesParent(t *testing.T) {
 	pid, start := launchedByDead(t, "TestLaunch_OutlivesParent", Spec{})
 	p, err := Adopt(pid, start)
@@ -290,8 +290,8 @@ func TestListenMonitor(t *testing.T) {
 	}
 }
 
-// A link in the place of a socket is asked nothing: what it leads to may answer to whoever comes
-// as root.
+// A symbolic link in the place of a socket is not connected to: its target may answer any client that
+// is root.
 func TestRemoveDeserted_SymbolicLink(t *testing.T) {
 	dir := t.TempDir()
 	other, err := listen(filepath.Join(dir, "other"))

@@ -39,8 +39,8 @@ func name(t *testing.T, h *seclabel.Host, w seclabel.Request) seclabel.Guest {
 	return g
 }
 
-// TestAssignLabel_UniquePairs: whoever asks at the same time, and whatever other processes
-// of the host have.
+// TestAssignLabel_UniquePairs: labels that are assigned at the same time differ from each other, and from
+// those of the host's other processes.
 // Promise: I8
 func TestAssignLabel_UniquePairs(t *testing.T) {
 	h := find(t, kerneltest.SELinux)

@@ -40,7 +40,7 @@ func TestProfile_Text(t *testing.T) {
 	}
 }
 
-// hostile are paths by which somebody may try to say more than a path.
+// hostile are paths that try to add more to a profile than a path.
 var hostile = []string{
 	"/a\" rw,\n  /etc/shadow r,\n  \"/b", "/a\nfile,\n", "/a\\", "/a\\\" rw,", "/@{HOME}/x", "/a\x00b", "/a\x7f", "/a\tb", "relative", "", "#include <x>",
 	"/" + strings.Repeat("x", 5000),

@@ -56,19 +56,19 @@ const (
 	DetailPanicked     = "panicked"
 )
 
-// DomainReboot: a guest reset itself.
+// DomainReboot means that a guest reset itself.
 type DomainReboot struct{}
 
-// DomainRTC: a guest set its clock, Offset seconds from the host's base.
+// DomainRTC means that a guest set its clock, Offset seconds from the host's base.
 type DomainRTC struct{ Offset int64 }
 
-// DomainWatchdog: a guest's watchdog fired; Action is the reaction.
+// DomainWatchdog means that a guest's watchdog fired; Action is the reaction.
 type DomainWatchdog struct{ Action string }
 
-// DomainIOError: a disk failed; Action is the reaction: none, pause, report.
+// DomainIOError means that a disk failed; Action is the reaction: none, pause, report.
 type DomainIOError struct{ Path, Alias, Action, Reason string }
 
-// DomainGraphics: a display client: connect, initialize, disconnect.
+// DomainGraphics is news of a display client (connect, initialize, disconnect).
 type DomainGraphics struct {
 	Phase                          string
 	LocalFamily, RemoteFamily      string // ipv4, ipv6, unix
@@ -77,37 +77,37 @@ type DomainGraphics struct {
 	AuthScheme, X509Name, SASLUser string
 }
 
-// DomainBlockJob: a block job: pull, copy, commit; Status completed, failed, canceled, ready.
+// DomainBlockJob is news of a block job (pull, copy, commit). Status is completed, failed, canceled, ready.
 type DomainBlockJob struct{ Path, Target, Kind, Status string }
 
-// DomainMediaChange: a removable medium was changed or dropped.
+// DomainMediaChange means that a removable medium was changed or dropped.
 type DomainMediaChange struct{ OldPath, NewPath, Alias, Reason string }
 
-// DomainTray: a tray moved.
+// DomainTray means that a tray moved.
 type DomainTray struct {
 	Alias string
 	Open  bool
 }
 
-// DomainBalloon: the present memory of a guest, in bytes.
+// DomainBalloon has the present memory of a guest, in bytes.
 type DomainBalloon struct{ Actual uint64 }
 
-// DomainDeviceAdded: a device was plugged.
+// DomainDeviceAdded means that a device was plugged.
 type DomainDeviceAdded struct{ Alias string }
 
-// DomainDeviceRemoved: a guest released a device.
+// DomainDeviceRemoved means that a guest released a device.
 type DomainDeviceRemoved struct{ Alias string }
 
-// DomainDeviceRemovalFailed: a guest refused to release a device.
+// DomainDeviceRemovalFailed means that a guest refused to release a device.
 type DomainDeviceRemovalFailed struct{ Alias string }
 
-// DomainAgent: a guest's agent came or went; Reason: domain started, channel.
+// DomainAgent means that a guest's agent came or went; Reason: domain started, channel.
 type DomainAgent struct {
 	Connected bool
 	Reason    string
 }
 
-// DomainTunable: settings changed, by libvirt's parameter names.
+// DomainTunable means that settings changed, by libvirt's parameter names.
 type DomainTunable struct{ Settings []Setting }
 
 // Setting is a changed setting; Value is uint64, int64 or string.
@@ -116,7 +116,7 @@ type Setting struct {
 	Value any
 }
 
-// DomainJob: a job ended.
+// DomainJob means that a job ended.
 type DomainJob struct {
 	Kind       string
 	Success    bool
@@ -124,10 +124,10 @@ type DomainJob struct {
 	TotalBytes uint64
 }
 
-// DomainMetadata: metadata changed: Kind description, title or element.
+// DomainMetadata means that metadata changed; Kind is description, title or element.
 type DomainMetadata struct{ Kind, URI string }
 
-// DomainBlockThreshold: a disk was written beyond a mark.
+// DomainBlockThreshold means that a disk was written beyond a mark.
 type DomainBlockThreshold struct {
 	Device, Path      string
 	Threshold, Excess uint64
@@ -136,10 +136,10 @@ type DomainBlockThreshold struct {
 // DomainPMSuspend and its siblings tell of guest sleep: "memory" or "disk".
 type DomainPMSuspend struct{ To string }
 
-// DomainPMWakeup: a guest woke.
+// DomainPMWakeup means that a guest woke.
 type DomainPMWakeup struct{}
 
-// DomainMemoryFailure: a hardware memory error that reached a guest.
+// DomainMemoryFailure means that a hardware memory error reached a guest.
 type DomainMemoryFailure struct {
 	Recipient, Action string
 	Recursive, Urgent bool
@@ -148,25 +148,25 @@ type DomainMemoryFailure struct {
 // NetworkChange is a step in a network's life: defined, undefined, started, stopped.
 type NetworkChange struct{ Change Change }
 
-// NetworkMetadata: a network's metadata changed.
+// NetworkMetadata means that a network's metadata changed.
 type NetworkMetadata struct{ Kind, URI string }
 
 // PoolChange is a step in a pool's life: defined, undefined, started, stopped, created, deleted.
 type PoolChange struct{ Change Change }
 
-// PoolRefresh: a pool's volumes were read again.
+// PoolRefresh means that a pool's volumes were read again.
 type PoolRefresh struct{}
 
-// NodeDeviceChange: a host device came or went: created, deleted.
+// NodeDeviceChange means that a host device came or went (created, deleted).
 type NodeDeviceChange struct{ Change Change }
 
-// SecretChange: a secret was defined or undefined; Usage and For say what it is for.
+// SecretChange means that a secret was defined or undefined; Usage and For say what it is for.
 type SecretChange struct {
 	Change     Change
 	Usage, For string
 }
 
-// SecretValue: a secret got a value. The event never contains it.
+// SecretValue means that a secret got a value. The event never contains it.
 type SecretValue struct{ Usage, For string }
 
 func (DomainChange) payload()              {}

@@ -75,8 +75,8 @@ func Write(t testing.TB, dir, text string) {
 	}
 }
 
-// writeEntry makes the entry of one line; it returns the path of a file whose
-// lines follow.
+// writeEntry makes the entry of one line. It returns the path of a file if the
+// following lines are the content of that file.
 func writeEntry(t testing.TB, dir, line string) (open string) {
 	t.Helper()
 	if path, ok := strings.CutSuffix(line, ":"); ok && !strings.Contains(line, " ") {
