@@ -165,6 +165,7 @@ func TestPages(t *testing.T) {
 // pageSession is a shell beside a daemon that is found where the pages say.
 type pageSession struct {
 	*world
+	root   string // the checkout
 	folder string // where the commands run: the checkout, or a folder with links to its entries
 }
 
@@ -175,7 +176,7 @@ func newPageSession(t *testing.T, ownDaemon bool) *pageSession {
 		t.Fatal(err)
 	}
 	lodgeWithLab(t)
-	s := &pageSession{folder: root}
+	s := &pageSession{root: root, folder: root}
 	if !ownDaemon {
 		d := start(t)
 		s.world, s.folder = d.world, filepath.Join(d.dir, "page")
@@ -249,7 +250,7 @@ func (s *pageSession) run(t *testing.T, commands []pageCommand) {
 }
 
 func (s *pageSession) shell(ctx context.Context, script string) *exec.Cmd {
-	c := s.command(ctx, "bash", "-c", "cd "+quoted(s.folder)+"\n"+script)
+	c := s.command(ctx, "bash", "-o", "pipefail", "-c", "cd "+quoted(s.folder)+"\n"+script)
 	c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "LIBVIRT_DEFAULT_URI=qemu:///system?socket=/run/lodge/libvirt-sock",
 		"LC_ALL=C.UTF-8", "MAKEFLAGS=", "MAKELEVEL=", "LODGE_SOCKET=")
 	return c
@@ -266,7 +267,7 @@ func (s *pageSession) parse(t *testing.T, b block) {
 		case len(words) == 0:
 			continue
 		case words[0] == "make":
-			command = strings.Replace(command, "make", "make -n", 1) + " >/dev/null"
+			command = strings.Replace(command, "make", "make -n -C "+quoted(s.root), 1) + " >/dev/null"
 		case words[0] == "lodge":
 			command += " --help >/dev/null"
 		default:

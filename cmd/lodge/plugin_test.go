@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
-// place makes this program lie in a folder of its own, with another folder on PATH, and gives
-// both. Programs are not run: calls tells which would have been, and with what arguments.
+// place makes the test believe that this program lies in a folder of its own, with another folder
+// on PATH. It returns both. Programs are not run: calls reports those that would be, with their arguments.
 func place(t *testing.T) (beside, onPath string, calls *[]string) {
 	t.Helper()
 	beside, onPath, calls = t.TempDir(), t.TempDir(), &[]string{}

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
-// lodged runs the command line and gives what it prints.
+// lodged runs the command line and returns its output.
 func lodged(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer

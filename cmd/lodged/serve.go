@@ -136,7 +136,7 @@ func (o *options) gid() int {
 	return 0
 }
 
-// groups returns the groups whose members may use the read-write socket.
+// groups returns the IDs of the groups with access to the read-write socket.
 func (o *options) groups() []uint32 {
 	g, err := user.LookupGroup(o.group)
 	if err != nil {

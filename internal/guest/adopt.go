@@ -277,7 +277,7 @@ func (r *adopting) adopt(dir string) error {
 	return nil
 }
 
-// dropHalfWritten removes the incomplete run record that a killed daemon left.
+// dropHalfWritten removes the incomplete instance record that a killed daemon left.
 func dropHalfWritten(r *machine.Registry, dir string) {
 	machine.RemoveFile(r.Log, filepath.Join(dir, machine.RecordFile)+atomicfile.Half)
 }
@@ -309,7 +309,7 @@ func (r *adopting) takeUp(run *machine.Instance, rec *machine.InstanceRecord, pr
 	g.Publish()
 }
 
-// adopted returns the guest of a run record. It makes a guest if none has that UUID, as for a transient
+// adopted returns the guest of an instance record. It makes a guest if none has that UUID, as for a transient
 // one.
 func adopted(r *machine.Registry, rec *machine.InstanceRecord) *machine.Guest {
 	r.Mu.Lock()
@@ -328,7 +328,7 @@ func adopted(r *machine.Registry, rec *machine.InstanceRecord) *machine.Guest {
 	return g
 }
 
-// findProcess finds the process of a run record. It returns nil if the process has ended.
+// findProcess finds the process of an instance record. It returns nil if the process has ended.
 func findProcess(r *machine.Registry, run *machine.Instance) (*qemuprocess.Process, error) {
 	pid, start := run.PID, run.StartTime
 	if pid == 0 { // QEMU may have been launched before its PID was recorded
@@ -395,7 +395,7 @@ func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecor
 	g.Publish()
 }
 
-// rehold pushes the releases of an adopted guest again, by its run record and in the order of a start.
+// rehold pushes the releases of an adopted guest again, by its instance record and in the order of a start.
 func rehold(r *machine.Registry, run *machine.Instance) {
 	hotplug.ReholdClaims(r, run) // released last: only then no later daemon finds a record that names them
 	provision.HoldUser(r, run)

@@ -67,7 +67,7 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	}
 }
 
-// A request that waits for its turn on the guest is judged again when its turn comes. Steps that it has started
+// A request that waits for its turn on the guest is authorized again when its turn comes. Steps that it has started
 // continue.
 // Promise: A1
 func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
@@ -431,7 +431,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	}
 }
 
-// A request whose client has gone before its turn is not executed. It could run after the client's next request.
+// A request is not executed if its client has gone before its turn. It could run after the client's next request.
 func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := claimed(t.Context(), r, "busy", claimedUUID, func(*machine.Guest) error { return nil })

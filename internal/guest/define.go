@@ -191,13 +191,13 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 	return nil
 }
 
-// loosen records in the run record, before the store forgets the guest, that a running guest becomes
+// loosen records in the instance record, before the store forgets the guest, that a running guest becomes
 // transient. It does so for a guest that has just ended, too. Otherwise the next daemon would find a
 // persistent guest without a stored definition, and take it for lost. tighten reverts this.
 func loosen(g *machine.Guest, o UndefineOptions) (tighten func(), err error) {
 	r := g.Instance
 	if r == nil {
-		if g.Unstored != nil { // what the run record said must be in the store first
+		if g.Unstored != nil { // the store must first have the changes that only the instance record has
 			if err := g.Store(); err != nil {
 				return nil, err
 			}

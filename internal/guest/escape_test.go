@@ -23,9 +23,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// The escape attempt: a program of ours that the daemon runs in QEMU's place tries
-// what a QEMU that its guest has taken over would try, writes down what became of
-// it, and then becomes QEMU, so that the daemon notices nothing.
+// The escape attempt: the daemon runs the test's own program in QEMU's place. The program tries
+// to escape as a compromised QEMU would, and writes down the results. Then it becomes QEMU, so that
+// the daemon notices nothing.
 
 // escapist is the name under which the test's own binary acts as that program.
 const escapist = "escapist"
@@ -117,7 +117,7 @@ func (t targets) attempts() map[string]func() error {
 		"lock memory":                       locks,
 	}
 	if t.InTPM {
-		delete(all, "write to what it was handed") // it is handed nothing
+		delete(all, "write to what it was handed") // the TPM emulator gets no descriptors
 	} else if t.HasTPM {
 		all["reach the store from a folder that it was given"] = func() error { return fromGiven(strings.Repeat("../", 10)+t.Store, unix.O_RDONLY) }
 		all["reach terminals from a folder that it was given"] = func() error {

@@ -43,7 +43,7 @@ func beginRelease(g *machine.Guest) {
 	})
 }
 
-// awaitLastEvents waits until all events of QEMU are read, for at most lastEvents.
+// awaitLastEvents waits until all events of QEMU are read, for at most machine.LastEvents.
 func awaitLastEvents(ctx context.Context, r *machine.Instance) {
 	r.Agent.Close()
 	s := r.Session.Load()
@@ -60,7 +60,7 @@ func awaitLastEvents(ctx context.Context, r *machine.Instance) {
 	s.Close()
 }
 
-// finish settles the state of a guest whose process has ended and whose resources are released. It runs in
+// finish settles the state of a guest after its process has ended and its resources are released. It runs in
 // the loop.
 func finish(g *machine.Guest, r *machine.Instance) {
 	for r.Events != nil && handleEvents(g) { // QEMU's last events explain the end

@@ -74,13 +74,13 @@ func SetPTY(g *machine.Guest, path string) error {
 	})
 }
 
-// DestroyerOfThisRun destroys the guest as long as it is in the run that it is in now.
+// DestroyerOfThisRun returns a function that destroys the guest's present instance, and no later one.
 func DestroyerOfThisRun(g *machine.Guest) func(context.Context) error {
 	r := g.Live.Load()
 	return func(ctx context.Context) error { return g.Destroy(ctx, scope.Daemon("a test"), false, r) }
 }
 
-// DumperOfThisRun dumps the memory that the guest has in the run that it is in now.
+// DumperOfThisRun returns a function that dumps the memory of the guest's present instance.
 func DumperOfThisRun(g *machine.Guest) func(ctx context.Context, path string) error {
 	r := g.Live.Load()
 	return func(ctx context.Context, path string) error {

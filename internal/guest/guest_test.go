@@ -46,7 +46,7 @@ type daemon struct {
 	groups *kernel.Cgroups
 	// prepared is how many QEMUs may wait for guests.
 	prepared int
-	// isolated has QEMU run in chambers.
+	// isolated runs QEMU in sandboxes.
 	isolated bool
 	// boot names the boot of the host.
 	boot string

@@ -53,7 +53,7 @@ func (d *daemon) doesIn(group *kernel.Group, cmd *exec.Cmd) string {
 }
 
 // TestAGuestOpensNoDeviceButItsOwn: whatever a QEMU that was taken over comes by, and
-// be it root, the kernel lets it open the devices of its chamber alone.
+// be it root, the kernel lets it open the devices of its sandbox alone.
 // Promise: I2
 func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	d := newDaemonOf(t, true)

@@ -162,7 +162,7 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	}
 }
 
-// within is a path in a guest's chamber, as the host sees it.
+// within is a path in a guest's sandbox, as the host sees it.
 func (d *daemon) within(g *guest.Guest, path string) string {
 	return fmt.Sprintf("/proc/%d/root/%s", d.again(g).View().PID, path)
 }
@@ -386,8 +386,8 @@ func newParser(t *testing.T) (loaded func() string) {
 	}
 }
 
-// Each QEMU enters a profile that allows what it needs, and no file of another guest. The profile grows and
-// shrinks with the guest, and is removed with it.
+// Each QEMU enters a profile. It allows the files that this QEMU needs, and no file of another guest. The
+// profile grows and shrinks with the guest's devices, and is removed with the guest.
 // Promise: I9
 func TestGuestsHaveProfiles(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser") // AppArmor's own

@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Secrets of an undefined guest are kept only for a guest with the same name. Otherwise a user who may choose a
-// UUID could choose that of another user's guest, and get its secrets.
+// Secrets of an undefined guest are kept only for a guest with the same name. Otherwise a user could define a
+// guest with the UUID of another user's guest, and get its secrets.
 // Promise: A3
 func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	d := newDaemon(t)

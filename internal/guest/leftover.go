@@ -18,8 +18,8 @@ func recordLeftover(r *machine.Registry, uuid, name string, log *slog.Logger) {
 	}
 }
 
-// checkReusedUUID refuses a new guest whose UUID belongs to the secrets of a guest of another name. A client that
-// may choose a UUID need not be allowed to read those secrets: permissions go by name.
+// checkReusedUUID refuses a new guest if its UUID belongs to the kept secrets of a guest with another name. A
+// client that may choose a UUID need not be allowed to read those secrets: permissions go by name.
 func checkReusedUUID(r *machine.Registry, name, uuid string) error {
 	var of string
 	if !provision.Leftover(r, uuid) {

@@ -55,7 +55,7 @@ func playLiar() {
 	fd, err := strconv.Atoi(monitorFD.FindStringSubmatch(strings.Join(os.Args, " "))[1])
 	if err == nil {
 		l := &liar{nodes: map[string]bool{}}
-		if slices.Contains(os.Args, "-incoming") { // the guest's name says what it does when it should resume
+		if slices.Contains(os.Args, "-incoming") { // the guest's name chooses the fault at the resume
 			l.at = "cont"
 			for _, manner := range []string{"drop before", "drop after", "hang"} {
 				if strings.Contains(strings.Join(os.Args, " "), "guest="+strings.ReplaceAll(manner, " ", "-")) {

@@ -48,8 +48,8 @@ func findSaved(r *machine.Registry) {
 	}
 }
 
-// lostWith returns the guest of a run record that was persistent and has lost its definition. Nil: no
-// definition could be made from what ran.
+// lostWith returns the guest of an instance record that was persistent and has lost its definition. Nil: no
+// definition could be made from the record.
 func lostWith(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Definition) *machine.Guest {
 	g := adopted(r, rec)
 	if findRunning(g, rec, def); g.Inactive != nil {
@@ -59,7 +59,7 @@ func lostWith(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Defi
 	return nil
 }
 
-// findRunning defines a persistent guest again from its run record, if the store has lost it.
+// findRunning defines a persistent guest again from its instance record, if the store has lost it.
 func findRunning(g *machine.Guest, rec *machine.InstanceRecord, def *domain.Definition) {
 	if g.Inactive != nil || !rec.State.Persistent {
 		return

@@ -10,6 +10,6 @@ type (
 	Guest = machine.Guest
 	// Registry finds guests.
 	Registry = machine.Registry
-	// View is what is known of a guest at one moment.
+	// View is the state of a guest at one moment.
 	View = machine.View
 )

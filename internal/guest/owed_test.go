@@ -69,7 +69,7 @@ func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
 	}
 }
 
-// QEMU does not answer a reset, as on a host whose storage hangs for a while. The reset is repeated by a new
+// QEMU does not answer a reset, as when the host's storage hangs for a while. The reset is repeated by a new
 // session. Otherwise the guest would be reported as running, and nothing would resume it.
 // Promise: F8
 func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {

@@ -35,7 +35,7 @@ func setAside(r *machine.Registry, dir string, cause error) {
 }
 
 // asideAs returns the guest of a quarantined run directory. If no record defines it, it is shown by the
-// name in the run record, or else by its UUID. Nil: it is no guest's directory.
+// name in the instance record, or else by its UUID. Nil: it is no guest's directory.
 func asideAs(r *machine.Registry, id, dir string) *machine.Guest {
 	if uuid.Validate(id) != nil {
 		return nil

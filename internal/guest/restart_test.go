@@ -55,7 +55,7 @@ func (d *daemon) again(g *guest.Guest) *guest.Guest {
 	return found
 }
 
-// record reads a guest's run record.
+// record reads a guest's instance record.
 func record(t *testing.T, g *guest.Guest) map[string]any {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(guest.RunDir(g), "run.json"))

@@ -27,7 +27,8 @@ import (
 // lingers is the argument with which the escapist acts as the squatter.
 const lingers = "linger"
 
-// Pipes in QEMU's own directory, by which the test talks to it, and the files that it creates there in time.
+// Names in QEMU's own directory: the pipes between the test and the squatter, and the files that the squatter
+// creates there in time.
 const (
 	beginPipe, toldPipe = "begin", "told"
 	foundFile, heldDir  = "found", "held"

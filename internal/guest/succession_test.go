@@ -71,7 +71,7 @@ func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 	}
 }
 
-// Who ends a guest with its client ends the run of that client, and not the next.
+// A guest that ends with its client ends only in the instance of that client, and not in the next one.
 func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("run"))
@@ -87,7 +87,7 @@ func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 }
 
-// A dump for a panic is of the run that panicked: the next one is not held up for it.
+// A dump for a panic is of the instance that panicked: the next instance does not wait for it.
 // Promise: F36
 func TestADumpOfARunIsNotOfTheNext(t *testing.T) {
 	d := newDaemon(t)

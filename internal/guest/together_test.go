@@ -136,7 +136,7 @@ func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
-// A screenshot whose client has gone while QEMU makes it does not count forever as unread.
+// If the client leaves while QEMU makes its screenshot, the picture is not counted as unread forever.
 // Promise: F36
 func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 	d := newDaemon(t)

@@ -73,7 +73,7 @@ func testTPM(t *testing.T, isolated bool) {
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
-	// In the meantime it belongs to no user whose number another guest may get.
+	// In the meantime it belongs to root: another guest may get the number of the old user.
 	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID()), func(path string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err

@@ -23,7 +23,7 @@ import (
 
 const emulator = "/usr/bin/qemu-system-x86_64"
 
-// herd is a fleet over a registry with all rooms below it, as in lodged.
+// herd is a fleet over a registry with all packages below it, as in lodged.
 type herd struct {
 	*Fleet
 	t      testing.TB

@@ -33,8 +33,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience is how long a test waits for an event.
 const patience = 20 * time.Second
 
-// house is a server with guests that are shut off, which needs no QEMU.
-type house struct {
+// testServer is a server with guests that are shut off, which needs no QEMU.
+type testServer struct {
 	t      testing.TB
 	server *Server
 	events *event.Log
@@ -53,7 +53,7 @@ func document(i int) (name, uuid, xml string) {
 }
 
 // serve runs a server with a number of guests until the test ends.
-func serve(t testing.TB, guests int, change ...func(*limits)) *house {
+func serve(t testing.TB, guests int, change ...func(*limits)) *testServer {
 	t.Helper()
 	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
 	records, err := store.Open(filepath.Join(dir, "data"))
@@ -69,7 +69,7 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 	for _, c := range change {
 		c(&l)
 	}
-	h := &house{t: t, events: d.Events, path: filepath.Join(dir, "lodge.sock")}
+	h := &testServer{t: t, events: d.Events, path: filepath.Join(dir, "lodge.sock")}
 	h.server = newServer(Config{Fleet: d.Fleet, Gate: d.Gate, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Log: log, Version: "test"}, l)
 	listener, err := listener.Listen(t.Context(), listener.Place{Path: h.path})
 	ok(t, err)
@@ -98,7 +98,7 @@ func ok(t testing.TB, err error) {
 }
 
 // http returns a client of the socket that speaks one version of HTTP.
-func (h *house) http(two bool) *http.Client {
+func (h *testServer) http(two bool) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(two)
 	protocols.SetHTTP1(!two)
@@ -110,11 +110,11 @@ func (h *house) http(two bool) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-func (h *house) client(options ...connect.ClientOption) lodgev1.LodgeClient {
+func (h *testServer) client(options ...connect.ClientOption) lodgev1.LodgeClient {
 	return lodgev1.NewLodgeClient(h.http(true), "http://lodge", options...)
 }
 
-func (h *house) context() context.Context {
+func (h *testServer) context() context.Context {
 	ctx, stop := context.WithTimeout(h.t.Context(), patience)
 	h.t.Cleanup(stop)
 	return ctx
@@ -255,7 +255,7 @@ func TestAct_Refused(t *testing.T) {
 }
 
 // hold replaces the work on a set by a function of the test.
-func (h *house) hold(ctx context.Context, work func(context.Context, *telling) (fleet.Summary, error)) *connect.ServerStreamForClient[lodgev1.Step] {
+func (h *testServer) hold(ctx context.Context, work func(context.Context, *setMessages) (fleet.Summary, error)) *connect.ServerStreamForClient[lodgev1.Step] {
 	h.t.Helper()
 	const path = "/held"
 	handler := connect.NewServerStreamHandlerSimple(path, func(ctx context.Context, _ *lodgev1.ActRequest, s *connect.ServerStream[lodgev1.Step]) error {
@@ -266,12 +266,12 @@ func (h *house) hold(ctx context.Context, work func(context.Context, *telling) (
 	l, err := listener.Listen(h.t.Context(), listener.Place{Path: h.path + ".held"})
 	ok(h.t, err)
 	server := h.server.http(context.Background())
-	server.Handler = &bounded{Server: h.server, next: mux, refuse: connect.NewErrorWriter()}
+	server.Handler = &limiter{Server: h.server, next: mux, refuse: connect.NewErrorWriter()}
 	go func() {
-		_ = server.Serve(&door{Listener: l, conns: h.server.conns, strangers: h.server.strangers, log: h.server.Log})
+		_ = server.Serve(&acceptor{Listener: l, conns: h.server.conns, unadmitted: h.server.unadmitted, log: h.server.Log})
 	}()
 	h.t.Cleanup(func() { _ = server.Close() })
-	held := &house{t: h.t, path: h.path + ".held"}
+	held := &testServer{t: h.t, path: h.path + ".held"}
 	stream, err := connect.NewClient[lodgev1.ActRequest, lodgev1.Step](held.http(true), "http://lodge"+path).CallServerStream(ctx, connect.NewRequest(&lodgev1.ActRequest{}))
 	ok(h.t, err)
 	return stream
@@ -279,7 +279,7 @@ func (h *house) hold(ctx context.Context, work func(context.Context, *telling) (
 
 func TestAct_Cancel(t *testing.T) {
 	h := serve(t, 0)
-	stream := h.hold(h.context(), func(ctx context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(ctx context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 2})
 		<-ctx.Done()
 		to.result(fleet.Result{Name: "a", Outcome: fleet.Cancelled, Error: context.Cause(ctx)})
@@ -299,7 +299,7 @@ func TestAct_Cancel(t *testing.T) {
 // TestAct_PanicFailsOnlyItsCall makes the work on a set panic.
 func TestAct_PanicFailsOnlyItsCall(t *testing.T) {
 	h := serve(t, 0)
-	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 1})
 		panic("a bug")
 	})
@@ -317,7 +317,7 @@ func TestAct_PanicFailsOnlyItsCall(t *testing.T) {
 func TestAct_InvalidUTF8(t *testing.T) {
 	const bad = "caf\xe9"
 	h := serve(t, 0)
-	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		to.result(fleet.Result{Name: bad, UUID: bad, Outcome: fleet.Failed, Note: bad, Error: errors.New(bad)})
 		return fleet.Summary{Failed: 1}, nil
 	})
@@ -342,7 +342,7 @@ func TestAct_ClientDisconnects(t *testing.T) {
 	h := serve(t, 0)
 	ctx, leave := context.WithCancelCause(h.context())
 	cancelled := make(chan struct{})
-	stream := h.hold(ctx, func(ctx context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(ctx, func(ctx context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 1})
 		<-ctx.Done()
 		close(cancelled)
@@ -352,7 +352,7 @@ func TestAct_ClientDisconnects(t *testing.T) {
 		t.Fatal(stream.Err())
 	}
 	leave(nil)
-	wait(t, cancelled, "the work goes on without its client")
+	wait(t, cancelled, "the work continues without its client")
 }
 
 func wait(t *testing.T, for_ <-chan struct{}, otherwise string) {
@@ -369,7 +369,7 @@ func wait(t *testing.T, for_ <-chan struct{}, otherwise string) {
 func TestAct_ClientDoesNotRead(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.patience = 200 * time.Millisecond })
 	worked := make(chan struct{})
-	h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+	h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		for range 20000 { // far more than the connection's windows hold
 			to.result(fleet.Result{Name: strings.Repeat("x", 1000), Outcome: fleet.Done})
 		}
@@ -381,7 +381,7 @@ func TestAct_ClientDoesNotRead(t *testing.T) {
 }
 
 // until waits for a condition that holds soon after an answer.
-func (h *house) until(so func() bool, otherwise string) {
+func (h *testServer) until(so func() bool, otherwise string) {
 	h.t.Helper()
 	deadline := time.After(patience)
 	for !so() {
@@ -507,12 +507,12 @@ func TestLimits_RequestsTogether(t *testing.T) {
 	if stream.Receive() || connect.CodeOf(stream.Err()) != connect.CodeResourceExhausted {
 		t.Errorf("got %v", stream.Err())
 	}
-	checkFault(t, stream.Err(), "no capacity", "being taken in")
+	checkFault(t, stream.Err(), "no capacity", "being received")
 	h.until(func() bool { return h.server.intake.take(authz.Owner{PID: 1}, 1<<20) }, "what was taken in is not given back")
 }
 
 func TestLimits_IntakeIsReleased(t *testing.T) {
-	taken := newPlaces(10, 9)
+	taken := newQuota(10, 9)
 	taken.take(authz.Owner{PID: 2}, 3)
 	for _, text := range []string{"ten bytes!", "8 bytes!"} { // too much for one request, and for both together
 		b := &body{ReadCloser: io.NopCloser(strings.NewReader(text)), by: authz.Owner{PID: 1}, intake: taken}
@@ -521,7 +521,7 @@ func TestLimits_IntakeIsReleased(t *testing.T) {
 		}
 		b.giveBack()
 	}
-	if taken.leave(authz.Owner{PID: 2}, 3); taken.count() != 0 || len(taken.taken) != 0 {
+	if taken.release(authz.Owner{PID: 2}, 3); taken.count() != 0 || len(taken.taken) != 0 {
 		t.Errorf("%d bytes stay", taken.count())
 	}
 }
@@ -543,7 +543,7 @@ func TestLimits_IncompleteRequest(t *testing.T) {
 			}
 		}
 		_ = hold.Close()
-		h.until(func() bool { return h.server.calls.count() == 0 }, "the call is held")
+		h.until(func() bool { return h.server.calls.count() == 0 }, "the call still counts")
 	}
 	// A request that arrived in time may run as long as it needs.
 	stream, err := lodgev1.NewLodgeClient(h.http(false), "http://lodge").Watch(h.context(), &lodgev1.WatchRequest{})
@@ -570,8 +570,8 @@ func TestServe_RefusesForeignUsers(t *testing.T) {
 		{listener.Peer{}, http.StatusOK},
 	} {
 		answer := &recorder{header: http.Header{}}
-		caller := &client{who: authz.LocalWho(c.peer), door: &door{strangers: newPlaces(1, 1)}}
-		caller.strange.Store(true)
+		caller := &client{who: authz.LocalPrincipal(c.peer), acceptor: &acceptor{unadmitted: newQuota(1, 1)}}
+		caller.unadmitted.Store(true)
 		h.server.handler().ServeHTTP(answer, request.WithContext(context.WithValue(h.context(), clientKey{}, caller)))
 		if answer.status != c.want {
 			t.Errorf("%+v: status %d, want %d", c.peer, answer.status, c.want)

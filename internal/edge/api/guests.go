@@ -71,7 +71,7 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	for _, m := range members {
 		g := toGuest(m)
 		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.sees(ctx, s.Fleet.Of(other)) }) {
-			g.Messages = append(g.Messages, legible(clash))
+			g.Messages = append(g.Messages, validUTF8(clash))
 		}
 		sample := statistics.Sample(m.Guest)
 		g.Sample = toSample(sample, now, false)
@@ -91,13 +91,13 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 	}
 	g.Isolation = v.Isolation
 	if m.Problem != "" {
-		g.Messages = append(g.Messages, legible(m.Problem))
+		g.Messages = append(g.Messages, validUTF8(m.Problem))
 	}
 	for _, message := range v.Messages {
-		g.Messages = append(g.Messages, legible(message))
+		g.Messages = append(g.Messages, validUTF8(message))
 	}
 	for _, d := range provision.Decisions(v) {
-		g.Decisions = append(g.Decisions, legible(d.String()))
+		g.Decisions = append(g.Decisions, validUTF8(d.String()))
 	}
 	if d := v.Current(); d != nil {
 		g.Memory, g.MemoryMax, g.Vcpus = memory(d), d.Memory, uint32(vcpus(d))
@@ -140,5 +140,5 @@ func waits(m fleet.Member, sample *machine.Stats, queued resources.Waiting) *lod
 }
 
 func waitFor(what string, since time.Time) *lodgev1.Wait {
-	return &lodgev1.Wait{What: legible(what), Since: timestamppb.New(since)}
+	return &lodgev1.Wait{What: validUTF8(what), Since: timestamppb.New(since)}
 }

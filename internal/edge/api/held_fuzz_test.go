@@ -37,10 +37,10 @@ func FuzzHeld(f *testing.F) {
 		f.Add(text)
 	}
 	alone, among := serve(f, 1), serve(f, 3)
-	for _, h := range []*house{alone, among} {
+	for _, h := range []*testServer{alone, among} {
 		h.held("may: [read, start, stop, save, define, change], guests: web-0")
 	}
-	ctx := context.WithValue(context.Background(), whoKey{}, authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
+	ctx := context.WithValue(context.Background(), whoKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var r lodgev1.ActRequest
 		if (jsonCodec{"json"}).Unmarshal(body, &r) != nil {
@@ -52,18 +52,18 @@ func FuzzHeld(f *testing.F) {
 			taken = taken && strings.Contains(once, other) == strings.Contains(twice, other)
 		}
 		if once != twice && !taken {
-			t.Fatalf("alone it is told\n%s\namong others\n%s", once, twice)
+			t.Fatalf("alone the client gets\n%s\namong other guests\n%s", once, twice)
 		}
 	})
 }
 
 // tells returns all that a client learns from a request, in a fixed order.
-func (h *house) tells(ctx context.Context, r *lodgev1.ActRequest) string {
+func (h *testServer) tells(ctx context.Context, r *lodgev1.ActRequest) string {
 	var said []string
 	note := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
 	if q, err := toRequest(r); err == nil {
 		q.DryRun = true
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		sum, err := h.server.Fleet.Run(ctx, sc, q, func(p fleet.Plan) { note("planned: %+v", p) }, func(r fleet.Result) {
 			note("%s %s %v %s wave %d: %v %v", r.Name, r.UUID, r.Outcome, r.Note, r.Wave, fault.Of(r.Error), r.Error)

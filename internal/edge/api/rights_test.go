@@ -32,7 +32,7 @@ func TestRights_EveryCall(t *testing.T) {
 	for i := range methods.Len() {
 		path := "/lodge.v1.Lodge/" + string(methods.Get(i).Name())
 		if right, known := rights[path]; !known || len(right.verbs) == 0 {
-			t.Errorf("nobody has said what right %s takes", path)
+			t.Errorf("no right is assigned to %s", path)
 		}
 	}
 	if len(rights) != methods.Len() {
@@ -42,13 +42,13 @@ func TestRights_EveryCall(t *testing.T) {
 
 // held writes rules that give a user of the host one guest of several. It returns a context with that user as
 // the client.
-func (h *house) held(rules string) context.Context {
+func (h *testServer) held(rules string) context.Context {
 	h.t.Helper()
 	file := filepath.Join(h.t.TempDir(), "access.yaml")
 	ok(h.t, os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", "+rules+"}]\n"), 0o600))
 	h.server.Gate.File = file // no client calls yet
 	ok(h.t, h.server.Gate.Reload())
-	return context.WithValue(h.context(), whoKey{}, authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
+	return context.WithValue(h.context(), whoKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
 }
 
 // TestRights_InvisibleGuests has a client that may see one guest ask for others, by all the properties
@@ -69,14 +69,14 @@ func TestRights_InvisibleGuests(t *testing.T) {
 		{objectNodeDevice, "net_vnet7_fe_54_00_11_22_33", false},
 	} {
 		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {
-			t.Errorf("an event of %s %s is told: %v", c.object, c.name, told)
+			t.Errorf("the client gets an event of %s %s: %v", c.object, c.name, told)
 		}
 	}
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // its name at that time
 		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID()}); told != want {
-			t.Errorf("what happened to web-0 when it was called %s is told: %v", name, told)
+			t.Errorf("the client gets an event of web-0 under the name %s: %v", name, told)
 		}
 	}
 	status, err := h.server.Status(ctx, &lodgev1.StatusRequest{})
@@ -85,13 +85,13 @@ func TestRights_InvisibleGuests(t *testing.T) {
 		t.Errorf("%d guests are counted", status.GetGuests())
 	}
 	if _, err := h.server.Status(ctx, &lodgev1.StatusRequest{Collect: true}); !fault.Is(err, fault.Denied) {
-		t.Errorf("the daemon is held up for a client that may only look: %v", err)
+		t.Errorf("a client that may only read stops the daemon: %v", err)
 	}
 	said := map[string]string{}
 	for _, name := range []string{"web-1", "nobody"} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{name}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
 		if !fault.Is(err, fault.NotFound) {
@@ -100,7 +100,7 @@ func TestRights_InvisibleGuests(t *testing.T) {
 		said[strings.ReplaceAll(err.Error(), name, "NAME")] = name
 	}
 	if len(said) != 1 {
-		t.Errorf("one that is there is told from one that is not: %q", said)
+		t.Errorf("the client can tell a hidden guest from a missing one: %q", said)
 	}
 }
 
@@ -113,7 +113,7 @@ func TestRights_StartDiscardsSave(t *testing.T) {
 		ctx := h.held("may: [" + may + "], guests: web-0")
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{"web-0"}, DryRun: true, Options: &lodgev1.Options{ForceBoot: true}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 			if denied := fault.Is(r.Error, fault.Denied); denied == want {
@@ -179,8 +179,8 @@ func TestRights_CheckedAgainWhenTurnComes(t *testing.T) {
 	}
 }
 
-// giveAway labels a guest as another client's.
-func (h *house) giveAway(name string) {
+// relabel labels a guest as another client's.
+func (h *testServer) relabel(name string) {
 	h.t.Helper()
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{name}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
 	ok(h.t, err)
@@ -199,7 +199,7 @@ func TestRights_LabelChangesBeforeTurn(t *testing.T) {
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	ok(t, guest.SetAutostart(ctx, g, sc, true))
-	h.giveAway("web-0")
+	h.relabel("web-0")
 	if err := guest.SetAutostart(ctx, g, sc, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
@@ -217,7 +217,7 @@ func TestRights_AllOfCallNeeded(t *testing.T) {
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	ok(t, guest.SetAutostart(ctx, g, sc, true))
-	h.giveAway("web-0")
+	h.relabel("web-0")
 	if err := guest.SetAutostart(ctx, g, sc, false); !fault.Is(err, fault.Denied) {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
@@ -231,7 +231,7 @@ func TestRights_LabelIsSetLast(t *testing.T) {
 	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra", "memory": "32MiB"}}})
 	ok(t, err)
-	sc, done := h.server.hold(ctx, &q)
+	sc, done := h.server.restrict(ctx, &q)
 	defer done()
 	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 		if r.Outcome != fleet.Done {
@@ -255,7 +255,7 @@ func TestRights_LabelAfterRename(t *testing.T) {
 	}{{"web-0", true}, {"yours", false}} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": c.name}}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		admit, renamed := q.Admit, c.name == "web-0"
 		q.Admit = func(m fleet.Member) error {
@@ -284,7 +284,7 @@ func TestRights_RefusalHidesNewName(t *testing.T) {
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "destroy", Select: []string{"web-*"}})
 	ok(t, err)
 	ctx := h.held("may: [read, stop], guests: web-0")
-	sc, done := h.server.hold(ctx, &q)
+	sc, done := h.server.restrict(ctx, &q)
 	defer done()
 	sees := q.Sees
 	q.Sees = func(m fleet.Member) bool {
@@ -305,15 +305,15 @@ func TestRights_RefusalHidesNewName(t *testing.T) {
 // Promise: A7
 func TestPolkit_ReusedPID(t *testing.T) {
 	h := serve(t, 0)
-	r := authz.NewReception(h.server.Gate, polkit.New(), nil, h.server.Log)
+	r := authz.NewAuthenticator(h.server.Gate, polkit.New(), nil, h.server.Log)
 	process := exec.CommandContext(h.context(), "sleep", "1000")
 	ok(t, process.Start())
-	c := &client{who: authz.LocalWho(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), proof: make(chan struct{}, 1)}
-	c.find(r)
+	c := &client{who: authz.LocalPrincipal(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), polkitTurn: make(chan struct{}, 1)}
+	c.findProcess(r)
 	ok(t, process.Process.Kill())
 	_ = process.Wait() // an error, because it was killed
-	if err := c.prove(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
-		t.Errorf("whoever has its number is asked about: %v", err)
+	if err := c.authenticate(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
+		t.Errorf("polkit is asked about another process: %v", err)
 	}
 	if c.process.Started == 0 {
 		t.Error("it is not known when it was started")
@@ -323,7 +323,7 @@ func TestPolkit_ReusedPID(t *testing.T) {
 // TestLimits_ConnectionsWithoutCall opens connections without a call.
 // Promise: A9
 func TestLimits_ConnectionsWithoutCall(t *testing.T) {
-	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })
+	h := serve(t, 0, func(l *limits) { l.unadmittedEach = 2 })
 	dial := func() net.Conn {
 		conn, err := new(net.Dialer).DialContext(h.context(), "unix", h.path)
 		ok(t, err)
@@ -336,7 +336,7 @@ func TestLimits_ConnectionsWithoutCall(t *testing.T) {
 	next(t, watch) // it has called, so it counts as a client
 	dial()
 	dial()
-	h.until(func() bool { return h.server.strangers.count() == 2 }, "strangers are not counted")
+	h.until(func() bool { return h.server.unadmitted.count() == 2 }, "strangers are not counted")
 	third := dial()
 	ok(t, third.SetReadDeadline(time.Now().Add(patience)))
 	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
@@ -350,7 +350,7 @@ func TestLimits_ConnectionsWithoutCall(t *testing.T) {
 // TestLimits_PerClient has one client open as many sets and long answers as it can.
 // Promise: A9
 func TestLimits_PerClient(t *testing.T) {
-	h := serve(t, 1, func(l *limits) { l.setsEach, l.looksEach = 1, 1 })
+	h := serve(t, 1, func(l *limits) { l.setsEach, l.largeCallsEach = 1, 1 })
 	exhausted := func(what string, err error) {
 		t.Helper()
 		if connect.CodeOf(err) != connect.CodeResourceExhausted {
@@ -358,7 +358,7 @@ func TestLimits_PerClient(t *testing.T) {
 		}
 	}
 	end := make(chan struct{})
-	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 1})
 		<-end
 		return fleet.Summary{}, nil
@@ -374,11 +374,11 @@ func TestLimits_PerClient(t *testing.T) {
 	h.until(func() bool { return h.server.running.count() == 0 }, "a place is not given back")
 
 	me := authz.Owner{PID: int32(os.Getpid())}
-	h.server.looking.take(me, 1)
+	h.server.largeCalls.take(me, 1)
 	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
 	exhausted("a list", err)
-	h.server.looking.leave(me, 1)
+	h.server.largeCalls.release(me, 1)
 	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
 	ok(t, err)
-	h.until(func() bool { return h.server.looking.count() == 0 }, "a place is not given back")
+	h.until(func() bool { return h.server.largeCalls.count() == 0 }, "a place is not given back")
 }

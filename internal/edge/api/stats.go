@@ -43,7 +43,7 @@ func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.S
 		if st.Sample == nil {
 			st.Missing = "none has been taken yet"
 			if reasons[i] != nil {
-				st.Missing = legible(reasons[i].Error())
+				st.Missing = validUTF8(reasons[i].Error())
 			}
 		}
 		answer.Guests = append(answer.Guests, st)
@@ -86,7 +86,7 @@ func toSample(st *machine.Stats, now time.Time, devices bool) *lodgev1.Sample {
 		Resident: st.Resident, Balloon: st.Balloon.Current,
 	}
 	if st.Stale != nil {
-		sample.Stale = legible(st.Stale.Error())
+		sample.Stale = validUTF8(st.Stale.Error())
 	}
 	for i := range st.Disks {
 		d := &st.Disks[i]

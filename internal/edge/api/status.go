@@ -22,8 +22,8 @@ import (
 // Status reports the daemon's own use of resources, so that a client that polls it sees a leak.
 func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1.StatusResponse, error) {
 	if who := caller(ctx); r.GetCollect() {
-		if err := s.Gate.Check(who, authz.Host, authz.Object{Kind: authz.Everything}); err != nil { // a collection stops the whole daemon
-			s.Audit.Note(authz.Entry{Who: who, API: "lodge", Call: "Status", Verb: authz.Host, Err: err})
+		if err := s.Gate.Check(who, authz.Host, authz.Resource{Kind: authz.Everything}); err != nil { // a collection stops the whole daemon
+			s.Audit.Note(authz.Entry{Principal: who, API: "lodge", Call: "Status", Permission: authz.Host, Err: err})
 			return nil, err
 		}
 		debug.FreeOSMemory()
@@ -50,7 +50,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	if s.LibvirtClients != nil {
 		answer.LibvirtClients = uint32(s.LibvirtClients())
 	}
-	held := s.Gate.Held(caller(ctx))
+	held := s.Gate.Restricted(caller(ctx))
 	for _, g := range s.Guests.All() {
 		if held && !s.sees(ctx, s.Fleet.Of(g)) {
 			continue
@@ -102,11 +102,11 @@ func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
 		}
 	}
 	for _, o := range s.Networks.Operations() {
-		if !s.Gate.Held(who) || s.Gate.May(who, authz.Read, s.Gate.NetworkByUUID(o.UUID)) {
+		if !s.Gate.Restricted(who) || s.Gate.May(who, authz.Read, s.Gate.NetworkByUUID(o.UUID)) {
 			all = append(all, o)
 		}
 	}
-	if !s.Gate.Held(who) {
+	if !s.Gate.Restricted(who) {
 		all = append(all, s.Fleet.Operations()...)
 	}
 	return all

@@ -117,7 +117,7 @@ func makeEmptyDir(dir string) (*os.Root, error) {
 // the owner can read the files.
 func write(root *os.Root, sort Sort, d store.Document) (string, error) {
 	name := d.Name
-	if !isFileName(name) || uuid.Validate(name) == nil { // such a name could be the UUID of an object whose name is no file name
+	if !isFileName(name) || uuid.Validate(name) == nil { // such a name could be the UUID of an object with a name that is no file name
 		name = d.UUID
 	}
 	if !isFileName(name) { // from a damaged or a malicious record

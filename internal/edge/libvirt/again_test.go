@@ -26,7 +26,7 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) scope
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	s := rpc.NewClient(h.server, far, false).Session
-	s.Identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
+	s.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
 	sc, c, err := s.Allow(xdr.Lookup(xdr.ProgramRemote, number), args)
 	if err != nil {
 		t.Fatal(err)

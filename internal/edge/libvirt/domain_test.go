@@ -24,7 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// withGuests gives the server all the rooms, as lodged has them. Guests end
+// withGuests gives the server all its packages, as lodged has them. Guests end
 // with the test.
 func withGuests(t *testing.T) *house {
 	t.Helper()
@@ -65,7 +65,7 @@ func withGuests(t *testing.T) *house {
 	return h
 }
 
-// roomsOf are the rooms that a daemon has for clients of libvirt.
+// roomsOf returns the objects that a daemon has for libvirt's clients.
 func roomsOf(d *daemon.Daemon) rpc.Rooms {
 	return rpc.Rooms{
 		Guests: d.Guests, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Events: d.Events,

@@ -308,7 +308,7 @@ func TestVirshLimitsInTheKernel(t *testing.T) {
 		s.does(c.command, c.shown)
 		text, err := os.ReadFile(filepath.Join("/", dir, c.file))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // version 2 has other files; its own are held to tests in room kernel
+			continue // version 2 has other files; its own are tested in package kernel
 		}
 		if got := strings.TrimSpace(string(text)); got != c.want || err != nil {
 			t.Errorf("virsh %s: the kernel says %q (%v), want %q", c.command, got, err, c.want)

@@ -172,7 +172,7 @@ func checkMessage(t *testing.T, n rpc.Notice) {
 	}
 }
 
-// TestEveryChangeHasItsNumber holds the words of room event against libvirt's numbers.
+// TestEveryChangeHasItsNumber holds the names of package event against libvirt's numbers.
 func TestEveryChangeHasItsNumber(t *testing.T) {
 	for change, details := range rpc.DomainDetails {
 		if _, ok := rpc.DomainChanges[change]; !ok {

@@ -72,7 +72,7 @@ func TestHeavyClientDelaysNoOther(t *testing.T) {
 	}
 }
 
-// held gives what the clients hold together.
+// now returns the bytes that all clients hold together.
 func now(m *rpc.Memory) int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -252,7 +252,7 @@ func TestOtherHostsAnswerForThemselves(t *testing.T) {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 		c := rpc.NewClient(h.server, near, false)
-		c.Session.Identity = authz.Who{Address: address} // as fromAfar has it
+		c.Session.Identity = authz.Principal{Address: address} // as fromAfar has it
 		return c, h.server.Add(c)
 	}
 	one, in := come("192.0.2.1:1000")

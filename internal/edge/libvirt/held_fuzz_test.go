@@ -91,10 +91,10 @@ func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// FuzzHeld runs calls of every kind for a client whose rules restrict it to guests and pools named mine*. The
-// arguments are drawn from words like those below. A guest, a pool and a secret of others also exist, and
-// change during the calls. Each call is answered, and none breaks a handler. Answers, errors and events must not reveal
-// objects of others, except in the client's own words. At the end these objects are unchanged.
+// FuzzHeld runs calls of every kind for a client that rules restrict to guests and pools named mine*. The arguments
+// are drawn from words like those below. A guest, a pool and a secret of others also exist, and change during the
+// calls. Each call is answered, and none breaks a handler. Answers, errors and events must not reveal objects of
+// others, except in the client's own words. At the end these objects are unchanged.
 // Promise: A1
 func FuzzHeld(f *testing.F) {
 	h := newHeldHouse(f)
@@ -287,7 +287,7 @@ func (h *heldHouse) restore(t testing.TB) {
 func (h *heldHouse) visit(t *testing.T, d *draw) {
 	near, far := net.Pipe()
 	c := rpc.NewClient(h.server, far, false)
-	c.Session.Identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
+	c.Session.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
 	c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
 	events := h.rooms.Events.Reader()
 	served := make(chan struct{})

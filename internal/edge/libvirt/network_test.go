@@ -68,7 +68,7 @@ func TestVirshNetworks(t *testing.T) {
 		{[]string{"net-list", "--all"}, `^Name   State   Autostart   Persistent\n-+$`},
 		{[]string{"net-define", lab}, `^Network lab defined from `},
 		{[]string{"net-define", "--validate", document(t, "<network><name>x</name><nonsense/></network>")}, `unknown element or attribute: nonsense`},
-		{[]string{"net-define", wrong}, `unsupported configuration: network "wrong" uses what is not supported: network/bandwidth; limit each guest`},
+		{[]string{"net-define", wrong}, `unsupported configuration: network "wrong" uses elements that are not supported: network/bandwidth; limit each guest`},
 		{[]string{"net-define", lab}, `error: operation failed: network "lab" already exists with UUID`},
 		{[]string{"net-list"}, `!lab`},
 		{[]string{"net-list", "--inactive"}, `lab\s+inactive\s+no\s+yes`},

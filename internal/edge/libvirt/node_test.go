@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// onHost gives the server the rooms that know a host.
+// onHost gives the server the objects that describe a host.
 func onHost(t *testing.T, root kernel.Root) func(*rpc.Server) {
 	t.Helper()
 	inventory, err := resources.NewInventory(root)

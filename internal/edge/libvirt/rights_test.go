@@ -63,7 +63,7 @@ func TestDocumentsAreFoundAmongTexts(t *testing.T) {
 func TestEveryChangeIsOfSomething(t *testing.T) {
 	for key, route := range newTable() {
 		r, p := rpc.CallRights[key], route.Proc
-		whole := slices.Contains([]authz.Verb{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.Last()) // never given for some
+		whole := slices.Contains([]authz.Permission{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.Last()) // never given for some
 		if r.Last() <= authz.Read || whole || r.Everything || r.Anywhere {
 			continue
 		}
@@ -129,30 +129,30 @@ func TestWhatACallLosesTakesItsRight(t *testing.T) {
 	for _, c := range []struct {
 		number int32
 		args   xdr.Message
-		want   []authz.Verb
+		want   []authz.Permission
 	}{
 		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: rpc.StartPaused | rpc.StartBypassCache}, nil},
-		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: rpc.StartForceBoot}, []authz.Verb{authz.Save}},
-		{xdr.ProcDomainCreateWithFiles, &xdr.WithDomainFlags{Flags: rpc.StartForceBoot | rpc.StartResetNVRAM}, []authz.Verb{authz.Save, authz.Define}},
-		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: rpc.StartAutoDestroy}, []authz.Verb{authz.Stop}},
-		{xdr.ProcDomainCreateXML, &xdr.WithXMLFlags{Flags: rpc.StartAutoDestroy}, []authz.Verb{authz.Stop}},
-		{xdr.ProcDomainCreateXMLWithFiles, &xdr.WithXMLFlags{Flags: rpc.StartAutoDestroy}, []authz.Verb{authz.Stop}},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: rpc.StartForceBoot}, []authz.Permission{authz.Save}},
+		{xdr.ProcDomainCreateWithFiles, &xdr.WithDomainFlags{Flags: rpc.StartForceBoot | rpc.StartResetNVRAM}, []authz.Permission{authz.Save, authz.Define}},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: rpc.StartAutoDestroy}, []authz.Permission{authz.Stop}},
+		{xdr.ProcDomainCreateXML, &xdr.WithXMLFlags{Flags: rpc.StartAutoDestroy}, []authz.Permission{authz.Stop}},
+		{xdr.ProcDomainCreateXMLWithFiles, &xdr.WithXMLFlags{Flags: rpc.StartAutoDestroy}, []authz.Permission{authz.Stop}},
 		{xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{Flags: rpc.StartAutoDestroy}, nil},
 		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{}, nil},
-		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLSecure}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLMigratable}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLSecure}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainSnapshotGetXMLDesc, &xdr.WithSnapshotFlags{Flags: rpc.XMLSecure}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainCheckpointGetXMLDesc, &xdr.WithCheckpointFlags{Flags: rpc.XMLSecure}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainSetVCPUsFlags, &xdr.DomainSetVCPUsFlagsArgs{Flags: rpc.VCPUGuest}, []authz.Verb{authz.Agent}},
-		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{Flags: rpc.VCPUGuest}, []authz.Verb{authz.Agent}},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLSecure}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLMigratable}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLSecure}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainSnapshotGetXMLDesc, &xdr.WithSnapshotFlags{Flags: rpc.XMLSecure}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainCheckpointGetXMLDesc, &xdr.WithCheckpointFlags{Flags: rpc.XMLSecure}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainSetVCPUsFlags, &xdr.DomainSetVCPUsFlagsArgs{Flags: rpc.VCPUGuest}, []authz.Permission{authz.Agent}},
+		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{Flags: rpc.VCPUGuest}, []authz.Permission{authz.Agent}},
 		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{}, nil},
-		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{Source: 1}, []authz.Verb{authz.Agent}},
+		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{Source: 1}, []authz.Permission{authz.Agent}},
 		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{}, nil},
 		{xdr.ProcDomainManagedSave, &xdr.WithDomainFlags{Flags: rpc.StartForceBoot}, nil}, // another flag, of another call
 		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: rpc.DumpLive | rpc.DumpMemoryOnly}, nil},
-		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: rpc.DumpCrash}, []authz.Verb{authz.Stop}},
-		{xdr.ProcDomainCoreDumpWithFormat, &xdr.DomainCoreDumpWithFormatArgs{Flags: rpc.DumpReset}, []authz.Verb{authz.Stop}},
+		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: rpc.DumpCrash}, []authz.Permission{authz.Stop}},
+		{xdr.ProcDomainCoreDumpWithFormat, &xdr.DomainCoreDumpWithFormatArgs{Flags: rpc.DumpReset}, []authz.Permission{authz.Stop}},
 	} {
 		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
 		if got := (&rpc.Session{}).Hidden(p, c.args); !slices.Equal(got, c.want) {

@@ -111,7 +111,7 @@ func TestCommitted(t *testing.T) {
 	}
 }
 
-// A file name in a header may begin with the protocol by which QEMU opens the file.
+// A file name in a header may begin with the protocol that QEMU uses to open the file.
 func TestRenamed_KeepsNamesRelative(t *testing.T) {
 	chain := image.Chain{{Path: "/i/top"}, {Path: "/i/mid"}, {Path: "/i/low/base"}}
 	chain[0].Backing, chain[1].Backing = &image.Backing{Name: "file:mid"}, &image.Backing{Name: "file:low/base"}

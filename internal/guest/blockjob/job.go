@@ -95,7 +95,7 @@ func OnJobStatus(g *machine.Guest, data json.RawMessage) {
 	}
 }
 
-// runningDisks returns the run of a guest with an answering monitor. It runs in the loop.
+// runningDisks returns the instance of a guest with an answering monitor. It runs in the loop.
 func runningDisks(g *machine.Guest) (*machine.Instance, error) {
 	if g.Instance == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")

@@ -23,7 +23,7 @@ import (
 )
 
 // OpenConsole opens a serial, parallel or paravirtual console: the first one, or the one with that alias.
-// Up to maxSessions clients may share it; each sees all output and may type.
+// Up to machine.MaxSessions clients may share it; each sees all output and may type.
 func OpenConsole(ctx context.Context, g *machine.Guest, sc scope.Scope, alias string, o machine.ConsoleOptions) (io.ReadWriteCloser, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err
@@ -114,8 +114,8 @@ func openPTY(r *machine.Instance, path string) (io.ReadWriteCloser, error) {
 	return openTTY(fmt.Sprintf("/proc/self/fd/%d", fd))
 }
 
-// openTerminal opens the terminal at a path of the definition. safepath refuses a link that a user who may
-// write to the folder could put there.
+// openTerminal opens the terminal at a path of the definition. A user with write access to the folder could
+// put a link there; safepath refuses it.
 func openTerminal(path string) (io.ReadWriteCloser, error) {
 	at, err := safepath.Open(path)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 // reader; after that nothing is left of the picture.
 func Screenshot(ctx context.Context, g *machine.Guest, sc scope.Scope, screen uint) (mime string, picture io.ReadCloser, err error) {
 	// A caller that leaves early would keep the picture counted. So the wait does not end with its context;
-	// modifyLimit bounds it.
+	// machine.ModifyLimit bounds it.
 	asked := ctx
 	err = g.Perform(context.WithoutCancel(ctx), sc, lifecycle.Change, domain.JobQuery, machine.ModifyLimit, func() (machine.Work, error) {
 		if asked.Err() != nil {

@@ -22,7 +22,7 @@ func (l *Labels) LendToWrite(ctx context.Context, number uint, f *os.File) error
 	return l.permit(ctx, toWrite(number), f)
 }
 
-// TakeBackToRead takes back what lendToWrite gave.
+// TakeBackToRead takes back the permission that LendToWrite gave.
 func (l *Labels) TakeBackToRead(ctx context.Context, number uint, f *os.File) error {
 	if l == nil {
 		return nil
@@ -33,7 +33,7 @@ func (l *Labels) TakeBackToRead(ctx context.Context, number uint, f *os.File) er
 	return l.GiveBack(ctx, toWrite(number))
 }
 
-// KeepWritable makes what lendToWrite gave last as long as the guest has the image.
+// KeepWritable makes the permission that LendToWrite gave last as long as the guest has the image.
 func (l *Labels) KeepWritable(ctx context.Context, number uint, f *os.File) error {
 	if l == nil {
 		return nil

@@ -45,9 +45,9 @@ type AttachOp struct {
 
 	what    string // names what release gives back
 	release func(context.Context) error
-	// Reserved is what the host's ledger counts for a memory module. Nil: nothing.
+	// Reserved is the reservation in the host's ledger for a memory module. Nil: there is none.
 	Reserved *topology.Reservation `json:"-"`
-	// Defined says that the live definition has the device, and that the run owns its resources.
+	// Defined says that the live definition has the device, and that the instance owns its resources.
 	Defined bool `json:"-"`
 }
 
@@ -81,7 +81,7 @@ func (a *AttachOp) Opened(op *operation.Operation) (err error) {
 func (a *AttachOp) Rehold() {
 	r := a.R
 	notesNode(r, a.Dev)
-	if r.Definition.Devices.ByAlias(a.alias()) != nil { // the run owns its resources
+	if r.Definition.Devices.ByAlias(a.alias()) != nil { // the instance owns its resources
 		a.Defined = true
 		return
 	}
@@ -319,7 +319,7 @@ func (a *AttachOp) define(ctx context.Context) error {
 	})
 }
 
-// addAttached adds a device to the live definition, and its resources to the run.
+// addAttached adds a device to the live definition, and its resources to the instance.
 func addAttached(g *machine.Guest, a *AttachOp) error {
 	var err error
 	g.SetActive(func(d *domain.Definition) { err = d.Add(a.Dev) })

@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// has reports whether the run has claimed the device.
+// has reports whether the instance has claimed the device.
 func has(c *machine.DeviceClaims, at kernel.PCIAddress, by *machine.Instance) bool {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -20,7 +20,7 @@ func claimOf(at kernel.PCIAddress) string { return "claim of host device " + at.
 
 func deviceHold(at kernel.PCIAddress) string { return "host device " + at.String() }
 
-// claimDevice claims a PCI device for a run. The release drops the claim.
+// claimDevice claims a PCI device for an instance. The release drops the claim.
 func claimDevice(r *machine.Registry, at kernel.PCIAddress, by *machine.Instance) (release func(context.Context) error, err error) {
 	if err := provision.TakeDevice(&r.Devices, at, by); err != nil {
 		return nil, err
@@ -28,7 +28,7 @@ func claimDevice(r *machine.Registry, at kernel.PCIAddress, by *machine.Instance
 	return func(context.Context) error { provision.DropDevice(&r.Devices, at, by); return nil }, nil
 }
 
-// HoldClaim claims a PCI device until the run has ended.
+// HoldClaim claims a PCI device until the instance has ended.
 func HoldClaim(r *machine.Registry, run *machine.Instance, at kernel.PCIAddress) error {
 	release, err := claimDevice(r, at, run)
 	if err == nil {
@@ -39,7 +39,7 @@ func HoldClaim(r *machine.Registry, run *machine.Instance, at kernel.PCIAddress)
 
 // dropClaimAt drops the claim on a PCI device that the guest no longer has. It runs in the loop.
 func dropClaimAt(r *machine.Instance, at kernel.PCIAddress) {
-	if r.Noticed { // the end of the run drops it
+	if r.Noticed { // the end of the instance drops it
 		return
 	}
 	if drop := r.TakeRelease(claimOf(at)); drop != nil {

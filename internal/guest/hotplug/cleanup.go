@@ -63,7 +63,7 @@ func (c *CleanupOp) Opened(op *operation.Operation) error {
 	return nil
 }
 
-// NewCleanup moves the remaining resources of a device from the run to a cleanup. It runs in the loop.
+// NewCleanup moves the remaining resources of a device from the instance to a cleanup. It runs in the loop.
 func NewCleanup(r *machine.Instance, dev device.Device) *CleanupOp {
 	c := &CleanupOp{R: r, Alias: dev.Common().Alias}
 	c.NIC, c.Release = r.TakeNIC(c.Alias)

@@ -62,8 +62,8 @@ func disksOfAll(v *machine.View) (all []*device.Disk) {
 	return all
 }
 
-// usesAny returns the path of an image that disk d uses, too. Empty: it uses none. A disk whose chain is
-// unusable uses none.
+// usesAny returns the path of the first of the images that disk d uses. Empty: it uses none. A disk with a
+// missing, invalid, unsupported or denied chain uses none.
 func usesAny(ctx context.Context, r *machine.Registry, sc scope.Scope, d *device.Disk, images image.Chain) (string, error) {
 	if d.Source == nil {
 		return "", nil

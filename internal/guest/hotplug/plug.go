@@ -176,7 +176,7 @@ func admitPlug(g *machine.Guest, sc scope.Scope, def *domain.Definition, dev dev
 	return err
 }
 
-// numberNode gives a disk's block node a number that this run has not used: QEMU may still use the node of
+// numberNode gives a disk's block node a number that this instance has not used: QEMU may still use the node of
 // a disk that the guest has released.
 func numberNode(r *machine.Instance, def *domain.Definition, dev device.Device) {
 	for _, d := range def.Devices.Disks {

@@ -11,8 +11,8 @@ import (
 )
 
 // ShortenNodes takes the nodes of detached devices off the list of nodes that the guest may open. It runs
-// in the loop and writes the list beside it, as a job. No attach is then in progress whose node would be
-// refused.
+// in the loop and writes the list beside it, as a job. It does so only while no attach is in progress:
+// the shorter list would refuse the node of the new device.
 func ShortenNodes(g *machine.Guest) {
 	r := g.Instance
 	if r == nil || !r.DropNodes || r.User == nil || r.Ops.Has(AttachKind.Name) || g.CurrentJob != nil || g.Finished || r.Ending() {

@@ -230,7 +230,7 @@ func checkNamed(def *domain.Definition, f *resources.Firmware) error {
 }
 
 // makeNVRAM creates a guest's variable store from the template, at its first start or when a reset is asked
-// for. The store outlives the run, unless the guest is transient.
+// for. The store outlives the instance, unless the guest is transient.
 func (l *Launch) makeNVRAM(ctx context.Context) error {
 	o := l.Instance.Definition.OS
 	if o.NVRAM.Path == "" || !keepsVariables(&o) {

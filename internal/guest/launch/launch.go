@@ -15,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Launch is a start in progress. Each step acquires one resource and pushes its release onto the run. If
+// Launch is a start in progress. Each step acquires one resource and pushes its release onto the instance. If
 // a step fails, the releases run in reverse order.
 type Launch struct {
 	Guest    *machine.Guest
@@ -23,7 +23,7 @@ type Launch struct {
 	plan     qemu.Plan
 	From     *savestate.SavedImage // the saved image to restore; nil: a cold start
 	opts     StartOptions
-	// prepared is the prepared QEMU for this start. Nil: there is none, or the run already owns its
+	// prepared is the prepared QEMU for this start. Nil: there is none, or the instance already owns its
 	// process.
 	prepared *machine.PreparedQEMU
 	Sc       scope.Scope // with the folders that were recorded for the guest's files
@@ -84,9 +84,9 @@ func (l *Launch) makeDirectory(ctx context.Context) error {
 	return nil
 }
 
-// journal writes the run record before the start makes anything that outlives the daemon. The record names
-// what the start is about to take, so that the next daemon can release it. That daemon finds the process by
-// its directory. The record is complete when the loop takes the run over.
+// journal writes the instance record before the start makes anything that outlives the daemon. The record
+// names the resources that the start is about to take, so that the next daemon can release them. That daemon
+// finds the process by its directory. The record is complete when the loop takes the instance over.
 func (l *Launch) journal(context.Context) error {
 	if err := l.describe(); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (l *Launch) journal(context.Context) error {
 	return machine.WriteRecord(l.Instance.Dir, &l.Instance.InstanceRecord)
 }
 
-// describe updates the definition in the run record to the current one.
+// describe updates the definition in the instance record to the current one.
 func (l *Launch) describe() (err error) {
 	l.Instance.XML, err = l.Instance.Text(l.Instance.Definition)
 	return err

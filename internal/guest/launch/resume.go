@@ -16,7 +16,7 @@ import (
 )
 
 // hasResumed reports whether a QEMU that has ended sent RESUME, that is, whether the vCPUs ran. It is
-// called before the loop owns the run. It reads the events even when the release has used up its time,
+// called before the loop owns the instance. It reads the events even when the release has used up its time,
 // because the answer decides about the image.
 func hasResumed(r *machine.Instance) bool {
 	late := time.NewTimer(machine.LastEvents)
@@ -53,9 +53,9 @@ func (l *Launch) load(ctx context.Context) error {
 	return nil
 }
 
-// recordRunning writes the run record of a running guest under a temporary name. goOn renames it, which makes it
-// count. Order matters: the next daemon ends a start without a complete record, even if its client was
-// already told that the guest runs.
+// recordRunning writes the instance record of a running guest under a temporary name. resumeVCPUs renames it,
+// which makes it count. Order matters: the next daemon ends a start without a complete record, even if its
+// client was already told that the guest runs.
 func (l *Launch) recordRunning(context.Context) error {
 	l.Instance.Resuming = l.From != nil && !l.opts.Paused && !l.Instance.StayPaused
 	l.Instance.State, _ = lifecycle.Step(lifecycle.State{Policy: machine.Policy(l.Instance.Definition)}, begun(l.Instance, l.From != nil, l.opts))
@@ -70,7 +70,7 @@ func begun(r *machine.Instance, restored bool, o StartOptions) lifecycle.Started
 	return lifecycle.Started{Reason: domain.ReasonBooted, Paused: o.Paused}
 }
 
-// resumeVCPUs resumes the vCPUs and makes the run record count. For a restored guest the record counts first.
+// resumeVCPUs resumes the vCPUs and makes the instance record count. For a restored guest the record counts first.
 // Otherwise a daemon that dies in between would end the guest and restore it again from the image, although
 // its disks have changed since.
 func (l *Launch) resumeVCPUs(ctx context.Context) error {
@@ -103,8 +103,8 @@ func (l *Launch) resumeVCPUs(ctx context.Context) error {
 }
 
 // consumeManagedSave records in the store that the managed save image is used, before the guest resumes from it. After a
-// crash of the host the store alone knows this: the run record is lost with the run directory. If the store
-// takes no changes, the run record tells the next daemon.
+// crash of the host the store alone knows this: the instance record is lost with the run directory. If the store
+// takes no changes, the instance record tells the next daemon.
 func (l *Launch) consumeManagedSave(ctx context.Context, sc scope.Scope) error {
 	if l.From == nil || !l.From.Managed {
 		return nil

@@ -148,7 +148,7 @@ func endWithNoClient(g *machine.Guest, r *machine.Instance) error {
 }
 
 // launchGuest starts QEMU for a definition and resumes the vCPUs, unless the options or the saved image say
-// otherwise. If it fails, it releases everything it took. A failed restore still returns its run, which
+// otherwise. If it fails, it releases everything it took. A failed restore still returns its instance, which
 // says whether the guest ran from the image.
 func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *domain.Definition, submitted string, o StartOptions, from *savestate.SavedImage) (r *machine.Instance, err error) {
 	if err := boundStart(g, sc, def, submitted, from); err != nil {

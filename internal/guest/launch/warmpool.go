@@ -21,8 +21,8 @@ const (
 	// often is how many starts within oftenWithin make another start of the guest likely.
 	often       = 2
 	oftenWithin = 10 * time.Minute
-	// keepPrepared is how long an unused prepared QEMU is kept. It also bounds the age of what QEMU read
-	// from the host.
+	// keepPrepared is how long an unused prepared QEMU is kept. It also bounds the age of the files
+	// that QEMU read from the host.
 	keepPrepared = 10 * time.Minute
 	// prepareLimit bounds one preparation. A start of that guest waits for it, and the pool does nothing
 	// else during that time.
@@ -32,8 +32,8 @@ const (
 	// lookAgain is the interval of the checks while there is something to prepare or to keep. Otherwise the
 	// pool sleeps.
 	lookAgain = time.Second
-	// maxAsked bounds the number of guests whose starts are remembered. The starts of further guests are
-	// not.
+	// maxAsked bounds the number of guests for which the pool remembers starts. It ignores the starts of
+	// further guests.
 	maxAsked = 4096
 	// Memory bounds, as a fraction 1/n of the host's memory: with less than 1/refillMemory available
 	// nothing is prepared, and with less than 1/keepMemory nothing is kept.

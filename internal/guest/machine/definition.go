@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Completion returns what the defaults of a definition depend on in QEMU.
+// Completion returns the facts about a QEMU on which the defaults of a definition depend.
 func Completion(c *qemucaps.Capabilities) *domainxml.Host {
 	canonical := func(machine string) string {
 		if m, known := c.Machine(machine); known {
@@ -37,7 +37,7 @@ func (g *Guest) MarkUpdated() {
 	}
 }
 
-// Policy is what the life cycle needs of a definition.
+// Policy returns the settings of a definition that decide the life cycle.
 func Policy(d *domain.Definition) lifecycle.Policy {
 	return lifecycle.Policy{OnPoweroff: d.OnPoweroff, OnReboot: d.OnReboot, OnCrash: d.OnCrash}
 }
@@ -46,7 +46,7 @@ func Policy(d *domain.Definition) lifecycle.Policy {
 // stored one.
 type Affect struct{ Live, Config bool }
 
-// Decode parses an event's data. It logs a failure once per run.
+// Decode parses an event's data. It logs a failure once per instance.
 func (g *Guest) Decode(name string, data json.RawMessage, into any) bool {
 	if err := json.Unmarshal(data, into); err != nil {
 		if !g.Instance.garbled {

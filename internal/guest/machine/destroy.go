@@ -15,7 +15,7 @@ import (
 // released.
 const destroyPatience = nowPatience + ReleaseLimit
 
-// Destroy ends the guest, but only in run in if that is not nil.
+// Destroy ends the guest. If in is not nil, it ends only that instance, and no later one of the guest.
 func (g *Guest) Destroy(ctx context.Context, sc scope.Scope, graceful bool, in *Instance) error {
 	t := &Task{Later: true}
 	t.Plan = func() (Work, error) {

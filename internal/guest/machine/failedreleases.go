@@ -16,7 +16,7 @@ import (
 // LastTry is the longest pause between two attempts.
 const LastTry = time.Minute
 
-// GiveBackLater repeats, for as long as it takes, the failed releases of a run that has ended.
+// GiveBackLater repeats the failed releases of an instance that has ended, until they succeed.
 func (r *Registry) GiveBackLater(run *Instance) {
 	left := run.FailedReleases
 	if run.FailedReleases = nil; len(left) == 0 {

@@ -10,7 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// KeepFences stores the record: in the store, or in the run record of a transient guest.
+// KeepFences stores the changed path limits: in the store, or in the instance record of a transient guest.
+// After an error the guest has the limits of before again.
 func (g *Guest) KeepFences(before map[string][]string) error {
 	keep := g.Store
 	if g.Inactive == nil {
@@ -24,26 +25,26 @@ func (g *Guest) KeepFences(before map[string][]string) error {
 	return nil
 }
 
-// Fences are the folders to which a guest's paths are restricted, for guests that are cloned from it.
-// Otherwise a client that may write there could change the clone's files although it cannot change the
-// original's.
+// Fences are the path limits of a guest: by disk source or path, the folders to which it is restricted. A
+// guest that is cloned from it gets them, too. Otherwise a client that may write there could change the
+// clone's files although it cannot change the original's.
 type Fences map[string][]string
 
-// Fences returns a copy of the guest's.
+// Fences returns a copy of the guest's path limits.
 func (g *Guest) Fences() Fences { return Copied(g.View().Fences) }
 
-// On applies the fences to the opening of one disk of the guest.
+// On returns the scope in which one disk of the guest is opened: sc with the disk's path limits.
 func (f Fences) On(sc scope.Scope, d *device.Disk) scope.Scope { return Fenced(sc, f, d) }
 
-// Like restricts the disk made as the disk of that it was cloned from, and also permits the folder it was
-// made in.
+// Like gives the new disk made the path limits of the disk of that it was cloned from. It also permits folder,
+// where the new disk lies.
 func (f Fences) Like(of, made *device.Disk, folder string) {
 	if folders, held := f[SourceOf(of)]; held {
 		f[SourceOf(made)] = append(slices.Clone(folders), folder)
 	}
 }
 
-// In applies the fences to a definition that is stored under ctx.
+// In returns the scope in which the files of a definition are opened: sc with the path limits.
 func (f Fences) In(sc scope.Scope) scope.Scope { return sc.Noting(f) }
 
 // Copied returns a copy that may be changed: readers may hold the present one.
@@ -53,7 +54,7 @@ func Copied(fences map[string][]string) map[string][]string {
 	return c
 }
 
-// Fenced applies the recorded folders of a disk to its opening.
+// Fenced returns sc with the recorded folders of a disk, for its opening. Without a record it returns sc.
 func Fenced(sc scope.Scope, fences map[string][]string, d *device.Disk) scope.Scope {
 	if folders, held := fences[SourceOf(d)]; held {
 		return sc.Within(folders)
@@ -69,7 +70,7 @@ type Reading struct {
 	readOnly       bool
 }
 
-// ReadingOf gives the context under which QEMU's own disks are read: within the folders of the guest's clients.
+// ReadingOf returns how a disk uses its source. A disk without a format is raw.
 func ReadingOf(d *device.Disk) Reading {
 	return Reading{SourceOf(d), cmp.Or(d.Format, string(image.Raw)), d.ReadOnly}
 }

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// longName is the length in bytes up to which a guest's name fits into its file names. keptOfName is how
-// much of a longer name is kept.
+// LongName is the length in bytes up to which a guest's name fits into its file names. keptOfName is the
+// number of bytes that are kept of a longer name.
 const (
 	LongName   = 200
 	keptOfName = 190

@@ -89,7 +89,7 @@ func RemoveTree(path string) error {
 	return err
 }
 
-// removeIn removes everything in a folder. It goes on after an entry that cannot be removed.
+// removeIn removes everything in a folder. It continues after an entry that cannot be removed.
 func removeIn(top *os.Root) error {
 	for {
 		names, err := namesIn(top, ".")
@@ -123,7 +123,7 @@ func bringUp(top *os.Root, folder string) error {
 	return err
 }
 
-// namesIn returns the first names in a folder, at most atATime.
+// namesIn returns the first names in a folder, at most AtATime.
 func namesIn(top *os.Root, folder string) ([]string, error) {
 	dir, err := top.Open(folder)
 	if err != nil {

@@ -17,7 +17,7 @@ type Guest struct {
 	Identity string
 
 	LastView   atomic.Pointer[View]
-	Live       atomic.Pointer[Instance] // the current run, for readers beside the loop
+	Live       atomic.Pointer[Instance] // the current instance, for readers beside the loop
 	Mailbox    chan *Task               // bounded: senders wait, with their own deadline
 	Ended      chan struct{}            // closed when the loop has returned
 	StatsCache *StatsCache
@@ -38,7 +38,7 @@ type Guest struct {
 	Turn *time.Timer
 	// Late fires when a failed write of a record is to be repeated.
 	Late *time.Timer
-	// Unstored is the run that keeps its directory, because the store has not accepted all changes yet.
+	// Unstored is the instance that keeps its directory, because the store has not accepted all changes yet.
 	// Nil: the store has everything.
 	Unstored *Instance
 	// Destroyers are the tasks that wait for the end of the process.

@@ -7,9 +7,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// DeviceClaims records which run has each PCI device of the host, so that no two runs take the same one. A
-// run claims a device before it looks at the device's driver. It drops the claim after its record no longer
-// names the device. The zero value is ready.
+// DeviceClaims records which instance has each PCI device of the host, so that no two take the same one. An
+// instance claims a device before it looks at the device's driver. It drops the claim after its record no
+// longer names the device. The zero value is ready.
 type DeviceClaims struct {
 	Mu   sync.Mutex
 	Held map[kernel.PCIAddress]*Instance

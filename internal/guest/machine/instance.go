@@ -25,7 +25,7 @@ import (
 )
 
 // Instance is one running QEMU of a guest: its process, its monitor and the host resources that it holds. The
-// loop owns it. process and dir never change; session may be read from any goroutine.
+// loop owns it. Process and Dir never change; Session may be read from any goroutine.
 type Instance struct {
 	InstanceRecord
 	Reg *Registry
@@ -45,13 +45,13 @@ type Instance struct {
 	Events     <-chan qmp.Event
 	EventsSeen uint64 // the number of the newest event that the loop has read
 	// Ended is the definition at the end of the process. Resources are released by it, beside the loop,
-	// while the loop may still change def.
+	// while the loop may still change Definition.
 	Ended      *domain.Definition
 	StayPaused bool // it was restored from an image of a guest that had shut down
-	// SaveConsumed says that the store has recorded the saved image as used. ran says that the guest ran although
+	// SaveConsumed says that the store has recorded the saved image as used. Ran says that the guest ran although
 	// its start failed: QEMU sent RESUME.
 	SaveConsumed, Ran bool
-	// behindhand is why the run record on disk is out of date. Nil: it is current.
+	// behindhand is why the instance record on disk is out of date. Nil: it is current.
 	behindhand atomic.Pointer[error]
 	// Unstored is why the store lacks something that the run directory has. Nil: it lacks nothing.
 	Unstored atomic.Pointer[error]
@@ -61,12 +61,12 @@ type Instance struct {
 	Noticed     bool // the loop has handled the end of the process
 	NeedsResync bool // events were missed: QEMU must be asked for its state
 	garbled     bool // QEMU sent an event that does not parse, and this was logged
-	// Full and unrestarted limit two log lines: that a disk is full, and that the machine is not restarted.
+	// Full and Unrestarted limit two log lines: that a disk is full, and that the machine is not restarted.
 	Full, Unrestarted OncePerMinute
 	// NewSessions hands the loop a new session after the old one was lost. It is unbuffered, so that no session is
 	// left in it.
 	NewSessions chan *qmp.Session
-	// ReachedAt is when the present session began. patience is the first delay before the next reconnect.
+	// ReachedAt is when the present session began. Patience is the first delay before the next reconnect.
 	// Both belong to the loop.
 	ReachedAt time.Time
 	Patience  time.Duration
@@ -75,7 +75,7 @@ type Instance struct {
 
 	Nodes    nodes
 	Releases []release
-	// FailedReleases are the releases that failed, in order. To repeat them, pass them to holdOn.
+	// FailedReleases are the releases that failed, in the order of the attempts. GiveBackLater repeats them.
 	FailedReleases []release
 	// DropNodes says that the device nodes which the guest may open must be reduced.
 	DropNodes bool
@@ -127,7 +127,7 @@ func (r *Instance) Hold(what string, do func(context.Context) error) {
 	r.Releases = append(r.Releases, release{what, do})
 }
 
-// TakeNIC removes a NIC from the run and returns it with its release, which the caller must run.
+// TakeNIC removes a NIC from the instance and returns it with its release, which the caller must run.
 func (r *Instance) TakeNIC(alias string) (*HeldNIC, func(context.Context) error) {
 	for i, n := range r.NICs {
 		if n.Alias != alias {
@@ -159,7 +159,8 @@ func (r *Instance) LastDefinition() *domain.Definition {
 	return r.Ended
 }
 
-// ReleaseAll runs all releases and goes on after a failure. Failed releases move to withheld.
+// ReleaseAll runs all releases, the newest first, and continues after a failure. Failed releases move to
+// FailedReleases.
 func (r *Instance) ReleaseAll(ctx context.Context) error {
 	var failed []error
 	if err := r.endOperations(ctx); err != nil {
@@ -181,8 +182,8 @@ func (r *Instance) ReleaseAll(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// RemoveDir removes the run directory. The loop may write the record during this, for a client that changes
-// the guest as it ends. Such a new file is removed in another pass, of at most eight.
+// RemoveDir removes the run directory. A client may change the guest as it ends, and the loop then writes the
+// record during the removal. Such a new file is removed in another pass, of at most eight.
 func (r *Instance) RemoveDir(context.Context) (err error) {
 	if cause := r.Unstored.Load(); cause != nil {
 		return *cause
@@ -195,7 +196,7 @@ func (r *Instance) RemoveDir(context.Context) (err error) {
 	return err
 }
 
-// Connect makes s the session of the run.
+// Connect makes s the session of the instance.
 func (r *Instance) Connect(s *qmp.Session) {
 	r.Session.Store(s)
 	r.Events, r.EventsSeen, r.ReachedAt = s.Events(), 0, time.Now()

@@ -7,7 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// nodes assigns the numbers of a run's block nodes. It assigns none twice: QEMU may still have the node, or
+// nodes assigns the numbers of an instance's block nodes. It assigns none twice: QEMU may still have the node, or
 // the file, of an image that the guest released long ago.
 type nodes struct {
 	mu   sync.Mutex

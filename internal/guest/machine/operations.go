@@ -16,7 +16,7 @@ func NoAnswer(err error) bool {
 	return errors.As(err, &silent) || fault.Is(err, fault.Unresponsive)
 }
 
-// GiveOperations gives a run the operations of its records, or none.
+// GiveOperations gives an instance the operations of its records, or none.
 func (r *Registry) GiveOperations(to *Instance, records []operation.Record) (err error) {
 	to.Reg = r
 	to.Ops, err = operation.Open(operation.Config[*Instance]{
@@ -97,8 +97,8 @@ func (r *Instance) InLoop(ctx context.Context, do func(*Guest) error) error {
 }
 
 // unlessEnded runs do for an operation of a running guest. After the guest has ended, the rest of a save or
-// dump is left to giveBackLater, with everything else that the guest held. It must not run beside the
-// guest's next run: a file of the same name may then belong to another save.
+// dump is left to GiveBackLater, with everything else that the guest held. It must not run beside the
+// guest's next instance: a file of the same name may then belong to another save.
 func (r *Instance) unlessEnded(_ context.Context, do func() error) error {
 	if r.Settling.Load() && r.Ops.HasClass(operation.Move) {
 		return ErrReleaseFailed

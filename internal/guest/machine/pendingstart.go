@@ -18,7 +18,7 @@ type PendingStart struct {
 	Crashed bool `json:",omitempty"`
 }
 
-// PendingStarts are the guests that this boot has still to start. mu guards left.
+// PendingStarts are the guests that this boot has still to start. Mu guards Left.
 type PendingStarts struct {
 	Mu   sync.Mutex
 	Left map[string]PendingStart

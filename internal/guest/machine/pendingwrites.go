@@ -7,14 +7,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A full or read-only run directory must not block events of a guest, or its end. The run record is then
-// out of date, and is written as soon as possible. Until then the records of ended operations stay, because
-// they tell the next daemon the same. No operation that needs a record is begun.
+// A full or read-only run directory must not block events of a guest, or its end. The instance record is
+// then out of date, and is written as soon as possible. Until then the records of ended operations stay,
+// because they tell the next daemon the same. No operation that needs a record is begun.
 
-// WriteAgain is the pause before a failed write of a run record is repeated.
+// WriteAgain is the pause before a failed write of an instance record is repeated.
 const WriteAgain = time.Second
 
-// writeLater records that the run record could not be written. It runs in the loop.
+// writeLater records that the instance record could not be written. It runs in the loop.
 func (g *Guest) writeLater(cause error) {
 	if g.Instance.behindhand.Load() == nil {
 		g.Log.Error("cannot write the run record; trying again", "error", cause)
@@ -45,13 +45,13 @@ func (g *Guest) WritePending() {
 	}
 }
 
-// written records that the run record is up to date.
+// written records that the instance record is up to date.
 func (r *Instance) written() {
 	r.behindhand.Store(nil)
 	r.Ops.Written()
 }
 
-// unwrittenCause returns why the run record is out of date. Nil: it is not.
+// unwrittenCause returns why the instance record is out of date. Nil: it is not.
 func (r *Instance) unwrittenCause() error {
 	cause := r.behindhand.Load()
 	if cause == nil {

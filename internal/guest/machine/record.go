@@ -33,8 +33,8 @@ type Record struct {
 	Followed []string `json:",omitempty"`
 	// Template says that the guest is only cloned, and never started.
 	Template bool `json:",omitempty"`
-	// Fences are, by disk source or path, the folders that an image and its backing files must not lead:
-	// those of the client that brought them.
+	// Fences are the path limits: by disk source or path, the folders in which the file and its backing files
+	// must lie. They are the folders of the client that brought the path.
 	Fences map[string][]string `json:",omitempty"`
 }
 
@@ -64,7 +64,7 @@ func (g *Guest) put() error {
 	return g.Reg.Store.Put(Domains, g.Identity, g.Record)
 }
 
-// Text formats a definition of the running guest for the run record.
+// Text formats a definition of the running guest for the instance record.
 func (r *Instance) Text(d *domain.Definition) (string, error) {
 	return domainxml.Format(d, domainxml.Style{Active: true, Secure: true, ID: r.ID})
 }
@@ -85,9 +85,10 @@ type InstanceRecord struct {
 	Updated    bool
 	Messages   []string
 	NICs       []HeldNIC
-	// Taken are the PCI devices that this run takes from the host's drivers.
+	// Taken are the PCI devices that this instance takes from the host's drivers.
 	Taken []kernel.PCIAddress `json:",omitempty"`
-	// Fences are those of the guest. The store has none for a transient guest, which may become persistent.
+	// Fences are the path limits of the guest. The store has none for a transient guest, which may become
+	// persistent.
 	Fences map[string][]string `json:",omitempty"`
 	// User is the user that QEMU runs as, in a sandbox. Nil: it runs as the daemon, without a sandbox.
 	User *sandbox.User `json:",omitempty"`
@@ -96,7 +97,7 @@ type InstanceRecord struct {
 	// Surplus says that the guest's control group may allow nodes of devices that it has released, or never
 	// got.
 	Surplus bool `json:",omitempty"`
-	// LastNode is the highest number of a block node of this run.
+	// LastNode is the highest number of a block node of this instance.
 	LastNode uint
 	// FromManaged says that the guest was restored from its managed save image.
 	FromManaged bool
@@ -106,15 +107,15 @@ type InstanceRecord struct {
 	NoRoom []string
 	// KeepTPM says that the TPM state is kept although the guest was undefined while it ran.
 	KeepTPM bool `json:",omitempty"`
-	// MadeNVRAM says that this run made the guest's UEFI variables, and that no client asked to keep them.
+	// MadeNVRAM says that this instance made the guest's UEFI variables, and that no client asked to keep them.
 	MadeNVRAM bool `json:",omitempty"`
 	// AutoDestroy says that the guest ends with the client that started it, and so with the daemon that
 	// this client was connected to.
 	AutoDestroy bool
 }
 
-// Revives reports whether a guest whose QEMU ends in state s has crashed and is to be started again. A
-// guest that ends with its client is not: it would run without its client.
+// Revives reports whether a guest has crashed and is to be started again if its QEMU ends in state s. A guest
+// that ends with its client is not started again: it would run without its client.
 func (r *InstanceRecord) Revives(s lifecycle.State) bool {
 	return s.EndFor == "" && lifecycle.Revives(s.Policy.OnCrash) && !r.AutoDestroy
 }
@@ -152,14 +153,15 @@ func ReadRecord(dir string) (*InstanceRecord, error) {
 }
 
 // WriteInstance updates the running guest's record. If that fails, for example on a full disk, it is repeated
-// until it succeeds: see writeLate.
+// until it succeeds: see writeLater.
 func (g *Guest) WriteInstance() {
 	if err := g.journal(); err != nil {
 		g.writeLater(err)
 	}
 }
 
-// journal is keepRun for a change that must not happen unless the next daemon will know of it.
+// journal is WriteInstance for a change that must not happen unless the next daemon will know of it: it
+// returns the error and does not repeat the write.
 func (g *Guest) journal() error {
 	r := g.Instance
 	if r == nil {
@@ -180,7 +182,8 @@ func (g *Guest) WriteActive() {
 	}
 }
 
-// WriteActiveNow is keepActive for a change that must not happen unless the next daemon will know of it.
+// WriteActiveNow is WriteActive for a change that must not happen unless the next daemon will know of it: it
+// returns the error and does not repeat the write.
 func (g *Guest) WriteActiveNow() error {
 	text, err := g.Instance.Text(g.Instance.Definition)
 	if err != nil {

@@ -83,15 +83,15 @@ type Registry struct {
 	LabelLeases   filelabel.LabelLeases
 	Devices       DeviceClaims
 	Headers       keylock.Locks[filelabel.FileID] // locks the headers of saved images
-	// Removing locks, by UUID, what a guest leaves behind. The next guest of that UUID is made when the
-	// removal is done.
+	// Removing locks, by UUID, the files and resources that a guest leaves behind. The next guest of that UUID
+	// is made when the removal is done.
 	Removing keylock.Locks[string]
-	// Undefinitions are the open ones, by UUID. mu guards them.
+	// Undefinitions are the open undefine operations, by UUID. Mu guards them.
 	Undefinitions map[string]*operation.Set[*Registry]
 	// LeftLabels are the labels that an earlier daemon left, by guest, until all guests are adopted.
 	LeftLabels map[string]*filelabel.Labels
 
-	// What a guest's loop does is the room's above; newRegistry sets it.
+	// Set by newRegistry of package guest, which imports this package.
 	Kinds       operation.Kinds[*Instance]     // of operations on running guests
 	CarryOut    func(*Guest, lifecycle.Effect) // in the guest's loop
 	HandleEvent func(*Guest, qmp.Event, bool)  // in the guest's loop
@@ -222,7 +222,7 @@ func (r *Registry) StatsCaches() []*StatsCache {
 	return all
 }
 
-// DropID takes the number of a guest that has ended.
+// DropID removes the entry of a guest that has ended. Its ID is not used again.
 func (r *Registry) DropID(id int) {
 	r.Mu.Lock()
 	defer r.Mu.Unlock()

@@ -9,12 +9,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Bounded asks the client's quota about the guest's changed definition. A nil definition is allowed.
+// Bounded reserves the client's quota for the guest's changed definition. A nil definition needs none.
 func (g *Guest) Bounded(sc scope.Scope, def *domain.Definition) error {
 	return AskBound(sc, g.Identity, def, g.Record.Submitted)
 }
 
-// AskBound reserves the quota of the scope for a definition and the document that it came from.
+// AskBound reserves the quota of the scope for the guest uuid with a definition and the document that it came
+// from. The bytes of both texts count. A nil definition needs no quota.
 func AskBound(sc scope.Scope, uuid string, def *domain.Definition, submitted string) error {
 	if def == nil || sc.Check() == nil && sc.Limits() == nil {
 		return sc.Check()
@@ -26,7 +27,7 @@ func AskBound(sc scope.Scope, uuid string, def *domain.Definition, submitted str
 	return sc.ReserveGuest(uuid, def, uint64(len(text)+len(submitted)))
 }
 
-// Allows asks the quota of the scope about a definition as Define would, and stores nothing.
+// Allows reserves the quota of the scope for a definition as Define would, and stores nothing.
 func (r *Registry) Allows(ctx context.Context, sc scope.Scope, def *domain.Definition, submitted string) error {
 	uuid := cmp.Or(def.UUID, def.Name) // for a new guest, any name that no other guest has
 	if g, err := r.ByName(def.Name); err == nil {

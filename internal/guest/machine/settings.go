@@ -39,7 +39,7 @@ func take[T any](to *T, of, from T) {
 	}
 }
 
-// takeDevice is takeSettings for a device. All three must be of one kind.
+// takeDevice is TakeSettings for a device. All three must be of one kind.
 func takeDevice(d, of, from device.Device) {
 	switch d := d.(type) {
 	case *device.Disk:

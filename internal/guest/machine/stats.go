@@ -23,7 +23,7 @@ type StatsCache struct {
 	Trouble *Trouble // how the newest sampling failed; nil: it did not
 	Next    *Sampling
 	Begun   time.Time // when the newest sampling began; zero: there was none
-	Since   time.Time // when the guest started: older samplings belong to an earlier run
+	Since   time.Time // when the guest started: older samplings belong to an earlier instance
 	// Outdated says that a figure which is sampled rarely has changed.
 	Outdated bool
 }
@@ -32,7 +32,7 @@ type StatsCache struct {
 // those that change slowly. early receives the figures that are known before QEMU is asked.
 type taker func(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (*Stats, error)
 
-// Sampling is a sample in progress. done is closed when it has ended.
+// Sampling is a sample in progress. Done is closed when it has ended.
 type Sampling struct {
 	Began time.Time
 	Done  chan struct{}
@@ -46,7 +46,7 @@ type Trouble struct {
 	Why   error
 }
 
-// Restart forgets the samples of an earlier run.
+// Restart forgets the samples of an earlier instance.
 func (g *StatsCache) Restart(now time.Time) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
@@ -63,12 +63,12 @@ type VCPUThread struct {
 // Sampler takes the samples of all running guests. It is one goroutine that sleeps between rounds, and
 // while no guest runs.
 //
-//	running guests ──▶ those due, oldest first ──▶ as many as the pace allows ──▶ gauges
+//	running guests ──▶ those due, oldest first ──▶ as many as the pace allows ──▶ their StatsCache
 type Sampler struct {
 	Running func() []*StatsCache
 	CPU     func() time.Duration // CPU time that the daemon has used
 	Made    time.Time
-	Asked   atomic.Int64  // when a client last asked for all samples, in nanoseconds after made: a clock that no one can set
+	Asked   atomic.Int64  // when a client last asked for all samples, in nanoseconds after Made: a clock that no one can set
 	Wake    chan struct{} // buffered: holds one signal
 
 	// The fields below belong to the sampler's goroutine.
@@ -92,8 +92,8 @@ type Cost time.Duration
 // QueryLimit bounds a query to QEMU that a client waits for.
 const QueryLimit = 5 * time.Second
 
-// Stats is one sample of what a guest uses. Counters count from its start. Samples are immutable: a reader
-// may keep one, and must not change it.
+// Stats is one sample of the host resources that a guest uses. Counters count from its start. Samples are
+// immutable: a reader may keep one, and must not change it.
 type Stats struct {
 	// At is when the sample was taken. Figures that change slowly, or not while the guest is paused, may be
 	// older.
@@ -114,8 +114,8 @@ type Stats struct {
 
 	IOThreads []IOThreadStats
 
-	// Def and threads are the definition and threads at the time of the sample. thorough is when QEMU was
-	// last asked for what changes slowly. The next sample builds on them.
+	// Def and Threads are the definition and threads at the time of the sample. Thorough is when QEMU was
+	// last asked for the figures that change slowly. The next sample builds on them.
 	Def      *domain.Definition
 	Threads  []VCPUThread
 	Thorough time.Time

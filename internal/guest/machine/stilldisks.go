@@ -34,8 +34,8 @@ func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Defi
 	}), nil
 }
 
-// admitStill refuses a guest whose disks are in use, or incomplete without the guest's memory. It runs in
-// the loop.
+// admitStill refuses a guest with disks that are in use, or that are incomplete without the guest's memory.
+// It runs in the loop.
 func (g *Guest) admitStill() error {
 	switch {
 	case g.Instance != nil || g.Quarantine != "":
@@ -91,9 +91,9 @@ func (g *Guest) setTemplate(on bool) error {
 	return nil
 }
 
-// AdmitRun refuses to run a guest while its disks must not change. It also stores first what only an old
-// run directory tells of the managed save image, because the start removes that directory. It runs in the
-// loop.
+// AdmitRun refuses to run a guest while its disks must not change. If only the directory of an earlier
+// instance has the state of the managed save image, it stores that state: the start removes the directory.
+// It runs in the loop.
 func (g *Guest) AdmitRun() error {
 	switch {
 	case g.Record.Template:

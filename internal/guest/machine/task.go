@@ -13,22 +13,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Task is one request, in up to three parts. plan runs in the loop and inspects the guest. The work that
-// plan returns runs beside the loop and may be slow. The settle function that the work returns runs in the
+// Task is one request, in up to three parts. Plan runs in the loop and inspects the guest. The work that
+// Plan returns runs beside the loop and may be slow. The settle function that the work returns runs in the
 // loop again and changes the loop's data. A plan without work is answered at once.
 type Task struct {
 	Ctx   context.Context // the caller's; its end abandons a task that still waits
 	Sc    scope.Scope     // the caller's; asked when the task's turn comes
-	verb  lifecycle.Verb  // what is admitted; empty: always
-	Kind  domain.JobKind  // what the work is; empty: there is none
+	verb  lifecycle.Verb  // the guest's state must admit it; empty: any state does
+	Kind  domain.JobKind  // the kind of the work; JobNone: there is no work
 	Plan  func() (Work, error)
-	limit time.Duration // bounds the work; 0: no bound (jobs with progress that can be aborted)
+	limit time.Duration // of the work; 0: no limit (jobs with progress that can be aborted)
 	// until bounds the wait for other work on the same guest.
 	until time.Time
 	Reply chan error // buffered: holds one answer
 	// Later says that the plan keeps the task and answers it later.
 	Later bool
-	// Progress is that of work that moves memory. Nil: there is none.
+	// Progress is the progress of work that moves memory. Nil: the work does not.
 	Progress *Progress
 }
 
@@ -39,7 +39,7 @@ type (
 	Settle func() error
 )
 
-// Bounds of waiting. waitForTurn is libvirt's own, so that clients see the usual delay. The others are far
+// Bounds of waiting. WaitForTurn is libvirt's own, so that clients see the usual delay. The others are far
 // above what a healthy host needs.
 const (
 	WaitForTurn  = 30 * time.Second
@@ -194,7 +194,7 @@ func (j *Job) runWork(ctx context.Context, w Work, name string) {
 		}
 		j.Done <- o
 	}()
-	o.Settle, o.Err = w(ctx, j.Task.Sc.Begun()) // what work asks of the loop is part of it
+	o.Settle, o.Err = w(ctx, j.Task.Sc.Begun()) // requests of the work to the loop are not authorized again
 	if o.Err != nil && errors.Is(o.Err, ctx.Err()) {
 		o.Err = context.Cause(ctx) // the cause says who ended it, and why
 	}

@@ -50,7 +50,7 @@ type View struct {
 	// Owed says that the guest will be resumed without its user: when QEMU answers about an interrupted
 	// operation such as a save, when its disk has space again, or when its panic has been dumped.
 	Owed bool
-	// Fences are the record's. They are replaced, never changed.
+	// Fences are the path limits of the record. The map is replaced, never changed.
 	Fences map[string][]string
 
 	// StuckSince is when the monitor was lost or stopped answering. Zero: it answers.

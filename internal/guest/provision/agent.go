@@ -54,7 +54,7 @@ func AgentShutdown(ctx context.Context, r *machine.Instance, def *domain.Definit
 	return err
 }
 
-// Agent sends a command to the guest's agent and waits for the answer up to limit. 0 means agentLimit.
+// Agent sends a command to the guest's agent and waits for the answer up to limit. 0 means machine.AgentLimit.
 func Agent(ctx context.Context, g *machine.Guest, sc scope.Scope, command string, args, into any, limit time.Duration) error {
 	if err := sc.Check(); err != nil {
 		return err

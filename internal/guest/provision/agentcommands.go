@@ -17,7 +17,7 @@ import (
 // freezeLimit is how long freezing and trimming may take. Both wait for the guest's disks.
 const freezeLimit = 60 * time.Second
 
-// maxInside bounds the length of a list from an agent. maxTold bounds a text, in bytes: longer ones are
+// MaxAgentNames bounds the length of a list from an agent. MaxTold bounds a text, in bytes: longer ones are
 // cut.
 const (
 	MaxAgentNames = 1024

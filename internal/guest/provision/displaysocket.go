@@ -51,7 +51,7 @@ func displaySockets(def *domain.Definition, own string) []string {
 }
 
 // linkSocket makes a link at path, if the path is permitted to the client that named it. It replaces only
-// what an earlier run left.
+// a leftover of an earlier instance.
 func linkSocket(ctx context.Context, sc scope.Scope, to, path, runDir string) error {
 	held := sc.FoldersOf(path)
 	return fsguard.Run(ctx, path, func() error {
@@ -67,8 +67,8 @@ func linkSocket(ctx context.Context, sc scope.Scope, to, path, runDir string) er
 	})
 }
 
-// unlinkSocket removes a link of a run. It opens the folder once and removes there, because another folder
-// may take its path between the check and the removal.
+// unlinkSocket removes a link that leads into the run directory of an instance. It opens the folder once and
+// removes there, because another folder may take its path between the check and the removal.
 func unlinkSocket(path, runDir string) error {
 	folder, err := os.OpenRoot(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {

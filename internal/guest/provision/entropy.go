@@ -14,8 +14,8 @@ import (
 )
 
 // A guest without a random number source makes its keys from the little entropy that a machine without
-// users and disks has. So Lodge adds a source to a new machine whose document mentions none. Everything
-// else stays as it is: a document that a client returns, an export, an imported tree, a saved image. An
+// users and disks has. So Lodge adds a source to a new machine if its document mentions none. It changes
+// nothing else: not a document that a client returns, an export, an imported tree, or a saved image. An
 // existing machine keeps its hardware.
 
 // givenRNG is the alias of a source that Lodge added. The alias shows in every document where the device
@@ -101,19 +101,20 @@ func CurrentDefinition(g *machine.Guest) *domain.Definition {
 	return g.Inactive
 }
 
-// Decision is something that Lodge chose for a guest without being asked.
+// Decision is a setting that Lodge chose for a guest without being asked: the setting, the reason, and how to
+// undo it.
 type Decision struct{ What, Why, Undo string }
 
 func (d Decision) String() string { return fmt.Sprintf("%s: %s; undo: %s", d.What, d.Why, d.Undo) }
 
-// ReportDecisions logs what Lodge chose for a new guest.
+// ReportDecisions logs the settings that Lodge chose for a new guest.
 func ReportDecisions(g *machine.Guest) {
 	for _, d := range Decisions(g.View()) {
 		g.Log.Info("device added to a guest whose definition has none", "what", d.What, "why", d.Why, "undo", d.Undo)
 	}
 }
 
-// Decisions returns what Lodge chose for the guest without being asked.
+// Decisions returns the settings that Lodge chose for the guest without being asked.
 func Decisions(v *machine.View) []Decision {
 	d := v.Current()
 	if d == nil || d.Devices.ByAlias(givenRNG) == nil {

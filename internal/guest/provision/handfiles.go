@@ -123,8 +123,8 @@ func OpenInto(ctx context.Context, sc scope.Scope, files map[string]*os.File, pa
 	})
 }
 
-// standsAlone refuses firmware, or its variables, in an image whose header names another file. QEMU would
-// open that file, or connect to any address that the header names.
+// standsAlone refuses an image with firmware or its variables if the image's header names another file. QEMU
+// would open that file, or connect to any address that the header names.
 func standsAlone(f *os.File, format string) error {
 	if format != string(image.Qcow2) {
 		return nil
@@ -208,7 +208,7 @@ func openOutput(ctx context.Context, sc scope.Scope, p *qemu.Plan, path string, 
 	return nil
 }
 
-// listenFor makes the listening socket of a character device. It is removed when the run ends.
+// listenFor makes the listening socket of a character device. It is removed when the instance ends.
 func listenFor(ctx context.Context, sc scope.Scope, labels *filelabel.Labels, p *qemu.Plan, alias, path string) error {
 	if p.Sockets[alias] != nil {
 		return nil // the first console is the first serial port

@@ -39,7 +39,7 @@ func HostIsolation(r *machine.Registry) Isolation {
 	return i
 }
 
-// The barriers that keep QEMU from system calls that lead out of its sandbox.
+// callBarrier and ringBarrier name the barriers that keep QEMU from system calls that lead out of its sandbox.
 const callBarrier, ringBarrier = "calls", "io_uring"
 
 // Barriers names the barriers around the QEMU of a guest that starts now.

@@ -168,7 +168,7 @@ func LoadLabels(r *machine.Registry) {
 	}
 }
 
-// ReadLabels reads the journal of a guest's labels, of at most maxJournal bytes.
+// ReadLabels reads the journal of a guest's labels, of at most filelabel.MaxJournal bytes.
 func ReadLabels(r *machine.Registry, uuid, path string) (*filelabel.Labels, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > filelabel.MaxJournal {

@@ -23,7 +23,7 @@ import (
 // repeated.
 
 // OpenShownFile opens the chain of a running guest's disk. It refuses a chain that differs from the guest's
-// definition, or whose files are not those that QEMU has open.
+// definition, or from the files that QEMU has open. fences are the guest's path limits.
 func OpenShownFile(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machine.Instance, fences map[string][]string, d *device.Disk) (image.Chain, error) {
 	path, format, err := Source(r, d)
 	if err != nil {
@@ -92,7 +92,7 @@ func ExecuteAll(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
 	return nil
 }
 
-// TakeBackToRead takes back what lendToWrite gave, once the job has ended. If QEMU has ended, it is not
+// TakeBackToRead takes back the access that LendToWrite gave, once the job has ended. If QEMU has ended, it is not
 // asked. kept means that QEMU closes the image only when its guest runs; the rest must be done after that.
 func TakeBackToRead(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machine.Instance, w machine.Written) (kept bool, err error) {
 	if r != nil && !r.Gone() && r.User != nil {

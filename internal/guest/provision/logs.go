@@ -59,7 +59,7 @@ func LogTime(at time.Time) string { return at.UTC().Format("2006-01-02 15:04:05.
 // log, and the guest can make it write. It must not fill the host's disk.
 const MaxLog = 4 << 20
 
-// rotate renames a log that has reached maxLog.
+// rotate renames a log that has reached MaxLog.
 func rotate(path string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.Size() < MaxLog {

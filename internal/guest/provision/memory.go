@@ -24,7 +24,7 @@ func BalloonPath(b *device.Balloon) (string, error) {
 	return "/machine/peripheral/" + b.Alias, nil
 }
 
-// ModuleDemand returns what a memory module takes of the host's memory.
+// ModuleDemand returns the host memory that a memory module takes.
 func ModuleDemand(def *domain.Definition, m *device.Memory) topology.Reservation {
 	size := hugePageSize(def)
 	if m.PageSize > 0 {
@@ -48,7 +48,7 @@ func ReserveMemory(g *machine.Guest, def *domain.Definition, m *device.Memory) e
 	return g.Reg.Ledger.Extend(g.Identity, ModuleDemand(def, m))
 }
 
-// ReturnMemory takes back what reserveMemory booked. It does nothing for other devices.
+// ReturnMemory returns to the ledger the memory that ReserveMemory booked. It does nothing for other devices.
 func ReturnMemory(g *machine.Guest, def *domain.Definition, dev device.Device) {
 	if m, ok := dev.(*device.Memory); ok {
 		g.Reg.Ledger.Reduce(g.Identity, ModuleDemand(def, m))
@@ -81,7 +81,7 @@ func FindModules(ctx context.Context, s *qmp.Session, modules []*device.Memory) 
 	return nil
 }
 
-// Demand returns what a guest takes of the host's memory. Huge pages are counted on the host cell that they
+// Demand returns the host memory that a guest takes. Huge pages are counted on the host cell that they
 // will come from, if the definition names one.
 func Demand(def *domain.Definition) topology.Reservation {
 	whole := ofPages(def, def.Memory-min(def.ModuleMemory(), def.Memory), hugePageSize(def))

@@ -4,7 +4,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/machine"
 )
 
-const guestVictim = 300 // the score of priority 0, the default
+// guestVictim is the kernel's score of a guest with priority 0, the default.
+const guestVictim = 300
 
 // priorityWeight is how many steps of priority (-1000 to 1000, lower is more important) make one step
 // of the kernel's score.

@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TakeDevice claims a device. It refuses one that is claimed already, also by the same run.
+// TakeDevice claims a device. It refuses one that is claimed already, also by the same instance.
 func TakeDevice(c *machine.DeviceClaims, at kernel.PCIAddress, by *machine.Instance) error {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -30,7 +30,7 @@ func TakeDevice(c *machine.DeviceClaims, at kernel.PCIAddress, by *machine.Insta
 	return nil
 }
 
-// DropDevice ends a claim. It does nothing if the run has none.
+// DropDevice ends a claim. It does nothing if the instance has none.
 func DropDevice(c *machine.DeviceClaims, at kernel.PCIAddress, by *machine.Instance) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -136,7 +136,7 @@ func Passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevic
 	return found.Driver != kernel.VFIODriver, nil
 }
 
-// PlugHostDevice is findHostDevice for a device that is attached to a running guest. It refuses a device
+// PlugHostDevice is FindHostDevice for a device that is attached to a running guest. It refuses a device
 // that must be taken from a driver.
 func PlugHostDevice(r *machine.Registry, uuid string, d *device.HostDevice) error {
 	taken, err := FindHostDevice(r, uuid, d, nil)

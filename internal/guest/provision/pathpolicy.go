@@ -10,11 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// SetPathPolicy records the folders to which the paths of a definition are restricted: those of the client that
-// brings the paths, and the recorded ones for paths that stay. Without the record, a client that may write
-// an image could later make it lead elsewhere, and one that may write a folder could replace a file by a
-// link. It runs in the loop, before the definition is stored. Records of other paths stay until the
-// definition is stored, which may fail (see unfence).
+// SetPathPolicy records the path limits of a definition: the folders to which its paths are restricted. A new
+// path gets the folders of the client that brings it; a path that stays keeps its recorded ones. Without the
+// record, a client that may write an image could later make it lead elsewhere, and one that may write a
+// folder could replace a file by a link. It runs in the loop, before the definition is stored. Records of
+// other paths stay until the definition is stored, which may fail (see DropPathPolicy).
 func SetPathPolicy(g *machine.Guest, sc scope.Scope, def *domain.Definition) {
 	if sc.Folders() == nil && !sc.Notes() && len(g.Record.Fences) == 0 {
 		return

@@ -86,8 +86,8 @@ func MakeOwn(dir string, u sandbox.User) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the guest's own directory")
 }
 
-// SurveyUsers finds the users whose processes and directories earlier daemons left, so that none is given
-// out twice.
+// SurveyUsers finds the users that still have processes or directories of earlier daemons, so that none is
+// given out twice.
 func SurveyUsers(r *machine.Registry) error {
 	if r.Quarters == nil {
 		return nil
@@ -102,7 +102,7 @@ func SurveyUsers(r *machine.Registry) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
 }
 
-// holdRecordedUsers reserves the users that run records name. A guest still owns its user after its
+// holdRecordedUsers reserves the users that instance records name. A guest still owns its user after its
 // processes have ended, until it releases the user. A record that cannot be read is reported when its guest
 // is adopted. The guests' own users come first, then the users of user networks, which another guest may
 // have been given since.
@@ -156,8 +156,8 @@ func emulatorOf(r *machine.Registry, dir string) (int, error) {
 }
 
 // userIn returns the user of a guest's own directory, or 0 if there is none. Before the directory is sealed
-// this is its owner. Afterwards the run record tells. Without a record it is the directory's group, which
-// has the user's number if Lodge chose the user.
+// this is its owner. Afterwards the instance record names it. Without a record it is the directory's group,
+// which has the user's number if Lodge chose the user.
 func userIn(dir string) uint32 {
 	var st unix.Stat_t
 	if err := unix.Lstat(filepath.Join(dir, OwnDir), &st); err != nil {
@@ -172,7 +172,7 @@ func userIn(dir string) uint32 {
 	return st.Gid
 }
 
-// chamberOf describes the sandbox of a guest's QEMU. The caller must close the shown files.
+// chamberOf returns the specification of the sandbox of a guest's QEMU. The caller must close the shown files.
 func chamberOf(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Spec, error) {
 	c := &sandbox.Spec{
 		User: u, WritableDirs: []sandbox.WritableDir{{HostPath: filepath.Join(dir, OwnDir), Path: filepath.Join(r.GuestDir(def.UUID), OwnDir)}},

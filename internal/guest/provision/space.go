@@ -22,8 +22,8 @@ import (
 
 const (
 	roomTick = time.Second // while any guest waits
-	// enoughRoom is how many free bytes are worth an attempt. A guest that needs more pauses again, and its
-	// folder then rests twice as long as before, up to longestRest.
+	// enoughRoom is how many free bytes are worth an attempt. A guest that needs more pauses again. Its folder
+	// is then not checked for twice as long as before, up to longestRest.
 	enoughRoom  = 1 << 20
 	longestRest = time.Minute
 )
@@ -109,7 +109,8 @@ func look(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
 	return left
 }
 
-// tire makes folders rest longer each time that their guests run out of space again.
+// tire doubles the time until folders are checked again, up to longestRest. So guests that soon run out of
+// space again are resumed less often.
 func tire(w *machine.SpaceWatch, folders []string) {
 	for _, f := range folders {
 		r := w.Waits[f]
@@ -124,7 +125,8 @@ func tire(w *machine.SpaceWatch, folders []string) {
 	}
 }
 
-// hasRoom asks a folder's file system. A file system that does not answer counts as full.
+// hasRoom reports whether a folder's file system has at least enoughRoom free. A file system that does not
+// answer counts as full.
 func hasRoom(ctx context.Context, folder string) bool {
 	free, err := FreeSpace(ctx, folder)
 	return err == nil && free >= enoughRoom
@@ -153,7 +155,7 @@ func LacksSpace(g *machine.Guest, path string) {
 	WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.NoRoom)
 }
 
-// HasSpaceAgain reverts lacksRoom: the guest resumes, has ended, or is paused by a user.
+// HasSpaceAgain reverts LacksSpace: the guest resumes, has ended, or is paused by a user.
 func HasSpaceAgain(g *machine.Guest) {
 	LeaveSpaceWatch(g.Reg.SpaceWatch, g)
 	if g.Instance != nil && len(g.Instance.NoRoom) > 0 {

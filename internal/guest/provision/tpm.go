@@ -74,7 +74,7 @@ func HandTPM(state string, u sandbox.User) error {
 	}
 }
 
-// TPMState is the directory of the TPM state that outlives a guest's run.
+// TPMState is the directory of a guest's TPM state, which outlives its instances.
 func TPMState(r *machine.Registry, uuid string) string { return filepath.Join(r.DataDir, "tpm", uuid) }
 
 // TPMPID is the file that has the process of a TPM's emulator.
@@ -113,7 +113,7 @@ func TPMOf(run *machine.Instance) (pid, process int, err error) {
 }
 
 // stopTPMs ends the TPM emulator of a guest after its QEMU never connected, or has ended. It waits at most
-// tpmPatience.
+// TPMPatience.
 func stopTPMs(_ context.Context, run *machine.Instance) error {
 	_, process, err := TPMOf(run)
 	if err != nil || process < 0 {

@@ -24,7 +24,8 @@ func LacksNetwork(r *machine.Registry, run *machine.Instance) bool {
 	return run.User != nil && !r.Kernel.SharesNetwork(run.PID)
 }
 
-// The limits of the program. It needs a few threads, and a file for each connection of the guest.
+// userNetworkThreads and userNetworkFiles limit that second QEMU. It needs a few threads, and a file for each
+// connection of the guest.
 const userNetworkThreads, userNetworkFiles = 16, 4096
 
 // LaunchUserNetwork launches the program.
@@ -77,8 +78,8 @@ func endUserNetwork(r *machine.Registry, user sandbox.User, guest string, log *s
 	return func(context.Context) error { return r.Quarters.Users.Free(user) }
 }
 
-// userNetworks returns the users of the programs that serve interfaces of type user for the guest of a run
-// record.
+// userNetworks returns the users of the programs that serve interfaces of type user for the guest of an
+// instance record.
 func userNetworks(rec *machine.InstanceRecord, dir string) (users []sandbox.User) {
 	add := func(n *machine.HeldNIC) {
 		if n != nil && n.User != nil {

@@ -31,7 +31,7 @@ type DumpOptions struct {
 	Crash, Reset bool
 	BypassCache  bool
 
-	In *machine.Instance // the run to dump; nil: the current one
+	In *machine.Instance // the instance to dump; nil: the current one
 }
 
 // Dump writes the guest's memory, or its whole state, to a file for debugging. Unless the options say

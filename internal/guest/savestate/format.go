@@ -90,7 +90,7 @@ func (h *SaveHeader) format() (err error) {
 	return fault.Wrap(err, fault.Of(err), fault.Domain, "domain %q could not be restored from its image", h.def.Name)
 }
 
-// unplaced returns def without the socket paths that were chosen in run directory dir. The next run chooses
+// unplaced returns def without the socket paths that were chosen in run directory dir. The next instance chooses
 // its own, and no client may name them.
 func unplaced(def *domain.Definition, dir string) *domain.Definition {
 	def = def.Clone()
@@ -200,7 +200,7 @@ func WriteImage(ctx context.Context, sc scope.Scope, path string, fill, complete
 	return fillImage(ctx, sc, f, path, fill, complete)
 }
 
-// fillImage is writeImage for a file that exists already beside the image's path. It closes the file.
+// fillImage is WriteImage for a file that exists already beside the image's path. It closes the file.
 func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fill, complete func(*os.File) error) error {
 	beside, held := Partial(path), sc.FoldersOf(path)
 	failpoint.Reach("image.created")

@@ -24,7 +24,7 @@ import (
 // HeaderChanges is the kind of record that holds a change of a saved image's header while it is in
 // progress, by the image's real path. The header precedes gigabytes that are not rewritten, so it is
 // changed in place. A daemon killed halfway would leave a guest that cannot be restored. The record lies in
-// the store and not beside the image, whose folder may be another user's, full, or read-only.
+// the store and not beside the image: the image's folder may be another user's, full, or read-only.
 var HeaderChanges = store.Kind{Name: "header", Version: 1}
 
 // HeaderChange is the beginning of an image, up to the last byte that changes.
@@ -45,8 +45,8 @@ func newHeaderChange(before, after []byte) HeaderChange {
 	return HeaderChange{before[:n], after[:n]}
 }
 
-// amid reports whether each block is the old or the new one, but not all are: the change was interrupted
-// there.
+// amid reports whether the change was interrupted in the middle: each block is the old or the new one, and
+// both kinds are present.
 func (c HeaderChange) amid(now []byte) bool {
 	if len(c.After) != len(c.Before) || len(now) != len(c.Before) || bytes.Equal(now, c.Before) || bytes.Equal(now, c.After) {
 		return false
@@ -224,7 +224,7 @@ func SettleHeaders(r *machine.Registry) error {
 	return err
 }
 
-// forgetHeader deletes the record of a change that is done, or whose image is gone.
+// forgetHeader deletes the record of a change that is done, or of a change to an image that is gone.
 func forgetHeader(r *machine.Registry, path string) {
 	var noted any
 	if fault.Is(r.Store.Get(HeaderChanges, path, &noted), fault.NotFound) {

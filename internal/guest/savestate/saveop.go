@@ -84,8 +84,8 @@ func (m *MemoryImage) Ended() {
 	})
 }
 
-// Rehold implements operation.Rehold. A guest whose image is complete ends, whether its QEMU answers or
-// not, and does not count as crashed.
+// Rehold implements operation.Rehold. Once the image is complete, the guest ends, whether its QEMU answers
+// or not, and does not count as crashed.
 func (s *SaveOp) Rehold() {
 	if s.op.Decided() {
 		s.r.State.EndFor, s.r.FromManaged = domain.ReasonSaved, false
@@ -204,8 +204,8 @@ func (s *SaveOp) write(ctx context.Context) error {
 }
 
 // stoppedHeader makes the header once the vCPUs have stopped. Until then the guest may still release a
-// device whose detachment was requested. An image whose definition has that device while its state does not
-// cannot be restored.
+// device after a request to detach it. An image cannot be restored if its definition has that device while
+// its state does not.
 func (s *SaveOp) stoppedHeader(ctx context.Context, session *qmp.Session) (*SaveHeader, error) {
 	var def *domain.Definition
 	err := s.r.InLoop(ctx, func(g *machine.Guest) error {

@@ -1,4 +1,4 @@
-// Package statistics measures running guests: on a schedule for all, and at once for a client that asks.
+// Package statistics measures running guests: all of them on a schedule, and one at once if a client asks.
 //
-// A sample is as old as it says. One guest whose QEMU is slow delays no other guest's sample.
+// Each sample has the time when it was taken. A slow QEMU delays the samples of its own guest only.
 package statistics

@@ -14,9 +14,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// How often QEMU is asked for what changes slowly: sizes of images (QEMU asks the file system, which may
-// hang), threads, and the memory figures that a guest reports unasked. A paused guest, where almost nothing
-// changes, is asked for anything only after pausedSlowly.
+// How often QEMU is asked for the figures that change slowly: sizes of images (QEMU asks the file system,
+// which may hang), threads, and the memory figures that a guest reports unasked. In a paused guest almost
+// nothing changes, so its QEMU is asked for anything only after PausedSlowly.
 const (
 	slowly       = time.Minute
 	PausedSlowly = 5 * time.Minute

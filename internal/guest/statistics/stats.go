@@ -36,7 +36,7 @@ func Sample(g *machine.Guest) *machine.Stats {
 }
 
 // Stats returns a sample not older than maxAge, and takes one if needed. If QEMU does not answer within ctx
-// or queryLimit, it returns the newest sample with the reason in Stale. It fails only if there is no
+// or machine.QueryLimit, it returns the newest sample with the reason in Stale. It fails only if there is no
 // sample.
 func Stats(ctx context.Context, g *machine.Guest, maxAge time.Duration) (*machine.Stats, error) {
 	if g.Live.Load() == nil {
@@ -47,7 +47,7 @@ func Stats(ctx context.Context, g *machine.Guest, maxAge time.Duration) (*machin
 	return fresh(ctx, g.Reg.Life, g.StatsCache, maxAge)
 }
 
-// ErrNotRunning refuses what only a running guest has.
+// ErrNotRunning refuses a request that needs a running guest.
 func ErrNotRunning() error {
 	return fault.New(fault.WrongState, fault.Domain, "domain is not running")
 }

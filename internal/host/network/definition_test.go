@@ -19,7 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-var update = flag.Bool("update", false, "write what is expected under testdata anew")
+var update = flag.Bool("update", false, "rewrite the golden files under testdata")
 
 // golden compares a text with a file.
 func golden(t *testing.T, path, got string) {
@@ -326,8 +326,8 @@ func TestUpdates_AmbiguousEntryIsShown(t *testing.T) {
 	}
 }
 
-// TestDefinition_SaysNothing: elements that clients print to ask for nothing.
-func TestDefinition_SaysNothing(t *testing.T) {
+// TestDefinition_EmptyElements: elements that clients print to ask for nothing.
+func TestDefinition_EmptyElements(t *testing.T) {
 	const dnsmasq = "http://libvirt.org/schemas/network/dnsmasq/1.0"
 	for _, part := range []string{
 		"<options xmlns='" + dnsmasq + "'></options>", "<options xmlns='" + dnsmasq + "'>\n  </options>", "<d:options xmlns:d='" + dnsmasq + "'/>",
@@ -361,8 +361,8 @@ func TestDefinition_SaysNothing(t *testing.T) {
 func TestBridgeRow_LeavesTheNumberOpen(t *testing.T) {
 	for name, is := range map[string]bool{"virbr%d": true, "br%d.5": true, "%d": true, "br%s": false, "br%d%d": false, "br%": false, "br0": false, "": false} {
 		_, err := Parse("<network><name>n</name><bridge name='"+name+"'/></network>", true)
-		if isBridgeRow(name) != is || (err != nil) != (!is && strings.Contains(name, "%")) {
-			t.Errorf("%q leaves its number open: %v, %v", name, isBridgeRow(name), err)
+		if isBridgePattern(name) != is || (err != nil) != (!is && strings.Contains(name, "%")) {
+			t.Errorf("%q leaves its number open: %v, %v", name, isBridgePattern(name), err)
 		}
 	}
 	taken := map[string]bool{"br0": true, "br1": true}
@@ -373,7 +373,7 @@ func TestBridgeRow_LeavesTheNumberOpen(t *testing.T) {
 		t.Errorf("free is %q", name)
 	}
 	for name, row := range map[string]string{"virbr3": "virbr%d", "br12": "br%d", "12": "virbr%d", "lan": "virbr%d", "": "virbr%d"} {
-		if got := rowOf(name); got != row {
+		if got := patternOf(name); got != row {
 			t.Errorf("%q is of the row %q, want %q", name, got, row)
 		}
 	}
@@ -503,7 +503,7 @@ func TestSearch_FreeName(t *testing.T) {
 	next := uint64(3)
 	count := func(n uint64) uint64 { next += n; return next }
 	var tried []string
-	err := named("", "vnet%d", count, func(name string) error {
+	err := tryNames("", "vnet%d", count, func(name string) error {
 		tried = append(tried, name)
 		if len(tried) < 3 {
 			return fault.New(fault.Exists, fault.Interface, "taken")
@@ -513,7 +513,7 @@ func TestSearch_FreeName(t *testing.T) {
 	if got := strings.Join(tried, " "); err != nil || got != "vnet3 vnet4 vnet5" {
 		t.Errorf("tried %s, %v", got, err)
 	}
-	if err := named("mine", "vnet%d", count, func(string) error { return fault.New(fault.Exists, fault.Interface, "taken") }); !fault.Is(err, fault.Exists) {
+	if err := tryNames("mine", "vnet%d", count, func(string) error { return fault.New(fault.Exists, fault.Interface, "taken") }); !fault.Is(err, fault.Exists) {
 		t.Errorf("a given name that is taken: %v", err)
 	}
 }
@@ -563,11 +563,11 @@ func FuzzParse(f *testing.F) {
 // Promise: G3
 func TestDefinition_EscapedDescriptionSize(t *testing.T) {
 	d := Definition{Name: "words", Description: strings.Repeat("'", xmltree.MaxSize/5)}
-	if doc, err := d.kept(); !fault.Is(err, fault.Invalid) {
+	if doc, err := d.storedXML(); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a definition of %d bytes is kept: %v", len(doc), err)
 	}
 	d.Description = "it's"
-	doc, err := d.kept()
+	doc, err := d.storedXML()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -128,7 +128,7 @@ func TestGuard_RestoresForwarding(t *testing.T) {
 		ok(t, os.WriteFile(path, []byte("0"), 0o600))
 	}
 	if !s.restoreForwarding() {
-		t.Error("what nobody needs is still to be turned on")
+		t.Error("a setting that no network needs is still to be turned on")
 	}
 	is("0")
 }
@@ -167,18 +167,18 @@ func TestStart_IPv6RouterAdvertisements(t *testing.T) {
 // After it has stopped they are prompt again.
 // Promise: F23
 func TestRests_GrowWhileRepairsFail(t *testing.T) {
-	var r rests
+	var r pauses
 	now := time.Unix(0, 0)
 	var all time.Duration
 	for range 20 {
-		rest := r.after(now)
+		rest := r.next(now)
 		all += rest
 		now = now.Add(rest)
 	}
-	if r.last != longestRest || all < 10*longestRest {
+	if r.last != longestPause || all < 10*longestPause {
 		t.Errorf("20 looks took %v, the last of %v", all, r.last)
 	}
-	if rest := r.after(now.Add(longestRest + time.Second)); rest != firstRest {
+	if rest := r.next(now.Add(longestPause + time.Second)); rest != firstPause {
 		t.Errorf("after a quiet time the rest is %v", rest)
 	}
 }

@@ -583,7 +583,7 @@ func TestUpdate_FailureKeepsService(t *testing.T) {
 	serves := func(when string) {
 		t.Helper()
 		if n.service == nil {
-			t.Fatal(when + ": nobody serves the guests")
+			t.Fatal(when + ": no dnsmasq serves the guests")
 		}
 		select {
 		case <-n.service.Ended():
@@ -731,21 +731,21 @@ func TestPickParent_Concurrently(t *testing.T) {
 	s := &Networks{Config: Config{Log: slog.New(slog.DiscardHandler)}, status: newStatusWriter("")}
 	n := s.newNetwork("6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a44", "lent")
 	d := &Definition{Forward: Forward{Mode: ForwardPassthrough, Interfaces: []string{"a", "b"}}}
-	first, err := n.pickParent(d)
+	first, err := n.chooseParent(d)
 	ok(t, err)
-	second, err := n.pickParent(d)
+	second, err := n.chooseParent(d)
 	ok(t, err)
 	if first == second {
 		t.Errorf("both get %s", first)
 	}
-	if _, err := n.pickParent(d); !fault.Is(err, fault.NoCapacity) {
+	if _, err := n.chooseParent(d); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a third: %v", err)
 	}
-	s.enter(plug{network: n, parent: first}, Port{Interface: "m0", Parent: first})
+	s.addPort(nicTarget{network: n, parent: first}, Port{Interface: "m0", Parent: first})
 	for _, parent := range []string{first, second} { // one is in use as a port, and the other attempt failed
-		plug{network: n, parent: parent}.unpick()
+		nicTarget{network: n, parent: parent}.releaseParent()
 	}
-	if again, err := n.pickParent(d); err != nil || again != second {
+	if again, err := n.chooseParent(d); err != nil || again != second {
 		t.Errorf("then: %s, %v", again, err)
 	}
 }
@@ -816,11 +816,11 @@ func TestTakeBack_ComparesMACAddress(t *testing.T) {
 	parent := hostnet.Link{Index: 1, Kind: "veth", MAC: mac("52:54:00:01:0a:01")}
 	for text, want := range map[string]bool{"52:54:00:01:0a:02": true, "52:54:00:01:0a:03": false, "52:54:00:01:0a:01": true} {
 		l := hostnet.Link{Index: 2, Kind: "macvtap", MAC: mac(text), Parent: 1}
-		if got := mayBe(l, &device.NIC{MAC: "52-54-00-01-0A-02"}, []hostnet.Link{parent, l}); got != want {
+		if got := mayBelongTo(l, &device.NIC{MAC: "52-54-00-01-0A-02"}, []hostnet.Link{parent, l}); got != want {
 			t.Errorf("one with the address %s: %v", text, got)
 		}
 	}
-	if !mayBe(hostnet.Link{Kind: "tuntap", MAC: mac("fe:54:00:01:0a:02")}, &device.NIC{MAC: "52:54:00:01:0a:02"}, nil) {
+	if !mayBelongTo(hostnet.Link{Kind: "tuntap", MAC: mac("fe:54:00:01:0a:02")}, &device.NIC{MAC: "52:54:00:01:0a:02"}, nil) {
 		t.Error("a tap has another address")
 	}
 }
@@ -1230,7 +1230,7 @@ func (n *Network) lacks() (so bool) {
 	return so
 }
 
-// journal replaces the journal by one whose writes fail or wait.
+// journal replaces the journal by one with writes that fail or wait.
 type journal struct{ write func() error }
 
 func (j journal) Write(operation.Record) error  { return j.write() }
@@ -1503,7 +1503,7 @@ func TestKinds_NameTheirSteps(t *testing.T) {
 		for _, w := range []struct {
 			operation.Kind[*Network]
 			work operation.Work
-		}{{startKind, &start{made}}, {stopKind, &stop{made}}, {updateKind, &updating{}}, {updateKind, &updating{Saved: &record{}}}, {mendKind, &mend{}}} {
+		}{{startKind, &start{made}}, {stopKind, &stop{made}}, {updateKind, &updating{}}, {updateKind, &updating{Saved: &record{}}}, {repairKind, &repair{}}} {
 			ok(t, w.Check(w.work))
 		}
 	}
@@ -1689,11 +1689,11 @@ func TestRestart_GuestStartsMeanwhile(t *testing.T) {
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	port := Port{Interface: "late45"}
-	release := s.plugIn(plug{network: n, bridge: "net45"}, port)
+	release := s.addNewPort(nicTarget{network: n, bridge: "net45"}, port)
 	onItsBridge(t, "late45", "net45")
 	release()
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
-	n.plugLate(port) // the NIC is on no bridge then
+	n.reconnectLate(port) // the NIC is on no bridge then
 	if l, err := hostnet.ByName("late45"); err != nil || l.Master != 0 {
 		t.Errorf("%+v, %v", l, err)
 	}

@@ -78,8 +78,8 @@ func TestStatus_FilesFollowTheNetwork(t *testing.T) {
 	if info.Mode().Perm() != 0o644 {
 		t.Errorf("mode %v", info.Mode())
 	}
-	release := s.enter(plug{network: n}, Port{Interface: "vnet7", MAC: "52:54:00:00:00:07", Owner: "web"})
-	within(t, "the guest is told", func() bool { return strings.Contains(read(".macs"), `"domain": "web"`) })
+	release := s.addPort(nicTarget{network: n}, Port{Interface: "vnet7", MAC: "52:54:00:00:00:07", Owner: "web"})
+	within(t, "the guest is listed", func() bool { return strings.Contains(read(".macs"), `"domain": "web"`) })
 	release()
 	within(t, "the guest is not told any more", func() bool { return read(".macs") == "[]\n" })
 	s.Close()
@@ -141,7 +141,7 @@ func TestStatus_NameServiceFindsGuests(t *testing.T) {
 	t.Cleanup(func() { endAll(t, s) })
 	n := started(t, s, natNetwork("net91", 91))
 	g := plugIn(t, n, "c-named", "52:54:00:00:00:02")
-	release := s.enter(plug{network: n}, Port{Interface: "c-named", MAC: "52:54:00:00:00:02", Owner: "web-domain"})
+	release := s.addPort(nicTarget{network: n}, Port{Interface: "c-named", MAC: "52:54:00:00:00:02", Owner: "web-domain"})
 	defer release()
 	address, _, _ := strings.Cut(lease(t, g, "-x", "hostname:web-itself"), " ")
 	ask := func(service, name string) string {
@@ -154,7 +154,7 @@ func TestStatus_NameServiceFindsGuests(t *testing.T) {
 		t.Errorf("the domain's name leads to %s, not %s", got, address)
 	}
 	if got := ask("libvirt", "nobody"); strings.Contains(got, address) {
-		t.Errorf("nobody is found: %s", got)
+		t.Errorf("an unknown name is found: %s", got)
 	}
 }
 

@@ -114,7 +114,7 @@ func (n *Network) replace(ctx context.Context, sc scope.Scope, before, after Vie
 		return nil
 	}
 	u := &updating{Live: after.Live, n: n, before: before.Live, config: after.Config}
-	if _, err := u.Live.kept(); err != nil {
+	if _, err := u.Live.storedXML(); err != nil {
 		return err
 	}
 	if after.Config != before.Config {
@@ -186,7 +186,7 @@ func (u *updating) revert(ctx context.Context) error {
 }
 
 func (u *updating) store(context.Context) error {
-	if err := u.n.keep(*u.Saved, u.id); err != nil {
+	if err := u.n.storeRecord(*u.Saved, u.id); err != nil {
 		return err
 	}
 	v := *u.n.View()

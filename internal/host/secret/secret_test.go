@@ -183,7 +183,7 @@ func TestDefine_Refused(t *testing.T) {
 		t.Errorf("a value that is too long: %v", err)
 	}
 	if err := s.SetValue(scope.Daemon("a test"), diskUUID, nil); !fault.Is(err, fault.NotFound) {
-		t.Errorf("a value for nobody: %v", err)
+		t.Errorf("a value for a missing secret: %v", err)
 	}
 	s.holds(private)
 }

@@ -103,7 +103,7 @@ func parsePool(doc, id string, validate bool) (*definition, error) {
 	if err := d.readFeatures(root.Child("features")); err != nil {
 		return nil, err
 	}
-	return d, explainLoss(root, d.understood(), &libvirtxml.StoragePool{}, validate, d.unused())
+	return d, refuseIgnored(root, d.supported(), &libvirtxml.StoragePool{}, validate, d.ignoredPaths())
 }
 
 // readFeatures reads whether files are copied on write.
@@ -163,7 +163,7 @@ func (d *definition) readUUID(text string) error {
 // readTarget reads the folder of the volumes. For block devices the kernel decides that, and it may be
 // omitted.
 func (d *definition) readTarget(path string) error {
-	if path == "" && d.carver() != nil {
+	if path == "" && d.blockBackend() != nil {
 		return nil
 	}
 	if path != "" && !filepath.IsAbs(path) {

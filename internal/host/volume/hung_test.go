@@ -135,11 +135,11 @@ func TestHungPool_DoesNotDelayDaemonStart(t *testing.T) {
 func TestLane_PanicFailsOnlyItsCaller(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
-	wantKind(t, tell(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
-	if _, err := p.begin(scope.Daemon("a test"), "disk", "test", true); err != nil {
+	wantKind(t, runInLane(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
+	if _, err := p.beginJob(scope.Daemon("a test"), "disk", "test", true); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, p.beside(t.Context(), scope.Daemon("a test"), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)
+	wantKind(t, p.runJob(t.Context(), scope.Daemon("a test"), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)
 	if jobs := p.Jobs(); len(jobs) > 0 {
 		t.Errorf("the mark is left: %v", jobs)
 	}
@@ -154,7 +154,7 @@ func TestLane_Bound(t *testing.T) {
 	defer l.stop()
 	block, begun := make(chan struct{}), make(chan struct{})
 	results := make(chan error, laneDepth+2)
-	ask1 := func(work func() error) { results <- tell(t.Context(), l, work) }
+	ask1 := func(work func() error) { results <- runInLane(t.Context(), l, work) }
 	go ask1(func() error { close(begun); <-block; return nil })
 	<-begun
 	for range laneDepth + 1 {
@@ -178,19 +178,19 @@ func TestLane_WaitsWhileTaskProgresses(t *testing.T) {
 		nothing := func() error { return nil }
 		var busy sync.WaitGroup
 		read := func(work func()) {
-			busy.Go(func() { _ = tell(t.Context(), p.lane, func() error { work(); return nil }) })
+			busy.Go(func() { _ = runInLane(t.Context(), p.lane, func() error { work(); return nil }) })
 			synctest.Wait()
 		}
 		read(func() {
 			for range 100 {
-				p.lane.beat()
+				p.lane.progress()
 				<-time.After(time.Second)
 			}
 		})
-		if _, err := p.begin(scope.Daemon("a test"), "disk", "test", true); err != nil {
+		if _, err := p.beginJob(scope.Daemon("a test"), "disk", "test", true); err != nil {
 			t.Fatal(err)
 		}
-		must(t, p.beside(t.Context(), scope.Daemon("a test"), "disk", func(ctx context.Context) error {
+		must(t, p.runJob(t.Context(), scope.Daemon("a test"), "disk", func(ctx context.Context) error {
 			select {
 			case <-time.After(90 * time.Second):
 				return nil
@@ -198,12 +198,12 @@ func TestLane_WaitsWhileTaskProgresses(t *testing.T) {
 				return context.Cause(ctx)
 			}
 		}))
-		wantKind(t, glance(t.Context(), p.lane, nothing), fault.Timeout) // readers do not wait
-		must(t, tell(t.Context(), p.lane, nothing))
+		wantKind(t, tryInLane(t.Context(), p.lane, nothing), fault.Timeout) // readers do not wait
+		must(t, runInLane(t.Context(), p.lane, nothing))
 		goOn := make(chan struct{})
 		read(func() { <-goOn })
 		began := time.Now()
-		wantKind(t, tell(t.Context(), p.lane, nothing), fault.Timeout)
+		wantKind(t, runInLane(t.Context(), p.lane, nothing), fault.Timeout)
 		if waited := time.Since(began); waited != answerTime {
 			t.Errorf("given up after %v", waited)
 		}
@@ -389,7 +389,7 @@ func TestPools_SourcesAndCapabilities(t *testing.T) {
 	}
 }
 
-// mountedPool makes a running file system pool whose file system is in memory.
+// mountedPool makes a running file system pool on a tmpfs.
 func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 	t.Helper()
 	const device = "/dev/none"

@@ -928,7 +928,7 @@ func TestPools_RestartAndReboot(t *testing.T) {
 	}
 	p, _ := d.ByName("active")
 	if _, err := p.Volume("half"); !fault.Is(err, fault.NotFound) || dirNames(t, p) != "" {
-		t.Errorf("a half-made volume is still there: %v %s", err, dirNames(t, p))
+		t.Errorf("an incomplete volume is still there: %v %s", err, dirNames(t, p))
 	}
 	d.boot = "boot-2"
 	d.restart()
@@ -1120,13 +1120,13 @@ func TestFailures_LeaveNothing(t *testing.T) {
 	}
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	ended, end := context.WithCancelCause(t.Context())
-	end(errors.New("nobody waits"))
+	end(errors.New("the caller left"))
 	deeds := map[string]func() error{
 		"a volume that is there": func() error {
 			_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("disk", "raw", mib, ""), CreateOptions{})
 			return err
 		},
-		"a volume nobody waits for": func() error {
+		"a volume of a caller that left": func() error {
 			_, err := p.CreateVolume(ended, scope.Daemon("a test"), volXML("new", "raw", mib, ""), CreateOptions{})
 			return err
 		},
@@ -1148,8 +1148,8 @@ func TestFailures_LeaveNothing(t *testing.T) {
 			_, err = u.Write([]byte("two"))
 			return err
 		},
-		"a wipe nobody waits for": func() error { return p.WipeVolume(ended, scope.Daemon("a test"), "disk", false) },
-		"a start of what runs":    func() error { return p.Start(t.Context(), scope.Daemon("a test"), NoBuild) },
+		"a wipe of a caller that left": func() error { return p.WipeVolume(ended, scope.Daemon("a test"), "disk", false) },
+		"a start of what runs":         func() error { return p.Start(t.Context(), scope.Daemon("a test"), NoBuild) },
 		"a pool without a place": func() error {
 			_, err := d.Create(t.Context(), scope.Daemon("a test"), dirXML("none", "/nonexistent"), true, NoBuild)
 			return err
@@ -1279,7 +1279,7 @@ func TestCreateVolume_OverUnreadableVolume(t *testing.T) {
 	}
 	stays("it cannot be read")
 	revive()
-	stays("nobody has read it again")
+	stays("it has not been read again")
 }
 
 // The number of pools is bounded by what one list reply holds. With one more, the list would fail for every

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzCounters reads the kernel's answers about an interface, each as long as it is.
+// FuzzCounters parses answers of the kernel about an interface, of any content and length.
 func FuzzCounters(f *testing.F) {
 	answer := make([]byte, headerSize+statsSize+attrSize+8*counters)
 	native := binary.NativeEndian

@@ -32,8 +32,8 @@ type DnsmasqFiles struct {
 	PID    string // written by dnsmasq
 }
 
-// DnsmasqIn names the files of the dnsmasq called name: what must outlive a
-// reboot in data, what must not in run.
+// DnsmasqIn names the files of the dnsmasq called name. Files that must outlive a
+// reboot lie in data, the others in run.
 func DnsmasqIn(data, run, name string) DnsmasqFiles {
 	return DnsmasqFiles{
 		Config: filepath.Join(run, name+".dnsmasq.conf"),
@@ -81,8 +81,8 @@ const (
 	dnsmasqGrace = 2 * time.Second
 )
 
-// StartDnsmasq writes the files and starts a dnsmasq; it returns once that
-// listens or says in its own words why it does not.
+// StartDnsmasq writes the files and starts a dnsmasq. It returns once dnsmasq
+// listens; an error holds dnsmasq's own message.
 func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsmasq, error) {
 	program, err := exec.LookPath("dnsmasq")
 	if err != nil {
@@ -172,9 +172,9 @@ func runDnsmasq(ctx context.Context, program, config string) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot start dnsmasq")
 }
 
-// AdoptDnsmasq takes hold of the dnsmasq that an earlier daemon started with
-// these files, and with p given only if it is that very process. An error says
-// that it is not there any more and a new one is needed.
+// AdoptDnsmasq returns the running dnsmasq that an earlier daemon started with
+// these files. If p is given, it must be that very process. An error means that
+// the process has ended, and that a new one is needed.
 func AdoptDnsmasq(f DnsmasqFiles, p *Process) (*Dnsmasq, error) { return f.hold(p) }
 
 func (f DnsmasqFiles) hold(want *Process) (*Dnsmasq, error) {
@@ -193,8 +193,7 @@ func (f DnsmasqFiles) hold(want *Process) (*Dnsmasq, error) {
 	return &Dnsmasq{files: f, proc: h}, nil
 }
 
-// options are the lines of the configuration that say which files and which
-// user a dnsmasq works with.
+// options are the configuration lines for the files and the user of a dnsmasq.
 func (f DnsmasqFiles) options() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "pid-file=%s\ndhcp-leasefile=%s\ndhcp-hostsfile=%s\naddn-hosts=%s\n", f.PID, f.Leases, f.Hosts, f.Names)
@@ -224,8 +223,8 @@ func (f DnsmasqFiles) user() string {
 // Process names the running process for a record.
 func (d *Dnsmasq) Process() Process { return d.proc.Process }
 
-// Reload hands new hosts to a running dnsmasq. What changes in Config needs
-// a new process.
+// Reload hands new hosts to a running dnsmasq. A change of Config needs a new
+// process.
 func (d *Dnsmasq) Reload(c DnsmasqContent) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -284,7 +283,7 @@ func (f DnsmasqFiles) remove() error {
 	return fault.Wrap(errors.Join(errs...), fault.Failed, fault.Host, "cannot remove the files of dnsmasq")
 }
 
-// writeAll replaces files as wholes: a reader sees the old text or the new.
+// writeAll replaces each file as a whole: a reader sees the old text or the new.
 func writeAll(texts map[string]string) error {
 	for path, text := range texts {
 		err := os.WriteFile(path+".new", []byte(text), 0o644)

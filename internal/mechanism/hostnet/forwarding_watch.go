@@ -58,8 +58,8 @@ const (
 	netconfAll        = -1 // as an interface: the host as a whole
 )
 
-// turnsOff reads one message. Each link has such a setting of its own, which is its
-// administrator's.
+// turnsOff reads one message. Each link also has such a setting of its own, which the
+// administrator decides.
 func turnsOff(m netlink.Message) bool {
 	if m.Header.Type != unix.RTM_NEWNETCONF || len(m.Data) < netconfHeader {
 		return false

@@ -49,5 +49,5 @@ func (w *FolderWatch) Next() (names []string, all bool, err error) {
 	return names, all, nil
 }
 
-// Close ends the watch, and a Next that waits.
+// Close ends the watch, and a waiting Next.
 func (w *FolderWatch) Close() { _ = w.events.Close() }

@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// memory is an image of some bytes at its beginning and some further on, and zeros
+// memory is an image with some bytes at its beginning, some at a later offset, and zeros
 // between.
 type memory struct {
 	head, far []byte
@@ -86,7 +86,7 @@ func FuzzHeader(f *testing.F) {
 	add(header(108, luksMagic, map[int]any{6: uint16(2)}))
 	f.Add(header(64, "KDMV", map[int]any{12: byte(9), 28: byte(2), 36: byte(1)}), uint32(2*sector), []byte("RW 10 SPARSE \"x\"\n"))
 	f.Add([]byte{}, uint32(isoMagicAt), []byte(isoMagic))
-	// A table of regions, the metadata's behind it in the same bytes.
+	// A region table, with the metadata behind it in the same bytes.
 	regions := header(16+32+32+32+8, "regi", map[int]any{8: byte(1), 16: [16]byte(vhdxMetadata)})
 	table := vhdxRegions + 48
 	binary.LittleEndian.PutUint64(regions[32:], uint64(table))

@@ -101,7 +101,7 @@ func TestCheckNoWriter_NetworkFileSystem(t *testing.T) {
 	if err := CheckNoWriter(disk); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a process has to write: %v", err)
 	}
-	release, err := LockToWrite(f) // as QEMU, which may let go of that just when another looks
+	release, err := LockToWrite(f) // as QEMU does; it may release its lock during the check
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestRemoveRecord_BlockDeviceKeepsIt(t *testing.T) {
 	}
 }
 
-// A note that cannot be read, as one that is longer than any header's name, agrees with no header, and stays.
+// A record that cannot be read, for example one that is longer than any header's name, matches no header, and stays.
 func TestReadRecord_Unreadable(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
@@ -296,8 +296,8 @@ func TestRecordBeforeWrite_RawBytesBecomeAHeader(t *testing.T) {
 	}
 }
 
-// What the header of a user's image names is opened if the user may read it, by its modes and those
-// of the folders on its way; what root's names, anyway.
+// The file that the header of a user's image names is opened if the user may read it, by the modes of the file and
+// of the folders on its path. A file that the header of root's image names is always opened.
 // Promise: X11
 func TestOpenChain_OwnerMustBeAbleToRead(t *testing.T) {
 	tool(t)
@@ -315,7 +315,7 @@ func TestOpenChain_OwnerMustBeAbleToRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for path := dir; path != os.TempDir() && path != "/"; path = filepath.Dir(path) { // which tests have for root alone
+	for path := dir; path != os.TempDir() && path != "/"; path = filepath.Dir(path) { // test directories are open to root only
 		if err := os.Chmod(path, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -354,7 +354,7 @@ func TestOpenChain_OwnerMustBeAbleToRead(t *testing.T) {
 			t.Errorf("an image of %d:%d over %s: %v", c.owner, c.group, c.base, err)
 		}
 	}
-	// Another file has come in the place of the one that was opened.
+	// Another file has replaced the one that was opened.
 	top := &Layer{Path: at("top"), owner: sandbox.User{UID: alice, GID: alice}}
 	if err := top.checkOwnerMayRead(t.Context(), &Layer{Path: at("everybodys"), id: [2]uint64{1, 1}}); !fault.Is(err, fault.Denied) {
 		t.Errorf("an image over what lies there no more: %v", err)
@@ -374,7 +374,7 @@ func TestOpenChain_UntrustedFileSystem(t *testing.T) {
 	}
 }
 
-// A QEMU that was told to put an image onto another layer is believed in that, and in nothing else.
+// A QEMU that was told to rebase an image may name the new backing file in the header, and no other.
 func TestFinishRebase(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
@@ -452,7 +452,8 @@ func TestFinishRebase(t *testing.T) {
 	}
 }
 
-// The header of a layer calls a lower one by its path, or by a name that holds wherever the layers are moved together.
+// The header of a layer names a lower one by its path, or by a relative name that stays right if all are moved
+// together.
 func TestNameBelow(t *testing.T) {
 	layer := func(path, below string) Layer {
 		l := Layer{Path: path}

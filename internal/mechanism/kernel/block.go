@@ -53,7 +53,7 @@ func (r Root) BlockDevices() []BlockDevice {
 	return devices
 }
 
-// takeUdev prefers what udev found out by asking the drive.
+// takeUdev prefers the values that udev got from the drive itself.
 func (d *BlockDevice) takeUdev(u udevRecord) {
 	d.Links = u.links
 	d.Bus = u.properties["ID_BUS"]

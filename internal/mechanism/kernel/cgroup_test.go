@@ -31,7 +31,7 @@ func deadline(t *testing.T) context.Context {
 	return ctx
 }
 
-// openLive gives an instance of its own on the live host.
+// openLive returns the groups of an instance of the test's own on the live host.
 func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 	t.Helper()
 	c := kernel.OpenCgroups(root, fmt.Sprintf("test-%d", os.Getpid()))
@@ -46,8 +46,8 @@ func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 	return c
 }
 
-// TestMain lets the test binary be the process that groups are tried on: one
-// with several threads, that stays until it is killed or left.
+// TestMain lets the test binary be the process that is put into groups: one with
+// several threads, which runs until it is killed or its input ends.
 func TestMain(m *testing.M) {
 	if tree := os.Getenv("KERNEL_TEST_KILL"); tree != "" {
 		killWithin(tree)
@@ -95,7 +95,7 @@ func stayer(t *testing.T) (pid int) {
 	return cmd.Process.Pid
 }
 
-// groupOf gives the kernel's list of a thread's groups.
+// groupOf returns the kernel's list of a thread's groups.
 func groupOf(t *testing.T, pid, tid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/cgroup", pid, tid))
@@ -105,7 +105,7 @@ func groupOf(t *testing.T, pid, tid int) string {
 	return string(text)
 }
 
-// What a guest's start and end do, on the live host's own control groups.
+// The steps of a guest's start and end, on the live host's own control groups.
 func testGroupLife(t *testing.T, c *kernel.Cgroups) {
 	t.Helper()
 	ctx := deadline(t)
@@ -166,7 +166,7 @@ func TestGroupLife(t *testing.T) {
 	testGroupLife(t, openLive(t, kernel.Root{}))
 }
 
-// openUnified gives an instance on the version 2 tree of a host that may mount
+// openUnified returns an instance on the version 2 tree of a host that may mount
 // both, as if it were the only one.
 func openUnified(t *testing.T) *kernel.Cgroups {
 	t.Helper()
@@ -191,7 +191,7 @@ func openUnified(t *testing.T) *kernel.Cgroups {
 
 func TestGroupLifeUnified(t *testing.T) { testGroupLife(t, openUnified(t)) }
 
-// pagesVariable has the test binary take a huge page of this size when it is told to.
+// pagesVariable makes the test binary take a huge page of this size when it reads a line.
 const pagesVariable = "KERNEL_TEST_PAGES"
 
 func takePages(size string) {
@@ -208,7 +208,7 @@ func takePages(size string) {
 	}
 }
 
-// withHugePages gives the host some huge pages for the test, and their size.
+// withHugePages makes the host set aside some huge pages for the test, and returns their size.
 func withHugePages(t *testing.T) int {
 	t.Helper()
 	const knob = "/proc/sys/vm/nr_hugepages"
@@ -443,7 +443,7 @@ func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 	}
 }
 
-// A daemon that was killed between the two halves of a new cpuset leaves the second to the next one.
+// If a daemon is killed between the two halves of a new cpuset, the next daemon fills the second one.
 // Promise: F1
 func TestACPUSetThatWasHalfFilledIsFilled(t *testing.T) {
 	dir := t.TempDir()
@@ -503,7 +503,7 @@ func TestLimitsUnified(t *testing.T) {
 	}
 }
 
-// Guests run on such hosts too: groups are without effect, and say so.
+// Guests also run on hosts without control groups: groups have no effect there, and report that.
 func TestHostWithoutControlGroups(t *testing.T) {
 	for name, mount := range map[string]string{
 		"no mount":          "23 1 0:21 / / rw - ext4 /dev/vda rw",

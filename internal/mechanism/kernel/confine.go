@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// RunConfined calls start on a thread that has dropped all capabilities except those to keep, cannot gain
-// privileges by executing a set-user-id file or one with capabilities, and has left the session keyring of
-// the user who started the daemon. Programs that start runs inherit this. The thread ends when start
+// RunConfined calls start on a thread that has dropped all capabilities except those in keep. The thread cannot
+// gain privileges by executing a set-user-id file or one with capabilities, and it has left the session keyring of
+// the user that started the daemon. Programs that start runs inherit this. The thread ends when start
 // returns, so start must not tie a process that lives on to its thread (Pdeathsig).
 func RunConfined(keep []uintptr, start func() error) error {
 	result := make(chan error, 1)

@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// DeviceNode is a device node of the host by its numbers, or all of a kind with
-// the same major number.
+// DeviceNode is a device node of the host, by its numbers. AnyMinor stands for all
+// nodes of a kind with the same major number.
 type DeviceNode struct {
 	Block bool
 	Major uint32
@@ -89,7 +89,7 @@ func listDevices(dir string, nodes []DeviceNode) error {
 		if now := access[node]; strings.Contains(now, "r") && strings.Contains(now, "w") {
 			continue
 		}
-		// What the daemon's own group is refused it cannot give.
+		// The daemon's own group cannot allow a node that it is refused itself.
 		if err := writeControl(dir, "devices.allow", node+" rw"); err != nil && !errors.Is(err, unix.EPERM) {
 			return err
 		}

@@ -27,7 +27,7 @@ func FuzzHostFiles(f *testing.F) {
 	} {
 		files = append(files, filepath.Join("group", name))
 	}
-	// They are one file, which is written once for each input.
+	// All are hard links to one file, which is written once for each input.
 	every := filepath.Join(dir, "every")
 	for _, name := range files {
 		name = filepath.Join(dir, name)
@@ -86,10 +86,10 @@ func FuzzHostFiles(f *testing.F) {
 	})
 }
 
-// sound tells shares and a sum that can be.
+// sound reports whether the shares and the sum are possible values.
 func (s Stall) sound() bool { return s.Avg10 >= 0 && s.Avg60 >= 0 && s.Avg300 >= 0 && s.Total >= 0 }
 
-// FuzzPCI reads the configuration space of a device, which may lie in it, and an
+// FuzzPCI reads the configuration space of a device, which may give false values, and an
 // address as users write it.
 func FuzzPCI(f *testing.F) {
 	config := make([]byte, configSize)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// PCIAddress is where a PCI function sits.
+// PCIAddress is the address of a PCI function.
 type PCIAddress struct {
 	Domain, Bus, Slot, Function uint
 }
@@ -46,7 +46,7 @@ type PCIDevice struct {
 	IOMMUPeers []PCIAddress
 	// PhysicalFunction is set on a virtual function of SR-IOV.
 	PhysicalFunction *PCIAddress
-	// VirtualFunctions are those that exist and MaxVirtualFunctions those that may.
+	// VirtualFunctions are the existing ones; MaxVirtualFunctions is how many there may be.
 	VirtualFunctions    []PCIAddress
 	MaxVirtualFunctions int
 	// Bridge says that the device leads to another bus.
@@ -77,7 +77,7 @@ func (r Root) PCIDevices() []PCIDevice {
 	return devices
 }
 
-// PCIDevice reads one PCI function, and tells whether it is there.
+// PCIDevice reads one PCI function; false if it does not exist.
 func (r Root) PCIDevice(address PCIAddress) (PCIDevice, bool) {
 	if r.list(pciDir+"/"+address.String()) == nil {
 		return PCIDevice{}, false
@@ -139,7 +139,7 @@ const (
 	expressLinkStatus  = 0x12
 )
 
-// linkSpeeds are in GT/s by the number that registers hold.
+// linkSpeeds are the speeds in GT/s by the number in the register.
 var linkSpeeds = [...]float64{0, 2.5, 5, 8, 16, 32, 64}
 
 // readConfig reads the header type and the link from the configuration space.
@@ -184,8 +184,8 @@ func parseLink(express []byte) *PCILink {
 	}
 }
 
-// IOMMU says whether the kernel keeps devices apart from each other's memory,
-// which passing one to a guest needs.
+// IOMMU reports whether the kernel keeps devices out of each other's memory. A device
+// can only be passed to a guest if it does.
 func (r Root) IOMMU() bool { return len(r.list("sys/kernel/iommu_groups")) > 0 }
 
 // HardwareID is a vendor's number and the number of one of its products.

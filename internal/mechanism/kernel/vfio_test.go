@@ -14,8 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 )
 
-// cardTree is a host with a card that a driver has. Nothing happens in it when its
-// files are written.
+// cardTree is a host with a card that is bound to a driver. Its files are plain: a write
+// to them has no effect.
 func cardTree(t *testing.T, driver string) (kernel.Root, kernel.PCIAddress, func(file string) string) {
 	t.Helper()
 	dir := t.TempDir()

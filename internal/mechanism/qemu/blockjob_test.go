@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// saidOne is a step as it goes to QEMU.
+// saidOne returns a step as it is sent to QEMU.
 func saidOne(t *testing.T, s Step) string {
 	t.Helper()
 	text, err := json.Marshal(s.Args)

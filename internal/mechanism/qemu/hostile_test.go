@@ -66,7 +66,7 @@ func spoken(s string) *domain.Definition {
 	return d
 }
 
-// shape is what a command says, without the values.
+// shape is a command without its values.
 func shape(t interface{ Fatalf(string, ...any) }, args []string) []string {
 	var all []string
 	for i, a := range args {
@@ -130,7 +130,7 @@ func keys(options string) []string {
 	return found
 }
 
-// No string of a user's can become more than a value, whatever is in it.
+// A user's string can never become more than a value, whatever it contains.
 func TestArguments_NoInjection(t *testing.T) {
 	c := testCapabilities(t)
 	arguments := func(s string) ([]string, error) {

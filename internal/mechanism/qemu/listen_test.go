@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// displayAt listens for a display at a free port, and gives the socket that QEMU would have.
+// displayAt listens for a display at a free port, and returns the socket that QEMU would get.
 func displayAt(t *testing.T, address string) (f *os.File, port int) {
 	t.Helper()
 	for port = firstVNC + 1000; port < 65535; port++ {
@@ -34,7 +34,7 @@ func displayAt(t *testing.T, address string) (f *os.File, port int) {
 	return nil, 0
 }
 
-// accepts waits for the client of a socket that listens.
+// accepts waits for a client of a listening socket, and accepts it.
 func accepts(t *testing.T, f *os.File) net.Conn {
 	t.Helper()
 	l, err := net.FileListener(f)
@@ -60,8 +60,8 @@ func dials(t *testing.T, address string) net.Conn {
 	return c
 }
 
-// abuse makes of a socket one that calls, and calls a service; what the handshake of
-// two ends of one host comes to is known when that returns.
+// abuse disconnects a socket and connects it to a service. Both ends are on this host, so the
+// handshake has succeeded or failed when it returns.
 func abuse(t *testing.T, fd uintptr, service netip.AddrPort) {
 	t.Helper()
 	disconnect(t, fd)

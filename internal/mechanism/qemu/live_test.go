@@ -27,7 +27,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// probed is what this host's QEMU can do, found out once for all tests.
+// probed are the capabilities of this host's QEMU, probed once for all tests.
 var probed = sync.OnceValues(func() (*qemucaps.Capabilities, error) {
 	path, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
@@ -107,7 +107,7 @@ func showsBySpice(def *domain.Definition) bool {
 	return slices.ContainsFunc(def.Devices.Graphics, func(g *device.Graphics) bool { return g.Type == "spice" })
 }
 
-// skipWithout skips a guest that needs what this host has not.
+// skipWithout skips a guest that needs something that this host does not have.
 func skipWithout(t *testing.T, def *domain.Definition) {
 	t.Helper()
 	for _, d := range def.Devices.Disks {
@@ -140,7 +140,7 @@ func skipWithout(t *testing.T, def *domain.Definition) {
 	}
 }
 
-// furnish makes what a guest's definition speaks of: images, a kernel, taps,
+// furnish makes the host objects that a guest's definition names: images, a kernel, taps,
 // ports, a TPM.
 func furnish(t *testing.T, p *Plan) {
 	t.Helper()

@@ -197,12 +197,12 @@ func TestLaunch_KillWithDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = p.Kill() }() // should it have lived on
+	defer func() { _ = p.Kill() }() // if it is still running
 	ended(t, p)
 }
 
 // launchedByDead runs the named test again as a daemon that launches a process
-// and dies, and gives that process.
+// and dies, and returns that process.
 func launchedByDead(t *testing.T, test string, spec Spec) (pid int, start uint64) {
 	t.Helper()
 	if os.Getenv("LODGE_TEST_DAEMON") != "" {

@@ -16,7 +16,7 @@ import (
 
 func find(t *testing.T, tree string) *seclabel.Host {
 	t.Helper()
-	if tree == kerneltest.AppArmor { // its parser is looked for, and not run
+	if tree == kerneltest.AppArmor { // its parser must exist, and is not run
 		bin := t.TempDir()
 		if err := os.WriteFile(filepath.Join(bin, "apparmor_parser"), []byte("#!/bin/sh\n"), 0o700); err != nil { //nolint:gosec // a program
 			t.Fatal(err)

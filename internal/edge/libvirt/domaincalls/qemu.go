@@ -47,7 +47,7 @@ func qemuDomainAgentCommand(ctx context.Context, h *rpc.Handlers, s *rpc.Request
 	switch {
 	case args.Timeout == agentBlock:
 		limit = longestAgentWait
-	case args.Timeout == agentDefault: // the room's own
+	case args.Timeout == agentDefault: // the limit of package guest
 	case args.Timeout <= 0:
 		return nil, fault.New(fault.Invalid, fault.Call, "an agent cannot be waited for during %d seconds", args.Timeout)
 	default:

@@ -76,7 +76,7 @@ func emulator(ctx context.Context, h *rpc.Handlers, s *rpc.Request, binary strin
 			if err := s.DenyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {
 				return nil, err
 			}
-			if err := s.Gate().Program(s.Who(), binary); err != nil {
+			if err := s.Gate().CheckProgram(s.Who(), binary); err != nil {
 				return nil, err
 			}
 		}

@@ -102,7 +102,7 @@ func devices(s *rpc.Session, all []*resources.Device) []*resources.Device {
 func device(h *rpc.Handlers, s *rpc.Session, name string) (*resources.Device, error) {
 	d, err := h.Devices.ByName(name)
 	if err == nil && ofPrograms(d) && !seesEverything(s) {
-		return nil, s.Gate().Check(s.Who(), authz.Read, authz.Object{Kind: authz.Everything, Name: "device '" + name + "'"})
+		return nil, s.Gate().Check(s.Who(), authz.Read, authz.Resource{Kind: authz.Everything, Name: "device '" + name + "'"})
 	}
 	return d, err
 }
@@ -113,7 +113,7 @@ func ofPrograms(d *resources.Device) bool { return strings.Contains(d.Path, "/de
 
 // seesEverything says whether no rule hides anything from the client.
 func seesEverything(s *rpc.Session) bool {
-	return !s.Gate().Held(s.Who()) || s.Sees(authz.Object{Kind: authz.Everything})
+	return !s.Gate().Restricted(s.Who()) || s.Sees(authz.Resource{Kind: authz.Everything})
 }
 
 // devicesByWord is the older way to narrow: by one kind's word, or by none.

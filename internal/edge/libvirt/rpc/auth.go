@@ -31,7 +31,7 @@ func AuthCalls(g Group) {
 // authList is every client's first call. A peer that may not come in gets the
 // reason, and its connection ends when the time for authentication is over.
 func authList(_ context.Context, h *Handlers, s *Request, _ *Void) (*xdr.AuthListRet, error) {
-	if !s.authenticated() && s.Client.Server.reception.Asks(s.Who()) {
+	if !s.authenticated() && s.Client.Server.reception.AsksPolkit(s.Who()) {
 		return &xdr.AuthListRet{Types: []int32{authPolkit}}, nil
 	}
 	if err := s.letIn(); err != nil {
@@ -41,7 +41,7 @@ func authList(_ context.Context, h *Handlers, s *Request, _ *Void) (*xdr.AuthLis
 }
 
 func authenticatePolkit(ctx context.Context, h *Handlers, s *Request, _ *Void) (*xdr.AuthPolkitRet, error) {
-	if !s.Client.Server.reception.Asks(s.Who()) {
+	if !s.Client.Server.reception.AsksPolkit(s.Who()) {
 		return nil, WithCode(CodeNoSupport, fault.New(fault.Unsupported, fault.Call, "AUTH_POLKIT: polkit does not decide about this client"))
 	}
 	if err := s.prove(ctx); err != nil {
@@ -79,7 +79,7 @@ func (s *Session) prove(ctx context.Context) error {
 	defer context.AfterFunc(c.Life, func() { stop(context.Cause(c.Life)) })()
 	err := c.lost
 	if err == nil {
-		err = c.Server.reception.Prove(ctx, s.Who(), c.process, !s.mayWrite())
+		err = c.Server.reception.AuthenticateLocal(ctx, s.Who(), c.process, !s.mayWrite())
 	}
 	if err != nil {
 		c.greeting.Reset(farewell)
@@ -89,7 +89,7 @@ func (s *Session) prove(ctx context.Context) error {
 	s.mu.Lock()
 	s.proved = true
 	s.mu.Unlock()
-	c.Server.Audit.Note(authz.Entry{Who: s.Who(), API: "libvirt", Call: "AUTH_POLKIT", Login: true})
+	c.Server.Audit.Note(authz.Entry{Principal: s.Who(), API: "libvirt", Call: "AUTH_POLKIT", Login: true})
 	return nil
 }
 
@@ -100,7 +100,7 @@ func (s *Session) refuse(call string, err error) {
 	s.rejected = true
 	s.mu.Unlock()
 	if !rejected {
-		s.Client.Server.Audit.Note(authz.Entry{Who: s.Who(), API: "libvirt", Call: call, Err: err})
+		s.Client.Server.Audit.Note(authz.Entry{Principal: s.Who(), API: "libvirt", Call: call, Err: err})
 	}
 }
 

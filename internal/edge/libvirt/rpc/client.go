@@ -97,7 +97,7 @@ func (c *Client) Serve() {
 		defer c.proof.Watch(c.tls, c.expel)()
 	}
 	closing := context.AfterFunc(c.Life, func() { _ = c.conn.Close() })
-	if c.Server.reception.Asks(c.Session.Who()) {
+	if c.Server.reception.AsksPolkit(c.Session.Who()) {
 		c.process, c.lost = polkit.Find(c.Session.peer.PID, c.Session.peer.UID)
 	}
 	c.greeting = time.AfterFunc(c.Server.Limits.Handshake, func() {

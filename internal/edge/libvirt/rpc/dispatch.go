@@ -36,8 +36,8 @@ type reply struct {
 	files []*os.File
 	then  func()
 	body  StreamBody
-	of    []authz.Object // the objects of the call
-	still func() error   // whether the stream may go on, by the rules as they are then
+	of    []authz.Resource // the objects of the call
+	still func() error     // whether the stream may go on, by the rules as they are then
 }
 
 // StreamBody moves the data of a stream; ctx ends with the stream. Nil means

@@ -1,22 +1,23 @@
 // Package rpc speaks libvirt's remote protocol: sockets, sessions, frames, streams, events, the dispatch of calls, and
 // libvirt's error codes (errors.go). The packages beside it have the handlers, one package for each driver.
 //
-// # What may enter
+// # What belongs here
 //
-// Protocol and translation. A handler checks flags, finds the object, calls one room, and puts the answer into the
-// call's result. It decides nothing, waits for nothing that a room does not bound, and keeps no state of its own.
+// Protocol and translation. A handler checks flags, finds the object, calls one package that does the work, and puts
+// the answer into the call's result. It decides nothing and keeps no state of its own. It waits only for calls that
+// the called package bounds.
 //
 // # How a call travels
 //
 //	read loop      frame -> table -> Session.permit (authenticated, open, read-only)
 //	               keepalive is answered here; stream packets go to their stream
-//	intake         what the client may have in flight; at the bound nothing is read
+//	intake         counts the client's calls in flight; at the bound nothing is read
 //	goroutine      ordinary calls wait for one of the client's places, urgent ones
 //	               (the table says which) do not; arguments decoded, handler, result encoded
 //	write loop     replies, events and stream data of one client, in the order queued
 //
-// A call without a handler is answered NO_SUPPORT (3), on which clients fall back to older calls. So a handler is
-// registered when it does what it says, not before.
+// A call without a handler is answered NO_SUPPORT (3), and clients then fall back to older calls. So a handler is
+// registered only when it is complete.
 //
 // # How to add handlers
 //
@@ -44,15 +45,15 @@
 //   - OnFilesIn, OnFilesOut: descriptors come with the call, or go with the reply.
 //   - OnThen: something begins only when the reply is queued.
 //
-// The rooms are fields of Rooms (server.go), reached as h.Networks.
+// The objects that handlers call are fields of Rooms (server.go), such as h.Networks.
 //
-// Errors: return what the room returned; code and origin follow from its kind and subject. WithCode is for the few
-// codes that these cannot say.
+// Errors: return the error of the called package; libvirt's code and origin follow from its kind and subject. WithCode
+// is for the few codes that do not follow from them.
 //
 // Flags: CheckFlags names the flags that the handler honours, and refuses all others with INVALID_ARG. Getters of typed
-// parameters use paramFlags, which takes away a bit that clients set there. Calls that show more to clients that may
+// parameters use ParamFlags, which takes away a bit that clients set there. Calls that show more to clients that may
 // write (secure XML) ask Session.DenyReadOnly.
 //
-// Contexts: the one a handler gets ends when the daemon stops, not when the client goes: an operation that has begun is
-// finished. Session.Gone closes with the connection, for what must not outlive its client (auto-destroy).
+// Contexts: a handler's context ends when the daemon stops, not when the client disconnects. So an operation that has
+// begun is finished. Session.Gone closes with the connection, for work that must not outlive its client (auto-destroy).
 package rpc

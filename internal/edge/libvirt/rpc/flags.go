@@ -17,8 +17,8 @@ func CheckFlags(call string, flags, known uint32) error {
 	return nil
 }
 
-// ParamFlags is checkFlags for the getters of typed parameters, where clients
-// set one bit more. It gives the flags without that bit.
+// ParamFlags is CheckFlags for the getters of typed parameters, where clients
+// set one bit more. It returns the flags without that bit.
 func ParamFlags(call string, flags, known uint32) (uint32, error) {
 	flags &^= paramStringOkay
 	return flags, CheckFlags(call, flags, known)

@@ -10,14 +10,14 @@ import (
 
 // about is the object of a call's line in the audit: the object that it made, else the
 // object that it names, else the object that its document would have made.
-func (c *Permission) about(ret xdr.Message, failure error) authz.Object {
+func (c *Permission) about(ret xdr.Message, failure error) authz.Resource {
 	named := c.objects
 	if failure == nil && c.right.Last() > authz.Read && c.s.Gate() != nil {
 		if made := c.s.objects(ret); len(made) > 0 {
 			named = made
 		}
 	}
-	o := authz.Object{}
+	o := authz.Resource{}
 	if len(named) > 0 {
 		o = named[0]
 	}
@@ -31,7 +31,7 @@ func (c *Permission) about(ret xdr.Message, failure error) authz.Object {
 var documentKinds = map[string]authz.Kind{"domain": authz.Guest, "network": authz.Network, "pool": authz.Pool}
 
 // wanted is the object that the document among a call's arguments would have made, on an object.
-func wanted(args xdr.Message, on authz.Object) authz.Object {
+func wanted(args xdr.Message, on authz.Resource) authz.Resource {
 	if args == nil {
 		return on
 	}
@@ -49,7 +49,7 @@ func wanted(args xdr.Message, on authz.Object) authz.Object {
 		case root.Name == "volume" && on.Kind == authz.Pool:
 			on.Part = name
 		case known && on.Name == "":
-			on = authz.Object{Kind: kind, Name: name}
+			on = authz.Resource{Kind: kind, Name: name}
 		}
 		return false
 	})

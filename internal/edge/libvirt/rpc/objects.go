@@ -15,36 +15,36 @@ import (
 )
 
 // sorts are the parts of messages that name an object, each with its conversion to the rules' form.
-var sorts = map[reflect.Type]func(*Session, any) authz.Object{
-	reflect.TypeFor[xdr.Domain](): func(s *Session, v any) authz.Object {
+var sorts = map[reflect.Type]func(*Session, any) authz.Resource{
+	reflect.TypeFor[xdr.Domain](): func(s *Session, v any) authz.Resource {
 		d := v.(xdr.Domain)
 		return called(d.Name, d.UUID, s.Gate().GuestByUUID)
 	},
-	reflect.TypeFor[xdr.StoragePool](): func(s *Session, v any) authz.Object {
+	reflect.TypeFor[xdr.StoragePool](): func(s *Session, v any) authz.Resource {
 		p := v.(xdr.StoragePool)
 		return called(p.Name, p.UUID, s.Gate().PoolByUUID)
 	},
-	reflect.TypeFor[xdr.StorageVol](): func(_ *Session, v any) authz.Object {
+	reflect.TypeFor[xdr.StorageVol](): func(_ *Session, v any) authz.Resource {
 		named := v.(xdr.StorageVol)
-		return authz.Object{Kind: authz.Pool, Name: named.Pool, Part: named.Name}
+		return authz.Resource{Kind: authz.Pool, Name: named.Pool, Part: named.Name}
 	},
-	reflect.TypeFor[xdr.Network](): func(s *Session, v any) authz.Object {
+	reflect.TypeFor[xdr.Network](): func(s *Session, v any) authz.Resource {
 		n := v.(xdr.Network)
 		return called(n.Name, n.UUID, s.Gate().NetworkByUUID)
 	},
-	reflect.TypeFor[xdr.Secret](): func(_ *Session, v any) authz.Object {
-		return authz.Object{Kind: authz.Everything, Name: "secret '" + FormatUUID(v.(xdr.Secret).UUID) + "'"}
+	reflect.TypeFor[xdr.Secret](): func(_ *Session, v any) authz.Resource {
+		return authz.Resource{Kind: authz.Everything, Name: "secret '" + FormatUUID(v.(xdr.Secret).UUID) + "'"}
 	},
-	reflect.TypeFor[xdr.NWFilter](): func(_ *Session, v any) authz.Object {
-		return authz.Object{Kind: authz.Everything, Name: "filter '" + v.(xdr.NWFilter).Name + "'"}
+	reflect.TypeFor[xdr.NWFilter](): func(_ *Session, v any) authz.Resource {
+		return authz.Resource{Kind: authz.Everything, Name: "filter '" + v.(xdr.NWFilter).Name + "'"}
 	},
-	reflect.TypeFor[xdr.NWFilterBinding](): func(_ *Session, v any) authz.Object {
-		return authz.Object{Kind: authz.Everything, Name: "filter binding '" + v.(xdr.NWFilterBinding).PortDevice + "'"}
+	reflect.TypeFor[xdr.NWFilterBinding](): func(_ *Session, v any) authz.Resource {
+		return authz.Resource{Kind: authz.Everything, Name: "filter binding '" + v.(xdr.NWFilterBinding).PortDevice + "'"}
 	},
 }
 
 // called is the object with a UUID. The name that the client gives may differ from the object's.
-func called(name string, id xdr.UUID, find func(uuid string) authz.Object) authz.Object {
+func called(name string, id xdr.UUID, find func(uuid string) authz.Resource) authz.Resource {
 	uuid := FormatUUID(id)
 	o := find(uuid)
 	switch {
@@ -80,16 +80,16 @@ func Names(t reflect.Type) bool {
 }
 
 // objects gives the objects that a message names.
-func (s *Session) objects(m xdr.Message) []authz.Object {
+func (s *Session) objects(m xdr.Message) []authz.Resource {
 	if m == nil || reflect.ValueOf(m).IsNil() {
 		return nil
 	}
-	var found []authz.Object
+	var found []authz.Resource
 	s.collect(reflect.ValueOf(m).Elem(), &found)
 	return found
 }
 
-func (s *Session) collect(v reflect.Value, found *[]authz.Object) {
+func (s *Session) collect(v reflect.Value, found *[]authz.Resource) {
 	if !Names(v.Type()) {
 		return
 	}
@@ -126,7 +126,7 @@ func (c *Permission) veil(m xdr.Message) error {
 			c.s.thin(v, field)
 			continue
 		}
-		var found []authz.Object
+		var found []authz.Resource
 		c.s.collect(field, &found)
 		for _, o := range found {
 			if !c.names(o.Name) {
@@ -149,7 +149,7 @@ func (c *Permission) names(name string) bool {
 func (s *Session) thin(of, list reflect.Value) {
 	kept := reflect.MakeSlice(list.Type(), 0, list.Len())
 	for i := range list.Len() {
-		var found []authz.Object
+		var found []authz.Resource
 		s.collect(list.Index(i), &found)
 		seen := true
 		for _, o := range found {
@@ -172,7 +172,7 @@ func (s *Session) thin(of, list reflect.Value) {
 }
 
 // Sees says whether the rules let the client read an object.
-func (s *Session) Sees(o authz.Object) bool { return s.Gate().May(s.Who(), authz.Read, o) }
+func (s *Session) Sees(o authz.Resource) bool { return s.Gate().May(s.Who(), authz.Read, o) }
 
 // EachText visits the texts of a message, except the names of objects, until visit
 // returns false.
@@ -214,35 +214,35 @@ func IsDocument(field, text string) bool {
 
 // SeesGuest says whether the client may see a guest. A client that no rule holds sees all.
 func (s *Session) SeesGuest(g *guest.Guest) bool {
-	return !s.Gate().Held(s.Who()) || s.Sees(s.Gate().Guest(g))
+	return !s.Gate().Restricted(s.Who()) || s.Sees(s.Gate().Guest(g))
 }
 
 // SeesPool says whether the client may see a pool.
 func (s *Session) SeesPool(p *volume.Pool) bool {
-	return s.Sees(authz.Object{Kind: authz.Pool, Name: p.Name()})
+	return s.Sees(authz.Resource{Kind: authz.Pool, Name: p.Name()})
 }
 
 // SeesNetwork says whether the client may see a network.
 func (s *Session) SeesNetwork(n *network.Network) bool {
-	return s.Sees(authz.Object{Kind: authz.Network, Name: n.Name()})
+	return s.Sees(authz.Resource{Kind: authz.Network, Name: n.Name()})
 }
 
 // SeesNotice says whether the client may see the object of an event.
 func (s *Session) SeesNotice(n Notice) bool {
-	if !s.Gate().Held(s.Who()) {
+	if !s.Gate().Restricted(s.Who()) {
 		return true
 	}
 	switch n.Topic.Family {
 	case OfDomain:
-		return s.Gate().Hears(s.Who(), n.name, n.object)
+		return s.Gate().CanSeeEvent(s.Who(), n.name, n.object)
 	case OfNetwork:
-		return s.Sees(authz.Object{Kind: authz.Network, Name: n.name})
+		return s.Sees(authz.Resource{Kind: authz.Network, Name: n.name})
 	case OfPool:
-		return s.Sees(authz.Object{Kind: authz.Pool, Name: n.name})
+		return s.Sees(authz.Resource{Kind: authz.Pool, Name: n.name})
 	case OfNodeDevice: // the owner of a removed link is unknown
-		return !strings.HasPrefix(n.object, "net_") || s.Sees(authz.Object{Kind: authz.Everything})
+		return !strings.HasPrefix(n.object, "net_") || s.Sees(authz.Resource{Kind: authz.Everything})
 	case OfSecret:
-		return s.Sees(authz.Object{Kind: authz.Everything})
+		return s.Sees(authz.Resource{Kind: authz.Everything})
 	}
 	return false
 }

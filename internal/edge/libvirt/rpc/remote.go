@@ -15,7 +15,7 @@ func (c *Client) fromAfar(l Listener) {
 	c.tls = l.Certificates.Server(c.conn)
 	c.conn = c.tls
 	c.log = c.Server.log.With("address", c.conn.RemoteAddr().String())
-	c.Session.Identity = authz.Who{Address: c.conn.RemoteAddr().String()}
+	c.Session.Identity = authz.Principal{Address: c.conn.RemoteAddr().String()}
 }
 
 // secure makes the TLS handshake with a client of another host, within its time limit,
@@ -24,15 +24,15 @@ func (c *Client) secure() bool {
 	if c.tls == nil {
 		return true
 	}
-	who, err := c.Server.reception.Receive(c.Reading, c.tls, c.Session.Who().Address)
+	who, err := c.Server.reception.Handshake(c.Reading, c.tls, c.Session.Who().Address)
 	c.Session.mu.Lock()
 	c.Session.Identity = who
 	c.Session.mu.Unlock()
 	if err == nil {
 		err = c.welcome()
 	}
-	if !authz.TurnedAway(err) {
-		c.Server.Audit.Note(authz.Entry{Who: who, API: "libvirt", Call: "TLS", Err: err, Login: true})
+	if !authz.IsOverLimit(err) {
+		c.Server.Audit.Note(authz.Entry{Principal: who, API: "libvirt", Call: "TLS", Err: err, Login: true})
 	}
 	if err != nil {
 		c.End(err)
@@ -45,7 +45,7 @@ func (c *Client) secure() bool {
 
 // expel ends the connection of a client after its certificate stopped admitting it.
 func (c *Client) expel(why error) {
-	c.Server.Audit.Note(authz.Entry{Who: c.Session.Who(), API: "libvirt", Call: "TLS", Err: why, Login: true})
+	c.Server.Audit.Note(authz.Entry{Principal: c.Session.Who(), API: "libvirt", Call: "TLS", Err: why, Login: true})
 	c.End(why)
 }
 

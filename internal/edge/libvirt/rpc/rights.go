@@ -12,14 +12,14 @@ import (
 
 // right is the permission that a call needs.
 type right struct {
-	Verbs    []authz.Verb // all of them
-	Anywhere bool         // and that files may lie wherever they do
+	Verbs    []authz.Permission // all of them
+	Anywhere bool               // and that files may lie wherever they do
 	// Everything says that only rules for everything give it.
 	Everything bool
 }
 
 // Last is the verb that goes furthest. Documents and files are judged by it.
-func (r right) Last() authz.Verb { return r.Verbs[len(r.Verbs)-1] }
+func (r right) Last() authz.Permission { return r.Verbs[len(r.Verbs)-1] }
 
 //go:embed verbs.table
 var rightsText string
@@ -56,7 +56,7 @@ func readRights(text string) map[ProcedureKey]right {
 func readRight(head string) right {
 	var r right
 	for word := range strings.FieldsSeq(head) {
-		verb, known := authz.ParseVerb(word)
+		verb, known := authz.ParsePermission(word)
 		switch {
 		case word == "everything":
 			r.Everything = true

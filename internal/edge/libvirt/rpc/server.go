@@ -39,10 +39,10 @@ type Config struct {
 	// Groups may use the read-write sockets, in addition to root and the daemon's own user.
 	Groups []uint32
 	// Gate decides which client may do what; nil: an admitted client may do everything.
-	Gate *authz.Gate
+	Gate *authz.Authorizer
 	// Reception identifies clients beyond the kernel's credentials; nil: no client comes
 	// from another host, and polkit is not asked.
-	Reception *authz.Reception
+	Reception *authz.Authenticator
 	// Audit records the calls that were done and refused; nil: no record is kept.
 	Audit *authz.Audit
 }
@@ -86,8 +86,8 @@ type Handlers struct{ Rooms }
 type Server struct {
 	log       *slog.Logger
 	groups    []uint32
-	Gate      *authz.Gate
-	reception *authz.Reception
+	Gate      *authz.Authorizer
+	reception *authz.Authenticator
 	Audit     *authz.Audit
 	Limits    Limits
 	Table     Table
@@ -138,7 +138,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var accepting sync.WaitGroup
-	if s.Gate.Ruled() {
+	if s.Gate.HasRules() {
 		names := s.Handlers.Events.Reader()
 		accepting.Go(func() { s.heedNames(ctx, names) })
 	}

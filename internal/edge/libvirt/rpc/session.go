@@ -18,7 +18,7 @@ type Session struct {
 	Gone   chan struct{} // closed when the connection has ended
 
 	mu       sync.Mutex
-	Identity authz.Who
+	Identity authz.Principal
 	rejected bool // once already, which the audit has
 	asked    bool // polkit, or it is being asked
 	proved   bool // polkit said yes
@@ -39,7 +39,7 @@ type Request struct {
 
 // newSession makes the session of a new connection, with the identity that the kernel reports.
 func newSession(c *Client, p listener.Peer, readOnly bool) *Session {
-	return &Session{Client: c, peer: p, Identity: authz.LocalWho(p), Gone: make(chan struct{}), readOnly: readOnly}
+	return &Session{Client: c, peer: p, Identity: authz.LocalPrincipal(p), Gone: make(chan struct{}), readOnly: readOnly}
 }
 
 // Limits on one packet from a client, in bytes. Before authentication no client needs
@@ -154,8 +154,8 @@ func (s *Session) admit() error {
 	var err error
 	switch {
 	case !s.Identity.Local: // its certificate has let it in
-	case !s.Client.Server.reception.Asks(s.Identity):
-		err = s.peer.Admit(s.readOnly || gate.Ruled(), s.Client.Server.groups)
+	case !s.Client.Server.reception.AsksPolkit(s.Identity):
+		err = s.peer.Admit(s.readOnly || gate.HasRules(), s.Client.Server.groups)
 	case !s.proved:
 		err = fault.New(fault.Denied, fault.Call, "polkit has not said yet that %s may come in", s.Identity)
 	}
@@ -165,7 +165,7 @@ func (s *Session) admit() error {
 	if err != nil {
 		if !s.rejected {
 			s.rejected = true
-			s.Client.Server.Audit.Note(authz.Entry{Who: s.Identity, API: "libvirt", Call: "AUTH_LIST", Err: err})
+			s.Client.Server.Audit.Note(authz.Entry{Principal: s.Identity, API: "libvirt", Call: "AUTH_LIST", Err: err})
 		}
 		return WithCode(codeAuthFailed, err)
 	}

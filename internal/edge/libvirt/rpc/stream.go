@@ -51,10 +51,10 @@ type Stream struct {
 	// Guarded by the lock of the client's streams.
 	hungUp   bool // the client finished or aborted, and waits for an answer
 	aborted  bool
-	released bool           // takes no place among the streams with a running body
-	of       []authz.Object // the objects of the call that opened it
-	still    func() error   // whether it may go on; nil: no check is needed
-	over     bool           // the body has returned, and the client was sent the outcome
+	released bool             // takes no place among the streams with a running body
+	of       []authz.Resource // the objects of the call that opened it
+	still    func() error     // whether it may go on; nil: no check is needed
+	over     bool             // the body has returned, and the client was sent the outcome
 }
 
 // newStream makes the stream of a call; its packets carry the call's number and serial.

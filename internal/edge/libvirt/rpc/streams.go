@@ -169,7 +169,7 @@ func (s *Streams) retire(key streamKey) {
 
 // Guard ends a stream when the rules forbid it. The rules may have changed since its
 // call was allowed.
-func (s *Streams) Guard(st *Stream, of []authz.Object, still func() error) {
+func (s *Streams) Guard(st *Stream, of []authz.Resource, still func() error) {
 	if st == nil || still == nil {
 		return
 	}
@@ -186,7 +186,7 @@ func (s *Streams) endDenied(uuid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.byKey {
-		if st.over || st.still == nil || uuid != "" && !slices.ContainsFunc(st.of, func(o authz.Object) bool { return o.Is(uuid) }) {
+		if st.over || st.still == nil || uuid != "" && !slices.ContainsFunc(st.of, func(o authz.Resource) bool { return o.Is(uuid) }) {
 			continue
 		}
 		if err := st.still(); err != nil {

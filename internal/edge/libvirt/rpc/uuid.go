@@ -7,7 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// FormatUUID gives the form that the rooms use: lower-case, with dashes.
+// FormatUUID returns the form that the rest of Lodge uses: lower-case, with dashes.
 func FormatUUID(id xdr.UUID) string { return uuid.UUID(id).String() }
 
 // ParseUUID reads an object's UUID from another package; bad text is that package's mistake.

@@ -1,8 +1,9 @@
-// Package linktest runs the tests of rooms that change the network in a
-// network namespace of their own, so that no test touches the host's links,
-// firewall or addresses, and whatever one leaves ends with the process. What
-// may enter are means to stand in such a namespace and on guests' side of a
-// link; nothing in here is for the daemon.
+// Package linktest runs the tests of packages that change the network in a
+// network namespace of their own. So no test touches the host's links, firewall or
+// addresses, and leftovers end with the process.
+//
+// The package offers means to run in such a namespace, and to act as a guest at the
+// other end of a link. The daemon uses nothing of it.
 package linktest
 
 import (

@@ -1,8 +1,8 @@
 // Package kerneltest gives tests a host that is not the one they run on: small
-// trees of /sys, /proc and udev's records, written out below a temporary folder.
+// trees of /sys, /proc and udev's records, written below a temporary folder.
 //
-// What belongs here: trees, each with the shapes that it stands for, and what
-// writes them out. Only tests import it.
+// The package holds the trees, each with the kind of host it stands for, and the code
+// that writes them. Only tests import it.
 package kerneltest
 
 import (

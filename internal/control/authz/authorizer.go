@@ -19,7 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Config is what a gate uses. All fields but File and Secrets are required.
+// Config is the input of New. All fields but File and Secrets are required.
 type Config struct {
 	// File is the file of rules; empty: there are none.
 	File     string
@@ -32,23 +32,23 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Gate decides by the current rules. A nil gate has none.
-type Gate struct {
+// Authorizer decides by the current rules. A nil Authorizer has none.
+type Authorizer struct {
 	Config
 	rules atomic.Pointer[Rules] // nil: every admitted client may do everything
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when the rules change
 
-	shares shares
+	shares reservations
 	// routeInto is network.RouteInto, or a test's.
 	routeInto func(p netip.Prefix, but string) (device string, err error)
 }
 
-// New makes a gate, and refuses invalid rules.
-func New(c Config) (*Gate, error) {
-	g := &Gate{Config: c, changed: make(chan struct{}), routeInto: network.RouteInto}
-	g.shares.there = g.alike
+// New makes an Authorizer, and refuses invalid rules.
+func New(c Config) (*Authorizer, error) {
+	g := &Authorizer{Config: c, changed: make(chan struct{}), routeInto: network.RouteInto}
+	g.shares.there = g.sameKind
 	if c.File == "" {
 		return g, nil
 	}
@@ -56,7 +56,7 @@ func New(c Config) (*Gate, error) {
 }
 
 // Reload reads the rules again. Invalid rules change nothing.
-func (g *Gate) Reload() error {
+func (g *Authorizer) Reload() error {
 	if g == nil || g.File == "" {
 		return nil
 	}
@@ -76,7 +76,7 @@ func (g *Gate) Reload() error {
 
 // Changed is closed at the next change of the rules: a permission that outlives one call must be checked
 // again. A nil channel never closes.
-func (g *Gate) Changed() <-chan struct{} {
+func (g *Authorizer) Changed() <-chan struct{} {
 	if g == nil {
 		return nil
 	}
@@ -85,21 +85,21 @@ func (g *Gate) Changed() <-chan struct{} {
 	return g.changed
 }
 
-// Ruled says whether there are rules; then they decide, and the socket's group does not.
-func (g *Gate) Ruled() bool { return g != nil && g.rules.Load() != nil }
+// HasRules says whether there are rules; then they decide, and the socket's group does not.
+func (g *Authorizer) HasRules() bool { return g != nil && g.rules.Load() != nil }
 
 // Admit admits a client that some rule names.
-func (g *Gate) Admit(w Who) error {
-	if !g.Ruled() || g.rules.Load().Knows(w) {
+func (g *Authorizer) Admit(w Principal) error {
+	if !g.HasRules() || g.rules.Load().Knows(w) {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Call, "%s is not admitted: no rule of %s names this client", w, g.File)
 }
 
-// Welcome admits a client of another host. With rules, one of them must name it; without rules, its subject
+// AdmitRemote admits a client of another host. With rules, one of them must name it; without rules, its subject
 // must match a glob. Without globs every subject is admitted.
-func (g *Gate) Welcome(w Who, allow []string) error {
-	if g.Ruled() {
+func (g *Authorizer) AdmitRemote(w Principal, allow []string) error {
+	if g.HasRules() {
 		return g.Admit(w)
 	}
 	if len(allow) == 0 || slices.ContainsFunc(allow, func(glob string) bool { return fleet.Matches(glob, w.Subject) }) {
@@ -109,16 +109,16 @@ func (g *Gate) Welcome(w Who, allow []string) error {
 }
 
 // Check returns an error that names the missing right if a client may not do something.
-func (g *Gate) Check(w Who, v Verb, o Object) error {
-	if !g.Ruled() || v == Open {
+func (g *Authorizer) Check(w Principal, v Permission, o Resource) error {
+	if !g.HasRules() || v == Open {
 		return nil
 	}
 	return g.rules.Load().Check(w, v, o)
 }
 
 // May is Check as a question, for lists.
-func (g *Gate) May(w Who, v Verb, o Object) bool {
-	if !g.Ruled() || w.Trusted() {
+func (g *Authorizer) May(w Principal, v Permission, o Resource) bool {
+	if !g.HasRules() || w.Trusted() {
 		return true
 	}
 	_, yes := g.rules.Load().Allows(w, v, o)
@@ -126,47 +126,47 @@ func (g *Gate) May(w Who, v Verb, o Object) bool {
 }
 
 // Rule names the rule that allows an action; empty: none was needed.
-func (g *Gate) Rule(w Who, v Verb, o Object) string {
-	if !g.Ruled() {
+func (g *Authorizer) Rule(w Principal, v Permission, o Resource) string {
+	if !g.HasRules() {
 		return ""
 	}
 	rule, _ := g.rules.Load().Allows(w, v, o)
 	return rule
 }
 
-// Held says whether rules restrict the client, so that its documents must be checked.
-func (g *Gate) Held(w Who) bool { return g.Ruled() && !w.Trusted() }
+// Restricted says whether rules restrict the client, so that its documents must be checked.
+func (g *Authorizer) Restricted(w Principal) bool { return g.HasRules() && !w.Trusted() }
 
 // Guest is a guest as rules see it.
-func (g *Gate) Guest(of *guest.Guest) Object { return Of(g.Fleet.Of(of)) }
+func (g *Authorizer) Guest(of *guest.Guest) Resource { return GuestResource(g.Fleet.Of(of)) }
 
-// Of is a guest of a set as rules see it. The labels are unknown while its first definition is under way, or
+// GuestResource is a guest of a set as rules see it. The labels are unknown while its first definition is under way, or
 // if its marks cannot be parsed.
-func Of(m fleet.Member) Object {
-	return Object{Kind: Guest, Name: m.View.Name, member: m, unmarked: m.View.Current() == nil || m.Problem != ""}
+func GuestResource(m fleet.Member) Resource {
+	return Resource{Kind: Guest, Name: m.View.Name, member: m, unmarked: m.View.Current() == nil || m.Problem != ""}
 }
 
 // GuestByUUID is Guest by UUID. Of a missing guest only the UUID is known, and only rules for everything cover
 // it.
-func (g *Gate) GuestByUUID(uuid string) Object {
+func (g *Authorizer) GuestByUUID(uuid string) Resource {
 	if found, err := g.Guests.ByUUID(uuid); err == nil {
 		return g.Guest(found)
 	}
-	return Object{Kind: Everything, Name: uuid}
+	return Resource{Kind: Everything, Name: uuid}
 }
 
 // GuestByName is GuestByUUID for a name.
-func (g *Gate) GuestByName(name string) Object {
+func (g *Authorizer) GuestByName(name string) Resource {
 	if found, err := g.Guests.ByName(name); err == nil {
 		return g.Guest(found)
 	}
-	return Object{Kind: Everything, Name: name}
+	return Resource{Kind: Everything, Name: name}
 }
 
-// Fence limits the paths that a call may open to the places of the rules: the header of an image may name
+// LimitPaths limits the paths that a call may open to the places of the rules: the header of an image may name
 // other files than the guest's definition does.
-func (g *Gate) Fence(sc scope.Scope, w Who, v Verb, o Object) scope.Scope {
-	if !g.Held(w) {
+func (g *Authorizer) LimitPaths(sc scope.Scope, w Principal, v Permission, o Resource) scope.Scope {
+	if !g.Restricted(w) {
 		return sc
 	}
 	p := g.rules.Load().placesFor(g, w, v, o)
@@ -176,36 +176,36 @@ func (g *Gate) Fence(sc scope.Scope, w Who, v Verb, o Object) scope.Scope {
 	return sc.Within(p.Where)
 }
 
-// Anew is an object in its current state.
-func (g *Gate) Anew(o Object) Object {
+// Current is an object in its current state.
+func (g *Authorizer) Current(o Resource) Resource {
 	if o.Kind != Guest || o.member.View == nil {
 		return o
 	}
 	return g.GuestByUUID(o.member.View.UUID)
 }
 
-// Hears says whether a client may be told about an event of a guest that had this name. It must be allowed to
+// CanSeeEvent says whether a client may be told about an event of a guest that had this name. It must be allowed to
 // see the guest as it is now, and a guest of that name. For a removed guest only the name counts.
-func (g *Gate) Hears(w Who, name, uuid string) bool {
+func (g *Authorizer) CanSeeEvent(w Principal, name, uuid string) bool {
 	now := g.GuestByUUID(uuid)
 	if now.Kind != Guest {
-		return g.May(w, Read, Left(name, uuid))
+		return g.May(w, Read, RemovedGuest(name, uuid))
 	}
 	return g.May(w, Read, now) && (now.Name == name || g.May(w, Read, g.Renamed(uuid, name)))
 }
 
 // Renamed is a guest as it would be under another name.
-func (g *Gate) Renamed(uuid, name string) Object {
+func (g *Authorizer) Renamed(uuid, name string) Resource {
 	was := g.GuestByUUID(uuid)
 	o := NewGuest(name, uuid, was.member.Labels)
 	o.unmarked = was.unmarked
 	return o
 }
 
-// Mark checks that a client may change a guest's marks, given as a document under its own prefix: it must have
+// CheckMarks checks that a client may change a guest's marks, given as a document under its own prefix: it must have
 // the right to define the resulting guest. Marks that cannot be parsed count as none.
-func (g *Gate) Mark(w Who, uuid, key, doc string) error {
-	if !g.Held(w) {
+func (g *Authorizer) CheckMarks(w Principal, uuid, key, doc string) error {
+	if !g.Restricted(w) {
 		return nil
 	}
 	metadata, err := xmltree.SetMetadataElement("", fleet.Namespace, key, doc) // in the form that is stored
@@ -219,24 +219,26 @@ func (g *Gate) Mark(w Who, uuid, key, doc string) error {
 	if err := rules.Check(w, Define, made); err != nil {
 		return err
 	}
-	return cmp.Or(rules.claims(w, marks, o), g.Rank(w, marks.Priority, o))
+	return cmp.Or(rules.claims(w, marks, o), g.CheckPriority(w, marks.Priority, o))
 }
 
 // PoolByUUID is a pool as rules see it. Only rules for everything cover a missing one.
-func (g *Gate) PoolByUUID(uuid string) Object {
+func (g *Authorizer) PoolByUUID(uuid string) Resource {
 	if p, err := g.Pools.ByUUID(uuid); err == nil {
-		return Object{Kind: Pool, Name: p.Name()}
+		return Resource{Kind: Pool, Name: p.Name()}
 	}
-	return Object{Kind: Everything, Name: uuid}
+	return Resource{Kind: Everything, Name: uuid}
 }
 
 // NetworkByUUID is PoolByUUID for a network.
-func (g *Gate) NetworkByUUID(uuid string) Object {
+func (g *Authorizer) NetworkByUUID(uuid string) Resource {
 	if n, err := g.Networks.ByUUID(uuid); err == nil {
-		return Object{Kind: Network, Name: n.Name()}
+		return Resource{Kind: Network, Name: n.Name()}
 	}
-	return Object{Kind: Everything, Name: uuid}
+	return Resource{Kind: Everything, Name: uuid}
 }
 
-// Whole checks that a client may do something with any file.
-func (g *Gate) Whole(w Who, v Verb, what string) error { return g.beyond(w, v, what) }
+// CheckEverything checks that a client may do something with any file.
+func (g *Authorizer) CheckEverything(w Principal, v Permission, what string) error {
+	return g.beyond(w, v, what)
+}

@@ -402,7 +402,7 @@ func TestLogicalPool_ParsesReports(t *testing.T) {
 	doc, err := got["big"].XML()
 	must(t, err)
 	if want := "<source>\n    <device path='/dev/loop1'>\n      <extent start='0' end='62914560'/>\n    </device>\n    <device path='/dev/loop0'>"; !strings.Contains(doc, want) || strings.Contains(doc, "<format") {
-		t.Errorf("big is told as\n%s", doc)
+		t.Errorf("big is shown as\n%s", doc)
 	}
 }
 
@@ -522,8 +522,8 @@ func TestLogicalPool_RealVolumeGroup(t *testing.T) {
 	}
 	g := group{p.saved}
 	size := uint64(40 * mib)
-	must(t, g.add(t.Context(), &wish{name: "big", format: image.Raw, capacity: &size}))
-	wantKind(t, g.add(t.Context(), &wish{name: "more", format: image.Raw, capacity: &size}), fault.NoCapacity)
+	must(t, g.add(t.Context(), &volumeRequest{name: "big", format: image.Raw, capacity: &size}))
+	wantKind(t, g.add(t.Context(), &volumeRequest{name: "more", format: image.Raw, capacity: &size}), fault.NoCapacity)
 	must(t, g.resize(t.Context(), &Volume{Name: "big", Info: image.Info{Virtual: size}}, 44*mib))
 	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), partXML("unseen", 4*mib), CreateOptions{})
 	wantKind(t, err, fault.NotFound) // it has no node, so it is removed again
@@ -613,8 +613,8 @@ func TestCreateVolume_ToolExceedsDeadline(t *testing.T) {
 	d := newDaemon(t)
 	p := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name))
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
-	cutTime = 10 * time.Millisecond
-	defer func() { cutTime = answerTime }()
+	createTime = 10 * time.Millisecond
+	defer func() { createTime = answerTime }()
 	_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), partXML("late", 32*mib), CreateOptions{})
 	wantKind(t, err, fault.Timeout)
 	must(t, os.WriteFile(slow, []byte("go on\n"), 0o600))

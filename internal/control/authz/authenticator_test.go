@@ -15,28 +15,28 @@ import (
 // Promise: A9
 func TestLockout_RepeatedFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s strikes
-		for i := range maxStrikes {
-			if s.out("eve") {
+		var s lockout
+		for i := range maxFailures {
+			if s.isLocked("eve") {
 				t.Fatalf("out after %d", i)
 			}
-			if last := s.note("eve"); last != (i == maxStrikes-1) {
+			if last := s.fail("eve"); last != (i == maxFailures-1) {
 				t.Errorf("attempt %d: %v", i+1, last)
 			}
 		}
-		if !s.out("eve") || s.out("alice") {
+		if !s.isLocked("eve") || s.isLocked("alice") {
 			t.Error("eve is not out, or alice is")
 		}
-		<-time.After(strikeTime + time.Second)
-		if s.out("eve") {
+		<-time.After(lockoutTime + time.Second)
+		if s.isLocked("eve") {
 			t.Error("eve is out for ever")
 		}
-		for range maxStrikes - 1 {
-			s.note("bob")
+		for range maxFailures - 1 {
+			s.fail("bob")
 		}
 		s.clear("bob")
-		s.note("bob")
-		if s.out("bob") {
+		s.fail("bob")
+		if s.isLocked("bob") {
 			t.Error("bob came in, and is out for what was before")
 		}
 	})
@@ -45,26 +45,26 @@ func TestLockout_RepeatedFailures(t *testing.T) {
 // Promise: A9
 func TestLockout_Bounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s strikes
-		for i := range maxStruck + 100 {
-			s.note(fmt.Sprint(i))
+		var s lockout
+		for i := range maxTracked + 100 {
+			s.fail(fmt.Sprint(i))
 			<-time.After(time.Millisecond)
 		}
-		if len(s.by) != maxStruck {
+		if len(s.by) != maxTracked {
 			t.Errorf("%d are remembered", len(s.by))
 		}
 		if _, there := s.by["0"]; there {
 			t.Error("the first is not forgotten")
 		}
-		<-time.After(strikeTime)
-		s.note("last")
-		if len(s.by) > maxStruck {
+		<-time.After(lockoutTime)
+		s.fail("last")
+		if len(s.by) > maxTracked {
 			t.Errorf("%d are remembered", len(s.by))
 		}
 	})
 }
 
-func TestReception_Origin(t *testing.T) {
+func TestAuthenticator_Origin(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1:5":                   "10.0.0.1",
 		"[::ffff:10.0.0.1]:5":          "10.0.0.1",
@@ -81,14 +81,14 @@ func TestReception_Origin(t *testing.T) {
 
 // TestReceive_HandshakesPerAddress has one address begin as many handshakes as it may.
 func TestPrincipal_Owner(t *testing.T) {
-	of := func(pid int32, uid uint32) Owner { return LocalWho(listener.Peer{PID: pid, UID: uid}).Owner() }
+	of := func(pid int32, uid uint32) Owner { return LocalPrincipal(listener.Peer{PID: pid, UID: uid}).Owner() }
 	if root := of(7, 0); root != of(7, 0) || root == of(8, 0) {
 		t.Error("processes of root are owners of their own")
 	}
 	if of(7, 1000) != of(8, 1000) || of(7, 1000) == of(7, 0) {
 		t.Error("a user is one owner")
 	}
-	far := func(address string) Owner { return Who{Address: address, Subject: "CN=alice"}.Owner() }
+	far := func(address string) Owner { return Principal{Address: address, Subject: "CN=alice"}.Owner() }
 	if far("[2001:db8::1]:1") != far("[2001:db8::2]:2") || far("192.0.2.1:1") == far("192.0.2.2:1") || far("192.0.2.1:1") == of(0, 0) {
 		t.Error("a host is one owner, with all its addresses that begin alike")
 	}
@@ -96,13 +96,13 @@ func TestPrincipal_Owner(t *testing.T) {
 
 // Promise: A9
 func TestReceive_HandshakesPerAddress(t *testing.T) {
-	r := NewReception(nil, nil, nil, slog.New(slog.DiscardHandler))
+	r := NewAuthenticator(nil, nil, nil, slog.New(slog.DiscardHandler))
 	for range maxShakingEach {
 		if err := r.begin("a"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := r.begin("a"); !TurnedAway(err) {
+	if err := r.begin("a"); !IsOverLimit(err) {
 		t.Errorf("one too many from an address: %v", err)
 	}
 	for i := range maxShaking - maxShakingEach {
@@ -110,7 +110,7 @@ func TestReceive_HandshakesPerAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := r.begin("b"); !TurnedAway(err) {
+	if err := r.begin("b"); !IsOverLimit(err) {
 		t.Errorf("one too many in all: %v", err)
 	}
 	r.end("a")
@@ -119,19 +119,19 @@ func TestReceive_HandshakesPerAddress(t *testing.T) {
 	}
 }
 
-// With AskLast, polkit is not asked about members of the groups, and about no client if there are rules.
+// With AskPolkitLast, polkit is not asked about members of the groups, and about no client if there are rules.
 //
 // Promise: A20
 func TestAsks_AskLast(t *testing.T) {
-	ruled := new(Gate)
+	ruled := new(Authorizer)
 	ruled.rules.Store(new(Rules))
-	who := func(uid, gid uint32, groups ...uint32) Who {
-		return LocalWho(listener.Peer{PID: 1, UID: uid, GID: gid, Groups: groups})
+	who := func(uid, gid uint32, groups ...uint32) Principal {
+		return LocalPrincipal(listener.Peer{PID: 1, UID: uid, GID: gid, Groups: groups})
 	}
 	for _, c := range []struct {
 		what       string
-		w          Who
-		gate       *Gate
+		w          Principal
+		gate       *Authorizer
 		last, asks bool
 	}{
 		{"a stranger, first", who(4242, 4242), nil, false, true},
@@ -143,20 +143,20 @@ func TestAsks_AskLast(t *testing.T) {
 		{"a member of another group", who(4242, 4242, 5), nil, true, true},
 		{"a stranger where there are rules", who(4242, 4242), ruled, true, false},
 		{"root", who(0, 0), nil, true, false},
-		{"somebody whom the kernel does not tell", LocalWho(listener.Peer{Unknown: errors.New("unknown")}), nil, true, false},
-		{"a client of another host", Who{Subject: "CN=a"}, nil, true, false},
+		{"a client unknown to the kernel", LocalPrincipal(listener.Peer{Unknown: errors.New("unknown")}), nil, true, false},
+		{"a client of another host", Principal{Subject: "CN=a"}, nil, true, false},
 	} {
-		r := NewReception(c.gate, polkit.New(), nil, slog.New(slog.DiscardHandler))
+		r := NewAuthenticator(c.gate, polkit.New(), nil, slog.New(slog.DiscardHandler))
 		if c.last {
-			r.AskLast([]uint32{7})
+			r.AskPolkitLast([]uint32{7})
 		}
-		if asks := r.Asks(c.w); asks != c.asks {
+		if asks := r.AsksPolkit(c.w); asks != c.asks {
 			t.Errorf("that polkit is asked about %s is %v", c.what, asks)
 		}
 	}
-	if r := NewReception(nil, polkit.New(), nil, slog.New(slog.DiscardHandler)); true {
-		r.AskLast(nil)
-		if !r.Asks(who(4242, 4242)) {
+	if r := NewAuthenticator(nil, polkit.New(), nil, slog.New(slog.DiscardHandler)); true {
+		r.AskPolkitLast(nil)
+		if !r.AsksPolkit(who(4242, 4242)) {
 			t.Error("polkit is not asked where there is no group")
 		}
 	}

@@ -21,11 +21,11 @@ func TestOpen_CompletedVolumesStay(t *testing.T) {
 	made, wiped, half := d.volume(p, volXML("made", "raw", mib, "")), d.volume(p, volXML("wiped", "qcow2", mib, "")), d.volume(p, volXML("half", "raw", mib, ""))
 	f, err := os.OpenFile(half.Path, os.O_RDWR, 0)
 	must(t, err)
-	if !markHalf(f) {
+	if !markIncomplete(f) {
 		t.Skip("this file system keeps no attributes")
 	}
 	must(t, f.Close())
-	if isMarked, err := isHalf(p.View().Target, "made"); err != nil || isMarked {
+	if isMarked, err := isIncomplete(p.View().Target, "made"); err != nil || isMarked {
 		t.Fatalf("a volume that was made says that it is not (%v)", err)
 	}
 	must(t, os.WriteFile(wiped.Path, []byte("a guest's"), 0o600))
@@ -55,10 +55,10 @@ func TestOpen_CompletedVolumesStay(t *testing.T) {
 		t.Errorf("what was wiped once has now %q (%v)", text, err)
 	}
 	if _, err := p.Volume("half"); !fault.Is(err, fault.NotFound) {
-		t.Errorf("a volume that is half made stays: %v", err)
+		t.Errorf("an incomplete volume stays: %v", err)
 	}
 	if name := p.declared["made"]; name.Building || name.Marked {
-		t.Errorf("it is still said to be half made: %+v", name)
+		t.Errorf("it is still marked as incomplete: %+v", name)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestWipe_MarksUnfinishedMeanwhile(t *testing.T) {
 	p := d.dirPool("p")
 	v := d.volume(p, volXML("v", "qcow2", mib, ""))
 	must(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "v", false))
-	for _, mark := range halfMarks {
+	for _, mark := range incompleteMarks {
 		if _, err := unix.Getxattr(v.Path, mark, nil); err == nil {
 			t.Errorf("it has %s", mark)
 		}
@@ -82,14 +82,14 @@ func TestWipe_MarksUnfinishedMeanwhile(t *testing.T) {
 func TestRefresh_KeepsVolumeBeingMade(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
-	_, err := p.begin(scope.Daemon("a test"), "disk", "creation", true)
+	_, err := p.beginJob(scope.Daemon("a test"), "disk", "creation", true)
 	must(t, err)
 	f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
 	must(t, err)
 	defer f.Close()
-	must(t, p.readopt(t.Context()))
+	must(t, p.reattach(t.Context()))
 	must(t, p.complete(t.Context(), "disk", declaration{Format: image.Raw, Inode: inode}))
-	p.end("disk", "")
+	p.endJob("disk", "")
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if names := dirNames(t, p); names != "disk" {
 		t.Errorf("there is %q", names)
@@ -97,7 +97,7 @@ func TestRefresh_KeepsVolumeBeingMade(t *testing.T) {
 	left, _, err := p.reserve(t.Context(), "left", image.Plan{Format: image.Raw, Virtual: mib})
 	must(t, err)
 	must(t, left.Close())
-	must(t, p.readopt(t.Context()))
+	must(t, p.reattach(t.Context()))
 	if names := dirNames(t, p); names != "disk" {
 		t.Errorf("what was left stays: %q", names)
 	}
@@ -138,7 +138,7 @@ func TestStart_TargetNotMountedYet(t *testing.T) {
 		t.Errorf("it is %+v now, %v", v, err)
 	}
 	if names := dirNames(t, p); names != "disk" {
-		t.Errorf("what is half made stays: %q", names)
+		t.Errorf("an incomplete volume stays: %q", names)
 	}
 	must(t, os.Remove(v.Path))
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))

@@ -10,35 +10,35 @@ import (
 
 // Bounds of the lockout.
 const (
-	maxStrikes = 10          // failed attempts, each less than strikeTime after the one before
-	strikeTime = time.Minute // how long the client is then locked out
-	maxStruck  = 4096        // clients remembered; then the one with the least time left is forgotten
+	maxFailures = 10          // failed attempts, each less than lockoutTime after the one before
+	lockoutTime = time.Minute // how long the client is then locked out
+	maxTracked  = 4096        // clients remembered; then the one with the least time left is forgotten
 )
 
-// strikes counts failed attempts by client, and locks a client out for a while after too many: each attempt
+// lockout counts failed attempts by client, and locks a client out for a while after too many: each attempt
 // costs a handshake, a question to polkit, or a line of the audit.
-type strikes struct {
-	most int // failed attempts; 0: maxStrikes
+type lockout struct {
+	limit int // failed attempts; 0: maxFailures
 
 	mu sync.Mutex
-	by map[string]struck
+	by map[string]failures
 }
 
-type struck struct {
+type failures struct {
 	times int
 	until time.Time
 }
 
-// out says whether a client is locked out.
-func (s *strikes) out(who string) bool {
+// isLocked says whether a client is locked out.
+func (s *lockout) isLocked(who string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	had := s.by[who]
-	return had.times >= cmp.Or(s.most, maxStrikes) && time.Now().Before(had.until)
+	return had.times >= cmp.Or(s.limit, maxFailures) && time.Now().Before(had.until)
 }
 
-// note counts a failed attempt, and says whether it exceeds the bound.
-func (s *strikes) note(who string) bool {
+// fail counts a failed attempt, and says whether it exceeds the bound.
+func (s *lockout) fail(who string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -47,26 +47,26 @@ func (s *strikes) note(who string) bool {
 		had.times = 0
 	}
 	had.times++
-	had.until = now.Add(strikeTime)
+	had.until = now.Add(lockoutTime)
 	if s.by == nil {
-		s.by = map[string]struck{}
+		s.by = map[string]failures{}
 	}
 	s.by[who] = had
-	if len(s.by) > maxStruck {
+	if len(s.by) > maxTracked {
 		s.forget(now)
 	}
-	return had.times == cmp.Or(s.most, maxStrikes)
+	return had.times == cmp.Or(s.limit, maxFailures)
 }
 
 // clear forgets the failures of a client that was admitted.
-func (s *strikes) clear(who string) {
+func (s *lockout) clear(who string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.by, who)
 }
 
 // forget drops all clients that are no longer locked out, or else the one with the least time left.
-func (s *strikes) forget(now time.Time) {
+func (s *lockout) forget(now time.Time) {
 	least := ""
 	for who, one := range s.by {
 		if now.After(one.until) {
@@ -75,7 +75,7 @@ func (s *strikes) forget(now time.Time) {
 			least = who
 		}
 	}
-	if len(s.by) > maxStruck {
+	if len(s.by) > maxTracked {
 		delete(s.by, least)
 	}
 }

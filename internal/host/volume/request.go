@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// wish is the parsed document of a requested volume.
-type wish struct {
+// volumeRequest is the parsed document of a requested volume.
+type volumeRequest struct {
 	name                 string
 	capacity, allocation *uint64 // bytes; nil if the document has none
 	format               image.Format
@@ -30,7 +30,7 @@ type wish struct {
 // defaultMode is the mode of a volume's file: it holds a guest's data.
 const defaultMode = 0o600
 
-func parseVolume(doc string, validate bool) (*wish, error) {
+func parseVolume(doc string, validate bool) (*volumeRequest, error) {
 	root, err := xmltree.Parse(doc)
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 		return nil, fault.New(fault.Invalid, fault.XML, "the root is <%s>, not <volume>", root.Name)
 	}
 	target := root.Child("target")
-	w := &wish{name: root.Child("name").Text(), format: image.Format(attr(target.Child("format"), "type")), compat: target.Child("compat").Text()}
+	w := &volumeRequest{name: root.Child("name").Text(), format: image.Format(attr(target.Child("format"), "type")), compat: target.Child("compat").Text()}
 	if err := checkName(fault.Volume, w.name); err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 	if cluster != nil {
 		w.clusterSize = *cluster
 	}
-	if err := w.encrypt(target.Child("encryption")); err != nil {
+	if err := w.readEncryption(target.Child("encryption")); err != nil {
 		return nil, err
 	}
 	if err := w.readFeatures(target.Child("features")); err != nil {
@@ -76,7 +76,7 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 		}
 		w.backing = &image.Backing{Name: path, Format: image.Format(attr(backing.Child("format"), "type"))}
 	}
-	return w, explainLoss(root, w.understood(), &libvirtxml.StorageVolume{}, validate, volumeStatus)
+	return w, refuseIgnored(root, w.supported(), &libvirtxml.StorageVolume{}, validate, volumeStatus)
 }
 
 // compatVersion matches versions of image formats.
@@ -84,7 +84,7 @@ var compatVersion = regexp.MustCompile(`^([0-9]+\.[0-9]+)?$`)
 
 // readFeatures parses the features of an image. A raw image has no features, version or clusters: libvirt
 // ignores them there, and clients such as kcli send them with every volume.
-func (w *wish) readFeatures(features *xmltree.Element) error {
+func (w *volumeRequest) readFeatures(features *xmltree.Element) error {
 	if !compatVersion.MatchString(w.compat) {
 		return fault.New(fault.Invalid, fault.XML, "compat %q is not a version", w.compat)
 	}
@@ -106,12 +106,12 @@ func (w *wish) readFeatures(features *xmltree.Element) error {
 	return nil
 }
 
-// understood returns every supported element, for comparison. Values do not matter there.
-func (w *wish) understood() *xmltree.Element {
-	target := element("target", typed("format", string(w.format)), w.perms.understood(), textElement("compat", "1.1"),
-		bytesElement("clusterSize", w.clusterSize), features(true, true), element("nocow"), allOfEncryption())
+// supported returns every supported element, for comparison. Values do not matter there.
+func (w *volumeRequest) supported() *xmltree.Element {
+	target := element("target", typedElement("format", string(w.format)), w.perms.supported(), textElement("compat", "1.1"),
+		bytesElement("clusterSize", w.clusterSize), features(true, true), element("nocow"), supportedEncryption())
 	return element("volume", textElement("name", w.name), bytesElement("capacity", 0), bytesElement("allocation", 0), target,
-		element("backingStore", textElement("path", "/"), typed("format", "")))
+		element("backingStore", textElement("path", "/"), typedElement("format", "")))
 }
 
 // prefixes are the unit prefixes of sizes, in rising order.

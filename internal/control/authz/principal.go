@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-// Who is a client's identity, from the kernel or from its certificate.
-type Who struct {
+// Principal is a client's identity, from the kernel or from its certificate.
+type Principal struct {
 	// Local says that it is a process of this host, Peer says which one.
 	Local bool
 	Peer  listener.Peer
@@ -17,17 +17,17 @@ type Who struct {
 	Subject, Address string
 }
 
-// LocalWho is the peer of a unix socket.
-func LocalWho(p listener.Peer) Who { return Who{Local: true, Peer: p} }
+// LocalPrincipal is the peer of a unix socket.
+func LocalPrincipal(p listener.Peer) Principal { return Principal{Local: true, Peer: p} }
 
 // Trusted says that the client is root or the daemon's user: it could change the rules itself, so no rule
 // restricts it.
-func (w Who) Trusted() bool {
+func (w Principal) Trusted() bool {
 	return w.Local && w.Peer.Unknown == nil && (w.Peer.UID == 0 || w.Peer.UID == uint32(os.Geteuid()))
 }
 
 // String names the client in errors and in the audit.
-func (w Who) String() string {
+func (w Principal) String() string {
 	if w.Local {
 		return fmt.Sprintf("user %d", w.Peer.UID)
 	}
@@ -43,7 +43,7 @@ type Owner struct {
 }
 
 // Owner returns the party that the client's connections are counted for.
-func (w Who) Owner() Owner {
+func (w Principal) Owner() Owner {
 	switch {
 	case !w.Local:
 		return Owner{Host: origin(w.Address)}
@@ -53,18 +53,18 @@ func (w Who) Owner() Owner {
 	return Owner{UID: w.Peer.UID}
 }
 
-// principal is one line under a rule's "who".
-type principal struct {
+// matcher is one line under a rule's "who".
+type matcher struct {
 	text string
-	is   func(Who) bool
+	is   func(Principal) bool
 }
 
-func isUser(uid uint32) func(Who) bool {
-	return func(w Who) bool { return w.Local && w.Peer.Unknown == nil && w.Peer.UID == uid }
+func isUser(uid uint32) func(Principal) bool {
+	return func(w Principal) bool { return w.Local && w.Peer.Unknown == nil && w.Peer.UID == uid }
 }
 
-func isMember(gid uint32) func(Who) bool {
-	return func(w Who) bool {
+func isMember(gid uint32) func(Principal) bool {
+	return func(w Principal) bool {
 		return w.Local && w.Peer.Unknown == nil && (w.Peer.GID == gid || slices.Contains(w.Peer.Groups, gid))
 	}
 }

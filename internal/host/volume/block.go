@@ -15,25 +15,25 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// carver makes volumes by dividing block devices with the host's tools. All methods but build, destroy, attach
+// blockBackend makes volumes by dividing block devices with the host's tools. All methods but build, destroy, attach
 // and detach run in the pool's lane, so that no two tools change the same storage at once. Tools that change
 // storage get a context that outlives the caller and are bounded only by their own time: a tool that is killed
 // half way leaves a half-done change.
-type carver interface {
+type blockBackend interface {
 	// build and destroy make and remove the storage of an inactive pool.
 	build(ctx context.Context, how Build) error
 	destroy(ctx context.Context) error
 	attach(ctx context.Context) (fresh bool, err error)
 	detach(ctx context.Context) error
 	survey(ctx context.Context) (reading, error)
-	add(ctx context.Context, w *wish) error
+	add(ctx context.Context, w *volumeRequest) error
 	resize(ctx context.Context, v *Volume, size uint64) error
 	// remove refuses a volume that is open, or that another volume needs.
 	remove(ctx context.Context, v *Volume, among []*Volume) error
 }
 
-// carver returns the carver of the pool's devices; nil for a pool of files.
-func (d *definition) carver() carver {
+// blockBackend returns the backend of the pool's devices; nil for a pool of files.
+func (d *definition) blockBackend() blockBackend {
 	switch d.kind {
 	case Logical:
 		return group{d}
@@ -43,21 +43,21 @@ func (d *definition) carver() carver {
 	return nil
 }
 
-func (p *Pool) carver() carver {
+func (p *Pool) blockBackend() blockBackend {
 	d, err := p.active()
 	if err != nil {
 		return nil
 	}
-	return d.carver()
+	return d.blockBackend()
 }
 
 // steady is the context of tools that change storage in the lane.
 func (p *Pool) steady() context.Context { return context.WithoutCancel(p.pools.life) }
 
-// surveyOne surveys a carved pool in the lane and installs the result, including the named volume, although a
+// surveyOne surveys a pool of block devices in the lane and installs the result, including the named volume, although a
 // job works on it.
-func (p *Pool) surveyOne(c carver, d *definition, name string) error {
-	p.lane.beat() // each tool has its own time limit
+func (p *Pool) surveyOne(c blockBackend, d *definition, name string) error {
+	p.lane.progress() // each tool has its own time limit
 	r, err := c.survey(p.pools.life)
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func (p *Pool) surveyOne(c carver, d *definition, name string) error {
 	if p.used != d {
 		return p.inactive()
 	}
-	p.install(r)
+	p.applyReading(r)
 	i, ok := find(r.volumes, name)
 	if ok {
 		p.volumes = with(p.volumes, r.volumes[i])
@@ -79,8 +79,8 @@ func (p *Pool) surveyOne(c carver, d *definition, name string) error {
 	return err
 }
 
-// drawCarved drafts a volume of a carved pool. It is raw and keeps the data that were on its blocks.
-func drawCarved(w *wish, o CreateOptions) (*draft, error) {
+// draftBlockVolume drafts a volume of a block pool. It is raw and keeps the data that were on its blocks.
+func draftBlockVolume(w *volumeRequest, o CreateOptions) (*draft, error) {
 	switch {
 	case o.Metadata:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "a volume on a block device has no metadata to lay out")
@@ -97,22 +97,22 @@ func drawCarved(w *wish, o CreateOptions) (*draft, error) {
 }
 
 // copiedLast are the first bytes of a copy, which hold the partition table, file system and boot loader. They
-// are written last, because neither a record nor a name marks a half-made volume of a carved pool.
+// are written last, because neither a record nor a name marks an incomplete volume of a block pool.
 const copiedLast = 1 << 20
 
-// drawCarvedCopy drafts a volume of a carved pool with the data that a guest would read from another volume.
+// draftBlockCopy drafts a volume of a block pool with the data that a guest would read from another volume.
 // The blocks are zeroed first, because a copy leaves out zeros.
-func (p *Pool) drawCarvedCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+func (p *Pool) draftBlockCopy(sc scope.Scope, w *volumeRequest, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "block devices cannot share blocks; copy without reflink")
 	case w.backing != nil:
 		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy on a block device; omit it to get a full copy")
 	}
-	if origin.locked() {
+	if origin.needsPassphrase() {
 		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy on a block device would not be", origin.Name)
 	}
-	d, err := drawCarved(w, o)
+	d, err := draftBlockVolume(w, o)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +127,7 @@ func (p *Pool) drawCarvedCopy(sc scope.Scope, w *wish, from *Pool, origin *Volum
 			return err
 		}
 		defer chain.Close()
-		if err := p.pools.believe(origin, chain); err != nil {
+		if err := p.pools.checkBacking(origin, chain); err != nil {
 			return err
 		}
 		if err := erase(ctx, f, false, new(job)); err != nil { // and synced: the data that follow are not, at first
@@ -138,14 +138,14 @@ func (p *Pool) drawCarvedCopy(sc scope.Scope, w *wish, from *Pool, origin *Volum
 	return d, nil
 }
 
-// cutTime is how long the maker of a volume waits for the tools. Tests use less.
-var cutTime = answerTime
+// createTime is how long the maker of a volume waits for the tools. Tests use less.
+var createTime = answerTime
 
-// cut makes a volume of a carved pool, and removes it again on failure.
-func (p *Pool) cut(ctx context.Context, d *definition, c carver, w *wish, fill func(context.Context, *os.File) error) error {
+// createBlockVolume makes a volume of a block pool, and removes it again on failure.
+func (p *Pool) createBlockVolume(ctx context.Context, d *definition, c blockBackend, w *volumeRequest, fill func(context.Context, *os.File) error) error {
 	made := &Volume{Name: w.name, Path: filepath.Join(d.target, w.name)}
 	// The context does not end with the caller's, since a volume that is made too late would never be filled.
-	_, err := ask(context.WithoutCancel(ctx), p.lane, cutTime, func() (struct{}, error) {
+	_, err := ask(context.WithoutCancel(ctx), p.lane, createTime, func() (struct{}, error) {
 		if err := c.add(p.steady(), w); err != nil {
 			return struct{}{}, err
 		}
@@ -155,7 +155,7 @@ func (p *Pool) cut(ctx context.Context, d *definition, c carver, w *wish, fill f
 		}
 		return struct{}{}, err
 	}, func(struct{}) {
-		if err := p.takeAway(d, c, made); err != nil {
+		if err := p.removeBlockVolumeInLane(d, c, made); err != nil {
 			p.pools.log.Warn("volume made after its request ended; not removed", "pool", p.name, "volume", w.name, "error", err)
 		}
 	})
@@ -167,10 +167,10 @@ func (p *Pool) cut(ctx context.Context, d *definition, c carver, w *wish, fill f
 		return err
 	}
 	if err = fillNode(ctx, v.Path, w.perms, fill); err == nil {
-		return p.reread(ctx, w.name)
+		return p.refreshVolume(ctx, w.name)
 	}
-	if removed := p.uncut(d, c, v); removed != nil {
-		p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", w.name, "error", removed)
+	if removed := p.removeBlockVolume(d, c, v); removed != nil {
+		p.pools.log.Warn("incomplete volume not removed", "pool", p.name, "volume", w.name, "error", removed)
 	}
 	return err
 }
@@ -190,13 +190,13 @@ func fillNode(ctx context.Context, path string, perms permissions, fill func(con
 	return setPermissions(f, perms, fault.Volume)
 }
 
-// uncut removes a volume of a carved pool.
-func (p *Pool) uncut(d *definition, c carver, v *Volume) error {
-	return tell(context.WithoutCancel(p.pools.life), p.lane, func() error { return p.takeAway(d, c, v) })
+// removeBlockVolume removes a volume of a block pool.
+func (p *Pool) removeBlockVolume(d *definition, c blockBackend, v *Volume) error {
+	return runInLane(context.WithoutCancel(p.pools.life), p.lane, func() error { return p.removeBlockVolumeInLane(d, c, v) })
 }
 
-// takeAway is uncut, in the lane.
-func (p *Pool) takeAway(d *definition, c carver, v *Volume) error {
+// removeBlockVolumeInLane is removeBlockVolume, in the lane.
+func (p *Pool) removeBlockVolumeInLane(d *definition, c blockBackend, v *Volume) error {
 	p.mu.Lock()
 	among := p.volumes
 	p.mu.Unlock()

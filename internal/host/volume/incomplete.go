@@ -13,13 +13,13 @@ import (
 // The record alone is not sufficient. An older store, restored from a backup or a snapshot, has such records
 // of files that were completed since, and inode numbers are reused. So the file is marked too.
 
-// halfMarks are the attributes for the mark: the first one that the file system supports is used.
-var halfMarks = []string{"trusted.lodge.half", "user.lodge.half"}
+// incompleteMarks are the attributes for the mark: the first one that the file system supports is used.
+var incompleteMarks = []string{"trusted.lodge.half", "user.lodge.half"}
 
-// markHalf marks a file as incomplete. If the file system has no such attributes, or no room for one, the
+// markIncomplete marks a file as incomplete. If the file system has no such attributes, or no room for one, the
 // record alone decides.
-func markHalf(f *os.File) (marked bool) {
-	for _, mark := range halfMarks {
+func markIncomplete(f *os.File) (marked bool) {
+	for _, mark := range incompleteMarks {
 		if unix.Fsetxattr(int(f.Fd()), mark, nil, 0) == nil {
 			return true
 		}
@@ -27,14 +27,14 @@ func markHalf(f *os.File) (marked bool) {
 	return false
 }
 
-// isHalf says whether a file is marked as incomplete.
-func isHalf(target, name string) (bool, error) {
+// isIncomplete says whether a file is marked as incomplete.
+func isIncomplete(target, name string) (bool, error) {
 	f, err := openFile(target, name, unix.O_RDONLY)
 	if err != nil {
 		return false, err
 	}
 	defer f.Close()
-	for _, mark := range halfMarks {
+	for _, mark := range incompleteMarks {
 		_, err := unix.Fgetxattr(int(f.Fd()), mark, nil)
 		if err == nil {
 			return true, nil
@@ -46,14 +46,14 @@ func isHalf(target, name string) (bool, error) {
 	return false, nil
 }
 
-// unmarkHalf removes the mark after the record says that the file is complete. The record is what counts.
-func unmarkHalf(target, name string) {
+// unmarkIncomplete removes the mark after the record says that the file is complete. The record is what counts.
+func unmarkIncomplete(target, name string) {
 	f, err := openFile(target, name, unix.O_RDONLY)
 	if err != nil {
 		return
 	}
 	defer f.Close()
-	for _, mark := range halfMarks {
+	for _, mark := range incompleteMarks {
 		_ = unix.Fremovexattr(int(f.Fd()), mark) // only one of them exists
 	}
 }
@@ -63,7 +63,7 @@ func (d *declaration) outdated(target, name string) (bool, error) {
 	if !d.Marked {
 		return false, nil
 	}
-	half, err := isHalf(target, name)
+	half, err := isIncomplete(target, name)
 	if fault.Is(err, fault.NotFound) {
 		return false, nil // there is no data to lose
 	}
