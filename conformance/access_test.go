@@ -58,9 +58,9 @@ func ruled(t *testing.T, rules string) (d *daemon, change func(rules string)) {
 	change = func(rules string) {
 		t.Helper()
 		write(strings.ReplaceAll(rules, "@DIR@", d.dir))
-		before := d.says("rules of access")
+		before := d.says("access rules")
 		d.output(t, "kill", "-HUP", d.pid)
-		eventually(t, "the daemon to take notice of its rules", func() bool { return d.says("rules of access") > before })
+		eventually(t, "the daemon to take notice of its rules", func() bool { return d.says("access rules") > before })
 	}
 	change(rules)
 	return d, change

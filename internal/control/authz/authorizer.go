@@ -70,7 +70,7 @@ func (g *Authorizer) Reload() error {
 	g.rules.Store(r)
 	close(g.changed)
 	g.changed = make(chan struct{})
-	g.Log.Info("the rules of access are in force", "file", g.File, "rules", len(r.list))
+	g.Log.Info("access rules in force", "file", g.File, "rules", len(r.list))
 	return nil
 }
 
