@@ -15,6 +15,7 @@
 # make bench-define  the processor time of definitions with 1,000 devices
 # make vulnerabilities  known vulnerabilities in Lodge's dependencies, from Go's database or VULNDB=URL
 # make generate  generate the Go code of Lodge's own API from api/lodge/v1/lodge.proto
+# make changes join the fragments of docs/changes by area
 # make format  format the sources as check expects
 #
 # crash, clients, soak and nested-host write result, commit and date to docs/runs.
@@ -54,7 +55,7 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # Servers for the tests of the lab's loads. None of these packages starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
-.PHONY: build check format generate lint unit test crash clients soak fuzz nested-host vulnerabilities up down bench bench-define guest lab-image lab-mini lab-compare
+.PHONY: build check format generate lint unit test crash clients soak fuzz nested-host vulnerabilities up down bench bench-define guest lab-image lab-mini lab-compare changes
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/... ./lab/cmd/...
@@ -146,21 +147,24 @@ vulnerabilities: $(VULN)
 format: $(LINT)
 	$(LINT) fmt
 
+changes:
+	@scripts/changes
+
 generate:
 	@scripts/need protobuf-compiler libprotobuf-dev
 	@scripts/generate
 
-# Lint tools are pinned in a module of their own, so that Lodge does not depend
+# Lint tools are pinned in a module of their own, outside of go.work, so that Lodge does not depend
 # on theirs, and built once.
 $(LINT): tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once, about two minutes)"
-	cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	cd tools && GOWORK=off $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 $(RUNNER): tools/go.mod tools/go.sum
-	cd tools && $(GO) build -o $@ gotest.tools/gotestsum
+	cd tools && GOWORK=off $(GO) build -o $@ gotest.tools/gotestsum
 
 $(VULN): tools/go.mod tools/go.sum
-	cd tools && $(GO) build -o $@ golang.org/x/vuln/cmd/govulncheck
+	cd tools && GOWORK=off $(GO) build -o $@ golang.org/x/vuln/cmd/govulncheck
 
 up: build guest
 	@scripts/need $(HOST_PACKAGES) $(CLIENT_PACKAGES)

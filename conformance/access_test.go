@@ -154,7 +154,7 @@ func TestRules_HoldClients(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, operator, "nodedev-dumpxml", link), "access denied")
 	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "user 4244")
 	d.may(t, operator, "resume", "web-1")
-	// A user who may start a guest starts it with the disks that others gave it.
+	// A user with the right to start a guest starts it with the disks that others gave it.
 	disk := d.raw(t, filepath.Join(d.dir, "web.raw"))
 	d.define(t, shape{name: "web-2", devices: "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + disk + "'/><target dev='vda' bus='virtio'/></disk>"})
 	d.may(t, operator, "start", "--paused", "web-2")
@@ -265,7 +265,7 @@ func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 	until("console ended 88")
 }
 
-// A user who may define guests tries to read files of the host through the disks of those guests.
+// A user with the right to define guests tries to read files of the host through the disks of those guests.
 // Promise: A3
 func TestRules_DefinitionsCannotBypass(t *testing.T) {
 	needs(t)

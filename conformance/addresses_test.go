@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The test defines guests with devices whose addresses are easy to get wrong. The addresses must be those that
+// The test defines guests with devices that easily get a wrong address. The addresses must be those that
 // libvirt chooses, and QEMU must start with them.
 // Promise: G9
 func TestAddresses_GuestsStart(t *testing.T) {

@@ -36,7 +36,7 @@ func imageTool(t *testing.T, name string, args ...string) {
 	}
 }
 
-// layeredGuest runs a guest whose disk vda has a chain of three images. It returns also a flat copy of the disk.
+// layeredGuest runs a guest with a chain of three images on disk vda. It also returns a flat copy of the disk.
 func (d *daemon) layeredGuest(t *testing.T) (g *guest, like string) {
 	t.Helper()
 	top := d.images(t, "low", "mid", "top")

@@ -39,7 +39,7 @@ var documentedStatistics = []struct {
 	{libvirt.DomainStatsIothread, `iothread\.\d+\.poll-(grow|shrink)`, uint32(0)},
 }
 
-// undocumented says what is wrong with a statistic that was requested with these groups; empty: nothing.
+// undocumented describes the fault of a statistic that was requested with these groups; empty: it has none.
 func undocumented(p libvirt.TypedParam, groups libvirt.DomainStatsTypes) string {
 	for _, d := range documentedStatistics {
 		if groups&d.group == 0 || !regexp.MustCompile("^"+d.names+"$").MatchString(p.Field) {

@@ -643,7 +643,7 @@ func (s *storm) quiet(t *testing.T) {
 }
 
 // leftover matches a goroutine that serves one guest, client or network.
-var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/internal/(guest(/\w+)?\.\(\*(Guest|Instance|run|launching|job)\)|` +
+var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/internal/(guest(/\w+)?\.(\(\*(Guest|Instance|Launch|Job|WarmPool|Sampler)\)|loop|run)|` +
 	`host/network\.\(\*Network\)|mechanism/(qmp|agent|fsguard)\.)`)
 
 // idle looks for goroutines of guests in the goroutine dump of an ended daemon.

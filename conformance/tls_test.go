@@ -110,7 +110,7 @@ func (a *authority) revoke(path string, serial int64) {
 	a.save(path, "X509 CRL", der)
 }
 
-// startAfar starts a daemon that listens for remote clients as the flags say, with an authority whose files are in
+// startAfar starts a daemon that listens for remote clients as the flags say. Its authority's files are in
 // pki. Its rules let alice see and start guests of one name.
 func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki string) {
 	t.Helper()
@@ -130,9 +130,9 @@ func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki str
 // hangUp sends SIGHUP: the daemon reloads its rules and certificates.
 func (d *daemon) hangUp(t *testing.T) {
 	t.Helper()
-	before := d.says("the certificates were read anew")
+	before := d.says("certificates reloaded")
 	d.output(t, "kill", "-HUP", d.pid)
-	eventually(t, "the certificates to be reloaded", func() bool { return d.says("the certificates were read anew") > before })
+	eventually(t, "the certificates to be reloaded", func() bool { return d.says("certificates reloaded") > before })
 }
 
 // visitor starts a client that stays connected, and waits for its first line. The returned function waits until

@@ -274,7 +274,7 @@ func playDead(dir string) {
 	os.Exit(0)
 }
 
-// hang starts clients that call hanging parts. Each call must end at its deadline and say what it waited for. The
+// hang starts clients that call hanging parts. Each call must end at its deadline and name the part it waited for. The
 // channel delivers an error for each call that does not.
 func (w *wedge) hang(t *testing.T) <-chan error {
 	t.Helper()
@@ -291,7 +291,7 @@ func (w *wedge) hang(t *testing.T) <-chan error {
 		}[i/wedgeStuck%5])
 	}
 	calls = append(calls,
-		hung{"clone", func() error { return w.clone(w.connect(t)) }, `qemu-img was ended: its process \d+ has been stopped by a signal for 30s`},
+		hung{"clone", func() error { return w.clone(w.connect(t)) }, `qemu-img was killed: its process \d+ has been stopped by a signal for 30s`},
 		hung{"start on a dead disk", func() error {
 			l := w.connect(t)
 			g, err := l.DomainLookupByName("onDead")
@@ -309,7 +309,7 @@ func (w *wedge) hang(t *testing.T) <-chan error {
 	return ends
 }
 
-// judge makes the call and returns what is wrong with its end.
+// judge makes the call and returns an error unless the call ends as it must.
 func (c hung) judge() error {
 	begun := time.Now()
 	err := c.do()

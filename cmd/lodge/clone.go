@@ -51,7 +51,7 @@ makes new SSH host keys and a new machine ID, and fresh random bytes.`,
 	return c
 }
 
-// seedFlags say what is on the seeds of clones, by the names of files.
+// seedFlags are the flags for the content of clones' seed images. The strings name files.
 type seedFlags struct {
 	wanted                  bool
 	userData, networkConfig string

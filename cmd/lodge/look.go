@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
-// daemonFlags say which daemon is meant.
+// daemonFlags name the daemon to connect to.
 type daemonFlags struct{ socket, host, pki string }
 
 const defaultSocket = "/run/lodge/lodge.sock"
@@ -33,7 +33,7 @@ func (d *daemonFlags) dial() *cli.Client {
 	return cli.Dial(d.socket)
 }
 
-// lookCommands are those that change nothing.
+// lookCommands are the commands that change nothing.
 func lookCommands(d *daemonFlags) []*cobra.Command {
 	return []*cobra.Command{psCommand(d), checkCommand(d), whyCommand(d), topCommand(d), eventsCommand(d), queueCommand(d), statusCommand(d)}
 }
@@ -116,7 +116,7 @@ marked stale.
 	return c
 }
 
-// live runs the table on the terminal, which gives each key as it is pressed.
+// live runs the table on the terminal, which delivers each key as it is pressed.
 func live(ctx context.Context, top *cli.Top) error {
 	stdin := int(os.Stdin.Fd())
 	pressed := make(chan byte)

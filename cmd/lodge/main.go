@@ -1,5 +1,5 @@
-// Command lodge is the command line: it reads flags, hands them to the rooms
-// that do the work, and shows what they say.
+// Command lodge is the command line: it reads flags, hands them to the packages
+// that do the work, and shows the results.
 package main
 
 import (
@@ -36,17 +36,17 @@ func main() {
 	os.Exit(int(cli.StatusOf(err)))
 }
 
-// unusable makes an error that of a command which was called wrongly.
+// unusable marks an error as one of wrong usage of a command.
 func unusable(err error) error { return cli.AsUnusable(err) }
 
-// wants checks how many arguments a command was given, and says how it is called.
+// wants checks the number of a command's arguments; its error shows the usage.
 func wants(arguments cobra.PositionalArgs) cobra.PositionalArgs { return cli.Wants(arguments) }
 
 func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:           "lodge",
 		Short:         "Work on whole sets of KVM guests, look at hosts, and measure them",
-		Args:          wants(cobra.NoArgs), // of a name that is no command, too
+		Args:          wants(cobra.NoArgs), // also refuses a name that is no command
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,

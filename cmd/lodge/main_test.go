@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
-// lodge runs the command line and gives what it prints.
+// lodge runs the command line and returns its output.
 func lodge(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer

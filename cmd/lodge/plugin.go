@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// plugins are the commands that other programs hold, which come with Lodge. The text says what
-// to do where the program is missing.
+// plugins are the commands that come with Lodge as programs of their own. The text says what
+// to do if the program is missing.
 var plugins = []struct{ name, short, program, missing string }{
 	{"lab", "Measure a daemon that speaks libvirt's protocol: Lodge's, libvirt's or another", "lodge-lab", "build it with `make build`"},
 	{"import", "Define what an /etc/libvirt tree or an export holds", "lodged", "install the daemon on this host"},
@@ -27,24 +27,24 @@ func pluginCommands() []*cobra.Command {
 		all = append(all, &cobra.Command{
 			Use:                p.name,
 			Short:              p.short,
-			DisableFlagParsing: true, // flags are the program's, --help too
+			DisableFlagParsing: true, // the program parses its flags, also --help; it takes lodge's global ones
 			RunE: func(_ *cobra.Command, args []string) error {
 				path, err := findProgram(p.program)
 				if err != nil {
 					return unusable(fmt.Errorf("`lodge %s` needs %s, which is neither beside lodge nor on PATH: %s, and put it there", p.name, p.program, p.missing))
 				}
 				if p.program == "lodged" {
-					args = append([]string{p.name}, args...)
+					return become(path, append([]string{"lodge", p.name}, args...)) // its errors begin with "lodge:"
 				}
-				return become(path, args)
+				return become(path, append([]string{path}, args...))
 			},
 		})
 	}
 	return all
 }
 
-// runPlugin becomes lodge-NAME where the first argument names no command of root's and there
-// is such a program. It returns where there is none.
+// runPlugin executes lodge-NAME if the first argument names no command of root's and there
+// is such a program. It returns nil if there is none.
 func runPlugin(root *cobra.Command, args []string) error {
 	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") || strings.ContainsRune(args[0], filepath.Separator) {
 		return nil
@@ -54,17 +54,17 @@ func runPlugin(root *cobra.Command, args []string) error {
 	}
 	path, err := findProgram("lodge-" + args[0])
 	if err != nil {
-		return nil // and what was meant is told by the root command
+		return nil // the root command reports the unknown command
 	}
-	return become(path, args[1:])
+	return become(path, append([]string{path}, args[1:]...))
 }
 
-// isBuiltIn tells the commands that cobra adds when it runs.
+// isBuiltIn reports whether cobra adds the command when it runs.
 func isBuiltIn(name string) bool {
 	return name == "help" || name == "completion" || strings.HasPrefix(name, cobra.ShellCompRequestCmd)
 }
 
-// own gives the path of this program; links are followed.
+// own returns the path of this program, with links followed.
 var own = func() (string, error) {
 	path, err := os.Executable()
 	if err != nil {
@@ -73,8 +73,8 @@ var own = func() (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// findProgram looks beside this program first, where those of the same build lie, and then on
-// PATH.
+// findProgram looks in this program's folder first, which holds the programs of the same build,
+// and then on PATH.
 func findProgram(name string) (string, error) {
 	if self, err := own(); err == nil {
 		beside, err := exec.LookPath(filepath.Join(filepath.Dir(self), name))
@@ -89,8 +89,9 @@ func findProgram(name string) (string, error) {
 	return path, err
 }
 
-// become runs a program in the place of this one. It returns only when that fails.
-var become = func(path string, args []string) error {
-	err := syscall.Exec(path, append([]string{path}, args...), os.Environ())
+// become executes a program in place of this one. argv[0] is the name that it is called by. It
+// returns only if that fails.
+var become = func(path string, argv []string) error {
+	err := syscall.Exec(path, argv, os.Environ())
 	return fmt.Errorf("cannot run %s: %w", path, err)
 }

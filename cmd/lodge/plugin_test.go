@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
-// place makes this program lie in a folder of its own, with another folder on PATH, and gives
-// both. Programs are not run: calls tells what would have been.
+// place makes the test believe that this program lies in a folder of its own, with another folder
+// on PATH. It returns both. Programs are not run: calls reports those that would be, with their arguments.
 func place(t *testing.T) (beside, onPath string, calls *[]string) {
 	t.Helper()
 	beside, onPath, calls = t.TempDir(), t.TempDir(), &[]string{}
@@ -20,8 +20,8 @@ func place(t *testing.T) (beside, onPath string, calls *[]string) {
 	wasOwn, wasBecome := own, become
 	t.Cleanup(func() { own, become = wasOwn, wasBecome })
 	own = func() (string, error) { return filepath.Join(beside, "lodge"), nil }
-	become = func(path string, args []string) error {
-		*calls = append([]string{path}, args...)
+	become = func(path string, argv []string) error {
+		*calls = append([]string{path}, argv...)
 		return errors.New("replaced")
 	}
 	return beside, onPath, calls
@@ -40,7 +40,7 @@ func TestPlugin_OnPathAndBeside(t *testing.T) {
 	beside, onPath, calls := place(t)
 	want := program(t, onPath, "lodge-extra", 0o755)
 	args := []string{"extra", "--flag", "x", "--help"}
-	if err := runPlugin(command(), args); err == nil || !slices.Equal(*calls, append([]string{want}, args[1:]...)) {
+	if err := runPlugin(command(), args); err == nil || !slices.Equal(*calls, append([]string{want, want}, args[1:]...)) {
 		t.Errorf("on PATH: %v, %q", err, *calls)
 	}
 	program(t, beside, "lodge-extra", 0o644) // cannot be run
@@ -80,10 +80,11 @@ func TestPlugin_ThatComesWithLodge(t *testing.T) {
 	}
 	lab, daemon := program(t, beside, "lodge-lab", 0o755), program(t, beside, "lodged", 0o755)
 	for _, c := range []struct{ args, want []string }{
-		{[]string{"lab", "run", "tile", "--fit"}, []string{lab, "run", "tile", "--fit"}},
-		{[]string{"lab", "--help"}, []string{lab, "--help"}},
-		{[]string{"store", "check", "--data", "x"}, []string{daemon, "store", "check", "--data", "x"}},
-		{[]string{"--socket", "s", "import", "tree"}, []string{daemon, "import", "--socket", "s", "tree"}},
+		{[]string{"lab", "run", "tile", "--fit"}, []string{lab, lab, "run", "tile", "--fit"}},
+		{[]string{"lab", "--help"}, []string{lab, lab, "--help"}},
+		{[]string{"store", "check", "--data", "x"}, []string{daemon, "lodge", "store", "check", "--data", "x"}},
+		{[]string{"--host", "h", "--pki=p", "store", "check"}, []string{daemon, "lodge", "store", "--host", "h", "--pki=p", "check"}},
+		{[]string{"--socket", "s", "import", "tree"}, []string{daemon, "lodge", "import", "--socket", "s", "tree"}},
 	} {
 		if _, err := lodge(t, c.args...); err == nil || !slices.Equal(*calls, c.want) {
 			t.Errorf("lodge %q: %v, runs %q, want %q", c.args, err, *calls, c.want)

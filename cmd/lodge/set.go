@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
-// setFlags are those of every command that works on a set.
+// setFlags are the flags of every command that works on a set.
 type setFlags struct {
 	daemon  *daemonFlags
 	request lodgev1.ActRequest
@@ -191,7 +191,7 @@ func (f *setFlags) follow(c *cobra.Command, verb, what string, open func(context
 	return set.Follow(c.Context(), func(ctx context.Context) (*connect.ServerStreamForClient[lodgev1.Step], error) { return open(ctx, d) })
 }
 
-// width is that of the terminal behind w; 0 where there is none.
+// width is the width of the terminal behind w, in columns; 0 if w is no terminal.
 func width(w io.Writer) int {
 	file, ok := w.(*os.File)
 	if !ok {

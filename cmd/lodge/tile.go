@@ -58,7 +58,7 @@ Each is made whole or not at all.`,
 	return c
 }
 
-// addForTiles adds the flags that making and removing tiles heed.
+// addForTiles adds the flags for making and removing tiles.
 func (f *setFlags) addForTiles(c *cobra.Command) {
 	c.Flags().BoolVar(&f.request.DryRun, "dry-run", false, "say what would be done, and do nothing")
 	c.Flags().BoolVar(&f.json, "json", false, "show the plan, each result and the summary as lines of JSON")
@@ -84,7 +84,7 @@ them. TILE is SET, SET/NUMBER, or a glob of that.`,
 	return c
 }
 
-// tileVerbCommand does a verb to all guests of tiles.
+// tileVerbCommand returns a command that applies a verb to all guests of tiles.
 func tileVerbCommand(d *daemonFlags, name, verb, short string) *cobra.Command {
 	f := &setFlags{daemon: d}
 	c := &cobra.Command{

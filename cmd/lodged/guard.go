@@ -20,19 +20,19 @@ import (
 
 // openAuthenticator makes the authenticator of clients, and reports whether every user on the
 // host may connect and be asked.
-func (o *options) openAuthenticator(ctx context.Context, gate *authz.Gate, log *slog.Logger) (r *authz.Reception, everybody bool, err error) {
+func (o *options) openAuthenticator(ctx context.Context, gate *authz.Authorizer, log *slog.Logger) (r *authz.Authenticator, everybody bool, err error) {
 	switch o.auth {
 	case authGroup:
-		return authz.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
+		return authz.NewAuthenticator(gate, nil, o.tlsAllow, log), gate.HasRules(), nil
 	case authPolkit:
-		return authz.NewReception(gate, polkit.New(), o.tlsAllow, log), true, nil
+		return authz.NewAuthenticator(gate, polkit.New(), o.tlsAllow, log), true, nil
 	case authAuto:
-		if !gate.Ruled() && o.hasPolkit(ctx, log) {
-			r := authz.NewReception(gate, polkit.New(), o.tlsAllow, log)
-			r.AskLast(o.groups())
+		if !gate.HasRules() && o.hasPolkit(ctx, log) {
+			r := authz.NewAuthenticator(gate, polkit.New(), o.tlsAllow, log)
+			r.AskPolkitLast(o.groups())
 			return r, true, nil
 		}
-		return authz.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
+		return authz.NewAuthenticator(gate, nil, o.tlsAllow, log), gate.HasRules(), nil
 	}
 	return nil, false, errors.New("--auth must be auto, group or polkit")
 }
@@ -90,7 +90,7 @@ func catchHangUps() <-chan os.Signal {
 
 // reloadOnHangUp reloads rules, audit file and certificates at each SIGHUP. After an
 // error the old content stays in use.
-func reloadOnHangUp(ctx context.Context, hangUps <-chan os.Signal, log *slog.Logger, gate *authz.Gate, audit *authz.Audit, certificates *listener.Certificates) {
+func reloadOnHangUp(ctx context.Context, hangUps <-chan os.Signal, log *slog.Logger, gate *authz.Authorizer, audit *authz.Audit, certificates *listener.Certificates) {
 	for {
 		select {
 		case <-hangUps:

@@ -68,7 +68,7 @@ alone, 1 when some failed, and 2 when the directory or the daemon cannot be used
 	}
 	c.Flags().StringVar(&socket, "socket", of, "`path` of the socket of Lodge's own API; also from LODGE_SOCKET")
 	c.Flags().StringVar(&elsewhere, "host", "", "refused: import works on the host that it is run on")
-	_ = c.Flags().MarkHidden("host") // lodge has it for its other commands
+	_ = c.Flags().MarkHidden("host") // lodge's other commands have it; here it is refused
 	c.Flags().StringVar(&address, "connect", "", "the daemon's libvirt `socket` or URI (default: libvirt-sock beside --socket)")
 	return c
 }
@@ -91,14 +91,14 @@ func importTree(c *cobra.Command, dir string, o importer.Options) error {
 	return nil
 }
 
-// host is the daemon, by libvirt's protocol, and by its own for what that has no words for;
-// nil: it may be another's.
+// host is the daemon that receives the import, over libvirt's protocol, and over Lodge's own
+// for requests that libvirt's lacks; nil: the daemon may not be Lodge.
 type host struct {
 	conn *remote.Conn
 	own  *cli.Client
 }
 
-// The codes by which a daemon says that there is no such object.
+// The error codes of a daemon that has no such object.
 var absent = map[int32]bool{42: true, 43: true, 49: true, 66: true}
 
 func (h host) Known(ctx context.Context, s importer.Sort, name string) (bool, error) {
@@ -145,7 +145,7 @@ func (h host) Define(ctx context.Context, s importer.Sort, doc string, t importe
 	return "", fmt.Errorf("no definitions are of sort %q", s)
 }
 
-// defineNetwork defines one in the place of another of its name, too.
+// defineNetwork defines a network, also in place of another with its name.
 func (h host) defineNetwork(ctx context.Context, doc string, t importer.Traits) error {
 	made, err := h.addNetwork(ctx, doc)
 	if refusal, ok := errors.AsType[*remote.Error](err); ok && refusal.Code == otherUUID && t.Replaces != "" {
@@ -157,9 +157,10 @@ func (h host) defineNetwork(ctx context.Context, doc string, t importer.Traits) 
 	return h.startNetworkWithHost(ctx, made)
 }
 
-// replaceNetwork defines a network in the place of one with its name and another UUID, beside
-// which it was refused: every libvirt and every Lodge makes a network "default", each with a UUID
-// of its own. The other goes first, unless it runs, and is back as it was where this is refused.
+// replaceNetwork defines a network in place of one with its name and another UUID, after the
+// daemon refused to have both. Every libvirt and every Lodge makes a network "default", each with
+// its own UUID. The other network is undefined first, unless it runs. If the new one is then
+// refused, the other is defined again as it was.
 func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal error) (made xdr.Network, err error) {
 	var there xdr.WithNetwork
 	var active xdr.WithActive
@@ -178,7 +179,7 @@ func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal erro
 	if err == nil {
 		err = h.conn.Call(ctx, xdr.ProcNetworkGetAutostart, &there, &starts)
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing) // whoever gives up now has one of the two
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing) // if the client gives up now, one of the two networks is still defined
 	defer stop()
 	if err == nil {
 		err = h.conn.Call(ctx, xdr.ProcNetworkUndefine, &there, nil)
@@ -196,7 +197,7 @@ func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal erro
 	return made, errors.Join(err, lost)
 }
 
-// replacing bounds what is not left off in the middle.
+// replacing bounds the time of a replacement, which must not stop in the middle.
 const replacing = 30 * time.Second
 
 func (h host) addNetwork(ctx context.Context, doc string) (xdr.Network, error) {
@@ -209,7 +210,7 @@ func (h host) startNetworkWithHost(ctx context.Context, n xdr.Network) error {
 	return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: n, Autostart: true}, nil)
 }
 
-// otherUUID is the code by which a daemon refuses a name that another object has.
+// otherUUID is the error code of a daemon if another object has the name.
 const otherUUID = 9
 
 func (h host) defineDomain(ctx context.Context, doc string, t importer.Traits) (did string, err error) {
@@ -233,8 +234,8 @@ func (h host) defineDomain(ctx context.Context, doc string, t importer.Traits) (
 	return did, h.conn.Call(ctx, xdr.ProcDomainSetAutostart, &xdr.WithDomainAutostart{Domain: made.Domain, Autostart: true}, nil)
 }
 
-// placeVariables gives a domain that was just defined its UEFI variables. One that was not there
-// before and cannot have them is undefined again: its start would make it new ones.
+// placeVariables gives a domain that was just defined its UEFI variables. If it cannot have them
+// and did not exist before, it is undefined again: its start would make new variables.
 func (h host) placeVariables(ctx context.Context, made xdr.Domain, t importer.Traits) (did string, err error) {
 	var is xdr.WithXML
 	err = h.conn.Call(ctx, xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Domain: made, Flags: inactiveXML}, &is)
@@ -255,7 +256,7 @@ func (h host) placeVariables(ctx context.Context, made xdr.Domain, t importer.Tr
 	return "", err
 }
 
-// Flags of libvirt's: the stored definition's XML, and to keep the UEFI variables.
+// Flags of libvirt: for the XML of the stored definition, and to keep the UEFI variables.
 const (
 	inactiveXML = 2
 	keepNVRAM   = 8

@@ -77,7 +77,7 @@ func (l *lines) write() {
 	}
 }
 
-// flush waits up to linesLast until the queue is written.
+// flush waits up to flushTimeout until the queue is written.
 func (l *lines) flush() {
 	done, late := make(chan struct{}), time.After(flushTimeout)
 	select {

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"syscall"
 
@@ -36,17 +37,27 @@ func main() {
 	stdlog.SetOutput(logOutput) // for libraries
 	defer logOutput.flush()
 	if err := command().ExecuteContext(ctx); err != nil {
-		_, _ = fmt.Fprintln(logOutput, "lodged:", err)
+		_, _ = fmt.Fprintln(logOutput, calledAs()+":", err)
 		logOutput.flush()
 		stop()
 		os.Exit(int(cli.StatusOf(err)))
 	}
 }
 
+// calledAs is the program that the user called, for errors and help. `lodge` gives its name as the first
+// argument when it becomes this program.
+func calledAs() string {
+	if filepath.Base(os.Args[0]) == "lodge" {
+		return "lodge"
+	}
+	return "lodged"
+}
+
 func command() *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use:           "lodged",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: calledAs()},
 		Short:         "Keep this host's KVM guests, and serve them to every libvirt client",
 		Version:       version,
 		Args:          cobra.NoArgs,
@@ -81,7 +92,11 @@ func command() *cobra.Command {
 	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "resume guests that were paused because the host's disk is full once there is space")
 	f.BoolVar(&o.rng, "give-rng", true, "give new guests a virtio-rng with /dev/urandom if their definitions have none")
 	f.StringVar(&o.level, "log-level", "info", "lowest `level` that is logged: debug, info, warn, error")
-	c.AddCommand(storeCommand(), importCommand(), probeCommand())
+	for _, handed := range []*cobra.Command{storeCommand(), importCommand(), probeCommand()} {
+		cli.TakeGlobalFlags(handed)
+		handed.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.AsUnusable(err) })
+		c.AddCommand(handed)
+	}
 	c.CompletionOptions.DisableDefaultCmd = true
 	return c
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/daemon"
 	"github.com/lodge-kvm/lodge/internal/edge/api"
 	"github.com/lodge-kvm/lodge/internal/edge/libvirt"
+	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
@@ -74,7 +75,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if _, err := notify.SdNotify(false, notify.SdNotifyReady); err != nil {
 		log.Warn("cannot tell systemd that the daemon is ready", "error", err)
 	}
-	d.Guests.Autostart(ctx)
+	guest.Autostart(ctx, d.Guests)
 	err = served.Wait()
 	if _, err := notify.SdNotify(false, notify.SdNotifyStopping); err != nil {
 		log.Warn("cannot tell systemd that the daemon is stopping", "error", err)
@@ -135,7 +136,7 @@ func (o *options) gid() int {
 	return 0
 }
 
-// groups returns the groups whose members may use the read-write socket.
+// groups returns the IDs of the groups with access to the read-write socket.
 func (o *options) groups() []uint32 {
 	g, err := user.LookupGroup(o.group)
 	if err != nil {

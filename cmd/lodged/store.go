@@ -94,7 +94,7 @@ func repair(w io.Writer, data string) error {
 	if aside == "" {
 		return showReport(w, r)
 	}
-	_ = showReport(w, r) // that it is damaged is why we are here
+	_ = showReport(w, r) // a damaged store is expected here
 	fmt.Fprintln(w, "repaired; the damaged file is kept as", aside)
 	return nil
 }

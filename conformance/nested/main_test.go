@@ -50,7 +50,7 @@ type machine struct {
 	t *testing.T
 }
 
-// begin returns the host, rewound to the state in which lodged was ready. After a failed test it keeps the host's
+// begin returns the host, rewound to the state where lodged was ready. After a failed test it keeps the host's
 // logs.
 func begin(t *testing.T) *machine {
 	t.Helper()

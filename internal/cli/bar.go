@@ -16,14 +16,14 @@ type bar struct {
 	began time.Time
 
 	total, ended, failed int
-	note                 string // what is being waited for, besides
+	note                 string // shown after the figures, such as "cancelled"
 	shown                bool
 }
 
 // text gives the line, no wider than the terminal.
 func (b *bar) text(now time.Time) string {
 	figures := fmt.Sprintf(" %d", b.ended)
-	if b.total > 0 { // nobody knows how many tiles a glob means
+	if b.total > 0 { // unknown for the tiles that a glob selects
 		figures += fmt.Sprintf("/%d", b.total)
 	}
 	if b.failed > 0 {

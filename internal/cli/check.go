@@ -18,8 +18,8 @@ func (c *Client) Check(ctx context.Context, selectors []string, out io.Writer) e
 	return err
 }
 
-// Why shows what the daemon chose for the chosen guests by itself, a line each, with
-// the reason and how to undo it. The error is an *Ending.
+// Why shows the settings that the daemon chose for the selected guests without being
+// asked. Each is one line, with the reason and how to undo it. The error is an *Ending.
 func (c *Client) Why(ctx context.Context, selectors []string, out io.Writer) error {
 	_, err := c.tell(ctx, selectors, out, (*lodgev1.Guest).GetDecisions)
 	return err

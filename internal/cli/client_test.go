@@ -26,13 +26,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	time.Local = time.UTC // what is shown is compared with what was shown elsewhere
+	time.Local = time.UTC // the golden files were written in UTC
 	goleak.VerifyTestMain(m)
 }
 
 var update = flag.Bool("update", false, "write what the commands show to testdata")
 
-// golden compares what is shown with what was looked at and found good.
+// golden compares the output with a recorded one that a person has checked.
 func golden(t *testing.T, name, shown string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -153,7 +153,7 @@ func summary(s *lodgev1.Summary) *lodgev1.Step {
 	return &lodgev1.Step{Step: &lodgev1.Step_Summary{Summary: s}}
 }
 
-// follow follows a set and gives what is shown on both outputs.
+// follow follows a set and returns the text of both outputs.
 func follow(t *testing.T, d *daemon, change func(*Set)) (out, errs string, status Status) {
 	t.Helper()
 	c := d.dial(t)
@@ -442,7 +442,7 @@ func TestAStrangerOnTheSocketIsNamed(t *testing.T) {
 	}
 }
 
-// TestADaemonThatDiesIsNamed lets the connection break amid a set.
+// TestADaemonThatDiesIsNamed lets the connection break in the middle of a set.
 func TestADaemonThatDiesIsNamed(t *testing.T) {
 	d := &daemon{steps: []*lodgev1.Step{plan(1), summary(&lodgev1.Summary{})}, held: make(chan struct{})}
 	c := d.dial(t)

@@ -55,7 +55,8 @@ func queueSummary(q *lodgev1.StartQueueResponse) string {
 	return text
 }
 
-// operationTable shows what is done in several steps, and for how long it has been at its step.
+// operationTable shows the operations that take several steps. AGE is the time since the
+// present step began.
 func operationTable(q *lodgev1.StartQueueResponse, now time.Time) *table {
 	t := &table{titles: []string{"NAME", "OPERATION", "STATE", "STEP", "AGE ", "REASON"}}
 	for _, o := range q.GetOperations() {

@@ -109,7 +109,7 @@ func told(err error) (text, kind string) {
 	if known, ok := errors.AsType[*fault.Error](err); ok {
 		return known.Error(), known.Kind.String()
 	}
-	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) { // amid a stream
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) { // in the middle of a stream
 		return "the daemon has gone: the connection to it broke", fault.Failed.String()
 	}
 	failed, ok := errors.AsType[*connect.Error](err)
@@ -129,8 +129,8 @@ func told(err error) (text, kind string) {
 // Status is what a command says to the one who called it.
 type Status int
 
-// The statuses. Unusable is for what was asked wrongly, and for selectors that
-// choose nobody.
+// The statuses. Unusable is for a request that makes no sense, and for selectors
+// that match no guest.
 const (
 	AllDone Status = iota
 	SomeFailed

@@ -1,9 +1,9 @@
-// Package cli is the other end of Lodge's own API: it dials the daemon, follows
-// sets of guests to their end, and shows what it is told as tables, lines, a
-// progress bar, a live table, or JSON lines.
+// Package cli is the client of Lodge's own API: it dials the daemon, follows
+// operations on sets of guests to their end, and shows the answers as tables,
+// lines, a progress bar, a live table, or JSON lines.
 //
-// It speaks the public API only, and is what command lodge is made of. What
-// belongs here: what a user sees, and what becomes of an interrupt. What does
-// not: flags (cmd/lodge), and any knowledge of guests that the daemon did not
-// tell.
+// It speaks the public API only. Command lodge is built from it. The package
+// owns the output that a user sees and the handling of interrupts. It does not
+// own the flags (cmd/lodge), and knows nothing of guests but what the daemon
+// reports.
 package cli

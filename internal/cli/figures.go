@@ -61,7 +61,7 @@ func ago(since *timestamppb.Timestamp, now time.Time) string {
 	return span(d)
 }
 
-// orNone stands in for what is empty.
+// orNone returns the text, or the sign for none if it is empty.
 func orNone(text string) string {
 	if text == "" {
 		return none
@@ -79,5 +79,5 @@ func Clean(text string) string {
 	}, text)
 }
 
-// sentence cleans what was said in so many words, which may be several lines.
+// sentence cleans a text of the daemon for the terminal, and joins its lines with "; ".
 func sentence(text string) string { return Clean(strings.ReplaceAll(text, "\n", "; ")) }

@@ -15,7 +15,8 @@ import (
 // DefaultPort is where daemons take clients of other hosts.
 const DefaultPort = "16515"
 
-// Certificates are the files by which a host and its client know each other.
+// Certificates are the paths of the files with which a TLS client and a host prove
+// their identities: the certificate authority, the client's certificate, and its key.
 type Certificates struct{ Authority, Own, Key string }
 
 // CertificatesBelow are those of a folder like the pkipath of libvirt's clients. Without

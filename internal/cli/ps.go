@@ -12,14 +12,15 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 )
 
-// The forms in which guests are listed.
+// The output formats of List.
 const (
 	Narrow = "table"
 	Wide   = "wide"
 	JSON   = "json"
 )
 
-// List shows what is known of the chosen guests; with no selector, of all.
+// List shows the selected guests, or all guests if there is no selector. The form is
+// Narrow, Wide or JSON.
 func (c *Client) List(ctx context.Context, selectors []string, form string, out io.Writer) error {
 	answer, err := c.ListGuests(ctx, &lodgev1.ListGuestsRequest{Select: selectors})
 	if err != nil {
@@ -94,7 +95,8 @@ func wait(w *lodgev1.Wait, now time.Time) string {
 	return w.GetWhat() + " (" + ago(w.GetSince(), now) + ")"
 }
 
-// kept says what becomes of a guest when it or the host stops.
+// kept lists the traits that decide whether a guest survives a stop of itself or of
+// the host: persistent, autostart, saved, template.
 func kept(g *lodgev1.Guest) string {
 	var words []string
 	if g.GetPersistent() {

@@ -13,12 +13,13 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 )
 
-// Set follows one verb through a set of guests and shows what becomes of each.
+// Set follows one verb through a set of guests and shows the result for each.
 type Set struct {
 	Client *Client
-	// Verb is what is done, for the summary.
+	// Verb names the action, for the summary.
 	Verb string
-	// What is being worked on, for the text when there is nothing: "guest", "tile".
+	// What names the kind of object, "guest" or "tile". It is used in the message that
+	// none was selected.
 	What string
 	JSON bool
 	// Quiet shows only what did not go well.
@@ -26,8 +27,8 @@ type Set struct {
 	Out, Err io.Writer
 	// Width is that of the terminal behind Err; 0: it is none.
 	Width int
-	// Interrupts are the user's: the first keeps what has not begun from
-	// beginning, the second leaves at once.
+	// Interrupts are the user's. The first cancels the actions that have not begun,
+	// the second leaves at once.
 	Interrupts <-chan os.Signal
 }
 
@@ -94,7 +95,7 @@ type following struct {
 	plan        *lodgev1.Plan
 	summary     *lodgev1.Summary
 	interrupted bool
-	cancelled   chan error // what came of cancelling; room for one
+	cancelled   chan error // the result of the Cancel call; buffered, holds one
 }
 
 func (f *following) step(step *lodgev1.Step) error {
@@ -136,7 +137,8 @@ func (f *following) show(r *lodgev1.Result) error {
 	return err
 }
 
-// interrupt cancels what has not begun, and the second time leaves.
+// interrupt cancels the actions that have not begun. A second call, or one before the
+// plan has arrived, returns the *Ending with which to leave.
 func (f *following) interrupt(ctx context.Context) error {
 	f.bar.clear()
 	if f.interrupted || f.plan.GetRun() == "" {

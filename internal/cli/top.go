@@ -34,7 +34,8 @@ type usage struct {
 	before *lodgev1.Sample // an older one than the newest; nil: there was none
 }
 
-// columns are the orders in which the table can be sorted, by name and key.
+// columns has the sort orders of the table, by column name. The table keys has the
+// key for each.
 var columns = map[string]func(a, b *usage) int{
 	"cpu":    func(a, b *usage) int { return cmp.Compare(b.cpu(), a.cpu()) },
 	"memory": func(a, b *usage) int { return cmp.Compare(b.GetSample().GetResident(), a.GetSample().GetResident()) },
@@ -158,7 +159,8 @@ func perSecond(bytes float64) string {
 // freshLimit is how long a single look waits for guests to answer.
 const freshLimit = time.Second
 
-// Once shows the table once: what was used between two looks.
+// Once shows the table once. Its figures are the usage between two samples that are
+// t.Every apart.
 func (t *Top) Once(ctx context.Context) error {
 	if err := t.check(); err != nil {
 		return err

@@ -25,6 +25,19 @@ func AsUnusable(err error) error {
 	return &Ending{Status: Unusable, Text: err.Error()}
 }
 
+// TakeGlobalFlags lets a command that `lodge` hands to another program take lodge's global flags: lodge
+// passes them on wherever they stood. They are hidden and do nothing. A flag of the same name that the
+// command, or one below it, has itself is used instead.
+func TakeGlobalFlags(c *cobra.Command) {
+	for _, name := range []string{"socket", "host", "pki"} {
+		if c.Flags().Lookup(name) != nil {
+			continue
+		}
+		c.PersistentFlags().String(name, "", "not used here")
+		_ = c.PersistentFlags().MarkHidden(name) // the flag is there
+	}
+}
+
 // Wants checks how many arguments a command was given, and says how it is called. For a
 // command with commands below it, it says which of them may have been meant.
 func Wants(arguments cobra.PositionalArgs) cobra.PositionalArgs {

@@ -43,7 +43,7 @@ type Config struct {
 	Prepared int
 	// StayFull keeps guests paused that were paused because a disk of the host was full, also once there is space.
 	StayFull bool
-	// GiveRNG adds a virtio-rng to new guests whose definition has none.
+	// GiveRNG adds a virtio-rng to a new guest if its definition has none.
 	GiveRNG bool
 	// Status is the folder where the host's name service looks for guests' addresses; "": a folder below Data.
 	Status string
@@ -85,7 +85,7 @@ type Daemon struct {
 	Pools     *volume.Pools
 	Guests    *guest.Registry
 	Fleet     *fleet.Fleet
-	Gate      *authz.Gate
+	Gate      *authz.Authorizer
 	Audit     *authz.Audit
 
 	config   Config

@@ -28,14 +28,14 @@ import (
 // early client finds their volumes.
 const settleTimeout = 2 * time.Second
 
-// recoverTimeout bounds the time that clients wait for the removal of leftover tiles and clones:
-// a hung file system does not delay them longer, and a tile whose guest has not ended by then stays.
+// recoverTimeout bounds the time that clients wait for the removal of leftover tiles and clones.
+// A hung file system does not delay them longer. A tile stays if its guest has not ended by then.
 const recoverTimeout = 10 * time.Second
 
 var errServing = errors.New("interrupted so that clients are served; it continues after that")
 
-// manyGuests is the number of guests that a host should have room for; lower limits
-// are logged when the daemon starts.
+// manyGuests is the number of guests that a host should be able to run. Limits that are
+// too low for it are logged when the daemon starts.
 const manyGuests = 1000
 
 // openStore locks both directories against other daemons.
@@ -186,7 +186,7 @@ func (d *Daemon) openGuests(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.onClose(func() error { d.Guests.Close(); return nil })
+	d.onClose(func() error { guest.Close(d.Guests); return nil })
 	return nil
 }
 

@@ -12,6 +12,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -58,7 +62,7 @@ func TestStartupPolicy_OptionalDiskIsDropped(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := d.define(small(strings.ReplaceAll(name, " ", "-"), c.disk))
 			events := d.events.Reader()
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 			if got := dropped(t, events); got.Reason != "drop missing on start" || got.OldPath != c.path || got.NewPath != "" || got.Alias == "" {
 				t.Errorf("the event is %+v", got)
 			}
@@ -82,7 +86,7 @@ func TestStartupPolicy_DamagedDiskIsNotDropped(t *testing.T) {
 	damaged := filepath.Join(d.dir, "damaged.qcow2")
 	ok(t, os.WriteFile(damaged, append([]byte("QFI\xfb"), make([]byte, 1<<16)...), 0o600))
 	g := d.define(small("damaged", "<disk type='file'><driver type='qcow2'/><source file='"+damaged+"' startupPolicy='optional'/><target dev='sda' bus='sata'/></disk>"))
-	if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); err == nil || !strings.Contains(err.Error(), damaged) {
+	if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}); err == nil || !strings.Contains(err.Error(), damaged) {
 		t.Errorf("it starts without its disk: %v", err)
 	}
 }
@@ -96,7 +100,9 @@ func TestStartupPolicy_Drives(t *testing.T) {
 	drive := func(policy string) string {
 		return "<disk type='file' device='cdrom'><source file='" + medium + "' startupPolicy='" + policy + "'/><target dev='sda' bus='sata'/><readonly/></disk>"
 	}
-	start := func(g *guest.Guest) error { return g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}) }
+	start := func(g *guest.Guest) error {
+		return launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{})
+	}
 	isEmpty := func(g *guest.Guest, events *event.Reader) {
 		t.Helper()
 		if got := dropped(t, events); got.Reason != "missing on start" || got.OldPath != medium {
@@ -111,7 +117,7 @@ func TestStartupPolicy_Drives(t *testing.T) {
 	fixed := d.define(small("fixed", strings.Replace(strings.Replace(drive("optional"), "device='cdrom'", "", 1), "<readonly/>", "<shareable/>", 1)))
 	for _, g := range []*guest.Guest{requisite, fixed} {
 		ok(t, start(g))
-		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+		ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	}
 	ok(t, os.Remove(medium))
 	events := d.events.Reader()
@@ -120,7 +126,7 @@ func TestStartupPolicy_Drives(t *testing.T) {
 	if err := start(fixed); err == nil || !strings.Contains(err.Error(), medium) {
 		t.Errorf("a guest is restored without its disk: %v", err)
 	}
-	ok(t, requisite.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), requisite, scope.Daemon("a test"), false))
 	if err := start(requisite); err == nil || !strings.Contains(err.Error(), medium) {
 		t.Errorf("a guest boots without a medium that it requires: %v", err)
 	}
@@ -139,14 +145,14 @@ func TestUSB_MissingDevice(t *testing.T) {
 	}
 	for name, policy := range map[string]string{"default": "", "mandatory": " startupPolicy='mandatory'", "requisite": " startupPolicy='requisite'"} {
 		g := d.define(small(name, usb(policy)))
-		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.NotFound, "no USB device 1234:beef")
+		refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.NotFound, "no USB device 1234:beef")
 	}
 	g := d.define(small("optional", usb(" startupPolicy='optional'")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	if text := liveText(t, g); strings.Contains(text, "<hostdev") {
 		t.Errorf("it has the device:\n%s", text)
 	}
-	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), usb(" startupPolicy='optional'"), guest.Affect{Live: true}), fault.NotFound, "no USB device 1234:beef")
-	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), "<hostdev mode='subsystem' type='usb'><source><address bus='7' device='9'/></source></hostdev>", guest.Affect{Live: true}),
+	refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), usb(" startupPolicy='optional'"), machine.Affect{Live: true}), fault.NotFound, "no USB device 1234:beef")
+	refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), "<hostdev mode='subsystem' type='usb'><source><address bus='7' device='9'/></source></hostdev>", machine.Affect{Live: true}),
 		fault.NotFound, "no USB device at bus 7, device 9")
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -22,10 +23,10 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	byName := map[string]*guest.Guest{}
 	for _, name := range []string{"left", "ended", "done", "unmarked"} {
 		byName[name] = d.define(small(name))
-		ok(t, byName[name].SetAutostart(d.ctx(), scope.Daemon("a test"), true))
+		ok(t, guest.SetAutostart(d.ctx(), byName[name], scope.Daemon("a test"), true))
 	}
-	ok(t, byName["ended"].Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, byName["unmarked"].SetAutostart(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), byName["ended"], scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, guest.SetAutostart(d.ctx(), byName["unmarked"], scope.Daemon("a test"), false))
 	pid := d.pid("ended")
 	d.reopen(func() {
 		ok(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -39,12 +40,12 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 		ok(t, s.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", "first"))
 		ok(t, s.Close())
 	})
-	d.Autostart(d.ctx())
+	guest.Autostart(d.ctx(), d.Registry)
 	left := d.again(byName["left"])
 	d.settle(left, domain.Running)
-	ok(t, left.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), left, scope.Daemon("a test"), false))
 	for range 2 { // this daemon has nothing more to start, and the next one neither
-		d.Autostart(d.ctx())
+		guest.Autostart(d.ctx(), d.Registry)
 		for name, g := range byName {
 			g = d.again(g)
 			if v := g.View(); v.State.Active() || g.Job().Kind != domain.JobNone {
@@ -55,7 +56,7 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	}
 	d.boot = "second"
 	d.reopen(func() {})
-	d.Autostart(d.ctx())
+	guest.Autostart(d.ctx(), d.Registry)
 	for _, name := range []string{"left", "ended", "done"} {
 		d.settle(d.again(byName[name]), domain.Running)
 	}
@@ -69,12 +70,12 @@ func TestADamagedNoteOfAnAutostartHoldsForOneBoot(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	g := d.define(small("marked"))
-	ok(t, g.SetAutostart(d.ctx(), scope.Daemon("a test"), true))
+	ok(t, guest.SetAutostart(d.ctx(), g, scope.Daemon("a test"), true))
 	ok(t, d.store.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", []int{1}))
 	for _, boot := range []string{"first", "second"} {
 		d.boot = boot
 		d.reopen(func() {})
-		if d.Autostart(d.ctx()); boot == "first" {
+		if guest.Autostart(d.ctx(), d.Registry); boot == "first" {
 			d.want(d.again(g), domain.ShutOff, domain.ReasonUnknown)
 		}
 	}
@@ -87,9 +88,9 @@ func TestAnAutostartThatFailsIsTold(t *testing.T) {
 	d.boot, d.heard = "first", make(chan string, 1000)
 	d.reopen(func() {})
 	pool, disk := d.shelf()
-	ok(t, d.define(small("without-its-pool", disk)).SetAutostart(d.ctx(), scope.Daemon("a test"), true))
+	ok(t, guest.SetAutostart(d.ctx(), d.define(small("without-its-pool", disk)), scope.Daemon("a test"), true))
 	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
-	d.Autostart(d.ctx())
+	guest.Autostart(d.ctx(), d.Registry)
 	d.logged("cannot start a guest that is marked for autostart", "without-its-pool", "is not active")
 }
 
@@ -105,20 +106,20 @@ func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
 	byName := map[string]*guest.Guest{}
 	for _, name := range []string{"patient", "destroyed", "undefined", "unmarked"} {
 		byName[name] = d.define(small(name, disk))
-		ok(t, byName[name].SetAutostart(d.ctx(), scope.Daemon("a test"), true))
+		ok(t, guest.SetAutostart(d.ctx(), byName[name], scope.Daemon("a test"), true))
 	}
 	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
-	d.Autostart(d.ctx())
+	guest.Autostart(d.ctx(), d.Registry)
 	for name, g := range byName {
 		if words := waiting(t, g, waits); !strings.Contains(words, `pool "shelf" is not active`) || !strings.Contains(words, "virsh destroy "+name) {
 			t.Errorf("%s says: %s", name, words)
 		}
 	}
-	ok(t, byName["destroyed"].Destroy(d.ctx(), scope.Daemon("a test"), false))
-	ok(t, byName["undefined"].Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
-	ok(t, byName["unmarked"].SetAutostart(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), byName["destroyed"], scope.Daemon("a test"), false))
+	ok(t, guest.Undefine(d.ctx(), byName["undefined"], scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.SetAutostart(d.ctx(), byName["unmarked"], scope.Daemon("a test"), false))
 	d.reopen(func() {})
-	d.Autostart(d.ctx())
+	guest.Autostart(d.ctx(), d.Registry)
 	patient := d.again(byName["patient"])
 	waiting(t, patient, waits)
 	pool, err := d.pools.ByName("shelf")

@@ -10,6 +10,11 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/blockjob"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -19,7 +24,7 @@ import (
 func (d *daemon) committing() *guest.Guest {
 	d.t.Helper()
 	g := d.define(small("a", qcow2Disk(d.chain("top", "mid", "base"), "vda")))
-	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(d.t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	return g
 }
 
@@ -54,7 +59,7 @@ func (d *daemon) isReady(g *guest.Guest) {
 	eventually(d.t, "a commit that is ready", func() bool {
 		return strings.Contains(d.shown(g, "vda"), "<mirror type='file' job='active-commit' ready='yes'>")
 	})
-	b, found, err := g.BlockJob(d.ctx(), scope.Daemon("a test"), "vda")
+	b, found, err := blockjob.QueryJob(d.ctx(), g, scope.Daemon("a test"), "vda")
 	if err != nil || !found || b.Kind != "active-commit" || b.Done != b.Total {
 		d.t.Errorf("the job is told as %+v, %v, %v", b, found, err)
 	}
@@ -64,7 +69,7 @@ func (d *daemon) isReady(g *guest.Guest) {
 func (d *daemon) noJobLeft(g *guest.Guest) {
 	d.t.Helper()
 	eventually(d.t, "no job", func() bool {
-		_, found, err := g.BlockJob(d.ctx(), scope.Daemon("a test"), "vda")
+		_, found, err := blockjob.QueryJob(d.ctx(), g, scope.Daemon("a test"), "vda")
 		return err == nil && !found
 	})
 	if all := d.jobs(g); len(all) > 0 {
@@ -79,20 +84,20 @@ func (d *daemon) noJobLeft(g *guest.Guest) {
 // startsAgain checks that the guest starts on a chain, whatever a QEMU wrote into the headers.
 func (d *daemon) startsAgain(g *guest.Guest, chain string) {
 	d.t.Helper()
-	ok(d.t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(d.t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+	ok(d.t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.wantChain(g, "started again", "vda", chain)
 }
 
-var activeCommit = guest.CommitOptions{Active: true}
+var activeCommit = blockjob.CommitOptions{Active: true}
 
 func TestBlockCommit_Pivot(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.committing()
-	ok(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", activeCommit))
+	ok(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", activeCommit))
 	d.isReady(g)
 	d.writes(g, 9, 3)
-	ok(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", true, false))
+	ok(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", true, false))
 	d.noJobLeft(g)
 	d.wantChain(g, "after the pivot", "vda", "3:base")
 	d.want(g, domain.Running, domain.ReasonUnpaused)
@@ -112,7 +117,7 @@ func TestBlockCommit_Pivot(t *testing.T) {
 		}
 	}
 	d.startsAgain(g, "1:base")
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	d.holds("base", 1, 2, 3, 9, 8)
 }
 
@@ -120,22 +125,22 @@ func TestBlockCommit_Aborted(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.committing()
 	for range 2 {
-		ok(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", activeCommit))
+		ok(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", activeCommit))
 		d.isReady(g)
-		refused(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", activeCommit), fault.Busy, "disk 'vda' already in active block job")
-		refused(t, g.Save(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "saved"), guest.SaveOptions{}), fault.WrongState, "blockcommit")
-		refused(t, g.Detach(d.ctx(), scope.Daemon("a test"), qcow2Disk("/x", "vda"), guest.Affect{Live: true}), fault.WrongState, "blockcommit")
-		ok(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", false, false))
+		refused(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", activeCommit), fault.Busy, "disk 'vda' already in active block job")
+		refused(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "saved"), savestate.SaveOptions{}), fault.WrongState, "blockcommit")
+		refused(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), qcow2Disk("/x", "vda"), machine.Affect{Live: true}), fault.WrongState, "blockcommit")
+		ok(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", false, false))
 		d.noJobLeft(g)
 		d.wantChain(g, "after the abort", "vda", "1:top 2:mid 3:base")
 		if ways := d.opened(g, filepath.Join(d.dir, "base")); len(ways) != 1 || ways[0] != "ro" {
 			t.Errorf("the base is open %v", ways)
 		}
 	}
-	refused(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", true, false), fault.Invalid, "does not have an active block job")
+	refused(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", true, false), fault.Invalid, "does not have an active block job")
 	d.writes(g, 9, 3)
 	d.startsAgain(g, "1:top 2:mid 3:base")
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	d.holds("top", 1, 2, 3, 9)
 }
 
@@ -150,15 +155,15 @@ func TestBlockCommit_BelowTheTop(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDaemonOf(t, true)
 			g := d.define(small("a", qcow2Disk(d.chain("a", "b", "c", "d"), "vda")))
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-			ok(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", guest.CommitOptions{Top: filepath.Join(d.dir, c.top), Base: filepath.Join(d.dir, "d")}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+			ok(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", blockjob.CommitOptions{Top: filepath.Join(d.dir, c.top), Base: filepath.Join(d.dir, "d")}))
 			d.noJobLeft(g)
 			d.wantChain(g, "after it", "vda", c.chain)
 			if ways := d.opened(g, filepath.Join(d.dir, "d")); len(ways) != 1 || ways[0] != "ro" {
 				t.Errorf("the base is open %v", ways)
 			}
 			d.startsAgain(g, c.again)
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 			d.holds("a", 1, 2, 3, 4)
 		})
 	}
@@ -168,12 +173,12 @@ func TestBlockCommit_BelowTheTop(t *testing.T) {
 func TestBlockCommit_NextDaemon(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.committing()
-	ok(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", activeCommit))
+	ok(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", activeCommit))
 	d.isReady(g)
 	d.reopen(func() {})
 	g = d.again(g)
 	d.isReady(g)
-	ok(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", true, false))
+	ok(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", true, false))
 	d.noJobLeft(g)
 	d.wantChain(g, "after the pivot", "vda", "3:base")
 }
@@ -188,17 +193,17 @@ func TestBlockCommit_QEMUKilled(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDaemonOf(t, true)
 			g := d.committing()
-			ok(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", activeCommit))
+			ok(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", activeCommit))
 			d.isReady(g)
 			d.writes(g, 9, 3)
 			if c.pivot {
-				ok(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", true, false))
+				ok(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", true, false))
 			}
 			ok(t, syscall.Kill(g.View().PID, syscall.SIGKILL))
 			d.settle(g, domain.ShutOff)
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 			d.wantChain(g, "started again", "vda", c.chain)
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 			d.holds(strings.Split(strings.Fields(c.chain)[0], ":")[1], 1, 2, 3, 9)
 		})
 	}
@@ -208,23 +213,23 @@ func TestBlockCommit_QEMUKilled(t *testing.T) {
 func TestBlockCommit_Paused(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.committing()
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
-	ok(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", activeCommit))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
+	ok(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", activeCommit))
 	d.isReady(g)
-	ok(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", false, false))
-	refused(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", activeCommit), fault.Busy, "closes the images of a paused guest when it runs")
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", false, false))
+	refused(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", activeCommit), fault.Busy, "closes the images of a paused guest when it runs")
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 	eventually(t, "no operation", func() bool { return len(operations(t, g)) == 0 })
 	if ways := d.opened(g, filepath.Join(d.dir, "base")); len(ways) != 1 || ways[0] != "ro" {
 		t.Errorf("the base is open %v", ways)
 	}
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
-	ok(t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", activeCommit))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
+	ok(t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", activeCommit))
 	d.isReady(g)
-	ok(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", true, false))
+	ok(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", true, false))
 	d.want(g, domain.Paused, domain.ReasonUser)
 	d.wantChain(g, "after the pivot", "vda", "3:base")
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 	eventually(t, "the images closed", func() bool { return len(d.opened(g, filepath.Join(d.dir, "top"))) == 0 })
 	eventually(t, "no operation", func() bool { return len(operations(t, g)) == 0 })
 	if mark := d.noted(filepath.Join(d.dir, "top")); mark != "" {
@@ -236,8 +241,8 @@ func TestBlockCommit_Paused(t *testing.T) {
 func (d *daemon) slowCommit() *guest.Guest {
 	d.t.Helper()
 	g := d.define(small("a", qcow2Disk(d.chain("a", "b", "c", "d"), "vda")))
-	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(d.t, g.BlockCommit(d.ctx(), scope.Daemon("a test"), "vda", guest.CommitOptions{Top: filepath.Join(d.dir, "b"), Base: filepath.Join(d.dir, "d"), Speed: 1}))
+	ok(d.t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(d.t, blockjob.BlockCommit(d.ctx(), g, scope.Daemon("a test"), "vda", blockjob.CommitOptions{Top: filepath.Join(d.dir, "b"), Base: filepath.Join(d.dir, "d"), Speed: 1}))
 	return g
 }
 
@@ -245,9 +250,9 @@ func (d *daemon) slowCommit() *guest.Guest {
 func TestBlockCommit_NoPivotBelowTheTop(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.slowCommit()
-	refused(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", true, false), fault.Busy, "not ready for pivot yet")
-	refused(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", true, true), fault.Busy, "not ready for pivot yet")
-	ok(t, g.EndBlockJob(d.ctx(), scope.Daemon("a test"), "vda", false, false))
+	refused(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", true, false), fault.Busy, "not ready for pivot yet")
+	refused(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", true, true), fault.Busy, "not ready for pivot yet")
+	ok(t, blockjob.EndBlockJob(d.ctx(), g, scope.Daemon("a test"), "vda", false, false))
 	d.noJobLeft(g)
 }
 
@@ -257,7 +262,7 @@ func TestBlockCommit_ImageRemoved(t *testing.T) {
 	d.reopen(func() { d.heard = make(chan string, 10_000) })
 	g := d.slowCommit()
 	ok(t, os.Remove(filepath.Join(d.dir, "a")))
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	for len(d.heard) > 0 {
 		if line := <-d.heard; strings.Contains(line, "cannot settle an operation") {
 			t.Error(line)
@@ -271,7 +276,7 @@ func TestBlockCommit_JobForgotten(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.slowCommit()
 	d.close()
-	s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+	s, err := qmp.Dial(d.ctx(), filepath.Join(guest.RunDir(g), "monitor.sock"), quiet())
 	ok(t, err)
 	forget := func() bool {
 		var jobs []struct{ ID, Status string }

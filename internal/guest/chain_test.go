@@ -14,6 +14,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -58,7 +61,7 @@ func lets(name string, devices ...string) string {
 // qmp gives QEMU a command and its answer.
 func (d *daemon) qmp(g *guest.Guest, into any, command string, args any) {
 	d.t.Helper()
-	if err := g.Session().Execute(d.ctx(), command, args, into); err != nil {
+	if err := guest.Session(g).Execute(d.ctx(), command, args, into); err != nil {
 		d.t.Fatalf("%s: %v", command, err)
 	}
 }
@@ -121,7 +124,7 @@ func TestChain_IsShownWhileTheGuestRuns(t *testing.T) {
 		return fmt.Sprintf(`<disk type='file' device='cdrom'><driver name='qemu' type='qcow2'/><source file='%s'/><target dev='sda' bus='sata'/></disk>`, path)
 	}
 	g := d.define(lets("a", qcow2Disk(top, "vda"), drive(medium), `<disk type='file' device='cdrom'><target dev='sdb' bus='sata'/></disk>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.wantChain(g, "started", "vda", "4:top 5:mid 6:base")
 	d.wantChain(g, "started", "sda", "2:upper 3:lower")
 	d.wantChain(g, "started", "sdb", "")
@@ -132,9 +135,9 @@ func TestChain_IsShownWhileTheGuestRuns(t *testing.T) {
 	if got := strings.Join(d.nodes(g), " "); got != "libvirt-2-format libvirt-2-storage libvirt-3-format libvirt-3-storage "+allOf {
 		t.Errorf("QEMU has %s", got)
 	}
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), qcow2Disk(d.chain("plugged", "under"), "vdb"), guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), qcow2Disk(d.chain("plugged", "under"), "vdb"), machine.Affect{Live: true}))
 	d.wantChain(g, "plugged", "vdb", "7:plugged 8:under")
-	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive(d.chain("next", "beneath")), guest.Affect{Live: true}, false))
+	ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), drive(d.chain("next", "beneath")), machine.Affect{Live: true}, false))
 	d.wantChain(g, "with another medium", "sda", "9:next 10:beneath")
 	if text, err := domainxml.Format(g.View().Inactive, domainxml.Style{}); err != nil || strings.Contains(text, "backingStore") {
 		t.Errorf("the definition says (%v)\n%s", err, text)
@@ -145,13 +148,13 @@ func TestChain_IsShownWhileTheGuestRuns(t *testing.T) {
 	d.wantChain(g, "adopted", "vda", "4:top 5:mid 6:base")
 	d.wantChain(g, "adopted", "vdb", "7:plugged 8:under")
 	d.wantChain(g, "adopted", "sda", "9:next 10:beneath")
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), qcow2Disk("/whatever", "vdb"), guest.Affect{Live: true}))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), qcow2Disk("/whatever", "vdb"), machine.Affect{Live: true}))
 	if got := strings.Join(d.nodes(g), " "); got != "libvirt-10-format libvirt-10-storage "+allOf+" libvirt-9-format libvirt-9-storage" {
 		t.Errorf("after a disk has gone QEMU has %s", got)
 	}
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), qcow2Disk(filepath.Join(d.dir, "plugged"), "vdb"), guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), qcow2Disk(filepath.Join(d.dir, "plugged"), "vdb"), machine.Affect{Live: true}))
 	d.wantChain(g, "plugged again", "vdb", "11:plugged 12:under")
-	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), strings.Replace(drive(""), "<source file=''/>", "", 1), guest.Affect{Live: true}, false))
+	ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), strings.Replace(drive(""), "<source file=''/>", "", 1), machine.Affect{Live: true}, false))
 	d.wantChain(g, "without a medium", "sda", "")
 }
 
@@ -202,8 +205,8 @@ func TestLendToWrite(t *testing.T) {
 	d.chain("top2", "mid2", "base2")
 	at := func(name string) string { return filepath.Join(d.dir, name) }
 	g := d.define(lets("a", qcow2Disk(at("top"), "vda")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), qcow2Disk(at("top2"), "vdb"), guest.Affect{Live: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), qcow2Disk(at("top2"), "vdb"), machine.Affect{Live: true}))
 	for _, c := range []struct {
 		target, suffix string
 		top            uint
@@ -213,11 +216,11 @@ func TestLendToWrite(t *testing.T) {
 			"job-id": "j", "device": qemu.FormatNode(c.top), "top-node": qemu.FormatNode(mid), "base-node": qemu.FormatNode(base),
 			"backing-file": at("base" + c.suffix), "auto-finalize": false, "auto-dismiss": false,
 		}
-		if err := g.Session().Execute(d.ctx(), "block-commit", commit, nil); err == nil {
+		if err := guest.Session(g).Execute(d.ctx(), "block-commit", commit, nil); err == nil {
 			t.Fatal("QEMU writes to an image that it was not lent")
 		}
 		for range 2 { // as a daemon would that was killed after it had lent it
-			ok(t, g.LendToWrite(d.ctx(), c.target, 2))
+			ok(t, guest.LendToWrite(d.ctx(), g, c.target, 2))
 		}
 		d.qmp(g, nil, "block-commit", commit)
 		d.awaitJob(g, "pending")
@@ -234,7 +237,7 @@ func TestLendToWrite(t *testing.T) {
 		}
 		d.qmp(g, nil, "job-dismiss", map[string]any{"id": "j"})
 		for range 2 {
-			kept, err := g.TakeBackToRead(d.ctx(), base, at("base"+c.suffix), "qcow2")
+			kept, err := guest.TakeBackToRead(d.ctx(), g, base, at("base"+c.suffix), "qcow2")
 			if err != nil || kept {
 				t.Errorf("%s: taken back: %v, kept is %v", c.target, err, kept)
 			}
@@ -257,9 +260,9 @@ func TestLendToWrite_CancelledJob(t *testing.T) {
 	d := newDaemonOf(t, true)
 	top, base := d.chain("top", "mid", "base"), filepath.Join(d.dir, "mid")
 	g := d.define(small("a", strings.Replace(qcow2Disk(top, "vda"), "type='qcow2'", "type='qcow2' cache='none' discard='unmap'", 1)))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	for range 2 {
-		ok(t, g.LendToWrite(d.ctx(), "vda", 1))
+		ok(t, guest.LendToWrite(d.ctx(), g, "vda", 1))
 		d.qmp(g, nil, "block-commit", map[string]any{
 			"job-id": "j", "device": "libvirt-1-format", "top-node": "libvirt-1-format", "base-node": "libvirt-2-format", "auto-dismiss": false,
 		})
@@ -271,7 +274,7 @@ func TestLendToWrite_CancelledJob(t *testing.T) {
 			t.Errorf("QEMU has the base open %v by itself", ways)
 		}
 		for range 2 {
-			if kept, err := g.TakeBackToRead(d.ctx(), 2, base, "qcow2"); err != nil || kept {
+			if kept, err := guest.TakeBackToRead(d.ctx(), g, 2, base, "qcow2"); err != nil || kept {
 				t.Errorf("taken back: %v, kept is %v", err, kept)
 			}
 		}
@@ -301,23 +304,23 @@ func TestCheckSoleUser(t *testing.T) {
 	top := d.chain("top", "mid", "base")
 	at := func(name string) string { return filepath.Join(d.dir, name) }
 	g := d.define(small("a", qcow2Disk(top, "vda")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, guest.CheckSoleUser(d.ctx(), g, "vda", 0, 2))
 
 	d.run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", at("mid"), at("other"))
 	b := d.define(small("b", qcow2Disk(at("other"), "vda")))
-	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `cannot change `+at("mid")+`: disk vda of domain "b" uses it`)
-	refused(t, g.CheckSoleUser(d.ctx(), "vda", 2, 2), fault.WrongState, `cannot change `+at("base"))
-	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 0))
-	ok(t, b.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
-	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
+	refused(t, guest.CheckSoleUser(d.ctx(), g, "vda", 1, 2), fault.WrongState, `cannot change `+at("mid")+`: disk vda of domain "b" uses it`)
+	refused(t, guest.CheckSoleUser(d.ctx(), g, "vda", 2, 2), fault.WrongState, `cannot change `+at("base"))
+	ok(t, guest.CheckSoleUser(d.ctx(), g, "vda", 0, 0))
+	ok(t, guest.Undefine(d.ctx(), b, scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.CheckSoleUser(d.ctx(), g, "vda", 0, 2))
 
 	pool, err := d.pools.Define(d.ctx(), scope.Daemon("a test"), "<pool type='dir'><name>p</name><target><path>"+at("pool")+"</path></target></pool>", false)
 	ok(t, err)
 	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.MakeTarget))
 	_, err = pool.CreateVolume(d.ctx(), scope.Daemon("a test"), "<volume><name>thin</name><target><format type='qcow2'/></target><backingStore><path>"+at("base")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
-	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" lies on it`)
+	refused(t, guest.CheckSoleUser(d.ctx(), g, "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" is backed by it`)
 	ok(t, pool.DeleteVolume(d.ctx(), scope.Daemon("a test"), "thin"))
-	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
+	ok(t, guest.CheckSoleUser(d.ctx(), g, "vda", 0, 2))
 }

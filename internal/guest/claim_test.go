@@ -14,6 +14,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
@@ -24,7 +28,7 @@ import (
 
 const claimedUUID = "c0ffee00-0000-4000-8000-0000000000a6"
 
-func bareRegistry(t *testing.T) *Registry {
+func bareRegistry(t *testing.T) *machine.Registry {
 	t.Helper()
 	dir := t.TempDir()
 	records, err := store.Open(dir)
@@ -38,22 +42,22 @@ func bareRegistry(t *testing.T) *Registry {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = records.Close() })
-	r := newRegistry(Config{Store: records, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler), RunDir: t.TempDir()})
-	t.Cleanup(func() { r.stop(nil); r.loops.Wait() })
+	r := newRegistry(machine.Config{Store: records, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler), RunDir: t.TempDir()})
+	t.Cleanup(func() { r.Stop(nil); r.Loops.Wait() })
 	return r
 }
 
 func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	r, asked := bareRegistry(t), 0
-	var first *Guest
-	g, err := r.claimed(t.Context(), "passing", claimedUUID, func(g *Guest) error {
+	var first *machine.Guest
+	g, err := claimed(t.Context(), r, "passing", claimedUUID, func(g *machine.Guest) error {
 		if asked++; asked == 1 {
 			first = g
-			if err := g.change(t.Context(), scope.Daemon("a test"), "", func() error { g.forget(); return nil }); err != nil {
+			if err := g.Change(t.Context(), scope.Daemon("a test"), "", func() error { forget(g); return nil }); err != nil {
 				t.Fatal(err)
 			}
 		}
-		return g.change(t.Context(), scope.Daemon("a test"), "", func() error { return nil })
+		return g.Change(t.Context(), scope.Daemon("a test"), "", func() error { return nil })
 	})
 	if err != nil || asked != 2 || g == first {
 		t.Errorf("asked %d times, it answers %v", asked, err)
@@ -63,7 +67,7 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	}
 }
 
-// A request that waits for its turn on the guest is judged again when its turn comes. Steps that it has started
+// A request that waits for its turn on the guest is authorized again when its turn comes. Steps that it has started
 // continue.
 // Promise: A1
 func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
@@ -76,21 +80,21 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 		}
 		return nil
 	})
-	ask := func(do work) <-chan error {
+	ask := func(do machine.Work) <-chan error {
 		answer := make(chan error, 1)
 		go func() {
-			answer <- g.perform(t.Context(), held, "", domain.JobModify, modifyLimit, func() (work, error) { return do, nil })
+			answer <- g.Perform(t.Context(), held, "", domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) { return do, nil })
 		}()
 		return answer
 	}
 	begun, end := make(chan struct{}), make(chan struct{})
-	first := ask(func(ctx context.Context, sc scope.Scope) (settle, error) {
+	first := ask(func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 		close(begun)
 		<-end
-		return nil, g.change(ctx, sc, "", func() error { return nil })
+		return nil, g.Change(ctx, sc, "", func() error { return nil })
 	})
 	<-begun
-	second := ask(func(context.Context, scope.Scope) (settle, error) {
+	second := ask(func(context.Context, scope.Scope) (machine.Settle, error) {
 		t.Error("what is not allowed any more is begun")
 		return nil, nil
 	})
@@ -100,7 +104,7 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 			t.Fatal("the second one does not wait")
 		case <-time.After(time.Millisecond):
 		}
-		if err := g.change(t.Context(), scope.Daemon("a test"), "", func() error { waits = len(g.waiting); return nil }); err != nil {
+		if err := g.Change(t.Context(), scope.Daemon("a test"), "", func() error { waits = len(g.Waiting); return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -123,9 +127,9 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	if err := os.Mkdir(dead, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: filepath.Join(dead, "vars")})
+	leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: filepath.Join(dead, "vars")})
 	release, visits := mounttest.Hang(t, dead), mounttest.Visits(t, dead)
-	if err := r.recoverUndefinitions(); err != nil {
+	if err := recoverUndefinitions(r); err != nil {
 		t.Fatal(err)
 	}
 	for late := time.After(time.Minute); visits() == 0; { // the removal has not come so far
@@ -135,14 +139,14 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	nothing := func(*Guest) error { return nil }
+	nothing := func(*machine.Guest) error { return nil }
 	hurried, stop := context.WithCancelCause(t.Context())
 	stop(nil)
-	if _, err := r.claimed(hurried, "next", claimedUUID, nothing); err == nil {
+	if _, err := claimed(hurried, r, "next", claimedUUID, nothing); err == nil {
 		t.Error("the next guest is there before the files of the last have gone")
 	}
 	release()
-	if _, err := r.claimed(t.Context(), "next", claimedUUID, nothing); err != nil {
+	if _, err := claimed(t.Context(), r, "next", claimedUUID, nothing); err != nil {
 		t.Error(err)
 	}
 }
@@ -151,21 +155,21 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 // next one of its UUID.
 func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 	r := bareRegistry(t)
-	r.noteCrash(claimedUUID)
-	g, err := r.claimed(t.Context(), "crashed", claimedUUID, func(g *Guest) error {
-		return g.change(t.Context(), scope.Daemon("a test"), "", func() error {
-			g.state.Persistent = true
-			return g.redefine(&domain.Definition{Name: "crashed", UUID: claimedUUID})
+	noteCrash(r, claimedUUID)
+	g, err := claimed(t.Context(), r, "crashed", claimedUUID, func(g *machine.Guest) error {
+		return g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
+			g.State.Persistent = true
+			return provision.Redefine(g, &domain.Definition{Name: "crashed", UUID: claimedUUID})
 		})
 	})
 	if err == nil {
-		err = g.Undefine(t.Context(), scope.Daemon("a test"), UndefineOptions{})
+		err = Undefine(t.Context(), g, scope.Daemon("a test"), UndefineOptions{})
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	var d due
-	if err := r.store.Get(dueKind, claimedUUID, &d); !fault.Is(err, fault.NotFound) || len(r.dues.left) > 0 {
+	var d machine.PendingStart
+	if err := r.Store.Get(machine.PendingStartKind, claimedUUID, &d); !fault.Is(err, fault.NotFound) || len(r.PendingStarts.Left) > 0 {
 		t.Errorf("it is still to be started: %+v, %v", d, err)
 	}
 }
@@ -176,20 +180,20 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
-	run := newRun(runRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.log)
-	run.spent = true
-	var rec record
-	run.hold("what takes long", func(context.Context) error { return r.store.Get(domains, claimedUUID, &rec) })
-	l := &launching{g: g, run: run, from: &savedImage{managed: true}}
-	l.unwind(t.Context(), scope.Daemon("a test"))
+	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
+	run.SaveConsumed = true
+	var rec machine.Record
+	run.Hold("what takes long", func(context.Context) error { return r.Store.Get(machine.Domains, claimedUUID, &rec) })
+	l := &launch.Launch{Guest: g, Instance: run, From: &savestate.SavedImage{Managed: true}}
+	l.Unwind(t.Context(), scope.Daemon("a test"))
 	if !rec.ManagedSave {
 		t.Error("the store does not know it while the rest is given back")
 	}
-	if err := g.RemoveManagedSave(t.Context(), scope.Daemon("a test")); err != nil {
+	if err := savestate.RemoveManagedSave(t.Context(), g, scope.Daemon("a test")); err != nil {
 		t.Fatal(err)
 	}
-	_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error {
-		if g.settleImage(run); g.record.ManagedSave {
+	_ = g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
+		if savestate.SettleImage(g, run); g.Record.ManagedSave {
 			t.Error("an image that was removed in between is back")
 		}
 		return nil
@@ -201,42 +205,42 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
-	run := newRun(runRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.log)
-	run.spent = true
+	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
+	run.SaveConsumed = true
 	var undone bool
-	run.hold("something", func(context.Context) error { undone = true; return nil })
+	run.Hold("something", func(context.Context) error { undone = true; return nil })
 	begun := make(chan struct{})
 	go func() {
-		_ = g.perform(context.WithoutCancel(t.Context()), scope.Daemon("a test"), "", domain.JobStart, 0, func() (work, error) {
-			return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		_ = g.Perform(context.WithoutCancel(t.Context()), scope.Daemon("a test"), "", domain.JobStart, 0, func() (machine.Work, error) {
+			return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 				close(begun)
 				<-ctx.Done()
-				(&launching{g: g, run: run, from: &savedImage{managed: true}}).unwind(ctx, sc)
+				(&launch.Launch{Guest: g, Instance: run, From: &savestate.SavedImage{Managed: true}}).Unwind(ctx, sc)
 				return nil, context.Cause(ctx)
 			}, nil
 		})
 	}()
 	<-begun
-	r.stop(nil)
-	<-g.ended
+	r.Stop(nil)
+	<-g.Ended
 	if !undone {
 		t.Error("the daemon has ended before the start was undone")
 	}
-	var rec record
-	if err := r.store.Get(domains, claimedUUID, &rec); err != nil || !rec.ManagedSave {
+	var rec machine.Record
+	if err := r.Store.Get(machine.Domains, claimedUUID, &rec); err != nil || !rec.ManagedSave {
 		t.Errorf("the image has no guest: %v", err)
 	}
 }
 
 // guestOf is a guest that is defined with a file of UEFI variables.
-func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
+func guestOf(t *testing.T, r *machine.Registry, uuid, vars string) *machine.Guest {
 	t.Helper()
-	g, err := r.claimed(t.Context(), "of "+uuid, uuid, func(g *Guest) error {
-		return g.change(t.Context(), scope.Daemon("a test"), "", func() error {
-			g.state.Persistent = true
+	g, err := claimed(t.Context(), r, "of "+uuid, uuid, func(g *machine.Guest) error {
+		return g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
+			g.State.Persistent = true
 			d := &domain.Definition{Name: "of " + uuid, UUID: uuid}
 			d.OS.NVRAM.Path = vars
-			return g.redefine(d)
+			return provision.Redefine(g, d)
 		})
 	})
 	if err != nil {
@@ -256,7 +260,7 @@ func nailed(t *testing.T) string {
 }
 
 // leaveUndefined leaves what a daemon that was killed did not come to.
-func (r *Registry) leaveUndefined(t *testing.T, u undefinition) {
+func leaveUndefined(r *machine.Registry, t *testing.T, u undefinition) {
 	t.Helper()
 	payload, err := json.Marshal(&u)
 	if err != nil {
@@ -266,15 +270,15 @@ func (r *Registry) leaveUndefined(t *testing.T, u undefinition) {
 		ID: "left", Kind: undefineKind.Name, Version: undefineKind.Version, Owner: undefinitionsOwner + u.UUID,
 		Objects: []string{uuidObject(u.UUID)}, Payload: payload,
 	}
-	if err := (operation.Stored{Store: r.store}).Write(rec); err != nil {
+	if err := (operation.Stored{Store: r.Store}).Write(rec); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // undefinitionsLeft counts what the next daemon would find.
-func (r *Registry) undefinitionsLeft(t *testing.T) (n int) {
+func undefinitionsLeft(r *machine.Registry, t *testing.T) (n int) {
 	t.Helper()
-	all, err := operation.Stored{Store: r.store}.ReadAll()
+	all, err := operation.Stored{Store: r.Store}.ReadAll()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,9 +291,9 @@ func (r *Registry) undefinitionsLeft(t *testing.T) (n int) {
 }
 
 // awaitUndefined waits until the next daemon would find nothing.
-func (r *Registry) awaitUndefined(t *testing.T) {
+func awaitUndefined(r *machine.Registry, t *testing.T) {
 	t.Helper()
-	for late := time.After(time.Minute); r.undefinitionsLeft(t) > 0; {
+	for late := time.After(time.Minute); undefinitionsLeft(r, t) > 0; {
 		select {
 		case <-late:
 			t.Fatal("an undefinition is still open")
@@ -302,14 +306,14 @@ func (r *Registry) awaitUndefined(t *testing.T) {
 func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
-	err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), scope.Daemon("a test"), UndefineOptions{NVRAM: true})
+	err := Undefine(t.Context(), guestOf(t, r, claimedUUID, vars), scope.Daemon("a test"), UndefineOptions{NVRAM: true})
 	if err == nil || !strings.Contains(err.Error(), "is undefined, but its UEFI variables were not removed") || !strings.Contains(err.Error(), "remove "+vars) {
 		t.Errorf("the answer is %v", err)
 	}
 	if g, err := r.ByUUID(claimedUUID); err == nil {
 		t.Errorf("%s is still there", g.Name())
 	}
-	if r.undefinitionsLeft(t) > 0 {
+	if undefinitionsLeft(r, t) > 0 {
 		t.Error("the next daemon would remove files that were reported as left")
 	}
 }
@@ -325,8 +329,8 @@ func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 	g := guestOf(t, r, claimedUUID, vars)
 	ctx, leave := context.WithCancelCause(t.Context())
 	leaving := scope.Daemon("a test").Authorizing(func(string) error { leave(nil); return nil })
-	_ = g.Undefine(ctx, leaving, UndefineOptions{NVRAM: true}) // no client waits for the answer
-	r.awaitUndefined(t)
+	_ = Undefine(ctx, g, leaving, UndefineOptions{NVRAM: true}) // no client waits for the answer
+	awaitUndefined(r, t)
 	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the variables are left: %v", err)
 	}
@@ -344,16 +348,16 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := bareRegistry(t)
 			vars := nailed(t)
-			r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: vars, Held: []string{filepath.Dir(vars)}})
-			if err := r.recoverUndefinitions(); err != nil {
+			leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: vars, Held: []string{filepath.Dir(vars)}})
+			if err := recoverUndefinitions(r); err != nil {
 				t.Fatal(err)
 			}
-			leave, err := r.removing.take(t.Context(), claimedUUID) // the first try has been made
+			leave, err := r.Removing.Lock(t.Context(), claimedUUID) // the first try has been made
 			if err != nil {
 				t.Fatal(err)
 			}
 			leave()
-			if r.undefinitionsLeft(t) == 0 {
+			if undefinitionsLeft(r, t) == 0 {
 				t.Fatal("what could not be removed is forgotten")
 			}
 			if owner != "" {
@@ -362,7 +366,7 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 			if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
 				t.Fatal(err)
 			}
-			r.awaitUndefined(t)
+			awaitUndefined(r, t)
 			if _, err := os.Stat(vars); (err == nil) != (owner != "") {
 				t.Errorf("the variables are left: %v", err == nil)
 			}
@@ -376,17 +380,17 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
-	r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: vars})
-	if err := r.recoverUndefinitions(); err != nil {
+	leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: vars})
+	if err := recoverUndefinitions(r); err != nil {
 		t.Fatal(err)
 	}
-	if err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), scope.Daemon("a test"), UndefineOptions{KeepNVRAM: true}); err != nil {
+	if err := Undefine(t.Context(), guestOf(t, r, claimedUUID, vars), scope.Daemon("a test"), UndefineOptions{KeepNVRAM: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
 		t.Fatal(err)
 	}
-	r.awaitUndefined(t)
+	awaitUndefined(r, t)
 	if _, err := os.Stat(vars); err != nil {
 		t.Errorf("the variables have gone: %v", err)
 	}
@@ -400,49 +404,49 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	folder, others := t.TempDir(), t.TempDir()
 	vars := filepath.Join(folder, "way", "vars")
 	for _, dir := range []string{filepath.Dir(vars), others} {
-		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(partial(filepath.Join(dir, "vars")), nil, 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(savestate.Partial(filepath.Join(dir, "vars")), nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	g := guestOf(t, r, claimedUUID, vars)
-	g.record.Fences = map[string][]string{vars: {folder}}
-	g.publish()
+	g.Record.Fences = map[string][]string{vars: {folder}}
+	g.Publish()
 	cutOff := func() {
-		rec := &runRecord{UUID: claimedUUID}
-		run := newRun(*rec, t.TempDir(), r.Kernel, r.log)
-		run.def = g.inactive.Clone()
-		run.def.OS.NVRAM.Template = "/template"
-		r.bury(run, rec, false)
+		rec := &machine.InstanceRecord{UUID: claimedUUID}
+		run := machine.NewInstance(*rec, t.TempDir(), r.Kernel, r.Log)
+		run.Definition = g.Inactive.Clone()
+		run.Definition.OS.NVRAM.Template = "/template"
+		bury(r, run, rec, false)
 	}
 	cutOff()
-	if _, err := os.Lstat(partial(vars)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(savestate.Partial(vars)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a half-made file stays: %v", err)
 	}
 	if err := errors.Join(os.Remove(filepath.Dir(vars)), os.Symlink(others, filepath.Dir(vars))); err != nil {
 		t.Fatal(err)
 	}
 	cutOff()
-	if _, err := os.Lstat(partial(filepath.Join(others, "vars"))); err != nil {
+	if _, err := os.Lstat(savestate.Partial(filepath.Join(others, "vars"))); err != nil {
 		t.Errorf("another's file was removed: %v", err)
 	}
 }
 
-// A request whose client has gone before its turn is not executed. It could run after the client's next request.
+// A request is not executed if its client has gone before its turn. It could run after the client's next request.
 func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := r.claimed(t.Context(), "busy", claimedUUID, func(*Guest) error { return nil })
+	g, err := claimed(t.Context(), r, "busy", claimedUUID, func(*machine.Guest) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
 	held, hold, holder := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		holder <- g.change(t.Context(), scope.Daemon("a test"), "", func() error { close(held); <-hold; return nil })
+		holder <- g.Change(t.Context(), scope.Daemon("a test"), "", func() error { close(held); <-hold; return nil })
 	}()
 	<-held
 	ctx, leave := context.WithCancelCause(t.Context())
 	done, gone := false, make(chan error, 1)
-	go func() { gone <- g.change(ctx, scope.Daemon("a test"), "", func() error { done = true; return nil }) }()
-	for late := time.After(time.Minute); len(g.mailbox) == 0; {
+	go func() { gone <- g.Change(ctx, scope.Daemon("a test"), "", func() error { done = true; return nil }) }()
+	for late := time.After(time.Minute); len(g.Mailbox) == 0; {
 		select {
 		case <-late:
 			t.Fatal("the request never comes")
@@ -454,7 +458,7 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 		t.Error("it is done already")
 	}
 	close(hold)
-	if err := errors.Join(<-holder, g.change(t.Context(), scope.Daemon("a test"), "", func() error { return nil })); err != nil {
+	if err := errors.Join(<-holder, g.Change(t.Context(), scope.Daemon("a test"), "", func() error { return nil })); err != nil {
 		t.Error(err)
 	}
 	if done {
@@ -465,19 +469,19 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 // Until the store has one of them both names of a guest that is being renamed are its own.
 func TestNobodyTakesANameAmidARename(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := r.claim("from", claimedUUID, true)
+	g, err := claim(r, "from", claimedUUID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.addName(g, "to"); err != nil {
+	if err := r.AddName(g, "to"); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"from", "to"} {
-		if _, err := r.claim(name, "c0ffee00-0000-4000-8000-0000000000a7", true); !fault.Is(err, fault.Exists) {
+		if _, err := claim(r, name, "c0ffee00-0000-4000-8000-0000000000a7", true); !fault.Is(err, fault.Exists) {
 			t.Errorf("another is given the name %q: %v", name, err)
 		}
 	}
-	r.dropName("to")
+	r.DropName("to")
 	if _, err := r.ByName("to"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the name is taken: %v", err)
 	}
@@ -487,30 +491,30 @@ func TestNobodyTakesANameAmidARename(t *testing.T) {
 func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 	r := bareRegistry(t)
 	g := newGuest(r, "asked", claimedUUID)
-	g.run = newRun(runRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.log)
-	g.run.def = &domain.Definition{Name: "asked", UUID: claimedUUID}
-	g.state = lifecycle.State{Phase: domain.Paused, Reason: domain.ReasonIOError}
-	g.meet(&inquiry{status: "running"}, domain.Running)
-	if g.state.Phase != domain.Paused || g.state.Reason != domain.ReasonIOError {
-		t.Errorf("a guest that was paused since is said to be %s (%s)", g.state.Phase, g.state.Reason)
+	g.Instance = machine.NewInstance(machine.InstanceRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.Log)
+	g.Instance.Definition = &domain.Definition{Name: "asked", UUID: claimedUUID}
+	g.State = lifecycle.State{Phase: domain.Paused, Reason: domain.ReasonIOError}
+	meet(g, &inquiry{status: "running"}, domain.Running)
+	if g.State.Phase != domain.Paused || g.State.Reason != domain.ReasonIOError {
+		t.Errorf("a guest that was paused since is said to be %s (%s)", g.State.Phase, g.State.Reason)
 	}
-	g.meet(&inquiry{status: "running"}, domain.Paused)
-	if g.state.Phase != domain.Running {
-		t.Errorf("a guest that runs is said to be %s", g.state.Phase)
+	meet(g, &inquiry{status: "running"}, domain.Paused)
+	if g.State.Phase != domain.Running {
+		t.Errorf("a guest that runs is said to be %s", g.State.Phase)
 	}
 }
 
 // A client destroys a transient guest during its start. The answer must be that the guest has gone, as requested.
 func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := r.claim("starting", claimedUUID, true)
+	g, err := claim(r, "starting", claimedUUID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	begun, started := make(chan struct{}), make(chan error, 1)
 	go func() {
-		started <- g.perform(t.Context(), scope.Daemon("a test"), lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-			return func(ctx context.Context, sc scope.Scope) (settle, error) {
+		started <- g.Perform(t.Context(), scope.Daemon("a test"), lifecycle.Start, domain.JobStart, 0, func() (machine.Work, error) {
+			return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 				close(begun)
 				<-ctx.Done()
 				return nil, context.Cause(ctx)
@@ -518,7 +522,7 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 		})
 	}()
 	<-begun
-	if err := g.Destroy(t.Context(), scope.Daemon("a test"), false); err != nil {
+	if err := Destroy(t.Context(), g, scope.Daemon("a test"), false); err != nil {
 		t.Errorf("who destroys it is told: %v", err)
 	}
 	if err := <-started; !fault.Is(err, fault.Aborted) {
@@ -534,14 +538,14 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
 	g, begun := newGuest(bareRegistry(t), "forgotten", claimedUUID), 0
 	for range 2 {
-		g.waiting = append(g.waiting, &task{ctx: t.Context(), sc: scope.Daemon("a test"), kind: domain.JobModify, reply: make(chan error, 1), plan: func() (work, error) {
+		g.Waiting = append(g.Waiting, &machine.Task{Ctx: t.Context(), Sc: scope.Daemon("a test"), Kind: domain.JobModify, Reply: make(chan error, 1), Plan: func() (machine.Work, error) {
 			begun++
-			g.forgetIfNothing()
+			forgetIfNothing(g)
 			return nil, nil
 		}})
 	}
-	if g.continueAfter(); begun != 1 || len(g.waiting) != 1 {
-		t.Errorf("%d are begun, and %d wait", begun, len(g.waiting))
+	if continueAfter(g); begun != 1 || len(g.Waiting) != 1 {
+		t.Errorf("%d are begun, and %d wait", begun, len(g.Waiting))
 	}
 }
 
@@ -569,10 +573,10 @@ func TestWhatIsDoneIsNoFailure(t *testing.T) {
 	for range 64 { // which of the two is seen is chance
 		ctx := &endsLate{t.Context(), 0, make(chan struct{})}
 		go func() {
-			(<-g.mailbox).answer(nil)
+			(<-g.Mailbox).Answer(nil)
 			close(ctx.answered)
 		}()
-		if err := g.change(ctx, scope.Daemon("a test"), "", func() error { return nil }); err != nil {
+		if err := g.Change(ctx, scope.Daemon("a test"), "", func() error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

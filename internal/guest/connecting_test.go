@@ -13,6 +13,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -70,13 +73,13 @@ func TestConnect_SocketThatOnlyRootMayOpen(t *testing.T) {
 	g := d.define(speaking("connects",
 		"<serial type='unix'><source mode='connect' path='"+serial.path+"'/></serial>"+
 			"<channel type='unix'><source mode='connect' path='"+channel.path+"'/><target type='virtio' name='org.libguestfs.channel.0'/></channel>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	line := serial.client()
 	channel.client()
 	hears(t, line)
 
 	port := "<channel type='unix'><source mode='connect' path='" + plugged.path + "'/><target type='virtio' name='plugged'/></channel>"
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), port, guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), port, machine.Affect{Live: true}))
 	plugged.client()
 }
 
@@ -94,7 +97,7 @@ func TestConnect_NobodyListens(t *testing.T) {
 			ok(t, unix.Close(f))
 		}
 		g := d.define(speaking(name, "<serial type='unix'><source mode='connect' path='"+path+"'/></serial>"))
-		err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
+		err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{})
 		if err == nil || !strings.Contains(err.Error(), "cannot connect to the socket "+path) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -109,11 +112,11 @@ func TestConnect_Reconnects(t *testing.T) {
 	path := filepath.Join(d.dir, "again")
 	source := "<source mode='connect' path='" + path + "'><reconnect enabled='yes' timeout='1'/></source>"
 	g := d.define(speaking("reconnects", "<serial type='unix'>"+source+"</serial>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true})) // no program serves it yet
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true})) // no program serves it yet
 
 	first := serve(t, path)
 	line := first.client()
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 	hears(t, line)
 	ok(t, errors.Join(line.Close(), first.Close()))
 	second := serve(t, path)
@@ -125,9 +128,9 @@ func TestConnect_Reconnects(t *testing.T) {
 
 	late := serve(t, filepath.Join(d.dir, "late"))
 	// It brings a controller for the channel along.
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), "<controller type='virtio-serial' index='0'/>", guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), "<controller type='virtio-serial' index='0'/>", machine.Affect{Live: true}))
 	port := "<channel type='unix'>" + strings.Replace(source, path, late.path, 1) + "<target type='virtio' name='late'/></channel>"
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), port, guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), port, machine.Affect{Live: true}))
 	late.client()
 }
 
@@ -139,7 +142,7 @@ func TestConnect_HeldToFolders(t *testing.T) {
 	ok(t, os.Mkdir(mine, 0o755))
 	other := serve(t, filepath.Join(d.dir, "other"))
 	ok(t, os.Symlink(other.path, mine+"/link"))
-	g, err := d.Define(d.ctx(), scope.Daemon("a test").Within([]string{mine}), speaking("held", "<serial type='unix'><source mode='connect' path='"+mine+"/link'/></serial>"), false)
+	g, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test").Within([]string{mine}), speaking("held", "<serial type='unix'><source mode='connect' path='"+mine+"/link'/></serial>"), false)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "no link is followed there")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "links are not followed there")
 }

@@ -15,6 +15,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/console"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -22,7 +26,7 @@ import (
 func userOf(t *testing.T, g *guest.Guest) uint32 {
 	t.Helper()
 	var own unix.Stat_t
-	ok(t, unix.Stat(filepath.Join(g.RunDir(), "own"), &own))
+	ok(t, unix.Stat(filepath.Join(guest.RunDir(g), "own"), &own))
 	return own.Gid // it is root's by now
 }
 
@@ -38,17 +42,17 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 		return fmt.Sprintf("<channel type='unix'><source mode='bind' path='%s/%s'/><target type='virtio' name='%s'/></channel>", own, name, name)
 	}
 	g := d.define(strings.Replace(small("deceiver", channel("org.test.0"), channel("org.qemu.guest_agent.0")), "<name>", "<uuid>"+uuid+"</uuid><name>", 1))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	for name, open := range map[string]func() error{
 		"console": func() error {
-			c, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
+			c, err := console.OpenConsole(d.ctx(), g, scope.Daemon("a test"), "", machine.ConsoleOptions{})
 			if err == nil {
 				err = c.Close()
 			}
 			return err
 		},
 		"channel": func() error {
-			c, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), "org.test.0", guest.ConsoleOptions{})
+			c, err := console.OpenChannel(d.ctx(), g, scope.Daemon("a test"), "org.test.0", machine.ConsoleOptions{})
 			if err == nil {
 				err = c.Close()
 			}
@@ -67,8 +71,8 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	number, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
 	ok(t, err)
 	for _, path := range []string{fmt.Sprintf("/dev/pts/%d", number), "/dev/null", "/proc/self/fd/0"} {
-		ok(t, g.SetPTY(path))
-		c, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
+		ok(t, guest.SetPTY(g, path))
+		c, err := console.OpenConsole(d.ctx(), g, scope.Daemon("a test"), "", machine.ConsoleOptions{})
 		if err == nil {
 			_ = c.Close()
 		}
@@ -82,7 +86,7 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	for _, c := range g.View().Active.Devices.Channels[:1] { // the other is the agent's
 		ok(t, os.Remove(c.Backend.Path))
 		ok(t, os.Symlink(socket, c.Backend.Path))
-		channel, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), c.Name, guest.ConsoleOptions{})
+		channel, err := console.OpenChannel(d.ctx(), g, scope.Daemon("a test"), c.Name, machine.ConsoleOptions{})
 		if err == nil {
 			_ = channel.Close()
 		}
@@ -112,9 +116,9 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 		return fmt.Sprintf("<channel type='unix'><source mode='bind' path='%s'/><target type='virtio' name='%s'/></channel>", path(name), name)
 	}
 	g := d.define(small("led", channel("org.test.0"), channel("org.qemu.guest_agent.0")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	open := func() error {
-		c, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), "org.test.0", guest.ConsoleOptions{})
+		c, err := console.OpenChannel(d.ctx(), g, scope.Daemon("a test"), "org.test.0", machine.ConsoleOptions{})
 		if err == nil {
 			err = c.Close()
 		}
@@ -139,7 +143,7 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 	link(others, way)
 	refused(t, open(), fault.Denied, path("org.test.0"))
 
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if _, err := os.Lstat(filepath.Join(others, "org.qemu.guest_agent.0")); err != nil {
 		t.Errorf("the end of the guest has removed a file of others: %v", err)
 	}
@@ -169,19 +173,19 @@ func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 		"a console's log":  "<serial type='pty'><log file='" + file + "'/></serial>",
 	} {
 		g := d.define(strings.Replace(small("led"), "<serial type='pty'/>", device, 1))
-		if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) {
+		if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", what, err)
 		}
-		ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+		ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	}
 	link(theirs)
 	g := d.define(small("led", "<channel type='unix'><source mode='bind' path='"+below+"'/><target type='virtio' name='org.test.0'/></channel>"))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Denied, "have root make the link")
-	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}), fault.Denied, "have root make the link")
+	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	g = d.define(small("led"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	refused(t, g.Save(d.ctx(), scope.Daemon("a test"), below, guest.SaveOptions{}), fault.Denied, "have root make the link")
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	refused(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), below, savestate.SaveOptions{}), fault.Denied, "have root make the link")
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	content, err := os.ReadFile(filepath.Join(theirs, "shadow"))
 	entries, e := os.ReadDir(theirs)
 	if ok(t, errors.Join(err, e)); string(content) != "secret" || len(entries) != 1 {
@@ -195,12 +199,12 @@ func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("parent"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	id := userOf(t, g)
 	left := exec.CommandContext(t.Context(), "sleep", "600")
 	left.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
 	ok(t, left.Start())
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if err := left.Wait(); err == nil || t.Context().Err() != nil {
 		t.Errorf("it ended by itself: %v", err)
 	}
@@ -210,12 +214,12 @@ func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {
 func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
 	d := newDaemonOf(t, true)
 	first := d.define(small("first"))
-	ok(t, first.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), first, scope.Daemon("a test"), launch.StartOptions{}))
 	id := userOf(t, first)
 	for i, who := range []string{fmt.Sprintf("+%d:+%d", id, id), fmt.Sprintf("+107:+%d", id)} {
 		label := "<seclabel type='static' model='dac' relabel='no'><label>" + who + "</label></seclabel></domain>"
 		second := d.define(strings.Replace(small(fmt.Sprintf("second-%d", i)), "</domain>", label, 1))
-		refused(t, second.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Invalid, fmt.Sprint(id))
+		refused(t, launch.Start(d.ctx(), second, scope.Daemon("a test"), launch.StartOptions{}), fault.Invalid, fmt.Sprint(id))
 	}
 }
 
@@ -226,9 +230,9 @@ func TestTheAgentsChannelIsNobodysToOpen(t *testing.T) {
 	d := newDaemonOf(t, true)
 	channel := "<channel type='unix'><target type='virtio' name='%s'/></channel>"
 	g := d.define(small("agent", fmt.Sprintf(channel, "org.qemu.guest_agent.0"), fmt.Sprintf(channel, "org.test.0")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	open := func(name string) error {
-		c, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), name, guest.ConsoleOptions{Force: true})
+		c, err := console.OpenChannel(d.ctx(), g, scope.Daemon("a test"), name, machine.ConsoleOptions{Force: true})
 		if err == nil {
 			ok(t, c.Close())
 		}

@@ -12,6 +12,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -76,7 +80,7 @@ func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
 			t.Errorf("it is in the host's network, or it is not told: %v", v.Isolation)
 		}
 	}
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	apart()
 	port := portOf(g)
 	serves(t, "after the start", port, byPassword)
@@ -84,21 +88,21 @@ func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
 	d.reopen(func() {})
 	g = d.again(g)
 	serves(t, "under the next daemon", port, byPassword)
-	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), `<graphics type='vnc' port='-1' autoport='yes' passwd='other' keymap='de' sharePolicy='force-shared'/>`, guest.Affect{Live: true}, false))
+	ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), `<graphics type='vnc' port='-1' autoport='yes' passwd='other' keymap='de' sharePolicy='force-shared'/>`, machine.Affect{Live: true}, false))
 	serves(t, "with another password", port, byPassword)
-	refused(t, g.Update(d.ctx(), scope.Daemon("a test"), `<graphics type='vnc' port='-1' autoport='yes' passwd='ninechars' keymap='de' sharePolicy='force-shared'/>`, guest.Affect{Live: true}, false),
+	refused(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), `<graphics type='vnc' port='-1' autoport='yes' passwd='ninechars' keymap='de' sharePolicy='force-shared'/>`, machine.Affect{Live: true}, false),
 		fault.Unsupported, "VNC password is 9 characters long, only 8 permitted")
 
 	second := d.define(small("second", `<graphics type='vnc' port='`+port+`'/>`))
-	refused(t, second.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "port "+port+" of 127.0.0.1, on which the vnc display is to listen, is in use; give the display another one")
+	refused(t, launch.Start(d.ctx(), second, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "port "+port+" of 127.0.0.1, requested for the vnc display, is in use; choose another port")
 
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	if ways := security(t, thisHost, port); ways != nil {
 		t.Error("something listens when the guest has ended")
 	}
-	ok(t, second.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), second, scope.Daemon("a test"), launch.StartOptions{}))
 	serves(t, "on a port of its own", port, byNothing)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	apart()
 	if portOf(g) == port {
 		t.Errorf("two displays listen on port %s", port)
@@ -125,13 +129,13 @@ func TestWhereDisplaysListen(t *testing.T) {
 		}
 		// Not one from 5900 on, which others' displays may have at another address.
 		g := d.define(small("at-"+strings.ReplaceAll(address, ":", "-"), `<graphics type='vnc' port='`+freePort(t)+`' listen='`+address+`'/>`))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		for _, host := range []string{"127.0.0.1", "127.0.0.2", "::1"} {
 			if ways := security(t, host, portOf(g)); slices.Contains(on, host) != (ways != nil) && (hasIPv6 || host != "::1") {
 				t.Errorf("a display on %s lets clients of %s in by %v", address, host, ways)
 			}
 		}
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	}
 }
 
@@ -140,7 +144,7 @@ func TestWhereDisplaysListen(t *testing.T) {
 func TestDisplaysThatNeedTheHostsNetwork(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("web", fmt.Sprintf(`<graphics type='vnc' autoport='yes' websocket='%s'/>`, freePort(t))))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	serves(t, "beside a websocket", portOf(g), byNothing)
 	if v := g.View(); slices.Contains(v.Isolation, "network") {
 		t.Errorf("it is said to have no network of the host's: %v", v.Isolation)

@@ -2,16 +2,17 @@ package guest
 
 import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
 // RecordKind is the kind of the records of persistent guests.
-var RecordKind = domains
+var RecordKind = machine.Domains
 
 // Document returns the document that a guest's record defines.
 func Document(uuid string, version int, body []byte) (store.Document, error) {
-	var r record
-	err := domains.Decode(uuid, version, body, &r)
+	var r machine.Record
+	err := machine.Domains.Decode(uuid, version, body, &r)
 	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.Fences) > 0}, err
 }
 

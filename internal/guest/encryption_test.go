@@ -15,6 +15,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -79,7 +83,7 @@ func TestEncryptedDisks(t *testing.T) {
 	g := d.define(small("vault", lockedDisk(root, "raw", "vda", "virtio", diskKey), lockedDisk(data, "qcow2", "sda", "sata", diskKey),
 		"<graphics type='vnc' port='-1' autoport='yes' passwd='"+passphrase[:8]+"'/>", "<controller type='pci' index='8' model='pcie-root-port'/>"))
 
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	opened := func() {
 		t.Helper()
 		said := d.blocks(g)
@@ -97,22 +101,22 @@ func TestEncryptedDisks(t *testing.T) {
 		}
 	}
 	opened()
-	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), lockedDisk(more, "raw", "vdb", "virtio", wrongKey), guest.Affect{Live: true}), fault.Failed,
+	refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), lockedDisk(more, "raw", "vdb", "virtio", wrongKey), machine.Affect{Live: true}), fault.Failed,
 		"the value of secret "+wrongKey+" does not open disk vdb")
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), lockedDisk(more, "raw", "vdb", "virtio", diskKey), guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), lockedDisk(more, "raw", "vdb", "virtio", diskKey), machine.Affect{Live: true}))
 	opened()
 	d.leaksNothing(g)
-	ok(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(t.TempDir(), "dump"), guest.DumpOptions{}))
+	ok(t, savestate.Dump(d.ctx(), g, scope.Daemon("a test"), filepath.Join(t.TempDir(), "dump"), savestate.DumpOptions{}))
 	d.want(g, domain.Running, domain.ReasonUnpaused)
 	opened()
 
 	image := filepath.Join(t.TempDir(), "saved")
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), image, savestate.SaveOptions{}))
 	until(t, events, event.Stopped, event.DetailSaved)
 	if text, err := os.ReadFile(image); err != nil || bytes.Contains(text, []byte(passphrase)) {
 		t.Errorf("the saved image holds the passphrase (%v)", err)
 	}
-	_, err := d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
+	_, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), image, savestate.SaveOptions{})
 	ok(t, err)
 	d.want(g, domain.Running, domain.ReasonRestored)
 	opened()
@@ -181,7 +185,7 @@ func TestDisksThatCannotBeOpened(t *testing.T) {
 	start := func(name, disk string) error {
 		g := d.define(small(name, disk))
 		before := time.Now()
-		err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
+		err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{})
 		if g.View().State != domain.ShutOff {
 			t.Errorf("%s runs since %v", name, before)
 		}
@@ -189,7 +193,7 @@ func TestDisksThatCannotBeOpened(t *testing.T) {
 	}
 	refused(t, start("wrong", lockedDisk(locked, "raw", "vda", "virtio", wrongKey)), fault.Failed, "does not open disk vda ("+locked+"): it is encrypted with another passphrase")
 	refused(t, start("absent", lockedDisk(locked, "raw", "vda", "virtio", diskKey)), fault.NotFound, "no secret with matching uuid '"+diskKey+"'")
-	refused(t, start("clear", lockedDisk(clear, "raw", "vda", "virtio", wrongKey)), fault.Invalid, "it is no LUKS container")
+	refused(t, start("clear", lockedDisk(clear, "raw", "vda", "virtio", wrongKey)), fault.Invalid, "it is not a LUKS container")
 	undeclared := strings.NewReplacer("<encryption format='luks'>", "", "</encryption>", "", "<secret type='passphrase' uuid='"+wrongKey+"'/>", "")
 	qcow := d.locked("qcow", "qcow2")
 	refused(t, start("undeclared", undeclared.Replace(lockedDisk(qcow, "qcow2", "vda", "virtio", wrongKey))), fault.Invalid, "name its secret in <encryption>")

@@ -6,6 +6,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -27,7 +31,7 @@ func (d *daemon) wantRNGs(g *guest.Guest, want int) {
 	if got := len(v.Current().Devices.RNGs); got != want {
 		d.t.Errorf("%s has %d sources of random numbers, want %d", v.Name, got, want)
 	}
-	if told := v.Decisions(); len(told) != want {
+	if told := provision.Decisions(v); len(told) != want {
 		d.t.Errorf("%s: %d decisions are told: %v", v.Name, len(told), told)
 	}
 }
@@ -63,7 +67,7 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 		if _, placed := rng.Address.(device.PCI); !placed || rng.Model != "virtio" || rng.Backend != "random" || rng.Path != "/dev/urandom" {
 			t.Errorf("%s: the source is %+v", machine, rng)
 		}
-		told := g.View().Decisions()[0].String()
+		told := provision.Decisions(g.View())[0].String()
 		for _, word := range []string{"virtio-rng", "/dev/urandom", "named no <rng>", machine, "virsh detach-device-alias new-" + machine + " " + rng.Alias + " --config"} {
 			if !strings.Contains(told, word) {
 				t.Errorf("the message does not contain %q: %s", word, told)
@@ -74,10 +78,10 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 		d.wantRNGs(g, 1)
 		d.define(inactive(t, g))
 		d.wantRNGs(g, 1)
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		d.want(g, domain.Running, domain.ReasonBooted)
 		d.wantRNGs(g, 1)
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		// The others are where they would be without.
 		bare := d.define(strings.NewReplacer("new-"+machine, "bare-"+machine, "<vcpu>", declines+"<vcpu>").Replace(doc))
 		for n, dev := range bare.View().Inactive.Devices.All() {
@@ -89,13 +93,13 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 			}
 		}
 	}
-	transient, err := d.Create(d.ctx(), scope.Daemon("a test"), small("transient"), guest.StartOptions{Paused: true})
+	transient, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), small("transient"), launch.StartOptions{Paused: true})
 	ok(t, err)
 	d.wantRNGs(transient, 1)
-	ok(t, transient.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), transient, scope.Daemon("a test"), false))
 }
 
-const declines = `<metadata><l:guest xmlns:l='` + guest.MarksNamespace + `' rng='no'/></metadata>`
+const declines = `<metadata><l:guest xmlns:l='` + provision.MarksNamespace + `' rng='no'/></metadata>`
 
 // TestRandomNumbersThatAreTakenOutStayOut, whichever way they went.
 // Promise: H7
@@ -103,10 +107,10 @@ func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 	d := newGenerous(t)
 	for name, remove := range map[string]func(*guest.Guest){
 		"alias": func(g *guest.Guest) {
-			ok(t, g.DetachAlias(d.ctx(), scope.Daemon("a test"), "ua-lodge-rng", guest.Affect{Config: true}))
+			ok(t, hotplug.DetachAlias(d.ctx(), g, scope.Daemon("a test"), "ua-lodge-rng", machine.Affect{Config: true}))
 		},
 		"device": func(g *guest.Guest) {
-			ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", guest.Affect{Config: true}))
+			ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", machine.Affect{Config: true}))
 		},
 		"edit": func(g *guest.Guest) { d.define(without(t, inactive(t, g))) },
 	} {
@@ -117,12 +121,12 @@ func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 		d.wantRNGs(g, 0)
 		d.define(strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
 		d.wantRNGs(g, 0)
-		run, err := d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1), guest.StartOptions{Paused: true})
+		run, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1), launch.StartOptions{Paused: true})
 		ok(t, err)
 		d.wantRNGs(run, 0)
-		ok(t, run.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, guest.Destroy(d.ctx(), run, scope.Daemon("a test"), false))
 		edited := inactive(t, g)
-		ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+		ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 		d.wantRNGs(d.define(edited), 0)
 	}
 }
@@ -133,8 +137,8 @@ func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
 	d := newGenerous(t)
 	own := d.define(small("own", "<rng model='virtio'><backend model='random'>/dev/random</backend></rng>"))
-	if rngs := own.View().Inactive.Devices.RNGs; len(rngs) != 1 || rngs[0].Path != "/dev/random" || len(own.View().Decisions()) > 0 {
-		t.Errorf("a source of the user's own becomes %+v, told as %v", rngs, own.View().Decisions())
+	if rngs := own.View().Inactive.Devices.RNGs; len(rngs) != 1 || rngs[0].Path != "/dev/random" || len(provision.Decisions(own.View())) > 0 {
+		t.Errorf("a source of the user's own becomes %+v, told as %v", rngs, provision.Decisions(own.View()))
 	}
 	for name, doc := range map[string]string{
 		"declined":   strings.Replace(small("declined"), "<vcpu>", declines+"<vcpu>", 1),
@@ -153,7 +157,7 @@ func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
 	d.gives = false
 	d.open()
 	old := d.define(small("old"))
-	_, err := d.Create(d.ctx(), scope.Daemon("a test"), small("runs"), guest.StartOptions{Paused: true})
+	_, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), small("runs"), launch.StartOptions{Paused: true})
 	ok(t, err)
 	saved := inactive(t, old)
 	d.close()
@@ -170,6 +174,6 @@ func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
 	}
 	again, err := d.ByName("old")
 	ok(t, err)
-	ok(t, again.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(d.ctx(), again, scope.Daemon("a test"), guest.UndefineOptions{}))
 	d.wantRNGs(d.define(saved), 0)
 }

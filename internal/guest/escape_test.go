@@ -18,13 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// The escape attempt: a program of ours that the daemon runs in QEMU's place tries
-// what a QEMU that its guest has taken over would try, writes down what became of
-// it, and then becomes QEMU, so that the daemon notices nothing.
+// The escape attempt: the daemon runs the test's own program in QEMU's place. The program tries
+// to escape as a compromised QEMU would, and writes down the results. Then it becomes QEMU, so that
+// the daemon notices nothing.
 
 // escapist is the name under which the test's own binary acts as that program.
 const escapist = "escapist"
@@ -116,7 +117,7 @@ func (t targets) attempts() map[string]func() error {
 		"lock memory":                       locks,
 	}
 	if t.InTPM {
-		delete(all, "write to what it was handed") // it is handed nothing
+		delete(all, "write to what it was handed") // the TPM emulator gets no descriptors
 	} else if t.HasTPM {
 		all["reach the store from a folder that it was given"] = func() error { return fromGiven(strings.Repeat("../", 10)+t.Store, unix.O_RDONLY) }
 		all["reach terminals from a folder that it was given"] = func() error {
@@ -294,14 +295,14 @@ func testEscape(t *testing.T, isolated, withTPM bool) {
 	}
 	theirs, own := disk("theirs"), disk("own")
 	victim := d.define(small("victim", `<disk type='file'><driver type='raw'/><source file='`+theirs+`'/><target dev='vda' bus='virtio'/></disk>`))
-	ok(t, victim.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), victim, scope.Daemon("a test"), launch.StartOptions{}))
 
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00001"
 	run := filepath.Join(d.dir, "run/guest", uuid)
 	at := targets{
 		Victim: d.pid("victim"), Daemon: os.Getpid(), VictimDisk: theirs, Disk: own,
 		Store: store.Path(filepath.Join(d.dir, "data")), Record: filepath.Join(run, "run.json"),
-		Monitor: filepath.Join(victim.RunDir(), "monitor.sock"), Scratch: t.TempDir(),
+		Monitor: filepath.Join(guest.RunDir(victim), "monitor.sock"), Scratch: t.TempDir(),
 		Abstract: listens(t, "unix", "@lodge-escape-"+filepath.Base(d.dir)), Loopback: listens(t, "tcp", "127.0.0.1:0"),
 	}
 	var st unix.Stat_t
@@ -325,7 +326,7 @@ func testEscape(t *testing.T, isolated, withTPM bool) {
 		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+html.EscapeString(string(text))+"'/></qemu:commandline></domain>",
 		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
 		`<disk type='file'><driver type='raw'/><source file='`+own+`'/><target dev='vda' bus='virtio'/><readonly/></disk><graphics type='vnc' autoport='yes'/>`+device)))
-	ok(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{}))
 	log, err := os.ReadFile(filepath.Join(d.dir, "data/guest/log/taken.log"))
 	ok(t, err)
 	d.judge(at, string(log), isolated)

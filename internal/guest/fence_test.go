@@ -18,6 +18,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -57,20 +61,20 @@ func TestAnotherFormatIsAnotherDisk(t *testing.T) {
 	given := filepath.Join(d.dir, "given.raw")
 	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", given)
 	g := d.define(small("given", diskOf("raw", given, "")))
-	_, err := d.Define(d.ctx(), client, again(small("given", diskOf("raw", given, "")), g), false)
+	_, err := guest.Define(d.ctx(), d.Registry, client, again(small("given", diskOf("raw", given, "")), g), false)
 	ok(t, err)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	_, err = d.Define(d.ctx(), client, again(small("given", diskOf("qcow2", given, "")), g), false)
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+	_, err = guest.Define(d.ctx(), d.Registry, client, again(small("given", diskOf("qcow2", given, "")), g), false)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, given)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, given)
 
 	shared := filepath.Join(d.dir, "shared.raw")
 	ok(t, os.WriteFile(shared, make([]byte, 1<<20), 0o600))
 	g = d.define(small("reader", diskOf("raw", shared, "<readonly/>")))
-	_, err = d.Define(d.ctx(), client, again(small("reader", diskOf("raw", shared, "")), g), false)
+	_, err = guest.Define(d.ctx(), d.Registry, client, again(small("reader", diskOf("raw", shared, "")), g), false)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, shared)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, shared)
 }
 
 // A change that the running guest does not take leaves the stored disk where it was held.
@@ -83,17 +87,17 @@ func TestAChangeThatFailsLeavesTheFence(t *testing.T) {
 	drive := func(path string) string {
 		return "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/><source file='" + path + "'/><target dev='sda' bus='sata'/></disk>"
 	}
-	g, err := d.Define(d.ctx(), client, small("changer", drive(own)), false)
+	g, err := guest.Define(d.ctx(), d.Registry, client, small("changer", drive(own)), false)
 	ok(t, err)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	both := guest.Affect{Live: true, Config: true}
-	refused(t, g.Update(d.ctx(), client, drive(filepath.Join(folder, "nowhere.iso")), both, false), fault.NotFound, "nowhere.iso")
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	both := machine.Affect{Live: true, Config: true}
+	refused(t, hotplug.Update(d.ctx(), g, client, drive(filepath.Join(folder, "nowhere.iso")), both, false), fault.NotFound, "nowhere.iso")
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	ok(t, os.Remove(own))
 	ok(t, os.Symlink(secret, own))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
 	d.reopen(func() {})
-	refused(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
 }
 
 // A disk is plugged into the running guest only. It comes back with the save image, and the client's path rules
@@ -105,15 +109,15 @@ func TestASavedGuestKeepsTheFence(t *testing.T) {
 	own := filepath.Join(folder, "own.qcow2")
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), client, diskOf("qcow2", own, ""), guest.Affect{Live: true}))
-	ok(t, g.ManagedSave(d.ctx(), client, guest.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), g, client, diskOf("qcow2", own, ""), machine.Affect{Live: true}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, client, savestate.SaveOptions{}))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
 	d.define(again(small("saved"), g)) // which has no such disk
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
-	ok(t, g.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
+	ok(t, savestate.RemoveManagedSave(d.ctx(), g, scope.Daemon("a test")))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 }
 
 // The same for a disk in a definition with which the guest ran once.
@@ -131,7 +135,7 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 		if how == "persistent" {
 			define()
 		}
-		g, err := d.Create(d.ctx(), client, strings.Replace(small(name, diskOf("qcow2", own, "")), "<name>", "<uuid>22222222-2222-3333-4444-000000000001</uuid><name>", 1), guest.StartOptions{})
+		g, err := guest.Create(d.ctx(), d.Registry, client, strings.Replace(small(name, diskOf("qcow2", own, "")), "<name>", "<uuid>22222222-2222-3333-4444-000000000001</uuid><name>", 1), launch.StartOptions{})
 		ok(t, err)
 		if how == "restarted" {
 			d.reopen(func() {})
@@ -140,13 +144,13 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 		if how != "persistent" { // no sooner than it runs
 			define()
 		}
-		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+		ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 		tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+		refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
 		d.reopen(func() {})
 		g = d.again(g)
-		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
-		ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true}))
+		refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
+		ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true}))
 		tool(t, "rebase", "-u", "-f", "qcow2", "-b", "", own)
 	}
 }
@@ -159,19 +163,21 @@ func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
 	own := filepath.Join(folder, "own.qcow2")
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	pid := d.pid("saved")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 	told := make(chan error, 1)
-	go func() { told <- g.Attach(d.ctx(), client, diskOf("qcow2", own, ""), guest.Affect{Live: true}) }()
+	go func() {
+		told <- hotplug.Attach(d.ctx(), g, client, diskOf("qcow2", own, ""), machine.Affect{Live: true})
+	}()
 	eventually(t, "an attach under way", func() bool { return g.Job().Kind == domain.JobModify })
-	_, err := d.Define(d.ctx(), scope.Daemon("a test"), again(small("saved"), g), false)
+	_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), again(small("saved"), g), false)
 	ok(t, err)
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	ok(t, <-told)
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
 }
 
 // The same for a disk of a guest with a definition that the store has lost.
@@ -181,14 +187,14 @@ func TestAGuestThatIsFoundKeepsTheFence(t *testing.T) {
 	folder, secret, client := d.fencedIn()
 	own := filepath.Join(folder, "own.qcow2")
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
-	g, err := d.Define(d.ctx(), client, small("found", diskOf("qcow2", own, "")), false)
+	g, err := guest.Define(d.ctx(), d.Registry, client, small("found", diskOf("qcow2", own, "")), false)
 	ok(t, err)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.reopen(func() { ok(t, os.Remove(store.Path(filepath.Join(d.dir, "data")))) })
 	g = d.again(g)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
 }
 
 // So does one of a definition that came along with the save.
@@ -200,12 +206,12 @@ func TestAGuestThatIsSavedOtherwiseKeepsTheFence(t *testing.T) {
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
 	tool(t, "create", "-q", "-f", "qcow2", before, "1M")
 	g := d.define(small("saved", diskOf("qcow2", before, "")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	text, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
 	ok(t, err)
-	ok(t, g.ManagedSave(d.ctx(), client, guest.SaveOptions{XML: strings.Replace(text, before, own, 1)}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, client, savestate.SaveOptions{XML: strings.Replace(text, before, own, 1)}))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, secret)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, secret)
 }
 
 // So does what a character device writes to, which the daemon empties as root.
@@ -217,15 +223,15 @@ func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
 	ok(t, os.Mkdir(way, 0o755))
 	port := "<channel type='file'><source path='" + filepath.Join(way, filepath.Base(precious)) + "'/><target type='virtio' name='org.test.0'/></channel>"
 	g := d.define(small("saved", "<controller type='virtio-serial'/>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), client, port, guest.Affect{Live: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), g, client, port, machine.Affect{Live: true}))
 	d.define(again(small("saved", "<controller type='virtio-serial'/>"), g)) // which has no such port
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	ok(t, os.RemoveAll(way))
 	ok(t, os.Symlink(d.dir, way))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, way)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, way)
 	d.reopen(func() {})
-	refused(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, way)
+	refused(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, way)
 	if info, err := os.Stat(precious); err != nil || info.Size() == 0 {
 		t.Errorf("what the link led to is now %v (%v)", info, err)
 	}
@@ -249,33 +255,33 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 		if path == logged {
 			port = "<serial type='null'><log file='" + path + "'/></serial>"
 		}
-		g, err := d.Define(d.ctx(), client, small("port", port), false)
+		g, err := guest.Define(d.ctx(), d.Registry, client, small("port", port), false)
 		ok(t, err)
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		ok(t, os.RemoveAll(link[1]))
 		ok(t, os.Symlink(link[0], link[1]))
-		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, path)
-		ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+		refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, path)
+		ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	}
 	template := filepath.Join(folder, "template")
 	ok(t, os.WriteFile(template, []byte("variables"), 0o600))
 	firmware := "<loader readonly='yes' type='pflash'>" + template + "</loader><nvram template='" + template + "'>" + deep + ".vars</nvram></os>"
-	g, err := d.Define(d.ctx(), client, strings.Replace(small("uefi"), "</os>", firmware, 1), false)
+	g, err := guest.Define(d.ctx(), d.Registry, client, strings.Replace(small("uefi"), "</os>", firmware, 1), false)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, deep)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, deep)
 	copied := filepath.Join(folder, "copied")
 	ok(t, os.WriteFile(copied, []byte("variables"), 0o600))
 	firmware = "<loader readonly='yes' type='pflash'>" + template + "</loader><nvram template='" + copied + "'>" + folder + "/vars</nvram></os>"
-	g, err = d.Define(d.ctx(), client, strings.Replace(small("copying"), "</os>", firmware, 1), false)
+	g, err = guest.Define(d.ctx(), d.Registry, client, strings.Replace(small("copying"), "</os>", firmware, 1), false)
 	ok(t, err)
 	ok(t, os.Remove(copied))
 	ok(t, os.Symlink(precious, copied))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, copied)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, copied)
 	g = d.define(small("dumped"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	refused(t, g.Dump(d.ctx(), client, deep, guest.DumpOptions{Memory: "elf"}), fault.Denied, deep)
-	refused(t, g.Save(d.ctx(), client, deep, guest.SaveOptions{}), fault.Denied, deep)
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	refused(t, savestate.Dump(d.ctx(), g, client, deep, savestate.DumpOptions{Memory: "elf"}), fault.Denied, deep)
+	refused(t, savestate.Save(d.ctx(), g, client, deep, savestate.SaveOptions{}), fault.Denied, deep)
 	if text, err := os.ReadFile(precious); err != nil || string(text) != "precious" {
 		t.Errorf("what a link led to has %d bytes, %v", len(text), err)
 	}
@@ -300,23 +306,23 @@ func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
 	const bus = "<controller type='virtio-serial'/>"
 	// Paths in the stored definition, and paths named for the running guest.
 	stored := filepath.Join(folder, "stored")
-	g, err := d.Define(d.ctx(), client, small("stored", bus, port(stored, "0")), false)
+	g, err := guest.Define(d.ctx(), d.Registry, client, small("stored", bus, port(stored, "0")), false)
 	ok(t, err)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), other, port(stored, "1", "<log file='"+others+"/log'/>"), guest.Affect{Live: true})) // and something of its own
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), g, other, port(stored, "1", "<log file='"+others+"/log'/>"), machine.Affect{Live: true})) // and something of its own
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	// Of what the running guest has, and is stored.
 	live := filepath.Join(folder, "live")
 	h := d.define(small("live", bus))
-	ok(t, h.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, h.Attach(d.ctx(), client, port(live, "0"), guest.Affect{Live: true}))
-	_, err = d.Define(d.ctx(), other, again(small("live", bus, port(live, "0")), h), false)
+	ok(t, launch.Start(d.ctx(), h, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), h, client, port(live, "0"), machine.Affect{Live: true}))
+	_, err = guest.Define(d.ctx(), d.Registry, other, again(small("live", bus, port(live, "0")), h), false)
 	ok(t, err)
-	ok(t, h.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), h, scope.Daemon("a test"), false))
 	for path, of := range map[string]*guest.Guest{stored: g, live: h} {
 		ok(t, os.Remove(path))
 		ok(t, os.Symlink(precious, path))
-		refused(t, of.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, path)
+		refused(t, launch.Start(d.ctx(), of, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, path)
 	}
 }
 
@@ -336,28 +342,28 @@ func TestNoSocketIsMadeBehindALink(t *testing.T) {
 			ok(t, os.Mkdir(way, 0o755))
 			path := filepath.Join(way, "socket")
 			doc := small(what, strings.ReplaceAll(device, "PATH", path))
-			g, err := d.Define(d.ctx(), client, doc, false)
+			g, err := guest.Define(d.ctx(), d.Registry, client, doc, false)
 			ok(t, err)
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 			if info, err := os.Stat(path); err != nil || info.Mode().Type() != os.ModeSocket {
 				t.Errorf("there is no socket: %v, %v", info, err)
 			}
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 			if entries, err := os.ReadDir(way); err != nil || len(entries) != 0 {
 				t.Errorf("after the end there are %v, %v", entries, err)
 			}
 			ok(t, os.Remove(way))
 			ok(t, os.Symlink(others, way))
-			refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, path) // whichever client starts it
-			_, err = d.Create(d.ctx(), client, small(what+"2", strings.ReplaceAll(device, "PATH", path)), guest.StartOptions{})
+			refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, path) // whichever client starts it
+			_, err = guest.Create(d.ctx(), d.Registry, client, small(what+"2", strings.ReplaceAll(device, "PATH", path)), launch.StartOptions{})
 			refused(t, err, fault.Denied, path)
 			if entries, err := os.ReadDir(others); err != nil || len(entries) != 0 {
 				t.Errorf("behind the link there are %v, %v", entries, err)
 			}
 			// A client without rules may follow links.
 			g = d.define(small("free", strings.ReplaceAll(device, "PATH", path)))
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		})
 	}
 }
@@ -383,10 +389,10 @@ func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
 		} {
 			for kind, path := range at {
 				doc := strings.Replace(small(use+"-"+kind), "</type>", "</type>"+strings.ReplaceAll(os, "%s", path), 1)
-				g, err := d.Define(d.ctx(), client, doc, false)
+				g, err := guest.Define(d.ctx(), d.Registry, client, doc, false)
 				ok(t, err)
 				ctx, stop := context.WithTimeout(d.ctx(), 20*time.Second)
-				refused(t, g.Start(ctx, client, guest.StartOptions{}), fault.Invalid, path+": it is neither a file nor a block device")
+				refused(t, launch.Start(ctx, g, client, launch.StartOptions{}), fault.Invalid, path+": it is neither a file nor a block device")
 				stop()
 			}
 		}
@@ -398,15 +404,15 @@ func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
 func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	client := scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		if def.Tune.Shares > 1024 {
 			return fault.New(fault.Denied, fault.Call, "too heavy")
 		}
 		return nil
 	}})
-	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
-		refused(t, g.Tune(d.ctx(), client, a, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }), fault.Denied, "too heavy")
+	for _, a := range []machine.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
+		refused(t, hotplug.Tune(d.ctx(), g, client, a, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }), fault.Denied, "too heavy")
 	}
 	if v := g.View(); v.Active.Tune.Shares != 0 || v.Inactive.Tune.Shares != 0 {
 		t.Errorf("it weighs %d, and will %d", v.Active.Tune.Shares, v.Inactive.Tune.Shares)
@@ -417,8 +423,8 @@ func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
 		}
 		return nil
 	}})
-	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
-		refused(t, g.Attach(d.ctx(), client, "<interface type='user'><model type='virtio'/></interface>", a), fault.NoCapacity, "no more interfaces")
+	for _, a := range []machine.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
+		refused(t, hotplug.Attach(d.ctx(), g, client, "<interface type='user'><model type='virtio'/></interface>", a), fault.NoCapacity, "no more interfaces")
 	}
 }
 
@@ -431,12 +437,12 @@ func TestAGuestIsToldByFilesNoMoreThanItHolds(t *testing.T) {
 	for n := range 4 {
 		entries += fmt.Sprintf("<entry name='opt/org.test/%d' file='%s'/>", n, each)
 	}
-	g, err := d.Define(d.ctx(), client, strings.Replace(small("told"), "<features>", "<sysinfo type='fwcfg'>"+entries+"</sysinfo><features>", 1), false)
+	g, err := guest.Define(d.ctx(), d.Registry, client, strings.Replace(small("told"), "<features>", "<sysinfo type='fwcfg'>"+entries+"</sysinfo><features>", 1), false)
 	ok(t, err)
 	ok(t, errors.Join(os.WriteFile(each, nil, 0o600), os.Truncate(each, 16<<20+1)))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Invalid, "may have 64 MiB together")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Invalid, "may have 64 MiB together")
 	ok(t, os.Truncate(each, 16<<20))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 }
 
 // The owner of a folder puts a link in the place of a guest's variables. Errors must not reveal the link's target.
@@ -449,8 +455,8 @@ func TestNoLinkTellsWhatIsThere(t *testing.T) {
 	var said []string
 	for _, to := range []string{"secret", "none"} {
 		ok(t, errors.Join(os.Symlink("../"+to, vars), os.Lchown(vars, 4242, 4242), os.Chown(folder, 4242, 4242)))
-		err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true})
-		refused(t, err, fault.Denied, "is a link that user 4242 made")
+		err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true})
+		refused(t, err, fault.Denied, "user 4242 made it")
 		said = append(said, err.Error())
 		ok(t, os.Remove(vars))
 	}
@@ -468,12 +474,12 @@ func TestNoLinkLeadsToAnothersDevice(t *testing.T) {
 	ok(t, errors.Join(os.Mkdir(folder, 0o755), unix.Mknod(disk, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 0))), os.Symlink("../disk", port)))
 	doc := "<serial type='dev'><source path='" + port + "'/><target type='usb-serial' port='1'/></serial>"
 	xhci := "<controller type='usb' model='qemu-xhci'/>"
-	live, g := guest.Affect{Live: true}, d.define(small("led", xhci, doc))
+	live, g := machine.Affect{Live: true}, d.define(small("led", xhci, doc))
 	bare := d.define(small("bare", xhci))
-	ok(t, errors.Join(os.Lchown(port, 4242, 4242), bare.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true})))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Denied, "is a link that user 4242 made")
-	refused(t, bare.Attach(d.ctx(), scope.Daemon("a test"), doc, live), fault.Denied, "is a link that user 4242 made")
+	ok(t, errors.Join(os.Lchown(port, 4242, 4242), launch.Start(d.ctx(), bare, scope.Daemon("a test"), launch.StartOptions{Paused: true})))
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}), fault.Denied, "user 4242 made it")
+	refused(t, hotplug.Attach(d.ctx(), bare, scope.Daemon("a test"), doc, live), fault.Denied, "user 4242 made it")
 	ok(t, errors.Join(os.Lchown(port, 0, 0), os.Remove(disk), unix.Mknod(disk, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229)))))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, bare.Attach(d.ctx(), scope.Daemon("a test"), doc, live))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, hotplug.Attach(d.ctx(), bare, scope.Daemon("a test"), doc, live))
 }

@@ -13,13 +13,17 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/atomicfile"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-const machine = `<domain type='qemu'><name>a</name><uuid>11111111-2222-3333-4444-555555555555</uuid><memory>65536</memory><vcpu>1</vcpu>
+const fuzzedGuest = `<domain type='qemu'><name>a</name><uuid>11111111-2222-3333-4444-555555555555</uuid><memory>65536</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><devices><controller type='pci' index='0' model='pcie-root'/>
 <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/a'/><target dev='vda' bus='virtio'/><address type='pci' domain='0' bus='0' slot='3' function='0'/></disk></devices></domain>`
 
@@ -28,22 +32,22 @@ const machine = `<domain type='qemu'><name>a</name><uuid>11111111-2222-3333-4444
 // machine. A rewritten image must read as before, with the same stream behind the header.
 func FuzzSavedImage(f *testing.F) {
 	const stream = "QEVM and so on"
-	f.Add([]byte{}, machine, "", uint32(0))
-	f.Add([]byte{}, machine, machine, uint32(0))
-	f.Add([]byte{}, machine, `<domain type='qemu'><name>b</name></domain>`, uint32(1))
-	f.Add([]byte{}, machine+"\x00<cookie/>", machine, uint32(len(machine)+1))
-	f.Add([]byte(savePartial), machine, "", uint32(0))
-	f.Add(append([]byte(saveMagic), 2, 0, 0, 0, 0, 0, 0, 0x80), machine, "", uint32(0))
-	f.Add(append([]byte(saveMagic), 2, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1), machine, "", uint32(0))
+	f.Add([]byte{}, fuzzedGuest, "", uint32(0))
+	f.Add([]byte{}, fuzzedGuest, fuzzedGuest, uint32(0))
+	f.Add([]byte{}, fuzzedGuest, `<domain type='qemu'><name>b</name></domain>`, uint32(1))
+	f.Add([]byte{}, fuzzedGuest+"\x00<cookie/>", fuzzedGuest, uint32(len(fuzzedGuest)+1))
+	f.Add([]byte(savestate.SavePartial), fuzzedGuest, "", uint32(0))
+	f.Add(append([]byte(savestate.SaveMagic), 2, 0, 0, 0, 0, 0, 0, 0x80), fuzzedGuest, "", uint32(0))
+	f.Add(append([]byte(savestate.SaveMagic), 2, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1), fuzzedGuest, "", uint32(0))
 	file, err := os.Create(filepath.Join(f.TempDir(), "image"))
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { _ = file.Close() })
 	f.Fuzz(func(t *testing.T, over []byte, xml, doc string, cookie uint32) {
-		image := make([]byte, saveHeaderLen, saveHeaderLen+len(xml)+1+len(stream))
-		copy(image, saveMagic)
-		for i, v := range []uint32{saveVersion, uint32(len(xml) + 1), 1, 0, cookie} {
+		image := make([]byte, savestate.SaveHeaderLen, savestate.SaveHeaderLen+len(xml)+1+len(stream))
+		copy(image, savestate.SaveMagic)
+		for i, v := range []uint32{savestate.SaveVersion, uint32(len(xml) + 1), 1, 0, cookie} {
 			binary.NativeEndian.PutUint32(image[16+4*i:], v)
 		}
 		image = append(append(append(image, xml...), 0), stream...)
@@ -54,43 +58,43 @@ func FuzzSavedImage(f *testing.F) {
 		if _, err := file.WriteAt(image, 0); err != nil {
 			t.Fatal(err)
 		}
-		read := func(o SaveOptions) (*savedImage, error) {
+		read := func(o savestate.SaveOptions) (*savestate.SavedImage, error) {
 			if _, err := file.Seek(0, io.SeekStart); err != nil {
 				t.Fatal(err)
 			}
-			return readSaved(file, o)
+			return savestate.ReadSaved(file, o)
 		}
-		saved, err := read(SaveOptions{})
+		saved, err := read(savestate.SaveOptions{})
 		if err != nil {
 			return
 		}
 		at, err := file.Seek(0, io.SeekCurrent)
-		if err != nil || at > int64(len(image)) || len(saved.xml) > maxSaveXML {
-			t.Fatalf("after a definition of %d bytes the stream begins at %d of %d (%v)", len(saved.xml), at, len(image), err)
+		if err != nil || at > int64(len(image)) || len(saved.XML) > savestate.MaxSaveXML {
+			t.Fatalf("after a definition of %d bytes the stream begins at %d of %d (%v)", len(saved.XML), at, len(image), err)
 		}
-		if _, err := read(SaveOptions{XML: saved.xml}); err != nil {
+		if _, err := read(savestate.SaveOptions{XML: saved.XML}); err != nil {
 			t.Fatalf("its own definition does not fit the image: %v", err)
 		}
-		other, err := read(SaveOptions{XML: doc})
+		other, err := read(savestate.SaveOptions{XML: doc})
 		if err != nil {
 			return
 		}
-		if a, b := saved.def, other.def; a.Name != b.Name || a.UUID != b.UUID || a.OS.Machine != b.OS.Machine || a.Memory != b.Memory || a.VCPUs.Max != b.VCPUs.Max {
+		if a, b := saved.Def, other.Def; a.Name != b.Name || a.UUID != b.UUID || a.OS.Machine != b.OS.Machine || a.Memory != b.Memory || a.VCPUs.Max != b.VCPUs.Max {
 			t.Fatalf("another machine is taken for the saved one: %s %s, %s %s", a.Name, a.UUID, b.Name, b.UUID)
 		}
-		change, err := planHeader(file, SaveOptions{XML: doc, Then: domain.Paused})
+		change, err := savestate.PlanHeader(file, savestate.SaveOptions{XML: doc, Then: domain.Paused})
 		if err != nil {
 			return
 		}
 		if !bytes.HasPrefix(image, change.Before) || len(change.After) != len(change.Before) {
 			t.Fatalf("of %q\n%q is to become\n%q", image, change.Before, change.After)
 		}
-		if err := writeHeader(file, change.After); err != nil {
+		if err := savestate.WriteHeader(file, change.After); err != nil {
 			t.Fatal(err)
 		}
-		again, err := read(SaveOptions{})
-		if err != nil || again.xml != other.xml || again.running {
-			t.Fatalf("redefined as\n%s\nit is read as\n%+v, %v", other.xml, again, err)
+		again, err := read(savestate.SaveOptions{})
+		if err != nil || again.XML != other.XML || again.Running {
+			t.Fatalf("redefined as\n%s\nit is read as\n%+v, %v", other.XML, again, err)
 		}
 		now, err := os.ReadFile(file.Name())
 		if err != nil || !bytes.Equal(now[at:], image[at:]) {
@@ -110,20 +114,20 @@ func FuzzJournals(f *testing.F) {
 		f.Add(which, text)
 	}
 	const drive = `<disk type='file' device='cdrom'><source file='/a' index='2'/><target dev='sda' bus='sata'/></disk>`
-	steps := []undoing{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
-	add(0, runRecord{
-		Name: "a", UUID: "u", ID: 3, XML: machine, PID: 7, Messages: []string{"m"}, NICs: []heldNIC{{Alias: "net0", IfName: "vnet0", Bridge: "br0"}},
+	steps := []hotplug.Undoing{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
+	add(0, machine.InstanceRecord{
+		Name: "a", UUID: "u", ID: 3, XML: fuzzedGuest, PID: 7, Messages: []string{"m"}, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0", Bridge: "br0"}},
 		NoRoom: []string{"vda"},
 	})
 	for kind, payload := range map[string]any{
-		mediaKind.Name:    mediaChange{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
-		attachKind.Name:   attach{Device: drive, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}, Undo: steps},
-		detachKind.Name:   detach{Alias: "net1", Saved: drive},
-		updateKind.Name:   update{OfActive: machine, Active: machine, OfConfig: machine, Config: machine, VCPUs: 1, Balloon: new(uint64)},
-		saveKind.Name:     save{memoryImage: memoryImage{Path: "/s", WasRunning: true, Made: &madeFile{Path: "/s", Device: 1, Inode: 2}}, Managed: true},
-		dumpKind.Name:     dump{memoryImage: memoryImage{Path: "/s"}},
-		iothreadKind.Name: iothreadAddition{ID: 1, Config: true},
-		cleanupKind.Name:  cleanup{Alias: "net1", Objects: steps, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},
+		hotplug.MediaKind.Name:    hotplug.MediaOp{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
+		hotplug.AttachKind.Name:   hotplug.AttachOp{Device: drive, NIC: &machine.HeldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}, Undo: steps},
+		hotplug.DetachKind.Name:   hotplug.DetachOp{Alias: "net1", Saved: drive},
+		hotplug.UpdateKind.Name:   hotplug.UpdateOp{OfActive: fuzzedGuest, Active: fuzzedGuest, OfConfig: fuzzedGuest, Config: fuzzedGuest, VCPUs: 1, Balloon: new(uint64)},
+		savestate.SaveKind.Name:   savestate.SaveOp{MemoryImage: savestate.MemoryImage{Path: "/s", WasRunning: true, Made: &savestate.MadeFile{Path: "/s", Device: 1, Inode: 2}}, Managed: true},
+		savestate.DumpKind.Name:   savestate.DumpOp{MemoryImage: savestate.MemoryImage{Path: "/s"}},
+		hotplug.IothreadKind.Name: hotplug.IOThreadOp{ID: 1, Config: true},
+		hotplug.CleanupKind.Name:  hotplug.CleanupOp{Alias: "net1", Objects: steps, NIC: &machine.HeldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},
 	} {
 		text, err := json.Marshal(payload)
 		if err != nil {
@@ -136,16 +140,16 @@ func FuzzJournals(f *testing.F) {
 		f.Add(which, []byte("null"))
 		f.Add(which, []byte(`{"Kind":"media","Version":1,"Payload":{"Undo":[null],"Live":"<disk/>","NIC":{}}}`))
 	}
-	r := newRegistry(Config{Log: slog.New(slog.DiscardHandler)})
+	r := newRegistry(machine.Config{Log: slog.New(slog.DiscardHandler)})
 	journals := []struct {
 		file string
 		read func(dir string) (any, error)
 	}{
-		{runRecordFile, func(dir string) (any, error) { return readRunRecord(dir) }},
+		{machine.RecordFile, func(dir string) (any, error) { return machine.ReadRecord(dir) }},
 		{"operation-a.json", func(dir string) (any, error) { return readOperation(r, dir) }},
 		{"labels.json", func(dir string) (any, error) {
-			l, err := r.readLabels(takenUUID, filepath.Join(dir, "labels.json"))
-			return l.labelled, err
+			l, err := provision.ReadLabels(r, takenUUID, filepath.Join(dir, "labels.json"))
+			return l.Labelled, err
 		}},
 	}
 	dir := f.TempDir()
@@ -174,11 +178,11 @@ func FuzzJournals(f *testing.F) {
 }
 
 // readOperation reads the record of an operation, and opens it as a run would.
-func readOperation(r *Registry, dir string) (any, error) {
+func readOperation(r *machine.Registry, dir string) (any, error) {
 	records, err := operation.Files{Dir: dir}.Read()
 	if err != nil || len(records) == 0 {
 		return nil, errors.Join(err, os.ErrNotExist)
 	}
-	run := newRun(runRecord{Name: "a", UUID: records[0].Owner}, dir, kernel.Root{}, r.log)
-	return records[0], r.giveOperations(run, records)
+	run := machine.NewInstance(machine.InstanceRecord{Name: "a", UUID: records[0].Owner}, dir, kernel.Root{}, r.Log)
+	return records[0], r.GiveOperations(run, records)
 }

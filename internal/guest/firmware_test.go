@@ -9,6 +9,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -36,12 +37,12 @@ func testFirmware(t *testing.T, isolated bool) {
 	}
 	const says = "its header names another file"
 	for _, leads := range []string{above, beside} {
-		refused(t, define(leads, whole).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Unsupported, says)
-		refused(t, define(whole, leads).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Unsupported, says)
+		refused(t, launch.Start(d.ctx(), define(leads, whole), scope.Daemon("a test"), launch.StartOptions{}), fault.Unsupported, says)
+		refused(t, launch.Start(d.ctx(), define(whole, leads), scope.Daemon("a test"), launch.StartOptions{}), fault.Unsupported, says)
 	}
 	vars := filepath.Join(dir, "vars")
 	tool(t, "create", "-q", "-f", "qcow2", vars, "1M")
-	ok(t, define(whole, vars).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), define(whole, vars), scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 }
 
 // TestAnOptionROMIsSeen: a device's ROM in a file of the user's own is read by a QEMU that sees little of the host.
@@ -50,5 +51,5 @@ func TestAnOptionROMIsSeen(t *testing.T) {
 	rom := filepath.Join(t.TempDir(), "rom")
 	ok(t, os.WriteFile(rom, make([]byte, 4<<10), 0o600))
 	g := d.define(small("read", "<interface type='user'><model type='virtio'/><rom file='"+rom+"'/></interface>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 }

@@ -19,6 +19,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	whole "github.com/lodge-kvm/lodge/internal/daemon"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/console"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
@@ -41,7 +46,7 @@ type daemon struct {
 	groups *kernel.Cgroups
 	// prepared is how many QEMUs may wait for guests.
 	prepared int
-	// isolated has QEMU run in chambers.
+	// isolated runs QEMU in sandboxes.
 	isolated bool
 	// boot names the boot of the host.
 	boot string
@@ -126,7 +131,7 @@ func (d *daemon) close() { d.whole.Close() }
 func (d *daemon) destroyAll() {
 	for _, g := range d.All() {
 		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
-		if err := g.Destroy(ctx, scope.Daemon("a test"), false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
+		if err := guest.Destroy(ctx, g, scope.Daemon("a test"), false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
 			d.t.Errorf("cannot destroy %s: %v", g.Name(), err)
 		}
 		stop()
@@ -182,7 +187,7 @@ func (d *daemon) shelf() (pool *volume.Pool, disk string) {
 
 func (d *daemon) define(doc string) *guest.Guest {
 	d.t.Helper()
-	g, err := d.Define(d.ctx(), scope.Daemon("a test"), doc, false)
+	g, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), doc, false)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -252,27 +257,27 @@ func TestALife(t *testing.T) {
 	until(t, events, event.Defined, event.DetailAdded)
 	d.want(g, domain.ShutOff, domain.ReasonUnknown)
 
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonBooted)
 	until(t, events, event.Started, event.DetailBooted)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.WrongState, "already running")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.WrongState, "already running")
 	if found, err := d.ByID(g.View().ID); err != nil || found != g {
 		t.Fatalf("the running guest is not found by its id: %v", err)
 	}
 
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
 	until(t, events, event.Suspended, event.DetailPaused)
 	d.want(g, domain.Paused, domain.ReasonUser)
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 	until(t, events, event.Resumed, event.DetailUnpaused)
 	d.want(g, domain.Running, domain.ReasonUnpaused)
 
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	until(t, events, event.Stopped, event.DetailDestroyed)
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
-	refused(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false), fault.WrongState, "not running")
+	refused(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false), fault.WrongState, "not running")
 
-	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	until(t, events, event.Undefined, event.DetailRemoved)
 	if _, err := d.ByName("life"); !fault.Is(err, fault.NotFound) {
 		t.Fatalf("an undefined guest is still there: %v", err)
@@ -281,7 +286,7 @@ func TestALife(t *testing.T) {
 
 func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 	d := newDaemon(t)
-	g, err := d.Create(d.ctx(), scope.Daemon("a test"), small("passing"), guest.StartOptions{Paused: true})
+	g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), small("passing"), launch.StartOptions{Paused: true})
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
 	if g.View().Persistent {
@@ -289,14 +294,14 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 	}
 	// A definition while it runs makes it persistent.
 	ok(t, func() error {
-		_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), false)
+		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), false)
 		return err
 	}())
 	if !g.View().Persistent {
 		t.Fatal("a guest defined while it ran is not persistent")
 	}
-	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if _, err := d.ByName("passing"); !fault.Is(err, fault.NotFound) {
 		t.Fatalf("a transient guest is still there: %v", err)
 	}
@@ -305,24 +310,24 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 func TestAFailedStartLeavesNothing(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("broken", `<disk type='file' device='disk'><source file='/nowhere/at-all.raw'/><target dev='vda' bus='virtio'/></disk>`))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.NotFound, "/nowhere/at-all.raw")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.NotFound, "/nowhere/at-all.raw")
 	d.want(g, domain.ShutOff, domain.ReasonUnknown)
 	if left, _ := filepath.Glob(filepath.Join(d.dir, "run/guest/*")); len(left) > 0 {
 		t.Fatalf("a failed start left %v", left)
 	}
 	g = d.define(strings.Replace(small("refused"), "</domain>",
 		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Failed, "no-such-option")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Failed, "no-such-option")
 }
 
 func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	d := newDaemon(t)
 	running := d.define(small("running"))
-	ok(t, running.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	paused, err := d.Create(d.ctx(), scope.Daemon("a test"), small("paused"), guest.StartOptions{Paused: true})
+	ok(t, launch.Start(d.ctx(), running, scope.Daemon("a test"), launch.StartOptions{}))
+	paused, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), small("paused"), launch.StartOptions{Paused: true})
 	ok(t, err)
 	dies := d.define(small("dies"))
-	ok(t, dies.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), dies, scope.Daemon("a test"), launch.StartOptions{}))
 	before := running.View()
 	pid := d.pid("dies")
 
@@ -336,18 +341,18 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	if after.State != domain.Running || after.ID != before.ID || !after.StuckSince.IsZero() {
 		t.Fatalf("adopted as %s with id %d, stuck since %v; want running with id %d", after.State, after.ID, after.StuckSince, before.ID)
 	}
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 	g, err = d.ByUUID(paused.UUID())
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 	g, err = d.ByName("dies")
 	ok(t, err)
 	if g.View().State != domain.ShutOff {
 		t.Fatalf("a guest that died in between is %s", g.View().State)
 	}
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 }
 
 // pid finds the QEMU process of a guest, as an administrator does: by name.
@@ -368,25 +373,25 @@ func (d *daemon) pid(name string) int {
 func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
-	ok(t, stuck.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, healthy.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	_, err := stuck.Stats(d.ctx(), 0)
+	ok(t, launch.Start(d.ctx(), stuck, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), healthy, scope.Daemon("a test"), launch.StartOptions{}))
+	_, err := statistics.Stats(d.ctx(), stuck, 0)
 	ok(t, err)
 	ok(t, syscall.Kill(d.pid("stuck"), syscall.SIGSTOP))
 
 	waiting := make(chan error, 1)
-	go func() { waiting <- stuck.Suspend(context.WithoutCancel(d.ctx()), scope.Daemon("a test")) }()
+	go func() { waiting <- guest.Suspend(context.WithoutCancel(d.ctx()), stuck, scope.Daemon("a test")) }()
 	ctx, stop := context.WithTimeout(d.ctx(), 200*time.Millisecond)
 	defer stop()
-	st, err := stuck.Stats(ctx, 0)
+	st, err := statistics.Stats(ctx, stuck, 0)
 	if err != nil || st.Stale == nil {
 		t.Fatalf("statistics of a stuck guest: %v, %v; want stale ones", st, err)
 	}
-	ok(t, healthy.Suspend(d.ctx(), scope.Daemon("a test")))
-	if _, err := healthy.Stats(d.ctx(), 0); err != nil {
+	ok(t, guest.Suspend(d.ctx(), healthy, scope.Daemon("a test")))
+	if _, err := statistics.Stats(d.ctx(), healthy, 0); err != nil {
 		t.Fatal(err)
 	}
-	ok(t, stuck.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), stuck, scope.Daemon("a test"), false))
 	if err := <-waiting; err == nil {
 		t.Fatal("a suspend of a destroyed guest succeeded")
 	}
@@ -397,7 +402,7 @@ func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 func TestAQEMUThatIsKilledIsACrash(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("killed"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	events := d.events.Reader()
 	ok(t, syscall.Kill(d.pid("killed"), syscall.SIGKILL))
 	until(t, events, event.Stopped, event.DetailCrashed)
@@ -407,38 +412,38 @@ func TestAQEMUThatIsKilledIsACrash(t *testing.T) {
 func TestSaveAndRestore(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	d.want(g, domain.ShutOff, domain.ReasonSaved)
 	if !g.View().ManagedSave {
 		t.Fatal("no managed save image")
 	}
-	refused(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "managed save")
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	refused(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "managed save")
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 	if g.View().ManagedSave {
 		t.Fatal("the image is still there after the start that used it")
 	}
 
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	again, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+	again, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	ok(t, err)
 	if again != g {
 		t.Fatal("the restored guest is another one")
 	}
 	d.want(g, domain.Paused, domain.ReasonUser)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	info, err := os.Stat(path)
 	ok(t, err)
 	ok(t, os.Truncate(path, info.Size()*3/4))
-	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	refused(t, err, fault.Failed, "load of migration failed") // QEMU's own words
 	ok(t, os.WriteFile(path, []byte("LibvirtQemudSave and nonsense"), 0o600))
-	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	refused(t, err, fault.Failed, "cannot read the saved image")
 }
 
@@ -456,8 +461,8 @@ func TestASavedImageIsNobodyElsesFile(t *testing.T) {
 		"a link": func() error { return os.Symlink(other, path+".partial") },
 	} {
 		ok(t, lay())
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-		ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+		ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
 		if info, err := os.Lstat(path); err != nil || info.Mode() != 0o600 {
 			t.Errorf("with %s in its place the image has mode %v (%v)", what, info.Mode(), err)
@@ -484,11 +489,11 @@ func (d *daemon) settle(g *guest.Guest, state domain.State) {
 func TestConflictingDefinitionsAreRefused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("taken"))
-	_, err := d.Define(d.ctx(), scope.Daemon("a test"), small("taken"), false)
+	_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), small("taken"), false)
 	refused(t, err, fault.Exists, "already exists with uuid "+g.UUID())
 	other := d.define(small("other"))
-	refused(t, other.Rename(d.ctx(), scope.Daemon("a test"), "taken"), fault.Exists, "taken")
-	ok(t, other.Rename(d.ctx(), scope.Daemon("a test"), "renamed"))
+	refused(t, guest.Rename(d.ctx(), other, scope.Daemon("a test"), "taken"), fault.Exists, "taken")
+	ok(t, guest.Rename(d.ctx(), other, scope.Daemon("a test"), "renamed"))
 	if found, err := d.ByName("renamed"); err != nil || found != other {
 		t.Fatal(err)
 	}
@@ -497,18 +502,18 @@ func TestConflictingDefinitionsAreRefused(t *testing.T) {
 func TestTheConsoleIsShared(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(strings.Replace(small("talks"), "</type>", "</type><bios useserial='yes'/>", 1))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	first, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	first, err := console.OpenConsole(d.ctx(), g, scope.Daemon("a test"), "", machine.ConsoleOptions{})
 	ok(t, err)
-	second, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
+	second, err := console.OpenConsole(d.ctx(), g, scope.Daemon("a test"), "", machine.ConsoleOptions{})
 	ok(t, err)
-	_, err = g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{Safe: true})
+	_, err = console.OpenConsole(d.ctx(), g, scope.Daemon("a test"), "", machine.ConsoleOptions{Safe: true})
 	refused(t, err, fault.WrongState, "Active console session exists")
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 	for _, c := range []io.Reader{first, second} { // SeaBIOS speaks on the serial port
 		readUntil(t, c, "SeaBIOS")
 	}
-	third, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{Force: true})
+	third, err := console.OpenConsole(d.ctx(), g, scope.Daemon("a test"), "", machine.ConsoleOptions{Force: true})
 	ok(t, err)
 	if _, err := io.Copy(io.Discard, first); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		t.Fatal(err)
@@ -538,20 +543,20 @@ func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
 	defined := g.View().Inactive.GenID
 	generation := func() string {
 		t.Helper()
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		var seen struct{ GUID string }
-		ok(t, g.Session().Execute(d.ctx(), "query-vm-generation-id", nil, &seen))
+		ok(t, guest.Session(g).Execute(d.ctx(), "query-vm-generation-id", nil, &seen))
 		if told := g.View().Active.GenID; told != seen.GUID {
 			t.Errorf("the guest sees %s and is said to see %s", seen.GUID, told)
 		}
 		return seen.GUID
 	}
 	first := generation()
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if again := generation(); first != defined || again != defined {
 		t.Errorf("it is defined with %q, and started with %s and %s", defined, first, again)
 	}
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	if restored := generation(); restored == defined {
 		t.Errorf("it is restored with %s, as which it has gone on", restored)

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -21,7 +23,7 @@ import (
 
 // imageShelf is a daemon that has nothing but saved images.
 type imageShelf struct {
-	*Registry
+	*machine.Registry
 	t    *testing.T
 	path string // of an image
 }
@@ -33,7 +35,7 @@ func newImageShelf(t *testing.T) *imageShelf {
 	t.Helper()
 	s := &imageShelf{t: t, path: filepath.Join(t.TempDir(), "image")}
 	s.begin()
-	t.Cleanup(func() { _ = s.store.Close() })
+	t.Cleanup(func() { _ = s.Store.Close() })
 	s.save(s.path, title("first"))
 	return s
 }
@@ -42,13 +44,13 @@ func newImageShelf(t *testing.T) *imageShelf {
 func (s *imageShelf) begin() {
 	s.t.Helper()
 	if s.Registry != nil {
-		s.must(s.store.Close())
+		s.must(s.Store.Close())
 	}
 	records, err := store.Open(filepath.Dir(s.path))
 	s.must(err)
-	s.Registry = newRegistry(Config{DataDir: filepath.Dir(s.path), Store: records, Log: slog.New(slog.DiscardHandler)})
-	s.must(s.settleHeaders())
-	s.loops.Wait()
+	s.Registry = newRegistry(machine.Config{DataDir: filepath.Dir(s.path), Store: records, Log: slog.New(slog.DiscardHandler)})
+	s.must(savestate.SettleHeaders(s.Registry))
+	s.Loops.Wait()
 }
 
 func (s *imageShelf) must(err error) {
@@ -68,42 +70,42 @@ func (s *imageShelf) save(path, doc string) {
 	f, err := os.Create(path)
 	s.must(err)
 	defer f.Close()
-	h := &saveHeader{xml: doc, running: true}
-	s.must(h.write(f))
+	h := &savestate.SaveHeader{XML: doc, Running: true}
+	s.must(h.Write(f))
 	_, err = f.Write(stream)
 	s.must(err)
-	s.must(h.complete(f))
+	s.must(h.Complete(f))
 }
 
 // says gives what the image's definition is called.
 func (s *imageShelf) says() string {
 	s.t.Helper()
-	i, err := s.openSaved(s.t.Context(), s.path, SaveOptions{})
+	i, err := savestate.OpenSaved(s.t.Context(), s.Registry, s.path, savestate.SaveOptions{})
 	s.must(err)
-	defer i.close()
+	defer i.Close()
 	rest := make([]byte, len(stream))
-	if _, err := i.file.Read(rest); err != nil || !bytes.Equal(rest, stream) {
+	if _, err := i.File.Read(rest); err != nil || !bytes.Equal(rest, stream) {
 		s.t.Fatalf("the stream behind the header is damaged (%v)", err)
 	}
-	return i.def.Title
+	return i.Def.Title
 }
 
 // noted says whether a change is noted that did not come to its end.
 func (s *imageShelf) noted() bool {
 	found := false
-	s.must(s.store.Each(headerChanges, func(string, func(any) error) error { found = true; return nil }))
+	s.must(s.Store.Each(savestate.HeaderChanges, func(string, func(any) error) error { found = true; return nil }))
 	return found
 }
 
 // begun gives a change of the image, as far as it is noted, with the open image.
-func (s *imageShelf) begun(doc string) (headerChange, *os.File) {
+func (s *imageShelf) begun(doc string) (savestate.HeaderChange, *os.File) {
 	s.t.Helper()
 	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
 	s.must(err)
 	s.t.Cleanup(func() { _ = f.Close() })
-	c, err := planHeader(f, SaveOptions{XML: doc, Then: domain.Paused})
+	c, err := savestate.PlanHeader(f, savestate.SaveOptions{XML: doc, Then: domain.Paused})
 	s.must(err)
-	s.must(s.store.Put(headerChanges, s.path, c))
+	s.must(s.Store.Put(savestate.HeaderChanges, s.path, c))
 	return c, f
 }
 
@@ -112,11 +114,11 @@ func (s *imageShelf) begun(doc string) (headerChange, *os.File) {
 func (s *imageShelf) cutOff(f *os.File, blocks [][]byte, n int) {
 	s.t.Helper()
 	if n == len(blocks) {
-		s.must(writeHeader(f, bytes.Join(blocks, nil)))
+		s.must(savestate.WriteHeader(f, bytes.Join(blocks, nil)))
 		return
 	}
-	at := int64(headerBlock)
-	_, err := f.WriteAt([]byte(saveChanging), 0)
+	at := int64(savestate.HeaderBlock)
+	_, err := f.WriteAt([]byte(savestate.SaveChanging), 0)
 	s.must(err)
 	for _, block := range blocks[1 : n+1] {
 		_, err := f.WriteAt(block, at)
@@ -136,7 +138,7 @@ var alike = strings.ReplaceAll(title("other"), "long ", "LONG ")
 func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(alike)
-	blocks := slices.Collect(slices.Chunk(c.After, headerBlock))
+	blocks := slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock))
 	first, elsewhere := s.path, filepath.Join(t.TempDir(), "elsewhere")
 	for n := range blocks {
 		s.path = first
@@ -152,15 +154,15 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 			t.Errorf("%d of %d blocks: moved away it is %q; noted: %v", n, len(blocks), is, s.noted())
 		}
 		s.must(os.WriteFile(elsewhere, torn, 0o600)) // a copy without any record
-		i, err := s.openSaved(t.Context(), elsewhere, SaveOptions{})
+		i, err := savestate.OpenSaved(t.Context(), s.Registry, elsewhere, savestate.SaveOptions{})
 		if err == nil {
-			i.close()
-			t.Fatalf("%d of %d blocks: half a header is taken, that of %q", n, len(blocks), i.def.Title)
+			i.Close()
+			t.Fatalf("%d of %d blocks: half a header is taken, that of %q", n, len(blocks), i.Def.Title)
 		}
 		if !strings.Contains(err.Error(), elsewhere) || !strings.Contains(err.Error(), "was interrupted") || !strings.Contains(err.Error(), "use another copy") {
 			t.Errorf("the refusal is %v", err)
 		}
-		if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), elsewhere, SaveOptions{XML: alike}); err == nil {
+		if err := savestate.RedefineSaved(t.Context(), s.Registry, scope.Daemon("a test"), elsewhere, savestate.SaveOptions{XML: alike}); err == nil {
 			t.Error("half a header is changed once more")
 		}
 		if after, err := os.ReadFile(elsewhere); err != nil || !bytes.Equal(after, torn) {
@@ -174,18 +176,18 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 func TestAnImageThatIsMovedWhileItIsChangedIsLeftAlone(t *testing.T) {
 	s := newImageShelf(t)
 	c, f := s.begun(alike)
-	_, leave, err := s.headerTurn(t.Context(), f)
+	_, leave, err := savestate.HeaderTurn(t.Context(), s.Registry, f)
 	s.must(err)
-	s.cutOff(f, slices.Collect(slices.Chunk(c.After, headerBlock)), 2)
+	s.cutOff(f, slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock)), 2)
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
 	s.must(os.Rename(s.path, elsewhere))
 	hurried, stop := context.WithCancelCause(t.Context())
 	stop(nil)
-	if i, err := s.openSavedNow(hurried, elsewhere, SaveOptions{}); err == nil {
-		i.close()
+	if i, err := savestate.OpenSavedNow(hurried, s.Registry, elsewhere, savestate.SaveOptions{}); err == nil {
+		i.Close()
 		t.Error("an image is read while it is changed")
 	}
-	s.must(writeHeader(f, c.After))
+	s.must(savestate.WriteHeader(f, c.After))
 	leave()
 	if s.path = elsewhere; s.says() != "other" {
 		t.Errorf("it is %q", s.says())
@@ -197,7 +199,7 @@ func TestAnImageThatIsMovedWhileItIsChangedIsLeftAlone(t *testing.T) {
 func TestACopyOfAnImageAmidAChangeIsMended(t *testing.T) {
 	s := newImageShelf(t)
 	c, f := s.begun(alike)
-	s.cutOff(f, slices.Collect(slices.Chunk(c.After, headerBlock)), 2)
+	s.cutOff(f, slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock)), 2)
 	torn, err := os.ReadFile(s.path)
 	s.must(err)
 	first, copied := s.path, filepath.Join(t.TempDir(), "copy")
@@ -216,7 +218,7 @@ func TestACopyOfAnImageAmidAChangeIsMended(t *testing.T) {
 func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(title("the second one"))
-	blocks := slices.Collect(slices.Chunk(c.After, headerBlock))
+	blocks := slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock))
 	if len(blocks) < 3 {
 		t.Fatalf("the header changes in %d blocks, which cannot be told apart", len(blocks))
 	}
@@ -243,7 +245,7 @@ func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 			}
 		}
 	}
-	s.must(s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title("third")}))
+	s.must(savestate.RedefineSaved(t.Context(), s.Registry, scope.Daemon("a test"), s.path, savestate.SaveOptions{XML: title("third")}))
 	if is := s.says(); is != "third" || s.noted() {
 		t.Errorf("changed once more it is %q; noted: %v", is, s.noted())
 	}
@@ -256,7 +258,7 @@ func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
 	f, err := os.Open(s.path) // every write fails
 	s.must(err)
 	defer f.Close()
-	if err := s.changeHeader(f, s.path, c); err == nil {
+	if err := savestate.ChangeHeader(s.Registry, f, s.path, c); err == nil {
 		t.Error("a header that cannot be written is changed")
 	}
 	if is := s.says(); is != "first" || s.noted() {
@@ -265,9 +267,9 @@ func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
 
 	before, err := os.ReadFile(s.path)
 	s.must(err)
-	newer := store.Kind{Name: headerChanges.Name, Version: headerChanges.Version + 1}
-	s.must(s.store.Put(newer, s.path, "a later daemon's")) // which the store keeps from being replaced
-	if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title("second")}); err == nil {
+	newer := store.Kind{Name: savestate.HeaderChanges.Name, Version: savestate.HeaderChanges.Version + 1}
+	s.must(s.Store.Put(newer, s.path, "a later daemon's")) // which the store keeps from being replaced
+	if err := savestate.RedefineSaved(t.Context(), s.Registry, scope.Daemon("a test"), s.path, savestate.SaveOptions{XML: title("second")}); err == nil {
 		t.Error("a header is changed of which nothing could be noted")
 	}
 	if after, err := os.ReadFile(s.path); err != nil || !bytes.Equal(after, before) {
@@ -305,12 +307,12 @@ func TestWhatIsNotedOfAnImageGoesWithIt(t *testing.T) {
 		t.Errorf("it is %q; noted: %v", is, s.noted())
 	}
 
-	s.must(os.Mkdir(s.saveDir(), 0o700))
+	s.must(os.Mkdir(s.SaveDir(), 0o700))
 	g := newGuest(s.Registry, "saved", "c0ffee00-0000-4000-8000-000000000001")
-	s.path = g.managedSavePath()
+	s.path = savestate.ManagedSavePath(g)
 	s.save(s.path, title("first"))
 	s.begun(title("second"))
-	g.removeManagedSave()
+	savestate.RemoveManagedSaveNow(g)
 	if _, err := os.Lstat(s.path); s.noted() || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("of an image that was removed something stays (%v)", err)
 	}
@@ -329,19 +331,19 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 	for n, name := range names[1:] {
 		all.Go(func() {
 			at := []string{s.path, link}[n%2]
-			if err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), at, SaveOptions{XML: title(name)}); err != nil {
+			if err := savestate.RedefineSaved(t.Context(), s.Registry, scope.Daemon("a test"), at, savestate.SaveOptions{XML: title(name)}); err != nil {
 				t.Error(err)
 			}
 		})
 		all.Go(func() {
-			i, err := s.openSaved(t.Context(), link, SaveOptions{})
+			i, err := savestate.OpenSaved(t.Context(), s.Registry, link, savestate.SaveOptions{})
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			defer i.close()
-			if !slices.Contains(names, i.def.Title) {
-				t.Errorf("a definition is read that was never written: %q", i.def.Title)
+			defer i.Close()
+			if !slices.Contains(names, i.Def.Title) {
+				t.Errorf("a definition is read that was never written: %q", i.Def.Title)
 			}
 		})
 	}
@@ -353,7 +355,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 
 func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 	s := newImageShelf(t)
-	err := s.RedefineSaved(t.Context(), scope.Daemon("a test"), s.path, SaveOptions{XML: title(strings.Repeat("x", saveAlign))})
+	err := savestate.RedefineSaved(t.Context(), s.Registry, scope.Daemon("a test"), s.path, savestate.SaveOptions{XML: title(strings.Repeat("x", savestate.SaveAlign))})
 	if !fault.Is(err, fault.Invalid) && (err == nil || !strings.Contains(err.Error(), "too long")) {
 		t.Errorf("a definition that has no room is taken: %v", err)
 	}
@@ -371,10 +373,10 @@ func TestAnImageWithoutBoundsIsNotRead(t *testing.T) {
 		"alias":     "<devices><channel type='unix'><target type='virtio' name='a'/><alias name='ua-/../a'/></channel></devices>",
 	} {
 		s.save(s.path, strings.Replace(title("first"), "</domain>", part+"</domain>", 1))
-		if i, err := s.openSaved(t.Context(), s.path, SaveOptions{}); err == nil || !strings.Contains(err.Error(), word) {
+		if i, err := savestate.OpenSaved(t.Context(), s.Registry, s.path, savestate.SaveOptions{}); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%s: %v", word, err)
 			if err == nil {
-				i.close()
+				i.Close()
 			}
 		}
 	}

@@ -8,6 +8,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
@@ -31,18 +34,18 @@ func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 		if name == "kernel" {
 			doc = strings.Replace(doc, "</os>", "<kernel>/nosuch</kernel></os>", 1)
 		}
-		g, err := d.Define(d.ctx(), scope.Daemon("a test"), doc, false)
+		g, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), doc, false)
 		if err == nil {
-			err = g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
+			err = launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{})
 		}
 		if err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	g := d.define(small("runs"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	refused(t, g.PinVCPU(d.ctx(), scope.Daemon("a test"), 0, topology.Range(7777, 7777), guest.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to processors 7777")
-	ok(t, g.PinVCPU(d.ctx(), scope.Daemon("a test"), 0, topology.Range(0, 0), guest.Affect{Live: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	refused(t, hotplug.PinVCPU(d.ctx(), g, scope.Daemon("a test"), 0, topology.Range(7777, 7777), machine.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to CPUs 7777")
+	ok(t, hotplug.PinVCPU(d.ctx(), g, scope.Daemon("a test"), 0, topology.Range(0, 0), machine.Affect{Live: true}))
 	d.want(g, domain.Running, domain.ReasonBooted)
 }
 
@@ -54,11 +57,11 @@ func TestDisplay_ListensOnItsNetworkOnly(t *testing.T) {
 		return strings.Replace(small(name), "</devices>", "<graphics type='vnc'><listen type='network' network='"+net+"'/></graphics></devices>", 1)
 	}
 	missing := d.define(doc("missing", "nonesuch"))
-	refused(t, missing.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.NotFound, `no network with name "nonesuch"`)
+	refused(t, launch.Start(d.ctx(), missing, scope.Daemon("a test"), launch.StartOptions{}), fault.NotFound, `no network with name "nonesuch"`)
 	_, err := d.Networks.Define(d.ctx(), scope.Daemon("a test"), "<network><name>idle</name><ip address='10.213.7.1' prefix='24'/></network>", false)
 	ok(t, err)
 	idle := d.define(doc("idle", "idle"))
-	refused(t, idle.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.WrongState, `network "idle" is not active`)
+	refused(t, launch.Start(d.ctx(), idle, scope.Daemon("a test"), launch.StartOptions{}), fault.WrongState, `network "idle" is not active`)
 }
 
 // TestStart_NamesTheMissingFile: a file that the host lacks is its fault, which clients get as a
@@ -76,12 +79,12 @@ func TestStart_NamesTheMissingFile(t *testing.T) {
 		"template":    "<loader readonly='yes' type='pflash'>" + code + "</loader><nvram template='/nosuch'>" + d.dir + "/vars.fd</nvram>",
 	} {
 		g := d.define(strings.Replace(small(name), "</os>", boot+"</os>", 1))
-		err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
+		err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{})
 		if !fault.Is(err, fault.NotFound) || fault.About(err) != fault.Host || !strings.Contains(err.Error(), "/nosuch: no such file") {
 			t.Errorf("%s: %v (%v, %v)", name, err, fault.Of(err), fault.About(err))
 		}
 	}
-	_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("emulator"), "<devices>", "<devices><emulator>/nosuch</emulator>", 1), false)
+	_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("emulator"), "<devices>", "<devices><emulator>/nosuch</emulator>", 1), false)
 	if !fault.Is(err, fault.NotFound) || fault.About(err) != fault.Host {
 		t.Errorf("emulator: %v", err)
 	}
@@ -91,23 +94,23 @@ func TestStart_NamesTheMissingFile(t *testing.T) {
 // would do.
 func TestPlug_RefusalsSayWhatHelps(t *testing.T) {
 	d := newDaemonOf(t, true)
-	live := guest.Affect{Live: true}
+	live := machine.Affect{Live: true}
 	q35 := d.define(small("q35"))
-	ok(t, q35.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	refused(t, q35.Attach(d.ctx(), scope.Daemon("a test"), "<interface type='network'><source network='nosuch'/></interface>", live), fault.NotFound, `no network with name "nosuch"`)
-	refused(t, q35.Attach(d.ctx(), scope.Daemon("a test"), "<interface type='bridge'><source bridge='nosuch'/></interface>", live), fault.NotFound, `no network interface with name "nosuch"`)
+	ok(t, launch.Start(d.ctx(), q35, scope.Daemon("a test"), launch.StartOptions{}))
+	refused(t, hotplug.Attach(d.ctx(), q35, scope.Daemon("a test"), "<interface type='network'><source network='nosuch'/></interface>", live), fault.NotFound, `no network with name "nosuch"`)
+	refused(t, hotplug.Attach(d.ctx(), q35, scope.Daemon("a test"), "<interface type='bridge'><source bridge='nosuch'/></interface>", live), fault.NotFound, `no network interface with name "nosuch"`)
 	for _, dev := range []string{"<interface type='user'><model type='rtl8139'/></interface>", "<watchdog model='i6300esb'/>"} {
-		err := q35.Attach(d.ctx(), scope.Daemon("a test"), dev, live)
+		err := hotplug.Attach(d.ctx(), q35, scope.Daemon("a test"), dev, live)
 		refused(t, err, fault.NoCapacity, "pcie-to-pci-bridge")
 		refused(t, err, fault.NoCapacity, "virtio model")
 	}
-	ok(t, q35.Attach(d.ctx(), scope.Daemon("a test"), "<interface type='user'><model type='virtio'/></interface>", live))
+	ok(t, hotplug.Attach(d.ctx(), q35, scope.Daemon("a test"), "<interface type='user'><model type='virtio'/></interface>", live))
 
 	pc := d.define(strings.NewReplacer("'q35'", "'pc'", "<acpi/>", "").Replace(small("pc")))
-	ok(t, pc.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	refused(t, pc.Attach(d.ctx(), scope.Daemon("a test"), "<interface type='user'><model type='virtio'/></interface>", live), fault.Unsupported, "only with <acpi/>")
+	ok(t, launch.Start(d.ctx(), pc, scope.Daemon("a test"), launch.StartOptions{}))
+	refused(t, hotplug.Attach(d.ctx(), pc, scope.Daemon("a test"), "<interface type='user'><model type='virtio'/></interface>", live), fault.Unsupported, "only with <acpi/>")
 	path := filepath.Join(d.dir, "sda.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	disk := "<disk type='file'><source file='" + path + "'/><target dev='sda' bus='scsi'/></disk>" // which brings a controller
-	refused(t, pc.Attach(d.ctx(), scope.Daemon("a test"), disk, live), fault.Unsupported, "cannot plug in controller scsi0: a guest of machine type pc takes PCI devices only with <acpi/>")
+	refused(t, hotplug.Attach(d.ctx(), pc, scope.Daemon("a test"), disk, live), fault.Unsupported, "cannot attach controller scsi0: a guest of machine type pc accepts PCI devices only with <acpi/>")
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -35,19 +37,19 @@ func TestADeadFileSystemHoldsNoGuest(t *testing.T) {
 
 	disk := d.define(small("disk", `<disk type='file'><driver type='raw'/><source file='`+path+`'/><target dev='vda' bus='virtio'/></disk>`))
 	started := make(chan error, 1)
-	go func() { started <- disk.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}) }()
+	go func() { started <- launch.Start(d.ctx(), disk, scope.Daemon("a test"), launch.StartOptions{}) }()
 	eventually(t, "the start has come to its disk", func() bool { return visits() > 0 })
-	promptly(t, "ending a start that waits for its disk", func() { ok(t, disk.Destroy(d.ctx(), scope.Daemon("a test"), false)) })
+	promptly(t, "ending a start that waits for its disk", func() { ok(t, guest.Destroy(d.ctx(), disk, scope.Daemon("a test"), false)) })
 	refused(t, <-started, fault.Aborted, dead)
 
 	saver := d.define(small("saver"))
-	ok(t, saver.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), saver, scope.Daemon("a test"), launch.StartOptions{}))
 	saved := make(chan error, 1)
-	go func() { saved <- saver.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}) }()
+	go func() { saved <- savestate.Save(d.ctx(), saver, scope.Daemon("a test"), path, savestate.SaveOptions{}) }()
 	eventually(t, "the save has begun", func() bool { return saver.Job().Kind == domain.JobSave })
-	promptly(t, "a destroy in a save", func() { ok(t, saver.Destroy(d.ctx(), scope.Daemon("a test"), false)) })
+	promptly(t, "a destroy in a save", func() { ok(t, guest.Destroy(d.ctx(), saver, scope.Daemon("a test"), false)) })
 	if err := <-saved; err == nil || !strings.Contains(err.Error(), "destroyed") {
 		t.Errorf("the save ends with %v", err)
 	}
-	promptly(t, "the next start", func() { ok(t, saver.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})) })
+	promptly(t, "the next start", func() { ok(t, launch.Start(d.ctx(), saver, scope.Daemon("a test"), launch.StartOptions{})) })
 }

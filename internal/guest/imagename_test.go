@@ -9,6 +9,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -19,12 +21,12 @@ import (
 func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
 	d := newDaemon(t)
 	g, other := d.define(small("saved")), d.define(small("other"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), other, scope.Daemon("a test"), launch.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	ok(t, g.Rename(d.ctx(), scope.Daemon("a test"), "renamed"))
+	ok(t, guest.Rename(d.ctx(), g, scope.Daemon("a test"), "renamed"))
 	spelt := "<uuid>" + g.UUID() + "</uuid>"
 	respell := func(to string) {
 		image, err := os.ReadFile(path)
@@ -37,17 +39,17 @@ func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
 	}
 
 	respell(strings.Repeat(" ", len(spelt)))
-	_, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
-	if _, e := os.Stat(other.RunDir()); e != nil {
+	_, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
+	if _, e := os.Stat(guest.RunDir(other)); e != nil {
 		t.Errorf("another guest has lost its run directory: %v", e)
 	}
 	refused(t, err, fault.Failed, "names no UUID")
 
 	respell("<uuid>" + strings.ToUpper(g.UUID()) + "</uuid>")
-	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	refused(t, err, fault.Exists, "already defined with uuid")
-	ok(t, g.Rename(d.ctx(), scope.Daemon("a test"), "saved"))
-	again, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+	ok(t, guest.Rename(d.ctx(), g, scope.Daemon("a test"), "saved"))
+	again, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	ok(t, err)
 	if again != g || len(d.All()) != 2 {
 		t.Errorf("%s is restored as %s: there are %d guests", g.UUID(), again.UUID(), len(d.All()))

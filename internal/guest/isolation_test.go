@@ -17,6 +17,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
@@ -49,7 +53,7 @@ func (d *daemon) doesIn(group *kernel.Group, cmd *exec.Cmd) string {
 }
 
 // TestAGuestOpensNoDeviceButItsOwn: whatever a QEMU that was taken over comes by, and
-// be it root, the kernel lets it open the devices of its chamber alone.
+// be it root, the kernel lets it open the devices of its sandbox alone.
 // Promise: I2
 func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -62,7 +66,7 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 		t.Skip("device nodes on this file system cannot be opened by any process: ", said)
 	}
 	g := d.define(small("bounded", "<controller type='usb' model='qemu-xhci'/>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	group := d.groups.Guest(g.UUID())
 	if said := d.opensIn(group, "/dev/urandom"); said != "" {
 		t.Errorf("it may not open a device of every chamber: %s", said)
@@ -76,16 +80,16 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	}
 	port := "<serial type='dev'><source path='" + passed + "'/><target type='usb-serial' port='1'/></serial>"
 	refuses := func() bool { return d.opensIn(group, passed) != "" }
-	live := guest.Affect{Live: true}
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), port, live))
+	live := machine.Affect{Live: true}
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), port, live))
 	if refuses() {
 		t.Error("it may not open the plugged device")
 	}
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), port, live))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), port, live))
 	eventually(t, "it may not open what it has let go", refuses)
 	nothing := filepath.Join(d.dir, "nothing")
 	ok(t, unix.Mknod(nothing, unix.S_IFCHR|0o666, int(unix.Mkdev(240, 77)))) // of no driver
-	if err := g.Attach(d.ctx(), scope.Daemon("a test"), strings.Replace(port, passed, nothing, 1), live); err == nil {
+	if err := hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), strings.Replace(port, passed, nothing, 1), live); err == nil {
 		t.Error("QEMU opens what is not there")
 	}
 	eventually(t, "it may not open what QEMU has refused", func() bool { return strings.Contains(d.opensIn(group, nothing), "not permitted") })
@@ -133,13 +137,13 @@ func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 		t.Skip("this host has no huge pages to spare: ", said)
 	}
 	g := d.define(growing("pages"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	group := d.groups.Guest(g.UUID())
 	if takes(group) == "" {
 		t.Error("a guest without huge pages takes those of others")
 	}
 	module := `<memory model='dimm'><source><pagesize unit='MiB'>2</pagesize></source><target><size unit='MiB'>2</size><node>0</node></target></memory>`
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), module, machine.Affect{Live: true}))
 	if takes(group) == "" {
 		t.Error("a guest with a huge page takes those of others")
 	}
@@ -148,7 +152,7 @@ func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 // labelsOf are a guest's labels in the order of their models.
 func labelsOf(d *daemon, v *guest.View) string {
 	var all []string
-	for _, l := range d.SecurityLabels(v) {
+	for _, l := range provision.SecurityLabels(d.Registry, v) {
 		all = append(all, l.Label)
 	}
 	return strings.Join(all, " ")
@@ -159,7 +163,7 @@ func labelsOf(d *daemon, v *guest.View) string {
 func TestIsolationIsTold(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("told", ""))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	v := g.View()
 	var of unix.Stat_t
 	ok(t, unix.Stat(fmt.Sprintf("/proc/%d", v.PID), &of))
@@ -174,7 +178,7 @@ func TestIsolationIsTold(t *testing.T) {
 	if strings.Contains(text, "seclabel") {
 		t.Errorf("a value of one run is kept:\n%s", text)
 	}
-	inForce := d.Isolation()
+	inForce := provision.HostIsolation(d.Registry)
 	for _, barrier := range []string{"user", "root", "capabilities", "calls", "io_uring"} {
 		if !slices.Contains(v.Isolation, barrier) || !slices.Contains(inForce.InForce, barrier) || !inForce.On {
 			t.Errorf("%s is not told: the guest is said to have %v, and the host %+v", barrier, v.Isolation, inForce)
@@ -200,7 +204,7 @@ func TestGuestsShareNoCore(t *testing.T) {
 	cookies := map[uint64]string{}
 	for _, name := range []string{"one", "two"} {
 		g := d.define(small(name, ""))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		var cookie uint64
 		ok(t, unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, uintptr(d.pid(name)), unix.PR_SCHED_CORE_SCOPE_THREAD, uintptr(unsafe.Pointer(&cookie))))
 		if cookie == 0 || cookies[cookie] != "" {
@@ -225,13 +229,13 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 		ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 		return `<disk type='file'><driver type='raw' io='io_uring'/><source file='` + path + `'/><target dev='` + target + `' bus='virtio'/></disk>`
 	}
-	live := guest.Affect{Live: true}
+	live := machine.Affect{Live: true}
 	with, without := d.define(small("with", disk("a", "vda"))), d.define(small("without", ""))
-	ok(t, with.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, without.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), with, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), without, scope.Daemon("a test"), launch.StartOptions{}))
 	d.reopen(func() {}) // what a guest began with is known to the next daemon
-	ok(t, d.again(with).Attach(d.ctx(), scope.Daemon("a test"), disk("b", "vdb"), live))
-	refused(t, d.again(without).Attach(d.ctx(), scope.Daemon("a test"), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
+	ok(t, hotplug.Attach(d.ctx(), d.again(with), scope.Daemon("a test"), disk("b", "vdb"), live))
+	refused(t, hotplug.Attach(d.ctx(), d.again(without), scope.Daemon("a test"), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
 }
 
 // TestNoCoreOfAGuest: a QEMU that crashes leaves its memory in no file, and to no program
@@ -240,7 +244,7 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 func TestNoCoreOfAGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("crashes"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	var own unix.Rlimit
 	ok(t, unix.Getrlimit(unix.RLIMIT_CORE, &own))
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", g.View().PID))

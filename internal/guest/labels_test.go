@@ -15,6 +15,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -98,21 +103,21 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	one := d.define(small("one", fileDisk(disk, "disk", "vda", "virtio", ""), fileDisk(both, "disk", "vdb", "virtio", "<shareable/>"),
 		fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), fileDisk(bare, "disk", "vdc", "virtio", "")))
 	two := d.define(small("two", fileDisk(both, "disk", "vdb", "virtio", "<shareable/>"), fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>")))
-	ok(t, one.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), one, scope.Daemon("a test"), launch.StartOptions{}))
 	process := d.told(execFile)
 	if !regexp.MustCompile(`^system_u:system_r:svirt_tcg_t:s0:c\d+,c\d+$`).MatchString(process) {
 		t.Fatalf("QEMU is labelled %q", process)
 	}
 	pair := strings.TrimPrefix(process, "system_u:system_r:svirt_tcg_t:")
 	own := "system_u:object_r:svirt_image_t:" + pair
-	ok(t, two.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), two, scope.Daemon("a test"), launch.StartOptions{}))
 	if d.told(execFile) == process {
 		t.Errorf("two guests are labelled %s", process)
 	}
 	running := func(when string) {
 		t.Helper()
 		for path, context := range map[string]string{
-			disk: own, bare: own, both: shared, medium: content, d.LogPath("one"): own, filepath.Join(one.RunDir(), "own"): own,
+			disk: own, bare: own, both: shared, medium: content, guest.LogPath(d.Registry, "one"): own, filepath.Join(guest.RunDir(one), "own"): own,
 			d.within(one, "dev/null"): own, d.within(one, "etc"): content,
 		} {
 			wantContext(t, when, path, regexp.QuoteMeta(context))
@@ -133,14 +138,14 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	running("adopted")
 	// The pair of an adopted guest is not given to another.
 	taken := d.define(strings.Replace(small("taken"), "<devices>", "<seclabel type='static' model='selinux'><label>"+process+"</label></seclabel><devices>", 1))
-	refused(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, one.UUID())
+	refused(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, one.UUID())
 
-	ok(t, d.again(one).Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), d.again(one), scope.Daemon("a test"), false))
 	settled(t, d, one)
 	for path, context := range map[string]string{disk: pooled, bare: "", both: shared, medium: content} { // two goes on
 		wantContext(t, "one has ended", path, regexp.QuoteMeta(context))
 	}
-	ok(t, d.again(two).Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), d.again(two), scope.Daemon("a test"), false))
 	settled(t, d, two)
 	for path, context := range before {
 		wantContext(t, "both have ended", path, regexp.QuoteMeta(context))
@@ -151,13 +156,13 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	if said := d.told("proc/thread-self/attr/sockcreate"); said != "\n" {
 		t.Errorf("sockets of the daemon's would be %q", said)
 	}
-	ok(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})) // the pair is free
+	ok(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{})) // the pair is free
 	if d.told(execFile) != process {
 		t.Errorf("it is labelled %q, and says %q", d.told(execFile), process)
 	}
 }
 
-// within is a path in a guest's chamber, as the host sees it.
+// within is a path in a guest's sandbox, as the host sees it.
 func (d *daemon) within(g *guest.Guest, path string) string {
 	return fmt.Sprintf("/proc/%d/root/%s", d.again(g).View().PID, path)
 }
@@ -192,9 +197,9 @@ func TestLabelsOfGuestsThatNoDaemonSawEnd(t *testing.T) {
 			disk, medium, others := d.labelled("disk.raw", pooled), d.labelled("medium.iso", home), d.labelled("others.raw", home)
 			g := d.define(small("g", fileDisk(disk, "disk", "vda", "virtio", ""), fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"),
 				fileDisk(others, "disk", "vdb", "virtio", "")))
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 			wantContext(t, "started", disk, private)
-			pid, run := g.View().PID, g.RunDir()
+			pid, run := g.View().PID, guest.RunDir(g)
 			d.reopen(func() {
 				kill(t, pid)
 				meanwhile(d, run)
@@ -226,43 +231,43 @@ func kill(t *testing.T, pid int) {
 func TestPluggedFilesAreLabelled(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	live := guest.Affect{Live: true}
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	live := machine.Affect{Live: true}
 	path, medium, next := d.labelled("stick.raw", home), d.labelled("medium.iso", home), d.labelled("next.iso", home)
 	stick := fileDisk(path, "disk", "sdb", "usb", "")
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, live))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, live))
 	wantContext(t, "plugged", path, private)
 	other := d.define(small("other", fileDisk(path, "disk", "vda", "virtio", "<readonly/>")))
-	refused(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "shareable")
+	refused(t, launch.Start(d.ctx(), other, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "shareable")
 	wantContext(t, "refused", path, private)
 	d.reopen(func() {})
 	g = d.again(g)
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, live))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick, live))
 	eventually(t, "the stick's label is given back", func() bool { return contextOf(t, path) == home })
 
-	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), live, false))
+	ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), live, false))
 	wantContext(t, "in the drive", medium, content)
-	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), fileDisk(next, "cdrom", "sda", "sata", "<readonly/>"), live, false))
+	ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), fileDisk(next, "cdrom", "sda", "sata", "<readonly/>"), live, false))
 	wantContext(t, "out of the drive", medium, home)
 	wantContext(t, "in the drive", next, content)
-	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`, live, false))
+	ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`, live, false))
 	wantContext(t, "out of the drive", next, home)
 
 	// A plug of nothing that fails takes nothing back that is the guest's.
-	if err := g.Attach(d.ctx(), scope.Daemon("a test"), `<disk type='file' device='cdrom'><target dev='sdz' bus='sata'/></disk>`, live); err == nil {
+	if err := hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), `<disk type='file' device='cdrom'><target dev='sdz' bus='sata'/></disk>`, live); err == nil {
 		t.Error("a SATA drive is plugged in")
 	}
-	wantContext(t, "a plug failed", d.LogPath("g"), private)
+	wantContext(t, "a plug failed", guest.LogPath(d.Registry, "g"), private)
 
 	// While memory is written to the image, the image belongs to the guest alone.
 	image := filepath.Join(d.dir, "saved")
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), image, savestate.SaveOptions{}))
 	settled(t, d, g)
 	wantContext(t, "saved", image, "")
-	again, err := d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
+	again, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), image, savestate.SaveOptions{})
 	ok(t, err)
 	wantContext(t, "restored", image, content)
-	ok(t, again.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), again, scope.Daemon("a test"), false))
 	settled(t, d, again)
 	wantContext(t, "ended", image, "")
 }
@@ -286,7 +291,7 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 	} {
 		ok(t, os.WriteFile(filepath.Join(d.enforces, execFile), nil, 0o600))
 		g := d.define(with(name, c.seclabel, c.insource))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		if said := d.told(execFile); !regexp.MustCompile("^" + c.process + "$").MatchString(said) {
 			t.Errorf("%s: it is labelled %q", name, said)
 		}
@@ -294,7 +299,7 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 		if c.process != "" { // files of the guest alone have its label, whatever label its disks have
 			wantContext(t, name, d.within(g, "dev/null"), `system_u:object_r:svirt_image_t:s0:c\d+,c\d+`)
 		}
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		settled(t, d, g)
 		wantContext(t, name+" has ended", disk, pooled)
 	}
@@ -303,11 +308,11 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 		"<label>":  with("bad", "<seclabel type='static' model='selinux'/>", ""),
 		"apparmor": with("bad", "<seclabel type='static' model='apparmor'><label>x</label></seclabel>", ""),
 	} {
-		if _, err := d.Define(d.ctx(), scope.Daemon("a test"), doc, false); err == nil || !strings.Contains(err.Error(), why) {
+		if _, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), doc, false); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("it is not refused for %s: %v", why, err)
 		}
 	}
-	_, err := d.Define(d.ctx(), scope.Daemon("a test"), with("bad", "", "<seclabel model='selinux'><label>rubbish</label></seclabel>"), false)
+	_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), with("bad", "", "<seclabel model='selinux'><label>rubbish</label></seclabel>"), false)
 	refused(t, err, fault.Invalid, "rubbish")
 }
 
@@ -331,11 +336,11 @@ func TestFileSystemsWithoutLabels(t *testing.T) {
 		t.Skip("this kernel's ramfs keeps labels")
 	}
 	g := d.define(small("g", fileDisk(disk, "disk", "vda", "virtio", "")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	if all := g.View().Messages; !slices.ContainsFunc(all, func(m string) bool { return strings.Contains(m, disk) && strings.Contains(m, "label") }) {
 		t.Errorf("it is not told: %v", all)
 	}
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	settled(t, d, g)
 }
 
@@ -349,15 +354,15 @@ func TestLabelsThatAreRequired(t *testing.T) {
 		t.Skip("this host has labels")
 	}
 	g := d.define(small("g"))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Unsupported, "--security-labels=require")
-	if i := d.Isolation(); !slices.ContainsFunc(i.Lacking, func(s string) bool { return strings.HasPrefix(s, "labels (") }) {
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Unsupported, "--security-labels=require")
+	if i := provision.HostIsolation(d.Registry); !slices.ContainsFunc(i.Lacking, func(s string) bool { return strings.HasPrefix(s, "labels (") }) {
 		t.Errorf("it lacks %v", i.Lacking)
 	}
 	d.enforces = kerneltest.Dir(t, kerneltest.SELinux)
 	d.reopen(func() {})
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 	none := d.define(strings.Replace(small("none"), "<devices>", "<seclabel type='none' model='selinux'/><devices>", 1))
-	refused(t, none.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "none")
+	refused(t, launch.Start(d.ctx(), none, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "none")
 }
 
 // newParser puts a fake apparmor_parser into the path, which records the profiles that it was to load.
@@ -381,8 +386,8 @@ func newParser(t *testing.T) (loaded func() string) {
 	}
 }
 
-// Each QEMU enters a profile that allows what it needs, and no file of another guest. The profile grows and
-// shrinks with the guest, and is removed with it.
+// Each QEMU enters a profile. It allows the files that this QEMU needs, and no file of another guest. The
+// profile grows and shrinks with the guest's devices, and is removed with the guest.
 // Promise: I9
 func TestGuestsHaveProfiles(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser") // AppArmor's own
@@ -391,18 +396,18 @@ func TestGuestsHaveProfiles(t *testing.T) {
 	disk, medium, path := d.labelled("disk 1,{a}.raw", ""), d.labelled("medium.iso", ""), d.labelled("stick.raw", "")
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, fileDisk(disk, "disk", "vda", "virtio", ""),
 		fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), `<graphics type='vnc'/>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	name := "lodge-" + d.Instance + "-" + g.UUID()
 	if said := d.told("proc/thread-self/attr/apparmor/exec"); said != "exec "+name {
 		t.Errorf("QEMU enters %q", said)
 	}
-	own := "/room" + filepath.Join(g.RunDir(), "own")
+	own := "/room" + filepath.Join(guest.RunDir(g), "own")
 	start := profile()
 	for _, want := range []string{
 		`profile "` + name + `" flags=(attach_disconnected) {`,
 		`"` + strings.NewReplacer(",", `\,`, "{", `\{`, "}", `\}`).Replace(disk) + `" rwk,`, `"` + medium + `" rk,`,
-		`"` + own + `/**" rwk,`, `"/room/usr/**" rm,`, `"/room/dev/urandom" rwk,`, `"/room/dev/ptmx" rwk,`, `"` + d.LogPath("g") + `" w,`,
-		`"` + filepath.Join(g.RunDir(), "monitor.sock") + `" rw,`, "  network inet,", `ptrace (readby, tracedby) peer="unconfined",`,
+		`"` + own + `/**" rwk,`, `"/room/usr/**" rm,`, `"/room/dev/urandom" rwk,`, `"/room/dev/ptmx" rwk,`, `"` + guest.LogPath(d.Registry, "g") + `" w,`,
+		`"` + filepath.Join(guest.RunDir(g), "monitor.sock") + `" rw,`, "  network inet,", `ptrace (readby, tracedby) peer="unconfined",`,
 	} {
 		if !strings.Contains(start, want) {
 			t.Errorf("it does not say %s:\n%s", want, start)
@@ -425,18 +430,18 @@ func TestGuestsHaveProfiles(t *testing.T) {
 	if v := g.View(); !strings.HasPrefix(labelsOf(d, v), name+" +") || !slices.Contains(v.Isolation, "apparmor") {
 		t.Errorf("it is said to be %q, kept by %v", labelsOf(d, v), v.Isolation)
 	}
-	live, stick := guest.Affect{Live: true}, fileDisk(path, "disk", "sdb", "usb", "")
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, live))
+	live, stick := machine.Affect{Live: true}, fileDisk(path, "disk", "sdb", "usb", "")
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, live))
 	if now := profile(); !strings.Contains(now, `"`+path+`" rwk,`) || !strings.Contains(now, medium) {
 		t.Errorf("with the stick it says\n%s", now)
 	}
 	d.reopen(func() {})
 	g = d.again(g)
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, live))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick, live))
 	eventually(t, "the stick is forbidden again", func() bool { return profile() == start })
 
 	bad := d.labelled("bad\".raw", "")
-	if err := g.Attach(d.ctx(), scope.Daemon("a test"), fileDisk(strings.ReplaceAll(bad, `"`, "&quot;"), "disk", "sdc", "usb", ""), live); !fault.Is(err, fault.Invalid) {
+	if err := hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), fileDisk(strings.ReplaceAll(bad, `"`, "&quot;"), "disk", "sdc", "usb", ""), live); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a path that no profile can have is taken: %v", err)
 	}
 	if profile() != start {
@@ -444,7 +449,7 @@ func TestGuestsHaveProfiles(t *testing.T) {
 	}
 	list := filepath.Join(d.enforces, "sys/kernel/security/apparmor/profiles")
 	ok(t, os.WriteFile(list, []byte(name+" (enforce)\n"), 0o600))
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	settled(t, d, g)
 	if said := d.told("sys/kernel/security/apparmor/.remove"); said != name {
 		t.Errorf("the kernel was told to remove %q", said)

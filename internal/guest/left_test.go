@@ -8,11 +8,13 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Secrets of an undefined guest are kept only for a guest with the same name. Otherwise a user who may choose a
-// UUID could choose that of another user's guest, and get its secrets.
+// Secrets of an undefined guest are kept only for a guest with the same name. Otherwise a user could define a
+// guest with the UUID of another user's guest, and get its secrets.
 // Promise: A3
 func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	d := newDaemon(t)
@@ -23,22 +25,22 @@ func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	variables := filepath.Join(d.dir, "data/guest/nvram", uuid+"_VARS.fd")
 	keep := guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true}
 	g := d.define(doc("second"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	image := filepath.Join(d.dir, "image")
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
-	ok(t, g.Rename(d.ctx(), scope.Daemon("a test"), "first"))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), image, savestate.SaveOptions{}))
+	ok(t, guest.Rename(d.ctx(), g, scope.Daemon("a test"), "first"))
 	ok(t, os.MkdirAll(filepath.Dir(variables), 0o700))
 	ok(t, os.WriteFile(variables, []byte("secret"), 0o600))
-	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), keep))
+	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), keep))
 	d.reopen(func() {})
 	for range 2 {
-		_, err := d.Define(d.ctx(), scope.Daemon("a test"), doc("second"), false)
+		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), doc("second"), false)
 		refused(t, err, fault.Exists, "another name")
-		_, err = d.Create(d.ctx(), scope.Daemon("a test"), doc("second"), guest.StartOptions{})
+		_, err = guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), doc("second"), launch.StartOptions{})
 		refused(t, err, fault.Exists, "another name")
-		_, err = d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
+		_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), image, savestate.SaveOptions{})
 		refused(t, err, fault.Exists, "another name")
-		ok(t, d.define(doc("first")).Undefine(d.ctx(), scope.Daemon("a test"), keep))
+		ok(t, guest.Undefine(d.ctx(), d.define(doc("first")), scope.Daemon("a test"), keep))
 	}
 	ok(t, os.Remove(variables))
 	d.define(doc("second"))
@@ -58,10 +60,10 @@ func TestSecretsThatAreJustLeftAreForAGuestOfTheName(t *testing.T) {
 		ok(t, os.WriteFile(variables, []byte("secret"), 0o600))
 		gone := make(chan error, 1)
 		go func() {
-			gone <- g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true})
+			gone <- guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true})
 		}()
 		for told := false; !told; {
-			_, err := d.Define(d.ctx(), scope.Daemon("a test"), doc("second"), false)
+			_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), doc("second"), false)
 			refused(t, err, fault.Exists, "")
 			told = strings.Contains(err.Error(), "another name")
 		}

@@ -8,6 +8,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
@@ -22,28 +26,28 @@ func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	long := d.define(strings.Replace(small("long"), "</name>", "</name><description>x</description>", 1))
 	deep := strings.Repeat("<a>", xmltree.MaxDepth-1) + strings.Repeat("</a>", xmltree.MaxDepth-1)
 	wide := "<a>" + strings.Repeat("<b/>", xmltree.MaxNodes/2-4) + "</a>"
-	unreadable := func(a guest.Affect) {
+	unreadable := func(a machine.Affect) {
 		t.Helper()
 		for _, text := range []string{deep, wide} {
-			refused(t, g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Element, &text, "x", "http://x", a), fault.Invalid, "nobody can read")
+			refused(t, guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Element, &text, "x", "http://x", a), fault.Invalid, "nobody can read")
 		}
 	}
-	unreadable(guest.Affect{Config: true})
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	unreadable(guest.Affect{Live: true})
-	unreadable(guest.Affect{Live: true, Config: true})
+	unreadable(machine.Affect{Config: true})
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	unreadable(machine.Affect{Live: true})
+	unreadable(machine.Affect{Live: true, Config: true})
 
 	running, err := domainxml.Format(g.View().Active, domainxml.Style{Active: true, Secure: true, ID: g.View().ID})
 	ok(t, err)
 	words := strings.Repeat("x", xmltree.MaxSize-len(running)-100)
-	ok(t, g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Description, &words, "", "", guest.Affect{Live: true}))
-	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), `<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>`, guest.Affect{Live: true}), fault.Invalid, "nobody can read")
+	ok(t, guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Description, &words, "", "", machine.Affect{Live: true}))
+	refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), `<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>`, machine.Affect{Live: true}), fault.Invalid, "nobody can read")
 
 	stored, err := domainxml.Format(long.View().Inactive, domainxml.Style{Secure: true})
 	ok(t, err)
 	words = strings.Repeat("x", xmltree.MaxSize-len(stored)+1)
-	ok(t, long.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Description, &words, "", "", guest.Affect{Config: true}))
-	refused(t, long.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Invalid, "nobody can read")
+	ok(t, guest.SetMetadata(d.ctx(), long, scope.Daemon("a test"), guest.Description, &words, "", "", machine.Affect{Config: true}))
+	refused(t, launch.Start(d.ctx(), long, scope.Daemon("a test"), launch.StartOptions{}), fault.Invalid, "nobody can read")
 	d.reopen(func() {})
 	d.settle(d.again(g), domain.Running)
 	d.settle(d.again(long), domain.ShutOff)
@@ -57,15 +61,15 @@ func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
 	ordered := fmt.Sprintf(nic, "1", "1")
 	elsewhere := d.define(small("elsewhere")) // which boots from its first disk, as nothing else is said
 	g := d.define(small("ordered", ordered, "<controller type='pci' index='8' model='pcie-root-port'/>"))
-	ok(t, elsewhere.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
-		refused(t, elsewhere.Attach(d.ctx(), scope.Daemon("a test"), ordered, a), fault.Unsupported, "boot order of devices")
-		refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), fmt.Sprintf(nic, "2", "1"), a), fault.Unsupported, "boot order 1 is given to two")
+	ok(t, launch.Start(d.ctx(), elsewhere, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	for _, a := range []machine.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
+		refused(t, hotplug.Attach(d.ctx(), elsewhere, scope.Daemon("a test"), ordered, a), fault.Unsupported, "boot order of devices")
+		refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), fmt.Sprintf(nic, "2", "1"), a), fault.Unsupported, "boot order 1 is given to two")
 	}
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), fmt.Sprintf(nic, "3", "2"), guest.Affect{Live: true, Config: true}))
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), fmt.Sprintf(nic, "3", "2"), machine.Affect{Live: true, Config: true}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 }

@@ -12,6 +12,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -47,26 +51,26 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	tool(t, "create", "-q", "-f", "qcow2", image, "1M")
 	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
 	g := d.define(small("taken", diskOf("qcow2", image, "")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	overwritten(t, image, forged)
 	d.crash(g)
-	const says = "was changed while a guest, or a client that rules hold, had it to write"
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, says)
+	const says = "a guest or a restricted client has changed the header"
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, says)
 	d.reopen(func() {})
 	g = d.again(g)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, says)
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, says)
 	other := d.define(small("other"))
-	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	refused(t, other.Attach(d.ctx(), scope.Daemon("a test"), diskOf("qcow2", image, ""), guest.Affect{Live: true}), fault.Denied, says)
+	ok(t, launch.Start(d.ctx(), other, scope.Daemon("a test"), launch.StartOptions{}))
+	refused(t, hotplug.Attach(d.ctx(), other, scope.Daemon("a test"), diskOf("qcow2", image, ""), machine.Affect{Live: true}), fault.Denied, says)
 
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", "", image)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.reopen(func() {}) // which sees the end
 	g = d.again(g)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", image)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 
 	pid := d.pid("taken")
 	d.reopen(func() { ok(t, unix.Kill(pid, unix.SIGKILL)) }) // no daemon sees the end
@@ -92,12 +96,12 @@ func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
 	g := d.define(small("writer", diskOf("raw", disk, "")+"<serial type='file'><source path='"+said+"'/></serial>"))
 	for _, path := range []string{disk, said} {
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		overwritten(t, path, forged)
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 		reader := d.define(small("reader-"+filepath.Base(path), diskOf("qcow2", path, "")))
-		refused(t, reader.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+		refused(t, launch.Start(d.ctx(), reader, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "a guest or a restricted client has changed the header")
 	}
 }
 
@@ -124,10 +128,10 @@ func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 		"<loader readonly='yes' type='pflash'>"+code+"</loader><nvram template='"+template+"'>"+vars+"</nvram></os>", 1))
 	reader := d.define(small("reader", diskOf("qcow2", vars, "")))
 	for _, again := range []bool{false, true} {
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true, ResetNVRAM: again}))
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true, ResetNVRAM: again}))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
-		refused(t, reader.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+		refused(t, launch.Start(d.ctx(), reader, scope.Daemon("a test"), launch.StartOptions{}), fault.Denied, "a guest or a restricted client has changed the header")
 	}
 }
 
@@ -141,17 +145,17 @@ func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	writer := d.define(small("writer", diskOf("raw", path, "")))
-	ok(t, writer.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, writer.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), writer, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, guest.Destroy(d.ctx(), writer, scope.Daemon("a test"), false))
 	d.want(writer, domain.ShutOff, domain.ReasonDestroyed)
-	_, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+	_, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	refused(t, err, fault.Denied, "has written to "+path)
 	ok(t, unix.Removexattr(path, "trusted.lodge.backing"))
-	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
@@ -166,12 +170,12 @@ func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 	kept, err := os.OpenFile(path, os.O_RDWR, 0)
 	ok(t, err)
 	g := d.define(small("next", diskOf("raw", path, "")))
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "has "+path+" open to write")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}), fault.Busy, "has "+path+" open to write")
 	sharer := d.define(small("sharer", diskOf("raw", path, "<shareable/>")))
-	ok(t, sharer.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, sharer.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), sharer, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, guest.Destroy(d.ctx(), sharer, scope.Daemon("a test"), false))
 	ok(t, kept.Close())
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 }
 
 // TestADiskOfAPausedGuestIsLetGoWhenItRuns: QEMU closes nothing that it was told to forget while its guest is paused.
@@ -184,14 +188,14 @@ func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	stick := strings.NewReplacer("'vda'", "'sda'", "'virtio'", "'usb'").Replace(diskOf("raw", path, ""))
 	const hub = "<controller type='usb' model='qemu-xhci'/>"
 	first, other := d.define(small("first", hub)), d.define(small("other", diskOf("raw", path, "")))
-	ok(t, first.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), first, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	for range 2 {
-		ok(t, first.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
-		ok(t, first.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+		ok(t, hotplug.Attach(d.ctx(), first, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
+		ok(t, hotplug.Detach(d.ctx(), first, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 	}
-	ok(t, first.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), first, scope.Daemon("a test")))
 	eventually(t, "the other guest has the disk", func() bool {
-		return other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}) == nil
+		return launch.Start(d.ctx(), other, scope.Daemon("a test"), launch.StartOptions{Paused: true}) == nil
 	})
 }
 
@@ -205,14 +209,14 @@ func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 		return "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>" + source + "<target dev='sda' bus='sata'/><readonly/></disk>"
 	}
 	g := d.define(small("reader", drive("<source file='"+path+"'/>")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive(""), guest.Affect{Live: true}, false))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), drive(""), machine.Affect{Live: true}, false))
 	open := func() bool { return kernel.Root{}.HasOpen(g.View().PID, path) }
 	if !open() {
 		t.Skip("this QEMU closes it at once")
 	}
 	d.reopen(func() {})
 	g = d.again(g)
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 	eventually(t, "it is closed", func() bool { return !open() })
 }

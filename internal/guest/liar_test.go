@@ -16,6 +16,10 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -51,7 +55,7 @@ func playLiar() {
 	fd, err := strconv.Atoi(monitorFD.FindStringSubmatch(strings.Join(os.Args, " "))[1])
 	if err == nil {
 		l := &liar{nodes: map[string]bool{}}
-		if slices.Contains(os.Args, "-incoming") { // the guest's name says what it does when it should resume
+		if slices.Contains(os.Args, "-incoming") { // the guest's name chooses the fault at the resume
 			l.at = "cont"
 			for _, manner := range []string{"drop before", "drop after", "hang"} {
 				if strings.Contains(strings.Join(os.Args, " "), "guest="+strings.ReplaceAll(manner, " ", "-")) {
@@ -235,7 +239,7 @@ func (d *daemon) liar(program, name string, devices ...string) *guest.Guest {
 	doc := fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 		<os><type arch='x86_64' machine='q35'>hvm</type></os><devices><emulator>%s</emulator>%s</devices></domain>`, name, program, strings.Join(devices, ""))
 	g := d.define(doc)
-	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(d.t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	return g
 }
 
@@ -257,9 +261,9 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 	others := func() {
 		t.Helper()
 		promptly(t, "work on another guest", func() {
-			ok(t, well.Suspend(d.ctx(), scope.Daemon("a test")))
+			ok(t, guest.Suspend(d.ctx(), well, scope.Daemon("a test")))
 			d.settle(well, domain.Paused)
-			ok(t, well.Resume(d.ctx(), scope.Daemon("a test")))
+			ok(t, guest.Resume(d.ctx(), well, scope.Daemon("a test")))
 			d.settle(well, domain.Running)
 		})
 	}
@@ -273,14 +277,14 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 		go func() {
 			ctx, stop := context.WithTimeout(d.ctx(), 2*time.Second)
 			defer stop()
-			asked <- g.Suspend(ctx, scope.Daemon("a test"))
+			asked <- guest.Suspend(ctx, g, scope.Daemon("a test"))
 		}()
 		others()
 		err := <-asked
 		switch {
 		case comesBack:
 			eventually(t, manner+": it can be paused again", func() bool {
-				return g.View().StuckSince.IsZero() && g.Suspend(d.ctx(), scope.Daemon("a test")) == nil && g.View().State == domain.Paused
+				return g.View().StuckSince.IsZero() && guest.Suspend(d.ctx(), g, scope.Daemon("a test")) == nil && g.View().State == domain.Paused
 			})
 		case err == nil:
 			t.Errorf("%s: a suspend that QEMU did not confirm succeeds", manner)
@@ -294,8 +298,8 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 	ok(t, err)
 	others()
 	for _, g := range d.All() {
-		promptly(t, "destroying "+g.Name(), func() { ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false)) })
-		if !gone(g.RunDir()) {
+		promptly(t, "destroying "+g.Name(), func() { ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false)) })
+		if !gone(guest.RunDir(g)) {
 			t.Errorf("%s: its run directory is left", g.Name())
 		}
 	}
@@ -312,7 +316,7 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 	drive := func(source string) string {
 		return `<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>` + source + `<target dev='sda' bus='sata'/></disk>`
 	}
-	full, both := drive(`<source file='`+path+`'/>`), guest.Affect{Live: true, Config: true}
+	full, both := drive(`<source file='`+path+`'/>`), machine.Affect{Live: true, Config: true}
 	for _, cut := range []struct {
 		manner, at string
 		changed    bool
@@ -324,7 +328,7 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 	} {
 		what := cut.manner + " " + cut.at
 		lies(t, g, cut.manner, cut.at)
-		if err := g.Update(d.ctx(), scope.Daemon("a test"), full, both, false); err == nil {
+		if err := hotplug.Update(d.ctx(), g, scope.Daemon("a test"), full, both, false); err == nil {
 			t.Fatalf("%s: the change succeeds", what)
 		}
 		eventually(t, what+": the change ended", func() bool {
@@ -344,7 +348,7 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 		if v.Inactive.Devices.Disks[0].Source != nil && v.Inactive.Devices.Disks[0].Source.Index != 0 {
 			t.Errorf("%s: the stored drive has a node of the running guest", what)
 		}
-		ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive(""), both, false))
+		ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), drive(""), both, false))
 		if disk := g.View().Active.Devices.Disks[0]; disk.Source != (*device.DiskSource)(nil) {
 			t.Errorf("%s: the drive still has %v", what, disk.Source)
 		}
@@ -359,14 +363,14 @@ func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 	program := copyOfTest(t, d.dir, liarName)
 	for name, ran := range map[string]bool{"drop-after": true, "drop-before": false} {
 		g := d.liar(program, name)
-		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+		ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
-		if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); err == nil || strings.Contains(err.Error(), "had begun to run") != ran {
+		if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}); err == nil || strings.Contains(err.Error(), "it had run before that") != ran {
 			t.Errorf("%s: its client is told: %v", name, err)
 		}
 		d.settle(g, domain.ShutOff)
-		if g.View().ManagedSave == ran || gone(g.ManagedSavePath()) != ran {
-			t.Errorf("%s: an image is there: %v, and it counts: %v", name, !gone(g.ManagedSavePath()), g.View().ManagedSave)
+		if g.View().ManagedSave == ran || gone(guest.ManagedSavePath(g)) != ran {
+			t.Errorf("%s: an image is there: %v, and it counts: %v", name, !gone(guest.ManagedSavePath(g)), g.View().ManagedSave)
 		}
 	}
 }
@@ -377,7 +381,7 @@ func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 	d := newDaemon(t)
 	g := d.liar(copyOfTest(t, d.dir, liarName), "hang")
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	kept := func() bool {
 		var r struct{ ManagedSave bool }
@@ -389,15 +393,15 @@ func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 	}
 	started := make(chan error, 1)
 	go func() {
-		started <- g.Start(context.WithoutCancel(d.ctx()), scope.Daemon("a test"), guest.StartOptions{})
+		started <- launch.Start(context.WithoutCancel(d.ctx()), g, scope.Daemon("a test"), launch.StartOptions{})
 	}()
 	eventually(t, "the image is used up", func() bool { return !kept() })
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if err := <-started; err == nil {
 		t.Error("it runs")
 	}
-	if !kept() || !g.View().ManagedSave || gone(g.ManagedSavePath()) {
-		t.Errorf("the image is lost: the store has it: %v, it is said to be there: %v, and it is: %v", kept(), g.View().ManagedSave, !gone(g.ManagedSavePath()))
+	if !kept() || !g.View().ManagedSave || gone(guest.ManagedSavePath(g)) {
+		t.Errorf("the image is lost: the store has it: %v, it is said to be there: %v, and it is: %v", kept(), g.View().ManagedSave, !gone(guest.ManagedSavePath(g)))
 	}
 }
 
@@ -414,8 +418,8 @@ func TestADeviceThatGoesAsItsGuestIsSavedIsNotInTheImage(t *testing.T) {
 	}
 	g := d.liar(copyOfTest(t, d.dir, liarName), "parting", disks...)
 	lies(t, g, "let go", "stop")
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
-	saved, err := g.ManagedSavedXML(d.ctx(), scope.Daemon("a test"), false)
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
+	saved, err := savestate.ManagedSavedXML(d.ctx(), g, scope.Daemon("a test"), false)
 	ok(t, err)
 	if !strings.Contains(saved, "'vda'") || strings.Contains(saved, "'vdb'") {
 		t.Errorf("its state has the first disk alone, and the definition that goes with it is\n%s", saved)
@@ -466,7 +470,7 @@ func TestWhatAQEMUSaysAgainAndAgainIsDoneOnce(t *testing.T) {
 		ok(t, err)
 		_, last = e.Payload.(event.DomainReboot)
 	}
-	eventually(t, "it is owed that the disk is cleaned up behind", func() bool { return g.Owed() == 1 })
+	eventually(t, "it is owed that the disk is cleaned up behind", func() bool { return guest.Owed(g) == 1 })
 	said := map[string]int{}
 	for len(d.heard) > 0 {
 		line := <-d.heard
@@ -500,11 +504,11 @@ func TestAQEMUHasNoThreadsOfOthers(t *testing.T) {
 	groups := group()
 	lies(t, g, "threads of others", strconv.Itoa(other))
 	if before.Len() > 1 {
-		if err := g.PinVCPU(d.ctx(), scope.Daemon("a test"), 0, topology.CPUs(0), guest.Affect{Live: true}); err == nil {
+		if err := hotplug.PinVCPU(d.ctx(), g, scope.Daemon("a test"), 0, topology.CPUs(0), machine.Affect{Live: true}); err == nil {
 			t.Error("it is pinned")
 		}
 	}
-	_ = g.Tune(d.ctx(), scope.Daemon("a test"), guest.Affect{Live: true}, func(def *domain.Definition) error { // whatever it says
+	_ = hotplug.Tune(d.ctx(), g, scope.Daemon("a test"), machine.Affect{Live: true}, func(def *domain.Definition) error { // whatever it says
 		def.Tune.Period, def.Tune.Quota = 100_000, 1000
 		def.Tune.IOThreadPeriod, def.Tune.IOThreadQuota = 100_000, 1000
 		return nil

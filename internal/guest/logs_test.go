@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
 // A guest may make its QEMU log without end. The log stays within its limit, keeps its end, and continues with the
@@ -13,13 +15,13 @@ import (
 // Promise: S13
 func TestALogThatGrowsIsCut(t *testing.T) {
 	d := newDaemon(t)
-	path := d.LogPath("talker")
+	path := guest.LogPath(d.Registry, "talker")
 	qemu, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	ok(t, err)
 	defer qemu.Close()
 	_, err = qemu.WriteString(strings.Repeat("again and again\n", 5<<16) + "the last word\n")
 	ok(t, err)
-	d.CutLogs()
+	guest.CutLogs(d.Registry)
 	_, err = qemu.WriteString("and another\n")
 	ok(t, err)
 	now, err := os.ReadFile(path)
@@ -43,7 +45,7 @@ func TestLogsOfGuestsThatHaveGoneAreBounded(t *testing.T) {
 	const gone = 1024 + 3
 	at := time.Now().Add(-time.Hour)
 	write := func(name string, age int) string {
-		path := d.LogPath(name)
+		path := guest.LogPath(d.Registry, name)
 		ok(t, os.WriteFile(path, nil, 0o600))
 		ok(t, os.Chtimes(path, at, at.Add(time.Duration(age)*time.Second)))
 		return path
@@ -52,9 +54,9 @@ func TestLogsOfGuestsThatHaveGoneAreBounded(t *testing.T) {
 	for i := range gone {
 		keeps[write(fmt.Sprint("gone-", i), i)] = i >= 3
 	}
-	ok(t, os.WriteFile(d.LogPath("gone-0")+".0", nil, 0o600))
-	keeps[d.LogPath("gone-0")+".0"] = false
-	d.CutLogs()
+	ok(t, os.WriteFile(guest.LogPath(d.Registry, "gone-0")+".0", nil, 0o600))
+	keeps[guest.LogPath(d.Registry, "gone-0")+".0"] = false
+	guest.CutLogs(d.Registry)
 	for path, kept := range keeps {
 		if _, err := os.Stat(path); (err == nil) != kept {
 			t.Errorf("%s: %v", path, err)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -20,9 +22,9 @@ import (
 func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	d := newDaemon(t)
 	runs, saved, idle := d.define(small("runs")), d.define(small("saved")), d.define(small("idle"))
-	ok(t, runs.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, saved.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, saved.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), runs, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), saved, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), saved, scope.Daemon("a test"), savestate.SaveOptions{}))
 	path := store.Path(filepath.Join(d.dir, "data"))
 	var damaged int64
 	d.reopen(func() {
@@ -55,11 +57,11 @@ func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 func (d *daemon) wantKept(runs, saved *guest.Guest) {
 	d.t.Helper()
 	runs, saved = d.again(runs), d.again(saved)
-	ok(d.t, runs.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(d.t, guest.Destroy(d.ctx(), runs, scope.Daemon("a test"), false))
 	d.want(d.again(runs), domain.ShutOff, domain.ReasonDestroyed)
-	ok(d.t, saved.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(d.t, launch.Start(d.ctx(), saved, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(saved, domain.Running, domain.ReasonRestored)
-	ok(d.t, saved.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(d.t, guest.Destroy(d.ctx(), saved, scope.Daemon("a test"), false))
 }
 
 // The store's file is missing, because its directory was not mounted or the file was moved. No save image may be
@@ -68,9 +70,9 @@ func (d *daemon) wantKept(runs, saved *guest.Guest) {
 func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 	d := newDaemon(t)
 	runs, saved := d.define(small("runs")), d.define(small("saved"))
-	ok(t, runs.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, saved.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, saved.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), runs, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), saved, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), saved, scope.Daemon("a test"), savestate.SaveOptions{}))
 	d.reopen(func() {
 		ok(t, os.Remove(store.Path(filepath.Join(d.dir, "data"))))
 		early, err := store.Open(filepath.Join(d.dir, "data")) // of a daemon that is killed before it looks for guests
@@ -87,20 +89,20 @@ func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("swept"))
 	tidy := func() {
-		for _, path := range []string{d.LogPath("swept"), g.ManagedSavePath()} {
+		for _, path := range []string{guest.LogPath(d.Registry, "swept"), guest.ManagedSavePath(g)} {
 			ok(t, os.RemoveAll(filepath.Dir(path)))
 		}
 	}
 	tidy()
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	if _, err := os.Stat(d.LogPath("swept")); err != nil {
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	if _, err := os.Stat(guest.LogPath(d.Registry, "swept")); err != nil {
 		t.Error(err)
 	}
 	tidy()
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 }
 
 // A backup of the store replaces the present one. Running guests, and one that ended in between, were defined
@@ -118,9 +120,9 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	})
 	runs, ended, other := d.define(small("runs")), d.define(small("ended")), d.define(small("other"))
 	for _, g := range []*guest.Guest{runs, ended, other} {
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	}
-	ok(t, other.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(d.ctx(), other, scope.Daemon("a test"), guest.UndefineOptions{}))
 	pid := d.pid("ended")
 	d.reopen(func() {
 		ok(t, os.WriteFile(path, backup, 0o600))
@@ -132,7 +134,7 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	if d.again(other).View().Persistent {
 		t.Error("a guest that was undefined is defined again")
 	}
-	ok(t, d.again(runs).Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), d.again(runs), scope.Daemon("a test"), false))
 	d.reopen(func() {})
 	for _, g := range []*guest.Guest{runs, ended} {
 		if !d.again(g).View().Persistent {
@@ -154,7 +156,7 @@ func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 		backup, err = os.ReadFile(path)
 		ok(t, err)
 	})
-	ok(t, d.again(taken).Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(d.ctx(), d.again(taken), scope.Daemon("a test"), guest.UndefineOptions{}))
 	for name, end := range map[string]func(){
 		"under the next daemon": func() {},
 		"before it came": func() {
@@ -165,7 +167,7 @@ func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 		},
 	} {
 		g := d.define(small("taken"))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		state := filepath.Join(d.dir, "data/guest/tpm", g.UUID())
 		ok(t, os.MkdirAll(state, 0o700))
 		ok(t, os.WriteFile(filepath.Join(state, "tpm2-00.permall"), []byte("secret"), 0o600))
@@ -178,14 +180,14 @@ func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 			end()
 		})
 		if g, err := d.ByUUID(g.UUID()); err == nil {
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		}
 		if gone(state) {
 			t.Errorf("it ended %s: the state of its TPM is gone", name)
 		}
-		_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("thief"), "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1), false)
+		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("thief"), "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1), false)
 		refused(t, err, fault.Exists, "another name")
 		d.reopen(func() { ok(t, os.WriteFile(path, now, 0o600)) })
-		ok(t, d.again(g).Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+		ok(t, guest.Undefine(d.ctx(), d.again(g), scope.Daemon("a test"), guest.UndefineOptions{}))
 	}
 }

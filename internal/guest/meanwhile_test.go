@@ -10,6 +10,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -31,7 +34,7 @@ func meanwhile(t *testing.T, look func(*testing.T, *taken)) {
 
 // now runs a check in the guest's loop.
 func (g *taken) now(look func()) {
-	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error { look(); return nil })
+	_ = g.Change(context.Background(), scope.Daemon("a test"), "", func() error { look(); return nil })
 }
 
 // busy keeps the guest's turn until it is told to end.
@@ -39,8 +42,8 @@ func (g *taken) busy(kind domain.JobKind) (end func()) {
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		err := g.moveMemory(context.Background(), scope.Daemon("a test"), lifecycle.Change, kind, func(*progress) (work, error) {
-			return func(context.Context, scope.Scope) (settle, error) { <-over; return nil, nil }, nil
+		err := g.MoveMemory(context.Background(), scope.Daemon("a test"), lifecycle.Change, kind, func(*machine.Progress) (machine.Work, error) {
+			return func(context.Context, scope.Scope) (machine.Settle, error) { <-over; return nil, nil }, nil
 		})
 		if err != nil {
 			g.t.Error(err)
@@ -63,7 +66,7 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		end := g.busy(domain.JobDump)
 		suspended := make(chan error, 1)
-		go func() { suspended <- g.Suspend(context.Background(), scope.Daemon("a test")) }()
+		go func() { suspended <- Suspend(context.Background(), g.Guest, scope.Daemon("a test")) }()
 		synctest.Wait()
 		g.says("BLOCK_IO_ERROR", `{"device":"","node-name":"libvirt-1-format","action":"stop","nospace":true}`)
 		g.says("STOP", "{}")
@@ -71,10 +74,10 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 		if err := <-suspended; err != nil {
 			t.Fatal(err)
 		}
-		g.goOnWithRoom(t.Context(), scope.Daemon("a test"))
+		provision.ResumeWithSpace(t.Context(), g.Guest, scope.Daemon("a test"))
 		g.now(func() {
-			if g.state.ResumeFor != "" || len(g.run.NoRoom) > 0 {
-				t.Errorf("it is let go on (%q), or waits for room: %q", g.state.ResumeFor, g.run.NoRoom)
+			if g.State.ResumeFor != "" || len(g.run.NoRoom) > 0 {
+				t.Errorf("it is let go on (%q), or waits for room: %q", g.State.ResumeFor, g.run.NoRoom)
 			}
 		})
 	})
@@ -84,13 +87,13 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 // Promise: F36
 func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
-		g.now(func() { g.state.Rebooting = true })
+		g.now(func() { g.State.Rebooting = true })
 		g.says("SHUTDOWN", `{"guest":true,"reason":"guest-shutdown"}`) // and is told to go on
-		if err := g.Suspend(context.Background(), scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
+		if err := Suspend(context.Background(), g.Guest, scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
 			t.Errorf("its user is told: %v", err)
 		}
 		g.says("RESUME", "{}")
-		if err := g.Suspend(context.Background(), scope.Daemon("a test")); err != nil {
+		if err := Suspend(context.Background(), g.Guest, scope.Daemon("a test")); err != nil {
 			t.Errorf("after that: %v", err)
 		}
 	})
@@ -100,11 +103,11 @@ func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 // Promise: F36
 func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
-		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
+		g.now(func() { g.State.Policy.OnCrash = "coredump-restart" })
 		end := g.busy(domain.JobModify) // the dump waits, and the steps after it
 		g.says("GUEST_PANICKED", `{"action":"pause"}`)
 		suspended := make(chan error, 1)
-		go func() { suspended <- g.Suspend(context.Background(), scope.Daemon("a test")) }()
+		go func() { suspended <- Suspend(context.Background(), g.Guest, scope.Daemon("a test")) }()
 		synctest.Wait()
 		end()
 		if err := <-suspended; !fault.Is(err, fault.Busy) {
@@ -119,16 +122,16 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.play("guest-fsfreeze-freeze ") // it does not answer
 		g.attend()
-		line, frozen := g.run.agent.keep(nil), make(chan error, 1)
+		line, frozen := g.run.Agent.Keep(nil), make(chan error, 1)
 		go func() {
-			_, err := g.Freeze(context.Background(), scope.Daemon("a test"), nil)
+			_, err := provision.Freeze(context.Background(), g.Guest, scope.Daemon("a test"), nil)
 			frozen <- err
 		}()
 		synctest.Wait()
-		if _, err := g.AgentHostname(context.Background(), scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
+		if _, err := provision.AgentHostname(context.Background(), g.Guest, scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
 			t.Errorf("another is told: %v", err)
 		}
-		if len(frozen) > 0 || g.run.agent.keep(nil) != line {
+		if len(frozen) > 0 || g.run.Agent.Keep(nil) != line {
 			t.Error("the command that was under way has lost its agent")
 		}
 		if err := <-frozen; !fault.Is(err, fault.Unresponsive) {
@@ -142,19 +145,19 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 // Promise: F31
 func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
-		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
+		g.now(func() { g.State.Policy.OnCrash = "coredump-restart" })
 		end := g.busy(domain.JobSave)
 		g.says("GUEST_PANICKED", `{"action":"pause"}`)
 		pass(time.Hour)
 		g.now(func() {
-			if !g.state.Dumping || g.state.Restarting {
+			if !g.State.Dumping || g.State.Restarting {
 				t.Error("it is restarted")
 			}
 		})
 		end()
-		pass(2 * lastTry)
+		pass(2 * machine.LastTry)
 		g.now(func() {
-			if g.state.Dumping || !g.state.Restarting {
+			if g.State.Dumping || !g.State.Restarting {
 				t.Error("it is not restarted after that")
 			}
 		})
@@ -166,13 +169,13 @@ func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 // Promise: F36
 func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
-		if _, err := g.reg.Emulators.Known(takenEmulator); err != nil {
+		if _, err := g.Reg.Emulators.Known(takenEmulator); err != nil {
 			t.Skip("no QEMU: ", err)
 		}
 		var left *operation.Operation
 		g.now(func() {
-			rest := &cleanup{r: g.run, Alias: "net1", Objects: []undoing{{"netdev_del", json.RawMessage(`{"id":"hostnet1"}`)}}}
-			op, err := g.run.ops.Follow(scope.Daemon("a test"), cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
+			rest := &hotplug.CleanupOp{R: g.run, Alias: "net1", Objects: []hotplug.Undoing{{Command: "netdev_del", Args: json.RawMessage(`{"id":"hostnet1"}`)}}}
+			op, err := g.run.Ops.Follow(scope.Daemon("a test"), hotplug.CleanupKind.Name, rest, operation.Record{Objects: rest.QEMUObjects()})
 			if err != nil {
 				t.Error(err)
 			}
@@ -194,12 +197,12 @@ func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 }
 
 // crashed is a guest that is to be started again after a crash.
-func (r *Registry) crashed(name string) *Guest {
+func crashed(r *machine.Registry, name string) *machine.Guest {
 	g := newGuest(r, name, claimedUUID)
-	g.inactive = &domain.Definition{OnCrash: "restart"}
+	g.Inactive = &domain.Definition{OnCrash: "restart"}
 	r.Boot = "this"
-	r.noteCrash(g.uuid)
-	r.run(g)
+	noteCrash(r, g.Identity)
+	run(r, g)
 	return g
 }
 
@@ -207,20 +210,20 @@ func (r *Registry) crashed(name string) *Guest {
 // Promise: F36
 func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 	r := bareRegistry(t)
-	g := r.crashed("crashed")
+	g := crashed(r, "crashed")
 	over, done := make(chan struct{}), make(chan error, 1)
 	begun := make(chan struct{})
 	go func() {
-		done <- g.perform(t.Context(), scope.Daemon("a test"), "", domain.JobModify, modifyLimit, func() (work, error) {
-			return func(context.Context, scope.Scope) (settle, error) { close(begun); <-over; return nil, nil }, nil
+		done <- g.Perform(t.Context(), scope.Daemon("a test"), "", domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
+			return func(context.Context, scope.Scope) (machine.Settle, error) { close(begun); <-over; return nil, nil }, nil
 		})
 	}()
 	<-begun
-	g.autostart(t.Context(), scope.Daemon("a test"))
+	autostart(t.Context(), g, scope.Daemon("a test"))
 	waits := false
-	_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error {
-		waits = g.revival.cancel != nil
-		g.giveUpRevival()
+	_ = g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
+		waits = g.Revival.Cancel != nil
+		g.GiveUpRevival()
 		return nil
 	})
 	close(over)
@@ -236,27 +239,31 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 // Promise: F36
 func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
 	r := bareRegistry(t)
-	g := r.crashed("failing")
+	g := crashed(r, "failing")
 	begun, over, started, destroyed := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)
 	go func() {
-		started <- g.perform(t.Context(), scope.Daemon("a test"), "", domain.JobStart, 0, func() (work, error) {
-			g.startAgain("it crashed")
-			return func(context.Context, scope.Scope) (settle, error) { close(begun); <-over; return nil, errWithheld }, nil
+		started <- g.Perform(t.Context(), scope.Daemon("a test"), "", domain.JobStart, 0, func() (machine.Work, error) {
+			startAgain(g, "it crashed")
+			return func(context.Context, scope.Scope) (machine.Settle, error) {
+				close(begun)
+				<-over
+				return nil, machine.ErrReleaseFailed
+			}, nil
 		})
 	}()
 	<-begun
-	go func() { destroyed <- g.Destroy(t.Context(), scope.Daemon("a test"), false) }()
+	go func() { destroyed <- Destroy(t.Context(), g, scope.Daemon("a test"), false) }()
 	for asked := 0; asked == 0; {
-		_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error { asked = len(g.destroyers); return nil })
+		_ = g.Change(t.Context(), scope.Daemon("a test"), "", func() error { asked = len(g.Destroyers); return nil })
 	}
 	close(over)
-	if err := <-started; !errors.Is(err, errWithheld) {
+	if err := <-started; !errors.Is(err, machine.ErrReleaseFailed) {
 		t.Fatal(err)
 	}
 	if err := <-destroyed; err != nil {
 		t.Fatal(err)
 	}
-	if _, due := r.isDue(g.uuid); due || g.View().Due {
+	if _, due := r.IsStartPending(g.Identity); due || g.View().Due {
 		t.Error("it was destroyed, and is to be started again")
 	}
 }

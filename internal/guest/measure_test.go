@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
@@ -21,7 +23,7 @@ import (
 
 // subject is a guest with a scripted QEMU and a process that sleeps.
 type subject struct {
-	*Guest
+	*machine.Guest
 	t       *testing.T
 	monitor *qmptest.Monitor
 	asked   int // questions that a test has looked at
@@ -35,11 +37,11 @@ func newSubject(t *testing.T, devices device.Set) *subject {
 		t.Fatal(err)
 	}
 	t.Cleanup(meter.Close)
-	r := newRegistry(Config{Log: slog.New(slog.DiscardHandler)})
-	r.meter = meter
+	r := newRegistry(machine.Config{Log: slog.New(slog.DiscardHandler)})
+	r.Meter = meter
 	s := &subject{t: t, monitor: qmptest.New(t), Guest: newGuest(r, "subject", "11111111-2222-3333-4444-555555555555")}
 	s.script()
-	session, err := qmp.New(t.Context(), s.monitor.Conn(), r.log)
+	session, err := qmp.New(t.Context(), s.monitor.Conn(), r.Log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +54,9 @@ func newSubject(t *testing.T, devices device.Set) *subject {
 		_ = process.Process.Kill()
 		_ = process.Wait()
 	})
-	live := newRun(runRecord{PID: process.Process.Pid}, t.TempDir(), r.Kernel, r.log)
-	live.session.Store(session)
-	s.live.Store(live)
+	live := machine.NewInstance(machine.InstanceRecord{PID: process.Process.Pid}, t.TempDir(), r.Kernel, r.Log)
+	live.Session.Store(session)
+	s.Live.Store(live)
 	s.publishAs(domain.Running, &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 1, Current: 1}, Devices: devices})
 	return s
 }
@@ -63,10 +65,10 @@ func newSubject(t *testing.T, devices device.Set) *subject {
 func (s *subject) script() {
 	s.monitor.Answer("qmp_capabilities", func(json.RawMessage) (any, error) { return map[string]any{}, nil })
 	s.monitor.Answer("query-cpus-fast", func(json.RawMessage) (any, error) {
-		return []any{map[string]any{"cpu-index": 0, "qom-path": "/machine/cpu", "thread-id": s.live.Load().PID, "target": "x86_64"}}, nil
+		return []any{map[string]any{"cpu-index": 0, "qom-path": "/machine/cpu", "thread-id": s.Live.Load().PID, "target": "x86_64"}}, nil
 	})
 	s.monitor.Answer("qom-get", func(json.RawMessage) (any, error) {
-		return map[string]any{"last-update": 7, "stats": map[string]uint64{"stat-free-memory": 4096, "stat-swap-in": unset}}, nil
+		return map[string]any{"last-update": 7, "stats": map[string]uint64{"stat-free-memory": 4096, "stat-swap-in": statistics.Unset}}, nil
 	})
 	s.monitor.Answer("query-blockstats", func(json.RawMessage) (any, error) {
 		s.written += 512
@@ -104,13 +106,13 @@ func inserted(image map[string]any) map[string]any {
 }
 
 func (s *subject) publishAs(state domain.State, def *domain.Definition) {
-	s.view.Store(&View{Name: "subject", State: state, Since: time.Now(), Active: def})
+	s.LastView.Store(&machine.View{Name: "subject", State: state, Since: time.Now(), Active: def})
 }
 
 // sample takes one and tells what QEMU was asked for it.
-func (s *subject) sample(last *Stats, thorough bool) (st *Stats, asked []string) {
+func (s *subject) sample(last *machine.Stats, thorough bool) (st *machine.Stats, asked []string) {
 	s.t.Helper()
-	st, err := s.measure(s.t.Context(), last, thorough, func(*Stats) {})
+	st, err := statistics.Measure(s.t.Context(), s.Guest, last, thorough, func(*machine.Stats) {})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -142,18 +144,18 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 	if d := first.Disks[0]; d.Capacity != 4096 || d.Physical != 512 || d.WriteBytes != 512 {
 		t.Errorf("the disk: %+v", d)
 	}
-	free, reported := first.Balloon.Figure(FreeMemory)
-	if _, swapped := first.Balloon.Figure(SwappedIn); !reported || free != 4096 || swapped || first.Balloon.Updated.Unix() != 7 {
+	free, reported := statistics.Figure(&first.Balloon, machine.FreeMemory)
+	if _, swapped := statistics.Figure(&first.Balloon, machine.SwappedIn); !reported || free != 4096 || swapped || first.Balloon.Updated.Unix() != 7 {
 		t.Errorf("the balloon: %+v", first.Balloon)
 	}
-	if len(first.VCPUs) != 1 || len(first.NICs) != 2 || first.NICs[0].IfName != "lo" || first.NICs[0].index == 0 || first.NICs[1].IfName != "" {
+	if len(first.VCPUs) != 1 || len(first.NICs) != 2 || first.NICs[0].IfName != "lo" || first.NICs[0].Index == 0 || first.NICs[1].IfName != "" {
 		t.Errorf("what the kernel tells: %+v", first)
 	}
 	second, asked := s.sample(first, false)
 	if !slices.Equal(asked, []string{"query-blockstats"}) || second.Disks[0].WriteBytes != 1024 || second.Disks[0].Capacity != 4096 || first.Disks[0].WriteBytes != 512 {
 		t.Errorf("for the second QEMU was asked %v; disks %+v, after %+v", asked, second.Disks, first.Disks)
 	}
-	if free, _ := second.Balloon.Figure(FreeMemory); free != 4096 || len(second.VCPUs) != 1 {
+	if free, _ := statistics.Figure(&second.Balloon, machine.FreeMemory); free != 4096 || len(second.VCPUs) != 1 {
 		t.Errorf("the second sample lacks kept values: %+v", second)
 	}
 	s.publishAs(domain.Paused, s.View().Active)
@@ -169,7 +171,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 		t.Errorf("for a fresh sample QEMU was asked %v", asked)
 	}
 	old := *fourth
-	old.thorough = time.Now().Add(-pausedSlowly)
+	old.Thorough = time.Now().Add(-statistics.PausedSlowly)
 	if _, asked = s.sample(&old, false); !slices.Equal(asked, thorough) {
 		t.Errorf("after a long while QEMU was asked %v", asked)
 	}
@@ -200,7 +202,7 @@ func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
 // The kernel shows that the process is stopped. The kernel's own counters are still returned.
 func TestAStoppedProcessIsNotAsked(t *testing.T) {
 	s := newSubject(t, everything)
-	pid := s.live.Load().PID
+	pid := s.Live.Load().PID
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -208,20 +210,20 @@ func TestAStoppedProcessIsNotAsked(t *testing.T) {
 	if _, err := syscall.Wait4(pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
 		t.Fatalf("the process did not stop: %v, %v", status, err)
 	}
-	var early *Stats
-	st, err := s.measure(t.Context(), nil, false, func(st *Stats) { early = st })
+	var early *machine.Stats
+	st, err := statistics.Measure(t.Context(), s.Guest, nil, false, func(st *machine.Stats) { early = st })
 	if !fault.Is(err, fault.Timeout) || st != nil || early == nil || early.Balloon.Current != 32<<20 {
 		t.Errorf("of a stopped process there is %+v, %v, at first %+v", st, err, early)
 	}
 	if calls := s.monitor.Calls(); len(calls) != 1 {
 		t.Errorf("a stopped QEMU was asked %v", calls)
 	}
-	s.live.Load().lose()
+	s.Live.Load().MonitorLost()
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	for { // until the kernel has it running again
-		_, err = s.measure(t.Context(), nil, false, func(*Stats) {})
+		_, err = statistics.Measure(t.Context(), s.Guest, nil, false, func(*machine.Stats) {})
 		if fault.Is(err, fault.Unresponsive) {
 			break
 		}
@@ -229,11 +231,11 @@ func TestAStoppedProcessIsNotAsked(t *testing.T) {
 			t.Fatalf("of a guest without a monitor: %v", err)
 		}
 	}
-	s.live.Store(nil)
-	if _, err := s.measure(t.Context(), nil, false, func(*Stats) {}); !fault.Is(err, fault.WrongState) {
+	s.Live.Store(nil)
+	if _, err := statistics.Measure(t.Context(), s.Guest, nil, false, func(*machine.Stats) {}); !fault.Is(err, fault.WrongState) {
 		t.Errorf("of a guest that does not run: %v", err)
 	}
-	if st := s.Sample(); st != nil {
+	if st := statistics.Sample(s.Guest); st != nil {
 		t.Errorf("a guest that does not run has %+v", st)
 	}
 }
@@ -248,12 +250,12 @@ func FuzzDiskAnswers(f *testing.F) {
 		`[{"qdev":"d0","inserted":{"image":{"backing-image":{"filename":"`+strings.Repeat("x", 5000)+`"}}}}]`)
 	def := &domain.Definition{Devices: device.Set{Disks: []*device.Disk{{Info: device.Info{Alias: "d0"}, Target: "vda"}, {Target: "vdb"}}}}
 	f.Fuzz(func(t *testing.T, counters, blocks string) {
-		var c []blockStats
-		var b []blockInfo
+		var c []statistics.BlockStats
+		var b []statistics.QEMUBlock
 		if json.Unmarshal([]byte(counters), &c) != nil || json.Unmarshal([]byte(blocks), &b) != nil {
 			return
 		}
-		disks := disksOf(def, c, b)
+		disks := statistics.DisksOf(def, c, b)
 		for range 2 { // and a recount
 			if len(disks) != 2 || disks[0].Target != "vda" || len(disks[0].Backing) > image.MaxDepth || len(disks[1].Backing) > 0 {
 				t.Fatalf("disks %+v", disks)
@@ -263,7 +265,7 @@ func FuzzDiskAnswers(f *testing.F) {
 					t.Fatalf("a path of %d bytes", len(l.Path))
 				}
 			}
-			disks[0].count(c)
+			statistics.CountDisk(&disks[0], c)
 		}
 	})
 }

@@ -5,6 +5,9 @@ import (
 	"context"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -24,19 +27,19 @@ const (
 
 // SetMetadata sets or, with a nil value, removes a piece of metadata. key is the prefix of an element's
 // namespace.
-func (g *Guest) SetMetadata(ctx context.Context, sc scope.Scope, kind MetadataKind, value *string, key, uri string, a Affect) error {
-	return g.ChangeMetadata(ctx, sc, kind, func(*domain.Definition) (*string, error) { return value, nil }, key, uri, a)
+func SetMetadata(ctx context.Context, g *machine.Guest, sc scope.Scope, kind MetadataKind, value *string, key, uri string, a machine.Affect) error {
+	return ChangeMetadata(ctx, g, sc, kind, func(*domain.Definition) (*string, error) { return value, nil }, key, uri, a)
 }
 
 // ChangeMetadata is SetMetadata with a value computed from the guest's present definition: the stored one,
 // if there is one. to is called in the guest's loop and must not block.
-func (g *Guest) ChangeMetadata(ctx context.Context, sc scope.Scope, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a Affect) error {
-	set := func() (work, error) {
-		a, err := g.resolve(a)
+func ChangeMetadata(ctx context.Context, g *machine.Guest, sc scope.Scope, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a machine.Affect) error {
+	set := func() (machine.Work, error) {
+		a, err := hotplug.Resolve(g, a)
 		if err != nil {
 			return nil, err
 		}
-		value, err := to(g.current())
+		value, err := to(provision.CurrentDefinition(g))
 		if err != nil {
 			return nil, err
 		}
@@ -44,56 +47,56 @@ func (g *Guest) ChangeMetadata(ctx context.Context, sc scope.Scope, kind Metadat
 			d = d.Clone()
 			return d, setMetadata(d, kind, value, key, uri)
 		}
-		return g.setWords(sc, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
+		return setWords(g, sc, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
 	}
 	if a.Live || !a.Config { // as a job: no other change is half done, and no save has the old text
-		return g.perform(ctx, sc, "", domain.JobModify, modifyLimit, set)
+		return g.Perform(ctx, sc, "", domain.JobModify, machine.ModifyLimit, set)
 	}
-	return g.change(ctx, sc, "", func() error { _, err := set(); return err })
+	return g.Change(ctx, sc, "", func() error { _, err := set(); return err })
 }
 
 // setWords changes metadata and announces it. It runs in the loop.
-func (g *Guest) setWords(sc scope.Scope, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
+func setWords(g *machine.Guest, sc scope.Scope, a machine.Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ machine.Work, err error) {
 	var config, after *domain.Definition
 	if a.Config {
-		if config, err = changed(g.inactive); err != nil {
+		if config, err = changed(g.Inactive); err != nil {
 			return nil, err
 		}
 	}
 	if a.Live {
-		if after, err = changed(g.run.def); err != nil {
+		if after, err = changed(g.Instance.Definition); err != nil {
 			return nil, err
 		}
-		if _, err := g.run.text(after); err != nil {
+		if _, err := g.Instance.Text(after); err != nil {
 			return nil, err
 		}
 	}
-	if err := g.bounded(sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
+	if err := g.Bounded(sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
 		return nil, err
 	}
 	switch {
 	case a.Live && a.Config:
-		return g.update(&update{Words: &said}, after, config)
+		return hotplug.UpdateWith(g, &hotplug.UpdateOp{Words: &said}, after, config)
 	case a.Config:
-		err = g.redefine(config)
+		err = provision.Redefine(g, config)
 	default:
-		err = g.setActiveWords(after)
+		err = setActiveWords(g, after)
 	}
 	if err == nil {
-		g.announce(said)
+		g.Announce(said)
 	}
 	return nil, err
 }
 
 // setActiveWords changes the running definition only.
-func (g *Guest) setActiveWords(after *domain.Definition) error {
-	before, text := g.run.def, g.run.XML
-	g.run.def = after
-	if err := g.journalActive(); err != nil {
-		g.run.def, g.run.XML = before, text
+func setActiveWords(g *machine.Guest, after *domain.Definition) error {
+	before, text := g.Instance.Definition, g.Instance.XML
+	g.Instance.Definition = after
+	if err := g.WriteActiveNow(); err != nil {
+		g.Instance.Definition, g.Instance.XML = before, text
 		return err
 	}
-	g.publish()
+	g.Publish()
 	return nil
 }
 
@@ -121,8 +124,8 @@ func setMetadata(d *domain.Definition, kind MetadataKind, value *string, key, ur
 }
 
 // Metadata returns a piece of metadata.
-func (g *Guest) Metadata(kind MetadataKind, uri string, a Affect) (string, error) {
-	def, err := g.definition(a)
+func Metadata(g *machine.Guest, kind MetadataKind, uri string, a machine.Affect) (string, error) {
+	def, err := g.Definition(a)
 	if err != nil {
 		return "", err
 	}
@@ -148,20 +151,4 @@ func ofURI(uri string) string {
 		return ""
 	}
 	return " for namespace " + uri
-}
-
-// definition returns the definition that a reader asks for.
-func (g *Guest) definition(a Affect) (*domain.Definition, error) {
-	v := g.View()
-	switch {
-	case a.Live && v.Active == nil:
-		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
-	case a.Config && v.Inactive == nil:
-		return nil, fault.New(fault.WrongState, fault.Domain, "transient domains do not have any persistent config")
-	case a.Config:
-		return v.Inactive, nil
-	case v.Current() == nil: // its first definition is in progress
-		return nil, errGone(v.Name)
-	}
-	return v.Current(), nil
 }

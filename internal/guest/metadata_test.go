@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
@@ -27,10 +29,10 @@ func TestWordsThatNoDocumentHolds(t *testing.T) {
 // TestADefinitionStaysOneThatCanBeRead has words that are longer once they are written down.
 // Promise: X9
 func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
-	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
-	g := &Guest{reg: r, inactive: &domain.Definition{}}
+	r := &machine.Registry{GuestsByName: map[string]*machine.Guest{}, GuestsByUUID: map[string]*machine.Guest{}}
+	g := &machine.Guest{Reg: r, Inactive: &domain.Definition{}}
 	quotes := strings.Repeat(`"`, xmltree.MaxSize/5) // each takes six bytes in a document
-	if err := g.redefine(&domain.Definition{Description: quotes}); !fault.Is(err, fault.Invalid) {
+	if err := provision.Redefine(g, &domain.Definition{Description: quotes}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a definition of more than %d bytes is kept: %v", xmltree.MaxSize, err)
 	}
 }
@@ -40,12 +42,12 @@ func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
 // Promise: X9
 func TestNewGuestsHaveNamesThatFit(t *testing.T) {
 	r := bareRegistry(t)
-	nothing := func(*Guest) error { return nil }
-	if _, err := r.claimed(t.Context(), strings.Repeat("x", 247), claimedUUID, nothing); err != nil {
+	nothing := func(*machine.Guest) error { return nil }
+	if _, err := claimed(t.Context(), r, strings.Repeat("x", 247), claimedUUID, nothing); err != nil {
 		t.Error(err)
 	}
 	for _, name := range []string{strings.Repeat("x", 248), "..", "a\rb", " "} {
-		if _, err := r.claimed(t.Context(), name, "c0ffee00-0000-4000-8000-0000000000a7", nothing); !fault.Is(err, fault.Invalid) {
+		if _, err := claimed(t.Context(), r, name, "c0ffee00-0000-4000-8000-0000000000a7", nothing); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -54,11 +56,11 @@ func TestNewGuestsHaveNamesThatFit(t *testing.T) {
 // TestThereAreNoMoreGuestsThanClientsTake fills the list.
 // Promise: X9
 func TestThereAreNoMoreGuestsThanClientsTake(t *testing.T) {
-	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
-	for i := range maxGuests {
-		r.byUUID[strconv.Itoa(i)] = nil
+	r := &machine.Registry{GuestsByName: map[string]*machine.Guest{}, GuestsByUUID: map[string]*machine.Guest{}}
+	for i := range machine.MaxGuests {
+		r.GuestsByUUID[strconv.Itoa(i)] = nil
 	}
-	if _, err := r.claim("one-more", "u", true); !fault.Is(err, fault.NoCapacity) {
+	if _, err := claim(r, "one-more", "u", true); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("one more: %v", err)
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -41,9 +44,9 @@ func (d *daemon) wantMemory(g *guest.Guest, modules int, size uint64) {
 func TestMemoryIsPluggedIn(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(growing("growing", strings.Replace(module, "128", "64", 1)))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.wantMemory(g, 1, 128)
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Live: true, Config: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), module, machine.Affect{Live: true, Config: true}))
 	d.wantMemory(g, 2, 256)
 	for i, m := range g.View().Active.Devices.Memories {
 		if at, is := m.Address.(device.DIMM); !is || at.Slot != uint(i) || at.Base == 0 {
@@ -53,21 +56,21 @@ func TestMemoryIsPluggedIn(t *testing.T) {
 	if def := g.View().Inactive; len(def.Devices.Memories) != 2 || def.Memory != 256*mib {
 		t.Errorf("the config has %d modules and %d MiB", len(def.Devices.Memories), def.Memory/mib)
 	}
-	refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Live: true}), fault.Unsupported, "slots count '2'")
+	refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), module, machine.Affect{Live: true}), fault.Unsupported, "slots count '2'")
 	d.wantMemory(g, 2, 256)
 	d.reopen(func() {})
 	g = d.again(g)
 	d.wantMemory(g, 2, 256)
 	// Nothing in the guest lets a module go: the request stands, and changes nothing.
-	ok(t, g.DetachAlias(d.ctx(), scope.Daemon("a test"), "dimm1", guest.Affect{Live: true}))
+	ok(t, hotplug.DetachAlias(d.ctx(), g, scope.Daemon("a test"), "dimm1", machine.Affect{Live: true}))
 	d.wantMemory(g, 2, 256)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if held, is := d.Ledger.Held()[g.UUID()]; is {
 		t.Errorf("the books have %+v of a guest that has ended", held)
 	}
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.wantMemory(g, 2, 256)
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Config: true}))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), module, machine.Affect{Config: true}))
 	if def := g.View().Inactive; len(def.Devices.Memories) != 1 || def.Memory != 128*mib {
 		t.Errorf("without a module the config has %d modules and %d MiB", len(def.Devices.Memories), def.Memory/mib)
 	}
@@ -76,11 +79,11 @@ func TestMemoryIsPluggedIn(t *testing.T) {
 func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
 	d := newDaemon(t)
 	fixed := d.define(small("fixed"))
-	ok(t, fixed.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	refused(t, fixed.Attach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Live: true}), fault.Unsupported, "maxMemory is not defined")
+	ok(t, launch.Start(d.ctx(), fixed, scope.Daemon("a test"), launch.StartOptions{}))
+	refused(t, hotplug.Attach(d.ctx(), fixed, scope.Daemon("a test"), module, machine.Affect{Live: true}), fault.Unsupported, "maxMemory is not defined")
 	limited := strings.Replace(growing("limited"), "<vcpu>", "<memtune><hard_limit unit='MiB'>160</hard_limit></memtune><vcpu>", 1)
 	g := d.define(limited)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	for _, c := range []struct {
 		old, fresh, says string
 		kind             fault.Kind
@@ -91,10 +94,10 @@ func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
 		{"</memory>", "<address type='dimm' slot='9'/></memory>", "slot '9' exceeds", fault.Unsupported},
 		{"</memory>", "<address type='pci' bus='0' slot='9'/></memory>", "cannot be at", fault.Invalid},
 	} {
-		refused(t, g.Attach(d.ctx(), scope.Daemon("a test"), strings.Replace(module, c.old, c.fresh, 1), guest.Affect{Live: true}), c.kind, c.says)
+		refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), strings.Replace(module, c.old, c.fresh, 1), machine.Affect{Live: true}), c.kind, c.says)
 		d.wantMemory(g, 0, 64)
 	}
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), strings.Replace(module, "128", "64", 1), guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), strings.Replace(module, "128", "64", 1), machine.Affect{Live: true}))
 	d.wantMemory(g, 1, 128)
 }
 
@@ -110,13 +113,13 @@ func TestAModuleWhosePlugWasCutOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDaemon(t)
 			g := d.define(growing("cut"))
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 			before := record(t, g)
-			ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Live: true}))
+			ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), module, machine.Affect{Live: true}))
 			plugged := g.View().Active.Devices.Memories[0]
 			if !c.made { // another guest never gets one
-				ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-				ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+				ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+				ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 				before = record(t, g)
 			}
 			d.reopen(func() {
@@ -124,7 +127,7 @@ func TestAModuleWhosePlugWasCutOff(t *testing.T) {
 				xml, err := domainxml.FormatDevice(plugged, domainxml.Style{Active: true})
 				ok(t, err)
 				if !c.made { // only its backend
-					s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+					s, err := qmp.Dial(d.ctx(), filepath.Join(guest.RunDir(g), "monitor.sock"), quiet())
 					ok(t, err)
 					ok(t, s.Execute(d.ctx(), "object-add", map[string]any{"qom-type": "memory-backend-ram", "id": "memdimm0", "size": 128 * mib}, nil))
 					s.Close()
@@ -139,7 +142,7 @@ func TestAModuleWhosePlugWasCutOff(t *testing.T) {
 				return len(operations(t, g)) == 0 && d.held(g) == c.size
 			})
 			d.wantMemory(g, c.modules, c.size)
-			ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), module, guest.Affect{Live: true})) // nothing is in its way
+			ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), module, machine.Affect{Live: true})) // nothing is in its way
 		})
 	}
 }

@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
@@ -38,14 +41,14 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	def.Devices.NICs[0].Alias = "net0"
-	g := newGuest(newRegistry(Config{Networks: nets, Log: log}), def.Name, def.UUID)
-	r := newRun(runRecord{Name: def.Name, UUID: def.UUID}, t.TempDir(), kernel.Root{}, log)
-	r.def = def
-	l := &launching{g: g, sc: scope.Daemon("a test"), run: r}
-	if err := l.attachNICs(t.Context()); err == nil {
+	g := newGuest(newRegistry(machine.Config{Networks: nets, Log: log}), def.Name, def.UUID)
+	r := machine.NewInstance(machine.InstanceRecord{Name: def.Name, UUID: def.UUID}, t.TempDir(), kernel.Root{}, log)
+	r.Definition = def
+	l := &launch.Launch{Guest: g, Sc: scope.Daemon("a test"), Instance: r}
+	if err := l.AttachNICs(t.Context()); err == nil {
 		t.Fatal("the loopback has a macvtap")
 	}
-	rec, err := readRunRecord(r.dir)
+	rec, err := machine.ReadRecord(r.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,29 +56,29 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 		t.Errorf("a start that is cut off leaves %+v", rec)
 	}
 
-	if err := g.reg.giveOperations(r, nil); err != nil {
+	if err := g.Reg.GiveOperations(r, nil); err != nil {
 		t.Fatal(err)
 	}
 	nic := &device.NIC{Info: def.Devices.NICs[0].Info, Type: "direct", HostDev: "lo", DirectMode: "bridge", MAC: "52:54:00:01:09:02"}
-	a := &attach{r: r, dev: nic, plan: &qemu.Plan{Definition: def}}
-	if err := a.describe(); err != nil {
+	a := &hotplug.AttachOp{R: r, Dev: nic, Plan: &qemu.Plan{Definition: def}}
+	if err := a.Describe(); err != nil {
 		t.Fatal(err)
 	}
-	op, err := r.beginOperation(t.Context(), scope.Daemon("a test"), attachKind.Name, a)
+	op, err := r.BeginOperation(t.Context(), scope.Daemon("a test"), hotplug.AttachKind.Name, a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.connect(t.Context(), scope.Daemon("a test"), nic); err == nil {
+	if err := a.Connect(t.Context(), scope.Daemon("a test"), nic); err == nil {
 		t.Fatal("the loopback has a macvtap")
 	}
-	noted, err := operation.Files{Dir: r.dir}.Read()
+	noted, err := operation.Files{Dir: r.Dir}.Read()
 	if err != nil || len(noted) != 1 || !strings.Contains(string(noted[0].Payload), `"IfName":"macvtap`) {
 		t.Errorf("a plug that is cut off leaves %+v (%v)", noted, err)
 	}
 	if err := op.Run(t.Context()); err == nil {
 		t.Error("it is plugged in")
 	}
-	if noted, err := (operation.Files{Dir: r.dir}).Read(); err != nil || len(noted) > 0 {
+	if noted, err := (operation.Files{Dir: r.Dir}).Read(); err != nil || len(noted) > 0 {
 		t.Errorf("a plug that failed is left to the next daemon: %+v (%v)", noted, err)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -44,14 +46,14 @@ func TestTrafficIsCountedAsTheGuestSeesIt(t *testing.T) {
 			return
 		}
 		defer meter.Close()
-		r := newRegistry(Config{Log: slog.New(slog.DiscardHandler)})
-		r.meter = meter
+		r := newRegistry(machine.Config{Log: slog.New(slog.DiscardHandler)})
+		r.Meter = meter
 		sendFrames(t, port)
 		sendFrames(t, direct)
 		for _, n := range []*device.NIC{{Type: "network", Target: "port"}, {Type: "network", Target: "direct"}, {Type: "direct", Target: "direct"}} {
-			first, _ := r.nicStats(n, counted{})
-			again, _ := r.nicStats(n, first.counted)
-			for _, s := range []NICStats{first, again} {
+			first, _ := statistics.NICStats(r, n, machine.Counted{})
+			again, _ := statistics.NICStats(r, n, first.Counted)
+			for _, s := range []machine.NICStats{first, again} {
 				if sent := n.Target == "direct"; (s.TxBytes >= manyBytes) != sent || (s.RxBytes >= manyBytes) == sent {
 					t.Errorf("%s on %s: received %d, sent %d", n.Type, n.Target, s.RxBytes, s.TxBytes)
 				}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -28,13 +30,13 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	}
 	path := func(g *guest.Guest) string { return filepath.Join(d.dir, "data/guest/nvram", g.UUID()+"_VARS.fd") }
 	create := func(name string) *guest.Guest {
-		g, err := d.Create(d.ctx(), scope.Daemon("a test"), doc(name), guest.StartOptions{Paused: true})
+		g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), doc(name), launch.StartOptions{Paused: true})
 		ok(t, err)
 		return g
 	}
 	begun := func(name string) *guest.Guest {
 		g := d.define(doc(name))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 		return g
 	}
 	for name, c := range map[string]struct {
@@ -43,7 +45,7 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	}{
 		"transient": {func(name string) *guest.Guest {
 			g := create(name)
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 			return g
 		}, false},
 		"buried": {func(name string) *guest.Guest {
@@ -58,22 +60,22 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 		}, false},
 		"kept": {func(name string) *guest.Guest {
 			g := begun(name)
-			ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{KeepNVRAM: true}))
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{KeepNVRAM: true}))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 			return g
 		}, true},
 		"saved": {func(name string) *guest.Guest {
 			g := create(name)
 			image := filepath.Join(t.TempDir(), "image")
-			ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
-			again, err := d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{Then: domain.Paused})
+			ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), image, savestate.SaveOptions{}))
+			again, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), image, savestate.SaveOptions{Then: domain.Paused})
 			ok(t, err)
-			ok(t, again.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Destroy(d.ctx(), again, scope.Daemon("a test"), false))
 			return g
 		}, true},
 		"defined": {func(name string) *guest.Guest {
 			g := begun(name)
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 			return g
 		}, true},
 	} {
@@ -83,8 +85,8 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	}
 	before, err := os.ReadDir(filepath.Join(d.dir, "data/guest/nvram"))
 	ok(t, err)
-	_, err = d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(doc("refused"), "</domain>",
-		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1), guest.StartOptions{})
+	_, err = guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(doc("refused"), "</domain>",
+		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1), launch.StartOptions{})
 	refused(t, err, fault.Failed, "no-such-option")
 	if after, err := os.ReadDir(filepath.Join(d.dir, "data/guest/nvram")); err != nil || len(after) != len(before) {
 		t.Errorf("a guest that never ran leaves UEFI variables: %v, %v", after, err)
@@ -99,11 +101,11 @@ func TestTheVariablesOfAnotherGuestStay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "vars")
 	ok(t, os.WriteFile(path, []byte("keys"), 0o600))
 	one, two := d.define(withVariables("one", path)), d.define(withVariables("two", path))
-	ok(t, two.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{NVRAM: true}))
+	ok(t, guest.Undefine(d.ctx(), two, scope.Daemon("a test"), guest.UndefineOptions{NVRAM: true}))
 	if gone(path) {
 		t.Error("they went with the other guest")
 	}
-	ok(t, one.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{NVRAM: true}))
+	ok(t, guest.Undefine(d.ctx(), one, scope.Daemon("a test"), guest.UndefineOptions{NVRAM: true}))
 	if !gone(path) {
 		t.Error("the variables have no guest, and stay")
 	}

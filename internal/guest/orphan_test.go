@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
@@ -15,20 +17,20 @@ import (
 func TestAGuestThatCannotBeLookedForIsLeftAlone(t *testing.T) {
 	const uuid = "5f0f2a0e-6d53-4a35-b1a6-0a1f3ad0c0de"
 	host := t.TempDir() // which has no /proc
-	r := &Registry{Config: Config{
+	r := &machine.Registry{Config: machine.Config{
 		RunDir: t.TempDir(), Kernel: kernel.At(host), Cgroups: kernel.OpenCgroups(kernel.At(host), "x"), Log: slog.New(slog.DiscardHandler),
 	}}
-	dir := r.guestDir(uuid)
+	dir := r.GuestDir(uuid)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.clear(t.Context(), dir); !fault.Is(err, fault.Failed) {
+	if err := provision.Clear(t.Context(), r, dir); !fault.Is(err, fault.Failed) {
 		t.Errorf("its run directory is cleared: %v", err)
 	}
 	if _, err := os.Stat(dir); err != nil {
 		t.Error(err)
 	}
-	if _, err := r.findProcess(&run{dir: dir, runRecord: runRecord{UUID: uuid}}); !fault.Is(err, fault.Failed) {
+	if _, err := findProcess(r, &machine.Instance{Dir: dir, InstanceRecord: machine.InstanceRecord{UUID: uuid}}); !fault.Is(err, fault.Failed) {
 		t.Errorf("it is taken for one that has ended: %v", err)
 	}
 }
@@ -39,12 +41,12 @@ func TestAGuestIsKnownByItsOwnUUID(t *testing.T) {
 	const own, other = "5f0f2a0e-6d53-4a35-b1a6-0a1f3ad0c0de", "c0ffee00-0000-4000-8000-0000000000a6"
 	command := []string{"qemu", "-name", "guest=one,debug-threads=on", "-uuid", own, "-device", "x", "-uuid", other, other}
 	for uuid, is := range map[string]bool{own: true, other: false} {
-		if isGuest(command, "/run/"+uuid) != is {
+		if machine.IsGuest(command, "/run/"+uuid) != is {
 			t.Errorf("it is taken for %s: %v", uuid, !is)
 		}
 	}
 	for _, not := range [][]string{{"-uuid"}, {"-uuid", own}, {"guest=one", own}, nil} {
-		if isGuest(not, "/run/"+own) {
+		if machine.IsGuest(not, "/run/"+own) {
 			t.Errorf("%q is taken for a guest", not)
 		}
 	}

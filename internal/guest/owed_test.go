@@ -16,6 +16,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/guest/blockjob"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
@@ -27,16 +31,16 @@ import (
 // the guest should be.
 // Promise: F36
 func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
-	r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
-	payload, err := json.Marshal(update{OfActive: machine, Active: machine})
+	r := machine.NewInstance(machine.InstanceRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+	payload, err := json.Marshal(hotplug.UpdateOp{OfActive: fuzzedGuest, Active: fuzzedGuest})
 	if err != nil {
 		t.Fatal(err)
 	}
-	cutOff := operation.Record{ID: "a", Kind: updateKind.Name, Version: updateKind.Version, Objects: []string{"settings"}, Payload: payload}
-	if err := bareRegistry(t).giveOperations(r, []operation.Record{cutOff}); err != nil {
+	cutOff := operation.Record{ID: "a", Kind: hotplug.UpdateKind.Name, Version: hotplug.UpdateKind.Version, Objects: []string{"settings"}, Payload: payload}
+	if err := bareRegistry(t).GiveOperations(r, []operation.Record{cutOff}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.perform(t.Context(), scope.Daemon("a test"), updateKind.Name, &update{r: r, active: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
+	if err := r.Perform(t.Context(), scope.Daemon("a test"), hotplug.UpdateKind.Name, &hotplug.UpdateOp{R: r, NextActive: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
 		t.Errorf("the next one is begun: %v", err)
 	}
 }
@@ -44,28 +48,28 @@ func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 // The cleanup of a save after its guest's end runs only together with the release of the guest's resources. Alone
 // it could hit a new run of the guest that has saved to the same path. Other cleanups are tried as before.
 func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
-	for kind, work := range map[string]operation.Work{saveKind.Name: &save{}, cleanupKind.Name: &cleanup{}} {
+	for kind, work := range map[string]operation.Work{savestate.SaveKind.Name: &savestate.SaveOp{}, hotplug.CleanupKind.Name: &hotplug.CleanupOp{}} {
 		payload, err := json.Marshal(work)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := newRun(runRecord{Name: "ended"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
-		if err := bareRegistry(t).giveOperations(r, []operation.Record{{ID: "a", Kind: kind, Version: 1, Payload: payload}}); err != nil {
+		r := machine.NewInstance(machine.InstanceRecord{Name: "ended"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+		if err := bareRegistry(t).GiveOperations(r, []operation.Record{{ID: "a", Kind: kind, Version: 1, Payload: payload}}); err != nil {
 			t.Fatal(err)
 		}
 		tried := 0
 		try := func() error { tried++; return nil }
-		if err := r.ops.Turn(t.Context(), try); err != nil || tried != 1 {
+		if err := r.Ops.Turn(t.Context(), try); err != nil || tried != 1 {
 			t.Errorf("%s, while it runs: tried %d times, %v", kind, tried, err)
 		}
-		r.settling.Store(true)
-		if err := r.ops.Turn(t.Context(), try); (err != nil) != (kind == saveKind.Name) {
+		r.Settling.Store(true)
+		if err := r.Ops.Turn(t.Context(), try); (err != nil) != (kind == savestate.SaveKind.Name) {
 			t.Errorf("%s, when it has ended: tried %d times, %v", kind, tried, err)
 		}
 	}
 }
 
-// QEMU does not answer a reset, as on a host whose storage hangs for a while. The reset is repeated by a new
+// QEMU does not answer a reset, as when the host's storage hangs for a while. The reset is repeated by a new
 // session. Otherwise the guest would be reported as running, and nothing would resume it.
 // Promise: F8
 func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
@@ -85,10 +89,10 @@ func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		r := newRun(runRecord{Name: "stopped"}, t.TempDir(), kernel.Root{}, log)
-		r.connect(s)
-		g := &Guest{reg: &Registry{life: t.Context()}, log: log, run: r}
-		g.restartMachine()
+		r := machine.NewInstance(machine.InstanceRecord{Name: "stopped"}, t.TempDir(), kernel.Root{}, log)
+		r.Connect(s)
+		g := &machine.Guest{Reg: &machine.Registry{Life: t.Context()}, Log: log, Instance: r}
+		restartMachine(g)
 		late := time.After(time.Hour)
 		select {
 		case <-s.Done():
@@ -103,13 +107,13 @@ func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 // Promise: F36
 func TestSave_AbortedAtCompletion(t *testing.T) {
 	ctx, abort := context.WithCancelCause(t.Context())
-	s := &save{}
-	if err := s.complete(ctx); err != nil {
+	s := &savestate.SaveOp{}
+	if err := s.Complete(ctx); err != nil {
 		t.Errorf("it is not complete before: %v", err)
 	}
 	aborted := errors.New("aborted")
 	abort(aborted)
-	if err := s.complete(ctx); !errors.Is(err, aborted) {
+	if err := s.Complete(ctx); !errors.Is(err, aborted) {
 		t.Errorf("it is complete after it was aborted: %v", err)
 	}
 }
@@ -119,13 +123,13 @@ func TestSave_AbortedAtCompletion(t *testing.T) {
 // Promise: F31
 func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
-		g.now(func() { g.record.ManagedSave = true })
+		g.now(func() { g.Record.ManagedSave = true })
 		end := g.busy(domain.JobStart)
 		removed := make(chan error, 1)
-		go func() { removed <- g.RemoveManagedSave(context.Background(), scope.Daemon("a test")) }()
+		go func() { removed <- savestate.RemoveManagedSave(context.Background(), g.Guest, scope.Daemon("a test")) }()
 		synctest.Wait()
 		g.now(func() {
-			if !g.record.ManagedSave {
+			if !g.Record.ManagedSave {
 				t.Error("it is removed before")
 			}
 		})
@@ -142,23 +146,23 @@ func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
 func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 	root := t.TempDir()
 	reg := takenHost(t, root)
-	for name, owe := range map[string]func(*Guest){
-		"a save":    func(g *Guest) { cutOffSave(g) },
-		"a restore": func(g *Guest) { g.run.Resuming = true },
-		"a restart": func(g *Guest) { g.state.Restarting = true },
-		"a panic":   func(g *Guest) { g.state.Dumping = true },
-		"room":      func(g *Guest) { g.run.NoRoom = []string{"/a"} },
-		"nothing":   func(*Guest) {},
+	for name, owe := range map[string]func(*machine.Guest){
+		"a save":    func(g *machine.Guest) { cutOffSave(g) },
+		"a restore": func(g *machine.Guest) { g.Instance.Resuming = true },
+		"a restart": func(g *machine.Guest) { g.State.Restarting = true },
+		"a panic":   func(g *machine.Guest) { g.State.Dumping = true },
+		"room":      func(g *machine.Guest) { g.Instance.NoRoom = []string{"/a"} },
+		"nothing":   func(*machine.Guest) {},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := takeOver(t, root, reg)
-			_ = g.change(t.Context(), scope.Daemon("a test"), "", func() error {
+			_ = g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
 				owe(g.Guest)
-				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonUser})
+				g.Advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonUser})
 				return nil
 			})
-			if v := g.View(); v.State != domain.Paused || v.IsPaused() != (name == "nothing") {
-				t.Errorf("with %s owed it is %s, and stays so: %v", name, v.State, v.IsPaused())
+			if v := g.View(); v.State != domain.Paused || IsPaused(v) != (name == "nothing") {
+				t.Errorf("with %s owed it is %s, and stays so: %v", name, v.State, IsPaused(v))
 			}
 			g.end()
 		})
@@ -168,21 +172,21 @@ func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 // A guest to which others give other UEFI variables, as it is about to be undefined with those it has, keeps both.
 // Promise: F36
 func TestAnUndefineTakesNoOtherVariables(t *testing.T) {
-	g := &Guest{inactive: &domain.Definition{}}
-	g.inactive.OS.NVRAM.Path = "/now"
-	if err := g.admitUndefine(UndefineOptions{NVRAM: true}, "/before"); !fault.Is(err, fault.WrongState) {
+	g := &machine.Guest{Inactive: &domain.Definition{}}
+	g.Inactive.OS.NVRAM.Path = "/now"
+	if err := admitUndefine(g, UndefineOptions{NVRAM: true}, "/before"); !fault.Is(err, fault.WrongState) {
 		t.Errorf("it goes with those that it had: %v", err)
 	}
-	if err := g.admitUndefine(UndefineOptions{NVRAM: true}, "/now"); err != nil {
+	if err := admitUndefine(g, UndefineOptions{NVRAM: true}, "/now"); err != nil {
 		t.Errorf("it does not go with those that it has: %v", err)
 	}
 }
 
 // cutOffSave has a guest owe what an earlier daemon's save left. It runs in the loop.
-func cutOffSave(g *Guest) {
-	payload, err := json.Marshal(save{memoryImage: memoryImage{Path: filepath.Join(g.run.dir, "image"), WasRunning: true}})
+func cutOffSave(g *machine.Guest) {
+	payload, err := json.Marshal(savestate.SaveOp{MemoryImage: savestate.MemoryImage{Path: filepath.Join(g.Instance.Dir, "image"), WasRunning: true}})
 	if err == nil {
-		err = g.reg.giveOperations(g.run, []operation.Record{{ID: "s", Kind: saveKind.Name, Version: 1, Boot: g.reg.Boot, Payload: payload}})
+		err = g.Reg.GiveOperations(g.Instance, []operation.Record{{ID: "s", Kind: savestate.SaveKind.Name, Version: 1, Boot: g.Reg.Boot, Payload: payload}})
 	}
 	if err != nil {
 		panic(err)
@@ -191,17 +195,17 @@ func cutOffSave(g *Guest) {
 
 // A step that is tried again and again leaves one cleanup.
 func TestCleanup_IsBegunOnce(t *testing.T) {
-	r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
-	if err := bareRegistry(t).giveOperations(r, nil); err != nil {
+	r := machine.NewInstance(machine.InstanceRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+	if err := bareRegistry(t).GiveOperations(r, nil); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		c := &cleanup{r: r, release: func(context.Context) error { return errors.New("not now") }}
-		if err := r.follow(c, imageObject(1)); err != nil {
+		c := &hotplug.CleanupOp{R: r, Release: func(context.Context) error { return errors.New("not now") }}
+		if err := blockjob.Follow(r, c, blockjob.ImageObject(1)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if all := r.ops.Operations(); len(all) != 1 {
+	if all := r.Ops.Operations(); len(all) != 1 {
 		t.Errorf("%d cleanups are open", len(all))
 	}
 }

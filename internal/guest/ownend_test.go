@@ -11,6 +11,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
@@ -36,7 +38,7 @@ func (d *daemon) poke(g *guest.Guest, what string) {
 func (d *daemon) bear(name, policies string) *guest.Guest {
 	d.t.Helper()
 	g := d.define(strings.Replace(small(name, `<panic model='isa'/>`), "<devices>", policies+"<devices>", 1))
-	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(d.t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	return g
 }
 
@@ -70,12 +72,12 @@ func TestWhatAGuestDoesToItself(t *testing.T) {
 			until(t, events, c.change, c.detail)
 			eventually(t, "its end", func() bool { return g.View().State == c.state })
 			d.want(g, c.state, c.reason)
-			ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+			ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 			if c.state != domain.ShutOff {
 				d.reopen(func() {}) // and it is the same for the next daemon
 				g = d.again(g)
 				d.want(g, c.state, c.reason)
-				ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+				ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 			}
 		})
 	}
@@ -127,7 +129,7 @@ func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
 func TestAPanicWithoutADaemonIsFollowedByTheNext(t *testing.T) {
 	d := newDaemon(t)
 	g := d.bear("unseen", "<on_crash>coredump-destroy</on_crash>")
-	monitor := filepath.Join(g.RunDir(), "monitor.sock")
+	monitor := filepath.Join(guest.RunDir(g), "monitor.sock")
 	d.reopen(func() { d.alone(monitor, panics) })
 	g = d.again(g)
 	d.settle(g, domain.ShutOff)
@@ -141,11 +143,11 @@ func TestAPanicWithoutADaemonIsFollowedByTheNext(t *testing.T) {
 // Promise: F8
 func TestAPolicyThatIsNotBuiltIsRefused(t *testing.T) {
 	d := newDaemon(t)
-	_, err := d.Define(d.ctx(), scope.Daemon("a test"), strings.Replace(small("renamed"), "<devices>", "<on_crash>rename-restart</on_crash><devices>", 1), false)
+	_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("renamed"), "<devices>", "<on_crash>rename-restart</on_crash><devices>", 1), false)
 	if err == nil {
 		g, e := d.ByName("renamed")
 		ok(t, e)
-		err = g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})
+		err = launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{})
 	}
 	refused(t, err, fault.Unsupported, "rename-restart")
 }
@@ -193,11 +195,11 @@ func TestPreserve_ResetBootsTheGuest(t *testing.T) {
 	d.awaitFirmware(g)
 	d.poke(g, panics)
 	d.settle(g, domain.Paused)
-	refused(t, g.Resume(d.ctx(), scope.Daemon("a test")), fault.WrongState, "reset")
+	refused(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")), fault.WrongState, "reset")
 	pid := d.pid(g.Name())
 	for range 2 { // the firmware resets once more on its own
 		events := d.events.Reader()
-		ok(t, g.Reset(d.ctx(), scope.Daemon("a test")))
+		ok(t, guest.Reset(d.ctx(), g, scope.Daemon("a test")))
 		restarted(t, events)
 		d.awaitFirmware(g)
 		d.want(g, domain.Running, domain.ReasonUnpaused)
@@ -213,7 +215,7 @@ func TestSetPolicy_PreserveIsForCrashesAlone(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("policies"))
 	for _, on := range []guest.Happening{guest.PoweredOff, guest.Rebooted} {
-		refused(t, g.SetPolicy(d.ctx(), scope.Daemon("a test"), on, "preserve", guest.Affect{Config: true}), fault.Unsupported, "preserve")
+		refused(t, guest.SetPolicy(d.ctx(), g, scope.Daemon("a test"), on, "preserve", machine.Affect{Config: true}), fault.Unsupported, "preserve")
 	}
-	ok(t, g.SetPolicy(d.ctx(), scope.Daemon("a test"), guest.Crashed, "preserve", guest.Affect{Config: true}))
+	ok(t, guest.SetPolicy(d.ctx(), g, scope.Daemon("a test"), guest.Crashed, "preserve", machine.Affect{Config: true}))
 }

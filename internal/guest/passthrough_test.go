@@ -9,6 +9,10 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -37,7 +41,7 @@ func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
 			t.Fatal(c.address)
 		}
 		d := &device.HostDevice{Type: "pci", PCI: device.PCI{Domain: at.Domain, Bus: at.Bus, Slot: at.Slot, Function: at.Function}}
-		_, err := passable(c.host, d, nil)
+		_, err := provision.Passable(c.host, d, nil)
 		if c.says == "" && err != nil || c.says != "" && (!fault.Is(err, c.kind) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v", c.address, err)
 		}
@@ -69,7 +73,7 @@ func TestUSB_FoundByWhatIsSaidOfIt(t *testing.T) {
 		"another at that address": {device.HostDevice{USBVendor: 0x1234, USBProduct: 1, USBBus: 1, USBDevice: 5}, 0, 0, "no USB device 1234:0001 at bus 1, device 5"},
 		"two of these ids":        {device.HostDevice{USBVendor: 0x1234, USBProduct: 2}, 0, 0, "2 USB devices 1234:0002; select one by <address bus='1' device='5'/>"},
 	} {
-		err := findUSB(root, &c.d)
+		err := provision.FindUSB(root, &c.d)
 		switch {
 		case c.says != "":
 			if err == nil || !strings.Contains(err.Error(), c.says) {
@@ -107,7 +111,7 @@ sys/bus/pci/groups/7/devices/0000:01:00.1/x =
 	} {
 		d := *one
 		d.Managed = c.managed
-		taken, err := passable(kernel.At(dir), &d, c.beside)
+		taken, err := provision.Passable(kernel.At(dir), &d, c.beside)
 		if taken != (c.says == "") || c.says == "" && err != nil || c.says != "" && (!fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("managed %v beside %d: taken %v, %v", c.managed, len(c.beside), taken, err)
 		}
@@ -115,7 +119,7 @@ sys/bus/pci/groups/7/devices/0000:01:00.1/x =
 }
 
 // cardHost is a host with one card that vfio-pci owns. unbound reports whether vfio-pci was told to release it.
-func cardHost(t *testing.T) (r *Registry, unbound func() bool) {
+func cardHost(t *testing.T) (r *machine.Registry, unbound func() bool) {
 	t.Helper()
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, `sys/bus/pci/devices/0000:01:00.0/class = 0x020000
@@ -126,7 +130,7 @@ sys/bus/pci/groups/7/devices/0000:01:00.0/x =
 sys/bus/pci/drivers/vfio-pci/unbind =
 sys/bus/pci/drivers_probe =
 `)
-	r = newRegistry(Config{Kernel: kernel.At(dir), Log: slog.New(slog.DiscardHandler)})
+	r = newRegistry(machine.Config{Kernel: kernel.At(dir), Log: slog.New(slog.DiscardHandler)})
 	return r, func() bool {
 		text, err := os.ReadFile(filepath.Join(dir, "sys/bus/pci/drivers/vfio-pci/unbind"))
 		if err != nil {
@@ -137,13 +141,13 @@ sys/bus/pci/drivers_probe =
 }
 
 // cardRun is a run of a guest with that card.
-func cardRun(r *Registry, name string) *launching {
+func cardRun(r *machine.Registry, name string) *launch.Launch {
 	card := &device.HostDevice{Type: "pci", Managed: device.On, PCI: device.PCI{Bus: 1}}
 	card.Alias = "hostdev0"
-	run := newRun(runRecord{Name: name, UUID: name}, "", r.Kernel, slog.New(slog.DiscardHandler))
-	run.def = &domain.Definition{Devices: device.Set{HostDevices: []*device.HostDevice{card}}}
-	run.reg = r
-	return &launching{g: &Guest{reg: r}, run: run}
+	run := machine.NewInstance(machine.InstanceRecord{Name: name, UUID: name}, "", r.Kernel, slog.New(slog.DiscardHandler))
+	run.Definition = &domain.Definition{Devices: device.Set{HostDevices: []*device.HostDevice{card}}}
+	run.Reg = r
+	return &launch.Launch{Guest: &machine.Guest{Reg: r}, Instance: run}
 }
 
 // TestHostDevice_TwoGuestsThatStartAtOnce: the second is refused, and its end takes nothing away.
@@ -153,25 +157,25 @@ func TestHostDevice_TwoGuestsThatStartAtOnce(t *testing.T) {
 	r, unbound := cardHost(t)
 	ctx, at := t.Context(), kernel.PCIAddress{Bus: 1}
 	first, second := cardRun(r, "first"), cardRun(r, "second")
-	if err := first.checkHostDevices(ctx); err != nil {
+	if err := first.CheckHostDevices(ctx); err != nil {
 		t.Fatal(err)
 	}
 	for who, do := range map[string]func() error{
-		"a second guest": func() error { return second.checkHostDevices(ctx) },
-		"detach":         func() error { return r.DetachFromHost(ctx, scope.Daemon("a test"), at) },
-		"reattach":       func() error { return r.ReattachToHost(ctx, scope.Daemon("a test"), at) },
+		"a second guest": func() error { return second.CheckHostDevices(ctx) },
+		"detach":         func() error { return provision.DetachFromHost(ctx, r, scope.Daemon("a test"), at) },
+		"reattach":       func() error { return provision.ReattachToHost(ctx, r, scope.Daemon("a test"), at) },
 	} {
 		if err := do(); !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), "domain 'first'") {
 			t.Errorf("%s: %v", who, err)
 		}
 	}
-	if err := second.run.releaseAll(ctx); err != nil || unbound() {
+	if err := second.Instance.ReleaseAll(ctx); err != nil || unbound() {
 		t.Errorf("the end of the second takes the device from the first: %v", err)
 	}
-	if err := first.run.releaseAll(ctx); err != nil {
+	if err := first.Instance.ReleaseAll(ctx); err != nil {
 		t.Error(err)
 	}
-	if err := second.checkHostDevices(ctx); err != nil {
+	if err := second.CheckHostDevices(ctx); err != nil {
 		t.Errorf("after the first: %v", err)
 	}
 }
@@ -183,29 +187,29 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 	for _, after := range []string{"this daemon", "the next daemon"} {
 		r, unbound := cardHost(t)
 		ctx, at := t.Context(), kernel.PCIAddress{Bus: 1}
-		run := cardRun(r, "first").run
+		run := cardRun(r, "first").Instance
 		run.Taken = []kernel.PCIAddress{at}
-		r.reholdClaims(run)
-		r.holdDevice(run, at)
-		left := run.newCleanup(run.def.Devices.ByAlias("hostdev0"))
+		hotplug.ReholdClaims(r, run)
+		hotplug.HoldDevice(r, run, at)
+		left := hotplug.NewCleanup(run, run.Definition.Devices.ByAlias("hostdev0"))
 		if len(run.Taken) != 0 || !left.Taken {
 			t.Fatalf("the record says that %v are taken", run.Taken)
 		}
-		run.def.Devices.HostDevices = nil
+		run.Definition.Devices.HostDevices = nil
 		if after == "the next daemon" {
-			r.devices = deviceClaims{}
-			run.releases, left = nil, &cleanup{r: run, Device: left.Device, Taken: left.Taken}
+			r.Devices = machine.DeviceClaims{}
+			run.Releases, left = nil, &hotplug.CleanupOp{R: run, Device: left.Device, Taken: left.Taken}
 			left.Rehold()
 		}
-		if err := cardRun(r, "second").checkHostDevices(ctx); !fault.Is(err, fault.Busy) {
+		if err := cardRun(r, "second").CheckHostDevices(ctx); !fault.Is(err, fault.Busy) {
 			t.Errorf("%s: another guest gets it before the host does: %v", after, err)
 		}
-		if err := left.giveBack(ctx); err != nil || !unbound() {
+		if err := left.GiveBack(ctx); err != nil || !unbound() {
 			t.Errorf("%s: the host does not get it back: %v", after, err)
 		}
 		left.Ended()
-		r.loops.Wait()
-		if err := cardRun(r, "second").checkHostDevices(ctx); err != nil {
+		r.Loops.Wait()
+		if err := cardRun(r, "second").CheckHostDevices(ctx); err != nil {
 			t.Errorf("%s: no other guest gets it: %v", after, err)
 		}
 	}
@@ -215,15 +219,15 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 // without a claim.
 func TestHostDevice_GivenBackLateIsLeftToItsNextGuest(t *testing.T) {
 	r, unbound := cardHost(t)
-	late := r.returning(cardRun(r, "first").run, kernel.PCIAddress{Bus: 1})
+	late := hotplug.Returning(r, cardRun(r, "first").Instance, kernel.PCIAddress{Bus: 1})
 	second := cardRun(r, "second")
-	if err := second.checkHostDevices(t.Context()); err != nil {
+	if err := second.CheckHostDevices(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := late(context.Background()); err != nil || unbound() {
 		t.Errorf("it is taken from its next guest: %v", err)
 	}
-	_ = second.run.releaseAll(t.Context())
+	_ = second.Instance.ReleaseAll(t.Context())
 	if err := late(context.Background()); err != nil || !unbound() {
 		t.Errorf("the host does not get it back: %v", err)
 	}
@@ -246,7 +250,7 @@ func TestADisplayThatDrawsHasItsAdapter(t *testing.T) {
 		{cloud, device.On, "", ""},
 	} {
 		def := &domain.Definition{Devices: device.Set{Graphics: []*device.Graphics{{Type: "spice", GL: c.gl, RenderNode: c.node}}}}
-		if got := strings.Join(hostNodes(&Registry{Config: Config{Kernel: c.host}}, def), " "); got != c.want {
+		if got := strings.Join(provision.HostNodes(&machine.Registry{Config: machine.Config{Kernel: c.host}}, def), " "); got != c.want {
 			t.Errorf("gl %v, node %q: %q is let in, want %q", c.gl, c.node, got, c.want)
 		}
 	}

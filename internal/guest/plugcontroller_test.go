@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -20,8 +22,8 @@ import (
 func TestPlug_VSockChoosesACID(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("vsock"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	err := g.Attach(d.ctx(), scope.Daemon("a test"), "<vsock model='virtio'><cid auto='yes'/></vsock>", guest.Affect{Live: true})
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	err := hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), "<vsock model='virtio'><cid auto='yes'/></vsock>", machine.Affect{Live: true})
 	if _, lacking := os.Stat("/dev/vhost-vsock"); lacking != nil {
 		refused(t, err, fault.Unsupported, "load the kernel module vhost_vsock")
 		return
@@ -49,14 +51,14 @@ func TestPlug_SCSIDiskBringsItsControllers(t *testing.T) {
 		}
 		return all
 	}
-	both := guest.Affect{Live: true, Config: true}
+	both := machine.Affect{Live: true, Config: true}
 	pc := d.define(strings.Replace(small("pc"), "'q35'", "'pc'", 1))
-	ok(t, pc.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, pc.Attach(d.ctx(), scope.Daemon("a test"), disk("sdb"), guest.Affect{Live: true}))
-	ok(t, pc.Attach(d.ctx(), scope.Daemon("a test"), disk("sdh"), both)) // the eighth: lsilogic takes seven
+	ok(t, launch.Start(d.ctx(), pc, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), pc, scope.Daemon("a test"), disk("sdb"), machine.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), pc, scope.Daemon("a test"), disk("sdh"), both)) // the eighth: lsilogic takes seven
 	d.reopen(func() {})
 	pc = d.again(pc)
-	ok(t, pc.Attach(d.ctx(), scope.Daemon("a test"), disk("sdq"), guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), pc, scope.Daemon("a test"), disk("sdq"), machine.Affect{Live: true}))
 	if got := controllers(pc.View().Active); !slices.Equal(got, []string{"0 lsilogic", "1 lsilogic", "2 lsilogic"}) {
 		t.Errorf("it runs with controllers %q", got)
 	}
@@ -73,15 +75,15 @@ func TestPlug_SCSIDiskBringsItsControllers(t *testing.T) {
 	}
 
 	virtio := d.define(small("virtio", "<controller type='scsi' model='virtio-scsi'/>"))
-	ok(t, virtio.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, virtio.Attach(d.ctx(), scope.Daemon("a test"), disk("sdi"), guest.Affect{Live: true}))
+	ok(t, launch.Start(d.ctx(), virtio, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), virtio, scope.Daemon("a test"), disk("sdi"), machine.Affect{Live: true}))
 	if got := controllers(virtio.View().Active); !slices.Equal(got, []string{"0 virtio-scsi", "1 virtio-scsi"}) {
 		t.Errorf("it runs with controllers %q", got)
 	}
 
 	q35 := d.define(small("q35")) // its root ports accept no conventional PCI controller
-	ok(t, q35.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	refused(t, q35.Attach(d.ctx(), scope.Daemon("a test"), disk("sda"), guest.Affect{Live: true}), fault.NoCapacity, "needs a SCSI controller 0")
+	ok(t, launch.Start(d.ctx(), q35, scope.Daemon("a test"), launch.StartOptions{}))
+	refused(t, hotplug.Attach(d.ctx(), q35, scope.Daemon("a test"), disk("sda"), machine.Affect{Live: true}), fault.NoCapacity, "needs a SCSI controller 0")
 	if got := controllers(q35.View().Active); len(got) > 0 {
 		t.Errorf("a plug that was refused has left controllers %q", got)
 	}

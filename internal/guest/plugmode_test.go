@@ -6,7 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -18,8 +20,8 @@ func TestAttach_SocketWithoutAModeConnects(t *testing.T) {
 	ok(t, err)
 	defer l.Close()
 	g := d.define(small("plugged", "<controller type='virtio-serial' index='0'/>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), "<channel type='unix'><source path='"+path+"'/><target type='virtio' name='org.test.0'/></channel>", guest.Affect{Live: true, Config: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), "<channel type='unix'><source path='"+path+"'/><target type='virtio' name='org.test.0'/></channel>", machine.Affect{Live: true, Config: true}))
 	if text := liveText(t, g); !strings.Contains(text, "<source mode='connect' path='"+path+"'/>") {
 		t.Errorf("it listens in the running guest:\n%s", text)
 	}

@@ -16,6 +16,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -34,7 +36,7 @@ func preparing(t *testing.T) *daemon {
 func hardware(t *testing.T, d *daemon, g *guest.Guest) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	s := g.Session()
+	s := guest.Session(g)
 	for _, what := range []string{"info qtree", "info qom-tree", "info pci", "info mtree", "info chardev"} {
 		var text string
 		ok(t, s.Execute(d.ctx(), "human-monitor-command", map[string]any{"command-line": what}, &text))
@@ -119,8 +121,8 @@ func differences(a, b map[string]string) []string {
 // cold starts a guest without anything prepared and shows its hardware.
 func cold(t *testing.T, d *daemon, g *guest.Guest) map[string]string {
 	t.Helper()
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	defer func() { ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false)) }()
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	defer func() { ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false)) }()
 	return hardware(t, d, g)
 }
 
@@ -142,20 +144,20 @@ func TestAPreparedStartMakesTheSameMachine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := d.define(doc)
 			want := cold(t, d, g)
-			ok(t, g.Prepare(d.ctx()))
-			waiting := d.Prepared()
+			ok(t, guest.Prepare(d.ctx(), g))
+			waiting := launch.ListPrepared(d.Registry)
 			if len(waiting) != 1 || waiting[0].Memory == 0 {
 				t.Fatalf("prepared %+v", waiting)
 			}
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 			if pid := g.View().PID; pid != waiting[0].PID {
 				t.Fatalf("process %d runs and %d was prepared", pid, waiting[0].PID)
 			}
 			if diff := differences(want, hardware(t, d, g)); len(diff) > 0 {
 				t.Errorf("a prepared start differs from a cold one in %q", diff)
 			}
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-			if left := d.Prepared(); len(left) > 0 {
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+			if left := launch.ListPrepared(d.Registry); len(left) > 0 {
 				t.Errorf("still prepared: %+v", left)
 			}
 		})
@@ -190,20 +192,20 @@ func TestWhatChangedIsStartedCold(t *testing.T) {
 		"the definition": func() { d.define(strings.Replace(strings.Replace(doc, "64<", "65<", 1), "<name>", uuid, 1)) },
 		"the firmware":   func() { ok(t, os.Chtimes(firmware, time.Now(), time.Now())) },
 		"it died": func() {
-			pid := d.Prepared()[0].PID
+			pid := launch.ListPrepared(d.Registry)[0].PID
 			ok(t, syscall.Kill(pid, syscall.SIGKILL))
 			eventually(t, "it is gone", func() bool { return syscall.Kill(pid, 0) != nil })
 		},
 	} {
-		ok(t, g.Prepare(d.ctx()))
-		pid := d.Prepared()[0].PID
+		ok(t, guest.Prepare(d.ctx(), g))
+		pid := launch.ListPrepared(d.Registry)[0].PID
 		change()
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 		if g.View().PID == pid {
 			t.Errorf("%s changed, and the prepared process was used", what)
 		}
 		eventually(t, "the prepared process ends", func() bool { return syscall.Kill(pid, 0) != nil })
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	}
 }
 
@@ -213,20 +215,20 @@ func TestAGuestStartedOftenIsPrepared(t *testing.T) {
 	often := d.define(small("often"))
 	disk := d.define(small("disk", `<disk type='file' device='disk'><source file='`+image(t)+`'/><target dev='vda' bus='virtio'/></disk>`))
 	for range 2 {
-		if next := d.Next(); next != "" {
+		if next := guest.Next(d.Registry); next != "" {
 			t.Errorf("%s would be prepared", next)
 		}
 		for _, g := range []*guest.Guest{often, disk} {
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		}
 	}
-	if next := d.Next(); next != "often" && len(d.Prepared()) == 0 {
+	if next := guest.Next(d.Registry); next != "often" && len(launch.ListPrepared(d.Registry)) == 0 {
 		t.Errorf("%q would be prepared, want the guest that is started often", next)
 	}
-	ok(t, often.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
-	d.Trim(d.ctx())
-	if left := d.Prepared(); len(left) > 0 {
+	ok(t, guest.Undefine(d.ctx(), often, scope.Daemon("a test"), guest.UndefineOptions{}))
+	guest.Trim(d.ctx(), d.Registry)
+	if left := launch.ListPrepared(d.Registry); len(left) > 0 {
 		t.Errorf("prepared for no guest: %+v", left)
 	}
 }
@@ -236,11 +238,11 @@ func TestAGuestStartedOftenIsPrepared(t *testing.T) {
 func TestAFailedStartEndsWhatWasPrepared(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("failing"))
-	ok(t, g.Prepare(d.ctx()))
-	pid := d.Prepared()[0].PID
+	ok(t, guest.Prepare(d.ctx(), g))
+	pid := launch.ListPrepared(d.Registry)[0].PID
 	d.define(strings.Replace(small("failing", `<disk type='file' device='disk'><source file='`+filepath.Join(t.TempDir(), "none")+`'/><target dev='vda' bus='virtio'/></disk>`),
 		"<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1))
-	if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}); err == nil || !strings.Contains(err.Error(), "disk vda") {
+	if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}); err == nil || !strings.Contains(err.Error(), "disk vda") {
 		t.Fatalf("a start without its disk: %v", err)
 	}
 	if syscall.Kill(pid, 0) == nil {
@@ -262,8 +264,8 @@ func image(t *testing.T) string {
 func TestWhatWasPreparedEndsWithItsDaemon(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("waiting"))
-	ok(t, g.Prepare(d.ctx()))
-	pid := d.Prepared()[0].PID
+	ok(t, guest.Prepare(d.ctx(), g))
+	pid := launch.ListPrepared(d.Registry)[0].PID
 	d.reopen(func() {
 		if err := syscall.Kill(pid, 0); err == nil {
 			t.Error("a prepared process outlives its daemon")
@@ -273,20 +275,20 @@ func TestWhatWasPreparedEndsWithItsDaemon(t *testing.T) {
 		}
 	})
 	g = d.again(g)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 }
 
 // A saved image is loaded into a QEMU that was told to wait for one.
 func TestASavedGuestDoesNotContinueInWhatWasPrepared(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("saved"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
-	ok(t, g.Prepare(d.ctx()))
-	pid := d.Prepared()[0].PID
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	if g.View().PID == pid || syscall.Kill(pid, 0) == nil || len(d.Prepared()) > 0 {
-		t.Errorf("process %d runs; prepared were %d and now %+v", g.View().PID, pid, d.Prepared())
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
+	ok(t, guest.Prepare(d.ctx(), g))
+	pid := launch.ListPrepared(d.Registry)[0].PID
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	if g.View().PID == pid || syscall.Kill(pid, 0) == nil || len(launch.ListPrepared(d.Registry)) > 0 {
+		t.Errorf("process %d runs; prepared were %d and now %+v", g.View().PID, pid, launch.ListPrepared(d.Registry))
 	}
 }
 
@@ -294,9 +296,9 @@ func TestASavedGuestDoesNotContinueInWhatWasPrepared(t *testing.T) {
 func TestTheNextDaemonEndsWhatWasPrepared(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("orphan"))
-	ok(t, g.Prepare(d.ctx()))
-	pid := d.Prepared()[0].PID
-	g.ForgetPrepared() // as a daemon that is killed does
+	ok(t, guest.Prepare(d.ctx(), g))
+	pid := launch.ListPrepared(d.Registry)[0].PID
+	guest.ForgetPrepared(g) // as a daemon that is killed does
 	d.reopen(func() {
 		if err := syscall.Kill(pid, 0); err != nil {
 			t.Fatalf("the process ended by itself: %v", err)
@@ -306,7 +308,7 @@ func TestTheNextDaemonEndsWhatWasPrepared(t *testing.T) {
 	if dir := filepath.Join(d.dir, "run/guest/.prepared"); !gone(dir) {
 		t.Errorf("%s is left", dir)
 	}
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 }
 
 // Why disks and interfaces on PCI are not given to a prepared machine late: the
@@ -315,9 +317,9 @@ func TestALateDeviceLeavesATrace(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("late"))
 	want := cold(t, d, g)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, g.Session().Execute(d.ctx(), "device_add", map[string]any{"driver": "virtio-rng-pci", "id": "late", "bus": "pci.3"}, nil))
-	ok(t, g.Session().Execute(d.ctx(), "system_reset", nil, nil))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, guest.Session(g).Execute(d.ctx(), "device_add", map[string]any{"driver": "virtio-rng-pci", "id": "late", "bus": "pci.3"}, nil))
+	ok(t, guest.Session(g).Execute(d.ctx(), "system_reset", nil, nil))
 	const controller = "state of 0000:00:1f.0/ICH9LPC 0"
 	diff := differences(want, hardware(t, d, g))
 	if want[controller] == "" {
@@ -336,24 +338,24 @@ func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 			d := newDaemonOf(t, isolated)
 			d.reopen(func() { d.prepared = 2 })
 			waits, runs := d.define(small("waits")), d.define(small("runs"))
-			ok(t, runs.Prepare(d.ctx()))
-			ok(t, runs.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+			ok(t, guest.Prepare(d.ctx(), runs))
+			ok(t, launch.Start(d.ctx(), runs, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 			running := runs.View().PID
-			ok(t, waits.Prepare(d.ctx()))
-			pid := d.Prepared()[0].PID
-			waits.ForgetPrepared()
+			ok(t, guest.Prepare(d.ctx(), waits))
+			pid := launch.ListPrepared(d.Registry)[0].PID
+			guest.ForgetPrepared(waits)
 			d.reopen(func() { ok(t, os.RemoveAll(filepath.Join(d.dir, "run/guest"))) })
 			eventually(t, "the process ends", func() bool { return syscall.Kill(pid, 0) != nil })
 			waits = d.again(waits)
-			ok(t, waits.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+			ok(t, launch.Start(d.ctx(), waits, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 			ok(t, syscall.Kill(running, 0))
-			if err := d.again(runs).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); !fault.Is(err, fault.Busy) {
+			if err := launch.Start(d.ctx(), d.again(runs), scope.Daemon("a test"), launch.StartOptions{}); !fault.Is(err, fault.Busy) {
 				t.Errorf("a guest that runs without its directory is started again: %v", err)
 			}
 			ok(t, syscall.Kill(running, syscall.SIGKILL))
 			reap(t, running)
 			eventually(t, "it is known that it has ended", func() bool { return !d.again(runs).View().Quarantined })
-			ok(t, d.again(runs).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+			ok(t, launch.Start(d.ctx(), d.again(runs), scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 		})
 	}
 }
@@ -363,12 +365,12 @@ func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 func TestWhatWasPreparedAndIsStoppedIsNotUsed(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("stopped"))
-	ok(t, g.Prepare(d.ctx()))
-	pid := d.Prepared()[0].PID
+	ok(t, guest.Prepare(d.ctx(), g))
+	pid := launch.ListPrepared(d.Registry)[0].PID
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 	ctx, stop := context.WithTimeout(d.ctx(), 30*time.Second)
 	defer stop()
-	ok(t, g.Start(ctx, scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(ctx, g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	if g.View().PID == pid || syscall.Kill(pid, 0) == nil {
 		t.Errorf("process %d, which was stopped, is used or lives on", pid)
 	}

@@ -8,6 +8,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -22,23 +26,23 @@ func TestAGuestWithMoreProcessorsThanAtItsStartIsRestored(t *testing.T) {
 	}
 	doc := strings.Replace(small("grown", disk("vda"), "<controller type='scsi' model='virtio-scsi'/>"), "<vcpu>1</vcpu>", "<vcpu current='1'>3</vcpu>", 1)
 	g := d.define(doc)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.SetVCPUs(d.ctx(), scope.Daemon("a test"), 2, guest.VCPUOptions{Affect: guest.Affect{Live: true}}))
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), disk("vdb"), guest.Affect{Live: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.SetVCPUs(d.ctx(), g, scope.Daemon("a test"), 2, hotplug.VCPUOptions{Affect: machine.Affect{Live: true}}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), disk("vdb"), machine.Affect{Live: true}))
 	own, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true}) // it counts no queues
 	ok(t, err)
 
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 
-	ok(t, g.SetVCPUs(d.ctx(), scope.Daemon("a test"), 3, guest.VCPUOptions{Affect: guest.Affect{Live: true}}))
+	ok(t, hotplug.SetVCPUs(d.ctx(), g, scope.Daemon("a test"), 3, hotplug.VCPUOptions{Affect: machine.Affect{Live: true}}))
 	own = strings.Replace(own, " current='2'", "", 1)
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{XML: own}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{XML: own}))
 	d.settle(g, domain.ShutOff)
-	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{XML: own})
+	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{XML: own})
 	ok(t, err)
 	d.want(g, domain.Running, domain.ReasonRestored)
 }

@@ -19,6 +19,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -50,10 +55,10 @@ func (d *daemon) again(g *guest.Guest) *guest.Guest {
 	return found
 }
 
-// record reads a guest's run record.
+// record reads a guest's instance record.
 func record(t *testing.T, g *guest.Guest) map[string]any {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(g.RunDir(), "run.json"))
+	data, err := os.ReadFile(filepath.Join(guest.RunDir(g), "run.json"))
 	ok(t, err)
 	var r map[string]any
 	ok(t, json.Unmarshal(data, &r))
@@ -64,14 +69,14 @@ func writeRecord(t *testing.T, g *guest.Guest, r map[string]any) {
 	t.Helper()
 	data, err := json.Marshal(r)
 	ok(t, err)
-	ok(t, os.MkdirAll(g.RunDir(), 0o700))
-	ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), data, 0o600))
+	ok(t, os.MkdirAll(guest.RunDir(g), 0o700))
+	ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "run.json"), data, 0o600))
 }
 
 // operations are the records of the operations that are open on a running guest.
 func operations(t *testing.T, g *guest.Guest) []string {
 	t.Helper()
-	records, err := filepath.Glob(filepath.Join(g.RunDir(), "operation-*"))
+	records, err := filepath.Glob(filepath.Join(guest.RunDir(g), "operation-*"))
 	ok(t, err)
 	return records
 }
@@ -91,7 +96,7 @@ func cutOff(t *testing.T, g *guest.Guest, kind string, payload map[string]any) {
 // completeSave leaves the record of a managed save that is complete.
 func completeSave(t *testing.T, g *guest.Guest) {
 	t.Helper()
-	leaveRecord(t, g, "save", true, map[string]any{"Path": g.ManagedSavePath(), "WasRunning": true, "Managed": true})
+	leaveRecord(t, g, "save", true, map[string]any{"Path": guest.ManagedSavePath(g), "WasRunning": true, "Managed": true})
 }
 
 func leaveRecord(t *testing.T, g *guest.Guest, kind string, decided bool, payload map[string]any) {
@@ -102,7 +107,7 @@ func leaveRecord(t *testing.T, g *guest.Guest, kind string, decided bool, payloa
 		"ID": kind, "Kind": kind, "Version": 1, "Owner": g.UUID(), "Boot": strings.TrimSpace(string(boot)), "Decided": decided, "Payload": payload,
 	})
 	ok(t, err)
-	ok(t, os.WriteFile(filepath.Join(g.RunDir(), "operation-"+kind+".json"), record, 0o600))
+	ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "operation-"+kind+".json"), record, 0o600))
 }
 
 // stored changes what the store keeps of a guest. The daemon must not run.
@@ -148,15 +153,15 @@ func gone(path string) bool {
 func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("loose"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	d.reopen(func() {})
 	g = d.again(g)
 	if g.View().Persistent {
 		t.Error("the undefined guest is persistent again")
 	}
-	refused(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "transient")
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	refused(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "transient")
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if _, err := d.ByUUID(g.UUID()); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it is still there after its end: %v", err)
 	}
@@ -168,15 +173,15 @@ func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
 	d := newDaemon(t)
 	of := func(team string) string {
-		return strings.Replace(small("given"), "<os>", "<metadata><x:own xmlns:x='urn:own'>"+team+"</x:own><l:guest xmlns:l='"+guest.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
+		return strings.Replace(small("given"), "<os>", "<metadata><x:own xmlns:x='urn:own'>"+team+"</x:own><l:guest xmlns:l='"+provision.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
 	}
 	g := d.define(of("a"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.define(strings.Replace(of("b"), "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
-	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	for range 2 {
 		metadata := g.View().Active.Metadata
-		marks, _, err := xmltree.MetadataElement(metadata, guest.MarksNamespace)
+		marks, _, err := xmltree.MetadataElement(metadata, provision.MarksNamespace)
 		ok(t, err)
 		root, err := xmltree.Parse(marks)
 		ok(t, err)
@@ -191,16 +196,16 @@ func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
 func TestAGuestDefinedWhileItRanStaysDefined(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("kept"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.reopen(func() {
 		r := record(t, g)
 		r["State"].(map[string]any)["Persistent"] = false
 		writeRecord(t, g, r)
 	})
 	g = d.again(g)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	d.want(d.again(g), domain.ShutOff, domain.ReasonDestroyed)
-	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 }
 
 // Promise: G5
@@ -209,21 +214,21 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDaemon(t)
 			g, other := d.define(small("quarantined")), d.define(small("other"))
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-			ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+			ok(t, launch.Start(d.ctx(), other, scope.Daemon("a test"), launch.StartOptions{}))
 			pid := d.pid("quarantined")
-			d.reopen(func() { ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), []byte(damage), 0o600)) })
+			d.reopen(func() { ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "run.json"), []byte(damage), 0o600)) })
 			d.want(d.again(other), domain.Running, domain.ReasonBooted)
 			g = d.again(g)
 			if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
 				t.Errorf("no message reports it: %q", m)
 			}
-			refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "lives on")
+			refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "still works")
 			ok(t, syscall.Kill(pid, 0)) // and left alone
 
 			ok(t, syscall.Kill(pid, syscall.SIGKILL))
 			reap(t, pid)
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 			if m := g.View().Messages; len(m) > 0 {
 				t.Errorf("it is well and still said to be: %q", m)
 			}
@@ -237,7 +242,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 	for damage, called := range map[string]string{`{"Name":"tr`: "", `{"Name":"transient","UUID":"%s","XML":"<domain"}`: "transient"} {
 		t.Run(called, func(t *testing.T) {
 			d := newDaemon(t)
-			g, err := d.Create(d.ctx(), scope.Daemon("a test"), small("transient"), guest.StartOptions{})
+			g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), small("transient"), launch.StartOptions{})
 			ok(t, err)
 			pid, id := d.pid("transient"), g.UUID()
 			end := sync.OnceFunc(func() {
@@ -246,16 +251,16 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 			})
 			t.Cleanup(end)
 			d.reopen(func() {
-				ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), []byte(strings.Replace(damage, "%s", id, 1)), 0o600))
+				ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "run.json"), []byte(strings.Replace(damage, "%s", id, 1)), 0o600))
 			})
 			all := d.All()
 			if called = cmp.Or(called, id); len(all) != 1 || all[0].UUID() != id || all[0].Name() != called || !all[0].View().Quarantined {
 				t.Fatalf("of a guest that runs is shown: %+v", all)
 			}
 			same := strings.Replace(small(called), "<memory", "<uuid>"+id+"</uuid><memory", 1)
-			_, err = d.Create(d.ctx(), scope.Daemon("a test"), same, guest.StartOptions{})
-			refused(t, err, fault.Busy, "lives on")
-			_, err = d.Define(d.ctx(), scope.Daemon("a test"), small(called), false)
+			_, err = guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), same, launch.StartOptions{})
+			refused(t, err, fault.Busy, "still works")
+			_, err = guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), small(called), false)
 			refused(t, err, fault.Exists, "already exists")
 			if len(d.All()) != 1 {
 				t.Error("it is not shown any more")
@@ -268,7 +273,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 					t.Fatal("it is shown still, and has ended")
 				}
 			}
-			_, err = d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(same, called, "another", 1), guest.StartOptions{})
+			_, err = guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(same, called, "another", 1), launch.StartOptions{})
 			ok(t, err)
 			d.want(d.again(g), domain.Running, domain.ReasonBooted)
 		})
@@ -280,7 +285,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("quarantined"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	var text any
 	d.reopen(func() {
 		r := record(t, g)
@@ -290,7 +295,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	state := filepath.Join(d.dir, "data/guest/tpm", g.UUID(), "tpm2-00.permall")
 	ok(t, os.MkdirAll(filepath.Dir(state), 0o700))
 	ok(t, os.WriteFile(state, nil, 0o600))
-	ok(t, d.again(g).Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(d.ctx(), d.again(g), scope.Daemon("a test"), guest.UndefineOptions{}))
 	if gone(state) {
 		t.Error("it runs on without the state of its TPM")
 	}
@@ -304,7 +309,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	if g.View().Persistent {
 		t.Error("it is defined again")
 	}
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if !gone(state) {
 		t.Error("the state of its TPM is left")
 	}
@@ -318,50 +323,50 @@ func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 		t.Skip("this host has no usable control groups: ", d.Cgroups.Absent())
 	}
 	g := d.define(small("orphan"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	pid := d.pid("orphan")
-	d.reopen(func() { ok(t, os.RemoveAll(g.RunDir())) })
+	d.reopen(func() { ok(t, os.RemoveAll(guest.RunDir(g))) })
 	for range 2 { // and by the daemon after that one
 		g = d.again(g)
 		if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
 			t.Errorf("no message reports it: %q", m)
 		}
-		refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "lives on")
+		refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "still works")
 		ok(t, syscall.Kill(pid, 0)) // and left alone
 		d.reopen(func() {})
 	}
 	ok(t, syscall.Kill(pid, syscall.SIGKILL))
 	reap(t, pid)
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
 func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ended"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	pid := d.pid("ended")
 	d.reopen(func() {
 		ok(t, syscall.Kill(pid, syscall.SIGKILL))
 		_, err := syscall.Wait4(pid, nil, 0, nil)
 		ok(t, err)
-		ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), nil, 0o600))
+		ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "run.json"), nil, 0o600))
 	})
-	if !gone(g.RunDir()) {
+	if !gone(guest.RunDir(g)) {
 		t.Error("its run directory is left")
 	}
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
 func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	d := newDaemon(t)
 	g, other, idle := d.define(small("damaged")), d.define(small("other")), d.define(small("idle"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.reopen(func() {
 		for _, g := range []*guest.Guest{g, idle} {
 			d.stored(g, func(r map[string]any) { r["XML"] = "<domain" })
 		}
 	})
-	ok(t, d.again(other).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(other), scope.Daemon("a test"), launch.StartOptions{}))
 	if _, err := d.ByUUID(idle.UUID()); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a definition that cannot be read is served: %v", err)
 	}
@@ -370,9 +375,9 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	if g.View().Persistent {
 		t.Error("a guest whose definition cannot be read is persistent")
 	}
-	refused(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "transient")
-	ok(t, g.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	refused(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "transient")
+	ok(t, savestate.RemoveManagedSave(d.ctx(), g, scope.Daemon("a test")))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	var kept map[string]any
 	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for an administrator who can repair it
 }
@@ -381,7 +386,7 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 func TestAnInterruptedStartIsTakenBack(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("begun"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	pid := d.pid("begun")
 	// QEMU is not yet in the record, and does not get to its monitor for a while.
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
@@ -394,16 +399,16 @@ func TestAnInterruptedStartIsTakenBack(t *testing.T) {
 	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("the QEMU of a start that was taken back lives on: %v", err)
 	}
-	if !gone(g.RunDir()) {
+	if !gone(guest.RunDir(g)) {
 		t.Error("its run directory is left")
 	}
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
 func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfsaved"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	_, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"stop"}`, false)
 	ok(t, err)
 	d.settle(g, domain.Paused)
@@ -420,7 +425,7 @@ func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
 func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfended"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	ok(t, syscall.Kill(d.pid("halfended"), syscall.SIGSTOP)) // so the save cannot be aborted with it
 	path := filepath.Join(d.dir, "image")
 	d.reopen(func() {
@@ -439,15 +444,15 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 func TestAManagedImageIsUsedOnce(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("once"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.reopen(func() { // killed when the guest ran again, before the image was removed
 		d.stored(g, func(r map[string]any) { r["ManagedSave"] = true })
-		ok(t, os.WriteFile(g.ManagedSavePath(), []byte("old"), 0o600))
+		ok(t, os.WriteFile(guest.ManagedSavePath(g), []byte("old"), 0o600))
 	})
 	g = d.again(g)
-	if g.View().ManagedSave || !gone(g.ManagedSavePath()) {
+	if g.View().ManagedSave || !gone(guest.ManagedSavePath(g)) {
 		t.Error("an image from which the guest came is still there, and would be restored again")
 	}
 }
@@ -455,9 +460,9 @@ func TestAManagedImageIsUsedOnce(t *testing.T) {
 func TestACompletedManagedSaveIsNotLost(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("complete"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	r := record(t, g)
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	d.reopen(func() { // killed when the image was complete, before that was stored
 		d.stored(g, func(r map[string]any) { r["ManagedSave"] = false })
 		writeRecord(t, g, r)
@@ -468,14 +473,14 @@ func TestACompletedManagedSaveIsNotLost(t *testing.T) {
 	if !g.View().ManagedSave {
 		t.Fatal("the guest's memory is forgotten")
 	}
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 }
 
 func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("owned"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}))
 	d.reopen(func() {})
 	d.settle(d.again(g), domain.ShutOff)
 	d.want(d.again(g), domain.ShutOff, domain.ReasonDestroyed)
@@ -491,7 +496,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 	asked := make(chan string, 1)
 	leave := func(g *guest.Guest, answer error) {
 		owner := make(chan struct{})
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{AutoDestroy: true, Owner: owner, OwnerMay: func(uuid string) error {
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{AutoDestroy: true, Owner: owner, OwnerMay: func(uuid string) error {
 			asked <- uuid
 			return answer
 		}}))
@@ -513,7 +518,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ending"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	ok(t, syscall.Kill(d.pid("ending"), syscall.SIGSTOP)) // its monitor will not answer either
 	d.reopen(func() {
 		r := record(t, g)
@@ -529,12 +534,12 @@ func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
 	g := d.define(small("plugged", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 	disks := g.View().Active.Devices.Disks
 	alias := disks[len(disks)-1].Alias
 	d.reopen(func() {
-		s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+		s, err := qmp.Dial(d.ctx(), filepath.Join(guest.RunDir(g), "monitor.sock"), quiet())
 		ok(t, err)
 		ok(t, s.Execute(d.ctx(), "device_del", map[string]any{"id": alias}, nil))
 		s.Close()
@@ -550,7 +555,7 @@ func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
 		nodes, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-named-block-nodes"}`, false)
 		return err == nil && !strings.Contains(nodes, path)
 	})
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 }
 
 func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
@@ -564,7 +569,7 @@ func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
 		disk("fda", "floppy", "fdc"), `<disk type='file' device='cdrom'><target dev='sdd' bus='sata'/></disk>`,
 		`<controller type='usb' model='qemu-xhci'/><controller type='scsi' model='virtio-scsi'/>`,
 		`<interface type='user'><model type='virtio'/></interface><interface type='user'><model type='e1000e'/></interface>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	before := g.View().Active.Devices.All()
 	d.reopen(func() {})
 	after := d.again(g).View().Active.Devices.All()
@@ -577,18 +582,18 @@ func TestUndefiningAGuestThatStartsLosesNothing(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("hasty"))
 	started := make(chan error, 1)
-	go func() { started <- g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}) }()
+	go func() { started <- launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}) }()
 	for g.Job().Kind != domain.JobStart {
 		runtime.Gosched()
 	}
-	ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	ok(t, <-started)
 	found, err := d.ByName("hasty")
 	ok(t, err)
 	if found != g || found.View().Persistent {
 		t.Error("it is not the transient guest that it has become")
 	}
-	ok(t, found.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), found, scope.Daemon("a test"), false))
 	if _, err := d.ByName("hasty"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it is still there after its end: %v", err)
 	}
@@ -598,11 +603,11 @@ func TestAGuestIsNotRenamedWhileItStarts(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("before"))
 	started := make(chan error, 1)
-	go func() { started <- g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}) }()
+	go func() { started <- launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}) }()
 	for g.Job().Kind != domain.JobStart {
 		runtime.Gosched()
 	}
-	refused(t, g.Rename(d.ctx(), scope.Daemon("a test"), "after"), fault.WrongState, "running")
+	refused(t, guest.Rename(d.ctx(), g, scope.Daemon("a test"), "after"), fault.WrongState, "running")
 	ok(t, <-started)
 }
 
@@ -610,11 +615,11 @@ func TestARefusedRestoreKeepsNothingOpen(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("open"))
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	for range 3 {
-		_, err := d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+		_, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 		refused(t, err, fault.WrongState, "already running")
 	}
 	all, err := os.ReadDir("/proc/self/fd")
@@ -656,7 +661,7 @@ func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan 
 	read = slowImage(d.t, path)
 	result := make(chan error, 1)
 	go func() {
-		result <- g.Save(context.WithoutCancel(d.ctx()), scope.Daemon("a test"), path, guest.SaveOptions{})
+		result <- savestate.Save(context.WithoutCancel(d.ctx()), g, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	}()
 	eventually(d.t, "QEMU writing", func() bool {
 		answer, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-migrate"}`, false)
@@ -668,7 +673,7 @@ func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan 
 func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cancelled"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
 	_, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"migrate_cancel"}`, false)
@@ -687,10 +692,10 @@ func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cut"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
-	g.LoseMonitor()
+	guest.LoseMonitor(g)
 	read()
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds without a monitor")
@@ -699,14 +704,14 @@ func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 	if v := g.View(); !v.StuckSince.IsZero() {
 		t.Errorf("still stuck on %s", v.StuckOn)
 	}
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
-	ok(t, g.Resume(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
+	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 }
 
 func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("stopped"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
 	d.reopen(read) // what hangs is the next daemon's matter
@@ -717,16 +722,16 @@ func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
 	d.settle(g, domain.Running)
 	eventually(t, "the half image gone", func() bool { return gone(path + ".partial") })
 	// What the first daemon began to remove it may still be removing: it ended, and not its process.
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "another"), guest.SaveOptions{}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "another"), savestate.SaveOptions{}))
 }
 
 func TestAGuestIsDestroyedInASave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("impatient"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	_, saved := d.saving(g, path)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds")
 	}
@@ -740,7 +745,7 @@ func TestAGuestIsDestroyedInASave(t *testing.T) {
 func TestQEMUKilledInASave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("slain"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	events := d.events.Reader()
 	path := filepath.Join(d.dir, "image")
 	_, saved := d.saving(g, path)
@@ -758,7 +763,7 @@ func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
 	d := newDaemon(t)
 	for i := range 4 {
 		g := d.define(small(string(rune('a' + i))))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		events := d.events.Reader()
 		ok(t, syscall.Kill(d.pid(g.Name()), syscall.SIGKILL))
 		if i%2 == 0 {
@@ -786,9 +791,9 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 	}{"finished": {shown: 1}, "noted": {noted: true, shown: 1}, "undone": {undone: true}} {
 		t.Run(name, func(t *testing.T) {
 			g := d.define(small(name, `<controller type='usb' model='qemu-xhci'/>`))
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 			before := record(t, g)
-			ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+			ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 			disk := g.View().Active.Devices.Disks[0]
 			d.reopen(func() { // killed before, or just when, it noted that the device was made
 				if !c.noted {
@@ -802,7 +807,7 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 					{"Command": "device_del", "Args": map[string]any{"id": disk.Alias}},
 				}})
 				if c.undone {
-					s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+					s, err := qmp.Dial(d.ctx(), filepath.Join(guest.RunDir(g), "monitor.sock"), quiet())
 					ok(t, err)
 					ok(t, s.Execute(d.ctx(), "device_del", map[string]any{"id": disk.Alias}, nil))
 					for e := range s.Events() { // until nothing uses its backend
@@ -819,13 +824,13 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 				t.Errorf("%d disks are shown, want %d", n, c.shown)
 			}
 			if c.shown > 0 {
-				ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+				ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 			}
-			ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+			ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 			if n := g.View().Active.Devices.Disks[0].Source.Index; n != 2 { // QEMU might use the first node still
 				t.Errorf("the next disk has node %d", n)
 			}
-			ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		})
 	}
 }
@@ -841,9 +846,9 @@ func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 		return `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/>` + tune + `</disk>`
 	}
 	g := d.define(small("greedy", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	before := record(t, g)
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick(""), guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick(""), machine.Affect{Live: true}))
 	disk := g.View().Active.Devices.Disks[0]
 	disk.Tune = &device.IOTune{TotalBytes: 1 << 20, ReadBytes: 1 << 20} // which QEMU does not take together
 	d.reopen(func() {
@@ -857,8 +862,8 @@ func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 	if disks := g.View().Active.Devices.Disks; len(disks) != 1 || disks[0].Tune != nil {
 		t.Errorf("its disks are %+v", disks)
 	}
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick(""), guest.Affect{Live: true}))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick(""), machine.Affect{Live: true}))
 }
 
 func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
@@ -867,9 +872,9 @@ func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
 	g := d.define(small("left", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.reopen(func() { // killed when the device had gone, and not all that was behind it
-		s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+		s, err := qmp.Dial(d.ctx(), filepath.Join(guest.RunDir(g), "monitor.sock"), quiet())
 		ok(t, err)
 		ok(t, s.Execute(d.ctx(), "blockdev-add", map[string]any{"driver": "file", "filename": path, "node-name": "libvirt-1-storage"}, nil))
 		s.Close()
@@ -879,22 +884,22 @@ func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
 	})
 	g = d.again(g)
 	noOperation(t, g)
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 	noOperation(t, g)
 }
 
 func TestAPausedGuestIsSavedAfterADump(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("twice"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "dump"), guest.DumpOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, savestate.Dump(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "dump"), savestate.DumpOptions{}))
 	if s := g.View().State; s != domain.Paused {
 		t.Fatalf("after its dump it is %s", s)
 	}
-	ok(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "dump"), guest.DumpOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, savestate.Dump(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "dump"), savestate.DumpOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
@@ -902,41 +907,41 @@ func TestImagesOfNobodyAreRemoved(t *testing.T) {
 	d := newDaemon(t)
 	g, damaged := d.define(small("kept")), d.define(small("damaged"))
 	for _, g := range []*guest.Guest{g, damaged} {
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+		ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	}
-	nobody := filepath.Join(filepath.Dir(g.ManagedSavePath()), "57000000-0000-0000-0000-000000000001.save")
+	nobody := filepath.Join(filepath.Dir(guest.ManagedSavePath(g)), "57000000-0000-0000-0000-000000000001.save")
 	d.reopen(func() {
 		ok(t, os.WriteFile(nobody, nil, 0o600))
-		ok(t, os.WriteFile(g.ManagedSavePath()+".partial", nil, 0o600))
+		ok(t, os.WriteFile(guest.ManagedSavePath(g)+".partial", nil, 0o600))
 		d.stored(damaged, func(r map[string]any) { r["XML"] = "<domain" })
 	})
-	if !gone(nobody) || !gone(g.ManagedSavePath()+".partial") {
+	if !gone(nobody) || !gone(guest.ManagedSavePath(g)+".partial") {
 		t.Error("an image without a guest is left")
 	}
-	if gone(damaged.ManagedSavePath()) {
+	if gone(guest.ManagedSavePath(damaged)) {
 		t.Error("the image of a guest whose definition cannot be read is gone")
 	}
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
 func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("both"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	read := slowImage(t, g.ManagedSavePath())
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	read := slowImage(t, guest.ManagedSavePath(g))
 	saved, undefined := make(chan error, 1), make(chan error, 1)
-	go func() { saved <- g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) }()
+	go func() { saved <- savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}) }()
 	eventually(t, "the save", func() bool { return g.Job().Kind == domain.JobSave })
 	go func() {
-		undefined <- g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true})
+		undefined <- guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true})
 	}()
 	read()
 	if err := <-saved; err == nil {
 		t.Error("a save to something other than a file succeeds")
 	}
 	ok(t, <-undefined)
-	if !gone(g.ManagedSavePath()) {
+	if !gone(guest.ManagedSavePath(g)) {
 		t.Error("the image is left")
 	}
 }
@@ -945,17 +950,17 @@ func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
-	ok(t, stuck.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, healthy.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), stuck, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), healthy, scope.Daemon("a test"), launch.StartOptions{}))
 	pid := d.pid("stuck")
 	d.reopen(func() { ok(t, syscall.Kill(pid, syscall.SIGSTOP)) })
 	stuck, healthy = d.again(stuck), d.again(healthy)
 	d.want(healthy, domain.Running, domain.ReasonBooted)
-	ok(t, healthy.Suspend(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Suspend(d.ctx(), healthy, scope.Daemon("a test")))
 	d.want(stuck, domain.Running, domain.ReasonBooted)
-	refused(t, stuck.Suspend(d.ctx(), scope.Daemon("a test")), fault.Unresponsive, "was lost")
+	refused(t, guest.Suspend(d.ctx(), stuck, scope.Daemon("a test")), fault.Unresponsive, "was lost")
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
-	eventually(t, "the guest that went on can be suspended", func() bool { return stuck.Suspend(d.ctx(), scope.Daemon("a test")) == nil })
+	eventually(t, "the guest that went on can be suspended", func() bool { return guest.Suspend(d.ctx(), stuck, scope.Daemon("a test")) == nil })
 }
 
 // A host that goes down during a save loses the run directory's record of the image. The next daemon removes the
@@ -971,11 +976,13 @@ func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 	for _, name := range []string{"left", "replaced"} {
 		g := d.define(small(name))
 		paths[g.UUID()] = filepath.Join(d.dir, name)
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		pid := d.pid(name)
 		ok(t, syscall.Kill(pid, syscall.SIGSTOP)) // the save waits for it
 		saved := make(chan error, 1)
-		go func() { saved <- g.Save(d.ctx(), scope.Daemon("a test"), paths[g.UUID()], guest.SaveOptions{}) }()
+		go func() {
+			saved <- savestate.Save(d.ctx(), g, scope.Daemon("a test"), paths[g.UUID()], savestate.SaveOptions{})
+		}()
 		note := map[string]any{}
 		eventually(t, "the image that is begun is noted", func() bool { return d.store.Get(kind, g.UUID(), &note) == nil })
 		ok(t, syscall.Kill(pid, syscall.SIGCONT))
@@ -1012,7 +1019,7 @@ func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 func TestAdoption_LearnsWhetherATrayIsOpen(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("tray", `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.reopen(func() {
 		r := record(t, g)
 		r["XML"] = strings.Replace(r["XML"].(string), "<target dev='sda' bus='sata'", "<target dev='sda' bus='sata' tray='open'", 1)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
@@ -53,8 +54,8 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		}
 		d.crash(g)
 		waits := waiting(t, g, "crash 3 in a row")
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-		for _, piece := range []string{"QEMU ended by itself: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+		for _, piece := range []string{"QEMU ended unexpectedly: was ended by signal 9", "crash 3 in a row", "after 2s", "virsh destroy " + g.Name()} {
 			if !strings.Contains(waits, piece) {
 				t.Errorf("the message of the pending restart does not contain %q: %s", piece, waits)
 			}
@@ -62,13 +63,13 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		if v := g.View(); v.State != domain.ShutOff || len(v.Messages) > 0 {
 			t.Errorf("it was destroyed, and is %s: %q", v.State, v.Messages)
 		}
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{})) // by its user: earlier crashes are forgotten
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{})) // by its user: earlier crashes are forgotten
 		d.crash(g)
 		d.settle(g, domain.Running)
 		if words := strings.Join(g.View().Messages, "\n"); !strings.Contains(words, "crash 1 in a row") {
 			t.Errorf("after a start by its user it says: %s", words)
 		}
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	}
 }
 
@@ -78,7 +79,7 @@ func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 	d := newDaemon(t)
 	pool, disk := d.shelf()
 	g := d.define(strings.Replace(small("patient", disk), "<devices>", "<on_crash>restart</on_crash><devices>", 1))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.crash(g)
 	waiting(t, g, `pool "shelf" is not active`)
@@ -93,21 +94,21 @@ func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	d.boot = "first"
 	d.reopen(func() {})
 	g := d.define(strings.Replace(small("owned"), "<devices>", "<on_crash>restart</on_crash><devices>", 1))
-	owned := guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), owned))
+	owned := launch.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), owned))
 	d.crash(g)
-	refused(t, g.AbortJob(d.ctx(), scope.Daemon("a test")), fault.WrongState, "") // the steps after its end have begun by then
-	if v := g.View(); v.Due || v.State.Active() || d.IsDue(g.UUID()) {
+	refused(t, guest.AbortJob(d.ctx(), g, scope.Daemon("a test")), fault.WrongState, "") // the steps after its end have begun by then
+	if v := g.View(); v.Due || v.State.Active() || guest.IsDue(d.Registry, g.UUID()) {
 		t.Errorf("it is %s, and is to be started: %v", v.State, v.Due)
 	}
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), owned))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), owned))
 	pid := d.pid("owned")
 	d.reopen(func() {
 		ok(t, syscall.Kill(pid, syscall.SIGKILL))
 		_, err := syscall.Wait4(pid, nil, 0, nil)
 		ok(t, err)
 	})
-	if d.IsDue(g.UUID()) {
+	if guest.IsDue(d.Registry, g.UUID()) {
 		t.Error("it is to be started by the next daemon")
 	}
 }
@@ -132,13 +133,13 @@ func TestACrashWithoutADaemonIsFollowedByARestart(t *testing.T) {
 		_, err := syscall.Wait4(pid, nil, 0, nil)
 		ok(t, err)
 	})
-	d.Autostart(d.ctx())
+	guest.Autostart(d.ctx(), d.Registry)
 	for _, g := range []*guest.Guest{d.again(unseen), d.again(waits)} {
 		d.settle(g, domain.Running)
-		ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+		ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	}
 	d.reopen(func() {})
-	d.Autostart(d.ctx())
+	guest.Autostart(d.ctx(), d.Registry)
 	for _, g := range []*guest.Guest{d.again(unseen), d.again(waits)} {
 		if v := g.View(); v.State.Active() || g.Job().Kind != domain.JobNone {
 			t.Errorf("%s was destroyed, and is %s", v.Name, v.State)

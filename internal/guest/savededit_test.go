@@ -9,6 +9,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
@@ -22,7 +26,7 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 	cell := "<cpu><numa><cell id='0' cpus='0' memory='65536'/></numa></cpu>"
 	g := d.define(strings.Replace(small("saved", "<controller type='virtio-serial'/>",
 		"<channel type='unix'><target type='virtio' name='org.test.0'/></channel>"), "<devices>", cell+"<devices>", 1))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	own, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
 	ok(t, err)
 	trap := filepath.Join(d.dir, "trap")
@@ -38,7 +42,7 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 		if doc == own {
 			t.Fatalf("%s: nothing was changed in\n%s", word, own)
 		}
-		refused(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{XML: doc}), fault.Invalid, word)
+		refused(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{XML: doc}), fault.Invalid, word)
 		d.want(g, domain.Running, domain.ReasonBooted)
 	}
 	client := scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
@@ -47,15 +51,15 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 		}
 		return nil
 	}})
-	more := guest.SaveOptions{XML: strings.Replace(own, "<os>", "<iothreads>9</iothreads><os>", 1)}
-	refused(t, g.ManagedSave(d.ctx(), client, more), fault.NoCapacity, "no more threads")
-	ok(t, g.ManagedSave(d.ctx(), client, guest.SaveOptions{XML: own}))
+	more := savestate.SaveOptions{XML: strings.Replace(own, "<os>", "<iothreads>9</iothreads><os>", 1)}
+	refused(t, savestate.ManagedSave(d.ctx(), g, client, more), fault.NoCapacity, "no more threads")
+	ok(t, savestate.ManagedSave(d.ctx(), g, client, savestate.SaveOptions{XML: own}))
 	d.settle(g, domain.ShutOff)
-	refused(t, g.RedefineManagedSave(d.ctx(), client, more), fault.NoCapacity, "no more threads")
+	refused(t, savestate.RedefineManagedSave(d.ctx(), g, client, more), fault.NoCapacity, "no more threads")
 	for word, doc := range wrong {
-		refused(t, g.RedefineManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{XML: doc}), fault.Failed, word)
+		refused(t, savestate.RedefineManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{XML: doc}), fault.Failed, word)
 	}
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 	if _, err := os.Stat(trap + ".sock"); err == nil {
 		t.Error("the name of a device led to a socket elsewhere")
@@ -67,15 +71,15 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("kept", "<video><model type='vga'/></video>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Tune(d.ctx(), scope.Daemon("a test"), guest.Affect{Live: true}, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, hotplug.Tune(d.ctx(), g, scope.Daemon("a test"), machine.Affect{Live: true}, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }))
 	own, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
 	ok(t, err)
 	bare := strings.Replace(own, " vram='16384'", "", 1)
 	if bare == own {
 		t.Fatalf("there is no memory of graphics in\n%s", own)
 	}
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{XML: bare}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{XML: bare}))
 	d.settle(g, domain.ShutOff)
 	asked := new(domain.Definition)
 	client := scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
@@ -85,7 +89,7 @@ func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
 		}
 		return nil
 	}})
-	ok(t, g.Start(d.ctx(), client, guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, client, launch.StartOptions{}))
 	if v := asked.Devices.Videos; len(v) != 1 || v[0].VRAM != 16<<10 {
 		t.Errorf("asked for was %+v", v)
 	}
@@ -93,8 +97,8 @@ func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
 		t.Errorf("it weighs %d", shares)
 	}
 	path := filepath.Join(d.dir, "image")
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
-	_, err = d.Restore(d.ctx(), client, path, guest.SaveOptions{})
+	_, err = guest.Restore(d.ctx(), d.Registry, client, path, savestate.SaveOptions{})
 	refused(t, err, fault.Denied, "too heavy")
 }

@@ -9,6 +9,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest/filelabel"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -18,12 +21,12 @@ import (
 func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	write := func(text string, meanwhile func() error) error {
-		return writeImage(t.Context(), scope.Daemon("a test"), path, func(f *os.File) error {
+		return savestate.WriteImage(t.Context(), scope.Daemon("a test"), path, func(f *os.File) error {
 			_, err := f.WriteString(text)
 			return errors.Join(err, meanwhile())
 		}, (*os.File).Sync)
 	}
-	if err := os.WriteFile(partial(path), []byte("what is longer and was left"), 0o600); err != nil {
+	if err := os.WriteFile(savestate.Partial(path), []byte("what is longer and was left"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := write("first", func() error {
@@ -47,17 +50,17 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := os.WriteFile(partial(path), []byte("of another yet"), 0o600); err != nil {
+	if err := os.WriteFile(savestate.Partial(path), []byte("of another yet"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := empty(f, partial(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
+	if err := savestate.Empty(f, savestate.Partial(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
 		t.Errorf("the image that was completed in between: %v", err)
 	}
 	if err := errors.Join(f.Close(), write("next", func() error { is("first"); return nil })); err != nil {
 		t.Fatal(err)
 	}
 	is("next")
-	if _, err := os.Lstat(partial(path)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(savestate.Partial(path)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the partial image: %v", err)
 	}
 }
@@ -67,10 +70,10 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 // Promise: F29
 func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 	for _, path := range []string{"relative", "/srv/a\xff", "/srv/\xc3/a"} {
-		if err := new(Guest).Save(t.Context(), scope.Daemon("a test"), path, SaveOptions{}); !fault.Is(err, fault.Invalid) {
+		if err := savestate.Save(t.Context(), new(machine.Guest), scope.Daemon("a test"), path, savestate.SaveOptions{}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a save to %q: %v", path, err)
 		}
-		if err := new(Guest).Dump(t.Context(), scope.Daemon("a test"), path, DumpOptions{}); !fault.Is(err, fault.Invalid) {
+		if err := savestate.Dump(t.Context(), new(machine.Guest), scope.Daemon("a test"), path, savestate.DumpOptions{}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a dump to %q: %v", path, err)
 		}
 	}
@@ -80,13 +83,13 @@ func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 	g := guestOf(t, bareRegistry(t), claimedUUID, "")
 	for _, path := range []string{"/dev/null", "//dev/vg/lv", "/tmp/../dev/vda", "/dev/./nothing"} {
-		for verb, err := range map[string]error{"save": g.Save(t.Context(), scope.Daemon("a test"), path, SaveOptions{}), "dump": g.Dump(t.Context(), scope.Daemon("a test"), path, DumpOptions{})} {
+		for verb, err := range map[string]error{"save": savestate.Save(t.Context(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}), "dump": savestate.Dump(t.Context(), g, scope.Daemon("a test"), path, savestate.DumpOptions{})} {
 			if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "cannot "+verb+" to") {
 				t.Errorf("%s to %s: %v", verb, path, err)
 			}
 		}
 	}
-	if err := g.Save(t.Context(), scope.Daemon("a test"), "/dev/shm/image", SaveOptions{}); !fault.Is(err, fault.WrongState) {
+	if err := savestate.Save(t.Context(), g, scope.Daemon("a test"), "/dev/shm/image", savestate.SaveOptions{}); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a file in memory that is meant so: %v", err)
 	}
 }
@@ -94,9 +97,9 @@ func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 // A journal of labels that is longer than the next daemon reads is none.
 // Promise: I8
 func TestAJournalOfLabelsIsBounded(t *testing.T) {
-	l := &labels{path: filepath.Join(t.TempDir(), "journal")}
-	l.Files = []lent{{Path: strings.Repeat("x", maxJournal)}}
-	if err := l.keep(); !fault.Is(err, fault.NoCapacity) {
+	l := &filelabel.Labels{Path: filepath.Join(t.TempDir(), "journal")}
+	l.Files = []filelabel.LeasedFile{{Path: strings.Repeat("x", filelabel.MaxJournal)}}
+	if err := l.Keep(); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a journal that is too long to be read is kept: %v", err)
 	}
 }
@@ -115,13 +118,13 @@ func TestAGuestThatCouldNotBeRestoredIsNotSaved(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := newSaveHeader(def, "/run", SaveOptions{}, domain.Running); err == nil || !strings.Contains(err.Error(), "could not be restored") {
+		if _, err := savestate.NewSaveHeader(def, "/run", savestate.SaveOptions{}, domain.Running); err == nil || !strings.Contains(err.Error(), "could not be restored") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	def, err := domainxml.Parse(whole, domainxml.Options{Active: true})
 	if err == nil {
-		_, err = newSaveHeader(def, "/run", SaveOptions{}, domain.Running)
+		_, err = savestate.NewSaveHeader(def, "/run", savestate.SaveOptions{}, domain.Running)
 	}
 	if err != nil {
 		t.Error(err)

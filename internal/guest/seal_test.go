@@ -16,6 +16,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/console"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -50,10 +54,10 @@ func TestAGuestIsSealedAndServed(t *testing.T) {
 	}
 	serial := "<serial type='unix'><source mode='bind' path='" + filepath.Join(d.dir, "serial.sock") + "'/></serial>" // a console, too
 	g := d.define(strings.Replace(small("sealed", devices...), "<serial type='pty'/>", serial, 1))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	own := filepath.Join(g.RunDir(), "own")
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	own := filepath.Join(guest.RunDir(g), "own")
 	dirs := []string{own, filepath.Join(own, "display1")}
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), plugged, guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), plugged, machine.Affect{Live: true}))
 	sealed(t, "started", dirs...)
 	d.serves(g, "started", display)
 
@@ -67,14 +71,14 @@ func TestAGuestIsSealedAndServed(t *testing.T) {
 	sealed(t, "adopted", dirs...)
 	d.serves(g, "adopted", display)
 
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), plugged, guest.Affect{Live: true}))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), plugged, machine.Affect{Live: true}))
 	eventually(t, "the channel goes", func() bool { return len(g.View().Active.Devices.Channels) == 1 })
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), plugged, guest.Affect{Live: true}))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), plugged, machine.Affect{Live: true}))
 	d.serves(g, "plugged again", display)
-	log, err := os.ReadFile(d.LogPath("sealed"))
+	log, err := os.ReadFile(guest.LogPath(d.Registry, "sealed"))
 	ok(t, err)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	if after, err := os.ReadFile(d.LogPath("sealed")); err != nil || bytes.Contains(after[len(log):], []byte("Permission denied")) {
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+	if after, err := os.ReadFile(guest.LogPath(d.Registry, "sealed")); err != nil || bytes.Contains(after[len(log):], []byte("Permission denied")) {
 		t.Errorf("at its end QEMU says (%v)\n%s", err, after[len(log):])
 	}
 }
@@ -82,7 +86,7 @@ func TestAGuestIsSealedAndServed(t *testing.T) {
 // serves has the guest's picture taken, and its channels and display reached.
 func (d *daemon) serves(g *guest.Guest, when, display string) {
 	d.t.Helper()
-	mime, picture, err := g.Screenshot(d.ctx(), scope.Daemon("a test"), 0)
+	mime, picture, err := console.Screenshot(d.ctx(), g, scope.Daemon("a test"), 0)
 	ok(d.t, err)
 	data, err := io.ReadAll(picture)
 	ok(d.t, err)
@@ -92,19 +96,19 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 		d.t.Errorf("%s: a picture of type %s with %d bytes begins with %q (%v)", when, mime, len(data), data[:min(len(data), 20)], err)
 	}
 	var sets []any
-	ok(d.t, g.Session().Execute(d.ctx(), "query-fdsets", nil, &sets))
+	ok(d.t, guest.Session(g).Execute(d.ctx(), "query-fdsets", nil, &sets))
 	if len(sets) > 0 {
 		d.t.Errorf("%s: QEMU keeps %v", when, sets)
 	}
 	for _, c := range g.View().Active.Devices.Channels {
-		line, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), c.Name, guest.ConsoleOptions{})
+		line, err := console.OpenChannel(d.ctx(), g, scope.Daemon("a test"), c.Name, machine.ConsoleOptions{})
 		if err != nil {
 			d.t.Errorf("%s: channel %s at %s: %v", when, c.Name, c.Backend.Path, err)
 			continue
 		}
 		ok(d.t, line.Close())
 	}
-	console, err := g.OpenConsole(d.ctx(), scope.Daemon("a test"), "", guest.ConsoleOptions{})
+	console, err := console.OpenConsole(d.ctx(), g, scope.Daemon("a test"), "", machine.ConsoleOptions{})
 	ok(d.t, err)
 	ok(d.t, console.Close())
 	conn, err := new(net.Dialer).DialContext(d.ctx(), "unix", display)
@@ -116,7 +120,7 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 	}
 }
 
-// A guest's run record is lost. Neither its QEMU nor its user's number is lost with it, whichever user it runs as.
+// A guest's instance record is lost. Neither its QEMU nor its user's number is lost with it, whichever user it runs as.
 // Promise: I11
 func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	d := newDaemonOf(t, true)
@@ -124,8 +128,8 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	guests := []*guest.Guest{d.define(small("lost")), d.define(strings.Replace(small("named"), "</domain>", named, 1))}
 	records := map[string][]byte{}
 	for _, g := range guests {
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-		path := filepath.Join(g.RunDir(), "run.json")
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+		path := filepath.Join(guest.RunDir(g), "run.json")
 		whole, err := os.ReadFile(path)
 		ok(t, err)
 		records[path] = whole
@@ -137,10 +141,10 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 		}
 	})
 	for _, g := range guests {
-		refused(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "lives on")
+		refused(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "still works")
 	}
 	other := d.define(small("other"))
-	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), other, scope.Daemon("a test"), launch.StartOptions{}))
 	if userOf(t, other) == id {
 		t.Errorf("another guest runs as user %d, too", id)
 	}
@@ -164,9 +168,9 @@ func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
 	channel := strings.Replace(plugged, "test.1", "test.0", 1)
 	for _, first := range []string{"<serial type='pty'/>", ""} { // it has terminals from the start, or comes to have them
 		g := d.define(strings.Replace(small(fmt.Sprintf("sealed-%d", len(first)), channel), "<serial type='pty'/>", first, 1))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-		ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), "<channel type='pty'><target type='virtio' name='org.test.1'/></channel>", guest.Affect{Live: true}))
-		line, err := g.OpenChannel(d.ctx(), scope.Daemon("a test"), "org.test.1", guest.ConsoleOptions{})
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+		ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), "<channel type='pty'><target type='virtio' name='org.test.1'/></channel>", machine.Affect{Live: true}))
+		line, err := console.OpenChannel(d.ctx(), g, scope.Daemon("a test"), "org.test.1", machine.ConsoleOptions{})
 		ok(t, err)
 		ok(t, line.Close())
 		dev := fmt.Sprintf("/proc/%d/root/dev", g.View().PID)

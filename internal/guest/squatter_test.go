@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -27,7 +27,8 @@ import (
 // lingers is the argument with which the escapist acts as the squatter.
 const lingers = "linger"
 
-// Pipes in QEMU's own directory, by which the test talks to it, and the files that it creates there in time.
+// Names in QEMU's own directory: the pipes between the test and the squatter, and the files that the squatter
+// creates there in time.
 const (
 	beginPipe, toldPipe = "begin", "told"
 	foundFile, heldDir  = "found", "held"
@@ -149,7 +150,7 @@ func TestAQEMUThatWasTakenOverMakesNothing(t *testing.T) {
 		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+string(text)+"'/></qemu:commandline></domain>",
 		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
 		"<graphics type='vnc'><listen type='socket' socket='"+screen+"/vnc.sock'/></graphics>")))
-	ok(t, taken.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{}))
 
 	told, err := os.OpenFile(filepath.Join(own, toldPipe), os.O_RDWR|unix.O_NONBLOCK, 0)
 	ok(t, err)

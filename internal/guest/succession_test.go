@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -22,15 +23,15 @@ func succeeding() string {
 // has gone.
 func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
 	d := newDaemon(t)
-	paused := guest.StartOptions{Paused: true}
-	g, err := d.Create(d.ctx(), scope.Daemon("a test"), succeeding(), paused)
+	paused := launch.StartOptions{Paused: true}
+	g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), succeeding(), paused)
 	ok(t, err)
 	for range 4 {
 		ended := make(chan error, 1)
-		go func() { ended <- g.Destroy(d.ctx(), scope.Daemon("a test"), false) }()
-		next, err := d.Create(d.ctx(), scope.Daemon("a test"), succeeding(), paused)
+		go func() { ended <- guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false) }()
+		next, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), succeeding(), paused)
 		for fault.Is(err, fault.WrongState) { // it came before the end
-			next, err = d.Create(d.ctx(), scope.Daemon("a test"), succeeding(), paused)
+			next, err = guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), succeeding(), paused)
 		}
 		ok(t, err)
 		ok(t, <-ended)
@@ -46,10 +47,10 @@ func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
 func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 	d := newDaemon(t)
 	for range 4 {
-		g, err := d.Create(d.ctx(), scope.Daemon("a test"), succeeding(), guest.StartOptions{Paused: true})
+		g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), succeeding(), launch.StartOptions{Paused: true})
 		ok(t, err)
 		ended := make(chan error, 1)
-		go func() { ended <- g.Destroy(d.ctx(), scope.Daemon("a test"), false) }()
+		go func() { ended <- guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false) }()
 		for waiting := true; waiting; {
 			select {
 			case err := <-ended:
@@ -57,12 +58,12 @@ func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 				waiting = false
 			default:
 			}
-			defined, err := d.Define(d.ctx(), scope.Daemon("a test"), succeeding(), false)
+			defined, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), succeeding(), false)
 			ok(t, err)
 			if found, err := d.ByUUID(successor); err != nil || found != defined || !found.View().Persistent {
 				t.Fatalf("the defined guest is missing: %v, %v", found, err)
 			}
-			ok(t, defined.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}))
+			ok(t, guest.Undefine(d.ctx(), defined, scope.Daemon("a test"), guest.UndefineOptions{}))
 		}
 		if found, err := d.ByUUID(successor); !fault.Is(err, fault.NotFound) {
 			t.Fatalf("something is left: %+v, %v", found.View(), err)
@@ -70,35 +71,35 @@ func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 	}
 }
 
-// Who ends a guest with its client ends the run of that client, and not the next.
+// A guest that ends with its client ends only in the instance of that client, and not in the next one.
 func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("run"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	destroy := g.DestroyerOfThisRun()
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	destroy := guest.DestroyerOfThisRun(g)
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	ok(t, destroy(d.ctx()))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	ok(t, destroy(d.ctx()))
 	d.want(g, domain.Paused, domain.ReasonUser)
-	destroy = g.DestroyerOfThisRun()
+	destroy = guest.DestroyerOfThisRun(g)
 	ok(t, destroy(d.ctx()))
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 }
 
-// A dump for a panic is of the run that panicked: the next one is not held up for it.
+// A dump for a panic is of the instance that panicked: the next instance does not wait for it.
 // Promise: F36
 func TestADumpOfARunIsNotOfTheNext(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("panicked"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	dump, path := g.DumperOfThisRun(), filepath.Join(d.dir, "core")
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	dump, path := guest.DumperOfThisRun(g), filepath.Join(d.dir, "core")
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	refused(t, dump(d.ctx(), path), fault.WrongState, "has ended")
 	if _, err := os.Lstat(path); err == nil {
 		t.Error("the next run is dumped")
 	}
-	dump = g.DumperOfThisRun()
+	dump = guest.DumperOfThisRun(g)
 	ok(t, dump(d.ctx(), path))
 }

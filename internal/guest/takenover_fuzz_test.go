@@ -23,6 +23,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/agent"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
@@ -65,10 +71,10 @@ const takenXML = `<domain type='qemu' id='1'><name>a</name><uuid>` + takenUUID +
 
 // taken is a guest with a compromised QEMU and agent. They follow a script, and clients make requests during it.
 type taken struct {
-	*Guest
+	*machine.Guest
 	t    *testing.T
 	dir  string
-	run  *run
+	run  *machine.Instance
 	kept string // the definition that was looked at last
 
 	mu      sync.Mutex
@@ -110,85 +116,95 @@ var well = map[string]string{
 
 // requests are what clients may want of the guest meanwhile.
 var requests = map[string]func(context.Context, *taken) error{
-	"suspend": func(ctx context.Context, g *taken) error { return g.Suspend(ctx, scope.Daemon("a test")) },
-	"resume":  func(ctx context.Context, g *taken) error { return g.Resume(ctx, scope.Daemon("a test")) },
-	"reset":   func(ctx context.Context, g *taken) error { return g.Reset(ctx, scope.Daemon("a test")) },
+	"suspend": func(ctx context.Context, g *taken) error { return Suspend(ctx, g.Guest, scope.Daemon("a test")) },
+	"resume":  func(ctx context.Context, g *taken) error { return Resume(ctx, g.Guest, scope.Daemon("a test")) },
+	"reset":   func(ctx context.Context, g *taken) error { return Reset(ctx, g.Guest, scope.Daemon("a test")) },
 	"shutdown": func(ctx context.Context, g *taken) error {
-		return g.Shutdown(ctx, scope.Daemon("a test"), ShutdownACPI)
+		return Shutdown(ctx, g.Guest, scope.Daemon("a test"), ShutdownACPI)
 	},
 	"reboot": func(ctx context.Context, g *taken) error {
-		return g.Reboot(ctx, scope.Daemon("a test"), ShutdownDefault)
+		return Reboot(ctx, g.Guest, scope.Daemon("a test"), ShutdownDefault)
 	},
-	"wake":    func(ctx context.Context, g *taken) error { return g.Wake(ctx, scope.Daemon("a test")) },
-	"destroy": func(ctx context.Context, g *taken) error { return g.Destroy(ctx, scope.Daemon("a test"), false) },
+	"wake":    func(ctx context.Context, g *taken) error { return Wake(ctx, g.Guest, scope.Daemon("a test")) },
+	"destroy": func(ctx context.Context, g *taken) error { return Destroy(ctx, g.Guest, scope.Daemon("a test"), false) },
 	"detach": func(ctx context.Context, g *taken) error {
-		return g.Detach(ctx, scope.Daemon("a test"), "<disk><target dev='vda'/></disk>", Affect{Live: true})
+		return hotplug.Detach(ctx, g.Guest, scope.Daemon("a test"), "<disk><target dev='vda'/></disk>", machine.Affect{Live: true})
 	},
 	"plug-net": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, scope.Daemon("a test"), "<interface type='user'><mac address='52:54:00:00:00:02'/><model type='virtio'/></interface>", Affect{Live: true})
+		return hotplug.Attach(ctx, g.Guest, scope.Daemon("a test"), "<interface type='user'><mac address='52:54:00:00:00:02'/><model type='virtio'/></interface>", machine.Affect{Live: true})
 	},
 	"plug-rng": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, scope.Daemon("a test"), "<rng model='virtio'><backend model='builtin'/></rng>", Affect{Live: true})
+		return hotplug.Attach(ctx, g.Guest, scope.Daemon("a test"), "<rng model='virtio'><backend model='builtin'/></rng>", machine.Affect{Live: true})
 	},
 	"plug-dimm": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, scope.Daemon("a test"), "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>", Affect{Live: true})
+		return hotplug.Attach(ctx, g.Guest, scope.Daemon("a test"), "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>", machine.Affect{Live: true})
 	},
 	"plug-disk": func(ctx context.Context, g *taken) error {
-		return g.Attach(ctx, scope.Daemon("a test"), "<disk type='file'><driver name='qemu' type='raw'/><source file='"+filepath.Join(g.dir, "disk")+"'/><target dev='vdb' bus='virtio'/></disk>", Affect{Live: true})
+		return hotplug.Attach(ctx, g.Guest, scope.Daemon("a test"), "<disk type='file'><driver name='qemu' type='raw'/><source file='"+filepath.Join(g.dir, "disk")+"'/><target dev='vdb' bus='virtio'/></disk>", machine.Affect{Live: true})
 	},
 	"let-net0": func(ctx context.Context, g *taken) error {
-		return g.DetachAlias(ctx, scope.Daemon("a test"), "net0", Affect{Live: true})
+		return hotplug.DetachAlias(ctx, g.Guest, scope.Daemon("a test"), "net0", machine.Affect{Live: true})
 	},
 	"let-dimm0": func(ctx context.Context, g *taken) error {
-		return g.DetachAlias(ctx, scope.Daemon("a test"), "dimm0", Affect{Live: true})
+		return hotplug.DetachAlias(ctx, g.Guest, scope.Daemon("a test"), "dimm0", machine.Affect{Live: true})
 	},
 	"eject": func(ctx context.Context, g *taken) error {
-		return g.Update(ctx, scope.Daemon("a test"), drive(""), Affect{Live: true}, false)
+		return hotplug.Update(ctx, g.Guest, scope.Daemon("a test"), drive(""), machine.Affect{Live: true}, false)
 	},
 	"insert": func(ctx context.Context, g *taken) error {
-		return g.Update(ctx, scope.Daemon("a test"), drive(g.medium()), Affect{Live: true}, true)
+		return hotplug.Update(ctx, g.Guest, scope.Daemon("a test"), drive(g.medium()), machine.Affect{Live: true}, true)
 	},
 	"memory": func(ctx context.Context, g *taken) error {
-		return g.SetMemory(ctx, scope.Daemon("a test"), 256<<20, Affect{Live: true})
+		return hotplug.SetMemory(ctx, g.Guest, scope.Daemon("a test"), 256<<20, machine.Affect{Live: true})
 	},
 	"vcpus": func(ctx context.Context, g *taken) error {
-		return g.SetVCPUs(ctx, scope.Daemon("a test"), 3, VCPUOptions{Affect: Affect{Live: true}})
+		return hotplug.SetVCPUs(ctx, g.Guest, scope.Daemon("a test"), 3, hotplug.VCPUOptions{Affect: machine.Affect{Live: true}})
 	},
 	"tune": func(ctx context.Context, g *taken) error {
-		return g.Tune(ctx, scope.Daemon("a test"), Affect{Live: true}, slower)
+		return hotplug.Tune(ctx, g.Guest, scope.Daemon("a test"), machine.Affect{Live: true}, slower)
 	},
-	"stats": func(ctx context.Context, g *taken) error { _, err := g.Stats(ctx, 0); return err },
+	"stats": func(ctx context.Context, g *taken) error { _, err := statistics.Stats(ctx, g.Guest, 0); return err },
 	"block": func(ctx context.Context, g *taken) error {
-		_, err := g.BlockInfo(ctx, scope.Daemon("a test"), "vda")
+		_, err := statistics.GetBlockInfo(ctx, g.Guest, scope.Daemon("a test"), "vda")
 		return err
 	},
-	"errors": func(ctx context.Context, g *taken) error { _, err := g.DiskErrors(ctx); return err },
-	"resize": func(ctx context.Context, g *taken) error { return g.ResizeDisk(ctx, scope.Daemon("a test"), "vda", 8) },
+	"errors": func(ctx context.Context, g *taken) error { _, err := statistics.DiskErrors(ctx, g.Guest); return err },
+	"resize": func(ctx context.Context, g *taken) error {
+		return hotplug.ResizeDisk(ctx, g.Guest, scope.Daemon("a test"), "vda", 8)
+	},
 	"command": func(ctx context.Context, g *taken) error {
 		_, err := g.MonitorCommand(ctx, scope.Daemon("a test"), `{"execute":"query-status"}`, false)
 		return err
 	},
 	"dump": func(ctx context.Context, g *taken) error {
-		return g.Dump(ctx, scope.Daemon("a test"), filepath.Join(g.dir, "dump"), DumpOptions{})
+		return savestate.Dump(ctx, g.Guest, scope.Daemon("a test"), filepath.Join(g.dir, "dump"), savestate.DumpOptions{})
 	},
-	"abort":      func(ctx context.Context, g *taken) error { return g.AbortJob(ctx, scope.Daemon("a test")) },
-	"users":      func(ctx context.Context, g *taken) error { return g.heard(g.Users(ctx, scope.Daemon("a test"))) },
-	"filesystem": func(ctx context.Context, g *taken) error { return g.heard(g.FileSystems(ctx, scope.Daemon("a test"))) },
-	"osinfo":     func(ctx context.Context, g *taken) error { return g.heard(g.OSInfo(ctx, scope.Daemon("a test"))) },
-	"timezone":   func(ctx context.Context, g *taken) error { return g.zone(ctx) },
+	"abort": func(ctx context.Context, g *taken) error { return AbortJob(ctx, g.Guest, scope.Daemon("a test")) },
+	"users": func(ctx context.Context, g *taken) error {
+		return g.heard(provision.Users(ctx, g.Guest, scope.Daemon("a test")))
+	},
+	"filesystem": func(ctx context.Context, g *taken) error {
+		return g.heard(provision.FileSystems(ctx, g.Guest, scope.Daemon("a test")))
+	},
+	"osinfo": func(ctx context.Context, g *taken) error {
+		return g.heard(provision.OSInfo(ctx, g.Guest, scope.Daemon("a test")))
+	},
+	"timezone": func(ctx context.Context, g *taken) error { return g.zone(ctx) },
 	"hostname": func(ctx context.Context, g *taken) error {
-		return g.heard(g.AgentHostname(ctx, scope.Daemon("a test")))
+		return g.heard(provision.AgentHostname(ctx, g.Guest, scope.Daemon("a test")))
 	},
-	"online": func(ctx context.Context, g *taken) error { return g.SetAgentVCPUs(ctx, scope.Daemon("a test"), 1) },
+	"online": func(ctx context.Context, g *taken) error {
+		return SetAgentVCPUs(ctx, g.Guest, scope.Daemon("a test"), 1)
+	},
 	"addresses": func(ctx context.Context, g *taken) error {
-		return g.heard(g.Addresses(ctx, scope.Daemon("a test"), ByAgent))
+		return g.heard(hotplug.Addresses(ctx, g.Guest, scope.Daemon("a test"), hotplug.ByAgent))
 	},
 	"freeze": func(ctx context.Context, g *taken) error {
-		_, err := g.Freeze(ctx, scope.Daemon("a test"), nil)
+		_, err := provision.Freeze(ctx, g.Guest, scope.Daemon("a test"), nil)
 		return err
 	},
 	"say": func(ctx context.Context, g *taken) error {
-		_, err := g.AgentCommand(ctx, scope.Daemon("a test"), `{"execute":"guest-get-time"}`, 0)
+		_, err := provision.AgentCommand(ctx, g.Guest, scope.Daemon("a test"), `{"execute":"guest-get-time"}`, 0)
 		return err
 	},
 }
@@ -213,18 +229,18 @@ func (g *taken) heard(told any, err error) error {
 func (g *taken) words(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
-		if text := v.String(); len(text) > maxTold || !utf8.ValidString(text) || strings.Contains(text, "\x00") {
+		if text := v.String(); len(text) > provision.MaxTold || !utf8.ValidString(text) || strings.Contains(text, "\x00") {
 			g.t.Errorf("the agent has told %d bytes: %.40q", len(text), text)
 		}
 	case reflect.Slice:
-		if v.Len() > maxInside {
+		if v.Len() > provision.MaxAgentNames {
 			g.t.Errorf("the agent has told of %d", v.Len())
 		}
 		for i := range v.Len() {
 			g.words(v.Index(i))
 		}
 	case reflect.Map:
-		if v.Len() > maxInside {
+		if v.Len() > provision.MaxAgentNames {
 			g.t.Errorf("the agent has told of %d", v.Len())
 		}
 		for _, key := range v.MapKeys() {
@@ -239,7 +255,7 @@ func (g *taken) words(v reflect.Value) {
 }
 
 func (g *taken) zone(ctx context.Context) error {
-	name, ahead, err := g.Timezone(ctx, scope.Daemon("a test"))
+	name, ahead, err := provision.Timezone(ctx, g.Guest, scope.Daemon("a test"))
 	if ahead.Abs() > 24*time.Hour {
 		g.t.Errorf("it is %v ahead", ahead)
 	}
@@ -461,7 +477,7 @@ back`,
 }
 
 // takenHost is what does not change from one guest to the next.
-func takenHost(f testing.TB, root string) Config {
+func takenHost(f testing.TB, root string) machine.Config {
 	stat := fmt.Sprintf("%d (qemu) S 1 7 7 0 -1 0 0 0 0 0 5 5 0 0 20 0 2 0 100 1000000 200%s\n", takenPID, strings.Repeat(" 0", 30))
 	for path, text := range map[string]string{
 		fmt.Sprintf("proc/%d/stat", takenPID):               stat,
@@ -501,7 +517,7 @@ func takenHost(f testing.TB, root string) Config {
 	if _, err := emulators.Get(f.Context(), takenEmulator); err != nil {
 		f.Log("media cannot be changed: ", err)
 	}
-	return Config{
+	return machine.Config{
 		DataDir: filepath.Join(root, "data"), RunDir: filepath.Join(root, "run"), Store: s, Emulators: emulators,
 		Ledger: resources.NewLedger(inventory), Cgroups: kernel.OpenCgroups(kernel.At(root), ""), Kernel: kernel.At(root),
 	}
@@ -514,7 +530,8 @@ type bugs struct {
 }
 
 func (bugs) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelError }
-func (b bugs) WithAttrs([]slog.Attr) slog.Handler         { return b }
+
+func (b bugs) WithAttrs([]slog.Attr) slog.Handler { return b }
 
 func (b bugs) Handle(_ context.Context, r slog.Record) error {
 	if !strings.HasPrefix(r.Message, "bug in") {
@@ -526,7 +543,7 @@ func (b bugs) Handle(_ context.Context, r slog.Record) error {
 }
 
 // takeOver creates a running guest in a bubble. Its process cannot be inspected or signalled.
-func takeOver(t *testing.T, root string, c Config) *taken {
+func takeOver(t *testing.T, root string, c machine.Config) *taken {
 	c.Events, c.Log = event.NewLog(), slog.New(bugs{slog.DiscardHandler, t})
 	reg := newRegistry(c)
 	doc := fmt.Sprintf(takenXML, takenEmulator, filepath.Join(root, "medium"))
@@ -535,31 +552,31 @@ func takeOver(t *testing.T, root string, c Config) *taken {
 		t.Fatal(err)
 	}
 	g := &taken{t: t, dir: root, answers: map[string]string{}, returned: map[string]int{}}
-	c.Ledger.Restore(takenUUID, demand(def), reg.need(def))
+	c.Ledger.Restore(takenUUID, provision.Demand(def), statistics.Need(reg, def))
 	g.Guest = newGuest(reg, "a", takenUUID)
-	dir := reg.guestDir(takenUUID)
+	dir := reg.GuestDir(takenUUID)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	rec := runRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: takenPID, NICs: []heldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
-	r := newRun(rec, dir, c.Kernel, g.log)
-	r.def, r.process = def, released(t)
-	r.hold("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.removeDir(ctx) })
-	r.hold("reservation", func(context.Context) error { c.Ledger.Release(takenUUID); return nil })
-	r.hold("interface vnet0", func(context.Context) error { g.returned["nic"]++; return nil })
-	r.guest = g.Guest
-	if err := reg.giveOperations(r, nil); err != nil {
+	rec := machine.InstanceRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: takenPID, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
+	r := machine.NewInstance(rec, dir, c.Kernel, g.Log)
+	r.Definition, r.Process = def, released(t)
+	r.Hold("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.RemoveDir(ctx) })
+	r.Hold("reservation", func(context.Context) error { c.Ledger.Release(takenUUID); return nil })
+	r.Hold("interface vnet0", func(context.Context) error { g.returned["nic"]++; return nil })
+	r.Guest = g.Guest
+	if err := reg.GiveOperations(r, nil); err != nil {
 		t.Fatal(err)
 	}
-	g.run, g.Guest.run = r, r
-	g.state = lifecycle.State{Phase: domain.Running, Reason: domain.ReasonBooted}
-	reg.byName["a"], reg.byUUID[takenUUID] = g.Guest, g.Guest
-	reg.setID(g.Guest, 1)
-	g.live.Store(r)
-	r.connect(g.connect())
-	g.publish()
-	g.keepRun()
-	reg.run(g.Guest)
+	g.run, g.Instance = r, r
+	g.State = lifecycle.State{Phase: domain.Running, Reason: domain.ReasonBooted}
+	reg.GuestsByName["a"], reg.GuestsByUUID[takenUUID] = g.Guest, g.Guest
+	reg.SetID(g.Guest, 1)
+	g.Live.Store(r)
+	r.Connect(g.connect())
+	g.Publish()
+	g.WriteInstance()
+	run(reg, g.Guest)
 	return g
 }
 
@@ -587,7 +604,7 @@ func (g *taken) connect() *qmp.Session {
 		fmt.Fprintln(theirs, `{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":0},"package":""},"capabilities":[]}}`)
 		g.serve(theirs)
 	}()
-	s, err := qmp.New(context.Background(), ours, g.log)
+	s, err := qmp.New(context.Background(), ours, g.Log)
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -661,12 +678,12 @@ func (g *taken) play(line string) {
 	case word == "cut":
 		_ = conn.Close()
 	case word == "back":
-		if g.run.lost.Load() != nil {
-			go g.handOver(g.run, g.connect())
+		if g.run.Lost.Load() != nil {
+			go handOver(g.Guest, g.run, g.connect())
 		}
 	case word == "save": // an earlier daemon began one
-		_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
-			if !g.run.ops.HasClass(operation.Move) {
+		_ = g.Change(context.Background(), scope.Daemon("a test"), "", func() error {
+			if !g.run.Ops.HasClass(operation.Move) {
 				cutOffSave(g.Guest)
 			}
 			return nil
@@ -675,8 +692,8 @@ func (g *taken) play(line string) {
 		pass(time.Minute)
 	case word == "policy":
 		if w := strings.Fields(rest); len(w) == 3 {
-			_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
-				g.state.Policy = lifecycle.Policy{OnPoweroff: w[0], OnReboot: w[1], OnCrash: w[2]}
+			_ = g.Change(context.Background(), scope.Daemon("a test"), "", func() error {
+				g.State.Policy = lifecycle.Policy{OnPoweroff: w[0], OnReboot: w[1], OnCrash: w[2]}
 				return nil
 			})
 		}
@@ -693,7 +710,7 @@ func (g *taken) play(line string) {
 func (g *taken) attend() {
 	ours, theirs := net.Pipe()
 	s := agent.New(ours)
-	if g.run.agent.keep(s) == s {
+	if g.run.Agent.Keep(s) == s {
 		go g.serve(theirs)
 		return
 	}
@@ -731,7 +748,7 @@ func (g *taken) look() {
 		g.t.Errorf("%s\ncannot be read again: %v", text, err)
 		return
 	}
-	rec, err := readRunRecord(g.run.dir)
+	rec, err := machine.ReadRecord(g.run.Dir)
 	if err != nil {
 		g.t.Error(err)
 		return
@@ -745,11 +762,11 @@ func (g *taken) look() {
 // demands are what the guest takes of the host, with a module that was being plugged in when its QEMU told
 // nonsense: that may have it.
 func (g *taken) demands() (all topology.Reservation) {
-	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
-		all = demand(g.run.def)
-		for _, op := range g.run.ops.Operations() {
-			if a, is := op.Work().(*attach); is && a.reserved != nil && !a.defined {
-				all = all.Plus(*a.reserved)
+	_ = g.Change(context.Background(), scope.Daemon("a test"), "", func() error {
+		all = provision.Demand(g.run.Definition)
+		for _, op := range g.run.Ops.Operations() {
+			if a, is := op.Work().(*hotplug.AttachOp); is && a.Reserved != nil && !a.Defined {
+				all = all.Plus(*a.Reserved)
 			}
 		}
 		return nil
@@ -763,38 +780,38 @@ func (g *taken) end() {
 	if asked, answered := g.asked.Load(), g.answered.Load(); answered < asked {
 		g.t.Errorf("%d of %d requests are not answered", asked-answered, asked)
 	}
-	if held, has := fmt.Sprint(g.reg.Ledger.Held()[takenUUID]), fmt.Sprint(g.demands()); held != has {
+	if held, has := fmt.Sprint(g.Reg.Ledger.Held()[takenUUID]), fmt.Sprint(g.demands()); held != has {
 		g.t.Errorf("the books say that it has %s, and its definition %s", held, has)
 	}
 	_ = g.conn.Close()
 	pass(patience) // work of its own goes on until the next monitor is given up
-	_ = g.change(context.Background(), scope.Daemon("a test"), "", func() error {
-		if g.job != nil {
-			g.t.Errorf("its %s job continues without a monitor", g.job.kind)
+	_ = g.Change(context.Background(), scope.Daemon("a test"), "", func() error {
+		if g.CurrentJob != nil {
+			g.t.Errorf("its %s job continues without a monitor", g.CurrentJob.Kind)
 		}
-		g.handleExit()
+		handleExit(g.Guest)
 		return nil
 	})
-	g.run.killNow()
+	g.run.KillNow()
 	pass(patience)
 	select {
-	case <-g.ended:
+	case <-g.Ended:
 	default:
 		g.t.Fatalf("it has not ended, and is %s", g.View().State)
 	}
 	if g.returned["dir"] != 1 || g.returned["nic"] != 1 {
 		g.t.Errorf("its resources were released so often: %v", g.returned)
 	}
-	if _, err := os.Stat(g.run.dir); err == nil {
+	if _, err := os.Stat(g.run.Dir); err == nil {
 		g.t.Error("its run directory is left")
 	}
-	if held := g.reg.Ledger.Held(); len(held) > 0 {
+	if held := g.Reg.Ledger.Held(); len(held) > 0 {
 		g.t.Errorf("the books say that it still has %v", held)
 	}
-	g.reg.stop(nil)
-	g.reg.loops.Wait()
-	told := g.reg.events.ReaderAfter(0)
-	for told.Position() < g.reg.events.Newest() {
+	g.Reg.Stop(nil)
+	g.Reg.Loops.Wait()
+	told := g.Reg.Events.ReaderAfter(0)
+	for told.Position() < g.Reg.Events.Newest() {
 		e, _, err := told.Next(context.Background())
 		if err != nil {
 			g.t.Fatal(err)
@@ -817,20 +834,20 @@ func TestATerminalOfMegabytesIsNone(t *testing.T) {
 func testTerminal(t *testing.T, path string) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &taken{t: t, answers: map[string]string{}}
-		g.Guest = newGuest(newRegistry(Config{Log: slog.New(slog.DiscardHandler)}), "a", takenUUID)
+		g.Guest = newGuest(newRegistry(machine.Config{Log: slog.New(slog.DiscardHandler)}), "a", takenUUID)
 		def, err := domainxml.Parse(fmt.Sprintf(takenXML, takenEmulator, "/medium"), domainxml.Options{Active: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := launching{g: g.Guest, run: newRun(runRecord{}, t.TempDir(), kernel.Root{}, g.log)}
-		l.run.def = def
+		l := launch.Launch{Guest: g.Guest, Instance: machine.NewInstance(machine.InstanceRecord{}, t.TempDir(), kernel.Root{}, g.Log)}
+		l.Instance.Definition = def
 		g.answers["query-chardev"] = `[{"label":"charserial0","filename":"pty:` + path + `"}]`
-		l.run.connect(g.connect())
-		defer l.run.session.Load().Close()
-		if err := l.readBack(t.Context()); err != nil {
+		l.Instance.Connect(g.connect())
+		defer l.Instance.Session.Load().Close()
+		if err := l.ReadBack(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := domainxml.Parse(l.run.XML, domainxml.Options{Active: true}); err != nil || def.Devices.Serials[0].Backend.Path != "/dev/pts/9" {
+		if _, err := domainxml.Parse(l.Instance.XML, domainxml.Options{Active: true}); err != nil || def.Devices.Serials[0].Backend.Path != "/dev/pts/9" {
 			t.Errorf("no other daemon reads this (%v), or a terminal at %.40s is believed", err, def.Devices.Serials[0].Backend.Path)
 		}
 	})

@@ -11,6 +11,11 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/console"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -36,22 +41,22 @@ func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) er
 func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("busy", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
-	both := guest.Affect{Live: true, Config: true}
+	both := machine.Affect{Live: true, Config: true}
 	const memory = 32 << 20
 	for title, c := range map[string]struct {
 		change func() error
 		made   func(*domain.Definition) bool
 	}{
 		"plugged": {
-			func() error { return g.Attach(d.ctx(), scope.Daemon("a test"), stick, both) },
+			func() error { return hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, both) },
 			func(def *domain.Definition) bool { return len(def.Devices.Disks) == 1 },
 		},
 		"balloon": {
-			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), memory, both) },
+			func() error { return hotplug.SetMemory(d.ctx(), g, scope.Daemon("a test"), memory, both) },
 			func(def *domain.Definition) bool { return def.CurrentMemory == memory },
 		},
 	} {
@@ -71,20 +76,20 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("again"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	read, saved := d.saving(g, filepath.Join(d.dir, "image"))
 	pid := d.pid("again")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
-	g.LoseMonitor()
+	guest.LoseMonitor(g)
 	read()
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds without a monitor")
 	}
-	refused(t, g.Save(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "other"), guest.SaveOptions{}), fault.Busy, "was cut off")
-	refused(t, g.Dump(d.ctx(), scope.Daemon("a test"), filepath.Join(d.dir, "dump"), guest.DumpOptions{}), fault.Busy, "was cut off")
+	refused(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "other"), savestate.SaveOptions{}), fault.Busy, "was interrupted")
+	refused(t, savestate.Dump(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "dump"), savestate.DumpOptions{}), fault.Busy, "was interrupted")
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	d.settle(g, domain.Running)
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 }
 
 // A start that was asked for by a document waits while its guest is renamed: it is not of that guest any more.
@@ -98,14 +103,14 @@ func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 		over <- g.EndTemplate(d.ctx(), scope.Daemon("a test"), func(context.Context) error { close(held); <-hold; return nil }) // and others wait
 	}()
 	<-held
-	go func() { over <- g.Rename(d.ctx(), scope.Daemon("a test"), "to") }()
-	eventually(t, "the rename waits", func() bool { return g.Waiting() == 1 })
+	go func() { over <- guest.Rename(d.ctx(), g, scope.Daemon("a test"), "to") }()
+	eventually(t, "the rename waits", func() bool { return guest.Waiting(g) == 1 })
 	created := make(chan error, 1)
 	go func() {
-		_, err := d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), guest.StartOptions{})
+		_, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), launch.StartOptions{})
 		created <- err
 	}()
-	eventually(t, "the start waits", func() bool { return g.Waiting() == 2 })
+	eventually(t, "the start waits", func() bool { return guest.Waiting(g) == 2 })
 	close(hold)
 	ok(t, <-over)
 	ok(t, <-over)
@@ -118,29 +123,29 @@ func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("dumped"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	path := filepath.Join(d.dir, "dump")
 	read, dumped, suspended := slowImage(t, path), make(chan error, 1), make(chan error, 1)
-	go func() { dumped <- g.Dump(d.ctx(), scope.Daemon("a test"), path, guest.DumpOptions{}) }()
+	go func() { dumped <- savestate.Dump(d.ctx(), g, scope.Daemon("a test"), path, savestate.DumpOptions{}) }()
 	d.settle(g, domain.Paused)
-	go func() { suspended <- g.Suspend(d.ctx(), scope.Daemon("a test")) }()
-	eventually(t, "it waits for the end of the dump", func() bool { return g.Waiting() == 1 })
+	go func() { suspended <- guest.Suspend(d.ctx(), g, scope.Daemon("a test")) }()
+	eventually(t, "it waits for the end of the dump", func() bool { return guest.Waiting(g) == 1 })
 	read()
 	refused(t, <-dumped, fault.Failed, "") // a pipe is on no disk
 	ok(t, <-suspended)
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
-// A screenshot whose client has gone while QEMU makes it does not count forever as unread.
+// If the client leaves while QEMU makes its screenshot, the picture is not counted as unread forever.
 // Promise: F36
 func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("pictured", `<video><model type='vga'/></video>`))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	ctx, leave := context.WithCancelCause(d.ctx())
 	defer leave(nil)
 	take := func() error {
-		_, picture, err := g.Screenshot(ctx, scope.Daemon("a test"), 0)
+		_, picture, err := console.Screenshot(ctx, g, scope.Daemon("a test"), 0)
 		if err != nil {
 			return err
 		}
@@ -148,7 +153,7 @@ func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 	}
 	_ = d.whileStopped(g, take, func() { leave(nil) }) // it may report that no client waits
 	eventually(t, "it is made", func() bool { return g.Job().Kind == domain.JobNone })
-	if n := g.Unread(); n != 0 {
+	if n := guest.Unread(g); n != 0 {
 		t.Errorf("%d bytes of pictures are not read", n)
 	}
 }
@@ -159,17 +164,19 @@ func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("unreached"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	pid := d.pid("unreached")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
-	g.LoseMonitor()
+	guest.LoseMonitor(g)
 	eventually(t, "the monitor is lost", func() bool { return !g.View().StuckSince.IsZero() })
-	refused(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}), fault.Unresponsive, "was lost")
+	refused(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}), fault.Unresponsive, "was lost")
 	if job := g.View().LastJob; job.Kind != domain.JobNone {
 		t.Errorf("a %s was begun: %s", job.Kind, job.Err)
 	}
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
-	eventually(t, "it is saved when the monitor is back", func() bool { return g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) == nil })
+	eventually(t, "it is saved when the monitor is back", func() bool {
+		return savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}) == nil
+	})
 }
 
 // A description that is set during a save is not confirmed and then lost with the image.
@@ -177,18 +184,20 @@ func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 func TestWordsAreNotLostByASave(t *testing.T) {
 	d := newDaemon(t)
 	g, title := d.define(small("named")), "told"
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	said, answered := make(chan error, 1), atomic.Bool{}
-	ok(t, d.whileStopped(g, func() error { return g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}) }, func() {
+	ok(t, d.whileStopped(g, func() error {
+		return savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{})
+	}, func() {
 		go func() {
-			err := g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Title, &title, "", "", guest.Affect{Live: true})
+			err := guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Title, &title, "", "", machine.Affect{Live: true})
 			answered.Store(true)
 			said <- err
 		}()
-		eventually(t, "it waits, or is done", func() bool { return answered.Load() || g.Waiting() == 1 })
+		eventually(t, "it waits, or is done", func() bool { return answered.Load() || guest.Waiting(g) == 1 })
 	}))
 	err := <-said
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	if now := g.View().Active.Title; err == nil && now != title {
 		t.Errorf("the guest's title is %q, and was said to be %q", now, title)
 	}

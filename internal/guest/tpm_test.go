@@ -15,6 +15,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -34,7 +35,7 @@ func TestTheTPMHasNoPrivileges(t *testing.T) {
 func testTPM(t *testing.T, isolated bool) {
 	d := newDaemonOf(t, isolated)
 	g := d.define(small("tpm", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	own := filepath.Join(d.dir, "run/guest", g.UUID())
 	if isolated {
 		own = filepath.Join(own, "own")
@@ -71,8 +72,8 @@ func testTPM(t *testing.T, isolated bool) {
 	}
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	// In the meantime it belongs to no user whose number another guest may get.
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+	// In the meantime it belongs to root: another guest may get the number of the old user.
 	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID()), func(path string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -83,7 +84,7 @@ func testTPM(t *testing.T, isolated bool) {
 		}
 		return err
 	}))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	if after := stateOf(t, d, g.UUID()); !os.SameFile(before, after) || before.Sys().(*syscall.Stat_t).Uid == after.Sys().(*syscall.Stat_t).Uid {
 		t.Errorf("the state belonged to user %d, and now to %d", before.Sys().(*syscall.Stat_t).Uid, after.Sys().(*syscall.Stat_t).Uid)
 	}
@@ -111,17 +112,17 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 	undefined := func(o guest.UndefineOptions) func(string, string) *guest.Guest {
 		return func(name, more string) *guest.Guest {
 			g := d.define(doc(name, more))
-			ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-			ok(t, g.Undefine(d.ctx(), scope.Daemon("a test"), o))
+			ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+			ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), o))
 			return g
 		}
 	}
 	created := func(name, more string) *guest.Guest {
-		g, err := d.Create(d.ctx(), scope.Daemon("a test"), doc(name, more), guest.StartOptions{Paused: true})
+		g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), doc(name, more), launch.StartOptions{Paused: true})
 		ok(t, err)
 		return g
 	}
-	destroyed := func(g *guest.Guest) { ok(t, d.again(g).Destroy(d.ctx(), scope.Daemon("a test"), false)) }
+	destroyed := func(g *guest.Guest) { ok(t, guest.Destroy(d.ctx(), d.again(g), scope.Daemon("a test"), false)) }
 	for name, c := range map[string]struct {
 		more  string
 		begin func(name, more string) *guest.Guest
@@ -151,8 +152,8 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 	}
 	before, err := os.ReadDir(filepath.Join(d.dir, "data/guest/tpm"))
 	ok(t, err)
-	_, err = d.Create(d.ctx(), scope.Daemon("a test"), strings.Replace(doc("refused", ""), "</domain>",
-		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1), guest.StartOptions{})
+	_, err = guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(doc("refused", ""), "</domain>",
+		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1), launch.StartOptions{})
 	refused(t, err, fault.Failed, "no-such-option")
 	if after, err := os.ReadDir(filepath.Join(d.dir, "data/guest/tpm")); err != nil || len(after) != len(before) {
 		t.Errorf("a guest that never ran leaves a TPM's state: %v, %v", after, err)
@@ -170,7 +171,7 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	const tpm = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"
 	seen, unseen := d.define(small("seen", tpm)), d.define(small("unseen", tpm))
 	kill := func(g *guest.Guest) {
-		pid, err := os.ReadFile(filepath.Join(g.RunDir(), "own/swtpm.pid"))
+		pid, err := os.ReadFile(filepath.Join(guest.RunDir(g), "own/swtpm.pid"))
 		ok(t, err)
 		n, err := strconv.Atoi(strings.TrimSpace(string(pid)))
 		ok(t, err)
@@ -178,7 +179,7 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	}
 	told := func(g *guest.Guest) bool { return strings.Contains(strings.Join(g.View().Messages, "\n"), "swtpm") }
 	for _, g := range []*guest.Guest{seen, unseen} {
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	}
 	kill(seen)
 	eventually(t, "the guest says that its TPM has ended", func() bool { return told(seen) })
@@ -189,8 +190,8 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	seen, unseen = d.again(seen), d.again(unseen)
 	eventually(t, "the next daemon tells of TPMs that have ended", func() bool { return told(seen) && told(unseen) })
 	d.want(unseen, domain.Running, domain.ReasonBooted)
-	ok(t, unseen.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	ok(t, unseen.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, guest.Destroy(d.ctx(), unseen, scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), unseen, scope.Daemon("a test"), launch.StartOptions{}))
 	if told(unseen) {
 		t.Error("it has its TPM again and is still said to have none")
 	}
@@ -206,8 +207,8 @@ func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
 	d.heard = make(chan string, 1000)
 	d.reopen(func() {})
 	g := d.define(small("slow", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	pid, err := os.ReadFile(filepath.Join(g.RunDir(), "own/swtpm.pid"))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	pid, err := os.ReadFile(filepath.Join(guest.RunDir(g), "own/swtpm.pid"))
 	ok(t, err)
 	n, err := strconv.Atoi(strings.TrimSpace(string(pid)))
 	ok(t, err)
@@ -215,10 +216,10 @@ func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
 	g = d.again(g)
 	ok(t, syscall.Kill(d.pid("slow"), syscall.SIGSTOP))
 	ok(t, syscall.Kill(n, syscall.SIGKILL))
-	if err := g.Destroy(d.ctx(), scope.Daemon("a test"), true); !fault.Is(err, fault.Timeout) { // for longer than an emulator is waited for
+	if err := guest.Destroy(d.ctx(), g, scope.Daemon("a test"), true); !fault.Is(err, fault.Timeout) { // for longer than an emulator is waited for
 		t.Errorf("a QEMU that is stopped ended gracefully: %v", err)
 	}
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	for len(d.heard) > 0 {
 		if said := <-d.heard; strings.Contains(said, "TPM emulator") {
 			t.Errorf("of a guest that is being ended is said: %s", said)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -18,7 +20,7 @@ import (
 func TestQEMUHasNoSavedImage(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(wordy("saved"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	path := filepath.Join(t.TempDir(), "image")
 	read, saved := d.saving(g, path)
 	open := "/proc/" + strconv.Itoa(d.pid("saved")) + "/fd/"
@@ -29,20 +31,20 @@ func TestQEMUHasNoSavedImage(t *testing.T) {
 			t.Errorf("QEMU has the image open, as %s", e.Name())
 		}
 	}
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	read()
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds")
 	}
 
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}))
 	image, err := os.ReadFile(path)
 	ok(t, err)
 	if at := bytes.Index(image, []byte("</domain>")); at < 0 || bytes.Index(image, []byte("QEVM")) < at {
 		t.Errorf("the definition ends at %d, and QEMU's part is not behind it", at)
 	}
-	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), path, guest.SaveOptions{})
+	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	ok(t, err)
 }
 
@@ -50,13 +52,13 @@ func TestQEMUHasNoSavedImage(t *testing.T) {
 func TestASaveThatIsGivenUpWaitsForNoFile(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("hung"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	read, saved := d.saving(g, filepath.Join(t.TempDir(), "image"))
-	ok(t, g.AbortJob(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.AbortJob(d.ctx(), g, scope.Daemon("a test")))
 	if err := <-saved; err == nil {
 		t.Error("the save succeeds")
 	}
 	d.settle(g, domain.Running)
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
 	read()
 }

@@ -5,7 +5,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
@@ -15,7 +17,7 @@ import (
 func TestLimitsThatAreRefusedInPartAreAsBefore(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	dir := d.groups.Guest(g.UUID()).Path(kernel.CPUController)
 	if dir == "" {
 		t.Skip("this host has no control groups for processors")
@@ -30,7 +32,7 @@ func TestLimitsThatAreRefusedInPartAreAsBefore(t *testing.T) {
 		return ""
 	}
 	before := weight()
-	err := g.Tune(d.ctx(), scope.Daemon("a test"), guest.Affect{Live: true}, func(def *domain.Definition) error {
+	err := hotplug.Tune(d.ctx(), g, scope.Daemon("a test"), machine.Affect{Live: true}, func(def *domain.Definition) error {
 		def.Tune.Shares, def.Tune.GlobalPeriod, def.Tune.GlobalQuota = 333, 1, 1 // which is too short for the kernel
 		return nil
 	})

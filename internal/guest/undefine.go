@@ -10,6 +10,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -18,10 +21,10 @@ import (
 
 // undefineKind removes a definition, and then the files that belong to it. The store decides: while it
 // still has the guest, all files stay.
-var undefineKind = operation.Kind[*Registry]{
+var undefineKind = operation.Kind[*machine.Registry]{
 	Name: "undefine", Version: 1,
 	Steps: []string{"forget", "variables", "tpm"},
-	Bind:  func(r *Registry) operation.Work { return &undefinition{reg: r} },
+	Bind:  func(r *machine.Registry) operation.Work { return &undefinition{reg: r} },
 }
 
 // undefinition is the journalled payload of an undefinition.
@@ -34,12 +37,12 @@ type undefinition struct {
 	// TPM says that the TPM state is removed, too.
 	TPM bool `json:",omitempty"`
 
-	reg *Registry
+	reg *machine.Registry
 	op  *operation.Operation // nil: there is nothing to remove beside the definition
 	sc  scope.Scope          // where there is no operation
 
 	// The following fields are set only in the daemon that began it.
-	guest   *Guest
+	guest   *machine.Guest
 	options UndefineOptions
 	found   string // the file of UEFI variables; empty: none
 	tried   bool   // the client was told whether the variables could be removed
@@ -52,7 +55,7 @@ func (u *undefinition) Opened(op *operation.Operation) error {
 }
 
 // Ended implements operation.Ender.
-func (u *undefinition) Ended() { u.reg.dropUndefinitions(u.UUID) }
+func (u *undefinition) Ended() { dropUndefinitions(u.reg, u.UUID) }
 
 // Steps implements operation.Work.
 func (u *undefinition) Steps() []operation.Step {
@@ -66,19 +69,19 @@ func (u *undefinition) Steps() []operation.Step {
 func uuidObject(uuid string) string { return "uuid/" + uuid }
 
 // newUndefinition makes the operation, and finds the files to remove.
-func (g *Guest) newUndefinition(ctx context.Context, sc scope.Scope, o UndefineOptions) (*undefinition, error) {
-	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o, sc: sc}
+func newUndefinition(ctx context.Context, g *machine.Guest, sc scope.Scope, o UndefineOptions) (*undefinition, error) {
+	u := &undefinition{Name: g.Name(), UUID: g.Identity, reg: g.Reg, guest: g, options: o, sc: sc}
 	// A user chose the path of the variables, and its file system may hang. So the caller waits for it
 	// here, and not the loop.
 	var err error
-	if u.found, err = g.nvramFile(ctx, sc); err != nil {
+	if u.found, err = nvramFile(ctx, g, sc); err != nil {
 		return nil, err
 	}
 	if o.NVRAM && u.found != "" {
-		u.NVRAM, u.Held = u.found, sc.Noting(g.View().fences).FoldersOf(u.found)
+		u.NVRAM, u.Held = u.found, sc.Noting(g.View().Fences).FoldersOf(u.found)
 	}
-	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !keepsTPM(def)) {
-		_, err := os.Stat(g.reg.tpmState(g.uuid))
+	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !launch.KeepsTPM(def)) {
+		_, err := os.Stat(provision.TPMState(g.Reg, g.Identity))
 		u.TPM = err == nil
 	}
 	return u, nil
@@ -96,11 +99,11 @@ func (u *undefinition) scope() scope.Scope {
 // definition.
 func (u *undefinition) forget(ctx context.Context) error {
 	g := u.guest
-	err := g.perform(ctx, u.scope(), lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
-		return nil, g.dropDefinition(u.options, u.found)
+	err := g.Perform(ctx, u.scope(), lifecycle.Undefine, domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
+		return nil, dropDefinition(g, u.options, u.found)
 	})
 	if err != nil && ctx.Err() != nil { // the loop may still do it
-		_ = g.change(context.WithoutCancel(ctx), u.scope(), "", func() error { return nil })
+		_ = g.Change(context.WithoutCancel(ctx), u.scope(), "", func() error { return nil })
 		if found, _ := u.forgotten(ctx, operation.Nothing); found == operation.Happened {
 			return nil
 		}
@@ -111,8 +114,8 @@ func (u *undefinition) forget(ctx context.Context) error {
 // forgotten implements Probe.
 func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
 	var kept any
-	lost := u.guest == nil && !u.reg.store.Sound() // the definition may be lost, so all files stay
-	if fault.Is(u.reg.store.Get(domains, u.UUID, &kept), fault.NotFound) && !lost {
+	lost := u.guest == nil && !u.reg.Store.Sound() // the definition may be lost, so all files stay
+	if fault.Is(u.reg.Store.Get(machine.Domains, u.UUID, &kept), fault.NotFound) && !lost {
 		return operation.Happened, nil
 	}
 	return operation.Never, nil
@@ -134,15 +137,15 @@ func (u *undefinition) removeVariables(ctx context.Context) error {
 	if u.NVRAM == "" || u.another() {
 		return nil
 	}
-	if u.reg.traits.others(u.UUID, trait{nvramTrait, u.NVRAM}) {
-		u.reg.log.Warn("UEFI variables of an undefined guest are used by another guest; kept", "uuid", u.UUID, "path", u.NVRAM)
+	if u.reg.UniqueIndex.Others(u.UUID, machine.UniqueKey{What: machine.NVRAMKey, Value: u.NVRAM}) {
+		u.reg.Log.Warn("UEFI variables of an undefined guest are used by another guest; kept", "uuid", u.UUID, "path", u.NVRAM)
 		return nil
 	}
-	err := fsguard.Run(ctx, u.NVRAM, func() error { return removeNamed(u.NVRAM, u.Held) })
+	err := fsguard.Run(ctx, u.NVRAM, func() error { return machine.RemoveNamed(u.NVRAM, u.Held) })
 	asked := u.guest != nil && !u.tried && ctx.Err() == nil
 	u.tried = true
 	if asked {
-		return operation.Final(fault.Wrap(err, failure(err), fault.Domain,
+		return operation.Final(fault.Wrap(err, machine.Failure(err), fault.Domain,
 			"domain %q is undefined, but its UEFI variables were not removed; remove %s yourself", u.Name, u.NVRAM))
 	}
 	return err
@@ -155,31 +158,31 @@ func (u *undefinition) removeTPM(context.Context) error {
 		return nil
 	}
 	g, gone := u.reg.ByUUID(u.UUID)
-	if u.TPM && (gone != nil || g.live.Load() == nil && !g.View().Quarantined) {
-		u.reg.dropTPM(u.UUID, u.reg.log)
+	if u.TPM && (gone != nil || g.Live.Load() == nil && !g.View().Quarantined) {
+		launch.DropTPM(u.reg, u.UUID, u.reg.Log)
 	}
-	u.reg.forgetLeft(u.UUID)
+	provision.ForgetLeftover(u.reg, u.UUID)
 	return nil
 }
 
 // undefine runs an undefinition. The caller must hold the lock of the UUID. If there are no files to
 // remove, no record is written.
-func (r *Registry) undefine(ctx context.Context, sc scope.Scope, u *undefinition) error {
-	r.mu.RLock()
-	set := r.undefinitions[u.UUID]
-	r.mu.RUnlock()
+func undefine(ctx context.Context, r *machine.Registry, sc scope.Scope, u *undefinition) error {
+	r.Mu.RLock()
+	set := r.Undefinitions[u.UUID]
+	r.Mu.RUnlock()
 	if set == nil && u.NVRAM == "" && !u.TPM {
 		return u.forget(ctx)
 	}
 	if set == nil {
 		var err error
-		if set, err = r.openUndefinitions(u.UUID, nil); err != nil {
+		if set, err = openUndefinitions(r, u.UUID, nil); err != nil {
 			return err
 		}
 	}
 	op, err := set.Begin(sc, undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
 	if err != nil {
-		r.dropUndefinitions(u.UUID)
+		dropUndefinitions(r, u.UUID)
 		return err
 	}
 	return op.Run(ctx)
@@ -189,12 +192,12 @@ func (r *Registry) undefine(ctx context.Context, sc scope.Scope, u *undefinition
 const undefinitionsOwner = "undefine-"
 
 // openUndefinitions opens the undefinitions of a UUID: those of its records, or none.
-func (r *Registry) openUndefinitions(uuid string, records []operation.Record) (*operation.Set[*Registry], error) {
-	set, err := operation.Open(operation.Config[*Registry]{
-		Owner: r, Name: undefinitionsOwner + uuid, Kinds: operation.Kinds[*Registry]{undefineKind},
-		Stored: operation.Stored{Store: r.store}, Apart: true, Log: r.log.With("uuid", uuid), Life: r.life,
+func openUndefinitions(r *machine.Registry, uuid string, records []operation.Record) (*operation.Set[*machine.Registry], error) {
+	set, err := operation.Open(operation.Config[*machine.Registry]{
+		Owner: r, Name: undefinitionsOwner + uuid, Kinds: operation.Kinds[*machine.Registry]{undefineKind},
+		Stored: operation.Stored{Store: r.Store}, Apart: true, Log: r.Log.With("uuid", uuid), Life: r.Life,
 		Turn: func(ctx context.Context, do func() error) error {
-			leave, err := r.removing.take(ctx, uuid)
+			leave, err := r.Removing.Lock(ctx, uuid)
 			if err != nil {
 				return err
 			}
@@ -205,54 +208,54 @@ func (r *Registry) openUndefinitions(uuid string, records []operation.Record) (*
 	if err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.undefinitions[uuid] = set
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	r.Undefinitions[uuid] = set
 	return set, nil
 }
 
 // undefinitionSets returns the open sets. A successful retry removes its own.
-func (r *Registry) undefinitionSets() []*operation.Set[*Registry] {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return slices.Collect(maps.Values(r.undefinitions))
+func undefinitionSets(r *machine.Registry) []*operation.Set[*machine.Registry] {
+	r.Mu.RLock()
+	defer r.Mu.RUnlock()
+	return slices.Collect(maps.Values(r.Undefinitions))
 }
 
 // dropUndefinitions forgets a set without operations.
-func (r *Registry) dropUndefinitions(uuid string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if set := r.undefinitions[uuid]; set != nil && len(set.Operations()) == 0 {
-		delete(r.undefinitions, uuid)
+func dropUndefinitions(r *machine.Registry, uuid string) {
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	if set := r.Undefinitions[uuid]; set != nil && len(set.Operations()) == 0 {
+		delete(r.Undefinitions, uuid)
 	}
 }
 
 // recoverUndefinitions completes the undefinitions that an earlier daemon began. It holds the locks of
 // their UUIDs, so that no guest is made with one of them before.
-func (r *Registry) recoverUndefinitions() error {
-	all, err := operation.Stored{Store: r.store}.ReadAll()
+func recoverUndefinitions(r *machine.Registry) error {
+	all, err := operation.Stored{Store: r.Store}.ReadAll()
 	for owner, its := range all {
 		uuid, is := strings.CutPrefix(owner, undefinitionsOwner)
 		if !is {
 			continue
 		}
-		set, e := r.openUndefinitions(uuid, its.Records)
+		set, e := openUndefinitions(r, uuid, its.Records)
 		if e = errors.Join(its.Damaged, e); e != nil {
-			r.log.Error("cannot read which files of an undefined guest to remove", "uuid", uuid, "error", e)
+			r.Log.Error("cannot read which files of an undefined guest to remove", "uuid", uuid, "error", e)
 		}
 		if set == nil {
 			continue
 		}
-		leave, e := r.removing.take(r.life, uuid) // the lock is free at this time
+		leave, e := r.Removing.Lock(r.Life, uuid) // the lock is free at this time
 		if e != nil {
 			return e
 		}
-		r.loops.Go(func() { // a file system may hang
+		r.Loops.Go(func() { // a file system may hang
 			defer leave()
-			ctx, stop := context.WithTimeout(r.life, modifyLimit)
+			ctx, stop := context.WithTimeout(r.Life, machine.ModifyLimit)
 			defer stop()
 			if err := set.Recover(ctx); err != nil {
-				r.log.Error("cannot settle an interrupted undefinition", "uuid", uuid, "error", err)
+				r.Log.Error("cannot settle an interrupted undefinition", "uuid", uuid, "error", err)
 			}
 		})
 	}

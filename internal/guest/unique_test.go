@@ -6,27 +6,30 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
 // crowd is a registry with guests that have no loops.
-func crowd(definitions ...*domain.Definition) *Registry {
-	r := newRegistry(Config{})
+func crowd(definitions ...*domain.Definition) *machine.Registry {
+	r := newRegistry(machine.Config{})
 	for _, d := range definitions {
-		r.seat(d)
+		seat(r, d)
 	}
 	return r
 }
 
-func (r *Registry) seat(d *domain.Definition) {
-	g := &Guest{reg: r, uuid: d.UUID}
-	g.record.Name, g.inactive = d.Name, d
-	g.publish()
-	r.byUUID[d.UUID] = g
+func seat(r *machine.Registry, d *domain.Definition) {
+	g := &machine.Guest{Reg: r, Identity: d.UUID}
+	g.Record.Name, g.Inactive = d.Name, d
+	g.Publish()
+	r.GuestsByUUID[d.UUID] = g
 }
 
-func (r *Registry) clashes(uuid string) []string { return r.Clashes(r.byUUID[uuid].View(), nil) }
+func clashes(r *machine.Registry, uuid string) []string {
+	return r.Clashes(r.GuestsByUUID[uuid].View(), nil)
+}
 
 // Promise: H6
 func TestGuestsThatShareWhatMustBeUnique(t *testing.T) {
@@ -51,26 +54,26 @@ func TestGuestsThatShareWhatMustBeUnique(t *testing.T) {
 		a, b := &domain.Definition{Name: "a", UUID: "1"}, &domain.Definition{Name: "b", UUID: "2"}
 		change(a)
 		r := crowd(a)
-		if got := r.clashes("1"); len(got) > 0 {
+		if got := clashes(r, "1"); len(got) > 0 {
 			t.Errorf("%s: alone, it %q", says, got)
 		}
 		change(b)
-		r.seat(b)
+		seat(r, b)
 		var want []string
 		if says != "" {
 			want = []string{`tainted: shares ` + says + ` with domain "b"`}
 		}
-		if got := r.clashes("1"); !slices.Equal(got, want) {
+		if got := clashes(r, "1"); !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
-		if got := r.Clashes(r.byUUID["1"].View(), func(*Guest) bool { return false }); says != "" && got[0] != `tainted: shares `+says+` with domain 1 more` {
+		if got := r.Clashes(r.GuestsByUUID["1"].View(), func(*machine.Guest) bool { return false }); says != "" && got[0] != `tainted: shares `+says+` with domain 1 more` {
 			t.Errorf("a client without the right to the other guest reads %q", got)
 		}
 		// The other guest is undefined, or defined again.
-		g := r.byUUID["2"]
-		g.inactive = &domain.Definition{Name: "b", UUID: "2"}
-		g.publish()
-		if got := r.clashes("1"); len(got) > 0 {
+		g := r.GuestsByUUID["2"]
+		g.Inactive = &domain.Definition{Name: "b", UUID: "2"}
+		g.Publish()
+		if got := clashes(r, "1"); len(got) > 0 {
 			t.Errorf("%s: after the other one was changed, it %q", says, got)
 		}
 	}
@@ -80,7 +83,7 @@ func TestTwoDisksOfOneSerial(t *testing.T) {
 	r := crowd(&domain.Definition{Name: "a", UUID: "1", Devices: device.Set{Disks: []*device.Disk{
 		{Target: "vda", Serial: "x"}, {Target: "vdb", Serial: "x"}, {Target: "vdc"}, {Target: "vdd"},
 	}}})
-	if got, want := r.clashes("1"), []string{"tainted: disks vda and vdb have the same serial x"}; !slices.Equal(got, want) {
+	if got, want := clashes(r, "1"), []string{"tainted: disks vda and vdb have the same serial x"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -92,11 +95,11 @@ func TestAThousandTwins(t *testing.T) {
 	const many = 1000
 	r := crowd()
 	for i := range many {
-		r.seat(&domain.Definition{Name: fmt.Sprintf("g%03d", i), UUID: fmt.Sprint(i), Devices: device.Set{NICs: []*device.NIC{{MAC: "52:54:00:00:00:01"}}}})
+		seat(r, &domain.Definition{Name: fmt.Sprintf("g%03d", i), UUID: fmt.Sprint(i), Devices: device.Set{NICs: []*device.NIC{{MAC: "52:54:00:00:00:01"}}}})
 	}
 	began := time.Now()
 	for i := range many {
-		got := r.clashes(fmt.Sprint(i))
+		got := clashes(r, fmt.Sprint(i))
 		if len(got) != 1 || len(got[0]) > 120 {
 			t.Fatalf("guest %d: %q", i, got)
 		}
@@ -104,7 +107,7 @@ func TestAThousandTwins(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("asking %d guests took %v", many, took)
 	}
-	if got, want := r.clashes("7")[0], `tainted: shares MAC address 52:54:00:00:00:01 with domain "g000", "g001", "g002", 996 more`; got != want {
+	if got, want := clashes(r, "7")[0], `tainted: shares MAC address 52:54:00:00:00:01 with domain "g000", "g001", "g002", 996 more`; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -10,6 +10,11 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -32,12 +37,12 @@ func (d *daemon) misplace() (find func()) {
 func (d *daemon) savedUnstored(name string) (g *guest.Guest, find func()) {
 	d.t.Helper()
 	g = d.define(small(name))
-	ok(d.t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(d.t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	pid := d.pid(name)
 	ok(d.t, syscall.Kill(pid, syscall.SIGSTOP))
 	saved := make(chan error, 1)
 	go func() {
-		saved <- g.ManagedSave(context.WithoutCancel(d.ctx()), scope.Daemon("a test"), guest.SaveOptions{})
+		saved <- savestate.ManagedSave(context.WithoutCancel(d.ctx()), g, scope.Daemon("a test"), savestate.SaveOptions{})
 	}()
 	eventually(d.t, "a save under way", func() bool { return g.Job().Kind == domain.JobSave })
 	find = d.misplace()
@@ -60,17 +65,17 @@ func TestAManagedSaveThatIsStoredLate(t *testing.T) {
 		t.Fatal("the next daemon does not know that the guest is saved")
 	}
 	d.reopen(func() {})
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(d.again(g), domain.Running, domain.ReasonRestored)
 
 	g, find = d.savedUnstored("same")
-	if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); err == nil {
+	if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}); err == nil {
 		t.Error("a start takes away what tells of the image")
 	}
 	find()
-	eventually(t, "what tells of the image is removed when the store does", func() bool { return gone(g.RunDir()) })
+	eventually(t, "what tells of the image is removed when the store does", func() bool { return gone(guest.RunDir(g)) })
 	d.reopen(func() {})
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(d.again(g), domain.Running, domain.ReasonRestored)
 }
 
@@ -80,16 +85,16 @@ func TestAManagedSaveThatIsStoredLate(t *testing.T) {
 func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("used"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 	find := d.misplace()
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	if err := g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}); err == nil {
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+	if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}); err == nil {
 		t.Error("a start takes away what tells that the image is used up")
 	}
 	d.reopen(find)
-	ok(t, d.again(g).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(d.again(g), domain.Running, domain.ReasonBooted)
 }
 
@@ -100,17 +105,17 @@ func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 	d := newDaemon(t)
 	saved := func(name string) *guest.Guest {
 		g := d.define(small(name))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		left := record(t, g)
-		ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
+		ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
 		writeRecord(t, g, left)
 		completeSave(t, g)
 		return g
 	}
 	gone, bare := saved("gone"), saved("bare")
-	ok(t, gone.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true}))
-	ok(t, bare.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Undefine(d.ctx(), gone, scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true}))
+	ok(t, savestate.RemoveManagedSave(d.ctx(), bare, scope.Daemon("a test")))
 	d.reopen(func() {})
 	if _, err := d.ByUUID(gone.UUID()); err == nil {
 		t.Error("a guest that was undefined is back")
@@ -118,7 +123,7 @@ func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 	if d.again(bare).View().ManagedSave {
 		t.Error("an image that was removed is said to be there")
 	}
-	ok(t, d.again(bare).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), d.again(bare), scope.Daemon("a test"), launch.StartOptions{}))
 	d.want(d.again(bare), domain.Running, domain.ReasonBooted)
 }
 
@@ -131,18 +136,18 @@ func TestAStartThatIsStruckOffLate(t *testing.T) {
 	d.reopen(func() {})
 	pool, disk := d.shelf()
 	g := d.define(small("seen-to", disk))
-	ok(t, g.SetAutostart(d.ctx(), scope.Daemon("a test"), true))
+	ok(t, guest.SetAutostart(d.ctx(), g, scope.Daemon("a test"), true))
 	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
-	d.Autostart(d.ctx())
+	guest.Autostart(d.ctx(), d.Registry)
 	due := func() bool {
 		var noted any
 		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID(), &noted) == nil
 	}
-	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "could not be started") })
+	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "autostart failed") })
 	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
 	find := d.misplace()
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	if !due() {
 		t.Error("the store takes changes")
 	}
@@ -156,11 +161,11 @@ func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
 	g := d.define(small("before"))
 	events := d.events.Reader()
 	find := d.misplace()
-	if err := g.Rename(d.ctx(), scope.Daemon("a test"), "after"); err == nil {
+	if err := guest.Rename(d.ctx(), g, scope.Daemon("a test"), "after"); err == nil {
 		t.Error("it is renamed")
 	}
 	find()
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	e, _, err := events.Next(d.ctx())
 	ok(t, err)
 	if c, is := e.Payload.(event.DomainChange); e.Source.Name != "before" || is && c.Change == event.Undefined {
@@ -173,13 +178,13 @@ func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
 func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
 	d := newDaemon(t)
 	of := func(team, more string) string {
-		return strings.Replace(small("given"), "<os>", more+"<metadata><l:guest xmlns:l='"+guest.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
+		return strings.Replace(small("given"), "<os>", more+"<metadata><l:guest xmlns:l='"+provision.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
 	}
 	g := d.define(of("a", ""))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	d.define(of("b", "<uuid>"+g.UUID()+"</uuid>"))
 	find := d.misplace()
-	if err := g.Undefine(d.ctx(), scope.Daemon("a test"), guest.UndefineOptions{}); err == nil {
+	if err := guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}); err == nil {
 		t.Error("it is undefined")
 	}
 	find()
@@ -201,19 +206,19 @@ func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 	g := d.define(doc)
 	doc = strings.Replace(doc, "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1)
 	image := filepath.Join(d.dir, "image")
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.Save(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
-	_, err := d.Create(d.ctx(), scope.Daemon("a test"), doc, guest.StartOptions{})
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), image, savestate.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
+	_, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), doc, launch.StartOptions{})
 	refused(t, err, fault.WrongState, "managed save image")
-	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
+	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), image, savestate.SaveOptions{})
 	refused(t, err, fault.WrongState, "managed save image")
-	ok(t, g.RemoveManagedSave(d.ctx(), scope.Daemon("a test")))
-	_, err = d.Restore(d.ctx(), scope.Daemon("a test"), image, guest.SaveOptions{})
+	ok(t, savestate.RemoveManagedSave(d.ctx(), g, scope.Daemon("a test")))
+	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), image, savestate.SaveOptions{})
 	ok(t, err)
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
-	_, err = d.Create(d.ctx(), scope.Daemon("a test"), doc, guest.StartOptions{})
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
+	_, err = guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), doc, launch.StartOptions{})
 	ok(t, err)
 }
 
@@ -223,9 +228,9 @@ func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("resumes"))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	ok(t, g.ManagedSave(d.ctx(), scope.Daemon("a test"), guest.SaveOptions{}))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	d.reopen(func() {
 		r := record(t, g)
 		r["Resuming"] = true
@@ -242,7 +247,7 @@ func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 	if g.View().ManagedSave {
 		t.Error("it has its image still")
 	}
-	ok(t, g.Suspend(d.ctx(), scope.Daemon("a test")))
+	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
 	d.reopen(func() {})
 	d.want(d.again(g), domain.Paused, domain.ReasonUser)
 }
@@ -274,12 +279,12 @@ func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
 	g := d.define(strings.Replace(small("kept", `<controller type='usb' model='qemu-xhci'/>`, stick), "<vcpu>1", "<vcpu current='1'>2", 1))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
-	both := guest.Affect{Live: true, Config: true}
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	both := machine.Affect{Live: true, Config: true}
 	pid := d.pid("kept")
 	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 	told := make(chan error, 1)
-	go func() { told <- g.Detach(context.WithoutCancel(d.ctx()), scope.Daemon("a test"), stick, both) }()
+	go func() { told <- hotplug.Detach(context.WithoutCancel(d.ctx()), g, scope.Daemon("a test"), stick, both) }()
 	eventually(t, "a detach under way", func() bool { return g.Job().Kind == domain.JobModify })
 	find := d.misplace()
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
@@ -289,9 +294,9 @@ func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
 	if v := g.View(); len(v.Active.Devices.Disks) != 0 || len(v.Inactive.Devices.Disks) != 1 {
 		t.Errorf("it runs with %d disks and is stored with %d", len(v.Active.Devices.Disks), len(v.Inactive.Devices.Disks))
 	}
-	if err := g.SetVCPUs(d.ctx(), scope.Daemon("a test"), 2, guest.VCPUOptions{Affect: both}); err == nil || g.View().Active.VCPUs.Current != 1 {
+	if err := hotplug.SetVCPUs(d.ctx(), g, scope.Daemon("a test"), 2, hotplug.VCPUOptions{Affect: both}); err == nil || g.View().Active.VCPUs.Current != 1 {
 		t.Errorf("%v, and it has %d processors", err, g.View().Active.VCPUs.Current)
 	}
 	find()
-	ok(t, g.Detach(d.ctx(), scope.Daemon("a test"), stick, guest.Affect{Config: true}))
+	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Config: true}))
 }

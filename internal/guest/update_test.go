@@ -8,11 +8,14 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-var both = guest.Affect{Live: true, Config: true}
+var both = machine.Affect{Live: true, Config: true}
 
 // An interrupted update is continued later. It must not take back changes that were answered in between.
 // Promise: F36
@@ -24,23 +27,23 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		"next": func(pid int) { d.reopen(func() { ok(t, syscall.Kill(pid, syscall.SIGCONT)) }) },
 	} {
 		g := d.define(small(name))
-		ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		pid := d.pid(name)
 		underWay := func() bool {
-			records, err := filepath.Glob(filepath.Join(g.RunDir(), "operation-*.json"))
+			records, err := filepath.Glob(filepath.Join(guest.RunDir(g), "operation-*.json"))
 			return err == nil && len(records) > 0
 		}
 		ok(t, syscall.Kill(pid, syscall.SIGSTOP))
 		done := make(chan error, 1)
-		go func() { done <- g.SetMemory(d.ctx(), scope.Daemon("a test"), memory, both) }()
+		go func() { done <- hotplug.SetMemory(d.ctx(), g, scope.Daemon("a test"), memory, both) }()
 		eventually(t, "it is under way", underWay)
-		g.LoseMonitor()
+		guest.LoseMonitor(g)
 		if err := <-done; err == nil {
 			t.Fatal("it is done without a monitor")
 		}
 		d.define(strings.Replace(small(name), "<name>", "<uuid>"+g.UUID()+"</uuid><title>stored</title><on_crash>restart</on_crash><name>", 1))
 		title := "running"
-		ok(t, g.SetMetadata(d.ctx(), scope.Daemon("a test"), guest.Title, &title, "", "", guest.Affect{Live: true}))
+		ok(t, guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Title, &title, "", "", machine.Affect{Live: true}))
 		goOn(pid)
 		eventually(t, "it has ended", func() bool { return !underWay() })
 		v := d.again(g).View()
@@ -57,7 +60,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 // Promise: F36
 func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 	d := newDaemon(t)
-	config := guest.Affect{Config: true}
+	config := machine.Affect{Config: true}
 	source := func(name string) string {
 		path := filepath.Join(d.dir, name)
 		ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -68,26 +71,26 @@ func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 		return `<disk type='file' device='cdrom'>` + source + `<target dev='sda' bus='sata'/><readonly/></disk>`
 	}
 	g := d.define(small("left", `<controller type='usb' model='qemu-xhci'/>`, drive("")))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	for kind, c := range map[string]struct {
 		change, back func() error
 		made         func(*domain.Definition) bool
 	}{
 		"update": {
-			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), 32<<20, both) },
-			func() error { return g.SetMemory(d.ctx(), scope.Daemon("a test"), 64<<20, config) },
+			func() error { return hotplug.SetMemory(d.ctx(), g, scope.Daemon("a test"), 32<<20, both) },
+			func() error { return hotplug.SetMemory(d.ctx(), g, scope.Daemon("a test"), 64<<20, config) },
 			func(def *domain.Definition) bool { return def.CurrentMemory == 32<<20 },
 		},
 		"attach": {
-			func() error { return g.Attach(d.ctx(), scope.Daemon("a test"), stick, both) },
-			func() error { return g.Detach(d.ctx(), scope.Daemon("a test"), stick, config) },
+			func() error { return hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, both) },
+			func() error { return hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick, config) },
 			func(def *domain.Definition) bool { return len(def.Devices.Disks) == 2 },
 		},
 		"media": {
 			func() error {
-				return g.Update(d.ctx(), scope.Daemon("a test"), drive(source("medium.iso")), both, false)
+				return hotplug.Update(d.ctx(), g, scope.Daemon("a test"), drive(source("medium.iso")), both, false)
 			},
-			func() error { return g.Update(d.ctx(), scope.Daemon("a test"), drive(""), config, false) },
+			func() error { return hotplug.Update(d.ctx(), g, scope.Daemon("a test"), drive(""), config, false) },
 			func(def *domain.Definition) bool { return def.Devices.Disks[0].Source.Path() != "" },
 		},
 	} {
@@ -95,7 +98,7 @@ func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 		var text []byte
 		ok(t, d.whileStopped(g, c.change, func() {
 			eventually(t, "it is noted", func() bool {
-				noted, _ := filepath.Glob(filepath.Join(g.RunDir(), "operation-*.json"))
+				noted, _ := filepath.Glob(filepath.Join(guest.RunDir(g), "operation-*.json"))
 				if len(noted) == 1 {
 					at = noted[0]
 					text, _ = os.ReadFile(at)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -22,10 +23,10 @@ func TestNobodyUploadsToADiskThatBegins(t *testing.T) {
 	g := d.define(small("begins", diskOf("qcow2", v.Path, "")))
 	u, err := p.Upload(d.ctx(), scope.Daemon("a test"), "disk", 0, 0)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "open to write")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}), fault.Busy, "open to write")
 	u.Abort()
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	_, err = p.Upload(d.ctx(), scope.Daemon("a test"), "disk", 0, 0)
-	refused(t, err, fault.Busy, "a guest, or qemu-img, has")
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	refused(t, err, fault.Busy, "a guest or qemu-img has")
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 }

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
@@ -28,18 +31,18 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Quarters = &sandbox.Isolation{Users: users}
-	served := func(n uint32) *heldNIC {
-		return &heldNIC{Alias: "net0", User: &sandbox.User{UID: first + n, GID: first + n}}
+	served := func(n uint32) *machine.HeldNIC {
+		return &machine.HeldNIC{Alias: "net0", User: &sandbox.User{UID: first + n, GID: first + n}}
 	}
 	dir := filepath.Join(r.RunDir, "one")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	rec := &runRecord{Name: "one", UUID: claimedUUID, NICs: []heldNIC{*served(0)}}
-	if err := writeRunRecord(dir, rec); err != nil {
+	rec := &machine.InstanceRecord{Name: "one", UUID: claimedUUID, NICs: []machine.HeldNIC{*served(0)}}
+	if err := machine.WriteRecord(dir, rec); err != nil {
 		t.Fatal(err)
 	}
-	for kind, payload := range map[string]any{attachKind.Name: &attach{NIC: served(1)}, cleanupKind.Name: &cleanup{NIC: served(2)}} {
+	for kind, payload := range map[string]any{hotplug.AttachKind.Name: &hotplug.AttachOp{NIC: served(1)}, hotplug.CleanupKind.Name: &hotplug.CleanupOp{NIC: served(2)}} {
 		text, err := json.Marshal(payload)
 		if err != nil {
 			t.Fatal(err)
@@ -48,7 +51,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := r.surveyUsers(); err != nil {
+	if err := provision.SurveyUsers(r); err != nil {
 		t.Fatal(err)
 	}
 	u, err := users.Take("another")
@@ -70,8 +73,8 @@ func TestUserNetwork_AnotherGuestsUserIsNotFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := newRun(runRecord{Name: "one", UUID: claimedUUID}, t.TempDir(), kernel.Root{}, r.log)
-	release, err := r.readopt(run, nil, &heldNIC{Alias: "net0", User: &user})
+	run := machine.NewInstance(machine.InstanceRecord{Name: "one", UUID: claimedUUID}, t.TempDir(), kernel.Root{}, r.Log)
+	release, err := provision.ReadoptNICs(r, run, nil, &machine.HeldNIC{Alias: "net0", User: &user})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +111,7 @@ func TestUserNetwork_TheEndOfItsProgramIsLogged(t *testing.T) {
 				t.Fatal(err)
 			}
 			var said bytes.Buffer
-			bareRegistry(t).watchUserNetwork(serving, process, slog.New(slog.NewTextHandler(&said, nil)))
+			provision.WatchUserNetwork(serving, bareRegistry(t), process, slog.New(slog.NewTextHandler(&said, nil)))
 			if logged := strings.Contains(said.String(), "has ended"); logged != needed {
 				t.Errorf("the log says %q", said.String())
 			}

@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -48,12 +51,12 @@ func TestUserNetwork_PluggedIntoAGuestWithoutOne(t *testing.T) {
 	}
 	doc := speaking("plugged", "<serial type='file'><source path='"+said+"'/></serial>")
 	g := d.define(strings.Replace(doc, "</os>", "<boot dev='network'/></os>", 1))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	eventually(t, "the firmware to find nothing to boot from", says("No bootable device"))
 	nic := "<interface type='user'><mac address='52:54:00:00:00:01'/><model type='virtio'/></interface>"
-	live := guest.Affect{Live: true}
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), nic, live))
-	ok(t, g.Reset(d.ctx(), scope.Daemon("a test")))
+	live := machine.Affect{Live: true}
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), nic, live))
+	ok(t, guest.Reset(d.ctx(), g, scope.Daemon("a test")))
 	eventually(t, "the guest to be given an address", says("net0: 10.0.2.15"))
 	if v := g.View(); (kernel.Root{}).SharesNetwork(v.PID) || !slices.Contains(v.Isolation, "network") {
 		t.Errorf("the guest has come to have the host's network: %v", v.Isolation)
@@ -64,11 +67,11 @@ func TestUserNetwork_PluggedIntoAGuestWithoutOne(t *testing.T) {
 	if n := d.userNetworks(); n != 1 {
 		t.Fatalf("%d processes serve one interface", n)
 	}
-	ok(t, g.DetachAlias(d.ctx(), scope.Daemon("a test"), "net0", live))
-	ok(t, g.Reset(d.ctx(), scope.Daemon("a test"))) // the firmware answers no request, and a reset grants it
+	ok(t, hotplug.DetachAlias(d.ctx(), g, scope.Daemon("a test"), "net0", live))
+	ok(t, guest.Reset(d.ctx(), g, scope.Daemon("a test"))) // the firmware answers no request, and a reset grants it
 	eventually(t, "what served the interface to end", func() bool { return d.userNetworks() == 0 })
 
-	ok(t, g.Attach(d.ctx(), scope.Daemon("a test"), nic, live))
-	ok(t, g.Destroy(d.ctx(), scope.Daemon("a test"), false))
+	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), nic, live))
+	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	eventually(t, "what served the interface to end with the guest", func() bool { return d.userNetworks() == 0 })
 }

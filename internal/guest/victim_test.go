@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
@@ -18,7 +18,7 @@ func TestGuestsAreVictimsByTheirPriority(t *testing.T) {
 	last := -1000
 	for _, priority := range []int{-1000, 0, 1000} {
 		name := fmt.Sprintf("priority%d", priority)
-		ok(t, d.define(small(name)).Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true, Priority: priority}))
+		ok(t, launch.Start(d.ctx(), d.define(small(name)), scope.Daemon("a test"), launch.StartOptions{Paused: true, Priority: priority}))
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", d.pid(name)))
 		ok(t, err)
 		score, err := strconv.Atoi(strings.TrimSpace(string(text)))

@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	images "github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -22,14 +24,14 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	ok(t, f.Truncate(1<<20))
 	disk := fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='vdb' bus='virtio'/></disk>`, path)
 	g, other := d.define(small("waits", disk)), d.define(small("other"))
-	ok(t, other.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), other, scope.Daemon("a test"), launch.StartOptions{}))
 	release, err := images.LockToWrite(f)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}), fault.Busy, "open to write")
-	refused(t, other.Attach(d.ctx(), scope.Daemon("a test"), disk, guest.Affect{Live: true}), fault.Busy, "open to write")
+	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, "open to write")
+	refused(t, hotplug.Attach(d.ctx(), other, scope.Daemon("a test"), disk, machine.Affect{Live: true}), fault.Busy, "open to write")
 	release()
 	ok(t, f.Close())
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{}))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	f, err = os.OpenFile(path, os.O_RDWR, 0)
 	ok(t, err)
 	defer f.Close()
@@ -46,6 +48,6 @@ func TestAFloppyIsPutInAnew(t *testing.T) {
 	ok(t, os.WriteFile(path, make([]byte, 1440<<10), 0o600))
 	drive := "<disk type='file' device='floppy'><driver type='raw'/><source file='" + path + "'/><target dev='fda' bus='fdc'/></disk>"
 	g := d.define(small("floppy", drive))
-	ok(t, g.Start(d.ctx(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
-	ok(t, g.Update(d.ctx(), scope.Daemon("a test"), drive, guest.Affect{Live: true}, false))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
+	ok(t, hotplug.Update(d.ctx(), g, scope.Daemon("a test"), drive, machine.Affect{Live: true}, false))
 }

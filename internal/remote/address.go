@@ -15,7 +15,7 @@ import (
 // System is the name of the host's daemon, as every client asks for it.
 const System = "qemu:///system"
 
-// Where stock clients look for the host's daemon, in their order.
+// wellKnown are the sockets where libvirt's clients look for the host's daemon, in their order.
 var wellKnown = []string{"/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"}
 
 // Way is how a daemon is reached. The words are those of libvirt's URIs.
@@ -29,7 +29,7 @@ const (
 	ByTCP    Way = "tcp"
 )
 
-// Where daemons take clients of other hosts.
+// ports are the TCP ports where daemons accept clients of other hosts.
 var ports = map[Way]string{ByTLS: "16514", ByTCP: "16509"}
 
 // Address is where a daemon is, and how it is reached there.

@@ -32,8 +32,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// What is not built is refused by the name that the user gave it, before anything is
-// connected to.
+// A transport or parameter that is not supported is refused before any connection is
+// made. The error names it as the user did.
 // Promise: L70
 func TestAddressesThatAreRefused(t *testing.T) {
 	for address, want := range map[string]struct {

@@ -55,7 +55,7 @@ func netcat(args []string) int {
 	return 0
 }
 
-// opens is a daemon that lets everybody in.
+// opens is a daemon that admits every client.
 func opens(proc int32, _ xdr.Message) (xdr.Message, error) {
 	if proc == xdr.ProcAuthList {
 		return &xdr.AuthListRet{}, nil
@@ -73,7 +73,7 @@ func program(t *testing.T, dir, name, text string) string {
 	return path
 }
 
-// A program in the place of ssh runs at once what it was to run at the other host.
+// A program in the place of ssh runs the command for the other host here, at once.
 // Promise: L70
 func TestOverSSH(t *testing.T) {
 	dir := t.TempDir()

@@ -1,6 +1,6 @@
 // Package remote is a client of libvirt's protocol: it connects to any
 // daemon that speaks it and makes calls, several at a time. It knows procedures
-// by their number only; what they mean is its callers' business.
+// by their numbers only; their meaning is left to the callers.
 package remote
 
 import (
@@ -25,10 +25,10 @@ import (
 // each goes to the call with its serial. Close it to end its reader.
 type Conn struct {
 	socket net.Conn
-	turn   chan struct{} // held by whoever writes; a packet is never torn
+	turn   chan struct{} // held by the goroutine that writes, so that packets do not mix
 	done   chan struct{} // closed when the reader has ended
 	err    error         // why; to be read after done
-	events chan Message  // what nobody asked for, for whoever reads it
+	events chan Message  // the daemon's events, for the caller of Events
 
 	mu      sync.Mutex
 	serial  uint32
@@ -36,21 +36,21 @@ type Conn struct {
 	streams map[uint32]*Stream       // by the serial of the call that opened it
 }
 
-// answer is what came back for a call.
+// answer is a daemon's reply to a call: its status and its undecoded payload.
 type answer struct {
 	status  xdr.Status
 	payload []byte
 }
 
-// Message is what a daemon sends by itself: an event.
+// Message is an event, which a daemon sends without a call for it.
 type Message struct {
 	Proc    int32
 	At      time.Time // of its arrival
 	Payload []byte
 }
 
-// maxEvents is how many events wait to be read. Later ones are dropped: whoever
-// registers for events reads them.
+// maxEvents bounds the events that wait to be read. Later ones are dropped. A
+// caller that registers for events must therefore read them.
 const maxEvents = 1024
 
 // Error is what a daemon answered instead of a result. The numbers are libvirt's.
@@ -67,7 +67,7 @@ func Refused(err error) bool {
 	return refused
 }
 
-// The codes that say that a daemon does not do what was asked.
+// libvirt's error codes for a call or an argument that a daemon does not support.
 const (
 	codeNoSupport            = 3
 	codeConfigUnsupported    = 67
@@ -133,7 +133,8 @@ func (c *Conn) call(ctx context.Context, program xdr.Program, proc int32, args, 
 	return c.exchange(ctx, program, proc, args, ret, func(uint32) {})
 }
 
-// exchange makes a call, whose serial it tells before anything is sent.
+// exchange makes a call. It passes the call's serial to before, and sends the call
+// after that.
 func (c *Conn) exchange(ctx context.Context, program xdr.Program, proc int32, args, ret xdr.Message, before func(serial uint32)) error {
 	serial, answers := c.expect()
 	defer c.forget(serial)
@@ -162,7 +163,7 @@ func (c *Conn) exchange(ctx context.Context, program xdr.Program, proc int32, ar
 	}
 }
 
-// Events gives what the daemon sends by itself.
+// Events returns the daemon's events, in the order of their arrival.
 func (c *Conn) Events() <-chan Message { return c.events }
 
 // expect gives a new call its serial and the place where its answer arrives.
@@ -234,8 +235,8 @@ func (c *Conn) read() {
 	}
 }
 
-// packet takes one packet off the connection. Memory grows with what arrives,
-// not with what is announced.
+// packet takes one packet off the connection. Its memory grows with the bytes that
+// arrive, not with the length that the packet announces.
 func packet(in io.Reader) (h xdr.Header, payload []byte, err error) {
 	var length [xdr.LengthSize]byte
 	if _, err := io.ReadFull(in, length[:]); err != nil {

@@ -78,7 +78,7 @@ func TestAnswersGoToTheirCalls(t *testing.T) {
 		}
 		all = append(all, call{h, args.Name})
 	}
-	// The last call is answered first, and one that nobody made besides.
+	// The calls are answered in reverse order, after a reply to a call that was not made.
 	stray := all[0].h
 	stray.Serial = 9999
 	all = append(all, call{stray, "nobody's"})
@@ -193,7 +193,7 @@ func TestACallEndsWithItsContext(t *testing.T) {
 	if err := <-done; !errors.Is(err, enough) {
 		t.Errorf("got %v", err)
 	}
-	// The connection is good for more, and the late answer hurts nobody.
+	// The connection takes further calls, and the late answer does no harm.
 	go func() {
 		answer := func(int32, xdr.Message) (xdr.Message, error) {
 			return &xdr.DomainLookupByNameRet{Domain: xdr.Domain{Name: "y"}}, nil

@@ -88,7 +88,7 @@ func FuzzDaemon(f *testing.F) {
 	})
 }
 
-// stream opens one and copies what comes, and sends something.
+// stream opens a stream, writes to it, and reads it to its end.
 func stream(ctx context.Context, t *testing.T, c *remote.Conn) {
 	s, err := c.OpenStream(ctx, xdr.ProcDomainOpenConsole, &xdr.DomainOpenConsoleArgs{}, nil)
 	if err != nil {

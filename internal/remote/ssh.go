@@ -84,8 +84,9 @@ func (a Address) ssh() (program string, args []string) {
 	return program, append(args, "--", a.Host, "sh -c "+quote(a.script()))
 }
 
-// script is run by the other host's shell, in one line, as any login shell passes
-// it on. The helper finds the daemon by itself, and takes no socket.
+// script is a command for the other host's shell. It is one line, so that any login
+// shell passes it on unchanged. virt-ssh-helper takes no socket, because it finds the
+// daemon without one.
 func (a Address) script() string {
 	netcat := "nc"
 	if a.netcat != "" {

@@ -10,9 +10,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// maxUnread bounds what a stream has received and nobody has read. The protocol
-// has no way to slow one stream alone, so one whose reader falls so far behind is
-// ended.
+// maxUnread bounds the bytes of a stream that were received and not read. The
+// protocol cannot slow one stream alone, so a stream is ended if its reader falls
+// that far behind.
 const maxUnread = 16 << 20
 
 // Stream is the bytes beside a call that opens one: a volume's content, a
@@ -54,7 +54,7 @@ func (s *Stream) forget() {
 	delete(s.conn.streams, s.header.Serial)
 }
 
-// change does something to the state and wakes whoever waits for it.
+// change runs do under the lock, and then wakes all goroutines that wait for a change.
 func (s *Stream) change(do func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,8 +200,7 @@ func (s *Stream) Finish(ctx context.Context) error {
 	}
 }
 
-// Close drops the stream: reads and writes under way end, and what was not read
-// is gone.
+// Close drops the stream: reads and writes in progress end, and unread data is lost.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	over := s.over

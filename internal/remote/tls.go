@@ -15,7 +15,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// papers are the files by which a host and its client know each other.
+// papers are the paths of the files with which a TLS client and a host prove their
+// identities: the certificate authority, the client's certificate, and its key.
 type papers struct{ authority, own, key string }
 
 // papers are those of a folder, or lie where libvirt's clients look by themselves:

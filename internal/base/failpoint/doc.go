@@ -10,8 +10,8 @@
 //
 // In a shipped daemon a point is an empty function, whatever its
 // environment says. A daemon that was built with the tag "failpoints" reads the
-// environment variable LODGE_FAILPOINTS, which names the directory through which a test
-// commands it (see Armed); without the variable, a point is one load.
+// environment variable LODGE_FAILPOINTS: the directory for the commands of a test
+// (see Armed). Without the variable, a point is one load.
 //
 // This package holds the mechanism of the points. It does not know the scenarios,
 // nor the state that must hold after a death.

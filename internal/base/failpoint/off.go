@@ -8,5 +8,5 @@ const Built = false
 // Reach does nothing.
 func Reach(string) {}
 
-// Err gives no error.
+// Err returns no error.
 func Err(string) error { return nil }

@@ -16,7 +16,7 @@ var commanded = func() *control {
 	return &control{dir: dir}
 }()
 
-// Reach says that a point has been reached. The program may end here, or wait.
+// Reach reports that a point has been reached. The program may end here, or wait.
 func Reach(name string) { _ = Err(name) }
 
 // Err is Reach at a step that can fail: it may return an error.

@@ -46,7 +46,7 @@ func (p *Tenant) Flow() *Flow { return &Flow{tenant: p} }
 
 type key struct{}
 
-// With returns a context whose work waits in a flow.
+// With returns a context that makes its work wait in a flow.
 func With(ctx context.Context, q *Flow) context.Context { return context.WithValue(ctx, key{}, q) }
 
 // Do runs work when its turn comes. Work of a context without a flow runs at

@@ -57,7 +57,7 @@ func TestEveryKindAndSubjectHasAName(t *testing.T) {
 	}
 }
 
-// TestWord_OneShellWord has a shell itself take the words apart.
+// TestWord_OneShellWord makes a shell split the words.
 // Promise: X10
 func TestWord_OneShellWord(t *testing.T) {
 	for _, name := range []string{"", "web-1", "/srv/a b", "x;id", "$(id)", "`id`", "it's", `a\'b"c`, "a\nb", "*", "~", "#", "ä"} {

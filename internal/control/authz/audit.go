@@ -16,13 +16,13 @@ import (
 
 // Entry is one action of a client: done, tried, or refused at the door.
 type Entry struct {
-	Who Who
+	Principal Principal
 	// API is the API of the call, Call the name of the call there.
-	API, Call string
-	Verb      Verb
-	Object    Object
-	Rule      string // that allowed the call; empty: none was needed
-	Err       error
+	API, Call  string
+	Permission Permission
+	Resource   Resource
+	Rule       string // that allowed the call; empty: none was needed
+	Err        error
 	// Login says that the client was admitted. It is noted although it changes nothing.
 	Login bool
 	Took  time.Duration
@@ -46,7 +46,7 @@ type Audit struct {
 	queue chan Entry
 	lost  atomic.Int64
 	// refused are the clients with repeated refusals or failures; unsaid counts their calls without a line.
-	refused strikes
+	refused lockout
 	unsaid  atomic.Int64
 	stop    chan struct{} // closed by Close
 	done    chan struct{}
@@ -54,7 +54,7 @@ type Audit struct {
 
 // OpenAudit writes into the daemon's log, and into a file if there is a path.
 func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
-	a := &Audit{log: log, queue: make(chan Entry, auditQueue), stop: make(chan struct{}), done: make(chan struct{}), refused: strikes{most: auditRefusals}}
+	a := &Audit{log: log, queue: make(chan Entry, auditQueue), stop: make(chan struct{}), done: make(chan struct{}), refused: lockout{limit: auditRefusals}}
 	if path != "" {
 		a.own = &ownFile{path: path}
 		if err := a.own.open(); err != nil {
@@ -65,26 +65,26 @@ func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
 	return a, nil
 }
 
-// costless are the kinds of errors of calls that were refused before they did any work.
-var costless = []fault.Kind{fault.Denied, fault.Invalid, fault.Unsupported, fault.NotFound, fault.Exists, fault.WrongState, fault.NoCapacity, fault.Busy}
+// freeKinds are the kinds of errors of calls that were refused before they did any work.
+var freeKinds = []fault.Kind{fault.Denied, fault.Invalid, fault.Unsupported, fault.NotFound, fault.Exists, fault.WrongState, fault.NoCapacity, fault.Busy}
 
 // Note queues an entry. An allowed call that only reads is left out.
 func (a *Audit) Note(e Entry) {
-	if a == nil || e.Err == nil && !e.Verb.changes() && !e.Login {
+	if a == nil || e.Err == nil && !e.Permission.changes() && !e.Login {
 		return
 	}
-	if e.Err != nil && !e.Who.Trusted() && slices.Contains(costless, fault.Of(e.Err)) {
-		who := e.Who.String()
-		if !e.Who.Local && e.Who.Subject == "" {
-			who = origin(e.Who.Address)
+	if e.Err != nil && !e.Principal.Trusted() && slices.Contains(freeKinds, fault.Of(e.Err)) {
+		who := e.Principal.String()
+		if !e.Principal.Local && e.Principal.Subject == "" {
+			who = origin(e.Principal.Address)
 		}
-		if a.refused.out(who) {
+		if a.refused.isLocked(who) {
 			a.unsaid.Add(1)
 			return
 		}
-		a.refused.note(who)
+		a.refused.fail(who)
 	}
-	e.Object.Name, e.Object.Part = shortened(e.Object.Name), shortened(e.Object.Part) // while it waits
+	e.Resource.Name, e.Resource.Part = shortened(e.Resource.Name), shortened(e.Resource.Part) // while it waits
 	select {
 	case a.queue <- e:
 	default:
@@ -153,13 +153,13 @@ func (a *Audit) writeCounts(out *slog.Logger) {
 // attrs are the attributes of the line. The handler quotes them, so a name cannot start a line of its own.
 func (e Entry) attrs() []slog.Attr {
 	attrs := []slog.Attr{slog.String("api", e.API)}
-	if e.Who.Local {
-		attrs = append(attrs, slog.Uint64("uid", uint64(e.Who.Peer.UID)), slog.Int("pid", int(e.Who.Peer.PID)))
+	if e.Principal.Local {
+		attrs = append(attrs, slog.Uint64("uid", uint64(e.Principal.Peer.UID)), slog.Int("pid", int(e.Principal.Peer.PID)))
 	} else {
-		attrs = append(attrs, slog.String("dn", shortened(e.Who.Subject)), slog.String("address", e.Who.Address))
+		attrs = append(attrs, slog.String("dn", shortened(e.Principal.Subject)), slog.String("address", e.Principal.Address))
 	}
-	attrs = append(attrs, slog.String("call", shortened(e.Call)), slog.String("verb", e.Verb.String()))
-	if o := e.Object.String(); o != "" {
+	attrs = append(attrs, slog.String("call", shortened(e.Call)), slog.String("verb", e.Permission.String()))
+	if o := e.Resource.String(); o != "" {
 		attrs = append(attrs, slog.String("object", shortened(o)))
 	}
 	if e.Rule != "" {

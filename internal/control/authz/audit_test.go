@@ -25,10 +25,10 @@ func TestAudit_OneLinePerChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	forged := "x'\nlevel=INFO msg=audit uid=0 result=ok"
-	a.Note(Entry{Who: user1(1001), API: "libvirt", Call: "DOMAIN_CREATE", Verb: Start, Object: NewGuest(forged, "", nil), Rule: "operators"})
-	a.Note(Entry{Who: user1(1001), API: "libvirt", Call: "DOMAIN_GET_INFO", Verb: Read})
+	a.Note(Entry{Principal: user1(1001), API: "libvirt", Call: "DOMAIN_CREATE", Permission: Start, Resource: NewGuest(forged, "", nil), Rule: "operators"})
+	a.Note(Entry{Principal: user1(1001), API: "libvirt", Call: "DOMAIN_GET_INFO", Permission: Read})
 	a.Note(Entry{
-		Who: Who{Subject: "CN=eve", Address: "10.0.0.9:1"}, API: "libvirt", Call: strings.Repeat("n", 9000), Verb: Define,
+		Principal: Principal{Subject: "CN=eve", Address: "10.0.0.9:1"}, API: "libvirt", Call: strings.Repeat("n", 9000), Permission: Define,
 		Err: fault.Wrap(errors.New("secret words of a document"), fault.Denied, fault.Call, "no"),
 	})
 	if err := a.Close(); err != nil {
@@ -75,14 +75,14 @@ func TestAudit_RepeatedRefusals(t *testing.T) {
 			if i%2 == 0 {
 				err = idle
 			}
-			a.Note(Entry{Who: user1(1001), API: "lodge", Call: "Act", Err: err})
+			a.Note(Entry{Principal: user1(1001), API: "lodge", Call: "Act", Err: err})
 		}
-		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "half done", Verb: Stop, Err: fault.New(fault.Timeout, fault.Domain, "too late")})
-		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "Act", Verb: Start, Object: NewGuest("done", "", nil)})
-		a.Note(Entry{Who: user1(1002), API: "lodge", Call: "Act", Err: no})
-		a.Note(Entry{Who: Who{Address: "10.0.0.9:1"}, API: "lodge", Call: "TLS", Err: no})
-		<-time.After(strikeTime + time.Second)
-		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "later", Err: no})
+		a.Note(Entry{Principal: user1(1001), API: "lodge", Call: "half done", Permission: Stop, Err: fault.New(fault.Timeout, fault.Domain, "too late")})
+		a.Note(Entry{Principal: user1(1001), API: "lodge", Call: "Act", Permission: Start, Resource: NewGuest("done", "", nil)})
+		a.Note(Entry{Principal: user1(1002), API: "lodge", Call: "Act", Err: no})
+		a.Note(Entry{Principal: Principal{Address: "10.0.0.9:1"}, API: "lodge", Call: "TLS", Err: no})
+		<-time.After(lockoutTime + time.Second)
+		a.Note(Entry{Principal: user1(1001), API: "lodge", Call: "later", Err: no})
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +120,7 @@ func TestAudit_Reopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Reopen()
-	a.Note(Entry{Who: user1(1), API: "lodge", Call: "Act", Verb: Stop})
+	a.Note(Entry{Principal: user1(1), API: "lodge", Call: "Act", Permission: Stop})
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}

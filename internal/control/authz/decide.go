@@ -25,8 +25,8 @@ const (
 
 var kindNames = [...]string{"", "", "domain", "pool", "network"}
 
-// Object is the object of a client's action.
-type Object struct {
+// Resource is the object of a client's action.
+type Resource struct {
 	Kind Kind
 	Name string
 	// Part is a volume of a pool or a snapshot of a guest, for the audit only.
@@ -46,7 +46,7 @@ type Object struct {
 }
 
 // String names the object in errors and in the audit.
-func (o Object) String() string {
+func (o Resource) String() string {
 	name := o.Name
 	if o.Part != "" {
 		name += "/" + o.Part
@@ -60,24 +60,24 @@ func (o Object) String() string {
 }
 
 // Is says whether it is the guest with a UUID.
-func (o Object) Is(uuid string) bool {
+func (o Resource) Is(uuid string) bool {
 	return o.Kind == Guest && o.member.View != nil && strings.EqualFold(o.member.View.UUID, uuid)
 }
 
 // NewGuest is the guest that a document would make.
-func NewGuest(name, uuid string, labels fleet.Labels) Object {
-	return Object{Kind: Guest, Name: name, member: fleet.Member{View: &guest.View{Name: name, UUID: uuid, Persistent: true}, Labels: labels}}
+func NewGuest(name, uuid string, labels fleet.Labels) Resource {
+	return Resource{Kind: Guest, Name: name, member: fleet.Member{View: &guest.View{Name: name, UUID: uuid, Persistent: true}, Labels: labels}}
 }
 
-// Left is a guest that was removed; only its name is known.
-func Left(name, uuid string) Object {
+// RemovedGuest is a guest that was removed; only its name is known.
+func RemovedGuest(name, uuid string) Resource {
 	o := NewGuest(name, uuid, nil)
 	o.unmarked = true
 	return o
 }
 
 // covers says whether the rule applies to an object.
-func (r *rule) covers(o Object) bool {
+func (r *rule) covers(o Resource) bool {
 	if !r.some {
 		return true
 	}
@@ -98,17 +98,17 @@ func (r *rule) covers(o Object) bool {
 	return false
 }
 
-func (r *rule) isFor(w Who) bool {
-	return slices.ContainsFunc(r.who, func(p principal) bool { return p.is(w) })
+func (r *rule) isFor(w Principal) bool {
+	return slices.ContainsFunc(r.who, func(p matcher) bool { return p.is(w) })
 }
 
 // Knows says whether any rule names this client; others are not admitted.
-func (r *Rules) Knows(w Who) bool {
+func (r *Rules) Knows(w Principal) bool {
 	return w.Trusted() || slices.ContainsFunc(r.list, func(one *rule) bool { return one.isFor(w) })
 }
 
 // Allows returns the rule that allows an action; a trusted client needs none.
-func (r *Rules) Allows(w Who, v Verb, o Object) (rule string, yes bool) {
+func (r *Rules) Allows(w Principal, v Permission, o Resource) (rule string, yes bool) {
 	if w.Trusted() {
 		return "", true
 	}
@@ -121,7 +121,7 @@ func (r *Rules) Allows(w Who, v Verb, o Object) (rule string, yes bool) {
 }
 
 // Check is Allows as an error that names the missing right.
-func (r *Rules) Check(w Who, v Verb, o Object) error {
+func (r *Rules) Check(w Principal, v Permission, o Resource) error {
 	if _, yes := r.Allows(w, v, o); yes {
 		return nil
 	}
@@ -131,7 +131,7 @@ func (r *Rules) Check(w Who, v Verb, o Object) error {
 			mine = append(mine, one.name)
 		}
 	}
-	on := cmp.Or(r.told(w, o), "this host")
+	on := cmp.Or(r.visibleName(w, o), "this host")
 	if len(mine) == 0 {
 		return fault.New(fault.Denied, fault.Call, "%s may not %s %s: no rule of %s names this client", w, v.phrase(), on, r.path)
 	}
@@ -139,8 +139,8 @@ func (r *Rules) Check(w Who, v Verb, o Object) error {
 		w, v.phrase(), on, v, strings.Join(mine, ", "), r.path)
 }
 
-// told is how an error names an object to a client that was refused.
-func (r *Rules) told(w Who, o Object) string {
+// visibleName is how an error names an object to a client that was refused.
+func (r *Rules) visibleName(w Principal, o Resource) string {
 	if _, sees := r.Allows(w, Read, o); sees || o.Found == "" {
 		return o.String()
 	}
@@ -148,7 +148,7 @@ func (r *Rules) told(w Who, o Object) string {
 }
 
 // phrase is the verb in a sentence before its object.
-func (v Verb) phrase() string {
+func (v Permission) phrase() string {
 	switch v {
 	case Console, Agent, Monitor:
 		return "use the " + v.String() + " of"
@@ -161,20 +161,20 @@ func (v Verb) phrase() string {
 	return v.String()
 }
 
-// Places are the folders and pools in which the files of a client's documents may lie, and the secrets that
+// AllowedPaths are the folders and pools where the files of a client's documents may lie, and the secrets that
 // they may use.
-type Places struct {
+type AllowedPaths struct {
 	Anywhere bool
 	Where    []string // folders, and pool:GLOB
 	Secrets  []string // globs of the secrets that may be used; with Anywhere all may
 }
 
 // Images merges the places of all rules that allow an action.
-func (r *Rules) Images(w Who, v Verb, o Object) Places {
+func (r *Rules) Images(w Principal, v Permission, o Resource) AllowedPaths {
 	if w.Trusted() {
-		return Places{Anywhere: true}
+		return AllowedPaths{Anywhere: true}
 	}
-	var p Places
+	var p AllowedPaths
 	for _, one := range r.list {
 		if one.may.has(v) && one.covers(o) && one.isFor(w) {
 			p.Anywhere = p.Anywhere || one.anywhere

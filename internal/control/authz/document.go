@@ -14,17 +14,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Document checks the XML of a client: the object that it would make or change, and the files that it names.
+// CheckDocument checks the XML of a client: the object that it would make or change, and the files that it names.
 // On is the object of the call, if there is one. A guest may keep what its definitions already name. Document
 // returns the object that the XML would make.
-func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error) {
+func (g *Authorizer) CheckDocument(w Principal, verb Permission, on Resource, doc string) (Resource, error) {
 	rules := g.rules.Load()
 	if rules == nil || w.Trusted() {
 		return on, nil
@@ -39,7 +40,7 @@ func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error)
 	case "network":
 		return g.network(w, doc)
 	case "pool":
-		return Object{Kind: Pool, Name: root.Child("name").Text()}, g.pool(w, root)
+		return Resource{Kind: Pool, Name: root.Child("name").Text()}, g.pool(w, root)
 	case "volume":
 		places := walker{rules.placesFor(g, w, verb, on)}
 		return on, cmp.Or(places.walk(root, root.Child("backingStore")), places.walk(root, root.Child("target").Child("encryption")))
@@ -50,22 +51,22 @@ func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error)
 }
 
 // domain checks a whole definition as it is parsed, not as it is written.
-func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
+func (g *Authorizer) domain(w Principal, verb Permission, doc string) (Resource, error) {
 	def, err := domainxml.Parse(doc, domainxml.Options{})
 	if err != nil {
-		return Object{}, err
+		return Resource{}, err
 	}
 	marks, err := fleet.ReadMarks(def.Metadata)
 	if err != nil {
-		return Object{}, err
+		return Resource{}, err
 	}
 	rules := g.rules.Load()
-	wanted := NewGuest(def.Name, plain(def.UUID), marks.Labels)
+	wanted := NewGuest(def.Name, normalUUID(def.UUID), marks.Labels)
 	places := rules.placesFor(g, w, verb, wanted)
 	if err := rules.Check(w, verb, wanted); err != nil {
 		return wanted, err
 	}
-	had := []Object{g.GuestByName(def.Name), g.GuestByUUID(plain(def.UUID))}
+	had := []Resource{g.GuestByName(def.Name), g.GuestByUUID(normalUUID(def.UUID))}
 	for _, there := range had {
 		if there.Kind != Guest {
 			continue
@@ -76,7 +77,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		places.known = append(places.known, g.named(there)...)
 		wanted.replaces = wanted.replaces || there.member.View.Current() != nil
 	}
-	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...), g.weigh(w, def, had...)); err != nil {
+	if err := cmp.Or(rules.claims(w, marks, had...), g.CheckPriority(w, marks.Priority, had...), g.checkWeights(w, def, had...)); err != nil {
 		return wanted, err
 	}
 	if err := (walker{places}).definition(def); err != nil {
@@ -102,7 +103,7 @@ func (w walker) definition(def *domain.Definition) error {
 
 // owner checks the existing object that has the name or the UUID of a document. If the client may not see that
 // object and did not name it, the error only says that one exists.
-func (r *Rules) owner(w Who, verb Verb, there Object, name, id string) error {
+func (r *Rules) owner(w Principal, verb Permission, there Resource, name, id string) error {
 	err := r.Check(w, verb, there)
 	if err == nil || there.Name == name {
 		return err
@@ -113,8 +114,8 @@ func (r *Rules) owner(w Who, verb Verb, there Object, name, id string) error {
 	return fault.New(fault.Denied, fault.Call, "%s may not give %q the UUID %s: another object has it, which this client may not change", w, name, id)
 }
 
-// plain normalizes a UUID: documents may spell it in many ways.
-func plain(id string) string {
+// normalUUID normalizes a UUID: documents may spell it in many ways.
+func normalUUID(id string) string {
 	if parsed, err := uuid.Parse(strings.TrimSpace(id)); err == nil {
 		return parsed.String()
 	}
@@ -130,7 +131,7 @@ func understood(def *domain.Definition) (*xmltree.Element, error) {
 }
 
 // named returns what a guest's definitions name now.
-func (g *Gate) named(o Object) []use {
+func (g *Authorizer) named(o Resource) []use {
 	if o.Kind != Guest || o.member.View == nil {
 		return nil
 	}
@@ -146,23 +147,23 @@ func (g *Gate) named(o Object) []use {
 	return found
 }
 
-// Rank checks a guest's new priority. Below 0 it starts before other guests and is killed after them when the
+// CheckPriority checks a guest's new priority. Below 0 it starts before other guests and is killed after them when the
 // host runs out of memory. A guest may keep its priority or lower its rank.
-func (g *Gate) Rank(w Who, priority int, had ...Object) error {
-	keeps := func(o Object) bool { return o.member.Marks != nil && o.member.Marks.Priority <= priority }
+func (g *Authorizer) CheckPriority(w Principal, priority int, had ...Resource) error {
+	keeps := func(o Resource) bool { return o.member.Marks != nil && o.member.Marks.Priority <= priority }
 	if priority >= 0 || slices.ContainsFunc(had, keeps) {
 		return nil
 	}
 	return g.beyond(w, Define, "a priority below 0, which puts guests of others last")
 }
 
-// weigh checks a guest's weights in the competition for processors and disks. A guest may keep its weights or
+// checkWeights checks a guest's weights in the competition for processors and disks. A guest may keep its weights or
 // lower them.
-func (g *Gate) weigh(w Who, def *domain.Definition, had ...Object) error {
+func (g *Authorizer) checkWeights(w Principal, def *domain.Definition, had ...Resource) error {
 	if def.Tune.Shares == 0 && def.Blkio.Weight == 0 {
 		return nil
 	}
-	shares, weight := g.Guests.UsualWeights()
+	shares, weight := hotplug.UsualWeights(g.Guests)
 	usual := fmt.Sprintf("weights above the usual ones (%d of processors, %d of disks), which take from guests of others", shares, weight)
 	for _, o := range had {
 		if o.member.View == nil {
@@ -182,13 +183,13 @@ func (g *Gate) weigh(w Who, def *domain.Definition, had ...Object) error {
 
 // claims checks the volumes that marks name: they are deleted with the tile of the guest. Volumes that the
 // guest's marks already name may stay.
-func (r *Rules) claims(w Who, marks *fleet.Marks, had ...Object) error {
+func (r *Rules) claims(w Principal, marks *fleet.Marks, had ...Resource) error {
 	for _, v := range marks.Volumes {
-		kept := slices.ContainsFunc(had, func(o Object) bool { return o.member.Marks != nil && slices.Contains(o.member.Marks.Volumes, v) })
+		kept := slices.ContainsFunc(had, func(o Resource) bool { return o.member.Marks != nil && slices.Contains(o.member.Marks.Volumes, v) })
 		if kept {
 			continue
 		}
-		if err := r.Check(w, Volumes, Object{Kind: Pool, Name: v.Pool, Part: v.Name}); err != nil {
+		if err := r.Check(w, Volumes, Resource{Kind: Pool, Name: v.Pool, Part: v.Name}); err != nil {
 			return err
 		}
 	}
@@ -197,17 +198,17 @@ func (r *Rules) claims(w Who, marks *fleet.Marks, had ...Object) error {
 
 // network checks a parsed definition: if a document says something twice, the value that takes effect must be
 // the one that is checked.
-func (g *Gate) network(w Who, doc string) (Object, error) {
+func (g *Authorizer) network(w Principal, doc string) (Resource, error) {
 	def, err := network.Parse(doc, false)
 	if err != nil {
-		return Object{}, err
+		return Resource{}, err
 	}
-	made := Object{Kind: Network, Name: def.Name, written: network.Written(doc)}
+	made := Resource{Kind: Network, Name: def.Name, written: network.Written(doc)}
 	if err := g.Check(w, Networks, made); err != nil {
 		return made, err
 	}
 	if there, err := g.Networks.ByUUID(def.UUID); err == nil {
-		if err := g.rules.Load().owner(w, Networks, Object{Kind: Network, Name: there.Name()}, def.Name, def.UUID); err != nil {
+		if err := g.rules.Load().owner(w, Networks, Resource{Kind: Network, Name: there.Name()}, def.Name, def.UUID); err != nil {
 			return made, err
 		}
 	}
@@ -221,7 +222,7 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 			return made, err
 		}
 	}
-	if name := def.Bridge.Name; name != "" && !g.callsBridge(w, def.Name, name) {
+	if name := def.Bridge.Name; name != "" && !g.mayNameBridge(w, def.Name, name) {
 		if err := g.beyond(w, Networks, "a bridge that is called '"+name+"' (leave its name out, or call it as your networks may be called)"); err != nil {
 			return made, err
 		}
@@ -259,13 +260,13 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 	return made, nil
 }
 
-// callsBridge says whether a client may give a network's bridge this name. It may keep its name.
-func (g *Gate) callsBridge(w Who, of, name string) bool {
-	return g.bridgeOf(of) == name || g.rules.Load().calls(w, Networks, Object{Kind: Network, Name: name}, "virbr")
+// mayNameBridge says whether a client may give a network's bridge this name. It may keep its name.
+func (g *Authorizer) mayNameBridge(w Principal, of, name string) bool {
+	return g.bridgeOf(of) == name || g.rules.Load().mayNameLink(w, Networks, Resource{Kind: Network, Name: name}, "virbr")
 }
 
 // bridgeOf is the bridge of a network; empty: there is none.
-func (g *Gate) bridgeOf(network string) string {
+func (g *Authorizer) bridgeOf(network string) string {
 	n, err := g.Networks.ByName(network)
 	if err != nil {
 		return ""
@@ -278,7 +279,7 @@ func (g *Gate) bridgeOf(network string) string {
 const ownPorts = 1024
 
 // private says whether all addresses of a prefix are for private use. Link-local addresses are not: at one of
-// them a cloud tells its hosts who may log in.
+// them a cloud serves the login keys of its hosts.
 func private(p netip.Prefix) bool {
 	first := p.Masked().Addr()
 	least := 48 // the length of a unique local prefix
@@ -294,44 +295,44 @@ func private(p netip.Prefix) bool {
 }
 
 // pool checks a definition of a pool: its client can read and write everything in it.
-func (g *Gate) pool(w Who, root *xmltree.Element) error {
+func (g *Authorizer) pool(w Principal, root *xmltree.Element) error {
 	rules := g.rules.Load()
 	for _, name := range root.Elements("name") {
-		o := Object{Kind: Pool, Name: name.Text()}
+		o := Resource{Kind: Pool, Name: name.Text()}
 		if err := rules.Check(w, Pools, o); err != nil {
 			return err
 		}
 	}
-	if there, err := g.Pools.ByUUID(plain(root.Child("uuid").Text())); err == nil {
-		if err := rules.owner(w, Pools, Object{Kind: Pool, Name: there.Name()}, root.Child("name").Text(), there.UUID()); err != nil {
+	if there, err := g.Pools.ByUUID(normalUUID(root.Child("uuid").Text())); err == nil {
+		if err := rules.owner(w, Pools, Resource{Kind: Pool, Name: there.Name()}, root.Child("name").Text(), there.UUID()); err != nil {
 			return err
 		}
 	}
-	places := rules.placesFor(g, w, Pools, Object{Kind: Pool, Name: root.Child("name").Text()})
+	places := rules.placesFor(g, w, Pools, Resource{Kind: Pool, Name: root.Child("name").Text()})
 	if places.Anywhere {
 		return nil
 	}
 	if root.Attr("type") != "dir" {
 		return g.beyond(w, Pools, "a pool of type "+root.Attr("type"))
 	}
-	if target := root.Child("target").Child("path").Text(); !places.lies(target) && !slices.Contains(places.Where, target) {
+	if target := root.Child("target").Child("path").Text(); !places.contains(target) && !slices.Contains(places.Where, target) {
 		return places.refuse(target)
 	}
 	return walker{places}.walk(root, root.Child("source"))
 }
 
 // beyond checks that the client has a right for every object.
-func (g *Gate) beyond(w Who, verb Verb, what string) error {
-	if !g.Held(w) || g.rules.Load().Images(w, verb, Object{Kind: Everything}).Anywhere {
+func (g *Authorizer) beyond(w Principal, verb Permission, what string) error {
+	if !g.Restricted(w) || g.rules.Load().Images(w, verb, Resource{Kind: Everything}).Anywhere {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Call, "%s may not use %s: that needs a rule with the right %q for everything", w, what, verb)
 }
 
-// places are folders, the folders of pools, and uses that may stay.
-type places struct {
-	Places
-	who   Who
+// allowedUses are folders, the folders of pools, and uses that may stay.
+type allowedUses struct {
+	AllowedPaths
+	who   Principal
 	pools []string // globs
 	known []use
 	// joins says whether the client may see a network and so join it. mingles says whether it may change how
@@ -345,17 +346,17 @@ type places struct {
 	agent bool
 }
 
-func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
-	p := places{Places: r.Images(w, verb, o), who: w, joins: func(network string) bool {
-		_, yes := r.Allows(w, Read, Object{Kind: Network, Name: network})
+func (r *Rules) placesFor(g *Authorizer, w Principal, verb Permission, o Resource) allowedUses {
+	p := allowedUses{AllowedPaths: r.Images(w, verb, o), who: w, joins: func(network string) bool {
+		_, yes := r.Allows(w, Read, Resource{Kind: Network, Name: network})
 		return yes
 	}}
 	p.mingles = func(network string) bool {
-		_, yes := r.Allows(w, Networks, Object{Kind: Network, Name: network})
+		_, yes := r.Allows(w, Networks, Resource{Kind: Network, Name: network})
 		return yes
 	}
-	p.opens = func(u use) bool { return g.mayOpen(p.Secrets, u) }
-	p.calls = func(link string) bool { return r.calls(w, Define, Left(link, ""), "vnet") }
+	p.opens = func(u use) bool { return g.mayUseSecret(p.Secrets, u) }
+	p.calls = func(link string) bool { return r.mayNameLink(w, Define, RemovedGuest(link, ""), "vnet") }
 	_, p.agent = r.Allows(w, Agent, o)
 	for _, place := range p.Where {
 		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {
@@ -367,7 +368,7 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 }
 
 // folders replaces the names of pools by their folders.
-func (g *Gate) folders(where []string) []string {
+func (g *Authorizer) folders(where []string) []string {
 	var found []string
 	for _, place := range where {
 		glob, ofPool := strings.CutPrefix(place, "pool:")
@@ -384,8 +385,8 @@ func (g *Gate) folders(where []string) []string {
 	return found
 }
 
-// lies says whether a path is inside one of the places.
-func (p *places) lies(path string) bool {
+// contains says whether a path is inside one of the places.
+func (p *allowedUses) contains(path string) bool {
 	if p.Anywhere {
 		return true
 	}
@@ -395,15 +396,15 @@ func (p *places) lies(path string) bool {
 	return image.LiesIn(path, p.Where)
 }
 
-// holds says whether a use of a path is allowed: by its place, because the guest already uses it in this way,
+// allows says whether a use of a path is allowed: by its place, because the guest already uses it in this way,
 // or because every guest may read it. Places for files never allow programs, because the host would run them.
-func (p *places) holds(u use) bool {
-	lies := p.lies(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || image.InDev(u.path))
-	return lies || slices.Contains(p.known, u) || u.stock()
+func (p *allowedUses) allows(u use) bool {
+	lies := p.contains(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || image.InDev(u.path))
+	return lies || slices.Contains(p.known, u) || u.isHostFile()
 }
 
 // refuse returns the error for a use that is not allowed.
-func (p *places) refuse(what string) error {
+func (p *allowedUses) refuse(what string) error {
 	if !strings.HasPrefix(what, "/") {
 		return fault.New(fault.Denied, fault.Call, "%s may not use %s: the rules do not give this client access to it", p.who, what)
 	}
@@ -413,42 +414,42 @@ func (p *places) refuse(what string) error {
 	return fault.New(fault.Denied, fault.Call, "%s may not use %s: files must be in %s", p.who, what, strings.Join(p.Where, ", "))
 }
 
-// Path checks a path that a call names directly: a disk of the guest, or a file that the call writes, which
+// CheckPath checks a path that a call names directly: a disk of the guest, or a file that the call writes, which
 // must be inside the places.
-func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error {
+func (g *Authorizer) CheckPath(w Principal, verb Permission, on Resource, path string, writes bool) error {
 	rules := g.rules.Load()
 	if rules == nil || w.Trusted() {
 		return nil
 	}
 	p := rules.placesFor(g, w, verb, on)
-	if p.lies(path) || !writes && slices.ContainsFunc(g.named(on), func(u use) bool { return u.path == path && u.ofDisk() }) {
+	if p.contains(path) || !writes && slices.ContainsFunc(g.named(on), func(u use) bool { return u.path == path && u.ofDisk() }) {
 		return nil
 	}
 	return p.refuse(path)
 }
 
-// Program checks a program that the daemon would run to probe it. Every client may have the host's own QEMUs
+// CheckProgram checks a program that the daemon would run to probe it. Every client may have the host's own QEMUs
 // probed.
-func (g *Gate) Program(w Who, path string) error {
-	if (use{"emulator", path}).stock() {
+func (g *Authorizer) CheckProgram(w Principal, path string) error {
+	if (use{"emulator", path}).isHostFile() {
 		return nil
 	}
 	return g.beyond(w, Define, "the program "+path)
 }
 
 // walker searches a document for uses beyond its guest.
-type walker struct{ places }
+type walker struct{ allowedUses }
 
-// hostly are elements that take resources of the host which are not files. Each needs a rule with images: any.
-var hostly = map[string]bool{"hostdev": true, "shmem": true, "lease": true, "seclabel": true, "resource": true, "bootloader": true}
+// hostElements are elements that take resources of the host which are not files. Each needs a rule with images: any.
+var hostElements = map[string]bool{"hostdev": true, "shmem": true, "lease": true, "seclabel": true, "resource": true, "bootloader": true}
 
-// peaceful are the types of interfaces and character devices that reach nothing of the host that the walk does
-// not see. An interface of type user is none of them: through it a guest reaches services that listen only on
+// These are the types of interfaces and character devices that reach nothing of the host that the walk does
+// not see. An interface of type user is not among them: through it a guest reaches services that listen only on
 // the host, such as the displays of other guests.
 var (
-	peacefulNICs  = []string{"network"}
-	peacefulChars = []string{"", "pty", "null", "vc", "unix", "file", "pipe", "dev", "stdio", "spicevmc", "spiceport", "qemu-vdagent"}
-	peacefulDisks = []string{"", "file", "block", "volume"}
+	harmlessNICs  = []string{"network"}
+	harmlessChars = []string{"", "pty", "null", "vc", "unix", "file", "pipe", "dev", "stdio", "spicevmc", "spiceport", "qemu-vdagent"}
+	harmlessDisks = []string{"", "file", "block", "volume"}
 )
 
 // walk checks an element and everything inside it; in is its parent, or nil.
@@ -456,7 +457,7 @@ func (w walker) walk(in, e *xmltree.Element) error {
 	if w.Anywhere || e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
 		return nil
 	}
-	if err := w.judge(in, e); err != nil {
+	if err := w.check(in, e); err != nil {
 		return err
 	}
 	for _, child := range e.Elements() {
@@ -467,26 +468,26 @@ func (w walker) walk(in, e *xmltree.Element) error {
 	return nil
 }
 
-// judge checks one element. testdata/free.txt lists what a client may write there freely.
-func (w walker) judge(in, e *xmltree.Element) error {
-	if e.Space != "" || hostly[e.Name] && !isOrdinary(in, e) {
+// check checks one element. testdata/free.txt lists what a client may write there freely.
+func (w walker) check(in, e *xmltree.Element) error {
+	if e.Space != "" || hostElements[e.Name] && !isOrdinary(in, e) {
 		return w.refuse("<" + e.Name + ">")
 	}
 	if err := w.kind(in, e); err != nil {
 		return err
 	}
-	for _, u := range own(in, e) {
+	for _, u := range ownUses(in, e) {
 		switch {
-		case w.holds(u):
+		case w.allows(u):
 		case u.ofProgram():
 			return w.refuse("the program " + u.path)
-		case u.ofNode() && w.lies(u.path):
+		case u.ofNode() && w.contains(u.path):
 			return w.refuse("the device " + u.path + ", which does not lie in /dev")
 		default:
 			return w.refuse(u.path)
 		}
 	}
-	for _, u := range opened(e) {
+	for _, u := range secretUses(e) {
 		if !w.opens(u) && !slices.Contains(w.known, u) {
 			return w.refuse(u.as + " '" + u.path + "'")
 		}
@@ -505,36 +506,36 @@ func (w walker) kind(in, e *xmltree.Element) error {
 	sort, allowed := e.Attr("type"), []string(nil)
 	switch e.Name {
 	case "disk", "backingStore", "mirror":
-		allowed = peacefulDisks
+		allowed = harmlessDisks
 		if pool := e.Child("source").Attr("pool"); pool != "" {
 			return w.volume(pool)
 		}
 	case "interface":
-		allowed = peacefulNICs
-		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
+		allowed = harmlessNICs
+		if network := joinedNetwork(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
 			return w.refuse("network '" + network + "'")
 		}
-		if network := mingled(e); network != "" && !w.mingles(network) && !slices.Contains(w.known, use{mingles, network}) {
-			return w.refuse("an interface that says <mtu>, or that it is not isolated, on network '" + network + "', which takes the right \"networks\" (leave it out, and it is as the network has it)")
+		if network := affectedNetwork(e); network != "" && !w.mingles(network) && !slices.Contains(w.known, use{mingles, network}) {
+			return w.refuse("an interface with <mtu> or isolated='no' on network '" + network + "', which needs the right \"networks\" (without them the network's own settings apply)")
 		}
-		if link := linked(e); link != "" && !w.calls(link) && !slices.Contains(w.known, use{links, link}) {
+		if link := linkName(e); link != "" && !w.calls(link) && !slices.Contains(w.known, use{links, link}) {
 			return w.refuse("a link that is called '" + link + "' (leave <target> out, and it is given a name)")
 		}
 	case "graphics", "listen":
-		if address := listened(e); address != "" && !slices.Contains(w.known, use{listens, address}) {
+		if address := listenAddress(e); address != "" && !slices.Contains(w.known, use{listens, address}) {
 			return w.refuse("a display that listens on '" + address + "'")
 		}
 		return nil
 	case "serial", "parallel", "console", "channel", "smartcard", "redirdev":
-		allowed = peacefulChars
-		if end := spoken(e); end != "" && !w.agent && !slices.Contains(w.known, use{speaks, end}) {
-			return w.refuse("the channel of the guest's agent with an end of its own, which takes the right \"agent\" (or leave <source> out, and type it unix)")
+		allowed = harmlessChars
+		if end := agentSocket(e); end != "" && !w.agent && !slices.Contains(w.known, use{speaks, end}) {
+			return w.refuse("the channel of the guest's agent with an end of its own, which needs the right \"agent\" (or leave <source> out, and type it unix)")
 		}
 	case "backend":
 		if in == nil || in.Name != "rng" {
 			return nil
 		}
-		allowed = peacefulChars
+		allowed = harmlessChars
 	default:
 		return nil
 	}
@@ -552,35 +553,35 @@ func (w walker) volume(pool string) error {
 	return w.refuse("pool '" + pool + "'")
 }
 
-// joined is the network of an interface; empty: none.
-func joined(e *xmltree.Element) string {
+// joinedNetwork returns the network of an interface; empty: none.
+func joinedNetwork(e *xmltree.Element) string {
 	if e.Name != "interface" {
 		return ""
 	}
 	return e.Child("source").Attr("network")
 }
 
-// mingled is the network whose other guests an interface's settings affect; empty: none. These are: reaching
+// affectedNetwork is the network with other guests that an interface's settings affect; empty: none. These are: reaching
 // isolated ports, and the packet size, because the kernel gives a bridge the smallest MTU of its ports.
-func mingled(e *xmltree.Element) string {
+func affectedNetwork(e *xmltree.Element) string {
 	if e.Child("port").Attr("isolated") != "no" && e.Child("mtu").Attr("size") == "" {
 		return ""
 	}
-	return joined(e)
+	return joinedNetwork(e)
 }
 
-// linked is the name of an interface's link on the host; empty: the daemon chooses.
-func linked(e *xmltree.Element) string {
+// linkName is the name of an interface's link on the host; empty: the daemon chooses.
+func linkName(e *xmltree.Element) string {
 	if e.Name != "interface" {
 		return ""
 	}
 	return e.Child("target").Attr("dev")
 }
 
-// calls says whether a client may give a link on the host this name: it is one that the rules let it define,
+// mayNameLink says whether a client may give a link on the host this name: it is one that the rules let it define,
 // or one that the daemon would choose. With any name it could take one that the host needs, such as docker0,
 // before the host does.
-func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
+func (r *Rules) mayNameLink(w Principal, v Permission, o Resource, row string) bool {
 	number, ofRow := strings.CutPrefix(o.Name, row)
 	if _, err := strconv.ParseUint(number, 10, 32); ofRow && err == nil {
 		return true
@@ -589,18 +590,18 @@ func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
 	return yes
 }
 
-// spoken is the host's end of the guest agent's channel if it is not the daemon's own; empty: it is, or it is
+// agentSocket is the host's end of the guest agent's channel if it is not the daemon's own; empty: it is, or it is
 // another channel. A process with that end can run anything in the guest, as root.
-func spoken(e *xmltree.Element) string {
+func agentSocket(e *xmltree.Element) string {
 	sort, path := e.Attr("type"), e.Child("source").Attr("path")
-	if e.Name != "channel" || !guest.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
+	if e.Name != "channel" || !machine.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
 		return ""
 	}
 	return sort + " " + path
 }
 
-// listened is the address at which a display accepts other hosts; empty: none, or another element names it.
-func listened(e *xmltree.Element) string {
+// listenAddress is the address at which a display accepts other hosts; empty: none, or another element names it.
+func listenAddress(e *xmltree.Element) string {
 	address := ""
 	switch {
 	case e.Name == "graphics":

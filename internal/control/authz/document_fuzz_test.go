@@ -78,7 +78,7 @@ func FuzzDocument(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	g := &Gate{Config: Config{Guests: &guest.Registry{}, Networks: &network.Networks{}, Pools: &volume.Pools{}}, routeInto: network.RouteInto}
+	g := &Authorizer{Config: Config{Guests: &guest.Registry{}, Networks: &network.Networks{}, Pools: &volume.Pools{}}, routeInto: network.RouteInto}
 	g.rules.Store(rules)
 	had, err := domainxml.Parse(head+"</os><devices>"+bounds[1]+"</devices>"+tail, domainxml.Options{})
 	if err != nil {
@@ -94,15 +94,15 @@ func FuzzDocument(f *testing.F) {
 		verb, held := Define, on
 		switch root.Name {
 		case "domain":
-			held = Object{}
+			held = Resource{}
 		case "network":
-			verb, held = Networks, Object{}
+			verb, held = Networks, Resource{}
 		case "pool":
-			verb, held = Pools, Object{}
+			verb, held = Pools, Resource{}
 		case "volume":
-			verb, held = Volumes, Object{Kind: Pool, Name: "build"}
+			verb, held = Volumes, Resource{Kind: Pool, Name: "build"}
 		}
-		made, err := g.Document(user1(1002), verb, held, doc)
+		made, err := g.CheckDocument(user1(1002), verb, held, doc)
 		if err != nil {
 			return
 		}

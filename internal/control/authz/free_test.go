@@ -10,11 +10,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// freeParts lists what a client that rules restrict may write freely in a definition, as far as the gate
+// freeParts lists what a client that rules restrict may write freely in a definition, as far as the Authorizer
 // checks single elements. Lines that begin with # are comments.
 const freeParts = "testdata/free.txt"
 
-// The gate checks every attribute and text of a definition, or the list says that it concerns only its guest.
+// The Authorizer checks every attribute and text of a definition, or the list says that it concerns only its guest.
 // A new one shows up here. The documents of domainxml, whose test checks that each attribute is parsed, are
 // the set of all attributes.
 //
@@ -26,7 +26,7 @@ func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 	}
 	docs = slices.DeleteFunc(docs, func(doc string) bool { return filepath.Base(doc) == "unknown-ignored.xml" })
 	all := func(string) bool { return true }
-	held := walker{places{pools: []string{"*"}, joins: all, mingles: all, opens: func(use) bool { return false }, calls: all}}
+	held := walker{allowedUses{pools: []string{"*"}, joins: all, mingles: all, opens: func(use) bool { return false }, calls: all}}
 	found := map[string]bool{}
 	for _, doc := range docs {
 		text, err := os.ReadFile(doc)
@@ -51,7 +51,7 @@ func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 	listed := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(kept)), "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
 	for _, part := range free {
 		if !slices.Contains(listed, part) {
-			t.Errorf("%s is judged by nobody: have the gate judge it or, if it concerns its guest alone, list it in %s", part, freeParts)
+			t.Errorf("%s is not checked: check it in the Authorizer or, if it concerns only its guest, list it in %s", part, freeParts)
 		}
 	}
 	for _, part := range listed {
@@ -62,7 +62,7 @@ func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 }
 
 // listFree finds the attributes and texts below an element that accept a word which the client has no right
-// to. It removes what is checked from the document, because a refusal would hide the rest: paths, listen
+// to. It removes the checked parts from the document, because a refusal would hide the rest: paths, listen
 // addresses, and the networks of interfaces.
 func (w walker) listFree(in, e *xmltree.Element, up string, found map[string]bool) {
 	for i, a := range e.Attrs {
@@ -77,11 +77,11 @@ func (w walker) listFree(in, e *xmltree.Element, up string, found map[string]boo
 	if strings.HasPrefix(text, "/") {
 		e.Children = nil
 	}
-	if e.Name == "metadata" || w.judge(in, e) != nil {
+	if e.Name == "metadata" || w.check(in, e) != nil {
 		return
 	}
 	at := strings.TrimPrefix(up+"/"+e.Name, "/")
-	passes := func() bool { return w.judge(in, e) == nil }
+	passes := func() bool { return w.check(in, e) == nil }
 	for i := range e.Attrs {
 		if e.Attrs[i].Prefix == "xmlns" {
 			continue

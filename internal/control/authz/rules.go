@@ -35,8 +35,8 @@ type Rules struct {
 // rule allows some clients some actions. No rule forbids anything: an action that no rule allows is refused.
 type rule struct {
 	name string
-	who  []principal
-	may  verbSet
+	who  []matcher
+	may  permissionSet
 	// some says that the rule covers only the objects named here; else it covers everything.
 	some     bool
 	guests   []fleet.Selector
@@ -47,11 +47,11 @@ type rule struct {
 	images   []string
 	// secrets are the secrets that definitions may use, as globs for UUIDs and for usages.
 	secrets []string
-	// most bounds the total of the objects that the rule covers.
-	most share
+	// quota bounds the total of the objects that the rule covers.
+	quota usage
 }
 
-// ReadRules reads a file of rules. An error names the line and what is wrong with it.
+// ReadRules reads a file of rules. An error names the line and the mistake.
 func ReadRules(path string) (*Rules, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -86,7 +86,7 @@ func checkFolders(path string) error {
 			if err = unix.Stat(at, &st); err == nil && st.Mode&unix.S_ISVTX != 0 {
 				st.Mode &^= 0o022 // in a sticky folder, others cannot replace files that they do not own
 			}
-			if err == nil && !oursAlone(st.Uid, st.Mode) {
+			if err == nil && !onlyOursWritable(st.Uid, st.Mode) {
 				return fault.New(fault.Denied, fault.Config, "users other than root can replace %s, because they can write to %s; chown it to root and chmod it go-w", path, at)
 			}
 		}
@@ -97,8 +97,8 @@ func checkFolders(path string) error {
 	return nil
 }
 
-// oursAlone says whether only root and the daemon's user can write to a file or folder.
-func oursAlone(uid, mode uint32) bool {
+// onlyOursWritable says whether only root and the daemon's user can write to a file or folder.
+func onlyOursWritable(uid, mode uint32) bool {
 	return safepath.TrustedOwner(uid) && mode&0o022 == 0
 }
 
@@ -111,7 +111,7 @@ func checkOwner(f *os.File) error {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return fault.New(fault.Invalid, fault.Config, "%s is not a regular file", f.Name())
-	case !oursAlone(st.Uid, st.Mode):
+	case !onlyOursWritable(st.Uid, st.Mode):
 		return fault.New(fault.Denied, fault.Config, "%s can be written by users other than root; chown it to root and chmod it go-w", f.Name())
 	}
 	return nil
@@ -126,7 +126,7 @@ func ParseRules(path string, text []byte) (*Rules, error) {
 	return r, nil
 }
 
-func wrong(at *yaml.Node, format string, args ...any) error {
+func ruleError(at *yaml.Node, format string, args ...any) error {
 	return fmt.Errorf("line %d: %s", at.Line, fmt.Sprintf(format, args...))
 }
 
@@ -147,13 +147,13 @@ func (r *Rules) parse(text []byte) error {
 		return err
 	}
 	if v := top["version"]; v == nil || v.Value != "1" {
-		return wrong(doc.Content[0], "the file says no \"version: 1\", the only one there is")
+		return ruleError(doc.Content[0], "the file lacks \"version: 1\", the only supported version")
 	}
 	if top["rules"] == nil || top["rules"].Kind != yaml.SequenceNode {
-		return wrong(doc.Content[0], "the file has no list of rules")
+		return ruleError(doc.Content[0], "the file has no list of rules")
 	}
 	if n := len(top["rules"].Content); n > maxRules {
-		return wrong(top["rules"], "%d rules are too many; at most %d", n, maxRules)
+		return ruleError(top["rules"], "%d rules are too many; at most %d", n, maxRules)
 	}
 	for _, node := range top["rules"].Content {
 		one, err := parseRule(node)
@@ -161,7 +161,7 @@ func (r *Rules) parse(text []byte) error {
 			return err
 		}
 		if slices.ContainsFunc(r.list, func(other *rule) bool { return other.name == one.name }) {
-			return wrong(node, "there are two rules %q", one.name)
+			return ruleError(node, "there are two rules %q", one.name)
 		}
 		r.list = append(r.list, one)
 	}
@@ -171,16 +171,16 @@ func (r *Rules) parse(text []byte) error {
 // fields returns the values of a mapping, and refuses unknown keys.
 func fields(node *yaml.Node, what string, known ...string) (map[string]*yaml.Node, error) {
 	if node.Kind != yaml.MappingNode {
-		return nil, wrong(node, "%s is a list of \"name: value\" lines", what)
+		return nil, ruleError(node, "%s is a list of \"name: value\" lines", what)
 	}
 	found := map[string]*yaml.Node{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		key := node.Content[i]
 		switch {
 		case !slices.Contains(known, key.Value):
-			return nil, wrong(key, "%s has no %q; it has %s", what, key.Value, strings.Join(known, ", "))
+			return nil, ruleError(key, "%s has no %q; it has %s", what, key.Value, strings.Join(known, ", "))
 		case found[key.Value] != nil:
-			return nil, wrong(key, "%q comes twice", key.Value)
+			return nil, ruleError(key, "%q comes twice", key.Value)
 		}
 		found[key.Value] = node.Content[i+1]
 	}
@@ -195,13 +195,13 @@ func items(node *yaml.Node, what string) ([]*yaml.Node, error) {
 	}
 	switch {
 	case len(list) == 0:
-		return nil, wrong(node, "%q is empty; leave it out, or say what it is", what)
+		return nil, ruleError(node, "%q is empty; remove it, or give it a value", what)
 	case len(list) > maxItems:
-		return nil, wrong(node, "%d items under %q are too many; at most %d", len(list), what, maxItems)
+		return nil, ruleError(node, "%d items under %q are too many; at most %d", len(list), what, maxItems)
 	}
 	for _, item := range list {
 		if item.Kind != yaml.ScalarNode || item.Value == "" || item.Tag == "!!null" {
-			return nil, wrong(item, "what stands under %q is no word", what)
+			return nil, ruleError(item, "what stands under %q is no word", what)
 		}
 	}
 	return list, nil
@@ -231,7 +231,7 @@ func parseRule(node *yaml.Node) (*rule, error) {
 		return nil, err
 	}
 	if given["name"] == nil || given["name"].Kind != yaml.ScalarNode || given["name"].Value == "" {
-		return nil, wrong(node, "a rule has no name, by which errors and the audit call it")
+		return nil, ruleError(node, "a rule has no name; errors and the audit need one")
 	}
 	r := &rule{name: given["name"].Value}
 	for _, p := range parts {
@@ -249,13 +249,13 @@ func parseRule(node *yaml.Node) (*rule, error) {
 		}
 	}
 	if given[atMost] != nil {
-		if r.most, err = parseMost(given[atMost]); err != nil {
+		if r.quota, err = parseQuota(given[atMost]); err != nil {
 			return nil, err
 		}
 	}
 	err = r.check(node, given["images"] != nil)
-	if r.some && r.most.definitions == 0 {
-		r.most.definitions = usualDefinitions
+	if r.some && r.quota.definitions == 0 {
+		r.quota.definitions = defaultDefinitions
 	}
 	return r, err
 }
@@ -263,21 +263,21 @@ func parseRule(node *yaml.Node) (*rule, error) {
 func (r *rule) check(node *yaml.Node, saysImages bool) error {
 	switch {
 	case len(r.who) == 0:
-		return wrong(node, "rule %q does not say \"who\"; \"everyone\" is a word for it", r.name)
+		return ruleError(node, "rule %q does not say \"who\"; \"everyone\" is a word for it", r.name)
 	case r.may == 0:
-		return wrong(node, "rule %q does not say what they \"may\" do: %s", r.name, givableVerbs())
+		return ruleError(node, "rule %q has no \"may\"; give some of: %s", r.name, givablePermissions())
 	case !r.some:
 		r.anywhere = r.anywhere || !saysImages
 	}
 	if r.anywhere && len(r.secrets) > 0 {
-		return wrong(node, "rule %q names \"secrets\", and lets definitions use any file of the host, and any secret with that; say \"images\", as folders or pools, too", r.name)
+		return ruleError(node, "rule %q names \"secrets\", and lets definitions use any file of the host, and any secret with that; say \"images\", as folders or pools, too", r.name)
 	}
-	if err := r.most.check(r, node); err != nil {
+	if err := r.quota.check(r, node); err != nil {
 		return err
 	}
-	for _, v := range whole {
+	for _, v := range hostPermissions {
 		if r.some && r.may.has(v) {
-			return wrong(node, "rule %q gives %q, which reaches beyond the guests, pools and networks that it names; put it into a rule without them", r.name, v)
+			return ruleError(node, "rule %q gives %q, which reaches beyond the guests, pools and networks that it names; put it into a rule without them", r.name, v)
 		}
 	}
 	return nil
@@ -288,9 +288,9 @@ func (r *rule) takeMay(node *yaml.Node) error {
 		r.may = 1<<verbs - 1
 		return nil
 	}
-	v, known := ParseVerb(node.Value)
+	v, known := ParsePermission(node.Value)
 	if !known {
-		return wrong(node, "%q is nothing that one may do; there are %s", node.Value, givableVerbs())
+		return ruleError(node, "%q is nothing that one may do; there are %s", node.Value, givablePermissions())
 	}
 	r.may |= 1 << v
 	return nil
@@ -299,10 +299,10 @@ func (r *rule) takeMay(node *yaml.Node) error {
 func (r *rule) takeGuests(node *yaml.Node) error {
 	s, err := fleet.ParseSelector(node.Value)
 	if err != nil {
-		return wrong(node, "%v", err)
+		return ruleError(node, "%v", err)
 	}
 	if s.NeedsState() {
-		return wrong(node, "guests are known here by name, uuid, label and tile, which they have before they are made; %q asks for more", node.Value)
+		return ruleError(node, "rules select guests by name, uuid, label and tile, which are known before a guest is made; %q uses another key", node.Value)
 	}
 	r.some, r.guests = true, append(r.guests, s)
 	return nil
@@ -317,17 +317,17 @@ func (r *rule) takeImages(node *yaml.Node) error {
 	case filepath.IsAbs(place) && filepath.Clean(place) == place && place != "/":
 		r.images = append(r.images, place)
 	default:
-		return wrong(node, "%q is no place of images; say /a/folder, pool:NAME or any", place)
+		return ruleError(node, "%q is no place of images; say /a/folder, pool:NAME or any", place)
 	}
 	return nil
 }
 
 func (r *rule) takeWho(node *yaml.Node) error {
 	kind, value, _ := strings.Cut(node.Value, ":")
-	p := principal{text: node.Value}
+	p := matcher{text: node.Value}
 	switch {
 	case node.Value == "everyone":
-		p.is = func(Who) bool { return true }
+		p.is = func(Principal) bool { return true }
 	case kind == "user" && value != "":
 		id, err := number(value, func() (string, error) {
 			u, err := user.Lookup(value)
@@ -337,7 +337,7 @@ func (r *rule) takeWho(node *yaml.Node) error {
 			return u.Uid, nil
 		})
 		if err != nil {
-			return wrong(node, "there is no user %q on this host", value)
+			return ruleError(node, "there is no user %q on this host", value)
 		}
 		p.is = isUser(id)
 	case kind == "group" && value != "":
@@ -349,13 +349,13 @@ func (r *rule) takeWho(node *yaml.Node) error {
 			return g.Gid, nil
 		})
 		if err != nil {
-			return wrong(node, "there is no group %q on this host", value)
+			return ruleError(node, "there is no group %q on this host", value)
 		}
 		p.is = isMember(id)
 	case kind == "dn" && value != "":
-		p.is = func(w Who) bool { return w.Subject != "" && fleet.Matches(value, w.Subject) }
+		p.is = func(w Principal) bool { return w.Subject != "" && fleet.Matches(value, w.Subject) }
 	default:
-		return wrong(node, "%q is nobody; say user:NAME, group:NAME, dn:GLOB or everyone", node.Value)
+		return ruleError(node, "%q names no client; use user:NAME, group:NAME, dn:GLOB or everyone", node.Value)
 	}
 	r.who = append(r.who, p)
 	return nil

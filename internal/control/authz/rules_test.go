@@ -36,8 +36,8 @@ rules:
     guests: public-*
 `
 
-func user1(uid uint32, groups ...uint32) Who {
-	return LocalWho(listener.Peer{PID: 7, UID: uid, GID: uid, Groups: groups})
+func user1(uid uint32, groups ...uint32) Principal {
+	return LocalPrincipal(listener.Peer{PID: 7, UID: uid, GID: uid, Groups: groups})
 }
 
 // Promise: A1
@@ -46,13 +46,13 @@ func TestRules_Allows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ops := Who{Subject: "CN=alice,O=Ops", Address: "10.0.0.1:5"}
+	ops := Principal{Subject: "CN=alice,O=Ops", Address: "10.0.0.1:5"}
 	web, db := NewGuest("web-1", "", nil), NewGuest("db", "", nil)
 	for _, c := range []struct {
 		what string
-		who  Who
-		verb Verb
-		on   Object
+		who  Principal
+		verb Permission
+		on   Resource
 		want bool
 	}{
 		{"a name", user1(1001), Start, web, true},
@@ -64,23 +64,23 @@ func TestRules_Allows(t *testing.T) {
 		{"a group", user1(5, 2000), Start, web, true},
 		{"another group", user1(5, 2001), Start, web, false},
 		{"a certificate", ops, Start, web, true},
-		{"another certificate", Who{Subject: "CN=alice,O=Dev"}, Start, web, false},
+		{"another certificate", Principal{Subject: "CN=alice,O=Dev"}, Start, web, false},
 		{"a subject that a local user cannot have", user1(0x7fffffff), Start, web, false},
-		{"a list", user1(1001), Read, Object{}, true},
-		{"a pool", user1(1002), Volumes, Object{Kind: Pool, Name: "build"}, true},
-		{"another pool", user1(1002), Volumes, Object{Kind: Pool, Name: "default"}, false},
-		{"a pool that no rule names", user1(1001), Read, Object{Kind: Pool, Name: "build"}, false},
-		{"a network", user1(1002), Read, Object{Kind: Network, Name: "default"}, true},
-		{"the host", user1(1002), Read, Object{Kind: Everything}, false},
+		{"a list", user1(1001), Read, Resource{}, true},
+		{"a pool", user1(1002), Volumes, Resource{Kind: Pool, Name: "build"}, true},
+		{"another pool", user1(1002), Volumes, Resource{Kind: Pool, Name: "default"}, false},
+		{"a pool that no rule names", user1(1001), Read, Resource{Kind: Pool, Name: "build"}, false},
+		{"a network", user1(1002), Read, Resource{Kind: Network, Name: "default"}, true},
+		{"the host", user1(1002), Read, Resource{Kind: Everything}, false},
 		{"everything", user1(1003), Monitor, db, true},
-		{"everything else", user1(1003), Secrets, Object{Kind: Everything}, true},
+		{"everything else", user1(1003), Secrets, Resource{Kind: Everything}, true},
 		{"anybody", user1(9), Read, NewGuest("public-1", "", nil), true},
 		{"anybody, more", user1(9), Start, NewGuest("public-1", "", nil), false},
 		{"root", user1(0), Monitor, db, true},
-		{"somebody unknown who looks like root", LocalWho(listener.Peer{Unknown: os.ErrInvalid}), Start, db, false},
-		{"somebody unknown who looks like a user", LocalWho(listener.Peer{UID: 1001, Unknown: os.ErrInvalid}), Start, web, false},
-		{"somebody unknown who looks like a group's", LocalWho(listener.Peer{GID: 2000, Unknown: os.ErrInvalid}), Start, web, false},
-		{"somebody far away who looks like root", Who{Subject: "CN=x"}, Start, db, false},
+		{"an unknown client that looks like root", LocalPrincipal(listener.Peer{Unknown: os.ErrInvalid}), Start, db, false},
+		{"an unknown client that looks like a user", LocalPrincipal(listener.Peer{UID: 1001, Unknown: os.ErrInvalid}), Start, web, false},
+		{"an unknown client that looks like a group's", LocalPrincipal(listener.Peer{GID: 2000, Unknown: os.ErrInvalid}), Start, web, false},
+		{"a remote client that looks like root", Principal{Subject: "CN=x"}, Start, db, false},
 	} {
 		err := r.Check(c.who, c.verb, c.on)
 		if (err == nil) != c.want {
@@ -134,13 +134,13 @@ func TestParseRules_Invalid(t *testing.T) {
 		"version: 1":                             "no list of rules",
 		"version: 1\nrules: []\nmore: 1":         `line 3: the file has no "more"`,
 		"version: 1\nrules: []\n---\nversion: 1": "more than one document",
-		rule("who: everyone"):                    "line 3: rule \"x\" does not say what they",
+		rule("who: everyone"):                    "line 3: rule \"x\" has no \"may\"",
 		rule("may: read"):                        "line 3: rule \"x\" does not say \"who\"",
 		rule("who: everyone\nmay: fly"):          `line 5: "fly"`,
-		rule("who: bob\nmay: read"):              `line 4: "bob" is nobody`,
+		rule("who: bob\nmay: read"):              `line 4: "bob" names no client`,
 		rule("who: user:no-such-user-here\nmay: read"):                                       "line 4: there is no user",
 		rule("who: group:no-such-group-here\nmay: read"):                                     "line 4: there is no group",
-		rule("who: everyone\nmay: read\nguests: state=running"):                              "line 6: guests are known here",
+		rule("who: everyone\nmay: read\nguests: state=running"):                              "line 6: rules select guests by",
 		rule("who: everyone\nmay: read\nguests: []"):                                         "line 6: \"guests\" is empty",
 		rule("who: everyone\nmay: read\nguests: [[a]]"):                                      "line 6: what stands under",
 		rule("who: everyone\nmay: define\nsecrets: [a]"):                                     "any secret with that",
@@ -153,8 +153,8 @@ func TestParseRules_Invalid(t *testing.T) {
 		rule("who: everyone\nmay: define\nat most: {disks: 1}"):                              "it has guests, memory, vcpus, interfaces, definitions, networks, pools, volumes",
 		rule("who: everyone\nmay: define\nat most: {guests: 0}"):                             "line 6: \"0\" is no number of guests",
 		rule("who: everyone\nmay: define\nat most: {memory: 64}"):                            "line 6: \"64\" is no size",
-		rule("who: everyone\nmay: read\nat most: {guests: 1}"):                               "lets nobody make or enlarge",
-		rule("who: everyone\nmay: define\nat most: {guests: 1}\nnetworks: a"):                "of guests, and names none",
+		rule("who: everyone\nmay: read\nat most: {guests: 1}"):                               "gives no right to make or enlarge",
+		rule("who: everyone\nmay: define\nat most: {guests: 1}\nnetworks: a"):                "for guests but names no object",
 		rule("who: &a everyone\nmay: *a"):                                                    "is no word",
 		rule("who: everyone\nmay: read") + "\n  - name: x\n    who: everyone\n    may: read": "two rules",
 		"version: 1\nrules:\n\t- name: x":                                                    "line",
@@ -189,12 +189,12 @@ func TestReadRules_WritableByOthers(t *testing.T) {
 		kind         fault.Kind
 	}{
 		{"root's alone", path, path, 0o600, 0},
-		{"everybody's", path, path, 0o622, fault.Denied},
-		{"in everybody's folder", folder, path, 0o777, fault.Denied},
-		{"by a link into everybody's folder", folder, link, 0o777, fault.Denied},
-		{"by a link in everybody's folder", aside, byAside, 0o777, fault.Denied},
+		{"writable by all", path, path, 0o622, fault.Denied},
+		{"in a folder writable by all", folder, path, 0o777, fault.Denied},
+		{"by a link into a folder writable by all", folder, link, 0o777, fault.Denied},
+		{"by a link in a folder writable by all", aside, byAside, 0o777, fault.Denied},
 		{"below a group's folder", above, path, 0o775, fault.Denied},
-		{"below a folder where everybody has what is theirs", above, path, 0o777 | os.ModeSticky, 0},
+		{"below a sticky folder", above, path, 0o777 | os.ModeSticky, 0},
 		{"by a link", path, link, 0o600, 0},
 	} {
 		was, err := os.Stat(c.of)
@@ -254,8 +254,8 @@ rules:
 	member := func(def *domain.Definition, problem string) fleet.Member {
 		return fleet.Member{View: &guest.View{Name: "web-1", UUID: "u", Inactive: def}, Problem: problem}
 	}
-	for what, o := range map[string]Object{
-		"one that is being made": Of(member(nil, "")), "one whose marks cannot be read": Of(member(defined, "wrong")), "one that has left": Left("web-1", "u"),
+	for what, o := range map[string]Resource{
+		"one that is being made": GuestResource(member(nil, "")), "one whose marks cannot be read": GuestResource(member(defined, "wrong")), "one that has left": RemovedGuest("web-1", "u"),
 	} {
 		for uid, want := range map[uint32]bool{1001: false, 1002: false, 1003: true} {
 			if _, got := r.Allows(user1(uid), Stop, o); got != want {
@@ -264,7 +264,7 @@ rules:
 		}
 	}
 	for uid := uint32(1001); uid <= 1003; uid++ {
-		if _, got := r.Allows(user1(uid), Stop, Of(member(defined, ""))); !got {
+		if _, got := r.Allows(user1(uid), Stop, GuestResource(member(defined, ""))); !got {
 			t.Errorf("user %d may not stop one without labels", uid)
 		}
 	}

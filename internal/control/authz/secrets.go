@@ -16,8 +16,8 @@ const (
 	opensFor = "secret for"
 )
 
-// opened are the secrets that an element names.
-func opened(e *xmltree.Element) (found []use) {
+// secretUses are the secrets that an element names.
+func secretUses(e *xmltree.Element) (found []use) {
 	id, usage := "", ""
 	switch e.Name {
 	case "secret":
@@ -26,7 +26,7 @@ func opened(e *xmltree.Element) (found []use) {
 		id = e.Attr("secret") // for a TPM's state
 	}
 	if id != "" {
-		found = append(found, use{opens, plain(id)})
+		found = append(found, use{opens, normalUUID(id)})
 	}
 	if usage != "" {
 		found = append(found, use{opensFor, usage})
@@ -34,9 +34,9 @@ func opened(e *xmltree.Element) (found []use) {
 	return found
 }
 
-// mayOpen says whether some rule lets the client use a secret, by UUID or by usage. The usage of a missing
+// mayUseSecret says whether some rule lets the client use a secret, by UUID or by usage. The usage of a missing
 // secret is unknown.
-func (g *Gate) mayOpen(globs []string, u use) bool {
+func (g *Authorizer) mayUseSecret(globs []string, u use) bool {
 	if len(globs) == 0 || g.Secrets == nil {
 		return false
 	}
@@ -49,14 +49,14 @@ func (g *Gate) mayOpen(globs []string, u use) bool {
 	})
 }
 
-// opening checks that a client may have a volume decrypted: a copy of it under another key would reveal its
+// checkDecrypt checks that a client may have a volume decrypted: a copy of it under another key would reveal its
 // data.
-func (g *Gate) opening(w Who, pool, id string) error {
+func (g *Authorizer) checkDecrypt(w Principal, pool, id string) error {
 	rules := g.rules.Load()
 	if rules == nil {
 		return nil
 	}
-	places := rules.placesFor(g, w, Volumes, Object{Kind: Pool, Name: pool})
+	places := rules.placesFor(g, w, Volumes, Resource{Kind: Pool, Name: pool})
 	if u := (use{opens, id}); !places.Anywhere && !places.opens(u) {
 		return places.refuse(u.as + " '" + id + "'")
 	}

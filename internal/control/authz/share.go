@@ -19,33 +19,33 @@ import (
 // atMost is the key of bounds in the file of rules.
 const atMost = "at most"
 
-// share is what objects take, or may take: in a rule, 0 is no bound. A guest takes the maximum of its
+// usage is what objects take, or may take: in a rule, 0 is no bound. A guest takes the maximum of its
 // definitions, whether it runs or not: the memory up to its balloon's limit, and the processors that can be
 // plugged in.
-type share struct{ guests, memory, vcpus, interfaces, definitions, networks, pools, volumes uint64 } // memory and definitions in bytes
+type usage struct{ guests, memory, vcpus, interfaces, definitions, networks, pools, volumes uint64 } // memory and definitions in bytes
 
-// usualDefinitions bounds the bytes of definitions for a rule with named objects that gives no bound: the
+// defaultDefinitions bounds the bytes of definitions for a rule with named objects that gives no bound: the
 // daemon holds them in memory, several times over.
-const usualDefinitions = 64 << 20
+const defaultDefinitions = 64 << 20
 
 // measures are the parts of a share.
 var measures = []struct {
 	word string // the word in the file of rules
-	of   func(*share) *uint64
+	of   func(*usage) *uint64
 	say  func(uint64) string
-	// kinds are the kinds of objects that count, each kind separately. verbs are the verbs that create or
+	// kinds are the kinds of objects that count, each kind separately. verbs are the permissions to create or
 	// enlarge them.
 	kinds []Kind
-	verbs []Verb
+	verbs []Permission
 }{
-	{"guests", func(s *share) *uint64 { return &s.guests }, counted("guest"), []Kind{Guest}, []Verb{Define, Change}},
-	{"memory", func(s *share) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }, []Kind{Guest}, []Verb{Define, Change}},
-	{"vcpus", func(s *share) *uint64 { return &s.vcpus }, counted("vCPU"), []Kind{Guest}, []Verb{Define, Change}},
-	{"interfaces", func(s *share) *uint64 { return &s.interfaces }, counted("interface"), []Kind{Guest}, []Verb{Define, Change}},
-	{"definitions", func(s *share) *uint64 { return &s.definitions }, func(n uint64) string { return inUnits(n) + " of definitions" }, []Kind{Guest, Network}, []Verb{Define, Change, Networks}},
-	{"networks", func(s *share) *uint64 { return &s.networks }, counted("network"), []Kind{Network}, []Verb{Networks}},
-	{"pools", func(s *share) *uint64 { return &s.pools }, counted("pool"), []Kind{Pool}, []Verb{Pools}},
-	{"volumes", func(s *share) *uint64 { return &s.volumes }, counted("volume"), []Kind{Pool}, []Verb{Volumes}},
+	{"guests", func(s *usage) *uint64 { return &s.guests }, counted("guest"), []Kind{Guest}, []Permission{Define, Change}},
+	{"memory", func(s *usage) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }, []Kind{Guest}, []Permission{Define, Change}},
+	{"vcpus", func(s *usage) *uint64 { return &s.vcpus }, counted("vCPU"), []Kind{Guest}, []Permission{Define, Change}},
+	{"interfaces", func(s *usage) *uint64 { return &s.interfaces }, counted("interface"), []Kind{Guest}, []Permission{Define, Change}},
+	{"definitions", func(s *usage) *uint64 { return &s.definitions }, func(n uint64) string { return inUnits(n) + " of definitions" }, []Kind{Guest, Network}, []Permission{Define, Change, Networks}},
+	{"networks", func(s *usage) *uint64 { return &s.networks }, counted("network"), []Kind{Network}, []Permission{Networks}},
+	{"pools", func(s *usage) *uint64 { return &s.pools }, counted("pool"), []Kind{Pool}, []Permission{Pools}},
+	{"volumes", func(s *usage) *uint64 { return &s.volumes }, counted("volume"), []Kind{Pool}, []Permission{Volumes}},
 }
 
 func counted(what string) func(uint64) string {
@@ -66,8 +66,8 @@ func inUnits(n uint64) string {
 	return fmt.Sprintf("%d %s", n, [...]string{"bytes", "KiB", "MiB", "GiB"}[unit])
 }
 
-// parseMost parses the value of "at most".
-func parseMost(node *yaml.Node) (most share, err error) {
+// parseQuota parses the value of "at most".
+func parseQuota(node *yaml.Node) (most usage, err error) {
 	words := make([]string, len(measures))
 	for i, m := range measures {
 		words[i] = m.word
@@ -77,7 +77,7 @@ func parseMost(node *yaml.Node) (most share, err error) {
 		return most, err
 	}
 	if len(given) == 0 {
-		return most, wrong(node, "%q is empty; leave it out, or say how many guests, interfaces, networks, pools or volumes, how much memory or how many vcpus", atMost)
+		return most, ruleError(node, "%q is empty; remove it, or give a number of guests, interfaces, networks, pools or volumes, how much memory or how many vcpus", atMost)
 	}
 	for _, m := range measures {
 		value := given[m.word]
@@ -91,18 +91,18 @@ func parseMost(node *yaml.Node) (most share, err error) {
 		}
 		switch {
 		case err != nil && inBytes:
-			return most, wrong(value, "%v", err)
+			return most, ruleError(value, "%v", err)
 		case err != nil || n == 0:
-			return most, wrong(value, "%q is no number of %s; from 1 on", value.Value, m.word)
+			return most, ruleError(value, "%q is no number of %s; from 1 on", value.Value, m.word)
 		}
 		*m.of(&most) = n
 	}
 	return most, nil
 }
 
-// shareOf is a guest's share by its definitions, with a stored size in bytes; missing definitions are nil.
-func shareOf(written uint64, definitions ...*domain.Definition) share {
-	s := share{guests: 1, definitions: written}
+// usageOf is a guest's share by its definitions, with a stored size in bytes; missing definitions are nil.
+func usageOf(written uint64, definitions ...*domain.Definition) usage {
+	s := usage{guests: 1, definitions: written}
 	for _, d := range definitions {
 		if d != nil {
 			// I/O threads count as vCPUs: they take the host's processors and thread IDs in the same way.
@@ -113,8 +113,8 @@ func shareOf(written uint64, definitions ...*domain.Definition) share {
 	return s
 }
 
-// queues counts the queues of all interfaces. Each queue has files and a thread of the host; each interface,
-// of which a bridge can have 1,023, counts as one at least.
+// queues counts the queues of all interfaces. Each queue has files and a thread of the host; each interface
+// counts as one at least, because a bridge can have only 1,023.
 func queues(d *domain.Definition) (n uint64) {
 	for _, nic := range d.Devices.NICs {
 		n += uint64(min(max(nic.Queues, 1), 1<<20)) // a sum of absurd numbers must not overflow
@@ -123,7 +123,7 @@ func queues(d *domain.Definition) (n uint64) {
 }
 
 // atLeast returns the maximum in each measure.
-func (s share) atLeast(other share) share {
+func (s usage) atLeast(other usage) usage {
 	for _, m := range measures {
 		*m.of(&s) = max(*m.of(&s), *m.of(&other))
 	}
@@ -131,7 +131,7 @@ func (s share) atLeast(other share) share {
 }
 
 // plus adds without overflow.
-func (s share) plus(other share) share {
+func (s usage) plus(other usage) usage {
 	for _, m := range measures {
 		sum, carry := bits.Add64(*m.of(&s), *m.of(&other), 0)
 		*m.of(&s) = sum | -carry
@@ -140,56 +140,56 @@ func (s share) plus(other share) share {
 }
 
 // check refuses bounds without effect.
-func (s share) check(r *rule, node *yaml.Node) error {
+func (s usage) check(r *rule, node *yaml.Node) error {
 	named := map[Kind]int{Guest: len(r.guests), Network: len(r.networks), Pool: len(r.pools)}
 	for _, m := range measures {
 		switch {
 		case *m.of(&s) == 0:
 		case !slices.ContainsFunc(m.verbs, r.may.has):
-			return wrong(node, "rule %q says %q of %s, and lets nobody make or enlarge what takes of that; that is the right %q", r.name, atMost, m.word, m.verbs[0])
+			return ruleError(node, "rule %q has %q for %s but gives no right to make or enlarge them; that is the right %q", r.name, atMost, m.word, m.verbs[0])
 		case r.some && !slices.ContainsFunc(m.kinds, func(k Kind) bool { return named[k] > 0 }):
-			return wrong(node, "rule %q says %q of %s, and names none that take of that; name some, or leave it out", r.name, atMost, m.word)
+			return ruleError(node, "rule %q has %q for %s but names no object that counts; name some, or remove the bound", r.name, atMost, m.word)
 		}
 	}
 	return nil
 }
 
-// shares are the objects that calls under way are about to make. Each call counts them in addition to the
+// reservations are the objects that calls under way are about to make. Each call counts them in addition to the
 // existing objects, so that concurrent calls cannot together exceed a bound.
-type shares struct {
-	there func(like Object) []claim // all objects of one kind; never waits
+type reservations struct {
+	there func(like Resource) []claim // all objects of one kind; never waits
 
 	mu     sync.Mutex
-	claims map[*taking][]claim
+	claims map[*reservation][]claim
 }
 
 // claim is an object as it is, or will be.
 type claim struct {
-	object Object
+	object Resource
 	key    string // identifies the object
-	share  share
+	usage  usage
 }
 
-// alike returns all objects of the same kind.
-func (g *Gate) alike(like Object) (all []claim) {
+// sameKind returns all objects of the same kind.
+func (g *Authorizer) sameKind(like Resource) (all []claim) {
 	switch like.Kind {
 	case Guest:
 		for _, m := range g.Fleet.All() {
-			all = append(all, claim{Of(m), m.View.UUID, shareOf(m.View.Written, m.View.Active, m.View.Inactive)})
+			all = append(all, claim{GuestResource(m), m.View.UUID, usageOf(m.View.Written, m.View.Active, m.View.Inactive)})
 		}
 	case Network:
 		for _, n := range g.Networks.List() {
-			all = append(all, claimOf(Object{Kind: Network, Name: n.Name(), written: n.View().Written()}))
+			all = append(all, claimOf(Resource{Kind: Network, Name: n.Name(), written: n.View().Written()}))
 		}
 	case Pool:
 		for _, p := range g.Pools.List() {
 			if like.Part == "" {
-				all = append(all, claimOf(Object{Kind: Pool, Name: p.Name()}))
+				all = append(all, claimOf(Resource{Kind: Pool, Name: p.Name()}))
 				continue
 			}
 			volumes, _ := p.Volumes() // the volumes of an inactive pool are unknown, and none can be made
 			for _, v := range volumes {
-				all = append(all, claimOf(Object{Kind: Pool, Name: p.Name(), Part: v.Name}))
+				all = append(all, claimOf(Resource{Kind: Pool, Name: p.Name(), Part: v.Name}))
 			}
 		}
 	case Anything, Everything:
@@ -198,64 +198,64 @@ func (g *Gate) alike(like Object) (all []claim) {
 }
 
 // claimOf is the claim of an object other than a guest.
-func claimOf(o Object) claim {
+func claimOf(o Resource) claim {
 	c := claim{object: o, key: o.String()}
 	switch {
 	case o.Kind == Network:
-		c.share.networks, c.share.definitions = 1, o.written
+		c.usage.networks, c.usage.definitions = 1, o.written
 	case o.Kind == Pool && o.Part != "":
-		c.share.volumes = 1
+		c.usage.volumes = 1
 	case o.Kind == Pool:
-		c.share.pools = 1
+		c.usage.pools = 1
 	}
 	return c
 }
 
-// taking is one call of a client that rules restrict.
-type taking struct {
-	gate  *Gate
-	who   Who
-	verb  Verb   // which determines the bounds
-	asked []Verb // those of the call
-	over  bool   // guarded by the lock of the shares
+// reservation is one call of a client that rules restrict.
+type reservation struct {
+	authorizer *Authorizer
+	principal  Principal
+	permission Permission   // which determines the bounds
+	asked      []Permission // those of the call
+	over       bool         // guarded by the lock of the reservations
 }
 
 // Scope is what a call of a client may do. The call's reservations count against the client's bounds until
-// done, when the objects themselves can be counted. The call has the verb v, and those in also. Fence gives
-// the places of files.
-func (g *Gate) Scope(w Who, v Verb, also ...Verb) (_ scope.Scope, done func()) {
-	if !g.Held(w) {
+// done, when the objects themselves can be counted. The call has the permission v, and those in also.
+// LimitPaths gives the places of files.
+func (g *Authorizer) Scope(w Principal, v Permission, also ...Permission) (_ scope.Scope, done func()) {
+	if !g.Restricted(w) {
 		return scope.Daemon("a client that no rules hold"), func() {}
 	}
-	t := &taking{gate: g, who: w, verb: v, asked: append(slices.Clip(also), v)}
+	t := &reservation{authorizer: g, principal: w, permission: v, asked: append(slices.Clip(also), v)}
 	if v != Change { // a start gives a guest no more than its definition allows
-		t.verb = Define
+		t.permission = Define
 	}
 	return scope.Client(w.String(), scope.Anywhere, t), t.end
 }
 
-// Make checks a network or a pool that a call is to make against the bounds. One that exists already takes
+// ReserveNew checks a network or a pool that a call is to make against the bounds. One that exists already takes
 // nothing more.
-func (g *Gate) Make(sc scope.Scope, v Verb, o Object) error {
-	t, _ := sc.Limits().(*taking)
+func (g *Authorizer) ReserveNew(sc scope.Scope, v Permission, o Resource) error {
+	t, _ := sc.Limits().(*reservation)
 	if t == nil || (v != Networks || o.Kind != Network) && (v != Pools || o.Kind != Pool) {
 		return sc.Check()
 	}
-	return t.take(v, claimOf(o))
+	return t.reserve(v, claimOf(o))
 }
 
 // ReserveVolume implements scope.Limits: it counts a volume to be made.
-func (t *taking) ReserveVolume(pool, name string) error {
-	return t.take(Volumes, claimOf(Object{Kind: Pool, Name: pool, Part: name}))
+func (t *reservation) ReserveVolume(pool, name string) error {
+	return t.reserve(Volumes, claimOf(Resource{Kind: Pool, Name: pool, Part: name}))
 }
 
 // ReserveNetwork implements scope.Limits: it counts a changed network.
-func (t *taking) ReserveNetwork(name string, written uint64) error {
-	return t.take(Networks, claimOf(Object{Kind: Network, Name: name, written: written}))
+func (t *reservation) ReserveNetwork(name string, written uint64) error {
+	return t.reserve(Networks, claimOf(Resource{Kind: Network, Name: name, written: written}))
 }
 
-func (t *taking) end() {
-	s := &t.gate.shares
+func (t *reservation) end() {
+	s := &t.authorizer.shares
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.over = true
@@ -263,13 +263,15 @@ func (t *taking) end() {
 }
 
 // OpenSecret implements scope.Limits.
-func (t *taking) OpenSecret(pool, secret string) error { return t.gate.opening(t.who, pool, secret) }
+func (t *reservation) OpenSecret(pool, secret string) error {
+	return t.authorizer.checkDecrypt(t.principal, pool, secret)
+}
 
 // Authorize implements scope.Limits: it checks the call again when the guest's turn has come, perhaps much
 // later: other clients may have changed the guest's name or labels. A guest that is still being made belongs
 // to no one else.
-func (t *taking) Authorize(uuid string) error {
-	o := t.gate.GuestByUUID(uuid)
+func (t *reservation) Authorize(uuid string) error {
+	o := t.authorizer.GuestByUUID(uuid)
 	if o.Kind != Guest || o.member.View.Current() == nil {
 		return nil
 	}
@@ -278,18 +280,18 @@ func (t *taking) Authorize(uuid string) error {
 		if !v.ofGuests() {
 			continue
 		}
-		if err := t.gate.Check(t.who, v, o); err != nil {
+		if err := t.authorizer.Check(t.principal, v, o); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Again also checks the content of a call again when a guest's turn has come. Other clients may have removed
+// Recheck also checks the content of a call again when a guest's turn has come. Other clients may have removed
 // what the call relied on from the guest, or have added the other half of a combination of name and labels
 // that the client may not give. On is the guest of the call's document, if there is one.
-func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) scope.Scope {
-	t, _ := sc.Limits().(*taking)
+func (g *Authorizer) Recheck(sc scope.Scope, on Resource, judge func(uuid string) error) scope.Scope {
+	t, _ := sc.Limits().(*reservation)
 	if t == nil {
 		return sc
 	}
@@ -308,25 +310,25 @@ func (g *Gate) Again(sc scope.Scope, on Object, judge func(uuid string) error) s
 }
 
 // ReserveGuest implements scope.Limits: it counts a guest as it will be.
-func (t *taking) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
-	if err := t.gate.weigh(t.who, def, t.gate.GuestByUUID(uuid)); err != nil {
+func (t *reservation) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
+	if err := t.authorizer.checkWeights(t.principal, def, t.authorizer.GuestByUUID(uuid)); err != nil {
 		return err
 	}
-	one := claim{NewGuest(def.Name, uuid, nil), uuid, shareOf(written, def)}
+	one := claim{NewGuest(def.Name, uuid, nil), uuid, usageOf(written, def)}
 	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // marks that cannot be parsed count as none
 		one.object = NewGuest(def.Name, uuid, marks.Labels)
 	}
-	return t.take(t.verb, one)
+	return t.reserve(t.permission, one)
 }
 
-// take records what an object will be, if a rule has room for it. A rule that gives the right without bounds
+// reserve records what an object will be, if a rule has room for it. A rule that gives the right without bounds
 // allows everything. For a client without any such rule, other checks decide.
-func (t *taking) take(v Verb, one claim) error {
-	rules := t.gate.rules.Load()
+func (t *reservation) reserve(v Permission, one claim) error {
+	rules := t.authorizer.rules.Load()
 	if rules == nil {
 		return nil
 	}
-	s := &t.gate.shares
+	s := &t.authorizer.shares
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.over {
@@ -334,31 +336,31 @@ func (t *taking) take(v Verb, one claim) error {
 	}
 	var full error
 	for _, r := range rules.list {
-		if !r.may.has(v) || !r.covers(one.object) || !r.isFor(t.who) {
+		if !r.may.has(v) || !r.covers(one.object) || !r.isFor(t.principal) {
 			continue
 		}
 		err := s.fits(r, one)
 		if err == nil {
 			if s.claims == nil {
-				s.claims = map[*taking][]claim{}
+				s.claims = map[*reservation][]claim{}
 			}
 			s.claims[t] = append(s.claims[t], one)
 			return nil
 		}
 		full = cmp.Or(full, err)
 	}
-	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s of this size", t.who, one.object)
+	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s of this size", t.principal, one.object)
 }
 
-// fits says whether a rule has room for an object. An object may keep what it has, even if that exceeds the
+// fits says whether a rule has room for an object. An object may keep its usage, even if that exceeds the
 // rule's present bounds.
-func (s *shares) fits(r *rule, one claim) error {
-	if !r.most.bounds(one.share) { // counting is skipped if it is not needed: there may be very many objects
+func (s *reservations) fits(r *rule, one claim) error {
+	if !r.quota.bounds(one.usage) { // counting is skipped if it is not needed: there may be very many objects
 		return nil
 	}
-	others, had := s.taken(r, one)
+	others, had := s.sum(r, one)
 	for _, m := range measures {
-		most, want, other := *m.of(&r.most), *m.of(&one.share), *m.of(&others)
+		most, want, other := *m.of(&r.quota), *m.of(&one.usage), *m.of(&others)
 		if most == 0 || want <= *m.of(&had) || want <= most && other <= most-want {
 			continue
 		}
@@ -369,7 +371,7 @@ func (s *shares) fits(r *rule, one claim) error {
 }
 
 // bounds says whether any part of an object's share is bounded.
-func (s share) bounds(one share) bool {
+func (s usage) bounds(one usage) bool {
 	for _, m := range measures {
 		if *m.of(&s) > 0 && *m.of(&one) > 0 {
 			return true
@@ -378,20 +380,20 @@ func (s share) bounds(one share) bool {
 	return false
 }
 
-// taken sums what the objects that a rule covers have, whoever made them: all others of the kind, and the
-// object itself. The caller holds the lock.
-func (s *shares) taken(r *rule, but claim) (others, had share) {
-	by := map[string]share{}
+// sum adds the usage of the objects that a rule covers, whichever client made them: all others of the kind, and
+// the object itself. The caller holds the lock.
+func (s *reservations) sum(r *rule, but claim) (others, had usage) {
+	by := map[string]usage{}
 	for _, c := range s.there(but.object) {
 		if r.covers(c.object) {
-			by[c.key] = c.share
+			by[c.key] = c.usage
 		}
 	}
 	had = by[but.key]
 	for _, claims := range s.claims {
 		for _, c := range claims {
 			if r.covers(c.object) {
-				by[c.key] = by[c.key].atLeast(c.share)
+				by[c.key] = by[c.key].atLeast(c.usage)
 			}
 		}
 	}

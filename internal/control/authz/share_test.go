@@ -71,18 +71,18 @@ func drawn(def *domain.Definition, ram, vram uint) *domain.Definition {
 // writtenOf returns the size of a definition; here it is that of its description.
 func writtenOf(def *domain.Definition) uint64 { return uint64(len(def.Description)) }
 
-// sharing makes a gate with these guests.
-func sharing(t *testing.T, there ...*domain.Definition) *Gate {
+// sharing makes an Authorizer with these guests.
+func sharing(t *testing.T, there ...*domain.Definition) *Authorizer {
 	t.Helper()
 	rules, err := ParseRules("access.yaml", []byte(shared))
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Guests: &guest.Registry{}}}
+	g := &Authorizer{Config: Config{Guests: &guest.Registry{}}}
 	g.rules.Store(rules)
-	g.shares.there = func(like Object) (all []claim) {
+	g.shares.there = func(like Resource) (all []claim) {
 		for _, def := range there {
-			all = append(all, claim{Of(isThere(def)), "uuid of " + def.Name, shareOf(writtenOf(def), def)})
+			all = append(all, claim{GuestResource(isThere(def)), "uuid of " + def.Name, usageOf(writtenOf(def), def)})
 		}
 		return all
 	}
@@ -90,13 +90,13 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 }
 
 // wants makes one guest in a call that lasts until the test ends.
-func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) error {
-	taking := &taking{gate: g, who: user1(uid), verb: v}
+func wants(t *testing.T, g *Authorizer, uid uint32, v Permission, def *domain.Definition) error {
+	taking := &reservation{authorizer: g, principal: user1(uid), permission: v}
 	t.Cleanup(taking.end)
 	return taking.ReserveGuest("uuid of "+def.Name, def, writtenOf(def))
 }
 
-// A rule's bounds hold for the sum of all guests that it covers, whoever made them.
+// A rule's bounds hold for the sum of all guests that it covers, whichever client made them.
 //
 // Promise: A12
 func TestQuota_Guests(t *testing.T) {
@@ -106,7 +106,7 @@ func TestQuota_Guests(t *testing.T) {
 		what string
 		def  *domain.Definition
 		uid  uint32
-		verb Verb
+		verb Permission
 		full string // empty: there is room
 	}{
 		{"one more", sized("build-3", gib, 2), 1002, Define, ""},
@@ -169,10 +169,12 @@ func TestQuota_BytesOfDefinitions(t *testing.T) {
 	if err := wants(t, g, 1005, Define, long("build-2", 65*mib)); err != nil {
 		t.Errorf("who may do everything: %v", err)
 	}
-	g.shares.there = func(Object) []claim { return []claim{claimOf(Object{Kind: Network, Name: "n-1", written: 60 * mib})} }
+	g.shares.there = func(Resource) []claim {
+		return []claim{claimOf(Resource{Kind: Network, Name: "n-1", written: 60 * mib})}
+	}
 	sc, done := g.Scope(user1(1004), Networks)
 	defer done()
-	if err := g.Make(sc, Networks, Object{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
+	if err := g.ReserveNew(sc, Networks, Resource{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a network: %v", err)
 	}
 }
@@ -189,12 +191,12 @@ rules:
 	if err != nil {
 		t.Fatal(err)
 	}
-	network, pool := func(name string) Object { return Object{Kind: Network, Name: name} }, func(name string) Object { return Object{Kind: Pool, Name: name} }
-	of := func(pool, name string) Object { return Object{Kind: Pool, Name: pool, Part: name} }
-	g := &Gate{Config: Config{Guests: &guest.Registry{}}}
+	network, pool := func(name string) Resource { return Resource{Kind: Network, Name: name} }, func(name string) Resource { return Resource{Kind: Pool, Name: name} }
+	of := func(pool, name string) Resource { return Resource{Kind: Pool, Name: pool, Part: name} }
+	g := &Authorizer{Config: Config{Guests: &guest.Registry{}}}
 	g.rules.Store(rules)
-	g.shares.there = func(like Object) (all []claim) {
-		for _, o := range []Object{network("n-1"), network("other"), pool("p-1"), pool("other"), of("p-1", "a"), of("p-2", "b"), of("other", "c")} {
+	g.shares.there = func(like Resource) (all []claim) {
+		for _, o := range []Resource{network("n-1"), network("other"), pool("p-1"), pool("other"), of("p-1", "a"), of("p-2", "b"), of("other", "c")} {
 			if o.Kind == like.Kind && (o.Part == "") == (like.Part == "") {
 				all = append(all, claimOf(o))
 			}
@@ -204,8 +206,8 @@ rules:
 	sc, done := g.Scope(user1(1003), Networks)
 	defer done()
 	for _, c := range []struct {
-		verb   Verb
-		object Object
+		verb   Permission
+		object Resource
 		full   string
 	}{
 		{Networks, network("n-1"), ""}, // exists
@@ -214,11 +216,11 @@ rules:
 		{Pools, pool("p-2"), ""},
 		{Pools, pool("p-3"), "at most 2 pools together"},
 	} {
-		if err := g.Make(sc, c.verb, c.object); c.full == "" && err != nil || c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full)) {
+		if err := g.ReserveNew(sc, c.verb, c.object); c.full == "" && err != nil || c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full)) {
 			t.Errorf("%s: got %v, want %q", c.object, err, c.full)
 		}
 	}
-	taking := &taking{gate: g, who: user1(1003)}
+	taking := &reservation{authorizer: g, principal: user1(1003)}
 	defer taking.end()
 	if err := taking.ReserveVolume("p-2", "c"); err != nil {
 		t.Errorf("a third volume: %v", err)
@@ -263,15 +265,15 @@ func TestQuota_ConcurrentCalls(t *testing.T) {
 	if made.Load() != 3 {
 		t.Errorf("%d guests at once, of at most 3", made.Load())
 	}
-	one := &taking{gate: sharing(t), who: user1(1002), verb: Define}
+	one := &reservation{authorizer: sharing(t), principal: user1(1002), permission: Define}
 	if err := one.ReserveGuest("a", sized("test-1", 1, 1), 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err == nil {
+	if err := wants(t, one.authorizer, 1002, Define, sized("test-2", 1, 1)); err == nil {
 		t.Error("two guests of at most one")
 	}
 	one.end()
-	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err != nil {
+	if err := wants(t, one.authorizer, 1002, Define, sized("test-2", 1, 1)); err != nil {
 		t.Errorf("a call that has ended still counts: %v", err)
 	}
 	if err := one.ReserveGuest("a", sized("test-1", 1, 1), 0); !fault.Is(err, fault.Aborted) {

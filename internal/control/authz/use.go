@@ -11,12 +11,12 @@ import (
 )
 
 // use is how a definition uses a path, a network or a secret. Reading and writing a file are different uses,
-// and so are different formats: a guest must not write a disk that it shares for reading, and what it wrote
+// and so are different formats: a guest must not write a disk that it shares for reading, and its writes
 // into a raw disk must not be parsed as an image header.
 type use struct{ as, path string }
 
-// These mark uses that are not files. joins: a network that is joined. mingles: a network whose other guests a
-// setting affects. links: a link with a given name. listens: an address at which a display accepts
+// These mark uses that are not files. joins: a network that is joined. mingles: a network with other guests that
+// a setting affects. links: a link with a given name. listens: an address at which a display accepts
 // connections. speaks: the end of the agent's channel.
 const (
 	joins   = "network"
@@ -26,22 +26,22 @@ const (
 	speaks  = "speaks"
 )
 
-// pathly are the attributes whose values are paths, and pathlyTexts the elements whose texts are. A relative
-// path cannot be checked and is refused.
+// pathAttributes are the attributes with paths as values, and pathTexts the elements with paths as texts. A
+// relative path cannot be checked and is refused.
 var (
-	pathly      = []string{"file", "path", "socket", "template", "evdev", "rendernode"}
-	pathlyTexts = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path", "backend"}
+	pathAttributes = []string{"file", "path", "socket", "template", "evdev", "rendernode"}
+	pathTexts      = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path", "backend"}
 )
 
-// own are the uses of paths by an element itself; in is its parent or nil. Device names inside the guest are
+// ownUses are the uses of paths by an element itself; in is its parent or nil. Device names inside the guest are
 // not paths of the host.
-func own(in, e *xmltree.Element) []use {
+func ownUses(in, e *xmltree.Element) []use {
 	if e.Name == "target" || e.Name == "cmdline" {
 		return nil
 	}
 	var found []use
 	as := role(in, e)
-	if text := strings.TrimSpace(e.Text()); strings.HasPrefix(text, "/") || text != "" && isPath(pathlyTexts, e.Name, in, e) {
+	if text := strings.TrimSpace(e.Text()); strings.HasPrefix(text, "/") || text != "" && isPath(pathTexts, e.Name, in, e) {
 		found = append(found, use{as, text})
 	}
 	if in != nil && in.Name == "tpm" && e.Attr("type") == "passthrough" && e.Child("device").Attr("path") == "" {
@@ -51,7 +51,7 @@ func own(in, e *xmltree.Element) []use {
 		found = append(found, use{as + "@rendernode", "/dev/dri"}) // the host's first graphics adapter
 	}
 	for _, a := range e.Attrs {
-		if strings.HasPrefix(a.Value, "/") || a.Value != "" && isPath(pathly, a.Name, in, e) {
+		if strings.HasPrefix(a.Value, "/") || a.Value != "" && isPath(pathAttributes, a.Name, in, e) {
 			found = append(found, use{as + "@" + a.Name, a.Value})
 		}
 	}
@@ -116,9 +116,9 @@ func (u use) ofDisk() bool {
 // ofProgram says whether the use is a program that is run on the host.
 func (u use) ofProgram() bool { return u.as == "emulator" || strings.HasSuffix(u.as, "/emulator") }
 
-// stocks are the programs, the firmware and the devices of the host that every guest may use, by the kind of
+// hostFiles are the programs, the firmware and the devices of the host that every guest may use, by the kind of
 // use.
-var stocks = map[string][]string{
+var hostFiles = map[string][]string{
 	"emulator":       {"/usr/bin/qemu-system-*"},
 	"os/loader":      firmware,
 	"nvram@template": firmware,
@@ -127,12 +127,12 @@ var stocks = map[string][]string{
 
 var firmware = []string{"/usr/share/OVMF/*", "/usr/share/qemu/*", "/usr/share/seabios/*", "/usr/share/edk2/*"}
 
-// stock says whether every guest may make this use.
-func (u use) stock() bool {
+// isHostFile says whether every guest may make this use.
+func (u use) isHostFile() bool {
 	if filepath.Clean(u.path) != u.path {
 		return false
 	}
-	for as, globs := range stocks {
+	for as, globs := range hostFiles {
 		if (u.as == as || strings.HasSuffix(u.as, "/"+as)) && slices.ContainsFunc(globs, func(glob string) bool { return fleet.Matches(glob, u.path) }) {
 			return true
 		}
@@ -145,20 +145,20 @@ func uses(in, e *xmltree.Element) []use {
 	if e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
 		return nil
 	}
-	found := append(own(in, e), opened(e)...)
-	if network := joined(e); network != "" {
+	found := append(ownUses(in, e), secretUses(e)...)
+	if network := joinedNetwork(e); network != "" {
 		found = append(found, use{joins, network})
 	}
-	if network := mingled(e); network != "" {
+	if network := affectedNetwork(e); network != "" {
 		found = append(found, use{mingles, network})
 	}
-	if link := linked(e); link != "" {
+	if link := linkName(e); link != "" {
 		found = append(found, use{links, link})
 	}
-	if address := listened(e); address != "" {
+	if address := listenAddress(e); address != "" {
 		found = append(found, use{listens, address})
 	}
-	if end := spoken(e); end != "" {
+	if end := agentSocket(e); end != "" {
 		found = append(found, use{speaks, end})
 	}
 	for _, child := range e.Elements() {

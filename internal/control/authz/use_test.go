@@ -34,13 +34,13 @@ func definitionOf(t *testing.T, os, devices string) *domain.Definition {
 
 // builder is a client with rights to a guest whose disk is shared with others and lies outside all of the
 // client's places.
-func builder(t *testing.T) (*Gate, Who, Object) {
+func builder(t *testing.T) (*Authorizer, Principal, Resource) {
 	t.Helper()
 	r, err := ParseRules("access.yaml", []byte(strings.Replace(strings.ReplaceAll(example, `"pool:build", `, ""), "volumes]", "save]", 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{}
+	g := &Authorizer{}
 	g.rules.Store(r)
 	on := NewGuest("build-1", "", nil)
 	on.member = fleet.Member{View: &guest.View{Name: "build-1", Inactive: definitionOf(t, "", `
@@ -56,7 +56,7 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 }
 
 // A client's guest may keep its uses but not change their kind: it must not write what it shares for reading,
-// and what it wrote must not be parsed as an image header. Files that all guests read belong to the host.
+// and its own writes must not be parsed as an image header. Files that all guests read belong to the host.
 //
 // Promise: A3
 func TestDocument_PathsByUse(t *testing.T) {
@@ -119,8 +119,8 @@ func TestDocument_PathsByUse(t *testing.T) {
 		{"its link, as it was", "", "<interface type='network'><source network='default'/><target dev='tap9'/></interface>", true},
 		{"a display for its host", "", "<graphics type='vnc' autoport='yes' listen='127.0.0.1'><listen type='address' address='127.0.0.1'/></graphics>", true},
 		{"a display that says no address", "", "<graphics type='spice' autoport='yes'/>", true},
-		{"a display for everybody", "", "<graphics type='vnc' port='5977' listen='0.0.0.0'/>", false},
-		{"a display for everybody, in the newer words", "", "<graphics type='vnc' port='5977'><listen type='address' address='::'/></graphics>", false},
+		{"a display for every host", "", "<graphics type='vnc' port='5977' listen='0.0.0.0'/>", false},
+		{"a display for every host, by listen element", "", "<graphics type='vnc' port='5977'><listen type='address' address='::'/></graphics>", false},
 		{"a display for a network", "", "<graphics type='spice' autoport='yes'><listen type='network' network='default'/></graphics>", false},
 		{"its display, as it was", "", "<graphics type='vnc' autoport='yes'><listen type='address' address='10.1.2.3'/></graphics>", true},
 		{"the host's graphics adapter", "", "<graphics type='spice'><gl enable='yes' rendernode='/dev/dri/renderD128'/></graphics>", false},
@@ -140,7 +140,7 @@ func TestDocument_PathsByUse(t *testing.T) {
 		{"the agent's channel at a terminal", "", agent("<channel type='pty'>"), false},
 		{"the agent's channel as udev reads its name", "", strings.Replace(agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), "agent.0", "agent.0 ", 1), false},
 		{"the agent's channel among others that udev reads", "", strings.Replace(agent("<channel type='pty'>"), "org.qemu", "x virtio-ports/org.qemu", 1), false},
-		{"the agent's channel for whoever sees the display", "", agent("<channel type='spicevmc'>"), false},
+		{"the agent's channel through the display", "", agent("<channel type='spicevmc'>"), false},
 		{"another channel at a socket of its own places", "", strings.Replace(agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), "org.qemu", "org.test", 1), true},
 		{"a way up", "", disk("raw", "/srv/build/../base.raw", "<readonly/>"), false},
 	} {
@@ -186,7 +186,7 @@ func TestPath_Write(t *testing.T) {
 		"/srv/other":                   {false, false},
 	} {
 		for i, writes := range []bool{false, true} {
-			if err := g.Path(who, Save, on, path, writes); (err == nil) != want[i] {
+			if err := g.CheckPath(who, Save, on, path, writes); (err == nil) != want[i] {
 				t.Errorf("%s, written %v: %v", path, writes, err)
 			}
 		}
@@ -196,21 +196,21 @@ func TestPath_Write(t *testing.T) {
 // The right to query the host's capabilities does not run arbitrary programs.
 //
 // Promise: A1
-func TestProgram(t *testing.T) {
+func TestDocument_Program(t *testing.T) {
 	g, who, _ := builder(t)
 	for path, want := range map[string]bool{
 		"/usr/bin/qemu-system-aarch64": true, "/srv/build/qemu": false, "/usr/bin/qemu-system-x/../env": false, "/bin/sh": false, "qemu": false,
 	} {
-		if err := g.Program(who, path); (err == nil) != want {
+		if err := g.CheckProgram(who, path); (err == nil) != want {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	for _, free := range []Who{user1(0), user1(1003)} {
-		if err := g.Program(free, "/opt/qemu"); err != nil {
+	for _, free := range []Principal{user1(0), user1(1003)} {
+		if err := g.CheckProgram(free, "/opt/qemu"); err != nil {
 			t.Errorf("%s: %v", free, err)
 		}
 	}
-	if err := (*Gate)(nil).Program(who, "/opt/qemu"); err != nil {
+	if err := (*Authorizer)(nil).CheckProgram(who, "/opt/qemu"); err != nil {
 		t.Errorf("without rules: %v", err)
 	}
 }
@@ -231,7 +231,7 @@ rules:
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Networks: &network.Networks{}}, routeInto: func(p netip.Prefix, _ string) (string, error) {
+	g := &Authorizer{Config: Config{Networks: &network.Networks{}}, routeInto: func(p netip.Prefix, _ string) (string, error) {
 		if p.Overlaps(netip.MustParsePrefix("10.20.0.0/16")) {
 			return "eth0", nil
 		}
@@ -271,7 +271,7 @@ rules:
 		"<forward mode='nat'/><forward mode='bridge'/><bridge name='br0'/>": false,
 		"</network><network><forward mode='bridge'/><bridge name='br0'/>":   false,
 	} {
-		_, err := g.Document(user1(1002), Networks, Object{}, "<network><name>lab</name>"+inside+"</network>")
+		_, err := g.CheckDocument(user1(1002), Networks, Resource{}, "<network><name>lab</name>"+inside+"</network>")
 		if (err == nil) != want {
 			t.Errorf("%s: %v", inside, err)
 		}
@@ -324,7 +324,7 @@ rules:
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Secrets: book}}
+	g := &Authorizer{Config: Config{Secrets: book}}
 	g.rules.Store(r)
 	disk := func(key string) string {
 		return "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/build/a'><encryption format='luks'><secret type='passphrase' " + key +
@@ -336,12 +336,12 @@ rules:
 	volume := func(key string) string {
 		return "<volume><name>v</name><capacity>1</capacity><target><encryption format='luks'><secret type='passphrase' " + key + "/></encryption></target></volume>"
 	}
-	build := Object{Kind: Pool, Name: "build"}
+	build := Resource{Kind: Pool, Name: "build"}
 	builder, other, owner := user1(1002), user1(1003), user1(1004)
 	for _, c := range []struct {
 		what string
-		who  Who
-		on   Object
+		who  Principal
+		on   Resource
 		doc  string
 		want bool
 	}{
@@ -360,14 +360,14 @@ rules:
 		{"a volume", builder, build, volume(by("/srv/given")), true},
 		{"a volume with one of others", builder, build, volume(by("/srv/others")), false},
 		{"a volume of who has none", other, build, volume(by("/srv/given")), false},
-		{"whoever may do everything", owner, guestOf, disk(by("/srv/others")), true},
+		{"a client that may do everything", owner, guestOf, disk(by("/srv/others")), true},
 		{"root", user1(0), guestOf, disk(by("/srv/others")), true},
 	} {
 		verb := Change
 		if c.on.Kind == Pool {
 			verb = Volumes
 		}
-		if _, err := g.Document(c.who, verb, c.on, c.doc); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+		if _, err := g.CheckDocument(c.who, verb, c.on, c.doc); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 	}
@@ -383,7 +383,7 @@ func TestDocument_MarksOfForeignVolumes(t *testing.T) {
 		return "<guest><label name='tile' value='shop/1'/><volume pool='" + pool + "' name='db.qcow2'/></guest>"
 	}
 	define := func(pool string) error {
-		_, err := g.Document(who, Define, Object{}, "<domain type='qemu'><name>build-1</name><metadata>"+
+		_, err := g.CheckDocument(who, Define, Resource{}, "<domain type='qemu'><name>build-1</name><metadata>"+
 			strings.Replace(mark(pool), "<guest>", "<guest xmlns='"+fleet.Namespace+"'>", 1)+
 			"</metadata><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
 		return err
@@ -420,7 +420,7 @@ func TestMark_StoredPrefix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}}
+	g := &Authorizer{Config: Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}}
 	g.rules.Store(r)
 	for _, c := range []struct {
 		key, doc, want string
@@ -433,7 +433,7 @@ func TestMark_StoredPrefix(t *testing.T) {
 		{"", "", ""},
 	} {
 		got := ""
-		err := g.Mark(user1(1002), "u", c.key, c.doc)
+		err := g.CheckMarks(user1(1002), "u", c.key, c.doc)
 		if err != nil {
 			got = fault.Of(err).String()
 		}
@@ -447,13 +447,13 @@ func TestMark_StoredPrefix(t *testing.T) {
 	}
 	g.rules.Store(r)
 	for doc, want := range map[string]bool{"<guest><label name='team' value='web'/></guest>": true, "<guest priority='high'><label name='team' value='infra'/></guest>": false} {
-		if err := g.Mark(user1(1002), "u", "lodge", doc); (err == nil) != want || err != nil && !fault.Is(err, fault.Denied) {
+		if err := g.CheckMarks(user1(1002), "u", "lodge", doc); (err == nil) != want || err != nil && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", doc, err)
 		}
 	}
 }
 
-// A client that gives the UUID of another's object is not told whose it is, unless it may see the object.
+// A client that gives the UUID of another's object does not learn the owner, unless it may see the object.
 //
 // Promise: A1
 func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
@@ -462,12 +462,12 @@ func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, told := range map[string]bool{"secret": false, "seen": true} {
-		err := r.owner(user1(1002), Pools, Object{Kind: Pool, Name: name}, "mine", "u")
+		err := r.owner(user1(1002), Pools, Resource{Kind: Pool, Name: name}, "mine", "u")
 		if !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), name) != told {
 			t.Errorf("the UUID of %s: %v", name, err)
 		}
 	}
-	if err := r.owner(user1(1002), Pools, Object{Kind: Pool, Name: "mine"}, "other", "u"); err != nil {
+	if err := r.owner(user1(1002), Pools, Resource{Kind: Pool, Name: "mine"}, "other", "u"); err != nil {
 		t.Errorf("one's own: %v", err)
 	}
 
@@ -498,14 +498,14 @@ func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 	if _, err := nets.Define(t.Context(), scope.Daemon("a test"), net("secret", id), false); err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Pools: pools, Networks: nets}, routeInto: func(netip.Prefix, string) (string, error) { return "", nil }}
+	g := &Authorizer{Config: Config{Pools: pools, Networks: nets}, routeInto: func(netip.Prefix, string) (string, error) { return "", nil }}
 	g.rules.Store(r)
 	docs := []string{net("mine", id), net("mine", strings.ToUpper(id))}
 	for _, spelt := range []string{id, strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), "{" + id + "}", " urn:uuid:" + id} {
 		docs = append(docs, named("mine", spelt))
 	}
 	for _, doc := range docs {
-		_, err := g.Document(user1(1002), Pools, Object{}, doc)
+		_, err := g.CheckDocument(user1(1002), Pools, Resource{}, doc)
 		if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "another object has it") || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v", doc, err)
 		}
@@ -521,7 +521,7 @@ func TestDocument_PoolStaysOffHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Pools: &volume.Pools{}}}
+	g := &Authorizer{Config: Config{Pools: &volume.Pools{}}}
 	g.rules.Store(r)
 	pool := func(kind, source, target string) string {
 		return "<pool type='" + kind + "'><name>mine</name><source>" + source + "</source><target><path>" + target + "</path></target></pool>"
@@ -529,7 +529,7 @@ func TestDocument_PoolStaysOffHost(t *testing.T) {
 	lower := func(path string) string {
 		return "<volume><name>upper</name><capacity>1</capacity><target><format type='qcow2'/></target><backingStore><path>" + path + "</path><format type='raw'/></backingStore></volume>"
 	}
-	on := Object{Kind: Pool, Name: "mine"}
+	on := Resource{Kind: Pool, Name: "mine"}
 	for _, c := range []struct {
 		doc  string
 		want bool
@@ -555,7 +555,7 @@ func TestDocument_PoolStaysOffHost(t *testing.T) {
 		if strings.HasPrefix(c.doc, "<pool") {
 			verb = Pools
 		}
-		if _, err := g.Document(user1(1002), verb, on, c.doc); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+		if _, err := g.CheckDocument(user1(1002), verb, on, c.doc); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", c.doc, err)
 		}
 	}
@@ -570,12 +570,12 @@ func TestDocument_UUIDSpellings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}}
+	g := &Authorizer{Config: Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}}
 	g.rules.Store(r)
 	for spelt, want := range map[string]bool{
 		id: false, strings.ToUpper(id): false, strings.ReplaceAll(id, "-", ""): false, "{" + id + "}": false, strings.Replace(id, "1", "2", 1): true,
 	} {
-		_, err := g.Document(user1(1002), Define, Object{}, "<domain type='qemu'><name>web</name><uuid>"+spelt+
+		_, err := g.CheckDocument(user1(1002), Define, Resource{}, "<domain type='qemu'><name>web</name><uuid>"+spelt+
 			"</uuid><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
 		if (err == nil) != want || err != nil && !fault.Is(err, fault.Denied) {
 			t.Errorf("the UUID %q: %v", spelt, err)
@@ -594,8 +594,8 @@ func TestRank_AboveOthers(t *testing.T) {
 	had.member.Marks = &fleet.Marks{Priority: -5}
 	for _, c := range []struct {
 		what     string
-		who      Who
-		had      Object
+		who      Principal
+		had      Resource
 		priority int
 		want     bool
 	}{
@@ -607,11 +607,11 @@ func TestRank_AboveOthers(t *testing.T) {
 		{"further before", who, had, -6, false},
 		{"root", user1(0), on, -1000, true},
 	} {
-		if err := g.Rank(c.who, c.priority, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+		if err := g.CheckPriority(c.who, c.priority, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 	}
-	_, err := g.Document(who, Define, Object{}, "<domain type='qemu'><name>build-1</name><metadata><guest xmlns='"+fleet.Namespace+
+	_, err := g.CheckDocument(who, Define, Resource{}, "<domain type='qemu'><name>build-1</name><metadata><guest xmlns='"+fleet.Namespace+
 		"' priority='-1'/></metadata><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
 	if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "priority below 0") {
 		t.Errorf("a definition: %v", err)
@@ -630,8 +630,8 @@ func TestWeigh_AboveDefault(t *testing.T) {
 	had.member = fleet.Member{View: &guest.View{Name: "build-1", Active: weighs(0, 600), Inactive: weighs(2048, 0)}}
 	for _, c := range []struct {
 		what string
-		who  Who
-		had  Object
+		who  Principal
+		had  Resource
 		def  *domain.Definition
 		want bool
 	}{
@@ -644,12 +644,12 @@ func TestWeigh_AboveDefault(t *testing.T) {
 		{"more than it was", who, had, weighs(2049, 600), false},
 		{"root", user1(0), on, weighs(262144, 10000), true},
 	} {
-		if err := g.weigh(c.who, c.def, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+		if err := g.checkWeights(c.who, c.def, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 	}
 	for _, tune := range []string{"<cputune><shares>4096</shares></cputune>", "<blkiotune><weight>1000</weight></blkiotune>"} {
-		_, err := g.Document(who, Define, Object{}, "<domain type='qemu'><name>build-1</name><memory>1024</memory>"+tune+
+		_, err := g.CheckDocument(who, Define, Resource{}, "<domain type='qemu'><name>build-1</name><memory>1024</memory>"+tune+
 			"<os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
 		if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "weights above the usual ones (1024 of processors, 500 of disks)") {
 			t.Errorf("a definition with %s: %v", tune, err)

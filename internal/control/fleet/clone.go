@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -118,7 +118,7 @@ type cloning struct {
 	q      CloneRequest
 	source *domain.Definition
 	// fences are the path limits that hold for the source's files.
-	fences guest.Fences
+	fences machine.Fences
 	disks  []original
 	// seeds is the pool in which seeds are made.
 	seeds *volume.Pool

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -209,7 +210,7 @@ func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
 	}
 	ok(t, os.Truncate(filepath.Join(h.dir, "golden_VARS.fd"), 64<<20+1))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}})
-	refused(t, err, fault.Invalid, "more than the 64 MiB")
+	refused(t, err, fault.Invalid, "larger than the 64 MiB")
 }
 
 func TestClone_CopiesUEFIVariables(t *testing.T) {
@@ -267,7 +268,7 @@ func TestClone_ThinMakesTemplate(t *testing.T) {
 	}
 	g, err := h.guests.ByName("golden")
 	ok(t, err)
-	refused(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{}), fault.WrongState, "lodge set golden template=no")
+	refused(t, launch.Start(t.Context(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.WrongState, "lodge set golden template=no")
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true})
 	ok(t, err)
 
@@ -285,13 +286,13 @@ func TestClone_ThinMakesTemplate(t *testing.T) {
 	}
 	g, err = h.guests.ByName("one")
 	ok(t, err)
-	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(t.Context(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	for _, name := range []string{"one-vda.qcow2", "one-vdb.qcow2", "two-vda.qcow2"} {
 		ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	}
 	ok(t, os.Rename(filepath.Join(dir, "two-vdb.qcow2"), filepath.Join(dir, "loose")))
 	g, err = h.guests.ByName("two")
-	ok(t, errors.Join(err, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}), p.Refresh(t.Context(), scope.Daemon("a test"))))
+	ok(t, errors.Join(err, guest.Undefine(t.Context(), g, scope.Daemon("a test"), guest.UndefineOptions{}), p.Refresh(t.Context(), scope.Daemon("a test"))))
 	_, results, err := h.try(free, "golden")
 	if ok(t, err); len(results) != 1 || !fault.Is(results[0].Error, fault.Busy) || !strings.Contains(results[0].Error.Error(), "default/loose") {
 		t.Errorf("set above what no guest has: %+v", results)
@@ -481,14 +482,14 @@ func TestClone_SourceCannotStart(t *testing.T) {
 	g := toClone(t, h)
 	_, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
-	refused(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
+	refused(t, launch.Start(t.Context(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}), fault.Busy, "is being cloned")
 	release()
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(errors.New("the client has gone"))
 	if _, _, err := g.KeepStill(gone, scope.Daemon("a test")); err == nil { // and the guest is released
 		t.Error("it was kept still for a client that has gone")
 	}
-	ok(t, g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}))
+	ok(t, launch.Start(t.Context(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 	_, _, err = g.KeepStill(t.Context(), scope.Daemon("a test"))
 	refused(t, err, fault.WrongState, "shut it down first")
 }
@@ -548,8 +549,8 @@ func TestSeed_BusWithDriver(t *testing.T) {
 	}
 }
 
-// A clone's disks have the path limits of the source, whoever makes the clone: a client that may write to the
-// disks' folder can neither redirect them nor have another file copied through them.
+// A clone's disks keep the path limits of the source, no matter which client makes the clone. A client that may write
+// to the disks' folder can neither redirect them nor have another file copied through them.
 //
 // Promise: A3
 func TestClone_KeepsPathLimits(t *testing.T) {
@@ -562,7 +563,7 @@ func TestClone_KeepsPathLimits(t *testing.T) {
 	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(t, err)
 	doc := strings.Replace(small("golden"), "</devices>", "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk></devices>", 1)
-	_, err = h.guests.Define(t.Context(), scope.Daemon("a test").Within([]string{dir}), doc, false)
+	_, err = guest.Define(t.Context(), h.guests, scope.Daemon("a test").Within([]string{dir}), doc, false)
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
 	ok(t, err)
@@ -571,7 +572,7 @@ func TestClone_KeepsPathLimits(t *testing.T) {
 		t.Helper()
 		g, err := h.guests.ByName(name)
 		ok(t, err)
-		if err := g.Start(t.Context(), scope.Daemon("a test"), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
+		if err := launch.Start(t.Context(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
 			t.Errorf("the start of %s: %v", name, err)
 		}
 	}

@@ -11,6 +11,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
@@ -35,7 +38,7 @@ type cloneCreation struct {
 	// The following fields are set only in the daemon that began the operation.
 	cloning *cloning
 	d       *domain.Definition // the clone's definition
-	fences  guest.Fences       // the path limits of its files
+	fences  machine.Fences     // the path limits of its files
 }
 
 func newCloneCreation(c *cloning, name string, d *domain.Definition) *cloneCreation {
@@ -79,7 +82,7 @@ func (w *cloneCreation) copyVariables(ctx context.Context) (err error) {
 	if v.Path == "" {
 		return nil
 	}
-	v.Path, err = w.fleet.guests.CopyNVRAM(ctx, w.fences.In(w.op.Scope()), v.Path, w.d.UUID)
+	v.Path, err = launch.CopyNVRAM(ctx, w.fleet.guests, w.fences.In(w.op.Scope()), v.Path, w.d.UUID)
 	v.Type, v.SecLabels = "", nil
 	return err
 }
@@ -88,13 +91,13 @@ func (w *cloneCreation) dropVariables(ctx context.Context) error {
 	if w.Kept != "" {
 		return nil
 	}
-	return w.fleet.guests.DropNVRAM(ctx, w.op.Scope(), w.Guests[0])
+	return launch.DropNVRAM(ctx, w.fleet.guests, w.op.Scope(), w.Guests[0])
 }
 
 // define defines the guest and keeps it from being started until the operation ends.
 func (w *cloneCreation) define(ctx context.Context) error {
 	if w.cloning.addsRNG() {
-		w.d.Devices.RNGs = []*device.RNG{guest.NewRNG()}
+		w.d.Devices.RNGs = []*device.RNG{provision.NewRNG()}
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -103,7 +106,7 @@ func (w *cloneCreation) define(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err = w.fleet.guests.Define(context.WithoutCancel(ctx), w.fences.In(w.op.Scope()), doc, false); err != nil {
+	if _, err = guest.Define(context.WithoutCancel(ctx), w.fleet.guests, w.fences.In(w.op.Scope()), doc, false); err != nil {
 		return fmt.Errorf("cannot define domain %q: %w", w.d.Name, err)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
@@ -80,7 +81,7 @@ func (f *Fleet) defineOne(ctx context.Context, sc scope.Scope, q Request, name, 
 	if g, err := f.guests.ByName(name); err == nil {
 		before = g.View()
 	}
-	g, err := f.guests.Define(ctx, sc, doc, q.Options.Validate)
+	g, err := guest.Define(ctx, f.guests, sc, doc, q.Options.Validate)
 	if err != nil {
 		return Result{Outcome: Failed, Error: err}, ""
 	}
@@ -90,7 +91,7 @@ func (f *Fleet) defineOne(ctx context.Context, sc scope.Scope, q Request, name, 
 	}
 	notes := f.guests.Clashes(g.View(), q.seesGuest(f))
 	if before == nil {
-		for _, d := range g.View().Decisions() {
+		for _, d := range provision.Decisions(g.View()) {
 			notes = append(notes, d.String())
 		}
 	}

@@ -23,7 +23,7 @@ import (
 
 const emulator = "/usr/bin/qemu-system-x86_64"
 
-// herd is a fleet over a registry with all rooms below it, as in lodged.
+// herd is a fleet over a registry with all packages below it, as in lodged.
 type herd struct {
 	*Fleet
 	t      testing.TB
@@ -71,7 +71,7 @@ func (h *herd) destroyAll() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	for _, g := range h.guests.All() {
-		if err := g.Destroy(ctx, scope.Daemon("a test"), false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
+		if err := guest.Destroy(ctx, g, scope.Daemon("a test"), false); err != nil && !fault.Is(err, fault.WrongState) && !fault.Is(err, fault.NotFound) {
 			h.t.Errorf("cannot destroy %s: %v", g.Name(), err)
 		}
 	}
@@ -122,7 +122,7 @@ func selectors(t testing.TB, texts ...string) []Selector {
 	return all
 }
 
-// try runs a request and returns what was reported, as "name outcome wave".
+// try runs a request and returns its results, as "name outcome wave".
 func (h *herd) try(q Request, texts ...string) (Summary, []Result, error) {
 	h.t.Helper()
 	q.Select = selectors(h.t, texts...)

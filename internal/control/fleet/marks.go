@@ -9,7 +9,7 @@ import (
 	"unicode"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
@@ -22,7 +22,7 @@ import (
 //	  <lodge:after guest="db"/>
 //	  <lodge:volume pool="default" name="web-1.qcow2"/>
 //	</lodge:guest>
-const Namespace = guest.MarksNamespace
+const Namespace = provision.MarksNamespace
 
 // The names of the element and its children.
 const (

@@ -14,6 +14,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
@@ -208,11 +209,11 @@ func (h *herd) occupy(name string) (letGo func()) {
 	ok(h.t, err)
 	busy, free, over := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		over <- g.ChangeMetadata(h.t.Context(), scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
+		over <- guest.ChangeMetadata(h.t.Context(), g, scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
 			close(busy)
 			<-free
 			return nil, nil
-		}, "", "", guest.Affect{Config: true})
+		}, "", "", machine.Affect{Config: true})
 	}()
 	<-busy
 	return func() {
@@ -485,7 +486,7 @@ func TestCreateTiles_VolumeIsAboutToGo(t *testing.T) {
 	h.halfMade(oneGuest)
 	g, err := h.guests.ByName("lab-1")
 	ok(t, err)
-	ok(t, g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	ok(t, guest.Undefine(t.Context(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	_, err = h.create(template(t, oneGuest), 1, 1)
 	refused(t, err, fault.Busy, "volume default/lab-1.raw belongs to a tile or a clone that is being made or removed")
 	h.Recover(t.Context())

@@ -116,7 +116,7 @@ func TestArrange_LargeCycle(t *testing.T) {
 	}
 }
 
-// TestArrange_Properties draws sets without circles.
+// TestArrange_Properties generates sets without cycles.
 func TestArrange_Properties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 20).Draw(t, "n")

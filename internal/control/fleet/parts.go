@@ -116,10 +116,10 @@ func undefineAll(ctx context.Context, sc scope.Scope, members []Member) error {
 		if !m.Guest.View().Persistent {
 			continue
 		}
-		failures = append(failures, ignoreKind(m.Guest.Undefine(ctx, sc, all), fault.NotFound))
+		failures = append(failures, ignoreKind(guest.Undefine(ctx, m.Guest, sc, all), fault.NotFound))
 		failpoint.Reach("fleet.undefined")
 		if m.Guest.View().State.Active() { // a user started it meanwhile
-			failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, sc, false), fault.WrongState))
+			failures = append(failures, ignoreKind(guest.Destroy(ctx, m.Guest, sc, false), fault.WrongState))
 		}
 	}
 	return errors.Join(failures...)

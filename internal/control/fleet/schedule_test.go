@@ -16,7 +16,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// play runs a schedule of guests, one second a turn; those in broken fail. It returns what was reported.
+// play runs a schedule of guests, one second a turn; those in broken fail. It returns the results as texts.
 func play(ctx context.Context, t *testing.T, text string, s schedule, broken ...string) (Summary, []string) {
 	t.Helper()
 	names, marks := guests(t, text)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -60,7 +61,7 @@ func (t *tileCreation) define(ctx context.Context) error {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		if _, err := t.fleet.guests.Define(context.WithoutCancel(ctx), t.op.Scope(), d.doc, false); err != nil {
+		if _, err := guest.Define(context.WithoutCancel(ctx), t.fleet.guests, t.op.Scope(), d.doc, false); err != nil {
 			return fmt.Errorf("cannot define domain %q: %w", d.name, err)
 		}
 		failpoint.Reach("tile.guest")
@@ -132,7 +133,7 @@ func endAll(ctx context.Context, sc scope.Scope, members []Member) error {
 	var failures []error
 	for _, m := range members {
 		// Destroy also cancels the pending start of a guest that is shut off.
-		failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, sc, false), fault.WrongState))
+		failures = append(failures, ignoreKind(guest.Destroy(ctx, m.Guest, sc, false), fault.WrongState))
 	}
 	return errors.Join(failures...)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -99,11 +100,11 @@ func TestRemoveTiles_VolumeTakenMeanwhile(t *testing.T) {
 	busy, goOn := make(chan struct{}), make(chan struct{})
 	over := make(chan error, 1)
 	go func() { // its loop is blocked, also for the call that ends it
-		over <- last.ChangeMetadata(t.Context(), scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
+		over <- guest.ChangeMetadata(t.Context(), last, scope.Daemon("a test"), guest.Title, func(*domain.Definition) (*string, error) {
 			close(busy)
 			<-goOn
 			return nil, nil
-		}, "", "", guest.Affect{Config: true})
+		}, "", "", machine.Affect{Config: true})
 	}()
 	<-busy
 	var got []string
@@ -159,7 +160,7 @@ func TestSet_ConcurrentLabelChanges(t *testing.T) {
 	g, err := h.guests.ByName("marked")
 	ok(t, err)
 	over := make(chan error, 2)
-	go func() { over <- g.InjectNMI(t.Context(), scope.Daemon("a test")) }() // it blocks the guest's loop
+	go func() { over <- guest.InjectNMI(t.Context(), g, scope.Daemon("a test")) }() // it blocks the guest's loop
 	for tick := time.NewTicker(time.Millisecond); g.Job().Kind == domain.JobNone; <-tick.C {
 		ok(t, t.Context().Err())
 	}

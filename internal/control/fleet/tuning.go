@@ -7,6 +7,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -53,8 +55,8 @@ func (f *Fleet) set(ctx context.Context, sc scope.Scope, g *guest.Guest, s *sett
 }
 
 // allDefinitions is the active and the stored definition, as far as they exist.
-func allDefinitions(v *guest.View) guest.Affect {
-	return guest.Affect{Live: v.Active != nil, Config: v.Inactive != nil}
+func allDefinitions(v *guest.View) machine.Affect {
+	return machine.Affect{Live: v.Active != nil, Config: v.Inactive != nil}
 }
 
 // describeWith changes one of a guest's metadata texts in all its definitions. If the guest starts or ends
@@ -67,9 +69,9 @@ func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definit
 		}
 		return &value, err
 	}
-	err := t.g.ChangeMetadata(t.ctx, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
+	err := guest.ChangeMetadata(t.ctx, t.g, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	if fault.Is(err, fault.WrongState) {
-		err = t.g.ChangeMetadata(t.ctx, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
+		err = guest.ChangeMetadata(t.ctx, t.g, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	}
 	return err
 }
@@ -104,7 +106,7 @@ func (t *tuning) marks() (string, error) {
 }
 
 func (t *tuning) autostart() (string, error) {
-	return "", t.g.SetAutostart(t.ctx, t.scope, *t.want.autostart)
+	return "", guest.SetAutostart(t.ctx, t.g, t.scope, *t.want.autostart)
 }
 
 func (t *tuning) template() (string, error) {
@@ -119,14 +121,14 @@ func (t *tuning) template() (string, error) {
 func (t *tuning) memory() (string, error) {
 	want, v := *t.want.memory, t.g.View()
 	if d := v.Inactive; d != nil {
-		config := guest.Affect{Config: true}
+		config := machine.Affect{Config: true}
 		if d.Memory != want {
-			if err := t.g.SetMaxMemory(t.ctx, t.scope, want, config); err != nil {
+			if err := hotplug.SetMaxMemory(t.ctx, t.g, t.scope, want, config); err != nil {
 				return "", err
 			}
 		}
 		if d.CurrentMemory != want {
-			if err := t.g.SetMemory(t.ctx, t.scope, want, config); err != nil {
+			if err := hotplug.SetMemory(t.ctx, t.g, t.scope, want, config); err != nil {
 				return "", err
 			}
 		}
@@ -138,21 +140,21 @@ func (t *tuning) memory() (string, error) {
 	case want > d.Memory || d.Devices.Balloon == nil || d.Devices.Balloon.Model == "none":
 		return t.atNextStart(v, "memory")
 	}
-	return "", t.g.SetMemory(t.ctx, t.scope, want, guest.Affect{Live: true})
+	return "", hotplug.SetMemory(t.ctx, t.g, t.scope, want, machine.Affect{Live: true})
 }
 
 // vcpus sets the number of vCPUs, and raises the maximum if needed.
 func (t *tuning) vcpus() (string, error) {
 	want, v := *t.want.vcpus, t.g.View()
 	if d := v.Inactive; d != nil {
-		config := guest.Affect{Config: true}
+		config := machine.Affect{Config: true}
 		if d.VCPUs.Max < want {
-			if err := t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: config, Maximum: true}); err != nil {
+			if err := hotplug.SetVCPUs(t.ctx, t.g, t.scope, want, hotplug.VCPUOptions{Affect: config, Maximum: true}); err != nil {
 				return "", err
 			}
 		}
 		if d.VCPUs.Current != want {
-			if err := t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: config}); err != nil {
+			if err := hotplug.SetVCPUs(t.ctx, t.g, t.scope, want, hotplug.VCPUOptions{Affect: config}); err != nil {
 				return "", err
 			}
 		}
@@ -164,7 +166,7 @@ func (t *tuning) vcpus() (string, error) {
 	case want > d.VCPUs.Max || want < d.VCPUs.Current && d.Virt != "kvm":
 		return t.atNextStart(v, "vcpus")
 	}
-	return "", t.g.SetVCPUs(t.ctx, t.scope, want, guest.VCPUOptions{Affect: guest.Affect{Live: true}})
+	return "", hotplug.SetVCPUs(t.ctx, t.g, t.scope, want, hotplug.VCPUOptions{Affect: machine.Affect{Live: true}})
 }
 
 // atNextStart says that a setting takes effect at the next start. A transient guest has no next start, so it

@@ -7,6 +7,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -45,10 +47,10 @@ var actions = map[Verb]action{
 	Shutdown: {order: dependentsFirst, strict: true, waits: true, there: inactive, do: shutdown},
 	Destroy:  {order: dependentsFirst, there: inactive, do: destroy},
 	Save:     {order: dependentsFirst, strict: true, there: hasNoProcess, do: save},
-	Suspend:  {there: paused, do: plain((*guest.Guest).Suspend)},
-	Resume:   {there: running, do: plain((*guest.Guest).Resume)},
+	Suspend:  {there: paused, do: plain(guest.Suspend)},
+	Resume:   {there: running, do: plain(guest.Resume)},
 	Reboot:   {there: never, do: reboot},
-	Reset:    {there: never, do: plain((*guest.Guest).Reset)},
+	Reset:    {there: never, do: plain(guest.Reset)},
 	Undefine: {there: undefined, do: undefine},
 	Set:      {needsMarks: true, there: never, do: set},
 }
@@ -70,7 +72,7 @@ func hasNoProcess(g *guest.Guest) bool {
 	return !active(g)
 }
 
-func paused(g *guest.Guest) bool { return g.View().IsPaused() }
+func paused(g *guest.Guest) bool { return guest.IsPaused(g.View()) }
 
 // running ignores the last state of a monitor that no longer answers.
 func running(g *guest.Guest) bool {
@@ -78,13 +80,13 @@ func running(g *guest.Guest) bool {
 	return (v.State == domain.Running || v.State == domain.Blocked) && v.StuckSince.IsZero()
 }
 
-func plain(do func(*guest.Guest, context.Context, scope.Scope) error) func(context.Context, *turn) Result {
-	return func(ctx context.Context, t *turn) Result { return Result{Error: do(t.guest, ctx, t.scope)} }
+func plain(do func(context.Context, *guest.Guest, scope.Scope) error) func(context.Context, *turn) Result {
+	return func(ctx context.Context, t *turn) Result { return Result{Error: do(ctx, t.guest, t.scope)} }
 }
 
 func start(ctx context.Context, t *turn) Result {
 	o := t.options()
-	return Result{Error: t.guest.Start(ctx, t.scope, guest.StartOptions{
+	return Result{Error: launch.Start(ctx, t.guest, t.scope, launch.StartOptions{
 		Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache, Priority: t.fleet.Of(t.guest).Marks.Priority,
 	})}
 }
@@ -100,20 +102,20 @@ func restore(ctx context.Context, t *turn) Result {
 }
 
 func destroy(ctx context.Context, t *turn) Result {
-	return Result{Error: t.guest.Destroy(ctx, t.scope, t.options().Graceful)}
+	return Result{Error: guest.Destroy(ctx, t.guest, t.scope, t.options().Graceful)}
 }
 
 func save(ctx context.Context, t *turn) Result {
-	return Result{Error: t.guest.ManagedSave(ctx, t.scope, guest.SaveOptions{BypassCache: t.options().BypassCache})}
+	return Result{Error: savestate.ManagedSave(ctx, t.guest, t.scope, savestate.SaveOptions{BypassCache: t.options().BypassCache})}
 }
 
 func reboot(ctx context.Context, t *turn) Result {
-	return Result{Error: t.guest.Reboot(ctx, t.scope, t.options().Mode)}
+	return Result{Error: guest.Reboot(ctx, t.guest, t.scope, t.options().Mode)}
 }
 
 func undefine(ctx context.Context, t *turn) Result {
 	o := t.options()
-	err := t.guest.Undefine(ctx, t.scope, guest.UndefineOptions{ManagedSave: o.ManagedSave, NVRAM: o.NVRAM, KeepNVRAM: o.KeepNVRAM, TPM: o.TPM})
+	err := guest.Undefine(ctx, t.guest, t.scope, guest.UndefineOptions{ManagedSave: o.ManagedSave, NVRAM: o.NVRAM, KeepNVRAM: o.KeepNVRAM, TPM: o.TPM})
 	if err == nil && t.guest.View().State.Active() {
 		return Result{Note: "it is transient now, and gone when it ends"}
 	}
@@ -127,7 +129,7 @@ const shutdownTimeout = 90 * time.Second
 func shutdown(ctx context.Context, t *turn) Result {
 	grace := t.options().Grace
 	if t.guest.View().Due { // the guest has no process to ask
-		return Result{Error: t.guest.Destroy(ctx, t.scope, false), Note: "it was about to be started again, and is not"}
+		return Result{Error: guest.Destroy(ctx, t.guest, t.scope, false), Note: "it was about to be started again, and is not"}
 	}
 	err := askAndWait(ctx, t)
 	switch {
@@ -138,7 +140,7 @@ func shutdown(ctx context.Context, t *turn) Result {
 	case grace == 0 || ctx.Err() != nil:
 		return Result{Error: err}
 	}
-	if failure := t.guest.Destroy(ctx, t.scope, false); failure != nil {
+	if failure := guest.Destroy(ctx, t.guest, t.scope, false); failure != nil {
 		return Result{Error: failure, Note: err.Error()}
 	}
 	return Result{Note: fmt.Sprintf("destroyed: %v", err)}
@@ -161,7 +163,7 @@ func askAndWait(ctx context.Context, t *turn) error {
 	}
 	ended, forget := t.endings.expect(t.guest)
 	defer forget()
-	if err := t.guest.Shutdown(ctx, t.scope, t.options().Mode); err != nil {
+	if err := guest.Shutdown(ctx, t.guest, t.scope, t.options().Mode); err != nil {
 		return err
 	}
 	ctx, stop := cancelWith(ctx, t.cancelled)

@@ -22,11 +22,11 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	if err != nil {
 		return err
 	}
-	verbs := takes(&request)
-	sc, done := s.hold(ctx, &request)
+	verbs := rightsNeeded(&request)
+	sc, done := s.restrict(ctx, &request)
 	defer done()
-	tried := authz.Entry{Call: "Act", Verb: verbs[0], Object: authz.Object{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
-	return s.stream(ctx, stream, tried, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	tried := authz.Entry{Call: "Act", Permission: verbs[0], Resource: authz.Resource{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
+	return s.stream(ctx, stream, tried, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
 		return s.Fleet.Run(ctx, sc, request, t.plan, s.audited(ctx, "Act", verbs[0], t.result))
 	})
 }
@@ -34,7 +34,7 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 // Cancel cancels a set that is under way.
 func (s *Server) Cancel(ctx context.Context, r *lodgev1.CancelRequest) (*lodgev1.CancelResponse, error) {
 	err := s.sets.end(r.GetRun())
-	s.Audit.Note(authz.Entry{Who: caller(ctx), API: "lodge", Call: "Cancel", Verb: authz.Stop, Object: authz.Object{Name: "set '" + r.GetRun() + "'"}, Err: err})
+	s.Audit.Note(authz.Entry{Principal: caller(ctx), API: "lodge", Call: "Cancel", Permission: authz.Stop, Resource: authz.Resource{Name: "set '" + r.GetRun() + "'"}, Err: err})
 	return &lodgev1.CancelResponse{}, err
 }
 
@@ -49,7 +49,7 @@ func toRequest(r *lodgev1.ActRequest) (fleet.Request, error) {
 	o := r.GetOptions()
 	mode, known := modes[o.GetMode()]
 	if !known {
-		return fleet.Request{}, fault.New(fault.Invalid, fault.Call, "a guest can be asked by acpi or agent, not by %q", o.GetMode())
+		return fleet.Request{}, fault.New(fault.Invalid, fault.Call, "shutdown mode %q is unknown; use acpi or agent", o.GetMode())
 	}
 	timeout, grace := r.GetTimeout().AsDuration(), o.GetGrace().AsDuration()
 	if timeout < 0 || grace < 0 {
@@ -103,9 +103,9 @@ func (s *sets) count() int {
 	return len(s.cancel)
 }
 
-// telling is the queue of messages about a set. The work on the set writes it and never waits; it grows to at
+// setMessages is the queue of messages about a set. The work on the set writes it and never waits; it grows to at
 // most one message for each guest.
-type telling struct {
+type setMessages struct {
 	run  string
 	more chan struct{} // signals that there are messages
 
@@ -113,7 +113,7 @@ type telling struct {
 	steps []*lodgev1.Step
 }
 
-func (t *telling) add(step *lodgev1.Step) {
+func (t *setMessages) add(step *lodgev1.Step) {
 	t.mu.Lock()
 	t.steps = append(t.steps, step)
 	t.mu.Unlock()
@@ -123,7 +123,7 @@ func (t *telling) add(step *lodgev1.Step) {
 	}
 }
 
-func (t *telling) take() []*lodgev1.Step {
+func (t *setMessages) take() []*lodgev1.Step {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	steps := t.steps
@@ -131,20 +131,20 @@ func (t *telling) take() []*lodgev1.Step {
 	return steps
 }
 
-func (t *telling) plan(p fleet.Plan) {
+func (t *setMessages) plan(p fleet.Plan) {
 	t.add(&lodgev1.Step{Step: &lodgev1.Step_Plan{Plan: &lodgev1.Plan{
 		Run: t.run, Total: uint32(p.Total), Waves: uint32(p.Waves), Parallel: uint32(p.Parallel),
 	}}})
 }
 
-func (t *telling) result(r fleet.Result) {
+func (t *setMessages) result(r fleet.Result) {
 	t.add(&lodgev1.Step{Step: &lodgev1.Step_Result{Result: &lodgev1.Result{
-		Name: legible(r.Name), Uuid: legible(r.UUID), Outcome: string(r.Outcome), Note: legible(r.Note), Fault: toFault(r.Error),
+		Name: validUTF8(r.Name), Uuid: validUTF8(r.UUID), Outcome: string(r.Outcome), Note: validUTF8(r.Note), Fault: toFault(r.Error),
 		Queued: durationpb.New(r.Queued), Took: durationpb.New(r.Took), Wave: uint32(r.Wave),
 	}}})
 }
 
-func (t *telling) summary(s fleet.Summary) {
+func (t *setMessages) summary(s fleet.Summary) {
 	t.add(&lodgev1.Step{Step: &lodgev1.Step_Summary{Summary: &lodgev1.Summary{
 		Done: uint32(s.Done), Unchanged: uint32(s.Unchanged), Failed: uint32(s.Failed), Skipped: uint32(s.Skipped),
 		Cancelled: uint32(s.Cancelled), Would: uint32(s.Would), Took: durationpb.New(s.Took),
@@ -155,9 +155,9 @@ func (t *telling) summary(s fleet.Summary) {
 // have ended, with the reason why the client was lost, or the result of the work. A client that disconnects or
 // does not read cancels the guests that have not begun. If the whole set is refused, no guest has a turn in
 // the audit, so the attempt is noted.
-func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], tried authz.Entry, work func(context.Context, *telling) (fleet.Summary, error)) (failure error) {
+func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], tried authz.Entry, work func(context.Context, *setMessages) (fleet.Summary, error)) (failure error) {
 	refused := func(err error) error {
-		tried.Who, tried.API, tried.Err = caller(ctx), "lodge", err
+		tried.Principal, tried.API, tried.Err = caller(ctx), "lodge", err
 		s.Audit.Note(tried)
 		return err
 	}
@@ -167,13 +167,13 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 	if !s.running.take(owner, 1) {
 		return refused(fault.New(fault.NoCapacity, fault.Call, "%d sets are already under way, or %d of this client; try again when one has ended", s.running.all, s.running.each))
 	}
-	defer s.running.leave(owner, 1)
+	defer s.running.release(owner, 1)
 	run := s.sets.begin(cancel)
 	defer s.sets.forget(run)
-	t := &telling{run: run, more: make(chan struct{}, 1)}
+	t := &setMessages{run: run, more: make(chan struct{}, 1)}
 	ended, told := make(chan struct{}), make(chan error, 1)
 	go func() {
-		lost := t.tell(to, ended)
+		lost := t.sendTo(to, ended)
 		if lost != nil {
 			cancel(fault.Wrap(lost, fault.Aborted, fault.Call, "the client did not read its answers in time"))
 		}
@@ -193,8 +193,8 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 	return nil
 }
 
-// tell sends messages until the work has ended and all are sent, or the client is lost.
-func (t *telling) tell(to *connect.ServerStream[lodgev1.Step], ended <-chan struct{}) error {
+// sendTo sends messages until the work has ended and all are sent, or the client is lost.
+func (t *setMessages) sendTo(to *connect.ServerStream[lodgev1.Step], ended <-chan struct{}) error {
 	for last := false; !last; {
 		select {
 		case <-t.more:

@@ -30,11 +30,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must happen.
+// patience is how long a test waits for an event.
 const patience = 20 * time.Second
 
-// house is a server over guests that are shut off, which takes no QEMU.
-type house struct {
+// testServer is a server with guests that are shut off, which needs no QEMU.
+type testServer struct {
 	t      testing.TB
 	server *Server
 	events *event.Log
@@ -42,7 +42,7 @@ type house struct {
 	stop   func() // ends Serve, as the daemon's end does
 }
 
-// guestRecord is one guest as the daemon keeps it.
+// guestRecord is a guest's record in the daemon's store.
 type guestRecord struct{ Name, XML string }
 
 func document(i int) (name, uuid, xml string) {
@@ -52,8 +52,8 @@ func document(i int) (name, uuid, xml string) {
 		`<vcpu>2</vcpu><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os></domain>`, name, uuid, label)
 }
 
-// serve runs a server over so many guests for the length of a test.
-func serve(t testing.TB, guests int, change ...func(*limits)) *house {
+// serve runs a server with a number of guests until the test ends.
+func serve(t testing.TB, guests int, change ...func(*limits)) *testServer {
 	t.Helper()
 	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
 	records, err := store.Open(filepath.Join(dir, "data"))
@@ -69,7 +69,7 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 	for _, c := range change {
 		c(&l)
 	}
-	h := &house{t: t, events: d.Events, path: filepath.Join(dir, "lodge.sock")}
+	h := &testServer{t: t, events: d.Events, path: filepath.Join(dir, "lodge.sock")}
 	h.server = newServer(Config{Fleet: d.Fleet, Gate: d.Gate, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Log: log, Version: "test"}, l)
 	listener, err := listener.Listen(t.Context(), listener.Place{Path: h.path})
 	ok(t, err)
@@ -97,8 +97,8 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// http gives a client of the socket that speaks one version of HTTP.
-func (h *house) http(two bool) *http.Client {
+// http returns a client of the socket that speaks one version of HTTP.
+func (h *testServer) http(two bool) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(two)
 	protocols.SetHTTP1(!two)
@@ -110,17 +110,17 @@ func (h *house) http(two bool) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-func (h *house) client(options ...connect.ClientOption) lodgev1.LodgeClient {
+func (h *testServer) client(options ...connect.ClientOption) lodgev1.LodgeClient {
 	return lodgev1.NewLodgeClient(h.http(true), "http://lodge", options...)
 }
 
-func (h *house) context() context.Context {
+func (h *testServer) context() context.Context {
 	ctx, stop := context.WithTimeout(h.t.Context(), patience)
 	h.t.Cleanup(stop)
 	return ctx
 }
 
-func TestEveryProtocolGivesTheSameGuests(t *testing.T) {
+func TestListGuests_EveryProtocol(t *testing.T) {
 	h := serve(t, 3)
 	for name, c := range map[string]lodgev1.LodgeClient{
 		"Connect":              h.client(),
@@ -148,7 +148,7 @@ func TestEveryProtocolGivesTheSameGuests(t *testing.T) {
 	}
 }
 
-func TestPlainJSONWorksWithoutAClient(t *testing.T) {
+func TestListGuests_PlainJSON(t *testing.T) {
 	h := serve(t, 2)
 	r, err := http.NewRequestWithContext(h.context(), http.MethodPost, "http://lodge/lodge.v1.Lodge/ListGuests", strings.NewReader(`{"select":["web-1"]}`))
 	ok(t, err)
@@ -165,7 +165,7 @@ func TestPlainJSONWorksWithoutAClient(t *testing.T) {
 	}
 }
 
-func TestAFaultArrivesWithItsKind(t *testing.T) {
+func TestErrors_CarryKind(t *testing.T) {
 	h := serve(t, 0)
 	_, err := h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{Select: []string{"colour=blue"}})
 	if connect.CodeOf(err) != connect.CodeInvalidArgument {
@@ -209,7 +209,7 @@ func take(t *testing.T, stream *connect.ServerStreamForClient[lodgev1.Step]) (pl
 	return plan, results, summary
 }
 
-func TestActTellsThePlanEachGuestAndTheSummary(t *testing.T) {
+func TestAct_PlanResultsSummary(t *testing.T) {
 	h := serve(t, 300)
 	stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{
 		Verb: "set", Select: []string{"all"}, Options: &lodgev1.Options{Settings: map[string]string{"label.seen": "yes"}},
@@ -229,7 +229,7 @@ func TestActTellsThePlanEachGuestAndTheSummary(t *testing.T) {
 	}
 }
 
-func TestActRefusesWhatIsWrong(t *testing.T) {
+func TestAct_Refused(t *testing.T) {
 	h := serve(t, 1)
 	for _, c := range []struct {
 		request *lodgev1.ActRequest
@@ -254,8 +254,8 @@ func TestActRefusesWhatIsWrong(t *testing.T) {
 	}
 }
 
-// hold lets a test stand in for the work on a set.
-func (h *house) hold(ctx context.Context, work func(context.Context, *telling) (fleet.Summary, error)) *connect.ServerStreamForClient[lodgev1.Step] {
+// hold replaces the work on a set by a function of the test.
+func (h *testServer) hold(ctx context.Context, work func(context.Context, *setMessages) (fleet.Summary, error)) *connect.ServerStreamForClient[lodgev1.Step] {
 	h.t.Helper()
 	const path = "/held"
 	handler := connect.NewServerStreamHandlerSimple(path, func(ctx context.Context, _ *lodgev1.ActRequest, s *connect.ServerStream[lodgev1.Step]) error {
@@ -266,20 +266,20 @@ func (h *house) hold(ctx context.Context, work func(context.Context, *telling) (
 	l, err := listener.Listen(h.t.Context(), listener.Place{Path: h.path + ".held"})
 	ok(h.t, err)
 	server := h.server.http(context.Background())
-	server.Handler = &bounded{Server: h.server, next: mux, refuse: connect.NewErrorWriter()}
+	server.Handler = &limiter{Server: h.server, next: mux, refuse: connect.NewErrorWriter()}
 	go func() {
-		_ = server.Serve(&door{Listener: l, conns: h.server.conns, strangers: h.server.strangers, log: h.server.Log})
+		_ = server.Serve(&acceptor{Listener: l, conns: h.server.conns, unadmitted: h.server.unadmitted, log: h.server.Log})
 	}()
 	h.t.Cleanup(func() { _ = server.Close() })
-	held := &house{t: h.t, path: h.path + ".held"}
+	held := &testServer{t: h.t, path: h.path + ".held"}
 	stream, err := connect.NewClient[lodgev1.ActRequest, lodgev1.Step](held.http(true), "http://lodge"+path).CallServerStream(ctx, connect.NewRequest(&lodgev1.ActRequest{}))
 	ok(h.t, err)
 	return stream
 }
 
-func TestCancelEndsTheWorkAndTheStreamTellsOfIt(t *testing.T) {
+func TestAct_Cancel(t *testing.T) {
 	h := serve(t, 0)
-	stream := h.hold(h.context(), func(ctx context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(ctx context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 2})
 		<-ctx.Done()
 		to.result(fleet.Result{Name: "a", Outcome: fleet.Cancelled, Error: context.Cause(ctx)})
@@ -296,10 +296,10 @@ func TestCancelEndsTheWorkAndTheStreamTellsOfIt(t *testing.T) {
 	}
 }
 
-// TestABrokenSetIsOneCallsTrouble lets the work on a set panic.
-func TestABrokenSetIsOneCallsTrouble(t *testing.T) {
+// TestAct_PanicFailsOnlyItsCall makes the work on a set panic.
+func TestAct_PanicFailsOnlyItsCall(t *testing.T) {
 	h := serve(t, 0)
-	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 1})
 		panic("a bug")
 	})
@@ -313,11 +313,11 @@ func TestABrokenSetIsOneCallsTrouble(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoUTF8IsToldAllTheSame has words of a program that writes Latin-1.
-func TestWhatIsNoUTF8IsToldAllTheSame(t *testing.T) {
+// TestAct_InvalidUTF8 has a program's Latin-1 text in an error.
+func TestAct_InvalidUTF8(t *testing.T) {
 	const bad = "caf\xe9"
 	h := serve(t, 0)
-	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		to.result(fleet.Result{Name: bad, UUID: bad, Outcome: fleet.Failed, Note: bad, Error: errors.New(bad)})
 		return fleet.Summary{Failed: 1}, nil
 	})
@@ -338,11 +338,11 @@ func TestWhatIsNoUTF8IsToldAllTheSame(t *testing.T) {
 	}
 }
 
-func TestAClientThatGoesCancelsItsSet(t *testing.T) {
+func TestAct_ClientDisconnects(t *testing.T) {
 	h := serve(t, 0)
 	ctx, leave := context.WithCancelCause(h.context())
 	cancelled := make(chan struct{})
-	stream := h.hold(ctx, func(ctx context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(ctx, func(ctx context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 1})
 		<-ctx.Done()
 		close(cancelled)
@@ -352,7 +352,7 @@ func TestAClientThatGoesCancelsItsSet(t *testing.T) {
 		t.Fatal(stream.Err())
 	}
 	leave(nil)
-	wait(t, cancelled, "the work goes on without its client")
+	wait(t, cancelled, "the work continues without its client")
 }
 
 func wait(t *testing.T, for_ <-chan struct{}, otherwise string) {
@@ -364,13 +364,13 @@ func wait(t *testing.T, for_ <-chan struct{}, otherwise string) {
 	}
 }
 
-// TestAClientThatDoesNotReadHoldsNoWork lets a client take nothing: the work on
-// its set goes on to its end all the same, and then the client is given up.
-func TestAClientThatDoesNotReadHoldsNoWork(t *testing.T) {
+// TestAct_ClientDoesNotRead has a client that reads nothing. The work on its set still completes,
+// and then the client is disconnected.
+func TestAct_ClientDoesNotRead(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.patience = 200 * time.Millisecond })
 	worked := make(chan struct{})
-	h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
-		for range 20000 { // far more than the windows of the connection hold
+	h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
+		for range 20000 { // far more than the connection's windows hold
 			to.result(fleet.Result{Name: strings.Repeat("x", 1000), Outcome: fleet.Done})
 		}
 		close(worked)
@@ -380,8 +380,8 @@ func TestAClientThatDoesNotReadHoldsNoWork(t *testing.T) {
 	h.until(func() bool { return h.server.sets.count() == 0 }, "the client is not given up")
 }
 
-// until waits for what follows soon after an answer.
-func (h *house) until(so func() bool, otherwise string) {
+// until waits for a condition that holds soon after an answer.
+func (h *testServer) until(so func() bool, otherwise string) {
 	h.t.Helper()
 	deadline := time.After(patience)
 	for !so() {
@@ -393,7 +393,7 @@ func (h *house) until(so func() bool, otherwise string) {
 	}
 }
 
-func TestWatchFollowsFromACursor(t *testing.T) {
+func TestWatch_FromCursor(t *testing.T) {
 	h := serve(t, 2)
 	ctx, leave := context.WithCancelCause(h.context())
 	defer leave(nil)
@@ -434,8 +434,8 @@ func next(t *testing.T, s *connect.ServerStreamForClient[lodgev1.WatchResponse])
 	return s.Msg()
 }
 
-// TestASlowWatcherGetsAGap fills the log while a client does not read.
-func TestASlowWatcherGetsAGap(t *testing.T) {
+// TestWatch_SlowClientGetsGap fills the event log while a client does not read.
+func TestWatch_SlowClientGetsGap(t *testing.T) {
 	h := serve(t, 0)
 	ctx, leave := context.WithCancelCause(h.context())
 	defer leave(nil)
@@ -460,7 +460,7 @@ func TestASlowWatcherGetsAGap(t *testing.T) {
 	}
 }
 
-func TestStatusTellsWhatTheDaemonUses(t *testing.T) {
+func TestStatus_Usage(t *testing.T) {
 	h := serve(t, 2)
 	s, err := h.client().Status(h.context(), &lodgev1.StatusRequest{Collect: true})
 	ok(t, err)
@@ -470,7 +470,7 @@ func TestStatusTellsWhatTheDaemonUses(t *testing.T) {
 	}
 }
 
-func TestTooMuchIsRefusedByName(t *testing.T) {
+func TestLimits_NamedInRefusal(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.documents, l.callsEach = 1<<20, 3 })
 	big := func(size int) error {
 		stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "define", Documents: []string{strings.Repeat("x", size)}})
@@ -499,7 +499,7 @@ func TestTooMuchIsRefusedByName(t *testing.T) {
 	}
 }
 
-func TestRequestsTogetherAreBounded(t *testing.T) {
+func TestLimits_RequestsTogether(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.intakeEach = 1 << 20 })
 	stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "define", Documents: []string{strings.Repeat("x", 2<<20)}})
 	ok(t, err)
@@ -507,27 +507,27 @@ func TestRequestsTogetherAreBounded(t *testing.T) {
 	if stream.Receive() || connect.CodeOf(stream.Err()) != connect.CodeResourceExhausted {
 		t.Errorf("got %v", stream.Err())
 	}
-	checkFault(t, stream.Err(), "no capacity", "being taken in")
+	checkFault(t, stream.Err(), "no capacity", "being received")
 	h.until(func() bool { return h.server.intake.take(authz.Owner{PID: 1}, 1<<20) }, "what was taken in is not given back")
 }
 
-func TestWhatWasTakenInIsGivenBack(t *testing.T) {
-	taken := newPlaces(10, 9)
+func TestLimits_IntakeIsReleased(t *testing.T) {
+	taken := newQuota(10, 9)
 	taken.take(authz.Owner{PID: 2}, 3)
-	for _, text := range []string{"ten bytes!", "8 bytes!"} { // too much for one, and with the other's
+	for _, text := range []string{"ten bytes!", "8 bytes!"} { // too much for one request, and for both together
 		b := &body{ReadCloser: io.NopCloser(strings.NewReader(text)), by: authz.Owner{PID: 1}, intake: taken}
 		if _, err := io.ReadAll(b); err == nil {
 			t.Errorf("%q was taken in", text)
 		}
 		b.giveBack()
 	}
-	if taken.leave(authz.Owner{PID: 2}, 3); taken.count() != 0 || len(taken.taken) != 0 {
+	if taken.release(authz.Owner{PID: 2}, 3); taken.count() != 0 || len(taken.taken) != 0 {
 		t.Errorf("%d bytes stay", taken.count())
 	}
 }
 
-// TestARequestThatDoesNotArriveIsGivenUp sends the beginning of one.
-func TestARequestThatDoesNotArriveIsGivenUp(t *testing.T) {
+// TestLimits_IncompleteRequest sends only the beginning of a request.
+func TestLimits_IncompleteRequest(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.upload = 100 * time.Millisecond })
 	for _, two := range []bool{false, true} {
 		trickle, hold := io.Pipe()
@@ -543,9 +543,9 @@ func TestARequestThatDoesNotArriveIsGivenUp(t *testing.T) {
 			}
 		}
 		_ = hold.Close()
-		h.until(func() bool { return h.server.calls.count() == 0 }, "the call is held")
+		h.until(func() bool { return h.server.calls.count() == 0 }, "the call still counts")
 	}
-	// What arrives in time may take as long as it likes.
+	// A request that arrived in time may run as long as it needs.
 	stream, err := lodgev1.NewLodgeClient(h.http(false), "http://lodge").Watch(h.context(), &lodgev1.WatchRequest{})
 	ok(t, err)
 	defer func() { _ = stream.Close() }()
@@ -556,7 +556,7 @@ func TestARequestThatDoesNotArriveIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestStrangersAreRefused(t *testing.T) {
+func TestServe_RefusesForeignUsers(t *testing.T) {
 	h := serve(t, 0)
 	request, err := http.NewRequestWithContext(h.context(), http.MethodPost, lodgev1.LodgeStatusProcedure, strings.NewReader("{}"))
 	ok(t, err)
@@ -570,8 +570,8 @@ func TestStrangersAreRefused(t *testing.T) {
 		{listener.Peer{}, http.StatusOK},
 	} {
 		answer := &recorder{header: http.Header{}}
-		caller := &client{who: authz.LocalWho(c.peer), door: &door{strangers: newPlaces(1, 1)}}
-		caller.strange.Store(true)
+		caller := &client{who: authz.LocalPrincipal(c.peer), acceptor: &acceptor{unadmitted: newQuota(1, 1)}}
+		caller.unadmitted.Store(true)
 		h.server.handler().ServeHTTP(answer, request.WithContext(context.WithValue(h.context(), clientKey{}, caller)))
 		if answer.status != c.want {
 			t.Errorf("%+v: status %d, want %d", c.peer, answer.status, c.want)
@@ -597,7 +597,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestTheDaemonsEndEndsItsStreams(t *testing.T) {
+func TestServe_EndClosesStreams(t *testing.T) {
 	h := serve(t, 0)
 	stream, err := h.client().Watch(h.context(), &lodgev1.WatchRequest{})
 	ok(t, err)
@@ -611,7 +611,7 @@ func TestTheDaemonsEndEndsItsStreams(t *testing.T) {
 	}
 }
 
-// BenchmarkListGuests asks for a thousand guests over the socket.
+// BenchmarkListGuests lists a thousand guests over the socket.
 func BenchmarkListGuests(b *testing.B) {
 	h := serve(b, 1000)
 	c := h.client()

@@ -1,9 +1,9 @@
-// Package api serves Lodge's own API on a unix socket: gRPC, Connect, and plain JSON for single calls, over
+// Package api serves Lodge's own API on a unix socket: gRPC, Connect, and plain JSON for unary calls, over
 // HTTP/2 and HTTP/1.1.
 //
-// It offers what libvirt's protocol lacks: whole sets of guests with streamed results, samples with their age,
-// the event log with marks for lost events, the queue of starts, and the daemon's own use of resources. The
-// rooms below do the work; a handler translates. What belongs here: the messages (api/lodge/v1, and the code
-// generated from it in api/lodgev1), bounds on clients, and the names of faults on the wire. What does not:
-// any work on a guest.
+// It offers features that libvirt's protocol lacks: whole sets of guests with streamed results, samples with
+// their age, the event log with marks for lost events, the queue of starts, and the daemon's own use of
+// resources. The rooms below do the work; a handler translates. The messages (api/lodge/v1, and the code
+// generated from it in api/lodgev1), bounds on clients, and the names of faults on the wire belong here. Work
+// on guests does not.
 package api

@@ -33,16 +33,16 @@ func toFault(err error) *lodgev1.Fault {
 	if err == nil {
 		return nil
 	}
-	return &lodgev1.Fault{Kind: fault.Of(err).String(), Subject: fault.About(err).String(), Text: legible(err.Error())}
+	return &lodgev1.Fault{Kind: fault.Of(err).String(), Subject: fault.About(err).String(), Text: validUTF8(err.Error())}
 }
 
-// legible makes text from files, QEMU or the kernel valid UTF-8: one invalid byte would prevent the whole
+// validUTF8 makes text from files, QEMU or the kernel valid UTF-8: one invalid byte would prevent the whole
 // message from being sent.
-func legible(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
+func validUTF8(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
-// wire returns an error in the protocols' form, with the fault as its detail. Errors that the protocols found
+// toConnectError returns an error in the protocols' form, with the fault as its detail. Errors that the protocols found
 // themselves are unchanged.
-func wire(err error) error {
+func toConnectError(err error) error {
 	_, theirs := errors.AsType[*connect.Error](err)
 	_, ours := errors.AsType[*fault.Error](err)
 	if err == nil || theirs && !ours {
@@ -61,7 +61,7 @@ type faults struct{}
 func (faults) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		response, err := next(ctx, r)
-		return response, wire(err)
+		return response, toConnectError(err)
 	}
 }
 
@@ -70,5 +70,7 @@ func (faults) WrapStreamingClient(next connect.StreamingClientFunc) connect.Stre
 }
 
 func (faults) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error { return wire(next(ctx, conn)) }
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		return toConnectError(next(ctx, conn))
+	}
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// FuzzRequests sends whatever a client may to the calls that answer once, in JSON and
-// in protobuf. There is an answer in the same words, or a refusal that is not the
-// daemon's own fault.
+// FuzzRequests sends arbitrary requests to the unary calls, in JSON and in protobuf. The answer has the same
+// encoding, or is a refusal other than an internal error.
 func FuzzRequests(f *testing.F) {
 	calls := []string{lodgev1.LodgeListGuestsProcedure, lodgev1.LodgeStatsProcedure, lodgev1.LodgeCancelProcedure, lodgev1.LodgeListTilesProcedure, lodgev1.LodgeStartQueueProcedure}
 	for call := range calls {
@@ -52,8 +51,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// FuzzAct asks, as a trial, for whatever may be asked to be done to guests: each of
-// those chosen has one result, and nothing breaks.
+// FuzzAct sends arbitrary requests to act, as a dry run: each chosen guest has one result, and nothing panics.
 func FuzzAct(f *testing.F) {
 	_, _, xml := document(7)
 	for _, r := range []*lodgev1.ActRequest{

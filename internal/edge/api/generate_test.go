@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestTheCodeIsMadeFromTheMessages makes it again and compares.
-func TestTheCodeIsMadeFromTheMessages(t *testing.T) {
+// TestGeneratedCode_IsCurrent generates the code again and compares it.
+func TestGeneratedCode_IsCurrent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the generators: not among the short tests")
 	}
@@ -31,8 +31,7 @@ func TestTheCodeIsMadeFromTheMessages(t *testing.T) {
 	}
 }
 
-// withoutVersions drops the lines that tell which compiler was used: Debian's
-// releases differ in that and in nothing else.
+// withoutVersions drops the lines that name the compiler's version: Debian's releases differ only there.
 func withoutVersions(code []byte) []byte {
 	var kept []byte
 	for line := range bytes.Lines(code) {

@@ -11,6 +11,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -52,13 +55,13 @@ func (s *Server) choose(ctx context.Context, texts []string) ([]fleet.Member, er
 	return slices.DeleteFunc(s.Fleet.Select(read), func(m fleet.Member) bool { return !s.sees(ctx, m) }), nil
 }
 
-// ListGuests returns what is known now.
+// ListGuests returns the present views of guests, and asks none of them.
 func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
 	members, err := s.choose(ctx, r.GetSelect())
 	if err != nil {
 		return nil, err
 	}
-	s.Guests.Refresh()
+	statistics.Refresh(s.Guests)
 	now := time.Now()
 	queue := map[string]resources.Waiting{}
 	for _, w := range s.Starts.Queue() {
@@ -68,9 +71,9 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	for _, m := range members {
 		g := toGuest(m)
 		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.sees(ctx, s.Fleet.Of(other)) }) {
-			g.Messages = append(g.Messages, legible(clash))
+			g.Messages = append(g.Messages, validUTF8(clash))
 		}
-		sample := m.Guest.Sample()
+		sample := statistics.Sample(m.Guest)
 		g.Sample = toSample(sample, now, false)
 		g.Wait = waits(m, sample, queue[m.View.UUID])
 		answer.Guests = append(answer.Guests, g)
@@ -78,7 +81,7 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	return answer, nil
 }
 
-// toGuest translates what is known without a query.
+// toGuest translates a guest's present view, without a query.
 func toGuest(m fleet.Member) *lodgev1.Guest {
 	v := m.View
 	g := &lodgev1.Guest{
@@ -88,13 +91,13 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 	}
 	g.Isolation = v.Isolation
 	if m.Problem != "" {
-		g.Messages = append(g.Messages, legible(m.Problem))
+		g.Messages = append(g.Messages, validUTF8(m.Problem))
 	}
 	for _, message := range v.Messages {
-		g.Messages = append(g.Messages, legible(message))
+		g.Messages = append(g.Messages, validUTF8(message))
 	}
-	for _, d := range v.Decisions() {
-		g.Decisions = append(g.Decisions, legible(d.String()))
+	for _, d := range provision.Decisions(v) {
+		g.Decisions = append(g.Decisions, validUTF8(d.String()))
 	}
 	if d := v.Current(); d != nil {
 		g.Memory, g.MemoryMax, g.Vcpus = memory(d), d.Memory, uint32(vcpus(d))
@@ -121,7 +124,7 @@ func vcpus(d *domain.Definition) uint {
 }
 
 // waits says why a guest waits, the most basic reason first; nil: it does not wait.
-func waits(m fleet.Member, sample *guest.Stats, queued resources.Waiting) *lodgev1.Wait {
+func waits(m fleet.Member, sample *machine.Stats, queued resources.Waiting) *lodgev1.Wait {
 	job := m.Guest.Job()
 	switch {
 	case queued.Guest != "":
@@ -137,5 +140,5 @@ func waits(m fleet.Member, sample *guest.Stats, queued resources.Waiting) *lodge
 }
 
 func waitFor(what string, since time.Time) *lodgev1.Wait {
-	return &lodgev1.Wait{What: legible(what), Since: timestamppb.New(since)}
+	return &lodgev1.Wait{What: validUTF8(what), Since: timestamppb.New(since)}
 }

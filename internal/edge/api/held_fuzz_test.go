@@ -14,9 +14,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-// FuzzHeld has a client that is held to one guest ask for whatever, as a trial, where
-// there is nothing else and where there are other guests: it is told the same, but for that
-// a UUID is another's, and not whose.
+// FuzzHeld sends arbitrary dry runs for a client limited to one guest, on a host with that guest only and on a
+// host with others. Both answers are the same, except that a UUID is taken by another object, which is not
+// named.
 // Promise: A1
 func FuzzHeld(f *testing.F) {
 	_, _, mine := document(0)
@@ -37,10 +37,10 @@ func FuzzHeld(f *testing.F) {
 		f.Add(text)
 	}
 	alone, among := serve(f, 1), serve(f, 3)
-	for _, h := range []*house{alone, among} {
+	for _, h := range []*testServer{alone, among} {
 		h.held("may: [read, start, stop, save, define, change], guests: web-0")
 	}
-	ctx := context.WithValue(context.Background(), whoKey{}, authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
+	ctx := context.WithValue(context.Background(), whoKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var r lodgev1.ActRequest
 		if (jsonCodec{"json"}).Unmarshal(body, &r) != nil {
@@ -52,18 +52,18 @@ func FuzzHeld(f *testing.F) {
 			taken = taken && strings.Contains(once, other) == strings.Contains(twice, other)
 		}
 		if once != twice && !taken {
-			t.Fatalf("alone it is told\n%s\namong others\n%s", once, twice)
+			t.Fatalf("alone the client gets\n%s\namong other guests\n%s", once, twice)
 		}
 	})
 }
 
-// tells gives all that a client is told of a request, in an order of its own.
-func (h *house) tells(ctx context.Context, r *lodgev1.ActRequest) string {
+// tells returns all that a client learns from a request, in a fixed order.
+func (h *testServer) tells(ctx context.Context, r *lodgev1.ActRequest) string {
 	var said []string
 	note := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
 	if q, err := toRequest(r); err == nil {
 		q.DryRun = true
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		sum, err := h.server.Fleet.Run(ctx, sc, q, func(p fleet.Plan) { note("planned: %+v", p) }, func(r fleet.Result) {
 			note("%s %s %v %s wave %d: %v %v", r.Name, r.UUID, r.Outcome, r.Note, r.Wave, fault.Of(r.Error), r.Error)

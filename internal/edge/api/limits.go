@@ -17,12 +17,12 @@ import (
 // limits bound what clients may hold, one of them and all together. A client that exceeds a time is
 // disconnected.
 type limits struct {
-	conns, connsEach         int // connections; each: of one owner
-	strangers, strangersEach int // connections without an admitted call
-	calls, callsEach         int // calls under way
-	looks, looksEach         int // calls about all guests, until their answers are sent
-	streams                  int // concurrent calls on one connection
-	sets, setsEach           int // under way
+	conns, connsEach           int // connections; each: of one owner
+	unadmitted, unadmittedEach int // connections without an admitted call
+	calls, callsEach           int // calls under way
+	largeCalls, largeCallsEach int // calls about all guests, until their answers are sent
+	streams                    int // concurrent calls on one connection
+	sets, setsEach             int // under way
 	// Bytes of one message from a client: of most calls, and of calls with documents. maxWords bounds its
 	// fields and list members too.
 	message, documents int
@@ -39,65 +39,65 @@ type limits struct {
 
 func defaultLimits() limits {
 	return limits{
-		conns: 4096, connsEach: 1024, strangers: 1024, strangersEach: 128, calls: 4096, callsEach: 1024, looks: 256, looksEach: 32,
+		conns: 4096, connsEach: 1024, unadmitted: 1024, unadmittedEach: 128, calls: 4096, callsEach: 1024, largeCalls: 256, largeCallsEach: 32,
 		streams: 256, sets: 256, setsEach: 64,
 		message: 256 << 10, documents: 32 << 20, intake: 64 << 20, intakeEach: 32<<20 + 64<<10,
 		handshake: 10 * time.Second, upload: time.Minute, idle: 5 * time.Minute, patience: 60 * time.Second, fresh: time.Minute, grace: 5 * time.Second,
 	}
 }
 
-// places counts what is held, in all and by each owner.
-type places struct {
+// quota counts the resources in use, in all and by each owner.
+type quota struct {
 	all, each int
 
 	mu    sync.Mutex
-	sum   int
+	total int
 	taken map[authz.Owner]int // no zeros
 }
 
-func newPlaces(all, each int) *places {
-	return &places{all: all, each: each, taken: map[authz.Owner]int{}}
+func newQuota(all, each int) *quota {
+	return &quota{all: all, each: each, taken: map[authz.Owner]int{}}
 }
 
 // take counts n more for the owner, unless that exceeds a bound.
-func (p *places) take(by authz.Owner, n int) bool {
+func (p *quota) take(by authz.Owner, n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.sum+n > p.all || p.taken[by]+n > p.each {
+	if p.total+n > p.all || p.taken[by]+n > p.each {
 		return false
 	}
-	p.sum += n
+	p.total += n
 	p.taken[by] += n
 	return true
 }
 
-func (p *places) leave(by authz.Owner, n int) {
+func (p *quota) release(by authz.Owner, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sum -= n
+	p.total -= n
 	if p.taken[by] -= n; p.taken[by] == 0 {
 		delete(p.taken, by)
 	}
 }
 
-func (p *places) count() int {
+func (p *quota) count() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.sum
+	return p.total
 }
 
 // body is a request that is being received. It belongs to the call's goroutine.
 type body struct {
 	io.ReadCloser
 	by     authz.Owner
-	intake *places
+	intake *quota
 	taken  int
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if !b.intake.take(b.by, n) {
-		return 0, fault.New(fault.NoCapacity, fault.Call, "requests of more than %d bytes are being taken in, or of more than %d from one client; try again later",
+		return 0, fault.New(fault.NoCapacity, fault.Call, "requests of more than %d bytes are being received, or of more than %d from one client; try again later",
 			b.intake.all, b.intake.each)
 	}
 	b.taken += n
@@ -105,28 +105,28 @@ func (b *body) Read(p []byte) (int, error) {
 }
 
 // giveBack ends the call's count.
-func (b *body) giveBack() { b.intake.leave(b.by, b.taken) }
+func (b *body) giveBack() { b.intake.release(b.by, b.taken) }
 
-// looks are the calls whose answers grow with the number of guests and stay in memory until the client has
+// largeCalls are the calls with answers that grow with the number of guests and stay in memory until the client has
 // read them.
-var looks = map[string]bool{lodgev1.LodgeListGuestsProcedure: true, lodgev1.LodgeStatsProcedure: true, lodgev1.LodgeListTilesProcedure: true}
+var largeCalls = map[string]bool{lodgev1.LodgeListGuestsProcedure: true, lodgev1.LodgeStatsProcedure: true, lodgev1.LodgeListTilesProcedure: true}
 
 // clientKey is where a call's context keeps its connection.
 type clientKey struct{}
 
-// bounded admits calls within the bounds.
-type bounded struct {
+// limiter admits calls within the bounds.
+type limiter struct {
 	*Server
 	next   http.Handler
 	refuse *connect.ErrorWriter
 }
 
-func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (b *limiter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.work.Add(1)
 	defer b.work.Done()
 	c, _ := r.Context().Value(clientKey{}).(*client)
 	if err := b.admit(r.Context(), c, r.URL.Path); err != nil {
-		if c.strange.Load() {
+		if c.unadmitted.Load() {
 			w.Header().Set("Connection", "close") // a client that was refused loses its connection
 		}
 		b.say(w, r, err)
@@ -137,13 +137,13 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many calls are under way: the maximum is %d, and %d for one client", b.calls.all, b.calls.each))
 		return
 	}
-	defer b.calls.leave(c.owner, 1)
-	if looks[r.URL.Path] {
-		if !b.looking.take(c.owner, 1) {
-			b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many answers about all guests are being sent: the maximum is %d, and %d for one client", b.looking.all, b.looking.each))
+	defer b.calls.release(c.owner, 1)
+	if largeCalls[r.URL.Path] {
+		if !b.largeCalls.take(c.owner, 1) {
+			b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many answers about all guests are being sent: the maximum is %d, and %d for one client", b.largeCalls.all, b.largeCalls.each))
 			return
 		}
-		defer b.looking.leave(c.owner, 1)
+		defer b.largeCalls.release(c.owner, 1)
 	}
 	in := &body{ReadCloser: r.Body, by: c.owner, intake: b.intake}
 	defer in.giveBack()
@@ -160,15 +160,15 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.next.ServeHTTP(out, r)
 }
 
-func (b *bounded) say(w http.ResponseWriter, r *http.Request, err error) {
+func (b *limiter) say(w http.ResponseWriter, r *http.Request, err error) {
 	if b.refuse.IsSupported(r) {
-		_ = b.refuse.Write(w, r, wire(err)) // the client may have disconnected
+		_ = b.refuse.Write(w, r, toConnectError(err)) // the client may have disconnected
 		return
 	}
 	http.Error(w, err.Error(), http.StatusForbidden)
 }
 
-// answer disconnects a client that does not take what is written.
+// answer disconnects a client that does not read its answer.
 type answer struct {
 	http.ResponseWriter
 	control  *http.ResponseController
@@ -185,7 +185,7 @@ func (a *answer) Write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-// Flush sends what was written; until the next write no deadline runs.
+// Flush sends the written bytes; until the next write no deadline runs.
 func (a *answer) Flush() {
 	_ = a.control.Flush() // a broken connection shows at the next write
 	a.rest()

@@ -19,19 +19,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestEveryCallHasItsRight asks for a place in the table of rights for every call of the API.
+// TestRights_EveryCall looks up every call of the API in the table of rights.
 // Promise: A2
-func TestEveryCallHasItsRight(t *testing.T) {
+func TestRights_EveryCall(t *testing.T) {
 	methods := lodgev1.File_lodge_v1_lodge_proto.Services().ByName("Lodge").Methods()
 	for i := range methods.Len() {
 		path := "/lodge.v1.Lodge/" + string(methods.Get(i).Name())
 		if right, known := rights[path]; !known || len(right.verbs) == 0 {
-			t.Errorf("nobody has said what right %s takes", path)
+			t.Errorf("no right is assigned to %s", path)
 		}
 	}
 	if len(rights) != methods.Len() {
@@ -39,21 +40,21 @@ func TestEveryCallHasItsRight(t *testing.T) {
 	}
 }
 
-// held has rules that give a user of the host one guest of several, and gives a context in
-// which he calls.
-func (h *house) held(rules string) context.Context {
+// held writes rules that give a user of the host one guest of several. It returns a context with that user as
+// the client.
+func (h *testServer) held(rules string) context.Context {
 	h.t.Helper()
 	file := filepath.Join(h.t.TempDir(), "access.yaml")
 	ok(h.t, os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", "+rules+"}]\n"), 0o600))
-	h.server.Gate.File = file // nobody calls yet
+	h.server.Gate.File = file // no client calls yet
 	ok(h.t, h.server.Gate.Reload())
-	return context.WithValue(h.context(), whoKey{}, authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
+	return context.WithValue(h.context(), whoKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
 }
 
-// TestNobodyIsToldOfWhatIsNotTheirs has a client that may see one guest ask for others, by
-// what it can see of them.
+// TestRights_InvisibleGuests has a client that may see one guest ask for others, by all the properties
+// that it can see.
 // Promise: A1
-func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
+func TestRights_InvisibleGuests(t *testing.T) {
 	h := serve(t, 3)
 	ctx := h.held("may: [read, start], guests: web-0")
 	for _, c := range []struct {
@@ -68,14 +69,14 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 		{objectNodeDevice, "net_vnet7_fe_54_00_11_22_33", false},
 	} {
 		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {
-			t.Errorf("an event of %s %s is told: %v", c.object, c.name, told)
+			t.Errorf("the client gets an event of %s %s: %v", c.object, c.name, told)
 		}
 	}
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // as it was called then
+	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // its name at that time
 		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID()}); told != want {
-			t.Errorf("what happened to web-0 when it was called %s is told: %v", name, told)
+			t.Errorf("the client gets an event of web-0 under the name %s: %v", name, told)
 		}
 	}
 	status, err := h.server.Status(ctx, &lodgev1.StatusRequest{})
@@ -84,13 +85,13 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 		t.Errorf("%d guests are counted", status.GetGuests())
 	}
 	if _, err := h.server.Status(ctx, &lodgev1.StatusRequest{Collect: true}); !fault.Is(err, fault.Denied) {
-		t.Errorf("the daemon is held up for a client that may only look: %v", err)
+		t.Errorf("a client that may only read stops the daemon: %v", err)
 	}
 	said := map[string]string{}
 	for _, name := range []string{"web-1", "nobody"} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{name}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
 		if !fault.Is(err, fault.NotFound) {
@@ -99,19 +100,20 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 		said[strings.ReplaceAll(err.Error(), name, "NAME")] = name
 	}
 	if len(said) != 1 {
-		t.Errorf("one that is there is told from one that is not: %q", said)
+		t.Errorf("the client can tell a hidden guest from a missing one: %q", said)
 	}
 }
 
-// TestAStartThatLosesWhatWasSavedTakesItsRight: who may only start a guest discards no saved image.
+// TestRights_StartDiscardsSave: a client that may only start a guest cannot discard its saved
+// image.
 // Promise: A1
-func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
+func TestRights_StartDiscardsSave(t *testing.T) {
 	h := serve(t, 1)
 	for may, want := range map[string]bool{"read, start": false, "read, start, save": true} {
 		ctx := h.held("may: [" + may + "], guests: web-0")
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{"web-0"}, DryRun: true, Options: &lodgev1.Options{ForceBoot: true}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 			if denied := fault.Is(r.Error, fault.Denied); denied == want {
@@ -122,14 +124,14 @@ func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
 	}
 }
 
-// TestTheAuditTellsOfNothingThatWasNotDone has a set that leaves some of its guests as they are.
+// TestAudit_OmitsUnchangedGuests has a set that leaves some of its guests unchanged.
 // Promise: A5
-func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
+func TestAudit_OmitsUnchangedGuests(t *testing.T) {
 	h := serve(t, 0)
 	path := filepath.Join(t.TempDir(), "audit")
 	audit, err := authz.OpenAudit(path, h.server.Log)
 	ok(t, err)
-	h.server.Audit = audit // nobody calls yet
+	h.server.Audit = audit // no client calls yet
 	note := h.server.audited(h.context(), "Act", authz.Start, func(fleet.Result) {})
 	for _, outcome := range []fleet.Outcome{fleet.Done, fleet.Unchanged, fleet.Failed, fleet.Skipped, fleet.Cancelled, fleet.Would} {
 		r := fleet.Result{Name: string(outcome), Outcome: outcome}
@@ -149,9 +151,9 @@ func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
 	}
 }
 
-// TestATurnThatComesLateIsAskedForAnew changes a label while a guest waits for its turn.
+// TestRights_CheckedAgainWhenTurnComes changes a label while a guest waits for its turn.
 // Promise: A1
-func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
+func TestRights_CheckedAgainWhenTurnComes(t *testing.T) {
 	h := serve(t, 2)
 	set := func(ctx context.Context, q fleet.Request) {
 		_, err := h.server.Fleet.Run(ctx, scope.Daemon("a test"), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
@@ -177,8 +179,8 @@ func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
 	}
 }
 
-// giveAway has others label a guest as theirs.
-func (h *house) giveAway(name string) {
+// relabel labels a guest as another client's.
+func (h *testServer) relabel(name string) {
 	h.t.Helper()
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{name}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
 	ok(h.t, err)
@@ -186,48 +188,50 @@ func (h *house) giveAway(name string) {
 	ok(h.t, err)
 }
 
-// TestAGuestsTurnIsAskedForAnew has others label a guest after a call of a client that is held was
-// let in, and before its guest comes to it.
+// TestRights_LabelChangesBeforeTurn changes a guest's label after a limited client's call was admitted, and before
+// the call reaches that guest.
 // Promise: A1
-func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
+func TestRights_LabelChangesBeforeTurn(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"")
 	sc, done := h.server.Gate.Scope(caller(ctx), authz.Define)
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	ok(t, g.SetAutostart(ctx, sc, true))
-	h.giveAway("web-0")
-	if err := g.SetAutostart(ctx, sc, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
+	ok(t, guest.SetAutostart(ctx, g, sc, true))
+	h.relabel("web-0")
+	if err := guest.SetAutostart(ctx, g, sc, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
-	ok(t, g.SetAutostart(h.context(), scope.Daemon("a test"), false))
+	ok(t, guest.SetAutostart(h.context(), g, scope.Daemon("a test"), false))
 }
 
-// TestAGuestsTurnIsAskedForAllItTakes: where others leave a client one of the rights that its call takes, that is not enough.
+// TestRights_AllOfCallNeeded: when only one of the rights that a call needs is left, the call is
+// refused.
 // Promise: A1
-func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
+func TestRights_AllOfCallNeeded(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"}, {name: others, who: \"user:1002\", may: start, guests: web-0")
 	sc, done := h.server.Gate.Scope(caller(ctx), authz.Start, authz.Define)
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
-	ok(t, g.SetAutostart(ctx, sc, true))
-	h.giveAway("web-0")
-	if err := g.SetAutostart(ctx, sc, false); !fault.Is(err, fault.Denied) {
+	ok(t, guest.SetAutostart(ctx, g, sc, true))
+	h.relabel("web-0")
+	if err := guest.SetAutostart(ctx, g, sc, false); !fault.Is(err, fault.Denied) {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
 }
 
-// TestWhoGivesAGuestAwayHasAllElseDoneBefore: labels by which a client may change a guest no more are the last that it sets.
+// TestRights_LabelIsSetLast: a label that ends the client's own right to change the guest is
+// set last.
 // Promise: A1
-func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
+func TestRights_LabelIsSetLast(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra", "memory": "32MiB"}}})
 	ok(t, err)
-	sc, done := h.server.hold(ctx, &q)
+	sc, done := h.server.restrict(ctx, &q)
 	defer done()
 	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
 		if r.Outcome != fleet.Done {
@@ -237,10 +241,10 @@ func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
 	ok(t, err)
 }
 
-// TestALabelIsJudgedByTheNameOfItsTurn renames a guest after a call that labels it was let in: of the new
-// name it is nobody's to give.
+// TestRights_LabelAfterRename renames a guest after a call that labels it was admitted: under the new
+// name the client may not give it away.
 // Promise: A1
-func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
+func TestRights_LabelAfterRename(t *testing.T) {
 	h := serve(t, 1)
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
@@ -251,14 +255,14 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 	}{{"web-0", true}, {"yours", false}} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": c.name}}})
 		ok(t, err)
-		sc, done := h.server.hold(ctx, &q)
+		sc, done := h.server.restrict(ctx, &q)
 		defer done()
 		admit, renamed := q.Admit, c.name == "web-0"
 		q.Admit = func(m fleet.Member) error {
 			err := admit(m)
 			if !renamed {
 				renamed = true
-				ok(t, g.Rename(h.context(), scope.Daemon("a test"), c.name))
+				ok(t, guest.Rename(h.context(), g, scope.Daemon("a test"), c.name))
 			}
 			return err
 		}
@@ -271,21 +275,21 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 	}
 }
 
-// TestANewNameIsNotToldByARefusal renames a guest before its turn to what the client may not see.
+// TestRights_RefusalHidesNewName renames a guest before its turn to a name that the client may not see.
 // Promise: A1
-func TestANewNameIsNotToldByARefusal(t *testing.T) {
+func TestRights_RefusalHidesNewName(t *testing.T) {
 	h := serve(t, 1)
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "destroy", Select: []string{"web-*"}})
 	ok(t, err)
 	ctx := h.held("may: [read, stop], guests: web-0")
-	sc, done := h.server.hold(ctx, &q)
+	sc, done := h.server.restrict(ctx, &q)
 	defer done()
 	sees := q.Sees
 	q.Sees = func(m fleet.Member) bool {
 		seen := sees(m)
-		ok(t, g.Rename(h.context(), scope.Daemon("a test"), "payroll"))
+		ok(t, guest.Rename(h.context(), g, scope.Daemon("a test"), "payroll"))
 		return seen
 	}
 	_, err = h.server.Fleet.Run(ctx, sc, q, func(fleet.Plan) {}, func(r fleet.Result) {
@@ -296,30 +300,30 @@ func TestANewNameIsNotToldByARefusal(t *testing.T) {
 	ok(t, err)
 }
 
-// TestPolkitIsAskedAboutWhoCame has a client's process end before it calls: by then its number may be that
-// of another one, to which polkit gives more.
+// TestPolkit_ReusedPID ends a client's process before it calls: its pid may then belong to another
+// process, to which polkit gives more rights.
 // Promise: A7
-func TestPolkitIsAskedAboutWhoCame(t *testing.T) {
+func TestPolkit_ReusedPID(t *testing.T) {
 	h := serve(t, 0)
-	r := authz.NewReception(h.server.Gate, polkit.New(), nil, h.server.Log)
+	r := authz.NewAuthenticator(h.server.Gate, polkit.New(), nil, h.server.Log)
 	process := exec.CommandContext(h.context(), "sleep", "1000")
 	ok(t, process.Start())
-	c := &client{who: authz.LocalWho(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), proof: make(chan struct{}, 1)}
-	c.find(r)
+	c := &client{who: authz.LocalPrincipal(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), polkitTurn: make(chan struct{}, 1)}
+	c.findProcess(r)
 	ok(t, process.Process.Kill())
-	_ = process.Wait() // it was killed
-	if err := c.prove(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
-		t.Errorf("whoever has its number is asked about: %v", err)
+	_ = process.Wait() // an error, because it was killed
+	if err := c.authenticate(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
+		t.Errorf("polkit is asked about another process: %v", err)
 	}
 	if c.process.Started == 0 {
 		t.Error("it is not known when it was started")
 	}
 }
 
-// TestStrangersTakeNoPlaces opens connections by which nobody calls.
+// TestLimits_ConnectionsWithoutCall opens connections without a call.
 // Promise: A9
-func TestStrangersTakeNoPlaces(t *testing.T) {
-	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })
+func TestLimits_ConnectionsWithoutCall(t *testing.T) {
+	h := serve(t, 0, func(l *limits) { l.unadmittedEach = 2 })
 	dial := func() net.Conn {
 		conn, err := new(net.Dialer).DialContext(h.context(), "unix", h.path)
 		ok(t, err)
@@ -329,10 +333,10 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 	watch, err := h.client().Watch(h.context(), &lodgev1.WatchRequest{})
 	ok(t, err)
 	defer func() { _ = watch.Close() }()
-	next(t, watch) // it has called, and is no stranger
+	next(t, watch) // it has called, so it counts as a client
 	dial()
 	dial()
-	h.until(func() bool { return h.server.strangers.count() == 2 }, "strangers are not counted")
+	h.until(func() bool { return h.server.unadmitted.count() == 2 }, "strangers are not counted")
 	third := dial()
 	ok(t, third.SetReadDeadline(time.Now().Add(patience)))
 	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
@@ -343,10 +347,10 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 	}
 }
 
-// TestNobodyTakesAllPlaces has one client take what there is of sets and of long answers.
+// TestLimits_PerClient has one client open as many sets and long answers as it can.
 // Promise: A9
-func TestNobodyTakesAllPlaces(t *testing.T) {
-	h := serve(t, 1, func(l *limits) { l.setsEach, l.looksEach = 1, 1 })
+func TestLimits_PerClient(t *testing.T) {
+	h := serve(t, 1, func(l *limits) { l.setsEach, l.largeCallsEach = 1, 1 })
 	exhausted := func(what string, err error) {
 		t.Helper()
 		if connect.CodeOf(err) != connect.CodeResourceExhausted {
@@ -354,7 +358,7 @@ func TestNobodyTakesAllPlaces(t *testing.T) {
 		}
 	}
 	end := make(chan struct{})
-	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		to.plan(fleet.Plan{Total: 1})
 		<-end
 		return fleet.Summary{}, nil
@@ -370,11 +374,11 @@ func TestNobodyTakesAllPlaces(t *testing.T) {
 	h.until(func() bool { return h.server.running.count() == 0 }, "a place is not given back")
 
 	me := authz.Owner{PID: int32(os.Getpid())}
-	h.server.looking.take(me, 1)
+	h.server.largeCalls.take(me, 1)
 	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
 	exhausted("a list", err)
-	h.server.looking.leave(me, 1)
+	h.server.largeCalls.release(me, 1)
 	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
 	ok(t, err)
-	h.until(func() bool { return h.server.looking.count() == 0 }, "a place is not given back")
+	h.until(func() bool { return h.server.largeCalls.count() == 0 }, "a place is not given back")
 }

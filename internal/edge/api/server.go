@@ -28,7 +28,7 @@ import (
 // Config says what to serve, and to which clients.
 type Config struct {
 	Fleet *fleet.Fleet
-	// Networks are the networks whose operations the queue shows.
+	// Networks are the networks with operations that the queue shows.
 	Networks *network.Networks
 	Guests   *guest.Registry
 	Events   *event.Log
@@ -41,10 +41,10 @@ type Config struct {
 	// LibvirtClients counts the connections to the libvirt server.
 	LibvirtClients func() int
 	// Gate decides which client may do what; nil: every admitted client may do everything.
-	Gate *authz.Gate
+	Gate *authz.Authorizer
 	// Reception authenticates clients; nil: clients of other hosts are not accepted, and polkit is not asked.
-	Reception *authz.Reception
-	// Audit receives what was done and refused; nil: there is no audit.
+	Reception *authz.Authenticator
+	// Audit receives the actions and the refusals; nil: there is no audit.
 	Audit *authz.Audit
 }
 
@@ -56,14 +56,14 @@ type Server struct {
 	life   string
 	limits limits
 
-	conns     *places // connections, by their owner
-	strangers *places // connections without an admitted call
-	calls     *places // calls under way
-	looking   *places // calls about all guests
-	intake    *places // bytes of requests
-	running   *places // sets under way
-	sets      sets
-	work      sync.WaitGroup // the calls
+	conns      *quota // connections, by their owner
+	unadmitted *quota // connections without an admitted call
+	calls      *quota // calls under way
+	largeCalls *quota // calls about all guests
+	intake     *quota // bytes of requests
+	running    *quota // sets under way
+	sets       sets
+	work       sync.WaitGroup // the calls
 }
 
 // New makes a server; Serve runs it.
@@ -72,9 +72,9 @@ func New(c Config) *Server { return newServer(c, defaultLimits()) }
 func newServer(c Config, l limits) *Server {
 	return &Server{
 		Config: c, started: time.Now(), life: uuid.NewString(), limits: l,
-		conns: newPlaces(l.conns, l.connsEach), strangers: newPlaces(l.strangers, l.strangersEach),
-		calls: newPlaces(l.calls, l.callsEach), looking: newPlaces(l.looks, l.looksEach),
-		intake: newPlaces(l.intake, l.intakeEach), running: newPlaces(l.sets, l.setsEach), sets: sets{cancel: map[string]context.CancelCauseFunc{}},
+		conns: newQuota(l.conns, l.connsEach), unadmitted: newQuota(l.unadmitted, l.unadmittedEach),
+		calls: newQuota(l.calls, l.callsEach), largeCalls: newQuota(l.largeCalls, l.largeCallsEach),
+		intake: newQuota(l.intake, l.intakeEach), running: newQuota(l.sets, l.setsEach), sets: sets{cancel: map[string]context.CancelCauseFunc{}},
 	}
 }
 
@@ -85,13 +85,13 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	defer stop(nil)
 	server := s.http(calls)
 	served := make(chan error, len(listeners))
-	var heeding sync.WaitGroup
-	defer heeding.Wait() // stop has ended it
+	var watching sync.WaitGroup
+	defer watching.Wait() // dropRevoked ends because stop was called
 	for _, l := range listeners {
-		d := s.door(l)
-		heeding.Go(func() { d.heed(calls, s.Gate) })
+		d := s.newAcceptor(l)
+		watching.Go(func() { d.dropRevoked(calls, s.Gate) })
 		go func() {
-			err := server.Serve(s.entrance(d, l))
+			err := server.Serve(s.wrapListener(d, l))
 			served <- fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
 		}()
 	}
@@ -101,23 +101,23 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	case failure = <-served:
 	}
 	stop(fault.New(fault.Aborted, fault.Host, "the daemon is stopping"))
-	return errors.Join(failure, s.hangUp(server))
+	return errors.Join(failure, s.drain(server))
 }
 
-func (s *Server) door(l Listener) *door {
-	return &door{Listener: l.Listener, conns: s.conns, strangers: s.strangers, reception: s.Reception, log: s.Log}
+func (s *Server) newAcceptor(l Listener) *acceptor {
+	return &acceptor{Listener: l.Listener, conns: s.conns, unadmitted: s.unadmitted, authenticator: s.Reception, log: s.Log}
 }
 
-// entrance is a listener within its bounds.
-func (s *Server) entrance(d *door, l Listener) net.Listener {
+// wrapListener is a listener within its bounds.
+func (s *Server) wrapListener(d *acceptor, l Listener) net.Listener {
 	if l.Certificates == nil {
 		return d
 	}
-	return s.hall(l, d)
+	return s.newTLSListener(l, d)
 }
 
-// hangUp lets the calls in flight end, and gives up on those that do not.
-func (s *Server) hangUp(server *http.Server) error {
+// drain lets the calls in flight end, and gives up on those that do not.
+func (s *Server) drain(server *http.Server) error {
 	late, stop := context.WithTimeout(context.Background(), s.limits.grace)
 	defer stop()
 	if server.Shutdown(late) != nil {
@@ -159,7 +159,7 @@ func (s *Server) http(calls context.Context) *http.Server {
 			if secure, is := c.(*tls.Conn); is {
 				c = secure.NetConn()
 			}
-			return context.WithValue(ctx, clientKey{}, c.(*client)) // who calls is asked at each call
+			return context.WithValue(ctx, clientKey{}, c.(*client)) // the client's identity is checked at each call
 		},
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
@@ -183,7 +183,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("there is no %q; calls are %s and others of api/lodge/v1/lodge.proto", r.URL.Path, lodgev1.LodgeListGuestsProcedure), http.StatusNotFound)
 	})
-	return &bounded{Server: s, next: mux, refuse: connect.NewErrorWriter(options...)}
+	return &limiter{Server: s, next: mux, refuse: connect.NewErrorWriter(options...)}
 }
 
 // bounds are those on the messages of a call.

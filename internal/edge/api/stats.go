@@ -11,10 +11,11 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 )
 
-// Stats gives samples: the newest, at once, or fresh ones within a time.
+// Stats returns samples: the newest, at once, or fresh ones within a time.
 func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.StatsResponse, error) {
 	members, err := s.choose(ctx, r.GetSelect())
 	if err != nil {
@@ -26,7 +27,7 @@ func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.S
 			running = append(running, m)
 		}
 	}
-	s.Guests.Refresh()
+	statistics.Refresh(s.Guests)
 	samples, reasons, err := s.samples(ctx, running, r.GetFreshWithin())
 	if err != nil {
 		return nil, err
@@ -42,7 +43,7 @@ func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.S
 		if st.Sample == nil {
 			st.Missing = "none has been taken yet"
 			if reasons[i] != nil {
-				st.Missing = legible(reasons[i].Error())
+				st.Missing = validUTF8(reasons[i].Error())
 			}
 		}
 		answer.Guests = append(answer.Guests, st)
@@ -50,14 +51,13 @@ func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.S
 	return answer, nil
 }
 
-// samples gives one for each guest, or nil with the reason. Fresh ones are asked
-// for from all guests at once, so that those who do not answer take the others
-// nothing of the time there is.
-func (s *Server) samples(ctx context.Context, of []fleet.Member, freshWithin *durationpb.Duration) ([]*guest.Stats, []error, error) {
-	samples, reasons := make([]*guest.Stats, len(of)), make([]error, len(of))
+// samples returns one for each guest, or nil with the reason. Fresh ones are requested from all guests at the
+// same time, so that a guest that does not answer takes no time from the others.
+func (s *Server) samples(ctx context.Context, of []fleet.Member, freshWithin *durationpb.Duration) ([]*machine.Stats, []error, error) {
+	samples, reasons := make([]*machine.Stats, len(of)), make([]error, len(of))
 	if freshWithin == nil {
 		for i, m := range of {
-			samples[i] = m.Guest.Sample()
+			samples[i] = statistics.Sample(m.Guest)
 		}
 		return samples, reasons, nil
 	}
@@ -69,14 +69,14 @@ func (s *Server) samples(ctx context.Context, of []fleet.Member, freshWithin *du
 	defer stop()
 	var asked sync.WaitGroup
 	for i, m := range of {
-		asked.Go(func() { samples[i], reasons[i] = m.Guest.Stats(ctx, 0) })
+		asked.Go(func() { samples[i], reasons[i] = statistics.Stats(ctx, m.Guest, 0) })
 	}
 	asked.Wait()
 	return samples, reasons, nil
 }
 
 // toSample translates a sample; nil stays nil.
-func toSample(st *guest.Stats, now time.Time, devices bool) *lodgev1.Sample {
+func toSample(st *machine.Stats, now time.Time, devices bool) *lodgev1.Sample {
 	if st == nil {
 		return nil
 	}
@@ -86,7 +86,7 @@ func toSample(st *guest.Stats, now time.Time, devices bool) *lodgev1.Sample {
 		Resident: st.Resident, Balloon: st.Balloon.Current,
 	}
 	if st.Stale != nil {
-		sample.Stale = legible(st.Stale.Error())
+		sample.Stale = validUTF8(st.Stale.Error())
 	}
 	for i := range st.Disks {
 		d := &st.Disks[i]
@@ -105,16 +105,16 @@ func toSample(st *guest.Stats, now time.Time, devices bool) *lodgev1.Sample {
 	return sample
 }
 
-// figures are what a guest's own figures are called on the wire.
-var figures = map[guest.BalloonFigure]string{
-	guest.SwappedIn: "swapped in", guest.SwappedOut: "swapped out", guest.MajorFaults: "major faults", guest.MinorFaults: "minor faults",
-	guest.FreeMemory: "free", guest.TotalMemory: "total", guest.AvailableMemory: "available", guest.DiskCaches: "disk caches",
-	guest.HugePagesGiven: "huge pages given", guest.HugePagesRefused: "huge pages refused",
+// figures are the names on the wire of the statistics that a guest reports itself.
+var figures = map[machine.BalloonFigure]string{
+	machine.SwappedIn: "swapped in", machine.SwappedOut: "swapped out", machine.MajorFaults: "major faults", machine.MinorFaults: "minor faults",
+	machine.FreeMemory: "free", machine.TotalMemory: "total", machine.AvailableMemory: "available", machine.DiskCaches: "disk caches",
+	machine.HugePagesGiven: "huge pages given", machine.HugePagesRefused: "huge pages refused",
 }
 
-func addDevices(sample *lodgev1.Sample, st *guest.Stats) {
+func addDevices(sample *lodgev1.Sample, st *machine.Stats) {
 	for figure, name := range figures {
-		if value, known := st.Balloon.Figure(figure); known {
+		if value, known := statistics.Figure(&st.Balloon, figure); known {
 			if sample.GuestMemory == nil {
 				sample.GuestMemory = map[string]uint64{}
 			}

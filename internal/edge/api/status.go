@@ -13,15 +13,17 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/launch"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 )
 
-// Status tells what the daemon itself uses, so that whoever keeps asking sees
-// what it does not give back.
+// Status reports the daemon's own use of resources, so that a client that polls it sees a leak.
 func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1.StatusResponse, error) {
 	if who := caller(ctx); r.GetCollect() {
-		if err := s.Gate.Check(who, authz.Host, authz.Object{Kind: authz.Everything}); err != nil { // it holds everybody up
-			s.Audit.Note(authz.Entry{Who: who, API: "lodge", Call: "Status", Verb: authz.Host, Err: err})
+		if err := s.Gate.Check(who, authz.Host, authz.Resource{Kind: authz.Everything}); err != nil { // a collection stops the whole daemon
+			s.Audit.Note(authz.Entry{Principal: who, API: "lodge", Call: "Status", Permission: authz.Host, Err: err})
 			return nil, err
 		}
 		debug.FreeOSMemory()
@@ -39,16 +41,16 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	answer := &lodgev1.StatusResponse{
 		Version: s.Version, Started: timestamppb.New(s.started), Uptime: durationpb.New(time.Since(s.started)), Pid: int32(os.Getpid()),
 		Goroutines: uint32(used[0].Value.Uint64()), Heap: used[1].Value.Uint64(), Threads: uint32(self.Threads),
-		Descriptors: uint32(len(descriptors) - 1), // without the one that counted
+		Descriptors: uint32(len(descriptors) - 1), // without the descriptor of the count
 		Resident:    self.Resident, Cpu: durationpb.New(self.User + self.System),
 		ApiClients: uint32(s.conns.count()), Sets: uint32(s.sets.count()), Events: &lodgev1.Cursor{Life: s.life, Seq: s.Events.Newest()},
 	}
-	isolation := s.Guests.Isolation()
+	isolation := provision.HostIsolation(s.Guests)
 	answer.Isolation = &lodgev1.Isolation{On: isolation.On, InForce: isolation.InForce, Lacking: isolation.Lacking}
 	if s.LibvirtClients != nil {
 		answer.LibvirtClients = uint32(s.LibvirtClients())
 	}
-	held := s.Gate.Held(caller(ctx))
+	held := s.Gate.Restricted(caller(ctx))
 	for _, g := range s.Guests.All() {
 		if held && !s.sees(ctx, s.Fleet.Of(g)) {
 			continue
@@ -58,7 +60,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 			answer.Active++
 		}
 	}
-	for _, p := range s.Guests.Prepared() {
+	for _, p := range launch.ListPrepared(s.Guests) {
 		if !s.seesUUID(ctx, p.UUID) {
 			continue
 		}
@@ -69,7 +71,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	return answer, nil
 }
 
-// StartQueue tells which starts wait, and for what, and which operations are open.
+// StartQueue lists the waiting starts, each with its reason, and the open operations.
 func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (*lodgev1.StartQueueResponse, error) {
 	now := s.Starts.State()
 	answer := &lodgev1.StartQueueResponse{
@@ -90,21 +92,21 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 	return answer, nil
 }
 
-// operations gives the open operations that the client may see. Those on tiles and clones are shown to
+// operations returns the open operations that the client may see. Those on tiles and clones are shown to
 // clients that may see everything.
 func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
 	who := caller(ctx)
-	for _, o := range s.Guests.Operations() {
+	for _, o := range guest.Operations(s.Guests) {
 		if s.seesUUID(ctx, o.UUID) {
 			all = append(all, o)
 		}
 	}
 	for _, o := range s.Networks.Operations() {
-		if !s.Gate.Held(who) || s.Gate.May(who, authz.Read, s.Gate.NetworkByUUID(o.UUID)) {
+		if !s.Gate.Restricted(who) || s.Gate.May(who, authz.Read, s.Gate.NetworkByUUID(o.UUID)) {
 			all = append(all, o)
 		}
 	}
-	if !s.Gate.Held(who) {
+	if !s.Gate.Restricted(who) {
 		all = append(all, s.Fleet.Operations()...)
 	}
 	return all

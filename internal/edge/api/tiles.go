@@ -39,7 +39,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	}
 	sc, done := s.scope(ctx, authz.Define)
 	defer done()
-	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Permission: authz.Define, Resource: authz.Resource{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
 		t.plan(fleet.Plan{Total: int(r.GetCount())})
 		tell := s.audited(ctx, "CreateTiles", authz.Define, t.result)
 		made, err := s.makePool(ctx, template, r.GetDryRun())
@@ -58,7 +58,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 // makePool makes the pool that a template needs, for a client without rules, and returns a note about it.
 // Other clients get an error that names the missing pool.
 func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry bool) (note string, err error) {
-	if dry || s.Gate.Held(caller(ctx)) {
+	if dry || s.Gate.Restricted(caller(ctx)) {
 		return "", nil
 	}
 	folder, err := s.Fleet.MakePool(ctx, scope.Daemon("the pool of a template, for a client that no rules hold"), template)
@@ -66,8 +66,8 @@ func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry
 		return "", nil
 	}
 	s.Audit.Note(authz.Entry{
-		Who: caller(ctx), API: "lodge", Call: "CreateTiles", Verb: authz.Pools, Err: err,
-		Object: authz.Object{Kind: authz.Pool, Name: fleet.DefaultPool},
+		Principal: caller(ctx), API: "lodge", Call: "CreateTiles", Permission: authz.Pools, Err: err,
+		Resource: authz.Resource{Kind: authz.Pool, Name: fleet.DefaultPool},
 	})
 	return "; made pool " + fleet.DefaultPool + " in " + folder, err
 }
@@ -76,7 +76,7 @@ func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry
 func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
 	sc, done := s.scope(ctx, authz.Define, authz.Stop)
 	defer done()
-	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Permission: authz.Define, Resource: authz.Resource{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
 		t.plan(fleet.Plan{})
 		return s.Fleet.RemoveTiles(ctx, sc, r.GetTiles(), r.GetDryRun(), s.audited(ctx, "RemoveTiles", authz.Define, t.result))
 	})

@@ -99,6 +99,6 @@ func (w *watched) wants(e *lodgev1.Event) bool {
 // toEvent translates an event.
 func toEvent(e event.Event) *lodgev1.Event {
 	told := describe(e.Payload)
-	told.Seq, told.Time, told.Name, told.Uuid = e.Seq, timestamppb.New(e.Time), legible(e.Source.Name), e.Source.UUID
+	told.Seq, told.Time, told.Name, told.Uuid = e.Seq, timestamppb.New(e.Time), validUTF8(e.Source.Name), e.Source.UUID
 	return told
 }

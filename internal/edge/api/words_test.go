@@ -13,10 +13,10 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 )
 
-// TestMessagesOfEmptyWordsAreRefused sends as many empty words as the bytes of a message
-// allow: understood, they would be thirty times as large.
+// TestCount_EmptyStrings sends as many empty strings as fit into a message: decoded, they would
+// take thirty times the memory.
 // Promise: X8
-func TestMessagesOfEmptyWordsAreRefused(t *testing.T) {
+func TestCount_EmptyStrings(t *testing.T) {
 	const size = 32 << 20
 	word := protowire.AppendString(protowire.AppendTag(nil, 8, protowire.BytesType), "") // a document
 	setting := protowire.AppendBytes(protowire.AppendTag(nil, 12, protowire.BytesType), nil)
@@ -53,8 +53,8 @@ func optionsField(t *testing.T) protowire.Number {
 	return field.Number()
 }
 
-// TestWhatClientsSendIsUnderstood has long texts with every mark in them, in both forms.
-func TestWhatClientsSendIsUnderstood(t *testing.T) {
+// TestCount_AcceptsClientMessages sends long texts with every punctuation mark, in both encodings.
+func TestCount_AcceptsClientMessages(t *testing.T) {
 	document := strings.Repeat(`<a b="{[,,,\\">`, 1<<16)
 	sent := &lodgev1.ActRequest{Verb: "define", Documents: []string{document}, Options: &lodgev1.Options{Settings: map[string]string{"memory": "1"}}}
 	for _, codec := range []connect.Codec{binaryCodec{}, jsonCodec{"json"}} {
@@ -68,8 +68,7 @@ func TestWhatClientsSendIsUnderstood(t *testing.T) {
 	}
 }
 
-// FuzzCount: what is understood of a message in one form consists of no more words than
-// allowed, and is understood the same in both.
+// FuzzCount: a decoded message has no more strings than allowed, and is the same in both encodings.
 // Promise: X8
 func FuzzCount(f *testing.F) {
 	for _, text := range []string{`{"verb":"start","select":["a\"]"]}`, `{"options":{"settings":{"a":"b","c":""},"nvram":true},"parallel":-1}`, `{"verb":"\u00e9\ud83d","odd":[[{}]]}`} {
@@ -92,7 +91,7 @@ func FuzzCount(f *testing.F) {
 			other, again := codecs[1-i], new(lodgev1.ActRequest)
 			sent, err := other.Marshal(m)
 			if err != nil {
-				continue // it has a duration that JSON has no words for
+				continue // its duration has no form in JSON
 			}
 			if err := other.Unmarshal(sent, again); err != nil {
 				t.Fatalf("%s refuses what it says: %v", other.Name(), err)
@@ -104,7 +103,7 @@ func FuzzCount(f *testing.F) {
 	})
 }
 
-// known is a message without what later clients may have put into it.
+// known returns a message without the fields that newer clients may have sent.
 func known(t *testing.T, m *lodgev1.ActRequest) *lodgev1.ActRequest {
 	t.Helper()
 	text, err := proto.Marshal(m)

@@ -15,7 +15,7 @@ import (
 // UEFI variables. An import copies the variables, leaves the rest where it is, and reports it. Without that
 // state a guest boots cold on disks that were in use, or finds another TPM than the one that sealed its keys.
 
-// lib is libvirt's state folder, relative to the root of a host whose tree is etcLibvirt.
+// lib is libvirt's state folder, relative to the root of a host; the host's tree is etcLibvirt.
 const (
 	etcLibvirt = "/etc/libvirt"
 	lib        = "var/lib/libvirt"

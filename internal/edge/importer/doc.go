@@ -19,7 +19,7 @@ package importer
 // Sort is the sort of a definition.
 type Sort string
 
-// The sorts, in the order in which one may depend on another.
+// The sorts, each after those that it may depend on.
 const (
 	Secret  Sort = "secret"
 	Network Sort = "network"

@@ -24,7 +24,7 @@ type Result struct {
 	Name string
 	// File is relative to the tree's root.
 	File string
-	// Did says in a few words what was done; Err is why it failed.
+	// Did is the outcome in a few words; Err is the reason of a failure.
 	Did string
 	Err error
 }
@@ -84,8 +84,8 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 	})
 }
 
-// makeEmptyDir makes a directory. It refuses one that is not makeEmptyDir or that another user owns, who could read and
-// change the export.
+// makeEmptyDir makes a directory. It refuses an existing one that is not empty or that another user owns, who
+// could read and change the export.
 func makeEmptyDir(dir string) (*os.Root, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
@@ -117,7 +117,7 @@ func makeEmptyDir(dir string) (*os.Root, error) {
 // the owner can read the files.
 func write(root *os.Root, sort Sort, d store.Document) (string, error) {
 	name := d.Name
-	if !isFileName(name) || uuid.Validate(name) == nil { // such a name could be the UUID of an object whose name is no file name
+	if !isFileName(name) || uuid.Validate(name) == nil { // such a name could be the UUID of an object with a name that is no file name
 		name = d.UUID
 	}
 	if !isFileName(name) { // from a damaged or a malicious record

@@ -46,7 +46,7 @@ type Traits struct {
 type Options struct {
 	// Host receives the definitions; nil: the files are only parsed.
 	Host Host
-	// DryRun asks the host what it has and changes nothing.
+	// DryRun only asks the host for its objects, and changes nothing.
 	DryRun bool
 	// Replace gives existing objects the tree's definition.
 	Replace bool
@@ -188,7 +188,7 @@ func entriesOf(root, folder string) ([]fs.DirEntry, error) {
 	return entries, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
 }
 
-// take imports one file, and says what was done.
+// take imports one file, and returns the outcome in a few words.
 func (o Options) take(ctx context.Context, root string, r *Result) (string, error) {
 	doc, err := readFile(root, r.File)
 	if err != nil {

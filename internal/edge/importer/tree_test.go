@@ -66,7 +66,7 @@ func TestImport_UnusedFilters(t *testing.T) {
 		return told
 	}
 	if all := results(); len(all) != 2 || all[0].Err != nil || all[1].Err != nil || !strings.Contains(all[1].Did, "left out: 3") {
-		t.Errorf("filters that nobody uses: %+v", all)
+		t.Errorf("unused filters: %+v", all)
 	}
 	put("qemu/filtered.xml", strings.Replace(domain, "NIC", "<interface type='user'><filterref filter='clean-traffic'/></interface>", 1))
 	failed, left := map[string]bool{}, ""
@@ -98,7 +98,7 @@ func TestExport_ForeignDirectory(t *testing.T) {
 		ok(t, os.Mkdir(theirs, 0o700))
 		ok(t, os.Chown(theirs, 4242, 4242))
 		if _, err := makeEmptyDir(theirs); !fault.Is(err, fault.Denied) {
-			t.Errorf("a directory of somebody else: %v", err)
+			t.Errorf("a directory of another user: %v", err)
 		}
 	}
 	root, err := makeEmptyDir(filepath.Join(outer, "tree"))
@@ -116,7 +116,7 @@ func TestExport_ForeignDirectory(t *testing.T) {
 		}
 	}
 	if _, err := write(root, Domain, store.Document{Name: "b", UUID: "u", XML: "<x/>"}); err == nil {
-		t.Error("a file is written that is somebody's already")
+		t.Error("an existing file is overwritten")
 	}
 	if text, err := os.ReadFile(victim); err != nil || !strings.HasPrefix(string(text), "as it was") {
 		t.Errorf("the file elsewhere has %q, %v", text, err)
@@ -220,7 +220,7 @@ func TestImport_ReportsStateLeftBehind(t *testing.T) {
 			}
 		}
 		if strings.Contains(did["plain"], "not taken") {
-			t.Errorf("of a domain of which nothing is left is said %q", did["plain"])
+			t.Errorf("a domain without left state is reported with %q", did["plain"])
 		}
 		if _, named := did["bad"]; !named {
 			t.Errorf("a file that is refused has no name: %v", did)

@@ -129,7 +129,7 @@ func unreadable(path string, err error) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot read the domain's UEFI variables in %s; import as root", path)
 }
 
-// Place writes the variables to the path in the definition that the daemon completed, and reports what it did.
+// Place writes the variables to the path in the definition that the daemon completed, and reports the outcome.
 // It keeps existing variables.
 func (v *Variables) Place(doc string) (did string, err error) {
 	d, err := domainxml.Parse(doc, domainxml.Options{})

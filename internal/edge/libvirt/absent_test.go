@@ -4,6 +4,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
 )
@@ -67,7 +68,7 @@ func TestAbsent_NetworkPorts(t *testing.T) {
 	if ports.Count != 0 || len(ports.Ports) != 0 {
 		t.Errorf("ports: %+v", ports)
 	}
-	w.refused(xdr.ProcNetworkListAllPorts, &xdr.NetworkListAllPortsArgs{Network: off.Network}, codeOperationInvalid)
-	w.refused(xdr.ProcNetworkPortLookupByUUID, &xdr.NetworkPortLookupByUUIDArgs{Network: on.Network}, codeNoNetworkPort)
+	w.refused(xdr.ProcNetworkListAllPorts, &xdr.NetworkListAllPortsArgs{Network: off.Network}, rpc.CodeOperationInvalid)
+	w.refused(xdr.ProcNetworkPortLookupByUUID, &xdr.NetworkPortLookupByUUIDArgs{Network: on.Network}, rpc.CodeNoNetworkPort)
 	w.must(xdr.ProcNetworkDestroy, &on, nil)
 }

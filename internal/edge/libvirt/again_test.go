@@ -10,8 +10,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/hotplug"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -21,13 +25,13 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) scope
 	t.Helper()
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
-	s := newClient(h.server, far, false).session
-	s.identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	sc, c, err := s.allow(xdr.Lookup(xdr.ProgramRemote, number), args)
+	s := rpc.NewClient(h.server, far, false).Session
+	s.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
+	sc, c, err := s.Allow(xdr.Lookup(xdr.ProgramRemote, number), args)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.done)
+	t.Cleanup(c.Done)
 	return sc
 }
 
@@ -43,7 +47,7 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 		}
 	}
 	define := func(sc scope.Scope, doc string) error {
-		_, err := h.rooms.Guests.Define(t.Context(), sc, doc, false)
+		_, err := guest.Define(t.Context(), h.rooms.Guests, sc, doc, false)
 		return err
 	}
 	disk := "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/given/a.img'/><target dev='vdb' bus='virtio'/></disk>"
@@ -52,20 +56,20 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 	defines := h.admitted(t, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: with})
 	g, err := h.rooms.Guests.ByName("mine")
 	must(err)
-	id, err := parseUUID(mineUUID)
+	id, err := rpc.ParseUUID(mineUUID)
 	must(err)
 	attaches := h.admitted(t, xdr.ProcDomainAttachDeviceFlags, &xdr.DomainAttachDeviceFlagsArgs{
-		Domain: xdr.Domain{Name: "mine", UUID: id}, XML: disk, Flags: affectConfig,
+		Domain: xdr.Domain{Name: "mine", UUID: id}, XML: disk, Flags: domaincalls.AffectConfig,
 	})
 	must(define(defines, with)) // it is there
 	must(define(scope.Daemon("a test"), mineXML))
 	if err := define(defines, with); !fault.Is(err, fault.Denied) {
 		t.Errorf("a disk that was taken away is defined: %v", err)
 	}
-	if err := g.Attach(t.Context(), attaches, disk, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+	if err := hotplug.Attach(t.Context(), g, attaches, disk, machine.Affect{Config: true}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a disk that was taken away is attached: %v", err)
 	}
-	must(g.Undefine(t.Context(), scope.Daemon("a test"), guest.UndefineOptions{}))
+	must(guest.Undefine(t.Context(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	if err := define(defines, with); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a guest that was taken away is defined: %v", err)
 	}
@@ -83,25 +87,25 @@ func TestANameAndALabelAreJudgedTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(os.WriteFile(h.server.gate.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
-	must(h.server.gate.Reload())
+	must(os.WriteFile(h.server.Gate.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
+	must(h.server.Gate.Reload())
 	g, err := h.rooms.Guests.ByName("mine")
 	must(err)
-	id, err := parseUUID(mineUUID)
+	id, err := rpc.ParseUUID(mineUUID)
 	must(err)
 	mine, name, uri, key := xdr.Domain{Name: "mine", UUID: id}, "yours", fleet.Namespace, "lodge"
 	marks := fmt.Sprintf("<guest xmlns=%q><label name='team' value='infra'/></guest>", uri)
 	renames := h.admitted(t, xdr.ProcDomainRename, &xdr.DomainRenameArgs{Domain: mine, NewName: &name})
 	labels := h.admitted(t, xdr.ProcDomainSetMetadata, &xdr.DomainSetMetadataArgs{
-		Domain: mine, Type: 2, Metadata: &marks, Key: &key, URI: &uri, Flags: affectConfig,
+		Domain: mine, Type: 2, Metadata: &marks, Key: &key, URI: &uri, Flags: domaincalls.AffectConfig,
 	})
-	must(g.SetMetadata(t.Context(), labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}))
-	if err := g.Rename(t.Context(), renames, name); !fault.Is(err, fault.Denied) {
+	must(guest.SetMetadata(t.Context(), g, labels, guest.Element, &marks, key, uri, machine.Affect{Config: true}))
+	if err := guest.Rename(t.Context(), g, renames, name); !fault.Is(err, fault.Denied) {
 		t.Errorf("a guest with a label has the name: %v", err)
 	}
-	must(g.SetMetadata(t.Context(), scope.Daemon("a test"), guest.Element, nil, key, uri, guest.Affect{Config: true}))
-	must(g.Rename(t.Context(), renames, name))
-	if err := g.SetMetadata(t.Context(), labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+	must(guest.SetMetadata(t.Context(), g, scope.Daemon("a test"), guest.Element, nil, key, uri, machine.Affect{Config: true}))
+	must(guest.Rename(t.Context(), g, renames, name))
+	if err := guest.SetMetadata(t.Context(), g, labels, guest.Element, &marks, key, uri, machine.Affect{Config: true}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a guest of the name has the label: %v", err)
 	}
 }

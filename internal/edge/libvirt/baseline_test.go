@@ -6,11 +6,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/hostcalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
 // processors are models as QEMU writes them out, with its names.
-var processors = catalogueOf(&qemucaps.Capabilities{Accelerators: []qemucaps.Accelerator{{
+var processors = hostcalls.CatalogueOf(&qemucaps.Capabilities{Accelerators: []qemucaps.Accelerator{{
 	Name: "tcg", Usable: true,
 	Models: []qemucaps.CPUModel{
 		{Name: "Broadwell", Usable: true, Features: []string{"avx", "avx2", "hle", "kvm-asyncpf", "pclmulqdq", "rtm", "sse"}},
@@ -59,9 +61,9 @@ func TestBaseline(t *testing.T) {
 		want  string
 	}{
 		{"one stays what it is, without what no guest is given", 0, []string{haswell}, printedCPU("Haswell", "forbid", "Intel", "+invtsc", "+vmx")},
-		{"what cannot move", baselineMigratable, []string{haswell}, printedCPU("Haswell", "forbid", "Intel", "+vmx")},
+		{"what cannot move", hostcalls.BaselineMigratable, []string{haswell}, printedCPU("Haswell", "forbid", "Intel", "+vmx")},
 		{
-			"written out", baselineExpand,
+			"written out", hostcalls.BaselineExpand,
 			[]string{haswell},
 			printedCPU("Haswell", "forbid", "Intel", "+avx", "+avx2", "+hle", "+invtsc", "+pclmuldq", "+sse", "+vmx"),
 		},
@@ -72,7 +74,7 @@ func TestBaseline(t *testing.T) {
 		{"nobody's processor", 0, []string{hostCPU("<model>kvm64</model>")}, printedCPU("kvm64", "forbid", "")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ret, err := baselineRequest{processors, hostProcessor, nil, c.flags}.answer(c.cpus)
+			ret, err := hostcalls.BaselineRequest{Catalogue: processors, Kind: hostcalls.HostProcessor, Given: nil, Flags: c.flags}.Answer(c.cpus)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -86,7 +88,7 @@ func TestBaseline(t *testing.T) {
 // A hypervisor's baseline is of guests' descriptions too, and has nothing that the
 // hypervisor cannot give.
 func TestBaseline_OfTheHypervisor(t *testing.T) {
-	request := baselineRequest{processors, anyProcessor, setOf([]string{"avx", "pclmulqdq", "sse", "vmx"}), 0}
+	request := hostcalls.BaselineRequest{Catalogue: processors, Kind: hostcalls.AnyProcessor, Given: hostcalls.SetOf([]string{"avx", "pclmulqdq", "sse", "vmx"}), Flags: 0}
 	for _, c := range []struct{ cpu, want string }{
 		{
 			`<cpu><model fallback='forbid'>SandyBridge</model><feature policy='require' name='vmx'/><feature policy='disable' name='avx'/></cpu>`,
@@ -95,7 +97,7 @@ func TestBaseline_OfTheHypervisor(t *testing.T) {
 		{`<cpu><model>Haswell</model><vendor>Intel</vendor></cpu>`, printedCPU("Haswell", "forbid", "Intel", "-avx2", "-hle")},
 		{hostCPU("<model>kvm64</model>" + features("vmx", "svm")), printedCPU("kvm64", "forbid", "", "+vmx")},
 	} {
-		ret, err := request.answer([]string{c.cpu})
+		ret, err := request.Answer([]string{c.cpu})
 		if err != nil {
 			t.Errorf("%s: %v", c.cpu, err)
 			continue
@@ -108,41 +110,41 @@ func TestBaseline_OfTheHypervisor(t *testing.T) {
 
 func TestNoBaseline(t *testing.T) {
 	for _, c := range []struct {
-		kind processorKind
+		kind hostcalls.ProcessorKind
 		cpus []string
-		code code
+		code rpc.Code
 		says string
 	}{
-		{hostProcessor, nil, codeInvalidArg, "no CPUs"},
-		{hostProcessor, []string{hostCPU("<model>z80</model>")}, codeInternal, "unknown CPU model z80"},
-		{hostProcessor, []string{hostCPU("<model>kvm64</model>" + features("fast"))}, codeInternal, "unknown CPU feature fast"},
-		{hostProcessor, []string{"<cpu><model>kvm64</model></cpu>"}, codeXML, "missing CPU architecture"},
-		{hostProcessor, []string{"<cpu><arch>ppc64</arch><model>POWER8</model></cpu>"}, codeUnsupported, "ppc64"},
-		{hostProcessor, []string{hostCPU("<model>EPYC</model><vendor>Acme</vendor>")}, codeOperationFailed, "unknown CPU vendor Acme"},
+		{hostcalls.HostProcessor, nil, rpc.CodeInvalidArg, "no CPUs"},
+		{hostcalls.HostProcessor, []string{hostCPU("<model>z80</model>")}, rpc.CodeInternal, "unknown CPU model z80"},
+		{hostcalls.HostProcessor, []string{hostCPU("<model>kvm64</model>" + features("fast"))}, rpc.CodeInternal, "unknown CPU feature fast"},
+		{hostcalls.HostProcessor, []string{"<cpu><model>kvm64</model></cpu>"}, rpc.CodeXML, "missing CPU architecture"},
+		{hostcalls.HostProcessor, []string{"<cpu><arch>ppc64</arch><model>POWER8</model></cpu>"}, rpc.CodeUnsupported, "ppc64"},
+		{hostcalls.HostProcessor, []string{hostCPU("<model>EPYC</model><vendor>Acme</vendor>")}, rpc.CodeOperationFailed, "unknown CPU vendor Acme"},
 		{
-			hostProcessor,
+			hostcalls.HostProcessor,
 			[]string{hostCPU("<model>EPYC</model><vendor>AMD</vendor>"), hostCPU("<model>Haswell</model>")},
-			codeOperationFailed, "AMD and Intel",
+			rpc.CodeOperationFailed, "AMD and Intel",
 		},
 		{
-			hostProcessor,
+			hostcalls.HostProcessor,
 			[]string{hostCPU("<model>kvm64</model>"), hostCPU("<model>Haswell</model><vendor>AMD</vendor>")},
-			codeOperationFailed, "vendor Intel of model Haswell differs from vendor AMD",
+			rpc.CodeOperationFailed, "vendor Intel of model Haswell differs from vendor AMD",
 		},
-		{anyProcessor, []string{"<cpu mode='host-passthrough'/>"}, codeInvalidArg, "no CPU model specified at index 0"},
+		{hostcalls.AnyProcessor, []string{"<cpu mode='host-passthrough'/>"}, rpc.CodeInvalidArg, "no CPU model specified at index 0"},
 		{
-			anyProcessor,
+			hostcalls.AnyProcessor,
 			[]string{"<cpu><model>kvm64</model><feature policy='disable' name='sse'/></cpu>"},
-			codeOperationFailed, "CPUs are incompatible",
+			rpc.CodeOperationFailed, "CPUs are incompatible",
 		},
 	} {
-		_, err := baselineRequest{processors, c.kind, nil, 0}.answer(c.cpus)
+		_, err := hostcalls.BaselineRequest{Catalogue: processors, Kind: c.kind, Given: nil, Flags: 0}.Answer(c.cpus)
 		if err == nil {
 			t.Errorf("%q has a baseline", c.cpus)
 			continue
 		}
-		told := netError(err)
-		if told.Code != int32(c.code) || told.Domain != int32(fromCPU) || !strings.Contains(err.Error(), c.says) {
+		told := rpc.NetError(err)
+		if told.Code != int32(c.code) || told.Domain != int32(rpc.FromCPU) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q is refused with %d/%d: %v", c.cpus, told.Code, told.Domain, err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/word/event"
@@ -17,14 +18,14 @@ import (
 func BenchmarkCall(b *testing.B) {
 	for _, idle := range []int{0, 1000} {
 		b.Run(fmt.Sprintf("idle=%d", idle), func(b *testing.B) {
-			s := New(Config{Rooms: Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
+			s := New(rpc.Config{Rooms: rpc.Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
 			path := filepath.Join(b.TempDir(), "sock")
 			l, err := listener.Listen(b.Context(), listener.Place{Path: path})
 			if err != nil {
 				b.Fatal(err)
 			}
 			served := make(chan error, 1)
-			go func() { served <- s.Serve(b.Context(), Listener{Listener: l}) }()
+			go func() { served <- s.Serve(b.Context(), rpc.Listener{Listener: l}) }()
 			b.Cleanup(func() {
 				if err := <-served; err != nil {
 					b.Error(err)

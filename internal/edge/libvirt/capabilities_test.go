@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/hostcalls"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
@@ -87,11 +88,11 @@ const guestDocument = `<guest>
 // Machine types that no definition can be built on are not offered, and KVM only
 // where a guest really ran under it.
 func TestGuestsOffered(t *testing.T) {
-	if diff := cmp.Diff(guestDocument, printed(t, describeGuests(aQEMU(true)))); diff != "" {
+	if diff := cmp.Diff(guestDocument, printed(t, hostcalls.DescribeGuests(aQEMU(true)))); diff != "" {
 		t.Error(diff)
 	}
 	without := strings.Replace(guestDocument, "    <domain type='kvm'/>\n", "", 1)
-	if diff := cmp.Diff(without, printed(t, describeGuests(aQEMU(false)))); diff != "" {
+	if diff := cmp.Diff(without, printed(t, hostcalls.DescribeGuests(aQEMU(false)))); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -127,23 +128,23 @@ func TestHostProcessor(t *testing.T) {
   <pages unit='KiB' size='1048576'/>
 </cpu>
 `
-	if diff := cmp.Diff(described, printed(t, describeProcessor(&facts, aQEMU(true)))); diff != "" {
+	if diff := cmp.Diff(described, printed(t, hostcalls.DescribeProcessor(&facts, aQEMU(true)))); diff != "" {
 		t.Error(diff)
 	}
 	emulated := strings.Replace(described, "  <feature name='rdctl-no'/>\n", "", 1)
-	if diff := cmp.Diff(emulated, printed(t, describeProcessor(&facts, aQEMU(false)))); diff != "" {
+	if diff := cmp.Diff(emulated, printed(t, hostcalls.DescribeProcessor(&facts, aQEMU(false)))); diff != "" {
 		t.Errorf("without KVM: %s", diff)
 	}
 	// The reported processor has a baseline, and can run here.
-	c := catalogueOf(aQEMU(true))
-	if ret, err := c.compareDocument(hostProcessorOf(&facts, aQEMU(true)), described, compareFail); err != nil || ret.Result != cpuIdentical {
+	c := hostcalls.CatalogueOf(aQEMU(true))
+	if ret, err := c.CompareDocument(hostcalls.HostProcessorOf(&facts, aQEMU(true)), described, hostcalls.CompareFail); err != nil || ret.Result != hostcalls.CPUIdentical {
 		t.Errorf("the host compares to itself as %v, %v", ret, err)
 	}
-	if _, err := (baselineRequest{c, hostProcessor, nil, 0}).answer([]string{described}); err != nil {
+	if _, err := (hostcalls.BaselineRequest{Catalogue: c, Kind: hostcalls.HostProcessor, Given: nil, Flags: 0}).Answer([]string{described}); err != nil {
 		t.Errorf("the host has no baseline of itself: %v", err)
 	}
 	facts.CPU.CPUID = nil
-	unknown := printed(t, describeProcessor(&facts, aQEMU(false)))
+	unknown := printed(t, hostcalls.DescribeProcessor(&facts, aQEMU(false)))
 	if strings.Contains(unknown, "<model>") || strings.Contains(unknown, "<feature") || !strings.Contains(unknown, "<vendor>Intel</vendor>") {
 		t.Errorf("a processor that tells nothing is\n%s", unknown)
 	}
@@ -162,7 +163,7 @@ func TestHostProcessor_BrokenTransactions(t *testing.T) {
 		has             bool
 	}{{60, 3, false}, {63, 2, false}, {63, 4, true}, {143, 8, true}} {
 		facts.CPU.Family, facts.CPU.ModelNumber, facts.CPU.Stepping = 6, c.model, c.stepping
-		if has := hostProcessorOf(&facts, aQEMU(false)).features["rtm"]; has != c.has {
+		if has := hostcalls.HostProcessorOf(&facts, aQEMU(false)).Features["rtm"]; has != c.has {
 			t.Errorf("that a processor of model %d, stepping %d has rtm is %v", c.model, c.stepping, has)
 		}
 	}
@@ -180,14 +181,14 @@ func TestAcceleratorFor(t *testing.T) {
 		{false, "kvm", "", "the accel 'kvm' is not supported by '/usr/bin/qemu-system-x86_64' on this host: the trial guest never wrote"},
 		{true, "xen", "", "unknown type 'xen'"},
 	} {
-		given, _, err := accelerator(aQEMU(c.kvm), c.asked)
+		given, _, err := hostcalls.Accelerator(aQEMU(c.kvm), c.asked)
 		if given != c.given || c.refusal == "" && err != nil || c.refusal != "" && (err == nil || err.Error() != c.refusal) {
 			t.Errorf("%+v gives %q, %v", c, given, err)
 		}
 	}
 	nothing := aQEMU(false)
 	nothing.Accelerators[1].Usable = false
-	if _, _, err := accelerator(nothing, ""); !fault.Is(err, fault.Unsupported) {
+	if _, _, err := hostcalls.Accelerator(nothing, ""); !fault.Is(err, fault.Unsupported) {
 		t.Errorf("a QEMU that runs nothing gives %v", err)
 	}
 }
@@ -224,24 +225,24 @@ const cpuDocument = `<cpu>
 </cpu>
 `
 
-func offerOf(t *testing.T, caps *qemucaps.Capabilities, domainType, machine string) *offer {
+func offerOf(t *testing.T, caps *qemucaps.Capabilities, domainType, machine string) *hostcalls.Offer {
 	t.Helper()
-	o := &offer{caps: caps}
+	o := &hostcalls.Offer{Caps: caps}
 	var err error
-	if o.domainType, o.acc, err = accelerator(caps, domainType); err != nil {
+	if o.DomainType, o.Acc, err = hostcalls.Accelerator(caps, domainType); err != nil {
 		t.Fatal(err)
 	}
-	if o.machine, err = pickMachine(caps, machine); err != nil {
+	if o.Machine, err = hostcalls.PickMachine(caps, machine); err != nil {
 		t.Fatal(err)
 	}
 	return o
 }
 
 func TestProcessorsOffered(t *testing.T) {
-	if diff := cmp.Diff(cpuDocument, printed(t, offerOf(t, aQEMU(true), "kvm", "q35").describeCPU())); diff != "" {
+	if diff := cmp.Diff(cpuDocument, printed(t, offerOf(t, aQEMU(true), "kvm", "q35").DescribeCPU())); diff != "" {
 		t.Error(diff)
 	}
-	tcg := printed(t, offerOf(t, aQEMU(true), "qemu", "q35").describeCPU())
+	tcg := printed(t, offerOf(t, aQEMU(true), "qemu", "q35").DescribeCPU())
 	for _, want := range []string{"name='host-passthrough' supported='no'/>", "name='host-model' supported='no'/>", "name='maximum' supported='yes'>"} {
 		if !strings.Contains(tcg, want) {
 			t.Errorf("%q is missing in\n%s", want, tcg)
@@ -258,14 +259,14 @@ func TestDevicesOffered(t *testing.T) {
 		want  []string
 		not   []string
 	}{
-		{"pc", o.describeDevices, []string{"<value>ide</value>", "<value>fdc</value>", "<value>vnc</value>", "<redirdev supported='no'/>", "<filesystem supported='no'/>", "<tpm supported='no'/>", "<enum name='pciBackend'/>", "<value>random</value>"}, []string{"<value>spice</value>", "<value>qxl</value>", "<value>pci</value>", "<value>egd</value>", "spicevmc"}},
-		{"features", o.describeFeatures, []string{"<hyperv supported='yes'>", "<value>relaxed</value>", "<genid supported='no'/>"}, nil},
-		{"no firmware", o.describeOS, []string{"<enum name='firmware'/>"}, []string{"<value>/"}},
-		{"q35", offerOf(t, aQEMU(true), "", "q35").describeDevices, []string{"<value>sata</value>", "<value>fdc</value>"}, []string{"<value>ide</value>"}},
-		{"tcg", offerOf(t, aQEMU(false), "", "q35").describeFeatures, []string{"<hyperv supported='no'/>"}, nil},
-		{"host with vfio", (&offer{caps: o.caps, machine: o.machine, vfio: true}).describeDevices, []string{"<value>pci</value>", "<value>vfio</value>"}, nil},
+		{"pc", o.DescribeDevices, []string{"<value>ide</value>", "<value>fdc</value>", "<value>vnc</value>", "<redirdev supported='no'/>", "<filesystem supported='no'/>", "<tpm supported='no'/>", "<enum name='pciBackend'/>", "<value>random</value>"}, []string{"<value>spice</value>", "<value>qxl</value>", "<value>pci</value>", "<value>egd</value>", "spicevmc"}},
+		{"features", o.DescribeFeatures, []string{"<hyperv supported='yes'>", "<value>relaxed</value>", "<genid supported='no'/>"}, nil},
+		{"no firmware", o.DescribeOS, []string{"<enum name='firmware'/>"}, []string{"<value>/"}},
+		{"q35", offerOf(t, aQEMU(true), "", "q35").DescribeDevices, []string{"<value>sata</value>", "<value>fdc</value>"}, []string{"<value>ide</value>"}},
+		{"tcg", offerOf(t, aQEMU(false), "", "q35").DescribeFeatures, []string{"<hyperv supported='no'/>"}, nil},
+		{"host with vfio", (&hostcalls.Offer{Caps: o.Caps, Machine: o.Machine, Vfio: true}).DescribeDevices, []string{"<value>pci</value>", "<value>vfio</value>"}, nil},
 		{
-			"host with UEFI", (&offer{caps: o.caps, machine: o.machine, firmwares: []resources.Firmware{{Code: "/fw/CODE.fd", Flash: true}, {Code: "/fw/CODE.fd", Flash: true, Features: []string{"secure-boot"}}}}).describeOS,
+			"host with UEFI", (&hostcalls.Offer{Caps: o.Caps, Machine: o.Machine, Firmwares: []resources.Firmware{{Code: "/fw/CODE.fd", Flash: true}, {Code: "/fw/CODE.fd", Flash: true, Features: []string{"secure-boot"}}}}).DescribeOS,
 			[]string{"<enum name='firmware'>\n    <value>efi</value>", "<loader supported='yes'>\n    <value>/fw/CODE.fd</value>\n    <enum name='type'>", "<enum name='secure'>\n      <value>yes</value>"},
 			nil,
 		},
@@ -286,7 +287,7 @@ func TestDevicesOffered(t *testing.T) {
 
 // A device chooses its own name freely. Its document must still be well-formed.
 func TestHostileDeviceNames(t *testing.T) {
-	doc, err := describeDevice(&resources.Device{
+	doc, err := hostcalls.DescribeDevice(&resources.Device{
 		Name: "usb_1_1", Kinds: []resources.Kind{resources.USB}, ProductName: "a\x01b\xff</product>", VendorName: "\x00",
 		USB: &kernel.USBDevice{},
 	})

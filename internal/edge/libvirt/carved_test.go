@@ -59,7 +59,7 @@ func TestVirshDiskPool(t *testing.T) {
 	s.fails("vol-create-as disks data 8M", "the next partition of "+device+" is ")
 	s.does("vol-create-as disks PART1 8M", "Vol PART1 created")
 	s.does("vol-create-as disks PART2 4M --format linux-swap", "Vol PART2 created")
-	s.fails("vol-create-as disks PART3 63M", "no room of 66060288 bytes in one piece is left")
+	s.fails("vol-create-as disks PART3 63M", "no contiguous free space of 66060288 bytes is left")
 	s.does("pool-info disks", "Allocation: 12.00 MiB Available: 50.00 MiB")
 	s.does("vol-list disks --details", "PART1 /dev/PART1 block 8.00 MiB 8.00 MiB PART2 /dev/PART2 block 4.00 MiB 4.00 MiB$")
 	s.does("vol-dumpxml PART2 --pool disks",

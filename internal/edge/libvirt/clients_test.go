@@ -14,6 +14,7 @@ import (
 	foreign "github.com/digitalocean/go-libvirt"
 	"github.com/digitalocean/go-libvirt/socket/dialers"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
@@ -140,7 +141,7 @@ func TestGoLibvirt(t *testing.T) {
 	if err := c.Connect(); err != nil {
 		t.Fatal(err)
 	}
-	if version, err := c.ConnectGetLibVersion(); err != nil || version != libraryVersion {
+	if version, err := c.ConnectGetLibVersion(); err != nil || version != rpc.LibraryVersion {
 		t.Fatalf("version %d, %v", version, err)
 	}
 	var e foreign.Error

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
@@ -24,11 +26,11 @@ var clientGates = []struct {
 	built   func() bool
 }{
 	{"an interface of model igb", 9_003_000, func() bool { return takes("<interface type='user'><model type='igb'/></interface>") }},
-	{"undefine that keeps the TPM's state", 8_009_000, func() bool { return undefineFlags&undefineKeepTPM != 0 }},
+	{"undefine that keeps the TPM's state", 8_009_000, func() bool { return domaincalls.UndefineFlags&domaincalls.UndefineKeepTPM != 0 }},
 	{"a sound card of model virtio", 10_004_000, func() bool { return takes("<sound model='virtio'/>") }},
 	// Clients that build backups look for this flag instead of the call.
 	{"a backup that outlives the guest's shutdown", 11_010_000, func() bool {
-		return newTable()[procedureKey{xdr.ProgramRemote, xdr.ProcDomainBackupBegin}] != nil
+		return newTable()[rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcDomainBackupBegin}] != nil
 	}},
 }
 
@@ -43,14 +45,14 @@ func takes(device string) bool {
 // they disconnect (decision 55).
 func TestLibraryVersion_FollowsWhatIsBuilt(t *testing.T) {
 	for client, floor := range clientFloors {
-		if libraryVersion < floor {
-			t.Errorf("the daemon says that it is libvirt %d, and %s is %d", libraryVersion, client, floor)
+		if rpc.LibraryVersion < floor {
+			t.Errorf("the daemon says that it is libvirt %d, and %s is %d", rpc.LibraryVersion, client, floor)
 		}
 	}
 	for _, gate := range clientGates {
-		if built := gate.built(); !built && libraryVersion >= gate.version {
-			t.Errorf("the daemon says that it is libvirt %d, and %s, which is not built, came with %d", libraryVersion, gate.what, gate.version)
-		} else if built && libraryVersion < gate.version {
+		if built := gate.built(); !built && rpc.LibraryVersion >= gate.version {
+			t.Errorf("the daemon says that it is libvirt %d, and %s, which is not built, came with %d", rpc.LibraryVersion, gate.what, gate.version)
+		} else if built && rpc.LibraryVersion < gate.version {
 			t.Logf("%s is built: the version may be raised to %d", gate.what, gate.version)
 		}
 	}

@@ -11,8 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -29,15 +33,15 @@ func valuesOf(params []xdr.TypedParam) map[string]string {
 func TestFiguresOfOneDomain(t *testing.T) {
 	def := &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 4, Current: 2}}
 	v := &guest.View{State: domain.Paused, Reason: domain.ReasonUser, Active: def}
-	st := &guest.Stats{
+	st := &machine.Stats{
 		At: time.Now(), CPU: 5, User: 3, System: 2, Resident: 4096,
-		Balloon:   guest.Balloon{Updated: time.Unix(99, 0)},
-		VCPUs:     []guest.VCPUStats{{Index: 1, Time: 11, Waiting: 12}},
-		IOThreads: []guest.IOThreadStats{{ID: 3, PollMax: 32768, PollGrow: 1, PollShrink: 2}},
+		Balloon:   machine.Balloon{Updated: time.Unix(99, 0)},
+		VCPUs:     []machine.VCPUStats{{Index: 1, Time: 11, Waiting: 12}},
+		IOThreads: []machine.IOThreadStats{{ID: 3, PollMax: 32768, PollGrow: 1, PollShrink: 2}},
 	}
-	st.Balloon.Report(guest.FreeMemory, 2048)
-	st.Balloon.Report(guest.MajorFaults, 7)
-	got := valuesOf((&statsRequest{groups: statsGroups}).figures(new(statsParams), v, st, nil))
+	statistics.Report(&st.Balloon, machine.FreeMemory, 2048)
+	statistics.Report(&st.Balloon, machine.MajorFaults, 7)
+	got := valuesOf((&domaincalls.StatsRequest{Groups: domaincalls.StatsGroups}).Figures(new(domaincalls.StatsParams), v, st, nil))
 	for name, want := range map[string]string{
 		"state.state": "3", "state.reason": "1", "cpu.time": "5", "cpu.user": "3", "cpu.system": "2",
 		"balloon.current": "32768", "balloon.maximum": "65536", "balloon.unused": "2", "balloon.major_fault": "7",
@@ -52,12 +56,12 @@ func TestFiguresOfOneDomain(t *testing.T) {
 }
 
 func TestListsOfFiguresAreBounded(t *testing.T) {
-	p := &paramList{most: 2}
+	p := &rpc.ParamList{Most: 2}
 	for range 5 {
-		p.number("n", 1)
+		p.Number("n", 1)
 	}
-	if len(p.list) != 2 {
-		t.Errorf("%d figures in a list of at most 2", len(p.list))
+	if len(p.List) != 2 {
+		t.Errorf("%d figures in a list of at most 2", len(p.List))
 	}
 }
 
@@ -65,19 +69,19 @@ func TestListsOfFiguresAreBounded(t *testing.T) {
 // before it was unplugged.
 func TestFiguresOfNumberedThings(t *testing.T) {
 	def := &domain.Definition{}
-	st := &guest.Stats{At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps")}
-	for i := range namesMade + 2 {
+	st := &machine.Stats{At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps")}
+	for i := range domaincalls.NamesMade + 2 {
 		target := "vd" + strconv.Itoa(i)
 		def.Devices.Disks = append(def.Devices.Disks, &device.Disk{Target: target, Source: &device.DiskSource{File: "/" + target}})
-		st.Disks = append(st.Disks, guest.DiskStats{Target: target, ReadOps: uint64(i), Capacity: 7})
+		st.Disks = append(st.Disks, machine.DiskStats{Target: target, ReadOps: uint64(i), Capacity: 7})
 	}
 	def.Devices.Disks = def.Devices.Disks[1:]
-	st.Disks[5].Backing = []guest.LayerStats{{Path: "/base", Capacity: 9}}
+	st.Disks[5].Backing = []machine.LayerStats{{Path: "/base", Capacity: 9}}
 	def.Devices.Disks[0].Source = nil // a drive without a medium
 	def.Devices.NICs = []*device.NIC{{Type: "user"}, {Type: "network", Target: "vnet3"}}
-	st.NICs = []guest.NICStats{{}, {IfName: "vnet3", Counters: hostnet.Counters{RxBytes: 4, TxDropped: 5}}}
+	st.NICs = []machine.NICStats{{}, {IfName: "vnet3", Counters: hostnet.Counters{RxBytes: 4, TxDropped: 5}}}
 	v := &guest.View{State: domain.Running, Active: def}
-	got := valuesOf((&statsRequest{groups: statsBlock | statsInterface, backing: true}).figures(new(statsParams), v, st, nil))
+	got := valuesOf((&domaincalls.StatsRequest{Groups: domaincalls.StatsBlock | domaincalls.StatsInterface, Backing: true}).Figures(new(domaincalls.StatsParams), v, st, nil))
 	for name, want := range map[string]string{
 		"block.count": "34", "block.0.name": `"vd1"`, "block.0.path": "", "block.0.rd.reqs": "1", "block.0.capacity": "",
 		"block.4.name": `"vd5"`, "block.5.name": `"vd5"`, "block.5.path": `"/base"`, "block.5.capacity": "9", "block.5.rd.reqs": "",
@@ -98,16 +102,16 @@ func TestStatisticsHaveOnlyLibvirtsNames(t *testing.T) {
 	def.Devices.Disks = []*device.Disk{{Target: "vda", Source: &device.DiskSource{File: "/vda"}}}
 	def.Devices.NICs = []*device.NIC{{Type: "network", Target: "vnet3"}}
 	v := &guest.View{State: domain.Running, Active: def}
-	st := &guest.Stats{
+	st := &machine.Stats{
 		At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps"), StaleSince: time.Now(),
-		VCPUs: []guest.VCPUStats{{}}, NICs: []guest.NICStats{{IfName: "vnet3"}}, IOThreads: []guest.IOThreadStats{{ID: 1}},
-		Disks: []guest.DiskStats{{Target: "vda", Index: 1, Capacity: 1, Physical: 1}},
+		VCPUs: []machine.VCPUStats{{}}, NICs: []machine.NICStats{{IfName: "vnet3"}}, IOThreads: []machine.IOThreadStats{{ID: 1}},
+		Disks: []machine.DiskStats{{Target: "vda", Index: 1, Capacity: 1, Physical: 1}},
 	}
 	for group, prefix := range map[uint32]string{
-		statsState: "state.", statsCPU: "cpu.", statsBalloon: "balloon.", statsVCPU: "vcpu.",
-		statsInterface: "net.", statsBlock: "block.", statsIOThread: "iothread.",
+		domaincalls.StatsState: "state.", domaincalls.StatsCPU: "cpu.", domaincalls.StatsBalloon: "balloon.", domaincalls.StatsVCPU: "vcpu.",
+		domaincalls.StatsInterface: "net.", domaincalls.StatsBlock: "block.", domaincalls.StatsIOThread: "iothread.",
 	} {
-		names := valuesOf((&statsRequest{groups: group}).figures(new(statsParams), v, st, nil))
+		names := valuesOf((&domaincalls.StatsRequest{Groups: group}).Figures(new(domaincalls.StatsParams), v, st, nil))
 		if len(names) == 0 {
 			t.Errorf("group %s has no figures", prefix)
 		}
@@ -136,7 +140,7 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 		<-again.C
 		began, ret := time.Now(), new(xdr.ConnectGetAllDomainStatsRet)
 		w.must(xdr.ProcConnectGetAllDomainStats, &args, ret)
-		if took := time.Since(began); took > namedPatience/2 {
+		if took := time.Since(began); took > domaincalls.NamedPatience/2 {
 			t.Errorf("statistics of %d named took %v", len(args.Domains), took)
 		}
 		for _, r := range ret.Stats {
@@ -148,16 +152,16 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 		}
 		return stuck, healthy
 	}
-	sample := func(uuid string) guest.Stats {
+	sample := func(uuid string) machine.Stats {
 		t.Helper()
-		g, err := h.server.handlers.guest(domainOf(t, uuid))
+		g, err := domaincalls.FindGuest(&h.server.Handlers, domainOf(t, uuid))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if st := g.Sample(); st != nil {
+		if st := statistics.Sample(g); st != nil {
 			return *st
 		}
-		return guest.Stats{}
+		return machine.Stats{}
 	}
 	// until asks again and again: samples are taken in the background.
 	until := func(what string, there func(stuck, healthy map[string]string) bool) {
@@ -192,7 +196,7 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 		return age(webUUID) > 3*time.Second && age(otherUUID) < 2500*time.Millisecond
 	})
 	for _, args := range []xdr.ConnectGetAllDomainStatsArgs{
-		{}, {Flags: statsNoWait}, {Domains: []xdr.Domain{domainOf(t, webUUID), domainOf(t, otherUUID)}},
+		{}, {Flags: domaincalls.StatsNoWait}, {Domains: []xdr.Domain{domainOf(t, webUUID), domainOf(t, otherUUID)}},
 	} {
 		stuck, healthy := figures(args)
 		if stuck["cpu.time"] == "" || stale(webUUID) == "" || stuck["state.state"] != "1" {
@@ -223,7 +227,7 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 
 func domainOf(t *testing.T, uuid string) xdr.Domain {
 	t.Helper()
-	id, err := parseUUID(uuid)
+	id, err := rpc.ParseUUID(uuid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +246,7 @@ func TestStatisticsFitIntoAnAnswer(t *testing.T) {
 		}
 		ret.Stats = append(ret.Stats, r)
 	}
-	fit(ret.Stats, xdr.MaxPayload-statsSlack)
+	domaincalls.Fit(ret.Stats, xdr.MaxPayload-domaincalls.StatsSlack)
 	if _, err := xdr.AppendPacket(nil, xdr.Header{}, ret, 0); err != nil {
 		t.Error(err)
 	}
@@ -258,36 +262,36 @@ func BenchmarkStatistics(b *testing.B) {
 	for _, disks := range []int{2, 16} {
 		b.Run(fmt.Sprintf("disks=%d", disks), func(b *testing.B) {
 			def := &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 1, Current: 1}}
-			st := &guest.Stats{
+			st := &machine.Stats{
 				At: time.Now(), CPU: 5, User: 3, System: 2, Resident: 4096,
-				VCPUs: []guest.VCPUStats{{Time: 11, Waiting: 12}}, NICs: []guest.NICStats{{IfName: "vnet0"}},
+				VCPUs: []machine.VCPUStats{{Time: 11, Waiting: 12}}, NICs: []machine.NICStats{{IfName: "vnet0"}},
 			}
-			for f := range balloonFigures {
-				st.Balloon.Report(guest.BalloonFigure(f), 1)
+			for f := range domaincalls.BalloonFigures {
+				statistics.Report(&st.Balloon, machine.BalloonFigure(f), 1)
 			}
 			for i := range disks {
 				target, path := "vd"+string(rune('a'+i)), "/var/lib/libvirt/images/some-image-"+strconv.Itoa(i)+".qcow2"
 				def.Devices.Disks = append(def.Devices.Disks, &device.Disk{Target: target, Source: &device.DiskSource{File: path}})
-				st.Disks = append(st.Disks, guest.DiskStats{Target: target, Path: path, Index: uint(i + 1), Capacity: 1, Physical: 2})
+				st.Disks = append(st.Disks, machine.DiskStats{Target: target, Path: path, Index: uint(i + 1), Capacity: 1, Physical: 2})
 			}
 			v := &guest.View{Name: "some-guest", UUID: webUUID, State: domain.Running, Active: def}
-			r := &statsRequest{groups: statsGroups}
+			r := &domaincalls.StatsRequest{Groups: domaincalls.StatsGroups}
 			b.ReportAllocs()
 			for b.Loop() {
-				ret, p := &xdr.ConnectGetAllDomainStatsRet{}, statsRoom.Get().(*statsParams)
+				ret, p := &xdr.ConnectGetAllDomainStatsRet{}, domaincalls.StatsRoom.Get().(*domaincalls.StatsParams)
 				for range 256 {
-					d, err := wireDomain(v)
+					d, err := domaincalls.WireDomain(v)
 					if err != nil {
 						b.Fatal(err)
 					}
-					ret.Stats = append(ret.Stats, xdr.DomainStatsRecord{Domain: d, Params: r.figures(p, v, st, nil)})
+					ret.Stats = append(ret.Stats, xdr.DomainStatsRecord{Domain: d, Params: r.Figures(p, v, st, nil)})
 				}
 				packet, err := xdr.AppendPacket(nil, xdr.Header{}, ret, 0)
 				if err != nil {
 					b.Fatal(err)
 				}
-				p.list = p.list[:0]
-				statsRoom.Put(p)
+				p.List = p.List[:0]
+				domaincalls.StatsRoom.Put(p)
 				b.SetBytes(int64(len(packet)))
 			}
 		})

@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 )
 
 func TestVirshDump(t *testing.T) {
@@ -46,20 +48,20 @@ func TestVirshDump(t *testing.T) {
 func TestDumpOptions(t *testing.T) {
 	for _, c := range []struct {
 		format, flags uint32
-		want          guest.DumpOptions
+		want          savestate.DumpOptions
 		refused       fault.Kind
 	}{
-		{want: guest.DumpOptions{}},
-		{flags: dumpLive | dumpBypassCache, want: guest.DumpOptions{Live: true, BypassCache: true}},
-		{flags: dumpMemoryOnly | dumpReset, want: guest.DumpOptions{Memory: "elf", Reset: true}},
-		{format: 4, flags: dumpMemoryOnly | dumpCrash, want: guest.DumpOptions{Memory: "win-dmp", Crash: true}},
+		{want: savestate.DumpOptions{}},
+		{flags: rpc.DumpLive | rpc.DumpBypassCache, want: savestate.DumpOptions{Live: true, BypassCache: true}},
+		{flags: rpc.DumpMemoryOnly | rpc.DumpReset, want: savestate.DumpOptions{Memory: "elf", Reset: true}},
+		{format: 4, flags: rpc.DumpMemoryOnly | rpc.DumpCrash, want: savestate.DumpOptions{Memory: "win-dmp", Crash: true}},
 		{format: 1, refused: fault.WrongState},
-		{format: 8, flags: dumpMemoryOnly, refused: fault.Invalid},
-		{flags: dumpCrash | dumpLive, refused: fault.Invalid},
-		{flags: dumpReset | dumpLive, refused: fault.Invalid},
+		{format: 8, flags: rpc.DumpMemoryOnly, refused: fault.Invalid},
+		{flags: rpc.DumpCrash | rpc.DumpLive, refused: fault.Invalid},
+		{flags: rpc.DumpReset | rpc.DumpLive, refused: fault.Invalid},
 		{flags: 32, refused: fault.Invalid},
 	} {
-		switch got, err := dumpOptions("DUMP", c.format, c.flags); {
+		switch got, err := domaincalls.DumpOptions("DUMP", c.format, c.flags); {
 		case c.refused != 0:
 			if !fault.Is(err, c.refused) {
 				t.Errorf("format %d, flags %d: %v", c.format, c.flags, err)

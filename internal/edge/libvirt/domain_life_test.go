@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -40,7 +42,7 @@ func TestStateReasons(t *testing.T) {
 		domain.PMSuspended: {domain.ReasonUnknown},
 	} {
 		for want, reason := range reasons {
-			if got := stateReasons[state][reason]; got != int32(want) {
+			if got := domaincalls.StateReasons[state][reason]; got != int32(want) {
 				t.Errorf("%s (%s): %d, want %d", state, reason, got, want)
 			}
 		}
@@ -248,9 +250,9 @@ func TestReadersMaySeeNoSecrets(t *testing.T) {
 	w, reader := h.open(""), h.open("-ro")
 	ret := new(xdr.DomainDefineXMLRet)
 	w.must(xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: aGuest("web")}, ret)
-	for flags, want := range map[uint32]code{
-		0: 0, xmlInactive: 0, xmlUpdateCPU: 0,
-		xmlSecure: codeOperationDenied, xmlMigratable: codeOperationDenied, 1 << 10: codeInvalidArg,
+	for flags, want := range map[uint32]rpc.Code{
+		0: 0, rpc.XMLInactive: 0, rpc.XMLUpdateCPU: 0,
+		rpc.XMLSecure: rpc.CodeOperationDenied, rpc.XMLMigratable: rpc.CodeOperationDenied, 1 << 10: rpc.CodeInvalidArg,
 	} {
 		args := &xdr.DomainGetXMLDescArgs{Domain: ret.Domain, Flags: flags}
 		if want == 0 {
@@ -259,8 +261,8 @@ func TestReadersMaySeeNoSecrets(t *testing.T) {
 			reader.refused(xdr.ProcDomainGetXMLDesc, args, want)
 		}
 	}
-	reader.refused(xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.DomainManagedSaveGetXMLDescArgs{Domain: ret.Domain, Flags: xmlSecure}, codeOperationDenied)
-	reader.refused(xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.DomainManagedSaveGetXMLDescArgs{Domain: ret.Domain}, codeOperationInvalid)
+	reader.refused(xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.DomainManagedSaveGetXMLDescArgs{Domain: ret.Domain, Flags: rpc.XMLSecure}, rpc.CodeOperationDenied)
+	reader.refused(xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.DomainManagedSaveGetXMLDescArgs{Domain: ret.Domain}, rpc.CodeOperationInvalid)
 }
 
 // A save to a file that accepts no data shows its progress, can be aborted, and leaves the guest unchanged.
@@ -281,24 +283,24 @@ func TestAnAbortedSave(t *testing.T) {
 	w.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: aGuest("web")}, ret)
 	asked := saver.send(xdr.ProcDomainSave, &xdr.DomainSaveArgs{Domain: ret.Domain, To: image})
 	stats, state := new(xdr.DomainGetJobStatsRet), new(xdr.DomainGetStateRet)
-	for stats.Type != jobUnbounded || state.State != 3 {
+	for stats.Type != domaincalls.JobUnbounded || state.State != 3 {
 		w.must(xdr.ProcDomainGetJobStats, &xdr.DomainGetJobStatsArgs{Domain: ret.Domain}, stats)
 		w.must(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, state)
 	}
-	if state.Reason != stateReasons[domain.Paused][domain.ReasonSave] {
+	if state.Reason != domaincalls.StateReasons[domain.Paused][domain.ReasonSave] {
 		t.Errorf("while it is saved the guest is paused for %d", state.Reason)
 	}
 	w.must(xdr.ProcDomainAbortJob, &xdr.DomainAbortJobArgs{Domain: ret.Domain}, nil)
 	go func() { _, _ = io.Copy(io.Discard, drain) }() // until the test closes it
-	if e := saver.fails(asked); code(e.Code) != codeAborted {
+	if e := saver.fails(asked); rpc.Code(e.Code) != rpc.CodeAborted {
 		t.Errorf("the save ends with %d %s", e.Code, *e.Message)
 	}
 	w.must(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, state)
-	if state.State != 1 || state.Reason != stateReasons[domain.Running][domain.ReasonSaveCanceled] {
+	if state.State != 1 || state.Reason != domaincalls.StateReasons[domain.Running][domain.ReasonSaveCanceled] {
 		t.Errorf("afterwards the guest is in state %d for %d", state.State, state.Reason)
 	}
-	w.must(xdr.ProcDomainGetJobStats, &xdr.DomainGetJobStatsArgs{Domain: ret.Domain, Flags: jobStatsCompleted}, stats)
-	if stats.Type != jobCancelled {
+	w.must(xdr.ProcDomainGetJobStats, &xdr.DomainGetJobStatsArgs{Domain: ret.Domain, Flags: domaincalls.JobStatsCompleted}, stats)
+	if stats.Type != domaincalls.JobCancelled {
 		t.Errorf("the job is kept as of type %d", stats.Type)
 	}
 	if left, err := filepath.Glob(image + "*"); err != nil || len(left) > 0 {
@@ -328,13 +330,13 @@ func TestCallsNewerThanVirsh(t *testing.T) {
 	w.must(xdr.ProcDomainCreate, &xdr.DomainCreateArgs{Domain: d}, nil)
 	w.refused(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Params: []xdr.TypedParam{
 		file, {Field: "image_format", Value: xdr.String("sparse")},
-	}}, codeArgUnsupported)
-	w.refused(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Flags: saveThen}, codeInvalidArg)
-	w.must(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Params: []xdr.TypedParam{file}, Flags: savePaused}, nil)
-	w.refused(xdr.ProcDomainRestoreParams, &xdr.DomainRestoreParamsArgs{}, codeInvalidArg)
-	w.must(xdr.ProcDomainRestoreParams, &xdr.DomainRestoreParamsArgs{Params: []xdr.TypedParam{file}, Flags: saveRunning | saveResetNVRAM}, nil)
-	w.refused(xdr.ProcDomainAbortJobFlags, &xdr.DomainAbortJobFlagsArgs{Domain: d, Flags: 1}, codeInvalidArg)
-	w.refused(xdr.ProcDomainAbortJobFlags, &xdr.DomainAbortJobFlagsArgs{Domain: d}, codeOperationInvalid)
+	}}, rpc.CodeArgUnsupported)
+	w.refused(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Flags: domaincalls.SaveThen}, rpc.CodeInvalidArg)
+	w.must(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Params: []xdr.TypedParam{file}, Flags: domaincalls.SavePaused}, nil)
+	w.refused(xdr.ProcDomainRestoreParams, &xdr.DomainRestoreParamsArgs{}, rpc.CodeInvalidArg)
+	w.must(xdr.ProcDomainRestoreParams, &xdr.DomainRestoreParamsArgs{Params: []xdr.TypedParam{file}, Flags: domaincalls.SaveRunning | domaincalls.SaveResetNVRAM}, nil)
+	w.refused(xdr.ProcDomainAbortJobFlags, &xdr.DomainAbortJobFlagsArgs{Domain: d, Flags: 1}, rpc.CodeInvalidArg)
+	w.refused(xdr.ProcDomainAbortJobFlags, &xdr.DomainAbortJobFlagsArgs{Domain: d}, rpc.CodeOperationInvalid)
 
 	w.must(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d}, nil) // without a file it is a managed one
 	kept := new(xdr.DomainHasManagedSaveImageRet)
@@ -344,5 +346,5 @@ func TestCallsNewerThanVirsh(t *testing.T) {
 	}
 	w.must(xdr.ProcDomainManagedSaveRemove, &xdr.DomainManagedSaveRemoveArgs{Domain: d}, nil)
 	w.must(xdr.ProcDomainUndefine, &xdr.DomainUndefineArgs{Domain: d}, nil)
-	w.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: d}, codeNoDomain)
+	w.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: d}, rpc.CodeNoDomain)
 }

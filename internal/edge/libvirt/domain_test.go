@@ -15,6 +15,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/daemon"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -22,7 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// withGuests gives the server all the rooms, as lodged has them. Guests end
+// withGuests gives the server all its packages, as lodged has them. Guests end
 // with the test.
 func withGuests(t *testing.T) *house {
 	t.Helper()
@@ -48,7 +50,7 @@ func withGuests(t *testing.T) *house {
 	t.Cleanup(func() {
 		for _, g := range d.Guests.All() {
 			if g.View().Active != nil {
-				if err := g.Destroy(context.WithoutCancel(t.Context()), scope.Daemon("a test"), false); err != nil {
+				if err := guest.Destroy(context.WithoutCancel(t.Context()), g, scope.Daemon("a test"), false); err != nil {
 					t.Logf("ending %s: %v", g.Name(), err)
 				}
 			}
@@ -58,14 +60,14 @@ func withGuests(t *testing.T) *house {
 			t.Errorf("control groups are left: %v", left)
 		}
 	})
-	h := serve(t, func(s *Server) { s.handlers.Rooms = roomsOf(d) })
+	h := serve(t, func(s *rpc.Server) { s.Handlers.Rooms = roomsOf(d) })
 	h.events = d.Events
 	return h
 }
 
-// roomsOf are the rooms that a daemon has for clients of libvirt.
-func roomsOf(d *daemon.Daemon) Rooms {
-	return Rooms{
+// roomsOf returns the objects that a daemon has for libvirt's clients.
+func roomsOf(d *daemon.Daemon) rpc.Rooms {
+	return rpc.Rooms{
 		Guests: d.Guests, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Events: d.Events,
 		Host: d.Host, Devices: d.Devices, Emulators: d.Emulators,
 	}
@@ -188,14 +190,14 @@ func TestVirshDomains(t *testing.T) {
 func TestAutoDestroy(t *testing.T) {
 	h := withGuests(t)
 	watcher, owner := h.open(""), h.open("")
-	watcher.watch(eventLifecycle, nil)
+	watcher.watch(rpc.EventLifecycle, nil)
 	ret := new(xdr.DomainCreateXMLRet)
-	owner.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: aGuest("web"), Flags: startAutoDestroy | startPaused}, ret)
+	owner.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: aGuest("web"), Flags: rpc.StartAutoDestroy | rpc.StartPaused}, ret)
 	_ = owner.conn.Close()
 	for {
 		var e xdr.DomainEventCallbackLifecycleMsg
 		watcher.event(xdr.ProcDomainEventCallbackLifecycle, &e)
-		if e.Msg.Event == domainChanges[event.Stopped] {
+		if e.Msg.Event == rpc.DomainChanges[event.Stopped] {
 			break
 		}
 	}
@@ -209,7 +211,7 @@ func TestAutoDestroy(t *testing.T) {
 			t.Fatal("the guest is still known")
 		}
 	}
-	w.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, codeNoDomain)
+	w.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, rpc.CodeNoDomain)
 }
 
 // TestGuestConsole: what the firmware writes comes out of the console, and the
@@ -219,7 +221,7 @@ func TestGuestConsole(t *testing.T) {
 	w := h.open("")
 	ret := new(xdr.DomainCreateXMLRet)
 	doc := strings.Replace(aGuest("web"), "</type>", "</type><bios useserial='yes'/>", 1)
-	w.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: doc, Flags: startPaused}, ret)
+	w.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: doc, Flags: rpc.StartPaused}, ret)
 	st := w.openStream(xdr.ProcDomainOpenConsole, &xdr.DomainOpenConsoleArgs{Domain: ret.Domain})
 	w.must(xdr.ProcDomainResume, &xdr.DomainResumeArgs{Domain: ret.Domain}, nil)
 	var screen []byte
@@ -258,7 +260,7 @@ func TestFilters(t *testing.T) {
 		{4096, [3]bool{false, false, false}},
 		{8192, [3]bool{true, true, true}},
 	} {
-		got := [3]bool{matches(running, c.flags), matches(off, c.flags), matches(crashed, c.flags)}
+		got := [3]bool{domaincalls.Matches(running, c.flags), domaincalls.Matches(off, c.flags), domaincalls.Matches(crashed, c.flags)}
 		if got != c.want {
 			t.Errorf("flags %#x: %v, want %v", c.flags, got, c.want)
 		}
@@ -271,14 +273,14 @@ func TestJobTypes(t *testing.T) {
 		job  domain.Progress
 		want int32
 	}{
-		{domain.Progress{}, jobNone},
-		{domain.Progress{Kind: domain.JobModify, Started: now}, jobNone},
-		{domain.Progress{Kind: domain.JobSave, Started: now}, jobUnbounded},
-		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now}, jobCompleted},
-		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now, Err: "disk"}, jobFailed},
-		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now, Err: "abort", Cancelled: true}, jobCancelled},
+		{domain.Progress{}, domaincalls.JobNone},
+		{domain.Progress{Kind: domain.JobModify, Started: now}, domaincalls.JobNone},
+		{domain.Progress{Kind: domain.JobSave, Started: now}, domaincalls.JobUnbounded},
+		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now}, domaincalls.JobCompleted},
+		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now, Err: "disk"}, domaincalls.JobFailed},
+		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now, Err: "abort", Cancelled: true}, domaincalls.JobCancelled},
 	} {
-		if got := jobType(movesMemory(c.job)); got != c.want {
+		if got := domaincalls.JobType(domaincalls.MovesMemory(c.job)); got != c.want {
 			t.Errorf("%+v: %d, want %d", c.job, got, c.want)
 		}
 	}
@@ -287,11 +289,11 @@ func TestJobTypes(t *testing.T) {
 // TestJoin: a line and a stream end each other, whichever ends first.
 func TestJoin(t *testing.T) {
 	far := make(chan io.ReadWriteCloser, 1)
-	h := serve(t, func(s *Server) {
-		serveConsole(func(ctx context.Context, st *stream) error {
+	h := serve(t, func(s *rpc.Server) {
+		serveConsole(func(ctx context.Context, st *rpc.Stream) error {
 			near, other := net.Pipe()
 			far <- other
-			return join(near)(ctx, st)
+			return domaincalls.Join(near)(ctx, st)
 		})(s)
 	})
 	w := h.open("")
@@ -331,11 +333,11 @@ func TestJoin(t *testing.T) {
 // Promise: G5
 func TestAGuestWithoutADefinitionHasAState(t *testing.T) {
 	v := &guest.View{State: domain.ShutOff, Quarantined: true, Messages: []string{"why"}}
-	if info, err := infoOf(v); err != nil || *info != (xdr.DomainGetInfoRet{State: byte(domain.ShutOff)}) {
+	if info, err := domaincalls.InfoOf(v); err != nil || *info != (xdr.DomainGetInfoRet{State: byte(domain.ShutOff)}) {
 		t.Errorf("it is %+v, %v", info, err)
 	}
 	v.Quarantined = false
-	if _, err := infoOf(v); !fault.Is(err, fault.NotFound) {
+	if _, err := domaincalls.InfoOf(v); !fault.Is(err, fault.NotFound) {
 		t.Errorf("one that has left: %v", err)
 	}
 }

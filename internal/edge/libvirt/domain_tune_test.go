@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
@@ -64,7 +66,7 @@ func TestRatesOfADisk(t *testing.T) {
 		{"a burst without a rate", nil, []xdr.TypedParam{param("total_bytes_sec_max", 1)}, nil, "cannot be set if 'total_bytes_sec' is not set"},
 		{"a burst below the rate", nil, []xdr.TypedParam{param("read_iops_sec", 9), param("read_iops_sec_max", 8)}, nil, "cannot be smaller"},
 		{"a length without a burst", nil, []xdr.TypedParam{param("read_iops_sec", 9), param("read_iops_sec_max_length", 8)}, nil, "has to be set with its length"},
-		{"too much", nil, []xdr.TypedParam{param("read_iops_sec", mostIOTune+1)}, nil, "no more than"},
+		{"too much", nil, []xdr.TypedParam{param("read_iops_sec", domaincalls.MostIOTune+1)}, nil, "no more than"},
 		{"a negative rate", nil, []xdr.TypedParam{param("read_iops_sec", xdr.Int64(-1))}, nil, "cannot set read_iops_sec"},
 		{"an unknown name", nil, []xdr.TypedParam{param("wishes", 1)}, nil, "'wishes' not supported"},
 		{"a number for a name", nil, []xdr.TypedParam{param("group_name", 1)}, nil, "is a text"},
@@ -73,7 +75,7 @@ func TestRatesOfADisk(t *testing.T) {
 		if c.old != nil {
 			before = *c.old
 		}
-		got, err := retuned(c.old, c.params)
+		got, err := domaincalls.Retuned(c.old, c.params)
 		if c.fails != "" {
 			if err == nil || !strings.Contains(err.Error(), c.fails) {
 				t.Errorf("%s: %v, want an error saying %q", c.name, err, c.fails)
@@ -90,16 +92,16 @@ func TestRatesOfADisk(t *testing.T) {
 }
 
 func TestRatesOfAnInterface(t *testing.T) {
-	in, out, err := interfaceRates([]xdr.TypedParam{param("inbound.average", xdr.Uint(100)), param("inbound.burst", 30)})
+	in, out, err := domaincalls.InterfaceRates([]xdr.TypedParam{param("inbound.average", xdr.Uint(100)), param("inbound.burst", 30)})
 	if want := (device.Rate{Average: 100, Burst: 30}); err != nil || out != nil || *in != want {
 		t.Errorf("got %+v, %+v, %v; want inbound %+v alone", in, out, err, want)
 	}
-	in, out, err = interfaceRates([]xdr.TypedParam{param("outbound.average", 0)})
-	if err != nil || in != nil || out == nil || orUnbounded(*out) != nil {
+	in, out, err = domaincalls.InterfaceRates([]xdr.TypedParam{param("outbound.average", 0)})
+	if err != nil || in != nil || out == nil || domaincalls.OrUnbounded(*out) != nil {
 		t.Errorf("an average of 0 does not take a bound away: %+v, %+v, %v", in, out, err)
 	}
 	for _, p := range []xdr.TypedParam{param("outbound.floor", 1), param("inbound.average", "fast"), param("inbound.peak", xdr.Int(-1))} {
-		if _, _, err := interfaceRates([]xdr.TypedParam{p}); !fault.Is(err, fault.Invalid) {
+		if _, _, err := domaincalls.InterfaceRates([]xdr.TypedParam{p}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s = %s: %v", p.Field, p.Value, err)
 		}
 	}
@@ -107,53 +109,53 @@ func TestRatesOfAnInterface(t *testing.T) {
 
 func TestTunablesAreReadAsTheyWereWritten(t *testing.T) {
 	for _, c := range []struct {
-		table []tunable
+		table []domaincalls.Tunable
 		name  string
 		value xdr.TypedValue
 		want  string // as read from a definition that does not run
 		live  string // as read from one that runs and has not set it
 	}{
-		{schedulerTunables, "cpu_shares", xdr.Uint(2048), "2048", "1024"},
-		{schedulerTunables, "vcpu_period", xdr.Uint64(50000), "50000", "100000"},
-		{schedulerTunables, "vcpu_quota", xdr.Int64(-5), "-1", "-1"},
-		{schedulerTunables, "emulator_quota", xdr.Int64(25000), "25000", "-1"},
-		{schedulerTunables, "iothread_period", xdr.Int64(1000), "1000", "100000"},
-		{memoryTunables, "hard_limit", xdr.Uint64(4096), "4096", "9007199254740991"},
-		{memoryTunables, "soft_limit", xdr.Uint64(memoryUnlimited), "9007199254740991", "9007199254740991"},
-		{blkioTunables, "weight", xdr.Uint(300), "300", "500"},
-		{numaTunables, "numa_mode", xdr.Int(2), "2", "0"},
-		{numaTunables, "numa_nodeset", xdr.String("0-1"), `"0-1"`, `""`},
+		{domaincalls.SchedulerTunables, "cpu_shares", xdr.Uint(2048), "2048", "1024"},
+		{domaincalls.SchedulerTunables, "vcpu_period", xdr.Uint64(50000), "50000", "100000"},
+		{domaincalls.SchedulerTunables, "vcpu_quota", xdr.Int64(-5), "-1", "-1"},
+		{domaincalls.SchedulerTunables, "emulator_quota", xdr.Int64(25000), "25000", "-1"},
+		{domaincalls.SchedulerTunables, "iothread_period", xdr.Int64(1000), "1000", "100000"},
+		{domaincalls.MemoryTunables, "hard_limit", xdr.Uint64(4096), "4096", "9007199254740991"},
+		{domaincalls.MemoryTunables, "soft_limit", xdr.Uint64(domaincalls.MemoryUnlimited), "9007199254740991", "9007199254740991"},
+		{domaincalls.BlkioTunables, "weight", xdr.Uint(300), "300", "500"},
+		{domaincalls.NumaTunables, "numa_mode", xdr.Int(2), "2", "0"},
+		{domaincalls.NumaTunables, "numa_nodeset", xdr.String("0-1"), `"0-1"`, `""`},
 	} {
-		tune := findTunable(c.table, c.name)
+		tune := domaincalls.FindTunable(c.table, c.name)
 		d := &domain.Definition{}
 		shares, weight, memory := uint64(1024), uint64(500), uint64(kernel.Unlimited)
 		live := &kernel.Limits{CPUShares: &shares, BlockWeight: &weight, MemoryHard: &memory, MemorySoft: &memory}
-		if got := tune.read(d, live).String(); got != c.live {
+		if got := tune.Read(d, live).String(); got != c.live {
 			t.Errorf("%s of a running domain is %s, want %s", c.name, got, c.live)
 		}
-		if err := tune.write(d, c.value); err != nil {
+		if err := tune.Write(d, c.value); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if got := tune.read(d, nil).String(); got != c.want {
+		if got := tune.Read(d, nil).String(); got != c.want {
 			t.Errorf("%s was set to %s and is %s, want %s", c.name, c.value, got, c.want)
 		}
 	}
 	for _, c := range []struct {
-		table []tunable
+		table []domaincalls.Tunable
 		name  string
 		value xdr.TypedValue
 	}{
-		{schedulerTunables, "vcpu_period", xdr.Uint64(999)},
-		{schedulerTunables, "vcpu_quota", xdr.Int64(999)},
-		{schedulerTunables, "cpu_shares", xdr.Int(-1)},
-		{schedulerTunables, "global_quota", xdr.Uint64(1 << 63)},
-		{blkioTunables, "weight", xdr.String("heavy")},
-		{numaTunables, "numa_mode", xdr.Int(9)},
-		{numaTunables, "numa_nodeset", xdr.String("")},
-		{numaTunables, "numa_nodeset", xdr.String("many")},
-		{numaTunables, "numa_nodeset", xdr.Int(1)},
+		{domaincalls.SchedulerTunables, "vcpu_period", xdr.Uint64(999)},
+		{domaincalls.SchedulerTunables, "vcpu_quota", xdr.Int64(999)},
+		{domaincalls.SchedulerTunables, "cpu_shares", xdr.Int(-1)},
+		{domaincalls.SchedulerTunables, "global_quota", xdr.Uint64(1 << 63)},
+		{domaincalls.BlkioTunables, "weight", xdr.String("heavy")},
+		{domaincalls.NumaTunables, "numa_mode", xdr.Int(9)},
+		{domaincalls.NumaTunables, "numa_nodeset", xdr.String("")},
+		{domaincalls.NumaTunables, "numa_nodeset", xdr.String("many")},
+		{domaincalls.NumaTunables, "numa_nodeset", xdr.Int(1)},
 	} {
-		if err := findTunable(c.table, c.name).write(&domain.Definition{}, c.value); !fault.Is(err, fault.Invalid) {
+		if err := domaincalls.FindTunable(c.table, c.name).Write(&domain.Definition{}, c.value); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s takes %s: %v", c.name, c.value, err)
 		}
 	}
@@ -175,7 +177,7 @@ func TestProcessorTimeOnEachProcessor(t *testing.T) {
 		{3, 1, 1, 0, 0, true},
 		{-2, 1, 1, 0, 0, true},
 	} {
-		ret, err := cpuTimes(used, &xdr.DomainGetCPUStatsArgs{StartCPU: c.start, NCPUs: c.count, NParams: c.room})
+		ret, err := domaincalls.CPUTimes(used, &xdr.DomainGetCPUStatsArgs{StartCPU: c.start, NCPUs: c.count, NParams: c.room})
 		if (err != nil) != c.fails {
 			t.Fatalf("from %d: %v", c.start, err)
 		}
@@ -183,7 +185,7 @@ func TestProcessorTimeOnEachProcessor(t *testing.T) {
 			t.Errorf("from %d for %d: %d parameters, %d each; want %d, %d each", c.start, c.count, len(ret.Params), ret.NParams, c.params, c.per)
 		}
 	}
-	if _, err := cpuTimes(kernel.GroupStats{}, &xdr.DomainGetCPUStatsArgs{NCPUs: 1}); !fault.Is(err, fault.Unsupported) {
+	if _, err := domaincalls.CPUTimes(kernel.GroupStats{}, &xdr.DomainGetCPUStatsArgs{NCPUs: 1}); !fault.Is(err, fault.Unsupported) {
 		t.Errorf("a host that counts nothing for single processors: %v", err)
 	}
 }
@@ -278,7 +280,7 @@ func TestVirshLimitsInTheKernel(t *testing.T) {
 	s := &shell{h, map[string]string{"DIR": t.TempDir()}}
 	doc := document(t, aGuest("tile"))
 	s.does("create " + doc + " --paused")
-	group := h.server.handlers.Guests.Cgroups.Guest(webUUID)
+	group := h.server.Handlers.Guests.Cgroups.Guest(webUUID)
 	for _, c := range []struct {
 		controller kernel.Controller
 		command    string
@@ -306,7 +308,7 @@ func TestVirshLimitsInTheKernel(t *testing.T) {
 		s.does(c.command, c.shown)
 		text, err := os.ReadFile(filepath.Join("/", dir, c.file))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // version 2 has other files; its own are held to tests in room kernel
+			continue // version 2 has other files; its own are tested in package kernel
 		}
 		if got := strings.TrimSpace(string(text)); got != c.want || err != nil {
 			t.Errorf("virsh %s: the kernel says %q (%v), want %q", c.command, got, err, c.want)
@@ -323,15 +325,15 @@ func TestVirshLimitsInTheKernel(t *testing.T) {
 
 // A domain is given no more memory than its definition is read back with.
 func TestMemoryIsNoMoreThanADefinitionHolds(t *testing.T) {
-	h := &handlers{Rooms: Rooms{Guests: &guest.Registry{}}}
-	for kib, kind := range map[uint64]fault.Kind{0: fault.Invalid, memoryUnlimited: fault.NotFound, memoryUnlimited + 1: fault.Invalid, 1<<54 - 1: fault.Invalid} {
+	h := &rpc.Handlers{Rooms: rpc.Rooms{Guests: &guest.Registry{}}}
+	for kib, kind := range map[uint64]fault.Kind{0: fault.Invalid, domaincalls.MemoryUnlimited: fault.NotFound, domaincalls.MemoryUnlimited + 1: fault.Invalid, 1<<54 - 1: fault.Invalid} {
 		for what, call := range map[string]func() error{
 			"memory": func() error {
-				_, err := h.domainSetMemory(t.Context(), &request{}, &xdr.DomainSetMemoryArgs{Memory: kib})
+				_, err := domaincalls.DomainSetMemory(t.Context(), h, &rpc.Request{}, &xdr.DomainSetMemoryArgs{Memory: kib})
 				return err
 			},
 			"a maximum": func() error {
-				_, err := h.domainSetMaxMemory(t.Context(), &request{}, &xdr.DomainSetMaxMemoryArgs{Memory: kib})
+				_, err := domaincalls.DomainSetMaxMemory(t.Context(), h, &rpc.Request{}, &xdr.DomainSetMaxMemoryArgs{Memory: kib})
 				return err
 			},
 		} {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
@@ -37,7 +38,7 @@ var drawnUUIDs = []string{mineUUID, theirUUID, poolUUID, secretUUID, "00000000-0
 func (d *draw) fill(v reflect.Value) {
 	switch whole := v.Addr().Interface().(type) {
 	case *xdr.UUID:
-		*whole, _ = parseUUID(drawnUUIDs[int(d.byte())%len(drawnUUIDs)])
+		*whole, _ = rpc.ParseUUID(drawnUUIDs[int(d.byte())%len(drawnUUIDs)])
 		return
 	case *xdr.TypedValue:
 		*whole = d.value()
@@ -116,11 +117,11 @@ func (d *draw) value() xdr.TypedValue {
 
 // seedHeld adds each implemented call as a seed, once about the client's own objects and once about others'. The
 // zeros that remain become changes by others.
-func seedHeld(f *testing.F, built table) {
+func seedHeld(f *testing.F, built rpc.Table) {
 	for number := range maxDrawn {
-		key := procedureKey{xdr.ProgramRemote, int32(number)}
+		key := rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: int32(number)}
 		if number > firstOfQEMU {
-			key = procedureKey{xdr.ProgramQEMU, int32(number - firstOfQEMU)}
+			key = rpc.ProcedureKey{Program: xdr.ProgramQEMU, Number: int32(number - firstOfQEMU)}
 		}
 		if built[key] == nil {
 			continue

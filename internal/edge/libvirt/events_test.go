@@ -3,6 +3,7 @@ package libvirt
 import (
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
@@ -19,7 +20,7 @@ var (
 
 func mustUUID(t *testing.T, text string) xdr.UUID {
 	t.Helper()
-	id, err := parseUUID(text)
+	id, err := rpc.ParseUUID(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,8 +54,8 @@ func (w *wire) event(proc int32, msg xdr.Message) {
 func TestEventsReachWhoAskedForThem(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
-	all := w.watch(eventLifecycle, nil)
-	one := w.watch(eventLifecycle, &xdr.Domain{Name: "web", UUID: mustUUID(t, webUUID)})
+	all := w.watch(rpc.EventLifecycle, nil)
+	one := w.watch(rpc.EventLifecycle, &xdr.Domain{Name: "web", UUID: mustUUID(t, webUUID)})
 	h.events.Append(db, event.DomainChange{Change: event.Stopped, Detail: event.DetailDestroyed})
 	h.events.Append(web, event.DomainReboot{}) // no client has subscribed to this event
 	h.events.Append(web, event.DomainChange{Change: event.Started, Detail: event.DetailBooted})
@@ -70,8 +71,8 @@ func TestEventsReachWhoAskedForThem(t *testing.T) {
 		}
 	}
 	w.must(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: all}, nil)
-	w.refused(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: all}, codeInvalidArg)
-	w.refused(xdr.ProcConnectNetworkEventDeregisterAny, &xdr.WithCallbackID{CallbackID: one}, codeInvalidArg)
+	w.refused(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: all}, rpc.CodeInvalidArg)
+	w.refused(xdr.ProcConnectNetworkEventDeregisterAny, &xdr.WithCallbackID{CallbackID: one}, rpc.CodeInvalidArg)
 	h.events.Append(web, event.DomainChange{Change: event.Crashed, Detail: event.DetailPanicked})
 	var last xdr.DomainEventCallbackLifecycleMsg
 	w.event(xdr.ProcDomainEventCallbackLifecycle, &last)
@@ -83,11 +84,11 @@ func TestEventsReachWhoAskedForThem(t *testing.T) {
 func TestEveryEventCanBeRegistered(t *testing.T) {
 	h := serve(t)
 	w := h.open("-ro")
-	for id := range eventIDs[ofDomain] {
+	for id := range rpc.EventIDs[rpc.OfDomain] {
 		w.watch(id, nil)
 	}
-	w.refused(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: 28}, codeInvalidArg)
-	w.refused(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: -1}, codeInvalidArg)
+	w.refused(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: 28}, rpc.CodeInvalidArg)
+	w.refused(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: -1}, rpc.CodeInvalidArg)
 	for id := range int32(2) {
 		w.must(xdr.ProcConnectNetworkEventRegisterAny, &xdr.ConnectNetworkEventRegisterAnyArgs{EventID: id}, new(xdr.WithCallbackID))
 		w.must(xdr.ProcConnectStoragePoolEventRegisterAny, &xdr.ConnectStoragePoolEventRegisterAnyArgs{EventID: id}, new(xdr.WithCallbackID))
@@ -95,60 +96,60 @@ func TestEveryEventCanBeRegistered(t *testing.T) {
 		w.must(xdr.ProcConnectSecretEventRegisterAny, &xdr.ConnectSecretEventRegisterAnyArgs{EventID: id}, new(xdr.WithCallbackID))
 	}
 	w.must(xdr.ProcConnectRegisterCloseCallback, nil, nil)
-	w.refused(xdr.ProcConnectRegisterCloseCallback, nil, codeInternal)
+	w.refused(xdr.ProcConnectRegisterCloseCallback, nil, rpc.CodeInternal)
 	w.must(xdr.ProcConnectUnregisterCloseCallback, nil, nil)
 }
 
 // TestEveryPayloadHasItsMessage: each payload goes to the topics and messages
 // that libvirt's clients expect, and fits the protocol.
 func TestEveryPayloadHasItsMessage(t *testing.T) {
-	const domain, network, pool, node = ofDomain, ofNetwork, ofPool, ofNodeDevice
+	const domain, network, pool, node = rpc.OfDomain, rpc.OfNetwork, rpc.OfPool, rpc.OfNodeDevice
 	type want struct {
-		topic topic
+		topic rpc.Topic
 		proc  int32
 	}
 	for _, c := range []struct {
 		payload event.Payload
 		want    []want
 	}{
-		{event.DomainChange{Change: event.Shutdown, Detail: event.DetailFinished}, []want{{topic{domain, 0}, 318}}},
-		{event.DomainReboot{}, []want{{topic{domain, 1}, 319}}},
-		{event.DomainRTC{Offset: -5}, []want{{topic{domain, 2}, 320}}},
-		{event.DomainWatchdog{Action: "reset"}, []want{{topic{domain, 3}, 321}}},
-		{event.DomainIOError{Action: "pause", Reason: "enospc"}, []want{{topic{domain, 4}, 322}, {topic{domain, 6}, 324}}},
-		{event.DomainGraphics{Phase: "connect", SASLUser: "me"}, []want{{topic{domain, 5}, 323}}},
-		{event.DomainBlockJob{Kind: "copy", Status: "ready"}, []want{{topic{domain, 8}, 326}, {topic{domain, 16}, 339}}},
-		{event.DomainMediaChange{OldPath: "/a.iso", Reason: "missing on start"}, []want{{topic{domain, 9}, 327}}},
-		{event.DomainTray{Open: true}, []want{{topic{domain, 10}, 328}}},
-		{event.DomainPMWakeup{}, []want{{topic{domain, 11}, 329}}},
-		{event.DomainPMSuspend{To: "memory"}, []want{{topic{domain, 12}, 330}}},
-		{event.DomainBalloon{Actual: 1 << 30}, []want{{topic{domain, 13}, 331}}},
-		{event.DomainPMSuspend{To: "disk"}, []want{{topic{domain, 14}, 332}}},
-		{event.DomainDeviceRemoved{Alias: "net0"}, []want{{topic{domain, 15}, 333}}},
-		{event.DomainTunable{Settings: []event.Setting{{Name: "a", Value: uint64(1)}, {Name: "b", Value: "x"}}}, []want{{topic{domain, 17}, 346}}},
-		{event.DomainAgent{Connected: true, Reason: "channel"}, []want{{topic{domain, 18}, 348}}},
-		{event.DomainDeviceAdded{Alias: "net0"}, []want{{topic{domain, 19}, 354}}},
-		{event.DomainJob{Kind: "save", Success: true}, []want{{topic{domain, 21}, 363}}},
-		{event.DomainDeviceRemovalFailed{Alias: "net0"}, []want{{topic{domain, 22}, 367}}},
-		{event.DomainMetadata{Kind: "element", URI: "urn:x"}, []want{{topic{domain, 23}, 379}}},
-		{event.DomainBlockThreshold{Device: "vda"}, []want{{topic{domain, 24}, 385}}},
-		{event.DomainMemoryFailure{Recipient: "guest"}, []want{{topic{domain, 25}, 423}}},
-		{event.NetworkChange{Change: event.Started}, []want{{topic{network, 0}, 315}}},
-		{event.NetworkMetadata{Kind: "title"}, []want{{topic{network, 1}, 446}}},
-		{event.PoolChange{Change: event.Created}, []want{{topic{pool, 0}, 370}}},
-		{event.PoolRefresh{}, []want{{topic{pool, 1}, 373}}},
-		{event.NodeDeviceChange{Change: event.Deleted}, []want{{topic{node, 0}, 376}}},
-		{event.SecretChange{Change: event.Undefined, Usage: "volume", For: "/a"}, []want{{topic{ofSecret, 0}, 382}}},
-		{event.SecretValue{Usage: "tls", For: "a"}, []want{{topic{ofSecret, 1}, 383}}},
+		{event.DomainChange{Change: event.Shutdown, Detail: event.DetailFinished}, []want{{rpc.Topic{Family: domain, ID: 0}, 318}}},
+		{event.DomainReboot{}, []want{{rpc.Topic{Family: domain, ID: 1}, 319}}},
+		{event.DomainRTC{Offset: -5}, []want{{rpc.Topic{Family: domain, ID: 2}, 320}}},
+		{event.DomainWatchdog{Action: "reset"}, []want{{rpc.Topic{Family: domain, ID: 3}, 321}}},
+		{event.DomainIOError{Action: "pause", Reason: "enospc"}, []want{{rpc.Topic{Family: domain, ID: 4}, 322}, {rpc.Topic{Family: domain, ID: 6}, 324}}},
+		{event.DomainGraphics{Phase: "connect", SASLUser: "me"}, []want{{rpc.Topic{Family: domain, ID: 5}, 323}}},
+		{event.DomainBlockJob{Kind: "copy", Status: "ready"}, []want{{rpc.Topic{Family: domain, ID: 8}, 326}, {rpc.Topic{Family: domain, ID: 16}, 339}}},
+		{event.DomainMediaChange{OldPath: "/a.iso", Reason: "missing on start"}, []want{{rpc.Topic{Family: domain, ID: 9}, 327}}},
+		{event.DomainTray{Open: true}, []want{{rpc.Topic{Family: domain, ID: 10}, 328}}},
+		{event.DomainPMWakeup{}, []want{{rpc.Topic{Family: domain, ID: 11}, 329}}},
+		{event.DomainPMSuspend{To: "memory"}, []want{{rpc.Topic{Family: domain, ID: 12}, 330}}},
+		{event.DomainBalloon{Actual: 1 << 30}, []want{{rpc.Topic{Family: domain, ID: 13}, 331}}},
+		{event.DomainPMSuspend{To: "disk"}, []want{{rpc.Topic{Family: domain, ID: 14}, 332}}},
+		{event.DomainDeviceRemoved{Alias: "net0"}, []want{{rpc.Topic{Family: domain, ID: 15}, 333}}},
+		{event.DomainTunable{Settings: []event.Setting{{Name: "a", Value: uint64(1)}, {Name: "b", Value: "x"}}}, []want{{rpc.Topic{Family: domain, ID: 17}, 346}}},
+		{event.DomainAgent{Connected: true, Reason: "channel"}, []want{{rpc.Topic{Family: domain, ID: 18}, 348}}},
+		{event.DomainDeviceAdded{Alias: "net0"}, []want{{rpc.Topic{Family: domain, ID: 19}, 354}}},
+		{event.DomainJob{Kind: "save", Success: true}, []want{{rpc.Topic{Family: domain, ID: 21}, 363}}},
+		{event.DomainDeviceRemovalFailed{Alias: "net0"}, []want{{rpc.Topic{Family: domain, ID: 22}, 367}}},
+		{event.DomainMetadata{Kind: "element", URI: "urn:x"}, []want{{rpc.Topic{Family: domain, ID: 23}, 379}}},
+		{event.DomainBlockThreshold{Device: "vda"}, []want{{rpc.Topic{Family: domain, ID: 24}, 385}}},
+		{event.DomainMemoryFailure{Recipient: "guest"}, []want{{rpc.Topic{Family: domain, ID: 25}, 423}}},
+		{event.NetworkChange{Change: event.Started}, []want{{rpc.Topic{Family: network, ID: 0}, 315}}},
+		{event.NetworkMetadata{Kind: "title"}, []want{{rpc.Topic{Family: network, ID: 1}, 446}}},
+		{event.PoolChange{Change: event.Created}, []want{{rpc.Topic{Family: pool, ID: 0}, 370}}},
+		{event.PoolRefresh{}, []want{{rpc.Topic{Family: pool, ID: 1}, 373}}},
+		{event.NodeDeviceChange{Change: event.Deleted}, []want{{rpc.Topic{Family: node, ID: 0}, 376}}},
+		{event.SecretChange{Change: event.Undefined, Usage: "volume", For: "/a"}, []want{{rpc.Topic{Family: rpc.OfSecret, ID: 0}, 382}}},
+		{event.SecretValue{Usage: "tls", For: "a"}, []want{{rpc.Topic{Family: rpc.OfSecret, ID: 1}, 383}}},
 	} {
-		got := notices(event.Event{Source: web, Payload: c.payload})
+		got := rpc.Notices(event.Event{Source: web, Payload: c.payload})
 		if len(got) != len(c.want) {
 			t.Errorf("%T: %d notices, want %d", c.payload, len(got), len(c.want))
 			continue
 		}
 		for i, n := range got {
-			if n.topic != c.want[i].topic || n.proc != c.want[i].proc {
-				t.Errorf("%T: topic %v proc %d, want %v", c.payload, n.topic, n.proc, c.want[i])
+			if n.Topic != c.want[i].topic || n.Proc != c.want[i].proc {
+				t.Errorf("%T: topic %v proc %d, want %v", c.payload, n.Topic, n.Proc, c.want[i])
 			}
 			checkMessage(t, n)
 		}
@@ -156,25 +157,25 @@ func TestEveryPayloadHasItsMessage(t *testing.T) {
 }
 
 // checkMessage encodes a notice, and decodes it as the procedure table says.
-func checkMessage(t *testing.T, n notice) {
+func checkMessage(t *testing.T, n rpc.Notice) {
 	t.Helper()
-	b, err := n.message(5).Append(nil)
+	b, err := n.Message(5).Append(nil)
 	if err != nil {
-		t.Errorf("event %d: %v", n.proc, err)
+		t.Errorf("event %d: %v", n.Proc, err)
 		return
 	}
 	r := xdr.NewReader(b)
-	if err := xdr.Lookup(xdr.ProgramRemote, n.proc).NewArgs().Decode(r); err != nil {
-		t.Errorf("event %d: %v", n.proc, err)
+	if err := xdr.Lookup(xdr.ProgramRemote, n.Proc).NewArgs().Decode(r); err != nil {
+		t.Errorf("event %d: %v", n.Proc, err)
 	} else if err := r.End(); err != nil {
-		t.Errorf("event %d: %v", n.proc, err)
+		t.Errorf("event %d: %v", n.Proc, err)
 	}
 }
 
-// TestEveryChangeHasItsNumber holds the words of room event against libvirt's numbers.
+// TestEveryChangeHasItsNumber holds the names of package event against libvirt's numbers.
 func TestEveryChangeHasItsNumber(t *testing.T) {
-	for change, details := range domainDetails {
-		if _, ok := domainChanges[change]; !ok {
+	for change, details := range rpc.DomainDetails {
+		if _, ok := rpc.DomainChanges[change]; !ok {
 			t.Errorf("change %q has no number", change)
 		}
 		seen := map[int32]string{}
@@ -185,7 +186,7 @@ func TestEveryChangeHasItsNumber(t *testing.T) {
 			seen[number] = word
 		}
 	}
-	if len(domainDetails) != len(domainChanges) {
+	if len(rpc.DomainDetails) != len(rpc.DomainChanges) {
 		t.Error("a change has no details")
 	}
 }
@@ -194,7 +195,7 @@ func TestEveryChangeHasItsNumber(t *testing.T) {
 func TestSlowReaderOfEvents(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
-	w.watch(eventRTC, nil)
+	w.watch(rpc.EventRTC, nil)
 	const storm = 8 * event.Capacity
 	for i := range storm {
 		h.events.Append(web, event.DomainRTC{Offset: int64(i)})

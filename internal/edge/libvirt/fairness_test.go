@@ -13,16 +13,17 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
 // heavy makes a call cost a processor for a while, and counts.
 type heavy struct{ inside, most, done atomic.Int32 }
 
-func (h *heavy) install(s *Server) {
-	delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
-	on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(_ *handlers, ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
-		doc, err := inTurn(ctx, func() (string, error) {
+func (h *heavy) install(s *rpc.Server) {
+	delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcConnectGetCapabilities})
+	rpc.On(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(ctx context.Context, _ *rpc.Handlers, _ *rpc.Request, _ *rpc.Void) (*xdr.ConnectGetCapabilitiesRet, error) {
+		doc, err := rpc.InTurn(ctx, func() (string, error) {
 			if n := h.inside.Add(1); n > h.most.Load() {
 				h.most.Store(n) // a lower bound of the truth
 			}
@@ -41,7 +42,7 @@ func (h *heavy) install(s *Server) {
 // Promise: W4
 func TestHeavyClientDelaysNoOther(t *testing.T) {
 	var work heavy
-	h := serve(t, func(s *Server) { work.install(s); s.limits.running = 256 })
+	h := serve(t, func(s *rpc.Server) { work.install(s); s.Limits.Running = 256 })
 	much, little := h.open(""), h.open("")
 	const calls = 256
 	for range calls {
@@ -71,17 +72,17 @@ func TestHeavyClientDelaysNoOther(t *testing.T) {
 	}
 }
 
-// held gives what the clients hold together.
-func (m *memory) now() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.total
+// now returns the bytes that all clients hold together.
+func now(m *rpc.Memory) int {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	return m.Total
 }
 
-func (m *memory) holders() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.held) + len(m.of)
+func holders(m *rpc.Memory) int {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	return len(m.Held) + len(m.Of)
 }
 
 // eventually waits for a change that the server makes on its own.
@@ -100,11 +101,11 @@ func eventually(t *testing.T, what string, so func() bool) {
 func TestManyWhoDoNotRead(t *testing.T) {
 	const size, limit, crowd, running = 64 << 10, 2 << 20, 20, 2
 	var most atomic.Int64
-	h := serve(t, func(s *Server) {
-		s.memory.limit, s.limits.running = limit, running
-		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
-		on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(*handlers, context.Context, *request, *void) (*xdr.ConnectGetCapabilitiesRet, error) {
-			most.Store(max(most.Load(), int64(s.memory.now())))
+	h := serve(t, func(s *rpc.Server) {
+		s.Memory.Limit, s.Limits.Running = limit, running
+		delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcConnectGetCapabilities})
+		rpc.On(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(context.Context, *rpc.Handlers, *rpc.Request, *rpc.Void) (*xdr.ConnectGetCapabilitiesRet, error) {
+			most.Store(max(most.Load(), int64(now(&s.Memory))))
 			return &xdr.ConnectGetCapabilitiesRet{Capabilities: strings.Repeat("x", size)}, nil
 		})
 	})
@@ -131,7 +132,7 @@ func TestManyWhoDoNotRead(t *testing.T) {
 		_ = w.conn.Close()
 	}
 	bystander.works()
-	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 && h.server.memory.holders() == 0 })
+	eventually(t, "all is given back", func() bool { return now(&h.server.Memory) == 0 && holders(&h.server.Memory) == 0 })
 }
 
 // TestWhatStreamsHoldIsCounted: what streams have not taken yet is bounded with all else
@@ -140,7 +141,7 @@ func TestManyWhoDoNotRead(t *testing.T) {
 func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	const size, limit = 1 << 20, 16 << 20
 	goOn := make(chan struct{})
-	h := serve(t, func(s *Server) { s.memory.limit = limit }, upload(func(ctx context.Context, st *stream) error {
+	h := serve(t, func(s *rpc.Server) { s.Memory.Limit = limit }, upload(func(ctx context.Context, st *rpc.Stream) error {
 		select {
 		case <-goOn:
 		case <-ctx.Done():
@@ -154,7 +155,7 @@ func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	for range limit / size {
 		all = append(all, greedy.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs)))
 	}
-	for _, st := range slices.Repeat(all, streamQueue) {
+	for _, st := range slices.Repeat(all, rpc.StreamQueue) {
 		st.Status = xdr.StatusContinue
 		b, err := xdr.AppendRaw(nil, st, make([]byte, size))
 		if err != nil {
@@ -166,30 +167,30 @@ func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	}
 	greedy.closed()
 	bystander.works()
-	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 })
+	eventually(t, "all is given back", func() bool { return now(&h.server.Memory) == 0 })
 	st := bystander.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
-	for range streamQueue {
+	for range rpc.StreamQueue {
 		bystander.data(st, xdr.StatusContinue, make([]byte, size))
 	}
-	eventually(t, "what waits is counted", func() bool { return h.server.memory.now() >= streamQueue*size })
+	eventually(t, "what waits is counted", func() bool { return now(&h.server.Memory) >= rpc.StreamQueue*size })
 	close(goOn)
-	eventually(t, "all memory is released", func() bool { return h.server.memory.now() == 0 })
+	eventually(t, "all memory is released", func() bool { return now(&h.server.Memory) == 0 })
 	bystander.data(st, xdr.StatusOK, nil)
 	bystander.expect(st, xdr.StatusOK)
 }
 
 // A client that starts a packet and stops in the middle is disconnected.
 func TestLongPacketHasToGoOn(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.patience = 100 * time.Millisecond })
+	h := serve(t, func(s *rpc.Server) { s.Limits.Patience = 100 * time.Millisecond })
 	bystander, slow := h.open(""), h.open("")
 	slow.write(raw(xdr.MaxPacket, call(xdr.ProcConnectGetType), make([]byte, 100<<10)))
 	slow.closed()
 	bystander.works() // an idle connection has no deadline
-	eventually(t, "the memory of the partial packet is released", func() bool { return h.server.memory.now() == 0 })
+	eventually(t, "the memory of the partial packet is released", func() bool { return now(&h.server.Memory) == 0 })
 }
 
 func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.each = 3 })
+	h := serve(t, func(s *rpc.Server) { s.Limits.Each = 3 })
 	first, second, third := h.open(""), h.open(""), h.open("-ro")
 	more := h.dial("")
 	more.closed()
@@ -216,56 +217,56 @@ func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
 // TestStrangersAreBounded has more who do not authenticate than one user may have.
 // Promise: A9
 func TestStrangersAreBounded(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.strangers = 2 })
-	var in []*client
+	h := serve(t, func(s *rpc.Server) { s.Limits.Strangers = 2 })
+	var in []*rpc.Client
 	for range 3 {
 		near, far := net.Pipe()
 		defer func() { _, _ = near.Close(), far.Close() }()
-		if c := newClient(h.server, near, false); h.server.add(c) {
+		if c := rpc.NewClient(h.server, near, false); h.server.Add(c) {
 			in = append(in, c)
 		}
 	}
 	if len(in) != 2 {
 		t.Fatalf("%d strangers of one user are let in", len(in))
 	}
-	h.server.known(in[0])
+	h.server.Known(in[0])
 	near, far := net.Pipe()
 	defer func() { _, _ = near.Close(), far.Close() }()
-	one := newClient(h.server, near, false)
-	if !h.server.add(one) {
+	one := rpc.NewClient(h.server, near, false)
+	if !h.server.Add(one) {
 		t.Error("no client is admitted after one has authenticated")
 	}
 	for _, c := range append(in, one) {
-		h.server.remove(c)
+		h.server.Remove(c)
 	}
-	if len(h.server.strangers) != 0 || len(h.server.owners) != 0 || len(h.server.parties) != 0 {
-		t.Errorf("strangers %v, owners %v and parties %v stay", h.server.strangers, h.server.owners, h.server.parties)
+	if len(h.server.Strangers) != 0 || len(h.server.Owners) != 0 || len(h.server.Parties) != 0 {
+		t.Errorf("strangers %v, owners %v and parties %v stay", h.server.Strangers, h.server.Owners, h.server.Parties)
 	}
 }
 
 // TestOtherHostsAnswerForThemselves: what one host has of connections, memory and turns is not another's.
 // Promise: W4
 func TestOtherHostsAnswerForThemselves(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.strangers = 1 })
-	come := func(address string) (*client, bool) {
+	h := serve(t, func(s *rpc.Server) { s.Limits.Strangers = 1 })
+	come := func(address string) (*rpc.Client, bool) {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
-		c := newClient(h.server, near, false)
-		c.session.identity = authz.Who{Address: address} // as fromAfar has it
-		return c, h.server.add(c)
+		c := rpc.NewClient(h.server, near, false)
+		c.Session.Identity = authz.Principal{Address: address} // as fromAfar has it
+		return c, h.server.Add(c)
 	}
 	one, in := come("192.0.2.1:1000")
 	other, alsoIn := come("192.0.2.2:1000")
 	if _, again := come("192.0.2.1:1001"); !in || !alsoIn || again {
 		t.Fatalf("let in are the first connection: %v, that of another host: %v, the second one: %v", in, alsoIn, again)
 	}
-	h.server.memory.take(one, 10)
-	if n := h.server.memory.of[other.owner]; n != 0 {
+	h.server.Memory.Take(one, 10)
+	if n := h.server.Memory.Of[other.Owner]; n != 0 {
 		t.Errorf("%d bytes of one host are another's", n)
 	}
-	h.server.memory.give(one, 10)
-	h.server.remove(one)
-	h.server.remove(other)
+	h.server.Memory.Give(one, 10)
+	h.server.Remove(one)
+	h.server.Remove(other)
 }
 
 // Thousands of clients connect and leave at any point of a call. No client that stays is refused.
@@ -299,40 +300,40 @@ func TestConnectStorm(t *testing.T) {
 	crowd.Wait()
 	bystander.works()
 	eventually(t, "all are gone", func() bool {
-		h.server.mu.Lock()
-		defer h.server.mu.Unlock()
-		return len(h.server.clients) == 1 && len(h.server.owners) == 1
+		h.server.Mu.Lock()
+		defer h.server.Mu.Unlock()
+		return len(h.server.Connected) == 1 && len(h.server.Owners) == 1
 	})
 }
 
 // When memory runs out, the server closes a connection of the user with the most memory in total. A larger single
 // connection of another user stays open.
 func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
-	connected := func(uid uint32) *client {
-		c := &client{owner: authz.Owner{UID: uid}}
-		c.life, c.end = context.WithCancelCause(t.Context())
+	connected := func(uid uint32) *rpc.Client {
+		c := &rpc.Client{Owner: authz.Owner{UID: uid}}
+		c.Life, c.End = context.WithCancelCause(t.Context())
 		return c
 	}
-	m := newMemory(1000)
+	m := rpc.NewMemory(1000)
 	sound := connected(1)
-	m.take(sound, 300)
-	var many []*client
+	m.Take(sound, 300)
+	var many []*rpc.Client
 	for range 10 {
 		many = append(many, connected(2))
-		m.take(many[len(many)-1], 71)
+		m.Take(many[len(many)-1], 71)
 	}
-	if sound.life.Err() != nil {
+	if sound.Life.Err() != nil {
 		t.Error("the largest single connection is closed")
 	}
-	if !slices.ContainsFunc(many, func(c *client) bool { return c.life.Err() != nil }) {
+	if !slices.ContainsFunc(many, func(c *rpc.Client) bool { return c.Life.Err() != nil }) {
 		t.Error("no connection is closed")
 	}
-	m.give(sound, 300)
+	m.Give(sound, 300)
 	for _, c := range many {
-		m.give(c, 71)
+		m.Give(c, 71)
 	}
-	if len(m.held)+len(m.of)+m.total != 0 {
-		t.Errorf("%d bytes are left: %v %v", m.total, m.held, m.of)
+	if len(m.Held)+len(m.Of)+m.Total != 0 {
+		t.Errorf("%d bytes are left: %v %v", m.Total, m.Held, m.Of)
 	}
 }
 
@@ -340,15 +341,15 @@ func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
 func TestCallbacksAreCounted(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
-	eventually(t, "nothing is held", func() bool { return h.server.memory.now() == 0 })
+	eventually(t, "nothing is held", func() bool { return now(&h.server.Memory) == 0 })
 	const some = 10
 	var last int32
 	for range some {
 		last = w.watch(0, nil)
 	}
-	eventually(t, "callbacks are held", func() bool { return h.server.memory.now() == some*subscriptionSize })
+	eventually(t, "callbacks are held", func() bool { return now(&h.server.Memory) == some*rpc.SubscriptionSize })
 	w.must(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: last}, nil)
-	eventually(t, "one less is held", func() bool { return h.server.memory.now() == (some-1)*subscriptionSize })
+	eventually(t, "one less is held", func() bool { return now(&h.server.Memory) == (some-1)*rpc.SubscriptionSize })
 	_ = w.conn.Close()
-	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 })
+	eventually(t, "all is given back", func() bool { return now(&h.server.Memory) == 0 })
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
@@ -40,11 +41,11 @@ func FuzzConnection(f *testing.F) {
 	f.Fuzz(func(t *testing.T, input []byte, stranger bool) {
 		synctest.Test(t, func(t *testing.T) {
 			said, s := converse(input, stranger)
-			if s.opened && !s.admitted {
+			if s.Opened && !s.Admitted {
 				t.Fatal("a stranger has opened a connection")
 			}
 			for said.Len() > 0 {
-				n, err := readLength(said)
+				n, err := rpc.ReadLength(said)
 				if err != nil || n > said.Len() {
 					t.Fatalf("a client gets %[2]d of a packet's %[1]d bytes: %[3]v", n, said.Len(), err)
 				}
@@ -68,26 +69,26 @@ func TestTheFuzzedConnectionAnswers(t *testing.T) {
 
 // converse has a client say something and go when nothing more comes of it. It gives
 // what the client was sent, and its session.
-func converse(input []byte, stranger bool) (*bytes.Buffer, *session) {
-	s := New(Config{Rooms: Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
-	s.table = table{}
-	g := group{s.table, xdr.ProgramRemote}
-	authCalls(g)
-	connectCalls(g)
-	eventCalls(g)
-	serveConsole(func(_ context.Context, st *stream) error {
+func converse(input []byte, stranger bool) (*bytes.Buffer, *rpc.Session) {
+	s := New(rpc.Config{Rooms: rpc.Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
+	s.Table = rpc.Table{}
+	g := rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}
+	rpc.AuthCalls(g)
+	rpc.ConnectCalls(g)
+	rpc.EventCalls(g)
+	serveConsole(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(st, st)
 		return err
 	})(s)
 
 	near, far := net.Pipe()
-	c := newClient(s, far, false)
+	c := rpc.NewClient(s, far, false)
 	if !stranger {
-		c.session.admitted, c.session.opened, c.session.uri = true, true, systemURI
+		c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
 	}
 	served := make(chan struct{})
 	go func() {
-		c.serve()
+		c.Serve()
 		close(served)
 	}()
 	said := new(bytes.Buffer)
@@ -101,5 +102,5 @@ func converse(input []byte, stranger bool) (*bytes.Buffer, *session) {
 	_ = near.Close()
 	<-served
 	<-drained
-	return said, c.session
+	return said, c.Session
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/daemon"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
@@ -60,8 +61,8 @@ const (
 // objects of others.
 type heldHouse struct {
 	dir          string // "mine" in it is the client's, "theirs" another's
-	server       *Server
-	rooms        Rooms
+	server       *rpc.Server
+	rooms        rpc.Rooms
 	mine, theirs string // as they were made
 	changes      int    // of their guest
 	written      map[*domain.Definition]string
@@ -76,7 +77,8 @@ type bugs struct {
 }
 
 func (*bugs) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelError }
-func (b *bugs) WithAttrs([]slog.Attr) slog.Handler         { return b }
+
+func (b *bugs) WithAttrs([]slog.Attr) slog.Handler { return b }
 
 func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 	if !strings.HasPrefix(r.Message, "bug in") {
@@ -89,10 +91,10 @@ func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// FuzzHeld runs calls of every kind for a client whose rules restrict it to guests and pools named mine*. The
-// arguments are drawn from words like those below. A guest, a pool and a secret of others also exist, and
-// change during the calls. Each call is answered, and none breaks a handler. Answers, errors and events must not reveal
-// objects of others, except in the client's own words. At the end these objects are unchanged.
+// FuzzHeld runs calls of every kind for a client that rules restrict to guests and pools named mine*. The arguments
+// are drawn from words like those below. A guest, a pool and a secret of others also exist, and change during the
+// calls. Each call is answered, and none breaks a handler. Answers, errors and events must not reveal objects of
+// others, except in the client's own words. At the end these objects are unchanged.
 // Promise: A1
 func FuzzHeld(f *testing.F) {
 	h := newHeldHouse(f)
@@ -100,7 +102,7 @@ func FuzzHeld(f *testing.F) {
 	for _, w := range heldWords {
 		words = append(words, strings.ReplaceAll(w, "$DIR", h.dir))
 	}
-	seedHeld(f, h.server.table)
+	seedHeld(f, h.server.Table)
 	f.Fuzz(func(t *testing.T, input []byte, others string) {
 		if strings.Contains(others, hidden) || strings.Contains(others, "<volume") { // no volume fills the disk here
 			return
@@ -143,7 +145,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 	must(err)
 	f.Cleanup(d.Close)
 	h.rooms = roomsOf(d)
-	h.server = New(Config{Rooms: h.rooms, Log: log, Gate: d.Gate})
+	h.server = New(rpc.Config{Rooms: h.rooms, Log: log, Gate: d.Gate})
 	must(os.Mkdir(filepath.Join(dir, "theirs"), 0o700))
 	for _, name := range []string{"a.img", hidden + ".img"} {
 		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
@@ -152,7 +154,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 	_, err = d.Secrets.Define(scope.Daemon("a test"), secretXML, true)
 	must(err)
 	must(d.Secrets.SetValue(scope.Daemon("a test"), secretUUID, []byte(hidden)))
-	_, err = d.Guests.Define(f.Context(), scope.Daemon("a test"), otherXML, false)
+	_, err = guest.Define(f.Context(), d.Guests, scope.Daemon("a test"), otherXML, false)
 	must(err)
 	h.change(f)
 	h.restore(f)
@@ -162,7 +164,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 // change changes a guest of others, which causes events.
 func (h *heldHouse) change(t testing.TB) {
 	h.changes++
-	if _, err := h.rooms.Guests.Define(context.Background(), scope.Daemon("a test"), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
+	if _, err := guest.Define(context.Background(), h.rooms.Guests, scope.Daemon("a test"), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
 		t.Fatal(err)
 	}
 	h.theirs = h.look(t, false)
@@ -256,7 +258,7 @@ func (h *heldHouse) restore(t testing.TB) {
 	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
 	for _, g := range h.rooms.Guests.All() {
 		if strings.HasPrefix(g.Name(), "mine") {
-			if err := g.Undefine(context.Background(), scope.Daemon("a test"), all); err != nil {
+			if err := guest.Undefine(context.Background(), g, scope.Daemon("a test"), all); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -275,7 +277,7 @@ func (h *heldHouse) restore(t testing.TB) {
 		t.Fatal(err)
 	}
 	h.startPool(t, fmt.Sprintf(minePool, filepath.Join(folder, "pool")))
-	if _, err := h.rooms.Guests.Define(context.Background(), scope.Daemon("a test"), mineXML, false); err != nil {
+	if _, err := guest.Define(context.Background(), h.rooms.Guests, scope.Daemon("a test"), mineXML, false); err != nil {
 		t.Fatal(err)
 	}
 	h.mine = h.look(t, true)
@@ -284,13 +286,13 @@ func (h *heldHouse) restore(t testing.TB) {
 // visit has the client come, make the calls that are drawn, and go.
 func (h *heldHouse) visit(t *testing.T, d *draw) {
 	near, far := net.Pipe()
-	c := newClient(h.server, far, false)
-	c.session.identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	c.session.admitted, c.session.opened, c.session.uri = true, true, systemURI
+	c := rpc.NewClient(h.server, far, false)
+	c.Session.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
+	c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
 	events := h.rooms.Events.Reader()
 	served := make(chan struct{})
 	go func() {
-		c.serve()
+		c.Serve()
 		close(served)
 	}()
 	v := &visitor{t: t, conn: near, packets: make(chan []byte, 64)}
@@ -306,7 +308,7 @@ func (h *heldHouse) visit(t *testing.T, d *draw) {
 			program, number = xdr.ProgramQEMU, number-firstOfQEMU
 		}
 		p := xdr.Lookup(program, int32(number))
-		if p == nil || p.Event || isAuth(p) {
+		if p == nil || p.Event || rpc.IsAuth(p) {
 			continue
 		}
 		if !v.call(p, serial, d) {
@@ -323,9 +325,9 @@ func (h *heldHouse) visit(t *testing.T, d *draw) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, n := range notices(e) {
-			if c.session.seesNotice(n) {
-				told, _ := n.message(1).Append(nil)
+		for _, n := range rpc.Notices(e) {
+			if c.Session.SeesNotice(n) {
+				told, _ := n.Message(1).Append(nil)
 				v.check(told)
 			}
 		}
@@ -350,7 +352,7 @@ type visitor struct {
 func (v *visitor) listen() {
 	defer close(v.packets)
 	for {
-		n, err := readLength(v.conn)
+		n, err := rpc.ReadLength(v.conn)
 		if err != nil {
 			return
 		}
@@ -402,7 +404,7 @@ func (v *visitor) check(told []byte) {
 	}
 	for _, word := range []string{"theirs", theirUUID, poolUUID, secretUUID} {
 		raw := []byte(word)
-		if u, err := parseUUID(word); err == nil {
+		if u, err := rpc.ParseUUID(word); err == nil {
 			raw = u[:]
 		}
 		known := bytes.Contains(v.said, []byte(word)) || bytes.Contains(v.said, raw)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
@@ -52,13 +53,13 @@ func TestBrokenPackets(t *testing.T) {
 			bystander.works()
 		})
 	}
-	for name, limit := range map[string]uint32{"": frameLimitStranger, "-ro": frameLimitStranger} {
+	for name, limit := range map[string]uint32{"": rpc.FrameLimitStranger, "-ro": rpc.FrameLimitStranger} {
 		w := h.dial(name)
 		w.write(raw(limit+8, call(xdr.ProcAuthList), nil))
 		w.closed()
 	}
 	w := h.open("-ro")
-	w.write(raw(frameLimitReader+8, call(xdr.ProcConnectGetType), nil))
+	w.write(raw(rpc.FrameLimitReader+8, call(xdr.ProcConnectGetType), nil))
 	w.closed()
 	bystander.works()
 }
@@ -91,19 +92,19 @@ func TestDescriptorsThatWereNotAnnouncedAreClosed(t *testing.T) {
 // TestABoundOfBytesInFlight: one call always gets on, more only as there is room.
 // Promise: X4
 func TestABoundOfBytesInFlight(t *testing.T) {
-	in := newIntake(3, 100)
+	in := rpc.NewIntake(3, 100)
 	for _, c := range []struct {
 		size int
 		want bool
 	}{{200, true}, {0, false}, {-200, true}, {60, true}, {60, false}, {40, true}, {1, false}, {-40, true}, {40, true}} {
 		if c.size < 0 {
-			in.give(-c.size)
-		} else if got := in.take(c.size); got != c.want {
-			t.Fatalf("%d bytes beside %d of %d calls: %v", c.size, in.bytes, in.calls, got)
+			in.Give(-c.size)
+		} else if got := in.Take(c.size); got != c.want {
+			t.Fatalf("%d bytes beside %d of %d calls: %v", c.size, in.Bytes, in.Calls, got)
 		}
 	}
-	in = newIntake(1, 100)
-	if !in.take(1) || in.take(1) {
+	in = rpc.NewIntake(1, 100)
+	if !in.Take(1) || in.Take(1) {
 		t.Error("a second call has a place")
 	}
 }
@@ -138,30 +139,30 @@ func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		header xdr.Header
-		want   code
+		want   rpc.Code
 		text   string
 	}{
-		{"unknown procedure", call(9999), codeRPC, "unknown procedure: 9999"},
-		{"negative procedure", call(-1), codeRPC, "unknown procedure: -1"},
-		{"event as call", call(xdr.ProcDomainEventCallbackLifecycle), codeRPC, "unknown procedure: 318"},
-		{"unknown program", xdr.Header{Program: 0x1234, Version: 1, Serial: 77}, codeRPC, "cannot find program 4660 version 1"},
-		{"program for containers", xdr.Header{Program: xdr.ProgramLXC, Version: 1, Serial: 77}, codeNoSupport, "this function is not supported by the connection driver: virsh lxc-enter-namespace is for containers, and Lodge runs virtual machines; use virsh console"},
-		{"other version", xdr.Header{Program: xdr.ProgramRemote, Version: 2, Proc: 3, Serial: 77}, codeRPC, "cannot find program 536903814 version 2"},
-		{"program of another daemon", xdr.Header{Program: xdr.ProgramAdmin, Version: 1, Serial: 77}, codeRPC, "cannot find program 110102160 version 1"},
-		{"call with a status", xdr.Header{Program: xdr.ProgramRemote, Version: 1, Proc: 3, Serial: 77, Status: 1}, codeRPC, "a call with status 1 makes no sense"},
+		{"unknown procedure", call(9999), rpc.CodeRPC, "unknown procedure: 9999"},
+		{"negative procedure", call(-1), rpc.CodeRPC, "unknown procedure: -1"},
+		{"event as call", call(xdr.ProcDomainEventCallbackLifecycle), rpc.CodeRPC, "unknown procedure: 318"},
+		{"unknown program", xdr.Header{Program: 0x1234, Version: 1, Serial: 77}, rpc.CodeRPC, "cannot find program 4660 version 1"},
+		{"program for containers", xdr.Header{Program: xdr.ProgramLXC, Version: 1, Serial: 77}, rpc.CodeNoSupport, "this function is not supported by the connection driver: virsh lxc-enter-namespace is for containers, and Lodge runs virtual machines; use virsh console"},
+		{"other version", xdr.Header{Program: xdr.ProgramRemote, Version: 2, Proc: 3, Serial: 77}, rpc.CodeRPC, "cannot find program 536903814 version 2"},
+		{"program of another daemon", xdr.Header{Program: xdr.ProgramAdmin, Version: 1, Serial: 77}, rpc.CodeRPC, "cannot find program 110102160 version 1"},
+		{"call with a status", xdr.Header{Program: xdr.ProgramRemote, Version: 1, Proc: 3, Serial: 77, Status: 1}, rpc.CodeRPC, "a call with status 1 makes no sense"},
 		{
-			"no handler", call(xdr.ProcInterfaceChangeBegin), codeNoSupport,
+			"no handler", call(xdr.ProcInterfaceChangeBegin), rpc.CodeNoSupport,
 			"this function is not supported by the connection driver: virsh iface-begin is not built; use the host's own network configuration",
 		},
-		{"arguments missing", call(xdr.ProcConnectSupportsFeature), codeRPC, ""},
+		{"arguments missing", call(xdr.ProcConnectSupportsFeature), rpc.CodeRPC, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w.write(raw(28, c.header, nil))
 			e := w.fails(c.header)
-			if code(e.Code) != c.want || c.text != "" && *e.Message != c.text {
+			if rpc.Code(e.Code) != c.want || c.text != "" && *e.Message != c.text {
 				t.Fatalf("error %d %q, want %d %q", e.Code, *e.Message, c.want, c.text)
 			}
-			if c.want == codeRPC && origin(e.Domain) != fromRPC {
+			if c.want == rpc.CodeRPC && rpc.Origin(e.Domain) != rpc.FromRPC {
 				t.Errorf("error from %d, want RPC", e.Domain)
 			}
 			w.works()
@@ -172,8 +173,8 @@ func TestRefusals(t *testing.T) {
 	late.Type, late.Status = xdr.TypeStream, xdr.StatusContinue
 	w.write(raw(32, late, []byte("late")))
 	w.works()
-	w.must(xdr.ProcConnectSupportsFeature, &xdr.ConnectSupportsFeatureArgs{Feature: featureTypedStrings}, nil)
-	w.refused(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Flags: 1 << 20}, codeInvalidArg)
+	w.must(xdr.ProcConnectSupportsFeature, &xdr.ConnectSupportsFeatureArgs{Feature: rpc.FeatureTypedStrings}, nil)
+	w.refused(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Flags: 1 << 20}, rpc.CodeInvalidArg)
 }
 
 func TestBeforeAuthentication(t *testing.T) {
@@ -181,19 +182,19 @@ func TestBeforeAuthentication(t *testing.T) {
 	w := h.dial("")
 	for _, proc := range []int32{xdr.ProcConnectGetType, xdr.ProcConnectClose, xdr.ProcDomainDestroy} {
 		header := w.send(proc, nil)
-		if e := w.fails(header); code(e.Code) != codeRPC || *e.Message != "authentication required" {
+		if e := w.fails(header); rpc.Code(e.Code) != rpc.CodeRPC || *e.Message != "authentication required" {
 			t.Fatalf("call %d: %d %q", proc, e.Code, *e.Message)
 		}
 	}
 	w.must(xdr.ProcAuthList, nil, nil)
-	w.refused(xdr.ProcConnectGetType, nil, codeInternal) // not open
+	w.refused(xdr.ProcConnectGetType, nil, rpc.CodeInternal) // not open
 	w.must(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{}, nil)
 	w.works()
 }
 
 // Promise: X1
 func TestAuthenticationHasADeadline(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.handshake = 50 * time.Millisecond })
+	h := serve(t, func(s *rpc.Server) { s.Limits.Handshake = 50 * time.Millisecond })
 	silent, busy, done := h.dial(""), h.dial(""), h.open("")
 	busy.write(raw(28, call(xdr.ProcConnectGetType), nil))
 	silent.closed()
@@ -205,7 +206,7 @@ func TestReadOnly(t *testing.T) {
 	h := serve(t)
 	asked := h.dial("")
 	asked.must(xdr.ProcAuthList, nil, nil)
-	asked.must(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Flags: openReadOnly}, nil)
+	asked.must(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Flags: rpc.OpenReadOnly}, nil)
 	// Two calls are refused only because they ask for the guest's agent.
 	writing := map[int32]xdr.Message{
 		xdr.ProcDomainGetVCPUsFlags:      &xdr.DomainGetVCPUsFlagsArgs{Flags: 8},
@@ -216,12 +217,12 @@ func TestReadOnly(t *testing.T) {
 		for p := range xdr.Procedures(xdr.ProgramRemote) {
 			if p.RefusedReadOnly {
 				refused++
-				if e := w.fails(w.send(p.Number, writing[p.Number])); code(e.Code) != codeOperationDenied {
+				if e := w.fails(w.send(p.Number, writing[p.Number])); rpc.Code(e.Code) != rpc.CodeOperationDenied {
 					t.Errorf("%s: error %d %q", p.Name, e.Code, *e.Message)
 				}
 			}
 		}
-		w.refused(xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{Source: 3}, codeArgUnsupported)
+		w.refused(xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{Source: 3}, rpc.CodeArgUnsupported)
 		if refused != 203 {
 			t.Errorf("%d calls are refused, want 203", refused)
 		}
@@ -233,7 +234,7 @@ func TestReadOnly(t *testing.T) {
 // bounded number of calls; others go on.
 // Promise: W4
 func TestNeverReading(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.patience = 300 * time.Millisecond })
+	h := serve(t, func(s *rpc.Server) { s.Limits.Patience = 300 * time.Millisecond })
 	bystander, deaf := h.open(""), h.open("")
 	request := raw(28, call(xdr.ProcConnectGetHostname), nil)
 	var err error
@@ -250,8 +251,8 @@ func TestNeverReading(t *testing.T) {
 // TestKeepaliveFlood: pings are answered while calls are stuck and no more are read.
 func TestKeepaliveFlood(t *testing.T) {
 	stuck := make(chan struct{})
-	h := serve(t, func(s *Server) {
-		s.limits.calls, s.limits.running = 4, 2
+	h := serve(t, func(s *rpc.Server) {
+		s.Limits.Calls, s.Limits.Running = 4, 2
 		hold(s, xdr.ProcConnectGetCapabilities, stuck)
 	})
 	defer close(stuck)
@@ -282,9 +283,9 @@ func TestKeepaliveFlood(t *testing.T) {
 }
 
 // hold makes an ordinary call wait for a channel, or for the daemon's end.
-func hold(s *Server, number int32, until <-chan struct{}) {
-	delete(s.table, procedureKey{xdr.ProgramRemote, number})
-	on(group{s.table, xdr.ProgramRemote}, number, func(_ *handlers, ctx context.Context, _ *request, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+func hold(s *rpc.Server, number int32, until <-chan struct{}) {
+	delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: number})
+	rpc.On(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, number, func(ctx context.Context, _ *rpc.Handlers, _ *rpc.Request, _ *rpc.Void) (*xdr.ConnectGetCapabilitiesRet, error) {
 		select {
 		case <-until:
 			return &xdr.ConnectGetCapabilitiesRet{Capabilities: "<capabilities/>"}, nil
@@ -297,8 +298,8 @@ func hold(s *Server, number int32, until <-chan struct{}) {
 // TestUrgentCallsOvertake: what the table marks as urgent is not queued behind stuck calls.
 func TestUrgentCallsOvertake(t *testing.T) {
 	stuck := make(chan struct{})
-	h := serve(t, func(s *Server) {
-		s.limits.running = 2
+	h := serve(t, func(s *rpc.Server) {
+		s.Limits.Running = 2
 		hold(s, xdr.ProcConnectGetCapabilities, stuck)
 	})
 	w := h.open("")
@@ -318,17 +319,17 @@ func TestUrgentCallsOvertake(t *testing.T) {
 // The daemon's shutdown waits for the calls that have begun.
 func TestStopAnswersCallsInFlight(t *testing.T) {
 	release := make(chan struct{})
-	h := serve(t, func(s *Server) {
-		s.limits.grace = 10 * patience
+	h := serve(t, func(s *rpc.Server) {
+		s.Limits.Grace = 10 * patience
 		hold(s, xdr.ProcConnectGetCapabilities, release)
 	})
 	w := h.open("")
 	header := w.send(xdr.ProcConnectGetCapabilities, nil)
 	w.works() // so the call before it was read
-	var served *client
-	h.server.eachClient(func(c *client) { served = c })
+	var served *rpc.Client
+	h.server.EachClient(func(c *rpc.Client) { served = c })
 	h.stop()
-	<-served.reading.Done()
+	<-served.Reading.Done()
 	close(release)
 	w.result(header, new(xdr.ConnectGetCapabilitiesRet))
 	w.closed()
@@ -348,7 +349,7 @@ func TestCrowd(t *testing.T) {
 
 // TestFullSocket: at the bound the next client waits until one leaves; the other socket goes on.
 func TestFullSocket(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.clients = 2 })
+	h := serve(t, func(s *rpc.Server) { s.Limits.Clients = 2 })
 	first, _ := h.open(""), h.open("")
 	third := h.dial("")
 	header := third.send(xdr.ProcAuthList, nil)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
@@ -24,16 +25,16 @@ func withNetworks(t *testing.T) *house {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Close() })
-	return serve(t, func(s *Server) {
+	return serve(t, func(s *rpc.Server) {
 		nets, err := network.Open(t.Context(), network.Config{
 			Data: filepath.Join(dir, "data"), Run: filepath.Join(dir, "run"),
-			Store: st, Events: s.handlers.Events, Log: slog.New(slog.DiscardHandler),
+			Store: st, Events: s.Handlers.Events, Log: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(nets.Close)
-		s.handlers.Networks = nets
+		s.Handlers.Networks = nets
 	})
 }
 
@@ -67,7 +68,7 @@ func TestVirshNetworks(t *testing.T) {
 		{[]string{"net-list", "--all"}, `^Name   State   Autostart   Persistent\n-+$`},
 		{[]string{"net-define", lab}, `^Network lab defined from `},
 		{[]string{"net-define", "--validate", document(t, "<network><name>x</name><nonsense/></network>")}, `unknown element or attribute: nonsense`},
-		{[]string{"net-define", wrong}, `unsupported configuration: network "wrong" uses what is not supported: network/bandwidth; limit each guest`},
+		{[]string{"net-define", wrong}, `unsupported configuration: network "wrong" uses elements that are not supported: network/bandwidth; limit each guest`},
 		{[]string{"net-define", lab}, `error: operation failed: network "lab" already exists with UUID`},
 		{[]string{"net-list"}, `!lab`},
 		{[]string{"net-list", "--inactive"}, `lab\s+inactive\s+no\s+yes`},
@@ -138,7 +139,7 @@ func TestOlderNetworkCalls(t *testing.T) {
 	uri, key, doc := "http://example.com/1", "app", "<role kind=\"web\"/>"
 	set := &xdr.NetworkSetMetadataArgs{Network: off.Network, Type: 2, Metadata: &doc, Key: &key, URI: &uri}
 	get := &xdr.NetworkGetMetadataArgs{Network: off.Network, Type: 2, URI: &uri}
-	w.refused(xdr.ProcNetworkGetMetadata, get, codeNoMetadata)
+	w.refused(xdr.ProcNetworkGetMetadata, get, rpc.CodeNoMetadata)
 	w.must(xdr.ProcNetworkSetMetadata, set, nil)
 	var got xdr.WithMetadata
 	w.must(xdr.ProcNetworkGetMetadata, get, &got)
@@ -152,7 +153,7 @@ func TestOlderNetworkCalls(t *testing.T) {
 	if !strings.Contains(described.XML, "<title>A title</title>") || !strings.Contains(described.XML, "<app:role kind=\"web\" xmlns:app=\"http://example.com/1\"/>") {
 		t.Errorf("the document is\n%s", described.XML)
 	}
-	h.open("-ro").refused(xdr.ProcNetworkDestroy, &on, codeOperationDenied)
+	h.open("-ro").refused(xdr.ProcNetworkDestroy, &on, rpc.CodeOperationDenied)
 	w.must(xdr.ProcNetworkDestroy, &on, nil)
-	w.refused(xdr.ProcNetworkDestroy, &on, codeNoNetwork)
+	w.refused(xdr.ProcNetworkDestroy, &on, rpc.CodeNoNetwork)
 }

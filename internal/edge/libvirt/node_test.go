@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/hostcalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
@@ -18,21 +20,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// onHost gives the server the rooms that know a host.
-func onHost(t *testing.T, root kernel.Root) func(*Server) {
+// onHost gives the server the objects that describe a host.
+func onHost(t *testing.T, root kernel.Root) func(*rpc.Server) {
 	t.Helper()
 	inventory, err := resources.NewInventory(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(s *Server) {
-		s.handlers.Host = inventory
-		s.handlers.Devices = resources.NewDevices(root)
+	return func(s *rpc.Server) {
+		s.Handlers.Host = inventory
+		s.Handlers.Devices = resources.NewDevices(root)
 	}
 }
 
 // withQEMU gives the server this machine's QEMU, which is probed when first asked.
-func withQEMU(t *testing.T) func(*Server) {
+func withQEMU(t *testing.T) func(*rpc.Server) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("probing QEMU takes seconds")
@@ -54,7 +56,7 @@ func withQEMU(t *testing.T) func(*Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(s *Server) { s.handlers.Emulators, s.handlers.Guests = emulators, &guest.Registry{} }
+	return func(s *rpc.Server) { s.Handlers.Emulators, s.Handlers.Guests = emulators, &guest.Registry{} }
 }
 
 // says is a virsh command with its expected output. An output line may contain more blanks than expected, because
@@ -135,20 +137,20 @@ func TestVirshOnServer_CellsOfMemoryAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cells := printed(t, describeCells(inventory.Facts().Topology.Cells))
+	cells := printed(t, hostcalls.DescribeCells(inventory.Facts().Topology.Cells))
 	for _, want := range []string{"<cells num='4'>", "<cpus num='3'>", "<cpus num='0'/>", "<cell id='3'>\n    <memory unit='KiB'>67108864</memory>"} {
 		if !strings.Contains(cells, want) {
 			t.Errorf("%q is missing in\n%s", want, cells)
 		}
 	}
-	if cpu := printed(t, describeProcessor(inventory.Facts(), aQEMU(false))); !strings.Contains(cpu, "<topology sockets='1' dies='1' cores='8' threads='1'/>") {
+	if cpu := printed(t, hostcalls.DescribeProcessor(inventory.Facts(), aQEMU(false))); !strings.Contains(cpu, "<topology sockets='1' dies='1' cores='8' threads='1'/>") {
 		t.Errorf("capabilities tell another shape than nodeinfo:\n%s", cpu)
 	}
 }
 
 // What a cell does not have is not told.
 func TestCellsTold_WithoutMemoryOrDistances(t *testing.T) {
-	if cell := printed(t, describeCells([]topology.Cell{{ID: 5}})); cell != "<cells num='1'>\n  <cell id='5'>\n    <cpus num='0'/>\n  </cell>\n</cells>\n" {
+	if cell := printed(t, hostcalls.DescribeCells([]topology.Cell{{ID: 5}})); cell != "<cells num='1'>\n  <cell id='5'>\n    <cpus num='0'/>\n  </cell>\n</cells>\n" {
 		t.Errorf("an empty cell is told as\n%s", cell)
 	}
 }
@@ -291,7 +293,7 @@ func TestDeviceDocuments(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		doc, err := describeDevice(d)
+		doc, err := hostcalls.DescribeDevice(d)
 		if diff := cmp.Diff(c.want, doc); diff != "" || err != nil {
 			t.Errorf("%s: %v\n%s", c.name, err, diff)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
@@ -28,13 +29,13 @@ func TestEveryCallHasItsRight(t *testing.T) {
 			if p.Event {
 				continue
 			}
-			r, known := callRights[procedureKey{p.Program, p.Number}]
-			if !known || len(r.verbs) == 0 {
+			r, known := rpc.CallRights[rpc.ProcedureKey{Program: p.Program, Number: p.Number}]
+			if !known || len(r.Verbs) == 0 {
 				t.Errorf("%s stands nowhere in verbs.table", p.Name)
 				continue
 			}
-			if reads := r.last() <= authz.Read; reads && p.RefusedReadOnly && !harmless[p.Name] {
-				t.Errorf("%s is refused on a read-only connection, and takes no more than %q", p.Name, r.last())
+			if reads := r.Last() <= authz.Read; reads && p.RefusedReadOnly && !harmless[p.Name] {
+				t.Errorf("%s is refused on a read-only connection, and takes no more than %q", p.Name, r.Last())
 			}
 		}
 	}
@@ -46,8 +47,8 @@ func TestDocumentsAreFoundAmongTexts(t *testing.T) {
 	for _, text := range []string{"<domain/>", "\ufeff\n<domain/>", "\u00a0<domain/>", "&#32;<domain/>"} {
 		found := false
 		brought := &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}
-		eachText(reflect.ValueOf(brought).Elem(), "", func(field, text string) bool {
-			found = isDocument(field, text)
+		rpc.EachText(reflect.ValueOf(brought).Elem(), "", func(field, text string) bool {
+			found = rpc.IsDocument(field, text)
 			return !found
 		})
 		if !found {
@@ -61,17 +62,17 @@ func TestDocumentsAreFoundAmongTexts(t *testing.T) {
 // Promise: A2
 func TestEveryChangeIsOfSomething(t *testing.T) {
 	for key, route := range newTable() {
-		r, p := callRights[key], route.proc
-		whole := slices.Contains([]authz.Verb{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.last()) // never given for some
-		if r.last() <= authz.Read || whole || r.everything || r.anywhere {
+		r, p := rpc.CallRights[key], route.Proc
+		whole := slices.Contains([]authz.Permission{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.Last()) // never given for some
+		if r.Last() <= authz.Read || whole || r.Everything || r.Anywhere {
 			continue
 		}
-		args, document := reflect.TypeOf(blank(p)).Elem(), false
+		args, document := reflect.TypeOf(rpc.Blank(p)).Elem(), false
 		for field := range args.Fields() {
 			document = document || field.Name == "XML"
 		}
-		if !names(args) && !document {
-			t.Errorf("%s takes %q, and says of nothing that rules know", p.Name, r.last())
+		if !rpc.Names(args) && !document {
+			t.Errorf("%s takes %q, and says of nothing that rules know", p.Name, r.Last())
 		}
 	}
 }
@@ -84,8 +85,8 @@ func TestARefusalToAReaderIsInTheAudit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := serve(t, func(s *Server) { s.audit = audit })
-	h.open("-ro").refused(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{}, codeOperationDenied)
+	h := serve(t, func(s *rpc.Server) { s.Audit = audit })
+	h.open("-ro").refused(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{}, rpc.CodeOperationDenied)
 	if err := audit.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -109,16 +110,16 @@ func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
 		{xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}, true},
 	} {
 		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
-		if got := slices.Contains((&session{}).hidden(p, c.args), authz.Define); got != c.want {
+		if got := slices.Contains((&rpc.Session{}).Hidden(p, c.args), authz.Define); got != c.want {
 			t.Errorf("%+v takes it: %v", c.args, got)
 		}
 		// What the definition names is held to where definitions may name it.
-		if got := (&session{}).brings(p, authz.Save, c.args) == authz.Define; got != c.want {
+		if got := (&rpc.Session{}).Brings(p, authz.Save, c.args) == authz.Define; got != c.want {
 			t.Errorf("%+v is held to the places of define: %v", c.args, got)
 		}
 	}
-	if r := callRights[procedureKey{xdr.ProgramRemote, xdr.ProcDomainManagedSaveDefineXML}]; !slices.Contains(r.verbs, authz.Define) {
-		t.Errorf("a managed save is given another definition by %q", r.verbs)
+	if r := rpc.CallRights[rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcDomainManagedSaveDefineXML}]; !slices.Contains(r.Verbs, authz.Define) {
+		t.Errorf("a managed save is given another definition by %q", r.Verbs)
 	}
 }
 
@@ -128,33 +129,33 @@ func TestWhatACallLosesTakesItsRight(t *testing.T) {
 	for _, c := range []struct {
 		number int32
 		args   xdr.Message
-		want   []authz.Verb
+		want   []authz.Permission
 	}{
-		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startPaused | startBypassCache}, nil},
-		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startForceBoot}, []authz.Verb{authz.Save}},
-		{xdr.ProcDomainCreateWithFiles, &xdr.WithDomainFlags{Flags: startForceBoot | startResetNVRAM}, []authz.Verb{authz.Save, authz.Define}},
-		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startAutoDestroy}, []authz.Verb{authz.Stop}},
-		{xdr.ProcDomainCreateXML, &xdr.WithXMLFlags{Flags: startAutoDestroy}, []authz.Verb{authz.Stop}},
-		{xdr.ProcDomainCreateXMLWithFiles, &xdr.WithXMLFlags{Flags: startAutoDestroy}, []authz.Verb{authz.Stop}},
-		{xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{Flags: startAutoDestroy}, nil},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: rpc.StartPaused | rpc.StartBypassCache}, nil},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: rpc.StartForceBoot}, []authz.Permission{authz.Save}},
+		{xdr.ProcDomainCreateWithFiles, &xdr.WithDomainFlags{Flags: rpc.StartForceBoot | rpc.StartResetNVRAM}, []authz.Permission{authz.Save, authz.Define}},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: rpc.StartAutoDestroy}, []authz.Permission{authz.Stop}},
+		{xdr.ProcDomainCreateXML, &xdr.WithXMLFlags{Flags: rpc.StartAutoDestroy}, []authz.Permission{authz.Stop}},
+		{xdr.ProcDomainCreateXMLWithFiles, &xdr.WithXMLFlags{Flags: rpc.StartAutoDestroy}, []authz.Permission{authz.Stop}},
+		{xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{Flags: rpc.StartAutoDestroy}, nil},
 		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{}, nil},
-		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlSecure}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlMigratable}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlSecure}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainSnapshotGetXMLDesc, &xdr.WithSnapshotFlags{Flags: xmlSecure}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainCheckpointGetXMLDesc, &xdr.WithCheckpointFlags{Flags: xmlSecure}, []authz.Verb{authz.Define}},
-		{xdr.ProcDomainSetVCPUsFlags, &xdr.DomainSetVCPUsFlagsArgs{Flags: vcpuGuest}, []authz.Verb{authz.Agent}},
-		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{Flags: vcpuGuest}, []authz.Verb{authz.Agent}},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLSecure}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLMigratable}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.WithDomainFlags{Flags: rpc.XMLSecure}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainSnapshotGetXMLDesc, &xdr.WithSnapshotFlags{Flags: rpc.XMLSecure}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainCheckpointGetXMLDesc, &xdr.WithCheckpointFlags{Flags: rpc.XMLSecure}, []authz.Permission{authz.Define}},
+		{xdr.ProcDomainSetVCPUsFlags, &xdr.DomainSetVCPUsFlagsArgs{Flags: rpc.VCPUGuest}, []authz.Permission{authz.Agent}},
+		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{Flags: rpc.VCPUGuest}, []authz.Permission{authz.Agent}},
 		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{}, nil},
-		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{Source: 1}, []authz.Verb{authz.Agent}},
+		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{Source: 1}, []authz.Permission{authz.Agent}},
 		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{}, nil},
-		{xdr.ProcDomainManagedSave, &xdr.WithDomainFlags{Flags: startForceBoot}, nil}, // another flag, of another call
-		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpLive | dumpMemoryOnly}, nil},
-		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpCrash}, []authz.Verb{authz.Stop}},
-		{xdr.ProcDomainCoreDumpWithFormat, &xdr.DomainCoreDumpWithFormatArgs{Flags: dumpReset}, []authz.Verb{authz.Stop}},
+		{xdr.ProcDomainManagedSave, &xdr.WithDomainFlags{Flags: rpc.StartForceBoot}, nil}, // another flag, of another call
+		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: rpc.DumpLive | rpc.DumpMemoryOnly}, nil},
+		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: rpc.DumpCrash}, []authz.Permission{authz.Stop}},
+		{xdr.ProcDomainCoreDumpWithFormat, &xdr.DomainCoreDumpWithFormatArgs{Flags: rpc.DumpReset}, []authz.Permission{authz.Stop}},
 	} {
 		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
-		if got := (&session{}).hidden(p, c.args); !slices.Equal(got, c.want) {
+		if got := (&rpc.Session{}).Hidden(p, c.args); !slices.Equal(got, c.want) {
 			t.Errorf("call %d with %+v takes %v besides, and not %v", c.number, c.args, got, c.want)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/hostcalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
@@ -29,15 +31,15 @@ func withSecrets(t *testing.T) *house {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = kept.Close() })
-	return serve(t, func(s *Server) {
+	return serve(t, func(s *rpc.Server) {
 		book, err := secret.Open(secret.Config{
-			Store: kept, Key: filepath.Join(dir, "key"), Events: s.handlers.Events, Log: slog.New(slog.DiscardHandler),
+			Store: kept, Key: filepath.Join(dir, "key"), Events: s.Handlers.Events, Log: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(book.Close)
-		s.handlers.Secrets = book
+		s.Handlers.Secrets = book
 	})
 }
 
@@ -98,11 +100,11 @@ func TestSecretsAreFoundAndTold(t *testing.T) {
 	if found.Secret != made.Secret {
 		t.Errorf("found %+v, want %+v", found.Secret, made.Secret)
 	}
-	w.refused(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 1, UsageID: "pool"}, codeNoSecret)
-	w.refused(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 9}, codeInvalidArg)
-	w.refused(xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: []byte("a"), Flags: 1}, codeInvalidArg)
+	w.refused(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 1, UsageID: "pool"}, rpc.CodeNoSecret)
+	w.refused(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 9}, rpc.CodeInvalidArg)
+	w.refused(xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: []byte("a"), Flags: 1}, rpc.CodeInvalidArg)
 	var changed xdr.SecretEventValueChangedMsg
-	w.both(w.send(xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: []byte("a")}), new(void), xdr.ProcSecretEventValueChanged, &changed)
+	w.both(w.send(xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: []byte("a")}), new(rpc.Void), xdr.ProcSecretEventValueChanged, &changed)
 	if changed.CallbackID != values || changed.Secret != made.Secret {
 		t.Errorf("changed: %+v", changed)
 	}
@@ -128,7 +130,7 @@ func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message
 // secret, also where it asks for their number alone.
 func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 	h := withSecrets(t)
-	if _, err := h.server.handlers.Secrets.Define(scope.Daemon("a test"), `<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
+	if _, err := h.server.Handlers.Secrets.Define(scope.Daemon("a test"), `<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
 		t.Fatal(err)
 	}
 	count := func(rules string) uint32 {
@@ -141,8 +143,8 @@ func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &session{client: &client{server: &Server{gate: gate}}, identity: authz.LocalWho(listener.Peer{UID: 1002})}
-		ret, err := h.server.handlers.connectListAllSecrets(t.Context(), &request{session: s}, &xdr.WithNeedResultsFlags{})
+		s := &rpc.Session{Client: &rpc.Client{Server: &rpc.Server{Gate: gate}}, Identity: authz.LocalPrincipal(listener.Peer{UID: 1002})}
+		ret, err := hostcalls.ConnectListAllSecrets(t.Context(), &h.server.Handlers, &rpc.Request{Session: s}, &xdr.WithNeedResultsFlags{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/word/event"
@@ -26,7 +27,7 @@ const patience = 20 * time.Second
 // house is a running server with its sockets.
 type house struct {
 	t      *testing.T
-	server *Server
+	server *rpc.Server
 	events *event.Log
 	stop   func() // ends Serve, as the daemon's end does
 	socket string // read-write; the read-only one has "-ro" behind it
@@ -34,21 +35,21 @@ type house struct {
 
 // serve runs a server for the length of a test. Change may set its limits and
 // handlers before it takes clients.
-func serve(t *testing.T, change ...func(*Server)) *house {
+func serve(t *testing.T, change ...func(*rpc.Server)) *house {
 	t.Helper()
 	h := &house{t: t, events: event.NewLog(), socket: filepath.Join(t.TempDir(), "libvirt-sock")}
-	h.server = New(Config{Rooms: Rooms{Events: h.events}, Log: slog.New(slog.DiscardHandler)})
-	h.server.limits.grace = patience / 4
+	h.server = New(rpc.Config{Rooms: rpc.Rooms{Events: h.events}, Log: slog.New(slog.DiscardHandler)})
+	h.server.Limits.Grace = patience / 4
 	for _, c := range change {
 		c(h.server)
 	}
-	var listeners []Listener
+	var listeners []rpc.Listener
 	for _, s := range []listener.Place{{Path: h.socket}, {Path: h.socket + "-ro", Everybody: true}} {
 		l, err := listener.Listen(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		listeners = append(listeners, Listener{Listener: l, ReadOnly: s.Everybody})
+		listeners = append(listeners, rpc.Listener{Listener: l, ReadOnly: s.Everybody})
 	}
 	ctx, stop := context.WithCancelCause(context.Background())
 	h.stop = func() { stop(nil) }
@@ -110,13 +111,13 @@ func (h *house) open(suffix string) *wire {
 
 // Clients leave query parameters that they do not know in the connection's URI.
 func TestTheNameOfAConnection(t *testing.T) {
-	for name, want := range map[string]bool{"": true, systemURI: true, systemURI + "?socket=/x&readonly=1": true, "qemu:///session": false, "xen:///": false, systemURI + "/": false} {
+	for name, want := range map[string]bool{"": true, rpc.SystemURI: true, rpc.SystemURI + "?socket=/x&readonly=1": true, "qemu:///session": false, "xen:///": false, rpc.SystemURI + "/": false} {
 		w := serve(t).dial("")
 		w.must(xdr.ProcAuthList, nil, nil)
 		if args := (&xdr.ConnectOpenArgs{Name: &name}); want {
 			w.must(xdr.ProcConnectOpen, args, nil)
 		} else {
-			w.refused(xdr.ProcConnectOpen, args, codeNoConnect)
+			w.refused(xdr.ProcConnectOpen, args, rpc.CodeNoConnect)
 		}
 	}
 }
@@ -188,10 +189,10 @@ func (w *wire) fails(h xdr.Header) *xdr.NetError {
 }
 
 // refused calls, and checks the code of the error.
-func (w *wire) refused(proc int32, args xdr.Message, want code) {
+func (w *wire) refused(proc int32, args xdr.Message, want rpc.Code) {
 	w.t.Helper()
 	e := w.fails(w.send(proc, args))
-	if code(e.Code) != want {
+	if rpc.Code(e.Code) != want {
 		w.t.Fatalf("call %d: error %d %q, want code %d", proc, e.Code, *e.Message, want)
 	}
 }
@@ -255,7 +256,7 @@ func TestConnection(t *testing.T) {
 	if uri.URI != "qemu:///system" {
 		t.Errorf("URI %q", uri.URI)
 	}
-	w.refused(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{}, codeInternal)
+	w.refused(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{}, rpc.CodeInternal)
 	w.must(xdr.ProcConnectClose, nil, nil)
 	w.closed()
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/storagecalls"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
@@ -22,20 +24,20 @@ import (
 )
 
 // withPools gives the house storage pools, on a store of their own.
-func withPools(t *testing.T) func(*Server) {
+func withPools(t *testing.T) func(*rpc.Server) {
 	t.Helper()
-	return func(s *Server) {
+	return func(s *rpc.Server) {
 		log := slog.New(slog.DiscardHandler)
 		records, err := store.Open(t.TempDir())
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.handlers.Pools, err = volume.Open(volume.Options{Store: records, Events: s.handlers.Events, Log: log, Boot: "this"})
+		s.Handlers.Pools, err = volume.Open(volume.Options{Store: records, Events: s.Handlers.Events, Log: log, Boot: "this"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			s.handlers.Pools.Close()
+			s.Handlers.Pools.Close()
 			if err := records.Close(); err != nil {
 				t.Error(err)
 			}
@@ -240,7 +242,7 @@ func sparseTransfer(t *testing.T, s *shell) {
 // TestUploadOfAGoneClient: a client that goes in the middle leaves nothing held.
 func TestUploadOfAGoneClient(t *testing.T) {
 	h := serve(t, withPools(t))
-	pools := h.server.handlers.Pools
+	pools := h.server.Handlers.Pools
 	dir := t.TempDir()
 	p, err := pools.Create(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
 	if err != nil {
@@ -251,7 +253,7 @@ func TestUploadOfAGoneClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := h.open("")
-	header := w.openStream(xdr.ProcStorageVolUpload, &xdr.WithVolumeOffsetLengthFlags{Volume: wireVolume(v)})
+	header := w.openStream(xdr.ProcStorageVolUpload, &xdr.WithVolumeOffsetLengthFlags{Volume: storagecalls.WireVolume(v)})
 	w.data(header, xdr.StatusContinue, []byte("half"))
 	if len(p.Jobs()) != 1 {
 		t.Fatalf("jobs %v", p.Jobs())
@@ -282,12 +284,12 @@ func TestVirtInstallStorageCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := h.open("")
-	w.refused(xdr.ProcStorageVolLookupByPath, &xdr.WithPath{Path: image}, codeNoVolume)
-	w.refused(xdr.ProcStoragePoolLookupByName, &xdr.WithName{Name: "dir"}, codeNoPool)
+	w.refused(xdr.ProcStorageVolLookupByPath, &xdr.WithPath{Path: image}, rpc.CodeNoVolume)
+	w.refused(xdr.ProcStoragePoolLookupByName, &xdr.WithName{Name: "dir"}, rpc.CodeNoPool)
 	var made xdr.WithPool
 	w.must(xdr.ProcStoragePoolDefineXML, &xdr.WithXMLFlags{XML: "<pool type=\"dir\">\n  <name>dir</name>\n  <target>\n    <path>" + dir + "</path>\n  </target>\n</pool>\n"}, &made)
-	w.must(xdr.ProcStoragePoolCreate, &xdr.WithPoolFlags{Pool: made.Pool}, &void{})
-	w.must(xdr.ProcStoragePoolSetAutostart, &xdr.StoragePoolSetAutostartArgs{Pool: made.Pool, Autostart: true}, &void{})
+	w.must(xdr.ProcStoragePoolCreate, &xdr.WithPoolFlags{Pool: made.Pool}, &rpc.Void{})
+	w.must(xdr.ProcStoragePoolSetAutostart, &xdr.StoragePoolSetAutostartArgs{Pool: made.Pool, Autostart: true}, &rpc.Void{})
 	var count xdr.WithCount
 	w.must(xdr.ProcStoragePoolNumOfVolumes, &xdr.WithPool{Pool: made.Pool}, &count)
 	var names xdr.WithNames
@@ -300,9 +302,9 @@ func TestVirtInstallStorageCalls(t *testing.T) {
 	if found.Volume.Pool != "dir" || found.Volume.Key != image {
 		t.Fatalf("found %+v", found.Volume)
 	}
-	w.must(xdr.ProcStoragePoolDestroy, &xdr.WithPool{Pool: made.Pool}, &void{})
-	w.refused(xdr.ProcStoragePoolListAllVolumes, &xdr.StoragePoolListAllVolumesArgs{Pool: made.Pool}, codeOperationInvalid)
-	w.refused(xdr.ProcStorageVolGetInfo, &found, codeOperationInvalid)
+	w.must(xdr.ProcStoragePoolDestroy, &xdr.WithPool{Pool: made.Pool}, &rpc.Void{})
+	w.refused(xdr.ProcStoragePoolListAllVolumes, &xdr.StoragePoolListAllVolumesArgs{Pool: made.Pool}, rpc.CodeOperationInvalid)
+	w.refused(xdr.ProcStorageVolGetInfo, &found, rpc.CodeOperationInvalid)
 }
 
 // TestHolesThatAreRefused: a hole in a dense stream, and holes that are none,
@@ -310,7 +312,7 @@ func TestVirtInstallStorageCalls(t *testing.T) {
 func TestHolesThatAreRefused(t *testing.T) {
 	h := serve(t, withPools(t))
 	dir := t.TempDir()
-	p, err := h.server.handlers.Pools.Create(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
+	p, err := h.server.Handlers.Pools.Create(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,19 +326,19 @@ func TestHolesThatAreRefused(t *testing.T) {
 		hole  xdr.StreamHole
 	}{
 		"in a dense stream":   {0, xdr.StreamHole{Length: 10}},
-		"negative":            {volumeStreamSparse, xdr.StreamHole{Length: -1}},
-		"empty":               {volumeStreamSparse, xdr.StreamHole{}},
-		"flags":               {volumeStreamSparse, xdr.StreamHole{Length: 10, Flags: 1}},
-		"more than any file":  {volumeStreamSparse, xdr.StreamHole{Length: 1<<63 - 1}},
-		"more than was given": {volumeStreamSparse, xdr.StreamHole{Length: 501}},
+		"negative":            {storagecalls.VolumeStreamSparse, xdr.StreamHole{Length: -1}},
+		"empty":               {storagecalls.VolumeStreamSparse, xdr.StreamHole{}},
+		"flags":               {storagecalls.VolumeStreamSparse, xdr.StreamHole{Length: 10, Flags: 1}},
+		"more than any file":  {storagecalls.VolumeStreamSparse, xdr.StreamHole{Length: 1<<63 - 1}},
+		"more than was given": {storagecalls.VolumeStreamSparse, xdr.StreamHole{Length: 501}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			st := w.openStream(xdr.ProcStorageVolUpload, &xdr.WithVolumeOffsetLengthFlags{Volume: wireVolume(v), Length: 500, Flags: c.flags})
+			st := w.openStream(xdr.ProcStorageVolUpload, &xdr.WithVolumeOffsetLengthFlags{Volume: storagecalls.WireVolume(v), Length: 500, Flags: c.flags})
 			hole := st
 			hole.Type = xdr.TypeStreamHole
 			w.sendPacket(hole, &c.hole)
 			e := new(xdr.NetError)
-			if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || code(e.Code) != codeInvalidArg {
+			if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || rpc.Code(e.Code) != rpc.CodeInvalidArg {
 				t.Fatalf("error %+v, %v", e, err)
 			}
 		})

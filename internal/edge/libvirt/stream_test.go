@@ -12,30 +12,31 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // streamer serves a call that opens a stream with body.
-func streamer[A any, PA message[A]](number int32, body streamBody) func(*Server) {
-	return func(s *Server) {
-		delete(s.table, procedureKey{xdr.ProgramRemote, number})
-		onStream(group{s.table, xdr.ProgramRemote}, number, func(*handlers, context.Context, *request, PA) (*void, streamBody, error) {
+func streamer[A any, PA rpc.Message[A]](number int32, body rpc.StreamBody) func(*rpc.Server) {
+	return func(s *rpc.Server) {
+		delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: number})
+		rpc.OnStream(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, number, func(context.Context, *rpc.Handlers, *rpc.Request, PA) (*rpc.Void, rpc.StreamBody, error) {
 			return nil, body, nil
 		})
 	}
 }
 
-func upload(body streamBody) func(*Server) {
+func upload(body rpc.StreamBody) func(*rpc.Server) {
 	return streamer[xdr.StorageVolUploadArgs](xdr.ProcStorageVolUpload, body)
 }
 
-func download(body streamBody) func(*Server) {
+func download(body rpc.StreamBody) func(*rpc.Server) {
 	return streamer[xdr.StorageVolDownloadArgs](xdr.ProcStorageVolDownload, body)
 }
 
-func serveConsole(body streamBody) func(*Server) {
+func serveConsole(body rpc.StreamBody) func(*rpc.Server) {
 	return streamer[xdr.DomainOpenConsoleArgs](xdr.ProcDomainOpenConsole, body)
 }
 
@@ -70,7 +71,7 @@ func (w *wire) expect(h xdr.Header, status xdr.Status) []byte {
 
 func TestUpload(t *testing.T) {
 	got := make(chan []byte, 1)
-	h := serve(t, upload(func(_ context.Context, st *stream) error {
+	h := serve(t, upload(func(_ context.Context, st *rpc.Stream) error {
 		b, err := io.ReadAll(st)
 		got <- b
 		return err
@@ -92,7 +93,7 @@ func TestUpload(t *testing.T) {
 }
 
 func TestUploadThatFailsAtTheEndIsToldToTheClient(t *testing.T) {
-	h := serve(t, upload(func(_ context.Context, st *stream) error {
+	h := serve(t, upload(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(io.Discard, st)
 		return errors.Join(err, fault.New(fault.Failed, fault.Volume, "cannot flush"))
 	}))
@@ -101,7 +102,7 @@ func TestUploadThatFailsAtTheEndIsToldToTheClient(t *testing.T) {
 	w.data(st, xdr.StatusContinue, []byte("x"))
 	w.data(st, xdr.StatusOK, nil)
 	e := new(xdr.NetError)
-	if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || code(e.Code) != codeOperationFailed {
+	if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || rpc.Code(e.Code) != rpc.CodeOperationFailed {
 		t.Fatalf("error %+v, %v", e, err)
 	}
 	w.data(st, xdr.StatusContinue, []byte("late")) // dropped
@@ -111,14 +112,14 @@ func TestUploadThatFailsAtTheEndIsToldToTheClient(t *testing.T) {
 // TestSlowUpload: the server stops reading when a stream takes nothing, the
 // client is told that it lives, and in the end only the stream is lost.
 func TestSlowUpload(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.stall = 1500 * time.Millisecond }, upload(func(ctx context.Context, _ *stream) error {
+	h := serve(t, func(s *rpc.Server) { s.Limits.Stall = 1500 * time.Millisecond }, upload(func(ctx context.Context, _ *rpc.Stream) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}))
 	w := h.open("")
 	st := w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
 	w.sendPacket(xdr.Header{Program: xdr.ProgramKeepalive, Version: 1, Proc: xdr.ProcKeepalivePing, Type: xdr.TypeMessage}, nil)
-	for range streamQueue + 1 {
+	for range rpc.StreamQueue + 1 {
 		w.data(st, xdr.StatusContinue, make([]byte, 1<<20))
 	}
 	for pongs := 0; ; {
@@ -139,8 +140,8 @@ func TestSlowUpload(t *testing.T) {
 // its place at the volume.
 // Promise: A15
 func TestAnUploadThatStandsStill(t *testing.T) {
-	h := serve(t, withPools(t), func(s *Server) { s.limits.idle = 200 * time.Millisecond })
-	pools, dir := h.server.handlers.Pools, t.TempDir()
+	h := serve(t, withPools(t), func(s *rpc.Server) { s.Limits.Idle = 200 * time.Millisecond })
+	pools, dir := h.server.Handlers.Pools, t.TempDir()
 	p, err := pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
 	if err == nil {
 		err = p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild)
@@ -155,7 +156,7 @@ func TestAnUploadThatStandsStill(t *testing.T) {
 	st := w.openStream(xdr.ProcStorageVolUpload, &xdr.StorageVolUploadArgs{Volume: xdr.StorageVol{Pool: "a", Name: "disk"}})
 	w.data(st, xdr.StatusContinue, []byte("some"))
 	e := new(xdr.NetError)
-	if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || code(e.Code) != codeTimeout {
+	if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || rpc.Code(e.Code) != rpc.CodeTimeout {
 		t.Fatalf("error %+v, %v", e, err)
 	}
 	w.works()
@@ -166,7 +167,7 @@ func TestAnUploadThatStandsStill(t *testing.T) {
 
 func TestDownload(t *testing.T) {
 	want := bytes.Repeat([]byte("abc"), 1<<20)
-	h := serve(t, download(func(_ context.Context, st *stream) error {
+	h := serve(t, download(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(st, bytes.NewReader(want))
 		return err
 	}))
@@ -190,7 +191,7 @@ func TestDownload(t *testing.T) {
 
 func TestAbort(t *testing.T) {
 	ended := make(chan struct{}, 1)
-	h := serve(t, download(func(_ context.Context, st *stream) error {
+	h := serve(t, download(func(_ context.Context, st *rpc.Stream) error {
 		for {
 			if _, err := st.Write(make([]byte, 1000)); err != nil {
 				ended <- struct{}{}
@@ -218,7 +219,7 @@ func TestAbort(t *testing.T) {
 }
 
 func TestConsole(t *testing.T) {
-	h := serve(t, serveConsole(func(_ context.Context, st *stream) error {
+	h := serve(t, serveConsole(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(st, st) // an echo
 		return err
 	}))
@@ -242,12 +243,12 @@ func TestConsole(t *testing.T) {
 }
 
 func TestStreamsAreBounded(t *testing.T) {
-	h := serve(t, func(s *Server) { s.limits.streams = 3 }, upload(func(_ context.Context, st *stream) error {
+	h := serve(t, func(s *rpc.Server) { s.Limits.Streams = 3 }, upload(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(io.Discard, st)
 		return err
-	}), download(func(context.Context, *stream) error { return nil }))
+	}), download(func(context.Context, *rpc.Stream) error { return nil }))
 	w := h.open("")
-	for range 2 * lingering { // ended and never finished: they take no place
+	for range 2 * rpc.Lingering { // ended and never finished: they take no place
 		st := w.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
 		w.expect(st, xdr.StatusContinue)
 	}
@@ -255,7 +256,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	for range 3 {
 		open = append(open, w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs)))
 	}
-	w.refused(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs), codeOperationFailed)
+	w.refused(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs), rpc.CodeOperationFailed)
 	w.data(open[0], xdr.StatusOK, nil)
 	w.expect(open[0], xdr.StatusOK)
 	w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
@@ -263,12 +264,12 @@ func TestStreamsAreBounded(t *testing.T) {
 
 // TestDescriptors sends files both ways.
 func TestDescriptors(t *testing.T) {
-	h := serve(t, func(s *Server) {
-		remote := group{s.table, xdr.ProgramRemote}
-		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcDomainCreateWithFiles})
-		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcDomainOpenGraphicsFD})
-		onFilesIn(remote, xdr.ProcDomainCreateWithFiles, func(
-			_ *handlers, _ context.Context, _ *request, args *xdr.DomainCreateWithFilesArgs, files []*os.File,
+	h := serve(t, func(s *rpc.Server) {
+		remote := rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}
+		delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcDomainCreateWithFiles})
+		delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcDomainOpenGraphicsFD})
+		rpc.OnFilesIn(remote, xdr.ProcDomainCreateWithFiles, func(
+			_ context.Context, _ *rpc.Handlers, _ *rpc.Request, args *xdr.DomainCreateWithFilesArgs, files []*os.File,
 		) (*xdr.DomainCreateWithFilesRet, error) {
 			for _, f := range files {
 				b, err := io.ReadAll(f)
@@ -279,9 +280,9 @@ func TestDescriptors(t *testing.T) {
 			}
 			return &xdr.DomainCreateWithFilesRet{Domain: args.Domain}, nil
 		})
-		onFilesOut(remote, xdr.ProcDomainOpenGraphicsFD, func(
-			*handlers, context.Context, *request, *xdr.DomainOpenGraphicsFDArgs,
-		) (*void, []*os.File, error) {
+		rpc.OnFilesOut(remote, xdr.ProcDomainOpenGraphicsFD, func(
+			context.Context, *rpc.Handlers, *rpc.Request, *xdr.DomainOpenGraphicsFDArgs,
+		) (*rpc.Void, []*os.File, error) {
 			r, out, err := os.Pipe()
 			if err != nil {
 				return nil, nil, err
@@ -317,7 +318,7 @@ func (w *wire) sendFiles(t *testing.T, contents ...string) {
 		if _, err := out.WriteString(c); err != nil {
 			t.Fatal(err)
 		}
-		if err := sendFile(w.conn, r); err != nil {
+		if err := rpc.SendFile(w.conn, r); err != nil {
 			t.Fatal(err)
 		}
 		_, _ = r.Close(), out.Close()
@@ -337,7 +338,7 @@ func (w *wire) receiveFile(t *testing.T) {
 	if p.Type != xdr.TypeReplyWithFDs || !bytes.Equal(p.payload, []byte{0, 0, 0, 1}) {
 		t.Fatalf("got %+v %x", p.Header, p.payload)
 	}
-	f, err := receiveFile(w.conn)
+	f, err := rpc.ReceiveFile(w.conn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +363,7 @@ func TestNoDescriptorLeaks(t *testing.T) {
 		header := call(proc)
 		header.Type = xdr.TypeCallWithFDs
 		w.write(raw(32, header, []byte{0, 0, 0, 1}))
-		if err := sendFile(w.conn, out); err != nil {
+		if err := rpc.SendFile(w.conn, out); err != nil {
 			t.Fatal(err)
 		}
 		w.next()
@@ -398,18 +399,18 @@ func rights(t *testing.T, f *os.File) []byte {
 // looks through the open streams for that has not met it.
 // Promise: A4
 func TestAStreamThatIsForbiddenAsItBeginsEnds(t *testing.T) {
-	c := &client{life: t.Context(), server: &Server{memory: newMemory(maxHeld)}, streams: newStreams(1)}
-	st, err := c.streams.open(c, &xdr.Procedure{Stream: xdr.StreamBoth}, xdr.Header{})
+	c := &rpc.Client{Life: t.Context(), Server: &rpc.Server{Memory: rpc.NewMemory(rpc.MaxHeld)}, Streams: rpc.NewStreams(1)}
+	st, err := c.Streams.Open(c, &xdr.Procedure{Stream: xdr.StreamBoth}, xdr.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.streams.guard(st, nil, func() error { return nil })
-	if err := context.Cause(st.life); err != nil {
+	c.Streams.Guard(st, nil, func() error { return nil })
+	if err := context.Cause(st.Life); err != nil {
 		t.Errorf("one that is allowed has ended: %v", err)
 	}
 	forbidden := errors.New("forbidden")
-	c.streams.guard(st, nil, func() error { return forbidden })
-	if err := context.Cause(st.life); !errors.Is(err, forbidden) {
+	c.Streams.Guard(st, nil, func() error { return forbidden })
+	if err := context.Cause(st.Life); !errors.Is(err, forbidden) {
 		t.Errorf("one that is forbidden: %v", err)
 	}
 }

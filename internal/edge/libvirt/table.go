@@ -1,48 +1,55 @@
 package libvirt
 
-import "github.com/lodge-kvm/lodge/internal/format/xdr"
+import (
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/domaincalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/hostcalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/networkcalls"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/storagecalls"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+)
 
 // newTable names every group of handlers.
-func newTable() table {
-	t := table{}
-	remote := group{t, xdr.ProgramRemote}
-	authCalls(remote)
-	connectCalls(remote)
-	capabilityCalls(remote)
-	baselineCalls(remote)
-	compareCalls(remote)
-	nodeCalls(remote)
-	nodeDeviceCalls(remote)
-	poolCalls(remote)
-	volumeCalls(remote)
-	eventCalls(remote)
-	networkCalls(remote)
-	absentCalls(remote)
-	secretCalls(remote)
-	domainListCalls(remote)
-	domainLifeCalls(remote)
-	domainSaveCalls(remote)
-	domainDumpCalls(remote)
-	domainJobCalls(remote)
-	domainStateCalls(remote)
-	domainXMLCalls(remote)
-	domainPolicyCalls(remote)
-	domainDeviceCalls(remote)
-	domainMemoryCalls(remote)
-	domainVCPUCalls(remote)
-	domainIOThreadCalls(remote)
-	domainTuneCalls(remote)
-	domainIOTuneCalls(remote)
-	domainBlockJobCalls(remote)
-	domainInterfaceTuneCalls(remote)
-	domainStatsCalls(remote)
-	domainAddressCalls(remote)
-	domainMetadataCalls(remote)
-	domainConsoleCalls(remote)
-	domainSnapshotCalls(remote)
-	domainGraphicsCalls(remote)
-	domainKeyCalls(remote)
-	domainAgentCalls(remote)
-	qemuCalls(group{t, xdr.ProgramQEMU})
+func newTable() rpc.Table {
+	t := rpc.Table{}
+	remote := rpc.Group{Table: t, Program: xdr.ProgramRemote}
+	rpc.AuthCalls(remote)
+	rpc.ConnectCalls(remote)
+	hostcalls.CapabilityCalls(remote)
+	hostcalls.BaselineCalls(remote)
+	hostcalls.CompareCalls(remote)
+	hostcalls.NodeCalls(remote)
+	hostcalls.NodeDeviceCalls(remote)
+	storagecalls.PoolCalls(remote)
+	storagecalls.VolumeCalls(remote)
+	rpc.EventCalls(remote)
+	networkcalls.NetworkCalls(remote)
+	rpc.AbsentCalls(remote)
+	hostcalls.SecretCalls(remote)
+	domaincalls.DomainListCalls(remote)
+	domaincalls.DomainLifeCalls(remote)
+	domaincalls.DomainSaveCalls(remote)
+	domaincalls.DomainDumpCalls(remote)
+	domaincalls.DomainJobCalls(remote)
+	domaincalls.DomainStateCalls(remote)
+	domaincalls.DomainXMLCalls(remote)
+	domaincalls.DomainPolicyCalls(remote)
+	domaincalls.DomainDeviceCalls(remote)
+	domaincalls.DomainMemoryCalls(remote)
+	domaincalls.DomainVCPUCalls(remote)
+	domaincalls.DomainIOThreadCalls(remote)
+	domaincalls.DomainTuneCalls(remote)
+	domaincalls.DomainIOTuneCalls(remote)
+	domaincalls.DomainBlockJobCalls(remote)
+	domaincalls.DomainInterfaceTuneCalls(remote)
+	domaincalls.DomainStatsCalls(remote)
+	domaincalls.DomainAddressCalls(remote)
+	domaincalls.DomainMetadataCalls(remote)
+	domaincalls.DomainConsoleCalls(remote)
+	domaincalls.DomainSnapshotCalls(remote)
+	domaincalls.DomainGraphicsCalls(remote)
+	domaincalls.DomainKeyCalls(remote)
+	domaincalls.DomainAgentCalls(remote)
+	domaincalls.QEMUCalls(rpc.Group{Table: t, Program: xdr.ProgramQEMU})
 	return t
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt/rpc"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
@@ -14,15 +15,15 @@ func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 	served := newTable()
 	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
 		for p := range xdr.Procedures(program) {
-			if p.Event || served[procedureKey{program, p.Number}] != nil {
+			if p.Event || served[rpc.ProcedureKey{Program: program, Number: p.Number}] != nil {
 				continue
 			}
-			if _, ok := absenceOf(p.Name); !ok {
+			if _, ok := rpc.AbsenceOf(p.Name); !ok {
 				t.Errorf("nothing is said of %s, which is not built", p.Name)
 			}
-			err := errNotBuilt(p)
-			if codeOf(err) != codeNoSupport || constant.MatchString(err.Error()) {
-				t.Errorf("%s: code %d, %v", p.Name, codeOf(err), err)
+			err := rpc.ErrNotBuilt(p)
+			if rpc.CodeOf(err) != rpc.CodeNoSupport || constant.MatchString(err.Error()) {
+				t.Errorf("%s: code %d, %v", p.Name, rpc.CodeOf(err), err)
 			}
 		}
 	}
@@ -34,13 +35,13 @@ func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
 	table := newTable()
 	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
 		for p := range xdr.Procedures(program) {
-			served[p.Name] = served[p.Name] || table[procedureKey{program, p.Number}] != nil
+			served[p.Name] = served[p.Name] || table[rpc.ProcedureKey{Program: program, Number: p.Number}] != nil
 		}
 	}
-	for _, a := range absences {
-		for call := range strings.FieldsSeq(a.calls) {
+	for _, a := range rpc.Absences {
+		for call := range strings.FieldsSeq(a.Calls) {
 			if served[call] {
-				t.Errorf("%s is served, and %q is listed as not built", call, a.command)
+				t.Errorf("%s is served, and %q is listed as not built", call, a.Command)
 			}
 		}
 	}
@@ -54,8 +55,8 @@ func TestUnbuiltCalls_NameTheRightCommand(t *testing.T) {
 		"DOMAIN_BLOCK_COPY":          "virsh blockcopy",
 		"DOMAIN_SEND_PROCESS_SIGNAL": "virsh send-process-signal",
 	} {
-		if a, _ := absenceOf(call); a.command != want {
-			t.Errorf("%s is %q, want %q", call, a.command, want)
+		if a, _ := rpc.AbsenceOf(call); a.Command != want {
+			t.Errorf("%s is %q, want %q", call, a.Command, want)
 		}
 	}
 }
@@ -67,7 +68,7 @@ func TestFunctionName_IsTheLibrarys(t *testing.T) {
 		"CONNECT_GET_CPU_MODEL_NAMES": "virConnectGetCPUModelNames",
 		"NWFILTER_LOOKUP_BY_UUID":     "virNWFilterLookupByUUID",
 	} {
-		if got := functionName(call); got != want {
+		if got := rpc.FunctionName(call); got != want {
 			t.Errorf("%s is %s, want %s", call, got, want)
 		}
 	}

@@ -8,8 +8,8 @@ import (
 )
 
 // The dump of a running guest names sockets that its host made for that run
-// alone. The next start makes others. They are known by their paths: libvirt's lie in its own
-// folders, whose layout changed over the years, and Lodge's in a guest's run directory.
+// alone. The next start makes others. Their paths identify them: libvirt's lie in its own
+// folders, with a layout that changed over the years, and Lodge's in a guest's run directory.
 
 // libvirtDirs are the folders where libvirt keeps files of running guests.
 var libvirtDirs = []string{"/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/"}

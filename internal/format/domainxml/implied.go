@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// devices adds what devices need and what every machine has. The order of the
-// steps is the order in which the new devices appear.
+// devices adds the devices that other devices need, and those that every machine has. The
+// order of the steps is the order in which the new devices appear.
 func (c *completion) devices() error {
 	s := &c.d.Devices
 	setDefault(&s.Emulator, c.host.Emulator)

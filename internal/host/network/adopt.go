@@ -54,12 +54,12 @@ func (s *Networks) adoptOne(ctx context.Context, id string, records []operation.
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait,
 		fault.New(fault.Timeout, fault.Network, "not adopted within %v", adoptWait))
 	defer cancel()
-	n, err := s.found(id)
+	n, err := s.networkOf(id)
 	if err != nil {
 		return err
 	}
 	return n.change(ctx, func() error {
-		if err := n.reopen(ctx, records); err != nil {
+		if err := n.resumeOperations(ctx, records); err != nil {
 			return err
 		}
 		r, err := n.readRunning()
@@ -70,9 +70,9 @@ func (s *Networks) adoptOne(ctx context.Context, id string, records []operation.
 	})
 }
 
-// found returns the network that files or records were found of. One that is neither defined nor recorded as
-// running belongs to no one: only its remains are removed.
-func (s *Networks) found(id string) (*Network, error) {
+// networkOf returns the network that files or records belong to. If it is neither defined nor recorded as running,
+// only its remains are removed.
+func (s *Networks) networkOf(id string) (*Network, error) {
 	if n, err := s.ByUUID(id); err == nil {
 		return n, nil
 	}
@@ -87,14 +87,14 @@ func (s *Networks) found(id string) (*Network, error) {
 // adopt adopts a network. The caller has its turn.
 func (n *Network) adopt(ctx context.Context, r *running) error {
 	d := r.Definition
-	if r.Boot != n.home.boot || !stillThere(d) {
+	if r.Boot != n.home.boot || !linksExist(d) {
 		if r.Boot == n.home.boot {
 			n.home.Log.Warn("a network was found half gone and is ended", "network", n.name)
 		}
 		return n.down(ctx, d)
 	}
 	// Guests are on its bridge, so a network that lacks something is adopted too.
-	err := errors.Join(forward(d), n.resume(ctx, d, r.Service))
+	err := errors.Join(forward(d), n.ensureComplete(ctx, d, r.Service))
 	v := View{}
 	if now := n.View(); now != nil {
 		v = *now
@@ -102,61 +102,61 @@ func (n *Network) adopt(ctx context.Context, r *running) error {
 	v.Live = d
 	v.chosenBridge = v.chosenBridge || r.ChosenBridge
 	n.publish(v)
-	if err = errors.Join(err, n.mark(d, v.chosenBridge)); err == nil {
+	if err = errors.Join(err, n.recordRunning(d, v.chosenBridge)); err == nil {
 		return nil
 	}
 	n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
-	op, err := n.ops.Follow(scope.Daemon("mending a network"), mendKind.Name, &mend{n}, operation.Record{})
+	op, err := n.ops.Follow(scope.Daemon("mending a network"), repairKind.Name, &repair{n}, operation.Record{})
 	if err == nil {
 		_ = op.Run(ctx) // what cannot be made yet is tried again
 	}
 	return err
 }
 
-// mendKind makes what a running network lacks, as soon as possible.
-var mendKind = operation.Kind[*Network]{
+// repairKind makes what a running network lacks, as soon as possible.
+var repairKind = operation.Kind[*Network]{
 	Name: "network-mend", Version: 1, Class: operation.Change,
 	Steps: []string{"resume"},
-	Bind:  func(n *Network) operation.Work { return &mend{n} },
+	Bind:  func(n *Network) operation.Work { return &repair{n} },
 }
 
-type mend struct{ n *Network }
+type repair struct{ n *Network }
 
 // Steps implements operation.Work.
-func (m *mend) Steps() []operation.Step {
+func (m *repair) Steps() []operation.Step {
 	return []operation.Step{{Name: "resume", Effect: operation.Process, Decisive: true, Do: m.resume}}
 }
 
-func (m *mend) resume(ctx context.Context) error {
+func (m *repair) resume(ctx context.Context) error {
 	n := m.n
 	v := n.View()
 	if v == nil || v.Live == nil {
-		return nil // adoption will find what it lacks
+		return nil // adoption finds the missing parts
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
 	defer cancel()
-	if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, nil)); err != nil {
+	if err := errors.Join(forward(v.Live), n.ensureComplete(ctx, v.Live, nil)); err != nil {
 		return err
 	}
-	if err := n.mark(v.Live, v.chosenBridge); err != nil {
+	if err := n.recordRunning(v.Live, v.chosenBridge); err != nil {
 		return err
 	}
 	n.home.Log.Info("a running network has all that belongs to it again", "network", n.name)
 	return nil
 }
 
-// resume ensures that everything that a network consists of exists. was is the process that served it; nil:
+// ensureComplete ensures that everything that a network consists of exists. was is the process that served it; nil:
 // any dnsmasq with its files.
-func (n *Network) resume(ctx context.Context, d *Definition, was *hostnet.Process) error {
+func (n *Network) ensureComplete(ctx context.Context, d *Definition, was *hostnet.Process) error {
 	refused := n.applyRules(d)
 	if n.service != nil { // an earlier try has done this
 		return refused
 	}
-	return errors.Join(refused, n.resumeService(ctx, d, was))
+	return errors.Join(refused, n.ensureService(ctx, d, was))
 }
 
-// resumeService ensures that the network's dnsmasq runs.
-func (n *Network) resumeService(ctx context.Context, d *Definition, was *hostnet.Process) error {
+// ensureService ensures that the network's dnsmasq runs.
+func (n *Network) ensureService(ctx context.Context, d *Definition, was *hostnet.Process) error {
 	content, needed := d.service()
 	service, err := hostnet.AdoptDnsmasq(n.files(), was)
 	if err != nil {
@@ -182,11 +182,11 @@ func (n *Network) resumeService(ctx context.Context, d *Definition, was *hostnet
 	return n.serve(ctx, d)
 }
 
-// stillThere reports whether the links of a network exist as they were made.
-func stillThere(d *Definition) bool {
+// linksExist reports whether the links of a network exist as they were made.
+func linksExist(d *Definition) bool {
 	if !d.Managed() {
 		return admitLinks(d) == nil
 	}
-	own, _ := ownBridge(d) // without an answer it counts as missing
+	own, _ := bridgeExists(d) // without an answer it counts as missing
 	return own
 }

@@ -56,8 +56,8 @@ func (n *Network) noteDue() {
 	}
 }
 
-// settle records that the start is no longer pending. The caller has the turn.
-func (n *Network) settle() {
+// clearDue records that the start is no longer pending. The caller has the turn.
+func (n *Network) clearDue() {
 	n.due = false
 	_ = os.Remove(n.dueFile()) // it usually does not exist
 }
@@ -78,7 +78,7 @@ func (s *Networks) startWithHost(ctx context.Context, sc scope.Scope, n *Network
 		_, err := backoff.Retry(s.work, try, backoff.WithBackOff(pauses), backoff.WithNotify(told), backoff.WithMaxElapsedTime(autostarting))
 		if err != nil && s.work.Err() == nil && !fault.Is(err, fault.Aborted) {
 			s.Log.Error("cannot start a network with the host; that is given up", "network", n.name, "error", err)
-			_ = n.change(s.work, func() error { n.settle(); return nil }) // otherwise it was removed, or the daemon ends
+			_ = n.change(s.work, func() error { n.clearDue(); return nil }) // otherwise it was removed, or the daemon ends
 		}
 	})
 	select {
@@ -95,7 +95,7 @@ func (n *Network) startDue(ctx context.Context, sc scope.Scope) error {
 	err := n.change(ctx, func() error {
 		v := n.View()
 		if !n.due || !v.Autostart || v.Active() {
-			n.settle()
+			n.clearDue()
 			return settled
 		}
 		err := n.start(ctx, sc, v.Config, v.chosenBridge)

@@ -13,8 +13,8 @@ import (
 
 const lateBridge = "lodge-late"
 
-// lateNetwork is a network that is to be started with its host, which has just booted and has not
-// made the bridge yet that the network's guests are to be on.
+// lateNetwork makes a network with autostart on a host that has just booted and where the bridge for the
+// network's guests does not exist yet.
 func lateNetwork(t *testing.T) *Network {
 	t.Helper()
 	_, n := lateNetworkOf(t)
@@ -47,14 +47,14 @@ func makeLateBridge(t *testing.T) {
 }
 
 // Promise: F7
-func TestANetworkWhoseBridgeComesLateIsStarted(t *testing.T) {
+func TestAutostart_BridgeAppearsLate(t *testing.T) {
 	linktest.Need(t)
 	awaitStarted(t, lateNetwork(t))
 }
 
-// The next daemon of that boot goes on with it, and starts no other that was ended.
+// The next daemon of the same boot continues the attempts, and does not start a network that was destroyed.
 // Promise: F7
-func TestTheNextDaemonStartsANetworkWhoseBridgeComesLate(t *testing.T) {
+func TestAutostart_BridgeAppearsAfterRestart(t *testing.T) {
 	linktest.Need(t)
 	d, n := lateNetworkOf(t)
 	n.home.Close()
@@ -84,13 +84,13 @@ func awaitStarted(t *testing.T, n *Network) {
 }
 
 // Promise: F7
-func TestANetworkThatItsUserSawToIsNotStartedLate(t *testing.T) {
+func TestAutostart_EndsAfterUserAction(t *testing.T) {
 	linktest.Need(t)
 	unmarked, forgotten, ended := lateNetwork(t), lateNetwork(t), lateNetwork(t)
 	ok(t, unmarked.SetAutostart(t.Context(), scope.Daemon("a test"), false))
 	ok(t, forgotten.Undefine(t.Context(), scope.Daemon("a test")))
 	makeLateBridge(t)
-	if err := ended.Start(t.Context(), scope.Daemon("a test")); err != nil && !ended.View().Active() { // else it was just tried again
+	if err := ended.Start(t.Context(), scope.Daemon("a test")); err != nil && !ended.View().Active() { // not just tried again
 		t.Fatal(err)
 	}
 	ok(t, ended.Destroy(t.Context(), scope.Daemon("a test")))

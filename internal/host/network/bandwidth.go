@@ -29,9 +29,9 @@ func unbuilt(nic *device.NIC, what string) error {
 	return fault.New(fault.Unsupported, fault.Config, "interface %s: %s is not supported; inbound average, peak and burst are", nic.MAC, what)
 }
 
-// onLink refuses limits of a NIC whose guest's packets go directly to a link of the host, which cannot be
-// limited there.
-func onLink(nic *device.NIC) error {
+// refuseOnLink refuses limits of a NIC that sends directly to a link of the host: its packets cannot be limited
+// there.
+func refuseOnLink(nic *device.NIC) error {
 	if nic.Inbound == nil {
 		return nil
 	}
@@ -47,7 +47,7 @@ func SetBandwidth(nic *device.NIC, ifName string) error {
 		return hostnet.SetShape(ifName, nil)
 	}
 	if l, err := hostnet.ByName(ifName); err == nil && l.Kind == "macvtap" {
-		return onLink(nic)
+		return refuseOnLink(nic)
 	}
 	return hostnet.SetShape(ifName, &hostnet.Shape{
 		Rate: nic.Inbound.Average << 10, Peak: nic.Inbound.Peak << 10, Burst: nic.Inbound.Burst << 10,

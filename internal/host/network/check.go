@@ -69,7 +69,7 @@ func (d *Definition) checkNames() error {
 
 func (d *Definition) checkBridge() error {
 	if name := d.Bridge.Name; name != "" {
-		if d.Managed() && isBridgeRow(name) {
+		if d.Managed() && isBridgePattern(name) {
 			name = strings.Replace(name, "%d", "0", 1)
 		}
 		if err := hostnet.CheckName(name); err != nil {
@@ -165,7 +165,7 @@ func (d *Definition) checkAddresses() error {
 				return unsuitable("the addresses %s and %s of network %q overlap", other.Prefix(), ip.Prefix(), d.Name)
 			}
 		}
-		if ip.TFTPRoot != "" && (!strings.HasPrefix(ip.TFTPRoot, "/") || !plain(ip.TFTPRoot)) {
+		if ip.TFTPRoot != "" && (!strings.HasPrefix(ip.TFTPRoot, "/") || !isOneLine(ip.TFTPRoot)) {
 			return invalid("the TFTP root %q is no absolute path", ip.TFTPRoot)
 		}
 		if ip.DHCP == nil {
@@ -190,14 +190,14 @@ func checkHostAddress(ip IP) error {
 	if ip.Address.IsUnspecified() || ip.Address.IsMulticast() || ip.Address.IsLoopback() {
 		return invalid("the host cannot have the address %s", ip.Address)
 	}
-	if ip.Address.Is4() && ip.Bits < 31 && (ip.Address == p.Masked().Addr() || ip.Address == last(p)) {
+	if ip.Address.Is4() && ip.Bits < 31 && (ip.Address == p.Masked().Addr() || ip.Address == lastAddress(p)) {
 		return invalid("the address %s is the first or the last of its network, which a host cannot have", p)
 	}
 	return nil
 }
 
-// last is the highest address of a prefix; in IPv4 it is the broadcast address.
-func last(p netip.Prefix) netip.Addr {
+// lastAddress is the highest address of a prefix; in IPv4 it is the broadcast address.
+func lastAddress(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < p.Addr().BitLen(); i++ {
 		b[i/8] |= 0x80 >> (i % 8)
@@ -226,7 +226,7 @@ func (ip IP) checkDHCP() error {
 		// The three cannot be confused with each other, and a missing value belongs to no host.
 		for _, is := range []any{"MAC " + h.MAC, "ID " + h.ID, h.Address} {
 			if known[is] && is != "MAC " && is != "ID " && is != (netip.Addr{}) {
-				return invalid("two DHCP hosts share a MAC address, an ID or an address (%s %s)", h.MAC+h.ID, text(h.Address))
+				return invalid("two DHCP hosts share a MAC address, an ID or an address (%s %s)", h.MAC+h.ID, addressText(h.Address))
 			}
 			known[is] = true
 		}
@@ -238,7 +238,7 @@ func (ip IP) checkDHCP() error {
 	if ip.Address.Is6() {
 		return invalid("<bootp> is for IPv4 only")
 	}
-	if b.File == "" || !listItem(b.File) || !listItem(b.Server) {
+	if b.File == "" || !isListItem(b.File) || !isListItem(b.Server) {
 		return invalid("<bootp> needs a file, and neither file nor server may hold a comma or a blank")
 	}
 	return nil
@@ -255,17 +255,17 @@ func (ip IP) checkRange(r Range) error {
 	if r.Last.Less(r.First) {
 		return invalid("the DHCP range %s to %s ends before it starts", r.First, r.Last)
 	}
-	if ip.Address.Is4() && ip.Bits < 31 && (r.First == p.Masked().Addr() || r.Last == last(p)) {
+	if ip.Address.Is4() && ip.Bits < 31 && (r.First == p.Masked().Addr() || r.Last == lastAddress(p)) {
 		return invalid("the DHCP range %s to %s holds the first or the last address of %s", r.First, r.Last, p.Masked())
 	}
-	if beyond(r) >= maxRange {
+	if extraAddresses(r) >= maxRange {
 		return unsuitable("the DHCP range %s to %s holds more than %d addresses", r.First, r.Last, maxRange)
 	}
 	return nil
 }
 
-// beyond counts the addresses of a range after its first, up to 64 bits.
-func beyond(r Range) uint64 {
+// extraAddresses counts the addresses of a range after its first, up to 64 bits.
+func extraAddresses(r Range) uint64 {
 	first, last := r.First.As16(), r.Last.As16()
 	low, borrow := bits.Sub64(binary.BigEndian.Uint64(last[8:]), binary.BigEndian.Uint64(first[8:]), 0)
 	if high, _ := bits.Sub64(binary.BigEndian.Uint64(last[:]), binary.BigEndian.Uint64(first[:]), borrow); high > 0 {
@@ -283,10 +283,10 @@ func (ip IP) checkHost(h Host) error {
 			return err
 		}
 	}
-	if h.Name != "" && !hostName(h.Name) {
+	if h.Name != "" && !isHostName(h.Name) {
 		return invalid("%q is no name for a DHCP host", h.Name)
 	}
-	if h.ID != "" && !listItem(h.ID) {
+	if h.ID != "" && !isListItem(h.ID) {
 		return invalid("%q is no DHCP client ID", h.ID)
 	}
 	switch {
@@ -305,16 +305,16 @@ func (ip IP) checkHost(h Host) error {
 }
 
 func (d *Definition) checkDNS() error {
-	if d.Domain.Name != "" && !hostName(d.Domain.Name) || d.Domain.Name == "" && d.Domain.LocalOnly != device.Unset {
+	if d.Domain.Name != "" && !isHostName(d.Domain.Name) || d.Domain.Name == "" && d.Domain.LocalOnly != device.Unset {
 		return invalid("%q is no name for a DNS domain", d.Domain.Name)
 	}
 	for _, f := range d.DNS.Forwarders {
-		if f.Domain == "" && !f.Address.IsValid() || f.Domain != "" && !hostName(f.Domain) {
+		if f.Domain == "" && !f.Address.IsValid() || f.Domain != "" && !isHostName(f.Domain) {
 			return invalid("a DNS forwarder needs a domain or an address")
 		}
 	}
 	for _, t := range d.DNS.TXTs {
-		if t.Name == "" || !listItem(t.Name) || !plain(t.Value) {
+		if t.Name == "" || !isListItem(t.Name) || !isOneLine(t.Value) {
 			return invalid("the DNS text record %q has no name, or holds a blank in it or a line end", t.Name)
 		}
 	}
@@ -334,7 +334,7 @@ func (d *Definition) checkDNS() error {
 		}
 	}
 	for _, o := range d.Options {
-		if !plain(o) {
+		if !isOneLine(o) {
 			return invalid("a dnsmasq option holds a line end")
 		}
 	}
@@ -346,7 +346,7 @@ func checkNameHost(h NameHost) error {
 		return invalid("a DNS host needs an address and a name")
 	}
 	for _, n := range h.Names {
-		if !hostName(n) {
+		if !isHostName(n) {
 			return invalid("%q is no name for a DNS host", n)
 		}
 	}
@@ -358,7 +358,7 @@ func (s SRV) check() error {
 		return invalid("a DNS service record needs a service and a protocol")
 	}
 	for _, name := range []string{s.Service, s.Protocol, s.Domain, s.Target} {
-		if name != "" && !hostName(name) {
+		if name != "" && !isHostName(name) {
 			return invalid("%q is no name for a DNS service record", name)
 		}
 	}
@@ -413,16 +413,16 @@ func (d *Definition) checkServed() error {
 	return content.Check()
 }
 
-// plain reports whether a text can stand on one line of a configuration.
-func plain(s string) bool {
+// isOneLine reports whether a text can stand on one line of a configuration.
+func isOneLine(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
 }
 
-// listItem reports whether a text can be one of a comma-separated list.
-func listItem(s string) bool { return plain(s) && !strings.ContainsAny(s, ", \"") }
+// isListItem reports whether a text can be one of a comma-separated list.
+func isListItem(s string) bool { return isOneLine(s) && !strings.ContainsAny(s, ", \"") }
 
-// hostName says whether a text has only the characters of DNS names.
-func hostName(s string) bool {
+// isHostName says whether a text has only the characters of DNS names.
+func isHostName(s string) bool {
 	return s != "" && len(s) <= 253 && strings.IndexFunc(s, notInName) < 0
 }
 

@@ -10,7 +10,7 @@ import (
 type Definition struct {
 	Name, UUID         string
 	Title, Description string
-	Metadata           string        // what <metadata> holds, kept as it is
+	Metadata           string        // the content of <metadata>, unchanged
 	IPv6               device.Switch // guests may speak IPv6 though the host has no address
 	Forward            Forward
 	Bridge             Bridge

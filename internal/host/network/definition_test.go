@@ -19,7 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-var update = flag.Bool("update", false, "write what is expected under testdata anew")
+var update = flag.Bool("update", false, "rewrite the golden files under testdata")
 
 // golden compares a text with a file.
 func golden(t *testing.T, path, got string) {
@@ -34,9 +34,9 @@ func golden(t *testing.T, path, got string) {
 	}
 }
 
-// TestDefinitions reads each document under testdata, and compares how it is
-// printed and what it makes dnsmasq serve.
-func TestDefinitions(t *testing.T) {
+// TestDefinition_Golden parses each document under testdata, and compares its printed form and the configuration of
+// dnsmasq.
+func TestDefinition_Golden(t *testing.T) {
 	docs, err := filepath.Glob("testdata/definitions/*.xml")
 	ok(t, err)
 	for _, path := range docs {
@@ -66,7 +66,7 @@ func TestDefinitions(t *testing.T) {
 	}
 }
 
-// acceptable has dnsmasq itself check what it is to serve.
+// acceptable lets dnsmasq check its configuration.
 func acceptable(t *testing.T, c hostnet.DnsmasqContent) {
 	t.Helper()
 	if _, err := exec.LookPath("dnsmasq"); err != nil {
@@ -84,12 +84,12 @@ func acceptable(t *testing.T, c hostnet.DnsmasqContent) {
 
 const someNAT = "<forward mode='nat'/><ip address='10.0.0.1' prefix='24'/>"
 
-// dhcp is a network's addresses with something to give them out by.
+// dhcp is an address element of a network with a DHCP range.
 func dhcp(inner string) string {
 	return "<ip address='10.0.0.1' prefix='24'><dhcp>" + inner + "</dhcp></ip>"
 }
 
-// refusedParts are what no network may hold, and the words why.
+// refusedParts are elements that no network may hold, and a part of the error.
 var refusedParts = map[string]string{
 	"<forward mode='nat'/>": "has no address",
 	"<forward mode='hostdev'><interface dev='eth0'/></forward>":                                        `network/forward/@mode "hostdev" is not supported`,
@@ -146,7 +146,7 @@ var refusedParts = map[string]string{
 	"<nonsense/>":    "unknown element or attribute: nonsense",
 }
 
-func TestRefusedDefinitions(t *testing.T) {
+func TestDefinition_Refused(t *testing.T) {
 	for inner, want := range refusedParts {
 		_, err := Parse("<network><name>n</name>"+inner+"</network>", true)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -166,8 +166,9 @@ func TestRefusedDefinitions(t *testing.T) {
 	}
 }
 
-// No network is made with a control character in its name, and one of an earlier daemon that has one is still read.
-func TestNoNameOfANewNetworkHoldsControls(t *testing.T) {
+// No new network has a control character in its name. A network of an earlier daemon that has one is still
+// read.
+func TestDefinition_ControlCharacterInName(t *testing.T) {
 	for _, name := range []string{"a\tb", "a\x1b[2J", "a\u009b2J"} {
 		s := &Networks{byName: map[string]*Network{}, byUUID: map[string]*Network{}}
 		if _, err := s.claim(&Definition{Name: name}); !fault.Is(err, fault.Invalid) {
@@ -179,9 +180,9 @@ func TestNoNameOfANewNetworkHoldsControls(t *testing.T) {
 	}
 }
 
-// dnsmasq takes so much for a line, and what is behind that for an option, which a client's text would be
-// that says anything: no definition and no change has a line that long.
-func TestNoTextBecomesAnOptionOfDnsmasq(t *testing.T) {
+// dnsmasq reads a bounded number of bytes as one line, and the rest as an option, which could be any text of a
+// client. No definition and no update has a line that long.
+func TestDefinition_LongTextForDnsmasq(t *testing.T) {
 	const option = "dhcp-script=/bin/false"
 	texts := map[string]string{
 		"bootp file":   dhcp("<range start='10.0.0.2' end='10.0.0.9'/><bootp file='@'/>"),
@@ -213,10 +214,10 @@ func TestNoTextBecomesAnOptionOfDnsmasq(t *testing.T) {
 	}
 }
 
-// What fits into a document costs seconds to check at most, and no definition makes more
-// rules than a firewall bears.
+// A definition of the maximum size is checked within seconds, and none makes more rules than a firewall can
+// take.
 // Promise: X14
-func TestLargeDefinitionsAreChecked(t *testing.T) {
+func TestDefinition_LargeIsChecked(t *testing.T) {
 	six := IP{Address: netip.MustParseAddr("fd00::1"), Bits: 64, DHCP: &DHCP{}}
 	for i := range uint32(50_000) {
 		at := func(n byte) netip.Addr {
@@ -267,7 +268,7 @@ func TestLargeDefinitionsAreChecked(t *testing.T) {
 	}
 }
 
-func TestRules(t *testing.T) {
+func TestDefinition_FirewallRules(t *testing.T) {
 	for mode, want := range map[string]string{
 		"":      "{b [] [] <nil>} true",
 		"nat":   "{b [{10.0.0.0/24 true} {fd00::/64 false}] [] nat 1024-65535} true",
@@ -291,9 +292,9 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// A host that is known by its MAC address has its address, whatever it is called: dnsmasq takes some names for
-// other words, and passes over lines with what it takes for none.
-func TestNoNameKeepsAnAddressFromItsHost(t *testing.T) {
+// A host with a MAC address gets its address whatever its name is: dnsmasq takes some names for keywords and
+// ignores those lines.
+func TestDefinition_HostNamedLikeKeyword(t *testing.T) {
 	for name, want := range map[string]string{
 		"db": ",db", "db-1.example": ",db-1.example", "1st": ",1st", "h": ",h", "": "",
 		"ignore": "", "infinite": "", "10": "", "2h": "", "10.0.0.9": "", "-x": "", "_x": "", "ä": "", ".": "", strings.Repeat("a", 64): "",
@@ -310,7 +311,7 @@ func TestNoNameKeepsAnAddressFromItsHost(t *testing.T) {
 	}
 }
 
-// TestUpdates_AmbiguousEntryIsShown: what an update means has to be one entry, and the refusal shows which there are.
+// TestUpdates_AmbiguousEntryIsShown: an update must match one entry, and the error lists the matches.
 func TestUpdates_AmbiguousEntryIsShown(t *testing.T) {
 	d, err := Parse("<network><name>n</name>"+dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.2'/><host mac='52:54:00:00:00:02' ip='10.0.0.3'/>")+"</network>", true)
 	ok(t, err)
@@ -325,8 +326,8 @@ func TestUpdates_AmbiguousEntryIsShown(t *testing.T) {
 	}
 }
 
-// TestDefinition_SaysNothing: elements by which clients print that they want nothing.
-func TestDefinition_SaysNothing(t *testing.T) {
+// TestDefinition_EmptyElements: elements that clients print to ask for nothing.
+func TestDefinition_EmptyElements(t *testing.T) {
 	const dnsmasq = "http://libvirt.org/schemas/network/dnsmasq/1.0"
 	for _, part := range []string{
 		"<options xmlns='" + dnsmasq + "'></options>", "<options xmlns='" + dnsmasq + "'>\n  </options>", "<d:options xmlns:d='" + dnsmasq + "'/>",
@@ -360,8 +361,8 @@ func TestDefinition_SaysNothing(t *testing.T) {
 func TestBridgeRow_LeavesTheNumberOpen(t *testing.T) {
 	for name, is := range map[string]bool{"virbr%d": true, "br%d.5": true, "%d": true, "br%s": false, "br%d%d": false, "br%": false, "br0": false, "": false} {
 		_, err := Parse("<network><name>n</name><bridge name='"+name+"'/></network>", true)
-		if isBridgeRow(name) != is || (err != nil) != (!is && strings.Contains(name, "%")) {
-			t.Errorf("%q leaves its number open: %v, %v", name, isBridgeRow(name), err)
+		if isBridgePattern(name) != is || (err != nil) != (!is && strings.Contains(name, "%")) {
+			t.Errorf("%q leaves its number open: %v, %v", name, isBridgePattern(name), err)
 		}
 	}
 	taken := map[string]bool{"br0": true, "br1": true}
@@ -372,13 +373,13 @@ func TestBridgeRow_LeavesTheNumberOpen(t *testing.T) {
 		t.Errorf("free is %q", name)
 	}
 	for name, row := range map[string]string{"virbr3": "virbr%d", "br12": "br%d", "12": "virbr%d", "lan": "virbr%d", "": "virbr%d"} {
-		if got := rowOf(name); got != row {
+		if got := patternOf(name); got != row {
 			t.Errorf("%q is of the row %q, want %q", name, got, row)
 		}
 	}
 }
 
-func TestUpdates(t *testing.T) {
+func TestUpdate_Sections(t *testing.T) {
 	const before = `<network><name>n</name><forward mode='nat' dev='eth0'/><bridge name='b'/>
 <dns><txt name='t' value='1'/><host ip='10.0.0.2'><hostname>h</hostname></host><srv service='s' protocol='tcp'/></dns>
 <ip address='fd00::1' prefix='64'/><ip address='10.0.0.1' prefix='24'><dhcp><range start='10.0.0.5' end='10.0.0.9'/><host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/></dhcp></ip>
@@ -388,7 +389,7 @@ func TestUpdates(t *testing.T) {
 		section Section
 		parent  int
 		xml     string
-		want    string // in the document after, or "!" and in the error
+		want    string // in the new document, or after "!" in the error
 	}{
 		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "ip='10.0.0.2'/>\n      <host mac='52:54:00:00:00:02' ip='10.0.0.3'/>"},
 		{AddFirst, SectionDHCPHost, 1, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "ip='10.0.0.3'/>\n      <host mac='52:54:00:00:00:01'"},
@@ -456,7 +457,7 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-func TestClash(t *testing.T) {
+func TestClash_Routes(t *testing.T) {
 	routes := []hostnet.Route{{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"}, {Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "eth0"}}
 	for prefix, want := range map[string]string{
 		"192.168.122.1/24": "eth0", "192.168.0.1/16": "eth0", "192.168.122.129/25": "", "10.1.0.1/24": "", "10.0.0.1/8": "vpn", "172.16.0.1/12": "",
@@ -471,10 +472,10 @@ func TestClash(t *testing.T) {
 	}
 }
 
-// What is part of a route's addresses, or has them as a part, would be taken from there; links'
-// own addresses are everywhere.
+// A network inside of a route's addresses, or around them, would take their traffic. Link-local addresses are
+// on every link.
 // Promise: A3
-func TestOverlap(t *testing.T) {
+func TestClash_Overlap(t *testing.T) {
 	routes := []hostnet.Route{
 		{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"},
 		{Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "virbr0"},
@@ -489,7 +490,7 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-func TestDefaultNetworkAvoidsTheHostsOwn(t *testing.T) {
+func TestDefaultNetwork_AvoidsHostNetworks(t *testing.T) {
 	d := defaultNetwork(122)
 	doc, err := d.XML(0)
 	ok(t, err)
@@ -498,11 +499,11 @@ func TestDefaultNetworkAvoidsTheHostsOwn(t *testing.T) {
 	}
 }
 
-func TestSearchForAName(t *testing.T) {
+func TestSearch_FreeName(t *testing.T) {
 	next := uint64(3)
 	count := func(n uint64) uint64 { next += n; return next }
 	var tried []string
-	err := named("", "vnet%d", count, func(name string) error {
+	err := tryNames("", "vnet%d", count, func(name string) error {
 		tried = append(tried, name)
 		if len(tried) < 3 {
 			return fault.New(fault.Exists, fault.Interface, "taken")
@@ -512,7 +513,7 @@ func TestSearchForAName(t *testing.T) {
 	if got := strings.Join(tried, " "); err != nil || got != "vnet3 vnet4 vnet5" {
 		t.Errorf("tried %s, %v", got, err)
 	}
-	if err := named("mine", "vnet%d", count, func(string) error { return fault.New(fault.Exists, fault.Interface, "taken") }); !fault.Is(err, fault.Exists) {
+	if err := tryNames("mine", "vnet%d", count, func(string) error { return fault.New(fault.Exists, fault.Interface, "taken") }); !fault.Is(err, fault.Exists) {
 		t.Errorf("a given name that is taken: %v", err)
 	}
 }
@@ -557,16 +558,16 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestAnEscapedDescriptionStaysReadable has words that are longer once they are written down: the next
-// daemon would know nothing of the network.
+// TestDefinition_EscapedDescriptionSize has text that is longer in its stored form: if that did not fit, the
+// next daemon would not know the network.
 // Promise: G3
-func TestAnEscapedDescriptionStaysReadable(t *testing.T) {
+func TestDefinition_EscapedDescriptionSize(t *testing.T) {
 	d := Definition{Name: "words", Description: strings.Repeat("'", xmltree.MaxSize/5)}
-	if doc, err := d.kept(); !fault.Is(err, fault.Invalid) {
+	if doc, err := d.storedXML(); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a definition of %d bytes is kept: %v", len(doc), err)
 	}
 	d.Description = "it's"
-	doc, err := d.kept()
+	doc, err := d.storedXML()
 	if err != nil {
 		t.Fatal(err)
 	}

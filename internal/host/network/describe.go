@@ -12,10 +12,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// describe is the inverse of understand.
-func (d *Definition) describe() *libvirtxml.Network {
+// toLibvirtXML is the inverse of understand.
+func (d *Definition) toLibvirtXML() *libvirtxml.Network {
 	x := &libvirtxml.Network{
-		Name: d.Name, UUID: d.UUID, IPv6: word(d.IPv6),
+		Name: d.Name, UUID: d.UUID, IPv6: yesNo(d.IPv6),
 		Forward: d.Forward.describe(), Bridge: d.Bridge.describe(d.Managed()), DNS: d.DNS.describe(),
 	}
 	if d.Metadata != "" {
@@ -28,10 +28,10 @@ func (d *Definition) describe() *libvirtxml.Network {
 		x.MAC = &libvirtxml.NetworkMAC{Address: d.MAC}
 	}
 	if d.Domain != (Domain{}) {
-		x.Domain = &libvirtxml.NetworkDomain{Name: d.Domain.Name, LocalOnly: word(d.Domain.LocalOnly)}
+		x.Domain = &libvirtxml.NetworkDomain{Name: d.Domain.Name, LocalOnly: yesNo(d.Domain.LocalOnly)}
 	}
 	if d.Isolated != device.Unset {
-		x.PortOptions = &libvirtxml.NetworkPortOptions{Isolated: word(d.Isolated)}
+		x.PortOptions = &libvirtxml.NetworkPortOptions{Isolated: yesNo(d.Isolated)}
 	}
 	for _, ip := range d.IPs {
 		x.IPs = append(x.IPs, ip.describe())
@@ -40,7 +40,7 @@ func (d *Definition) describe() *libvirtxml.Network {
 		x.Routes = append(x.Routes, r.describe())
 	}
 	for _, g := range d.PortGroups {
-		x.PortGroups = append(x.PortGroups, libvirtxml.NetworkPortGroup{Name: g.Name, Default: word(g.Default)})
+		x.PortGroups = append(x.PortGroups, libvirtxml.NetworkPortGroup{Name: g.Name, Default: yesNo(g.Default)})
 	}
 	if len(d.Options) > 0 {
 		x.DnsmasqOptions = &libvirtxml.NetworkDnsmasqOptions{XMLName: xml.Name{}}
@@ -51,9 +51,9 @@ func (d *Definition) describe() *libvirtxml.Network {
 	return x
 }
 
-func word(s device.Switch) string { return [...]string{"", "yes", "no"}[s] }
+func yesNo(s device.Switch) string { return [...]string{"", "yes", "no"}[s] }
 
-func text(a netip.Addr) string {
+func addressText(a netip.Addr) string {
 	if !a.IsValid() {
 		return ""
 	}
@@ -82,11 +82,11 @@ func (f Forward) describe() *libvirtxml.NetworkForward {
 	if f.Mode == ForwardNAT {
 		t := f.NAT
 		x.NAT = &libvirtxml.NetworkForwardNAT{
-			IPv6:  word(t.IPv6),
+			IPv6:  yesNo(t.IPv6),
 			Ports: []libvirtxml.NetworkForwardNATPort{{Start: uint(t.FirstPort), End: uint(t.LastPort)}},
 		}
 		if t.First.IsValid() {
-			x.NAT.Addresses = []libvirtxml.NetworkForwardNATAddress{{Start: text(t.First), End: text(t.Last)}}
+			x.NAT.Addresses = []libvirtxml.NetworkForwardNATAddress{{Start: addressText(t.First), End: addressText(t.Last)}}
 		}
 	}
 	return x
@@ -107,15 +107,15 @@ func (b Bridge) describe(managed bool) *libvirtxml.NetworkBridge {
 }
 
 func (d DNS) describe() *libvirtxml.NetworkDNS {
-	x := &libvirtxml.NetworkDNS{Enable: word(d.Enable), ForwardPlainNames: word(d.ForwardPlainNames)}
+	x := &libvirtxml.NetworkDNS{Enable: yesNo(d.Enable), ForwardPlainNames: yesNo(d.ForwardPlainNames)}
 	for _, f := range d.Forwarders {
-		x.Forwarders = append(x.Forwarders, libvirtxml.NetworkDNSForwarder{Domain: f.Domain, Addr: text(f.Address)})
+		x.Forwarders = append(x.Forwarders, libvirtxml.NetworkDNSForwarder{Domain: f.Domain, Addr: addressText(f.Address)})
 	}
 	for _, t := range d.TXTs {
 		x.TXTs = append(x.TXTs, libvirtxml.NetworkDNSTXT{Name: t.Name, Value: t.Value})
 	}
 	for _, h := range d.Hosts {
-		host := libvirtxml.NetworkDNSHost{IP: text(h.Address)}
+		host := libvirtxml.NetworkDNSHost{IP: addressText(h.Address)}
 		for _, n := range h.Names {
 			host.Hostnames = append(host.Hostnames, libvirtxml.NetworkDNSHostHostname{Hostname: n})
 		}
@@ -135,7 +135,7 @@ func (d DNS) describe() *libvirtxml.NetworkDNS {
 }
 
 func (ip IP) describe() libvirtxml.NetworkIP {
-	x := libvirtxml.NetworkIP{Address: text(ip.Address), Family: ip.Family, LocalPtr: word(ip.LocalPTR)}
+	x := libvirtxml.NetworkIP{Address: addressText(ip.Address), Family: ip.Family, LocalPtr: yesNo(ip.LocalPTR)}
 	x.Prefix, x.Netmask = mask(ip.Address, ip.Bits, ip.Netmask)
 	if ip.TFTPRoot != "" {
 		x.TFTP = &libvirtxml.NetworkTFTP{Root: ip.TFTPRoot}
@@ -145,11 +145,11 @@ func (ip IP) describe() libvirtxml.NetworkIP {
 	}
 	x.DHCP = &libvirtxml.NetworkDHCP{}
 	for _, r := range ip.DHCP.Ranges {
-		x.DHCP.Ranges = append(x.DHCP.Ranges, libvirtxml.NetworkDHCPRange{Start: text(r.First), End: text(r.Last), Lease: r.Lease.describe()})
+		x.DHCP.Ranges = append(x.DHCP.Ranges, libvirtxml.NetworkDHCPRange{Start: addressText(r.First), End: addressText(r.Last), Lease: r.Lease.describe()})
 	}
 	for _, h := range ip.DHCP.Hosts {
 		x.DHCP.Hosts = append(x.DHCP.Hosts, libvirtxml.NetworkDHCPHost{
-			ID: h.ID, MAC: h.MAC, Name: h.Name, IP: text(h.Address), Lease: h.Lease.describe(),
+			ID: h.ID, MAC: h.MAC, Name: h.Name, IP: addressText(h.Address), Lease: h.Lease.describe(),
 		})
 	}
 	if b := ip.DHCP.Bootp; b != nil {
@@ -167,7 +167,7 @@ func (l *LeaseTime) describe() *libvirtxml.NetworkDHCPLease {
 
 func (r Route) describe() libvirtxml.NetworkRoute {
 	a := r.Destination.Addr()
-	x := libvirtxml.NetworkRoute{Family: r.Family, Address: text(a), Gateway: text(r.Gateway)}
+	x := libvirtxml.NetworkRoute{Family: r.Family, Address: addressText(a), Gateway: addressText(r.Gateway)}
 	x.Prefix, x.Netmask = mask(a, r.Destination.Bits(), r.Netmask)
 	if r.Metric != 0 {
 		x.Metric = strconv.Itoa(r.Metric)

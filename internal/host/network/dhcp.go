@@ -75,7 +75,7 @@ func (n *Network) keepServing(service *hostnet.Dnsmasq) {
 			service.Release()
 			return
 		}
-		if n.isOver(service) {
+		if n.wasStopped(service) {
 			return
 		}
 		if time.Since(began) > longestWait {
@@ -93,8 +93,8 @@ func (n *Network) keepServing(service *hostnet.Dnsmasq) {
 	}
 }
 
-// isOver says whether a dnsmasq was told to end.
-func (n *Network) isOver(service *hostnet.Dnsmasq) (over bool) {
+// wasStopped says whether a dnsmasq was told to end.
+func (n *Network) wasStopped(service *hostnet.Dnsmasq) (over bool) {
 	err := n.change(n.home.work, func() error {
 		over = n.service != service
 		return nil
@@ -129,7 +129,7 @@ func (n *Network) replaceService(old *hostnet.Dnsmasq) (done bool) {
 		done = true
 		old.Release()
 		log.Warn("dnsmasq ended unexpectedly; restarted", "pid", n.service.Process().PID)
-		return n.mark(v.Live, v.chosenBridge)
+		return n.recordRunning(v.Live, v.chosenBridge)
 	})
 	switch {
 	case err == nil:

@@ -33,7 +33,7 @@ func (s *Networks) DisplayAddress(name string) (string, error) {
 	}
 	has, err := hostnet.Addresses(dev)
 	if err != nil {
-		return "", ofHost(err)
+		return "", hostFault(err)
 	}
 	for _, a := range has {
 		if !a.Addr().IsLinkLocalUnicast() {

@@ -7,7 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
 )
 
-// TestDisplayAddress_IsTheHostsInTheNetwork: of a managed network the one that its definition gives.
+// TestDisplayAddress_IsTheHostsInTheNetwork: for a managed network it is the address that its definition
+// gives.
 func TestDisplayAddress_IsTheHostsInTheNetwork(t *testing.T) {
 	linktest.Need(t)
 	s := newDaemon(t).open(t)

@@ -6,6 +6,6 @@
 // another network. Readers never wait: they read the last published View. A running network outlives the
 // daemon and is adopted by the next one.
 //
-// What belongs here: networks and the host's end of NICs. What does not: codes and numbers of libvirt's
-// protocol, guests, and direct system calls, which are room hostnet's.
+// Networks and the host's end of NICs belong here. These do not: codes and numbers of libvirt's protocol,
+// guests, and direct system calls (room hostnet).
 package network

@@ -105,14 +105,14 @@ func (e entries[X, T]) read(u Update) (item T, err error) {
 	return item, r.err
 }
 
-// agree says whether a field is missing or equal.
-func agree[T comparable](there, given T) bool {
+// missingOrEqual says whether a field is missing or equal.
+func missingOrEqual[T comparable](there, given T) bool {
 	var none T
 	return given == none || there == given
 }
 
-// shared says whether a field is set on both sides and equal.
-func shared[T comparable](a, b T) bool {
+// setAndEqual says whether a field is set on both sides and equal.
+func setAndEqual[T comparable](a, b T) bool {
 	var none T
 	return a != none && a == b
 }
@@ -121,26 +121,26 @@ var hosts = entries[libvirtxml.NetworkDHCPHost, Host]{
 	element: "host", understand: (*reader).dhcpHost,
 	clash: func(a, b Host) string {
 		switch {
-		case shared(a.MAC, b.MAC):
+		case setAndEqual(a.MAC, b.MAC):
 			return "the MAC address " + b.MAC
-		case shared(a.ID, b.ID):
+		case setAndEqual(a.ID, b.ID):
 			return "the ID " + b.ID
-		case shared(a.Address, b.Address):
-			return "the address " + text(b.Address)
-		case shared(a.Name, b.Name):
+		case setAndEqual(a.Address, b.Address):
+			return "the address " + addressText(b.Address)
+		case setAndEqual(a.Name, b.Name):
 			return "the name " + b.Name
 		}
 		return ""
 	},
 	// As libvirt's clients expect, one common value selects the entry to modify.
 	modified: func(a, b Host) bool {
-		return shared(a.MAC, b.MAC) || shared(a.ID, b.ID) || shared(a.Address, b.Address) || shared(a.Name, b.Name)
+		return setAndEqual(a.MAC, b.MAC) || setAndEqual(a.ID, b.ID) || setAndEqual(a.Address, b.Address) || setAndEqual(a.Name, b.Name)
 	},
 	deleted: func(a, b Host) bool {
-		return agree(a.MAC, b.MAC) && agree(a.ID, b.ID) && agree(a.Name, b.Name) && agree(a.Address, b.Address)
+		return missingOrEqual(a.MAC, b.MAC) && missingOrEqual(a.ID, b.ID) && missingOrEqual(a.Name, b.Name) && missingOrEqual(a.Address, b.Address)
 	},
 	show: func(h Host) string {
-		return tag("host", "mac", h.MAC, "id", h.ID, "name", h.Name, "ip", text(h.Address))
+		return tag("host", "mac", h.MAC, "id", h.ID, "name", h.Name, "ip", addressText(h.Address))
 	},
 }
 
@@ -153,7 +153,7 @@ var ranges = entries[libvirtxml.NetworkDHCPRange, Range]{
 		return ""
 	},
 	modified: sameRange, deleted: sameRange,
-	show: func(r Range) string { return tag("range", "start", text(r.First), "end", text(r.Last)) },
+	show: func(r Range) string { return tag("range", "start", addressText(r.First), "end", addressText(r.Last)) },
 }
 
 func sameRange(a, b Range) bool { return a.First == b.First && a.Last == b.Last }
@@ -179,7 +179,7 @@ var portGroups = entries[libvirtxml.NetworkPortGroup, PortGroup]{
 		return ""
 	},
 	modified: samePortGroup, deleted: samePortGroup,
-	show: func(g PortGroup) string { return tag("portgroup", "name", g.Name, "default", word(g.Default)) },
+	show: func(g PortGroup) string { return tag("portgroup", "name", g.Name, "default", yesNo(g.Default)) },
 }
 
 func samePortGroup(a, b PortGroup) bool { return a.Name == b.Name }
@@ -189,13 +189,13 @@ var nameHosts = entries[libvirtxml.NetworkDNSHost, NameHost]{
 	// One name may have several addresses.
 	clash: func(a, b NameHost) string {
 		if a.Address == b.Address {
-			return "the address " + text(b.Address)
+			return "the address " + addressText(b.Address)
 		}
 		return ""
 	},
 	modified: sameNameHost, deleted: sameNameHost,
 	show: func(h NameHost) string {
-		return strings.TrimSuffix(tag("host", "ip", text(h.Address)), "/>") + "><hostname>" + strings.Join(h.Names, "</hostname><hostname>") + "</hostname></host>"
+		return strings.TrimSuffix(tag("host", "ip", addressText(h.Address)), "/>") + "><hostname>" + strings.Join(h.Names, "</hostname><hostname>") + "</hostname></host>"
 	},
 }
 
@@ -235,7 +235,7 @@ var srvs = entries[libvirtxml.NetworkDNSSRV, SRV]{
 }
 
 func sameSRV(a, b SRV) bool {
-	return a.Service == b.Service && a.Protocol == b.Protocol && agree(a.Domain, b.Domain) && agree(a.Target, b.Target)
+	return a.Service == b.Service && a.Protocol == b.Protocol && missingOrEqual(a.Domain, b.Domain) && missingOrEqual(a.Target, b.Target)
 }
 
 func number(n uint) string {

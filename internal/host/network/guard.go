@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	firstRest   = time.Second     // between two looks at the firewall
-	longestRest = 5 * time.Minute // where another program keeps removing the rules
+	firstPause   = time.Second     // between two looks at the firewall
+	longestPause = 5 * time.Minute // where another program keeps removing the rules
 )
 
 // guard restores the networks' firewall rules when another program removes them, such as a firewall service
 // that loads its own rules. It ends with the daemon.
 func (s *Networks) guard(w *hostnet.FirewallWatch) {
 	defer w.Close()
-	for r := (rests{}); ; {
+	for r := (pauses{}); ; {
 		by, err := w.Next(s.work)
 		if s.work.Err() != nil {
 			return
@@ -26,7 +26,7 @@ func (s *Networks) guard(w *hostnet.FirewallWatch) {
 		}
 		for done := false; !done; {
 			done = s.restoreRules(by)
-			if !s.pause(r.after(time.Now())) {
+			if !s.pause(r.next(time.Now())) {
 				return
 			}
 		}
@@ -50,7 +50,7 @@ func (s *Networks) restoreRules(by string) bool {
 // one that reloads sysctl settings. It ends with the daemon.
 func (s *Networks) guardForwarding(w *hostnet.ForwardingWatch) {
 	defer w.Close()
-	for r := (rests{}); ; {
+	for r := (pauses{}); ; {
 		err := w.Next(s.work)
 		if s.work.Err() != nil {
 			return
@@ -60,7 +60,7 @@ func (s *Networks) guardForwarding(w *hostnet.ForwardingWatch) {
 		}
 		for done := false; !done; {
 			done = s.restoreForwarding()
-			if !s.pause(r.after(time.Now())) {
+			if !s.pause(r.next(time.Now())) {
 				return
 			}
 		}
@@ -83,26 +83,26 @@ func (s *Networks) restoreForwarding() bool {
 	first := strings.Join(need[:min(len(need), 8)], " ")
 	switch {
 	case err != nil:
-		s.Log.Error("somebody has turned off the host's forwarding, and it cannot be turned on yet; guests reach nothing", "settings", off, "networks", first, "error", err)
+		s.Log.Error("IP forwarding was turned off and cannot be turned on; guests cannot reach other networks", "settings", off, "networks", first, "error", err)
 	case len(off) > 0:
-		s.Log.Warn("somebody has turned off the host's forwarding, which running networks need; it is on again. To have it off, end those networks",
+		s.Log.Warn("IP forwarding was turned off; it is on again because running networks need it. To keep it off, stop those networks",
 			"settings", off, "networks", len(need), "first", first)
 	}
 	return err == nil
 }
 
-// rests are the pauses after each look at the firewall. A pause grows if the next look is due at once, so that
+// pauses are the pauses after each look at the firewall. A pause grows if the next look is due at once, so that
 // a program that keeps removing the rules and this daemon do not keep each other busy.
-type rests struct {
+type pauses struct {
 	last  time.Duration
 	until time.Time
 }
 
-func (r *rests) after(look time.Time) time.Duration {
+func (r *pauses) next(look time.Time) time.Duration {
 	if look.Sub(r.until) > r.last {
 		r.last = 0
 	}
-	r.last = min(max(2*r.last, firstRest), longestRest)
+	r.last = min(max(2*r.last, firstPause), longestPause)
 	r.until = look.Add(r.last)
 	return r.last
 }

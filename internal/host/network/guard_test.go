@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// logLines is a log whose lines can be waited for.
+// logLines is a log that a test can wait for lines in.
 type logLines struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -33,7 +33,7 @@ func (l *logLines) Write(line []byte) (int, error) {
 	return l.text.Write(line)
 }
 
-// wait gives the log when it says something as often as asked.
+// wait returns the log when a line was seen a number of times.
 func (l *logLines) wait(t *testing.T, what string, times int) string {
 	t.Helper()
 	late := time.After(20 * time.Second)
@@ -61,10 +61,10 @@ func nft(t *testing.T, words ...string) string {
 	return string(out)
 }
 
-// TestFirewallThatIsFlushedIsPutBack has another program flush the host's rules, twice: those
-// of running networks are back, those of one that was ended are not, and the log has a line each time.
+// TestGuard_RestoresFlushedFirewall flushes the host's rules from another program, twice. The rules of
+// running networks return, those of a destroyed network do not, and the log gets a line each time.
 // Promise: F23
-func TestFirewallThatIsFlushedIsPutBack(t *testing.T) {
+func TestGuard_RestoresFlushedFirewall(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d, log := newDaemon(t), newLogLines()
 	d.Log = slog.New(slog.NewTextHandler(log, nil))
@@ -91,10 +91,10 @@ func TestFirewallThatIsFlushedIsPutBack(t *testing.T) {
 	}
 }
 
-// TestForwardingThatIsTurnedOffIsOnAgain has somebody load the kernel's settings anew, twice: the
-// host routes for running networks again, the next daemon's first look included, and for none that was ended.
+// TestGuard_RestoresForwarding reloads the kernel's settings, twice. The host forwards for running
+// networks again, also after the next daemon's first check, and not for a destroyed network.
 // Promise: F25
-func TestForwardingThatIsTurnedOffIsOnAgain(t *testing.T) {
+func TestGuard_RestoresForwarding(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d, log := newDaemon(t), newLogLines()
 	d.Log = slog.New(slog.NewTextHandler(log, nil))
@@ -128,15 +128,15 @@ func TestForwardingThatIsTurnedOffIsOnAgain(t *testing.T) {
 		ok(t, os.WriteFile(path, []byte("0"), 0o600))
 	}
 	if !s.restoreForwarding() {
-		t.Error("what nobody needs is still to be turned on")
+		t.Error("a setting that no network needs is still to be turned on")
 	}
 	is("0")
 }
 
-// TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter has the host's default route from a router's
-// advertisements: the kernel would drop it, and a network is refused until it does not.
+// TestStart_IPv6RouterAdvertisements gives the host a default route from router advertisements.
+// With forwarding on the kernel would drop it, so a network is refused until accept_ra keeps it.
 // Promise: F25
-func TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter(t *testing.T) {
+func TestStart_IPv6RouterAdvertisements(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft", "ip")
 	const forwarding, accepts = "/proc/sys/net/ipv6/conf/all/forwarding", "/proc/sys/net/ipv6/conf/uplink/accept_ra"
 	before, err := os.ReadFile(forwarding)
@@ -163,22 +163,22 @@ func TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter(t *testing.T) {
 	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
-// TestRestsGrowWhereTheyDoNotHelp: a program that takes the rules away whenever they are back is
-// answered more and more seldom, and one that has ceased to at once again.
+// TestRests_GrowWhileRepairsFail: against a program that removes the rules each time, repairs become rarer.
+// After it has stopped they are prompt again.
 // Promise: F23
-func TestRestsGrowWhereTheyDoNotHelp(t *testing.T) {
-	var r rests
+func TestRests_GrowWhileRepairsFail(t *testing.T) {
+	var r pauses
 	now := time.Unix(0, 0)
 	var all time.Duration
 	for range 20 {
-		rest := r.after(now)
+		rest := r.next(now)
 		all += rest
 		now = now.Add(rest)
 	}
-	if r.last != longestRest || all < 10*longestRest {
+	if r.last != longestPause || all < 10*longestPause {
 		t.Errorf("20 looks took %v, the last of %v", all, r.last)
 	}
-	if rest := r.after(now.Add(longestRest + time.Second)); rest != firstRest {
+	if rest := r.next(now.Add(longestPause + time.Second)); rest != firstPause {
 		t.Errorf("after a quiet time the rest is %v", rest)
 	}
 }

@@ -19,20 +19,20 @@ func RandomMAC() string {
 	return net.HardwareAddr(b[:]).String()
 }
 
-// bridgeRow is the pattern of libvirt's bridge names.
-const bridgeRow = "virbr%d"
+// bridgePattern is the pattern of libvirt's bridge names.
+const bridgePattern = "virbr%d"
 
-// isBridgeRow says whether a bridge's name is a pattern such as "virbr%d".
-func isBridgeRow(name string) bool {
+// isBridgePattern says whether a bridge's name is a pattern such as "virbr%d".
+func isBridgePattern(name string) bool {
 	return strings.Count(name, "%") == 1 && strings.Contains(name, "%d")
 }
 
-// rowOf returns the pattern of a chosen name, whose number is its last digits.
-func rowOf(name string) string {
+// patternOf returns the pattern of a chosen name: the name's last digits are its number.
+func patternOf(name string) string {
 	if row := strings.TrimRight(name, "0123456789"); row != "" && row != name {
 		return row + "%d"
 	}
-	return bridgeRow
+	return bridgePattern
 }
 
 // freeBridge finds an unused name of a pattern.
@@ -80,7 +80,7 @@ func defaultNetwork(third byte) Definition {
 	}
 }
 
-// clash returns a route whose traffic a network would take: one to the same addresses or a part of them. Wider
+// clash returns a route to the same addresses or a part of them: the network would take its traffic. Wider
 // routes keep the rest.
 func clash(p netip.Prefix, routes []hostnet.Route) *hostnet.Route {
 	for i, r := range routes {
@@ -91,7 +91,7 @@ func clash(p netip.Prefix, routes []hostnet.Route) *hostnet.Route {
 	return nil
 }
 
-// RouteInto returns the link by which the host routes to some of the addresses, or to a larger range; empty:
+// RouteInto returns the link that the host uses to route to some of the addresses, or to a larger range; empty:
 // only the default route does. A network with these addresses would take that traffic. The network's own
 // bridge, but, does not count.
 func RouteInto(p netip.Prefix, but string) (device string, err error) {
@@ -133,8 +133,8 @@ func (s *Networks) claimAddresses(n *Network, d *Definition) error {
 	return nil
 }
 
-// othersBridges are the bridges of other running networks.
-func (n *Network) othersBridges() map[string]bool {
+// otherBridges are the bridges of other running networks.
+func (n *Network) otherBridges() map[string]bool {
 	bridges := map[string]bool{}
 	for _, other := range n.home.List() {
 		if live := other.View().Live; other != n && live != nil && live.Managed() {

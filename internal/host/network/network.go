@@ -28,19 +28,19 @@ type Network struct {
 	due  bool // autostart is still pending in this boot; guarded by turn
 
 	service  *hostnet.Dnsmasq // of a running network that serves; guarded by turn
-	followed []string         // operations whose change is stored; guarded by turn
+	followed []string         // operations with a stored change; guarded by turn
 	// ops are the open operations. Their steps run with the turn.
 	ops *operation.Set[*Network]
 
-	// What nobody else is given until a verb is done; guarded by home.mu.
+	// Values that no other network gets until the verb ends; guarded by home.mu.
 	reserved string      // the name of a bridge, see reserve; "" for none
 	starting *Definition // its addresses, see claimAddresses; nil for none
 
 	// ports are the connected NICs, by the host's interface name. portMu guards them, not the turn, so that a
 	// guest's start does not wait for a verb.
-	portMu sync.Mutex
-	ports  map[string]Port
-	picked map[string]int // how often a parent was chosen for a NIC that has no port yet
+	portMu        sync.Mutex
+	ports         map[string]Port
+	chosenParents map[string]int // how often a parent was chosen for a NIC that has no port yet
 }
 
 // Port is a NIC that is connected to a network.
@@ -85,7 +85,7 @@ func (v *View) current() *Definition {
 var errGone = errors.New("the network is gone")
 
 func (s *Networks) newNetwork(uuid, name string) *Network {
-	n := &Network{home: s, uuid: uuid, name: name, turn: make(chan struct{}, 1), ports: map[string]Port{}, picked: map[string]int{}}
+	n := &Network{home: s, uuid: uuid, name: name, turn: make(chan struct{}, 1), ports: map[string]Port{}, chosenParents: map[string]int{}}
 	n.turn <- struct{}{}
 	n.ops = operation.New(n.operations())
 	return n
@@ -103,7 +103,7 @@ func (n *Network) View() *View { return n.view.Load() }
 func (n *Network) publish(v View) {
 	v.written = v.size()
 	n.view.Store(&v)
-	n.home.status.notice(n)
+	n.home.status.schedule(n)
 }
 
 // turnWait is how long a verb waits for another one on the same network; each ends within about half of that.
@@ -111,20 +111,20 @@ const turnWait = 30 * time.Second
 
 // change runs do with the turn, unless the network was removed. If it has no view afterwards, it is removed.
 func (n *Network) change(ctx context.Context, do func() error) error {
-	return n.inTurn(ctx, func() error {
+	return n.withTurn(ctx, func() error {
 		if n.gone {
 			return fault.Wrap(errGone, fault.NotFound, fault.Network, "no network with name %q", n.name)
 		}
 		err := do()
 		if n.View() == nil { // it did not come to be
-			n.vanish()
+			n.unregister()
 		}
 		return err
 	})
 }
 
-// inTurn waits for the turn and runs do.
-func (n *Network) inTurn(ctx context.Context, do func() error) error {
+// withTurn waits for the turn and runs do.
+func (n *Network) withTurn(ctx context.Context, do func() error) error {
 	bounded, stop := context.WithTimeoutCause(ctx, turnWait, fault.New(fault.Timeout, fault.Network, "an earlier request is not done after %v", turnWait))
 	defer stop()
 	select {
@@ -143,7 +143,7 @@ func (n *Network) inTurn(ctx context.Context, do func() error) error {
 
 func (n *Network) source() event.Source { return event.Source{Name: n.name, UUID: n.uuid, ID: -1} }
 
-func (n *Network) tell(c event.Change) {
+func (n *Network) emit(c event.Change) {
 	n.home.Events.Append(n.source(), event.NetworkChange{Change: c})
 }
 
@@ -179,12 +179,12 @@ func (n *Network) save(v View) error {
 	if err != nil {
 		return err
 	}
-	return n.keep(*r)
+	return n.storeRecord(*r)
 }
 
-// keep stores a record with the operations that it has followed, earlier ones included. The caller has the
+// storeRecord stores a record with the operations that it has followed, earlier ones included. The caller has the
 // turn.
-func (n *Network) keep(r record, more ...string) error {
+func (n *Network) storeRecord(r record, more ...string) error {
 	r.Followed = append(slices.DeleteFunc(slices.Clone(n.followed), func(id string) bool { return !n.ops.Remembers(id) }), more...)
 	if err := n.home.Store.Put(kind, n.uuid, r); err != nil {
 		return err
@@ -195,7 +195,7 @@ func (n *Network) keep(r record, more ...string) error {
 
 // record is what the store keeps of a persistent network.
 func (v *View) record() (*record, error) {
-	doc, err := v.Config.kept()
+	doc, err := v.Config.storedXML()
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +233,7 @@ func (n *Network) define(d *Definition, doc string, chosen bool) error {
 		return err
 	}
 	n.publish(v)
-	n.tell(event.Defined)
+	n.emit(event.Defined)
 	return nil
 }
 
@@ -251,24 +251,24 @@ func (n *Network) Undefine(ctx context.Context, sc scope.Scope) error {
 			return err
 		}
 		if !v.Active() {
-			n.vanish()
+			n.unregister()
 		} else {
 			v.Config, v.Autostart, v.submitted = nil, false, ""
 			n.publish(v)
 		}
-		n.tell(event.Undefined)
+		n.emit(event.Undefined)
 		return nil
 	})
 }
 
-// vanish removes the network from the registry. The caller has the turn.
-func (n *Network) vanish() {
+// unregister removes the network from the registry. The caller has the turn.
+func (n *Network) unregister() {
 	failpoint.Reach("network.vanish")
 	n.gone = true
-	n.settle()
+	n.clearDue()
 	n.removeLeases()
 	n.home.forget(n) // last, because then a new network may have its UUID, and files named by it
-	n.home.status.notice(n)
+	n.home.status.schedule(n)
 }
 
 // SetAutostart sets whether the network starts with the host.
@@ -327,9 +327,9 @@ func (n *Network) start(ctx context.Context, sc scope.Scope, d *Definition, chos
 	if v.Config == nil {
 		v.chosenBridge = chosen
 	}
-	n.settle()
+	n.clearDue()
 	n.publish(v)
-	n.tell(event.Started)
+	n.emit(event.Started)
 	return nil
 }
 
@@ -344,8 +344,8 @@ func startFault(err error) fault.Kind {
 	}
 }
 
-// rename gives a network whose bridge name Lodge chose another name if that name was taken in the meantime,
-// and stores it. The caller has the turn.
+// rename gives a network another bridge name if Lodge chose the name and another link took it in the meantime.
+// It stores the new name. The caller has the turn.
 func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 	if !chosen {
 		return d, nil
@@ -360,7 +360,7 @@ func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 		if now := d.Bridge.Name; !isTaken(now) {
 			return now, nil
 		}
-		return freeBridge(rowOf(d.Bridge.Name), isTaken)
+		return freeBridge(patternOf(d.Bridge.Name), isTaken)
 	})
 	if err != nil || changed.Bridge.Name == d.Bridge.Name {
 		return d, err
@@ -396,9 +396,9 @@ func (n *Network) Destroy(ctx context.Context, sc scope.Scope) error {
 		if v.Persistent() {
 			n.publish(v)
 		} else {
-			n.vanish()
+			n.unregister()
 		}
-		n.tell(event.Stopped)
+		n.emit(event.Stopped)
 		return err
 	})
 }

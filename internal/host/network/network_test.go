@@ -43,7 +43,7 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// daemon is what Networks need around them, and what a restart keeps.
+// daemon holds what Networks needs, and what a restart keeps.
 type daemon struct {
 	Config
 	dir string
@@ -91,8 +91,8 @@ func endAll(t *testing.T, s *Networks) {
 	s.Close()
 }
 
-// natNetwork is a network as people define it, without the spanning tree that
-// would make each new port wait for four seconds.
+// natNetwork is a typical NAT network, but without the spanning tree, with which each new port would wait four
+// seconds.
 func natNetwork(name string, third int) string {
 	return fmt.Sprintf(`<network><name>%s</name><forward mode='nat'/><bridge stp='off'/>
 <domain name='guests.test'/>
@@ -121,7 +121,7 @@ func plugIn(t *testing.T, n *Network, near, mac string) *linktest.Guest {
 	return g
 }
 
-// lease makes a real DHCP client ask for an address, and gives what it got.
+// lease runs a real DHCP client and returns the address that it got.
 func lease(t *testing.T, g *linktest.Guest, more ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -140,10 +140,10 @@ func lease(t *testing.T, g *linktest.Guest, more ...string) string {
 	return strings.TrimSpace(string(answer))
 }
 
-// TestNoGuestIsEverybodysProxy: a guest is found by the name that it gives itself, but not by
-// the one at which browsers look for a proxy.
+// TestDNS_GuestNamedWPAD: a guest's own host name resolves, but not "wpad", at which browsers look for a
+// proxy.
 // Promise: X6
-func TestNoGuestIsEverybodysProxy(t *testing.T) {
+func TestDNS_GuestNamedWPAD(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox", "nft")
 	s := networks(t)
 	n := started(t, s, natNetwork("net47", 47))
@@ -155,7 +155,7 @@ func TestNoGuestIsEverybodysProxy(t *testing.T) {
 			if err := hostnet.AddAddress("eth0", netip.MustParsePrefix(address+"/24")); err != nil {
 				t.Error(err)
 			}
-			// It fails for want of an IPv6 address, too.
+			// The lookup also fails because there is no IPv6 address.
 			out, _ := exec.CommandContext(t.Context(), "busybox", "nslookup", name+".guests.test", "10.77.47.1").CombinedOutput()
 			found[name] = strings.Contains(string(out), address)
 		})
@@ -165,7 +165,7 @@ func TestNoGuestIsEverybodysProxy(t *testing.T) {
 	}
 }
 
-func TestGuestOfANATNetworkGetsAnAddress(t *testing.T) {
+func TestNAT_GuestGetsAddress(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox", "nft")
 	s := networks(t)
 	n := started(t, s, natNetwork("net1", 1))
@@ -191,9 +191,9 @@ func TestGuestOfANATNetworkGetsAnAddress(t *testing.T) {
 	}
 }
 
-// TestTrafficUnderNAT sends packets as a guest would: out to a host beyond,
-// which must see the host's address, and from there in, which must fail.
-func TestTrafficUnderNAT(t *testing.T) {
+// TestNAT_Traffic sends packets as a guest would: out to a host beyond, which must see the host's address,
+// and from there in, which must fail.
+func TestNAT_Traffic(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	s := networks(t)
 	n := started(t, s, natNetwork("net2", 2))
@@ -250,7 +250,7 @@ func listen(t *testing.T, g *linktest.Guest, addr string) (l net.Listener) {
 	return l
 }
 
-// dial gives what a peer says, or the error.
+// dial returns what a peer sends, or the error.
 func dial(t *testing.T, g *linktest.Guest, addr string) (said string) {
 	t.Helper()
 	g.Do(func() {
@@ -269,7 +269,7 @@ func dial(t *testing.T, g *linktest.Guest, addr string) (said string) {
 	return said
 }
 
-func TestDestroyedNetworkLeavesNothing(t *testing.T) {
+func TestDestroy_LeavesNothing(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -303,7 +303,7 @@ func TestDestroyedNetworkLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestNextDaemonAdoptsWhatRuns(t *testing.T) {
+func TestAdopt_RunningNetwork(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -312,7 +312,7 @@ func TestNextDaemonAdoptsWhatRuns(t *testing.T) {
 	ok(t, err)
 	pid, dies := n.service.Process().PID, transient.service.Process().PID
 	s.Close()
-	ok(t, syscall.Kill(dies, syscall.SIGKILL)) // while nobody looks
+	ok(t, syscall.Kill(dies, syscall.SIGKILL)) // while no daemon watches
 
 	s = d.open(t)
 	t.Cleanup(func() { endAll(t, s) })
@@ -331,7 +331,7 @@ func TestNextDaemonAdoptsWhatRuns(t *testing.T) {
 	}
 }
 
-func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
+func TestAdopt_UndoesInterruptedStart(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -339,7 +339,7 @@ func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
 	bridge, err := n.BridgeName()
 	ok(t, err)
 	cutOff(t, n, startKind.Name, &start{links{n: n, Definition: n.View().Live}})
-	ok(t, os.Remove(n.runningFile())) // as if it had died before the end of start
+	ok(t, os.Remove(n.runningFile())) // as if the daemon had died before the start was complete
 	s.Close()
 	s = d.open(t)
 	t.Cleanup(func() { endAll(t, s) })
@@ -354,7 +354,7 @@ func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
 	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
-// cutOff begins an operation that nobody continues.
+// cutOff begins an operation and leaves it unfinished.
 func cutOff(t *testing.T, n *Network, kind string, w operation.Work) *operation.Operation {
 	t.Helper()
 	op, err := n.ops.Begin(scope.Daemon("a test"), kind, w, operation.Record{})
@@ -362,7 +362,7 @@ func cutOff(t *testing.T, n *Network, kind string, w operation.Work) *operation.
 	return op
 }
 
-func TestDnsmasqThatDiesIsReplaced(t *testing.T) {
+func TestDnsmasq_IsRestarted(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox")
 	s := networks(t)
 	n := started(t, s, natNetwork("net7", 7))
@@ -372,9 +372,9 @@ func TestDnsmasqThatDiesIsReplaced(t *testing.T) {
 	}
 }
 
-// TestBusyNetworkHoldsNobodyUp has a verb of one network that does not come to
-// its end: readers, NICs and other networks must not notice.
-func TestBusyNetworkHoldsNobodyUp(t *testing.T) {
+// TestBusyNetwork_BlocksNoOther blocks an operation of one network: readers, NICs and other networks must not
+// wait for it.
+func TestBusyNetwork_BlocksNoOther(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	stuck, other := started(t, s, natNetwork("net8", 8)), started(t, s, natNetwork("net9", 9))
@@ -402,7 +402,7 @@ func TestBusyNetworkHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-func TestNetworkWithAHangingDnsmasqEnds(t *testing.T) {
+func TestDestroy_HangingDnsmasq(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net23", 23))
@@ -410,7 +410,7 @@ func TestNetworkWithAHangingDnsmasqEnds(t *testing.T) {
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 }
 
-func TestAutostartOnceABoot(t *testing.T) {
+func TestAutostart_OncePerBoot(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -433,7 +433,7 @@ func TestAutostartOnceABoot(t *testing.T) {
 	}
 }
 
-func TestStartRefusesEarly(t *testing.T) {
+func TestStart_RefusesEarly(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	started(t, s, natNetwork("net11", 11))
@@ -455,7 +455,7 @@ func TestStartRefusesEarly(t *testing.T) {
 	}
 }
 
-func TestChosenBridgeNameMovesOutOfTheWay(t *testing.T) {
+func TestStart_ChosenBridgeNameTaken(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>net16</name></network>`, false)
@@ -472,7 +472,7 @@ func TestChosenBridgeNameMovesOutOfTheWay(t *testing.T) {
 	}
 }
 
-func TestDefineKeepsNamesAndUUIDsApart(t *testing.T) {
+func TestDefine_NameAndUUIDConflicts(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	const uuid, other = "b0f2a2e0-0000-4000-8000-000000000001", "b0f2a2e0-0000-4000-8000-000000000002"
@@ -508,7 +508,7 @@ func TestDefineKeepsNamesAndUUIDsApart(t *testing.T) {
 	ok(t, err)
 }
 
-func TestTransientNetworkBecomesPersistentAndBack(t *testing.T) {
+func TestDefine_TransientBecomesPersistentAndBack(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	reader := d.Events.Reader()
@@ -543,7 +543,7 @@ func TestTransientNetworkBecomesPersistentAndBack(t *testing.T) {
 	}
 }
 
-func TestUpdateReachesTheRunningService(t *testing.T) {
+func TestUpdate_ReachesDnsmasq(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox")
 	s := networks(t)
 	n := started(t, s, natNetwork("net18", 18))
@@ -572,10 +572,10 @@ func TestUpdateReachesTheRunningService(t *testing.T) {
 	}
 }
 
-// A change that dnsmasq or the store refuses is made neither to what runs nor to what is
-// kept: guests go on to be served as they were.
+// A change that dnsmasq or the store refuses is made neither in the running network nor in the stored one, and
+// guests are served as before.
 // Promise: F21
-func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
+func TestUpdate_FailureKeepsService(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net30", 30))
@@ -583,7 +583,7 @@ func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
 	serves := func(when string) {
 		t.Helper()
 		if n.service == nil {
-			t.Fatal(when + ": nobody serves the guests")
+			t.Fatal(when + ": no dnsmasq serves the guests")
 		}
 		select {
 		case <-n.service.Ended():
@@ -604,7 +604,7 @@ func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
 	}
 	serves("dnsmasq refuses")
 
-	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // which no older daemon writes over
+	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // a newer record, which an older daemon does not overwrite
 	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
 	add := Update{Command: AddLast, Section: SectionDHCPHost, Parent: -1, Affect: both, XML: "<host mac='52:54:00:00:00:09' ip='10.77.30.77'/>"}
 	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil {
@@ -615,10 +615,9 @@ func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
 	ok(t, n.Update(t.Context(), scope.Daemon("a test"), add))
 }
 
-// A change that fails because dnsmasq cannot be run leaves nobody to serve the guests, for as long
-// as that is so.
+// When a change fails because dnsmasq cannot be run, the guests are not served until it can be.
 // Promise: F32
-func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
+func TestUpdate_DnsmasqCannotRun(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	n := started(t, networks(t), natNetwork("net35", 35))
 	path := os.Getenv("PATH")
@@ -631,15 +630,15 @@ func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
 	servedAgain(t, n)
 }
 
-// A change that is refused while the run directory cannot be written is not left to the next daemon
-// as one that was made; nor is one of what runs alone that cannot be recorded.
+// A refused change is not recorded as made when the run directory cannot be written. The same holds for a
+// change of the running network alone that cannot be recorded.
 // Promise: F21
-func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
+func TestUpdate_RefusedIsNotRecorded(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net36", 36))
 	inTheWay := markIsRefused(t, n)
-	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // which no older daemon writes over
+	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // a newer record, which an older daemon does not overwrite
 	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
 	add := Update{Command: AddLast, Section: SectionDNSSRV, Affect: Affect{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
 	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil {
@@ -658,8 +657,8 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 	}
 }
 
-// markIsRefused has what runs of a network be recorded no more once its service has been started again, until
-// what it gives is removed.
+// markIsRefused makes writes of a network's running record fail after its service was restarted, until the
+// directory that it returns is removed.
 func markIsRefused(t *testing.T, n *Network) (inTheWay string) {
 	t.Helper()
 	inTheWay = n.runningFile() + atomicfile.Half
@@ -667,7 +666,7 @@ func markIsRefused(t *testing.T, n *Network) (inTheWay string) {
 	return inTheWay
 }
 
-// dnsmasqFirst has a shell do something, with dnsmasq at its end, whenever one is to be started.
+// dnsmasqFirst replaces dnsmasq with a shell script that does something and then runs dnsmasq.
 func dnsmasqFirst(t *testing.T, do string) {
 	t.Helper()
 	dnsmasq, err := exec.LookPath("dnsmasq")
@@ -677,7 +676,7 @@ func dnsmasqFirst(t *testing.T, do string) {
 	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
 }
 
-// servedAgain waits until a network has all that belongs to it.
+// servedAgain waits until a network is complete.
 func servedAgain(t *testing.T, n *Network) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -696,10 +695,10 @@ func servedAgain(t *testing.T, n *Network) {
 	}
 }
 
-// A macvtap that somebody has removed, and whose name another guest's has by now, is not
-// removed once more.
+// A macvtap that was removed by hand, and whose name another guest's macvtap now has, is not removed a second
+// time.
 // Promise: F9
-func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
+func TestRelease_MacvtapNameReused(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-reused", "eth0", "")
@@ -725,35 +724,36 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 	}
 }
 
-// Guests that start side by side get an interface each, and one that is lent whole goes to none twice.
+// Guests that start at the same time get different interfaces, and an interface for one guest only is never
+// given to two.
 // Promise: F36
-func TestGuestsThatStartAtOnceShareNoParent(t *testing.T) {
+func TestPickParent_Concurrently(t *testing.T) {
 	s := &Networks{Config: Config{Log: slog.New(slog.DiscardHandler)}, status: newStatusWriter("")}
 	n := s.newNetwork("6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a44", "lent")
 	d := &Definition{Forward: Forward{Mode: ForwardPassthrough, Interfaces: []string{"a", "b"}}}
-	first, err := n.pickParent(d)
+	first, err := n.chooseParent(d)
 	ok(t, err)
-	second, err := n.pickParent(d)
+	second, err := n.chooseParent(d)
 	ok(t, err)
 	if first == second {
 		t.Errorf("both get %s", first)
 	}
-	if _, err := n.pickParent(d); !fault.Is(err, fault.NoCapacity) {
+	if _, err := n.chooseParent(d); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a third: %v", err)
 	}
-	s.enter(plug{network: n, parent: first}, Port{Interface: "m0", Parent: first})
-	for _, parent := range []string{first, second} { // the one is a port, and the other failed
-		plug{network: n, parent: parent}.unpick()
+	s.addPort(nicTarget{network: n, parent: first}, Port{Interface: "m0", Parent: first})
+	for _, parent := range []string{first, second} { // one is in use as a port, and the other attempt failed
+		nicTarget{network: n, parent: parent}.releaseParent()
 	}
-	if again, err := n.pickParent(d); err != nil || again != second {
+	if again, err := n.chooseParent(d); err != nil || again != second {
 		t.Errorf("then: %s, %v", again, err)
 	}
 }
 
-// A macvtap does not end with the daemon that is killed in making it: whoever takes it back knows its name
-// before it is there, and only a name that is nobody's.
+// A macvtap outlives a daemon that is killed while making it. Its name is noted before it is made, and only
+// when it is free, so that the next daemon can remove it.
 // Promise: F1
-func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
+func TestAttach_MacvtapNotedFirst(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-noted", "eth0", "")
@@ -771,7 +771,7 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 	}
 	nic := &device.NIC{Type: "direct", HostDev: "c-noted", DirectMode: "bridge", MAC: "52:54:00:01:08:01", Target: "noted0"}
 	a, release, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), nic, "guest", note)
-	if err == nil { // not each kernel has macvtaps
+	if err == nil { // not every kernel has macvtap
 		a.Close()
 		release()
 	}
@@ -788,9 +788,10 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 	}
 }
 
-// A bound of what comes in would hold back what a guest on a link of the host sends, and where it fails leave a macvtap.
+// An inbound limit would hold back what a guest on a link of the host sends; where it fails, it would leave a
+// macvtap behind.
 // Promise: F22
-func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
+func TestAttach_InboundLimitOnLink(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-bound", "eth0", "")
@@ -804,9 +805,9 @@ func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
 	}
 }
 
-// What has the name of a NIC that a daemon was killed in making is that NIC by its address alone.
+// A link with the name of a NIC that a killed daemon was making is that NIC only if its MAC address matches.
 // Promise: F9
-func TestANICThatIsTakenBackIsKnownByItsAddress(t *testing.T) {
+func TestTakeBack_ComparesMACAddress(t *testing.T) {
 	mac := func(text string) net.HardwareAddr {
 		a, err := net.ParseMAC(text)
 		ok(t, err)
@@ -815,17 +816,17 @@ func TestANICThatIsTakenBackIsKnownByItsAddress(t *testing.T) {
 	parent := hostnet.Link{Index: 1, Kind: "veth", MAC: mac("52:54:00:01:0a:01")}
 	for text, want := range map[string]bool{"52:54:00:01:0a:02": true, "52:54:00:01:0a:03": false, "52:54:00:01:0a:01": true} {
 		l := hostnet.Link{Index: 2, Kind: "macvtap", MAC: mac(text), Parent: 1}
-		if got := mayBe(l, &device.NIC{MAC: "52-54-00-01-0A-02"}, []hostnet.Link{parent, l}); got != want {
+		if got := mayBelongTo(l, &device.NIC{MAC: "52-54-00-01-0A-02"}, []hostnet.Link{parent, l}); got != want {
 			t.Errorf("one with the address %s: %v", text, got)
 		}
 	}
-	if !mayBe(hostnet.Link{Kind: "tuntap", MAC: mac("fe:54:00:01:0a:02")}, &device.NIC{MAC: "52:54:00:01:0a:02"}, nil) {
+	if !mayBelongTo(hostnet.Link{Kind: "tuntap", MAC: mac("fe:54:00:01:0a:02")}, &device.NIC{MAC: "52:54:00:01:0a:02"}, nil) {
 		t.Error("a tap has another address")
 	}
 }
 
-// A guest outlives its network and the daemon: its macvtap goes with it all the same.
-func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
+// A guest outlives its network and the daemon: its macvtap is still removed when it ends.
+func TestRelease_MacvtapOfDestroyedNetwork(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-gone", "eth0", "")
@@ -844,9 +845,9 @@ func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
 	}
 }
 
-// A bridge that somebody has made in the place of a network's own is not taken for it.
+// A bridge that another program made in place of a network's own is not taken for it.
 // Promise: F9
-func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
+func TestAttach_ForeignBridge(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net36", 36))
@@ -864,9 +865,9 @@ func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
 	ok(t, hostnet.Remove(name))
 }
 
-// What cannot be made leaves no file, no thread and no link.
+// A failed operation leaves no file, thread or link.
 // Promise: F22
-func TestWhatFailsLeavesNothing(t *testing.T) {
+func TestFailures_LeaveNothing(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-fails", "eth0", "")
@@ -921,7 +922,7 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestNICsOfEachType(t *testing.T) {
+func TestAttach_EachType(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net19", 19))
@@ -973,7 +974,7 @@ func TestNICsOfEachType(t *testing.T) {
 	if _, _, err := s.AttachNIC(t.Context(), scope.Daemon("a test"), &device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:05"}, "second", nil); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a second guest on an interface that is lent whole: %v", err)
 	}
-	// The next daemon counts it again, and removes the macvtap as this one would.
+	// The next daemon counts the NIC again, and would remove the macvtap as this one does.
 	again, err := s.AdoptNIC(&device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:04"}, m.IfName, "guest")
 	ok(t, err)
 	if p := direct.Ports(); len(p) != 1 || p[0].Parent != "c-parent" {
@@ -998,7 +999,7 @@ func onItsBridge(t *testing.T, guest, network string) {
 	}
 }
 
-func TestGuestsArePluggedInAgain(t *testing.T) {
+func TestRestart_ReconnectsGuests(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net21", 21))
@@ -1014,8 +1015,9 @@ func TestGuestsArePluggedInAgain(t *testing.T) {
 	onItsBridge(t, a.IfName, a.Bridge)
 }
 
-// A network is not said to run, to the next daemon either, before the guests that were on it are so again.
-func TestANetworkRunsWithItsGuests(t *testing.T) {
+// A network is not reported as running, also not to the next daemon, before its guests are on the bridge
+// again.
+func TestRestart_ReportedAfterGuestsReconnect(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net53", 53))
@@ -1026,7 +1028,7 @@ func TestANetworkRunsWithItsGuests(t *testing.T) {
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	mark, made := n.runningFile()+atomicfile.Half, filepath.Join(t.TempDir(), "made")
 	ok(t, syscall.Mkfifo(made, 0o600))
-	dnsmasqFirst(t, "mkfifo '"+mark+"' && echo > '"+made+"'; exec") // writing the mark that it runs waits until that is read
+	dnsmasqFirst(t, "mkfifo '"+mark+"' && echo > '"+made+"'; exec") // the write of the running record waits until the pipe is read
 	began := make(chan error, 1)
 	go func() { began <- n.Start(t.Context(), scope.Daemon("a test")) }()
 	_, err = os.ReadFile(made)
@@ -1038,10 +1040,10 @@ func TestANetworkRunsWithItsGuests(t *testing.T) {
 	ok(t, errors.Join(err, f.Close(), <-began))
 }
 
-// A guest that is kept from the others of its network is so too when the network has been started again, and
-// when another daemon has come meanwhile.
+// A guest on an isolated port is on an isolated port again after its network was restarted, also when the
+// daemon was restarted in between.
 // Promise: I22
-func TestGuestsArePluggedInAgainApart(t *testing.T) {
+func TestRestart_KeepsPortIsolation(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1083,8 +1085,8 @@ func TestGuestsArePluggedInAgainApart(t *testing.T) {
 	areApart("after a start by the next daemon")
 }
 
-// TestDefinitionsRun starts what TestDefinitions reads.
-func TestDefinitionsRun(t *testing.T) {
+// TestStart_GoldenDefinitions starts the networks that TestDefinition_Golden parses.
+func TestStart_GoldenDefinitions(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	docs, err := filepath.Glob("testdata/definitions/*.xml")
@@ -1122,10 +1124,10 @@ func TestDefinitionsRun(t *testing.T) {
 	}
 }
 
-// A /run that is full keeps no network from being ended: it was left without its bridge, and
-// called active.
+// A full /run does not keep a network from being destroyed. Before, it was left without its bridge and
+// reported as active.
 // Promise: F26
-func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
+func TestDestroy_FullRunDirectory(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1147,7 +1149,7 @@ func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
 }
 
 // Promise: F26
-func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
+func TestStart_LeasesFolderMissing(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1156,10 +1158,10 @@ func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
 	started(t, s, `<network><name>swept</name><bridge name='br-swept' stp='off'/><ip address='198.51.100.1' prefix='24'/></network>`)
 }
 
-// No change of a network takes it beyond what its client may have of definitions, in what is
-// kept or in what runs, and one that is refused changes nothing.
+// No update takes a network beyond the quota of its client's definitions, stored or running, and a refused
+// update changes nothing.
 // Promise: A12
-func TestAChangeOfANetworkIsBounded(t *testing.T) {
+func TestUpdate_Quota(t *testing.T) {
 	s := networks(t)
 	kept := started(t, s, natNetwork("kept", 71))
 	transient, err := s.Create(t.Context(), scope.Daemon("a test"), natNetwork("transient", 72), false)
@@ -1198,9 +1200,10 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 	}
 }
 
-// A network whose dnsmasq cannot be run when a daemon takes it over is served as soon as that can.
+// When dnsmasq cannot be run while a daemon adopts a network, the network is served as soon as dnsmasq can be
+// run.
 // Promise: F32
-func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
+func TestAdopt_DnsmasqCannotRun(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	first := d.open(t)
@@ -1221,20 +1224,21 @@ func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
 	servedAgain(t, n)
 }
 
-// lacks reports whether there still is something to be made.
+// lacks reports whether a part of the network is still missing.
 func (n *Network) lacks() (so bool) {
-	_ = n.change(n.home.work, func() error { so = len(n.ops.Operations()) > 0; return nil }) // has gone: lacks nothing
+	_ = n.change(n.home.work, func() error { so = len(n.ops.Operations()) > 0; return nil }) // a network that is gone lacks nothing
 	return so
 }
 
-// journal stands for a directory in which records cannot be written, or not yet.
+// journal replaces the journal by one with writes that fail or wait.
 type journal struct{ write func() error }
 
 func (j journal) Write(operation.Record) error  { return j.write() }
 func (j journal) Remove(operation.Record) error { return nil }
 
-// Two networks that are defined, or started, side by side never get the same bridge, whoever chose its name.
-func TestNoTwoNetworksGetOneBridge(t *testing.T) {
+// Two networks that are defined or started at the same time never get the same bridge, whether Lodge or the
+// client chose its name.
+func TestDefine_BridgeNamesConcurrently(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	never := errors.New("not made")
@@ -1270,7 +1274,7 @@ func TestNoTwoNetworksGetOneBridge(t *testing.T) {
 	move := func(name string, meanwhile func() error) func() error {
 		n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>`+name+`</name></network>`, true)
 		ok(t, err)
-		d := *n.View().Config // as of a start with another definition, which is not kept
+		d := *n.View().Config // as for a start with another definition, which is not stored
 		ok(t, hostnet.CreateBridge(hostnet.Bridge{Name: d.Bridge.Name}))
 		t.Cleanup(func() { ok(t, hostnet.Remove(d.Bridge.Name)) })
 		return func() error {
@@ -1288,9 +1292,9 @@ func TestNoTwoNetworksGetOneBridge(t *testing.T) {
 	}
 }
 
-// A network whose bridge's name somebody takes just as it is made undoes nothing of that one's: not the rules
-// for that name either.
-func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
+// When another program takes the name of a network's bridge during the start, the failed start removes nothing
+// of that bridge, including rules for its name.
+func TestStart_FailureKeepsForeignRules(t *testing.T) {
 	linktest.Need(t, "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1318,9 +1322,9 @@ func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
 	}
 }
 
-// A change that is stored, and that cannot be recorded of what runs, is not stored over later ones, and comes to
-// be in what runs all the same.
-func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
+// A change that is stored but cannot be recorded as running does not overwrite later changes, and still
+// reaches the running network.
+func TestUpdate_InterruptedKeepsLaterDefine(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1347,8 +1351,9 @@ func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
 	servedAgain(t, n)
 }
 
-// Of two networks that start side by side with the same addresses one is refused, as it is after the other.
-func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
+// Of two networks with the same addresses that start at the same time, one is refused, as it is when they
+// start in turn.
+func TestAdmit_SameAddressesConcurrently(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	define := func(name, address string) (*Network, *Definition) {
@@ -1360,7 +1365,7 @@ func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
 	two, second := define("two", "10.77.48.129")
 	three, third := define("three", "10.77.49.1")
 	admitted := func(n *Network, d *Definition) (err error) {
-		_ = n.change(t.Context(), func() error { err = n.admit(d); return nil }) // there is no other
+		_ = n.change(t.Context(), func() error { err = n.admit(d); return nil }) // no other network has them
 		return err
 	}
 	ok(t, one.change(t.Context(), func() error {
@@ -1370,13 +1375,13 @@ func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
 		}
 		return admitted(three, third)
 	}))
-	ok(t, admitted(two, second)) // the first one did not come to have them
+	ok(t, admitted(two, second)) // the first one did not get them
 }
 
-// A network whose end is given up, by a client that goes say, has ended all the same; and so has one of which
-// something is left.
+// A network whose destroy is cancelled, for instance because the client disconnects, is destroyed all the
+// same. So is one that leaves something behind.
 // Promise: F26
-func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
+func TestDestroy_Cancelled(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	s := networks(t)
 	n := started(t, s, natNetwork("net50", 50))
@@ -1389,7 +1394,7 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 		}
 	}
 	pid := n.service.Process().PID
-	ok(t, syscall.Kill(pid, syscall.SIGSTOP)) // which does not end before it is made to
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP)) // a stopped process, which does not end until it is continued
 	ctx, leave := context.WithCancelCause(t.Context())
 	go func() {
 		defer leave(nil)
@@ -1402,7 +1407,7 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 
 	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	ok(t, os.Remove(n.runningFile()))
-	ok(t, os.MkdirAll(filepath.Join(n.runningFile(), "x"), 0o700)) // which is not removed as a file is
+	ok(t, os.MkdirAll(filepath.Join(n.runningFile(), "x"), 0o700)) // a directory, which is not removed as a file is
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	hasEnded()
 	if err := n.Start(t.Context(), scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
@@ -1412,10 +1417,10 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
-// What is left of a network that has gone is removed as soon as it can be, by the next daemon too. Until then no
+// Leftovers of a destroyed network are removed as soon as they can be, also by the next daemon. Until then no
 // network gets its UUID or the name of its bridge.
 // Promise: F26
-func TestAnEnd_WhatIsLeftIsRemovedLater(t *testing.T) {
+func TestDestroy_LeftoversAreRemovedLater(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1427,7 +1432,7 @@ func TestAnEnd_WhatIsLeftIsRemovedLater(t *testing.T) {
 	end := func() {
 		t.Helper()
 		ok(t, os.Remove(inTheWay))
-		ok(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700)) // which is not removed as a file is
+		ok(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700)) // a directory, which is not removed as a file is
 		ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 		if _, err := s.ByUUID(id); !fault.Is(err, fault.NotFound) {
 			t.Errorf("it is there: %v", err)
@@ -1460,8 +1465,8 @@ func TestAnEnd_WhatIsLeftIsRemovedLater(t *testing.T) {
 	})
 }
 
-// An operation that a later daemon has begun is left to that, and its network as it is.
-func TestAnOperationOfALaterDaemonIsLeftToIt(t *testing.T) {
+// An operation that a newer daemon began is left to that daemon, and its network stays unchanged.
+func TestAdopt_OperationOfNewerDaemon(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1485,7 +1490,7 @@ func TestAnOperationOfALaterDaemonIsLeftToIt(t *testing.T) {
 	}
 }
 
-// Each kind says which steps it has, by which the crash matrix knows its fail points.
+// Each kind of operation names its steps, from which the crash matrix takes its fail points.
 func TestKinds_NameTheirSteps(t *testing.T) {
 	n := networks(t).newNetwork("u", "n")
 	d, err := Parse(natNetwork("net56", 56), true)
@@ -1498,13 +1503,13 @@ func TestKinds_NameTheirSteps(t *testing.T) {
 		for _, w := range []struct {
 			operation.Kind[*Network]
 			work operation.Work
-		}{{startKind, &start{made}}, {stopKind, &stop{made}}, {updateKind, &updating{}}, {updateKind, &updating{Saved: &record{}}}, {mendKind, &mend{}}} {
+		}{{startKind, &start{made}}, {stopKind, &stop{made}}, {updateKind, &updating{}}, {updateKind, &updating{Saved: &record{}}}, {repairKind, &repair{}}} {
 			ok(t, w.Check(w.work))
 		}
 	}
 }
 
-// isToldToEnd says whether a process that is stopped has SIGTERM waiting for it, or is gone.
+// isToldToEnd says whether a stopped process has a pending SIGTERM, or is gone.
 func isToldToEnd(pid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	_, line, _ := strings.Cut(string(status), "ShdPnd:")
@@ -1513,8 +1518,8 @@ func isToldToEnd(pid int) bool {
 	return err != nil || scanned == nil && waiting&(1<<(syscall.SIGTERM-1)) != 0
 }
 
-// The end of a guest takes no NIC from the list of its network that has got its name meanwhile.
-func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
+// The end of a guest does not remove a newer NIC with the same name from its network's list.
+func TestRelease_PortNameReused(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net52", 52))
@@ -1524,7 +1529,7 @@ func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
 		return a, release
 	}
 	first, endFirst := attach("first", "52:54:00:01:09:01")
-	first.Close() // as with the end of its QEMU
+	first.Close() // as when its QEMU ends
 	second, endSecond := attach("second", "52:54:00:01:09:02")
 	defer second.Close()
 	endFirst()
@@ -1537,10 +1542,10 @@ func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
 	}
 }
 
-// A client that goes just as a dnsmasq puts itself in the background, before that has written who it is, leaves
-// none: it would have served the next network of that name with what this one said.
+// A client disconnects while dnsmasq goes into the background, before its pid file is written. That dnsmasq is
+// still ended: else it would serve the next network of that name with this network's configuration.
 // Promise: F26
-func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
+func TestStart_CancelledWhileDnsmasqForks(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n, err := s.Define(t.Context(), scope.Daemon("a test"), `<network><name>net43</name><ip address='192.168.143.1' netmask='255.255.255.0'><dhcp><range start='192.168.143.2' end='192.168.143.9'/></dhcp></ip></network>`, true)
@@ -1549,7 +1554,7 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 	never, forked := filepath.Join(dir, "never"), filepath.Join(dir, "forked")
 	ok(t, unix.Mkfifo(never, 0o600))
 	ok(t, unix.Mkfifo(forked, 0o600))
-	t.Cleanup(func() { // lets those go that read there
+	t.Cleanup(func() { // ends the readers of the pipe
 		f, err := os.OpenFile(never, os.O_RDWR, 0)
 		ok(t, err)
 		ok(t, f.Close())
@@ -1559,7 +1564,7 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 	ctx, leave := context.WithCancelCause(t.Context())
 	gone := errors.New("the client has gone")
 	go func() {
-		_, err := os.ReadFile(forked) // when both are there
+		_, err := os.ReadFile(forked) // when both pipes are there
 		leave(errors.Join(gone, err))
 	}()
 	if err := n.Start(ctx, scope.Daemon("a test")); !errors.Is(err, gone) {
@@ -1576,9 +1581,10 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
-// The leases of a network whose definition the store may have lost stay, as its guests' addresses do.
+// When the store may have lost a network's definition, the network's leases stay, and so the guests keep their
+// addresses.
 // Promise: S9
-func TestLeasesStayWhileRecordsMayBeLost(t *testing.T) {
+func TestAdopt_KeepsLeasesOfUnreadableRecords(t *testing.T) {
 	d := newDaemon(t)
 	ok(t, os.MkdirAll(d.Data, 0o700))
 	path := filepath.Join(d.Data, "6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a43.leases")
@@ -1599,10 +1605,10 @@ func TestLeasesStayWhileRecordsMayBeLost(t *testing.T) {
 	ok(t, d.Store.Close())
 }
 
-// A change that is cut off is in what runs and in what is stored, or in neither; also where the next daemon
-// cannot record it at once.
+// An interrupted change is in both the running and the stored network, or in neither, also when the next
+// daemon cannot record it at once.
 // Promise: F32
-func TestAChangeThatWasCutOffIsInBothOrNone(t *testing.T) {
+func TestUpdate_InterruptedIsAtomic(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
@@ -1670,10 +1676,10 @@ func TestAChangeThatWasCutOffIsInBothOrNone(t *testing.T) {
 	}
 }
 
-// A guest whose NIC was put on the bridge just before its network was ended and started again, and was not yet known
-// to be there, is plugged in again too.
+// A guest's NIC may join the bridge just before its network restarts, when the network does not list it yet.
+// It is plugged in again, too.
 // Promise: F36
-func TestAGuestThatStartsWhileItsNetworkIsStartedAgainIsPluggedIn(t *testing.T) {
+func TestRestart_GuestStartsMeanwhile(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, `<network><name>net45</name><bridge name='net45'/><port isolated='yes'/><ip address='192.168.145.1' netmask='255.255.255.0'/></network>`)
@@ -1683,11 +1689,11 @@ func TestAGuestThatStartsWhileItsNetworkIsStartedAgainIsPluggedIn(t *testing.T) 
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 	port := Port{Interface: "late45"}
-	release := s.plugIn(plug{network: n, bridge: "net45"}, port)
+	release := s.addNewPort(nicTarget{network: n, bridge: "net45"}, port)
 	onItsBridge(t, "late45", "net45")
 	release()
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
-	n.plugLate(port) // it is on none then
+	n.reconnectLate(port) // the NIC is on no bridge then
 	if l, err := hostnet.ByName("late45"); err != nil || l.Master != 0 {
 		t.Errorf("%+v, %v", l, err)
 	}

@@ -27,7 +27,7 @@ type Config struct {
 	Data     string // folder for what outlives a reboot of the host
 	Run      string // folder for what must not
 	Instance string // distinguishes this daemon's firewall table; "" for the default daemon
-	// Status is the folder of the files by which programs on the host find guests, see statusWriter; empty: a
+	// Status is the folder of the files that let programs on the host find guests, see statusWriter; empty: a
 	// folder in Data.
 	Status string
 	Store  *store.Store
@@ -44,7 +44,7 @@ type record struct {
 	Definition   string `json:"definition"` // as understood, in the same format
 	Autostart    bool   `json:"autostart"`
 	ChosenBridge bool   `json:"chosenBridge"` // the bridge's name is Lodge's choice and may change
-	// Followed are the operations whose change the definition includes.
+	// Followed are the operations that the definition includes the change of.
 	Followed []string `json:"followed,omitempty"`
 }
 
@@ -68,8 +68,8 @@ type Networks struct {
 	mu     sync.RWMutex // guards the maps, and is never held during slow work
 	byUUID map[string]*Network
 	byName map[string]*Network
-	// left are removed networks with remains that still have to be removed, by UUID.
-	left map[string]*Network
+	// leftovers are removed networks with remains that still have to be removed, by UUID.
+	leftovers map[string]*Network
 }
 
 // Open reads the definitions, adopts running networks, and, at the first start after the host's boot, starts
@@ -87,7 +87,7 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 	}
 	s := &Networks{
 		Config: c, firewall: hostnet.NewFirewall(table), boot: bootID(), status: newStatusWriter(cmp.Or(c.Status, filepath.Join(c.Data, "status"))),
-		byUUID: map[string]*Network{}, byName: map[string]*Network{}, left: map[string]*Network{},
+		byUUID: map[string]*Network{}, byName: map[string]*Network{}, leftovers: map[string]*Network{},
 	}
 	s.work, s.endWork = context.WithCancelCause(context.WithoutCancel(ctx))
 	if err := s.load(); err != nil {
@@ -165,7 +165,7 @@ func (s *Networks) Close() {
 	for _, n := range s.byUUID {
 		n.ops.Close()
 	}
-	for _, n := range s.left {
+	for _, n := range s.leftovers {
 		n.ops.Close()
 	}
 }
@@ -274,7 +274,7 @@ func (s *Networks) withNetwork(ctx context.Context, d Definition, do func(n *Net
 		}
 		err = n.change(ctx, func() error {
 			complete := d
-			chosen, err := s.complete(n, &complete, taken)
+			chosen, err := s.fillIn(n, &complete, taken)
 			if err != nil {
 				return err
 			}
@@ -314,7 +314,7 @@ func (s *Networks) claim(d *Definition) (*Network, error) {
 		return nil, fault.New(fault.Exists, fault.Network, "network %q is already defined with UUID %s", n.name, n.uuid)
 	case n != nil:
 		return n, nil
-	case s.left[d.UUID] != nil:
+	case s.leftovers[d.UUID] != nil:
 		return nil, fault.New(fault.Busy, fault.Network, "remains of a removed network with UUID %s cannot be removed yet; this is tried again", d.UUID)
 	case byName != nil:
 		return nil, fault.New(fault.Exists, fault.Network, "network %q already exists with UUID %s", d.Name, byName.uuid)
@@ -332,7 +332,7 @@ func (s *Networks) forget(n *Network) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(n.ops.Operations()) > 0 {
-		s.left[n.uuid] = n
+		s.leftovers[n.uuid] = n
 	}
 	if s.byUUID[n.uuid] == n {
 		delete(s.byUUID, n.uuid)
@@ -340,9 +340,9 @@ func (s *Networks) forget(n *Network) {
 	}
 }
 
-// complete fills in what the document left open: the network's earlier values, or a free bridge name and a
+// fillIn fills in what the document left open: the network's earlier values, or a free bridge name and a
 // MAC. It returns whether Lodge chose the bridge's name, and refuses the name of another network's bridge.
-func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (chosen bool, err error) {
+func (s *Networks) fillIn(n *Network, d *Definition, taken map[string]bool) (chosen bool, err error) {
 	if !d.Managed() {
 		return false, nil
 	}
@@ -359,9 +359,9 @@ func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (c
 		d.Bridge.Name = before.Bridge.Name
 		return chosen, nil
 	}
-	asked, row := d.Bridge.Name, bridgeRow
-	if isBridgeRow(asked) {
-		if asked == rowOf(before.Bridge.Name) && chosen {
+	asked, row := d.Bridge.Name, bridgePattern
+	if isBridgePattern(asked) {
+		if asked == patternOf(before.Bridge.Name) && chosen {
 			d.Bridge.Name = before.Bridge.Name
 			return true, nil
 		}
@@ -371,7 +371,7 @@ func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (c
 		switch {
 		case asked == "":
 			return freeBridge(row, func(name string) bool { return used[name] || taken[name] })
-		case used[asked]: // whose name this client may not know
+		case used[asked]: // without the other network's name, which this client may not know
 			return "", fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or omit it", asked)
 		}
 		return asked, nil
@@ -398,7 +398,7 @@ func (s *Networks) bridges(except *Network) map[string]bool {
 			continue
 		}
 		used[n.reserved] = true
-		n.addLeft(used)
+		n.addLeftovers(used)
 		v := n.View()
 		if v == nil {
 			continue
@@ -409,8 +409,8 @@ func (s *Networks) bridges(except *Network) map[string]bool {
 			}
 		}
 	}
-	for _, n := range s.left {
-		n.addLeft(used)
+	for _, n := range s.leftovers {
+		n.addLeftovers(used)
 	}
 	return used
 }

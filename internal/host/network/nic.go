@@ -17,8 +17,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// plug is the destination of a NIC, from its type and its network's mode.
-type plug struct {
+// nicTarget is the destination of a NIC, from its type and its network's mode.
+type nicTarget struct {
 	network  *Network // nil if it is on no network of Lodge's
 	bridge   string   // the tap's bridge; "" for a tap without one
 	parent   string   // the macvtap's link; "" for a tap
@@ -36,18 +36,18 @@ func (s *Networks) CheckSource(nic *device.NIC) error {
 	}
 	p, err := s.resolve(nic)
 	if err == nil {
-		p.unpick()
+		p.releaseParent()
 	}
 	return err
 }
 
-// AttachNIC makes the host's end of a NIC. The files of the attachment are the
-// caller's; release undoes the rest once QEMU has ended, or never got it. A
-// tap ends with its last file by itself. The owner is a name for people.
+// AttachNIC makes the host's end of a NIC. The caller owns the files of the attachment. Release undoes the
+// rest after QEMU has ended or failed to start. A tap vanishes when its last file is closed. The owner is a
+// name for people.
 //
-// Note is told the name of a macvtap before it is made: unlike a tap, it outlives the last process that has
-// it open. After a daemon was killed, the next one finds the macvtap by that name. Of several names the last
-// one counts. Nil: no name is noted.
+// AttachNIC calls note with the name of a macvtap before it makes it: unlike a tap, a macvtap outlives the
+// last process that has it open. After a daemon was killed, the next one finds the macvtap by that name. Of
+// several names the last one counts. Nil: no name is noted.
 func (s *Networks) AttachNIC(ctx context.Context, sc scope.Scope, nic *device.NIC, owner string, note func(ifName string) error) (_ *device.NICAttachment, release func(), err error) {
 	if err := sc.Check(); err != nil {
 		return nil, nil, err
@@ -63,16 +63,16 @@ func (s *Networks) AttachNIC(ctx context.Context, sc scope.Scope, nic *device.NI
 	}
 	p, err := s.resolve(nic)
 	if err != nil {
-		return nil, nil, ofHost(err)
+		return nil, nil, hostFault(err)
 	}
-	defer p.unpick()
+	defer p.releaseParent()
 	if p.parent != "" {
-		if err := onLink(nic); err != nil {
+		if err := refuseOnLink(nic); err != nil {
 			return nil, nil, err
 		}
 	}
 	a := &device.NICAttachment{Bridge: p.bridge, MTU: uint(p.mtu)}
-	if err := backend(a, nic); err != nil {
+	if err := openVhost(a, nic); err != nil {
 		return nil, nil, err
 	}
 	if p.parent != "" {
@@ -85,7 +85,7 @@ func (s *Networks) AttachNIC(ctx context.Context, sc scope.Scope, nic *device.NI
 	}
 	if err != nil {
 		a.Close()
-		return nil, nil, ofHost(err)
+		return nil, nil, hostFault(err)
 	}
 	port := Port{Interface: a.IfName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Isolated: nic.Isolated}
 	if p.parent != "" {
@@ -96,23 +96,23 @@ func (s *Networks) AttachNIC(ctx context.Context, sc scope.Scope, nic *device.NI
 		}
 		port.Index = l.Index
 	}
-	return a, s.plugIn(p, port), nil
+	return a, s.addNewPort(p, port), nil
 }
 
-// ofHost changes the error about a missing link: the host lacks it, because it is no object that a client
+// hostFault changes the error about a missing link: the host lacks it, because it is no object that a client
 // could define.
-func ofHost(err error) error {
+func hostFault(err error) error {
 	if fault.Is(err, fault.NotFound) && fault.About(err) == fault.Interface {
 		return fault.Wrap(err, fault.NotFound, fault.File, "the host lacks a link")
 	}
 	return err
 }
 
-// plugIn is enter for a new NIC.
-func (s *Networks) plugIn(p plug, port Port) (release func()) {
-	release = s.enter(p, port)
+// addNewPort is addPort for a new NIC.
+func (s *Networks) addNewPort(p nicTarget, port Port) (release func()) {
+	release = s.addPort(p, port)
 	if p.network != nil {
-		p.network.plugLate(port)
+		p.network.reconnectLate(port)
 	}
 	return release
 }
@@ -127,9 +127,9 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 	if err != nil {
 		return nil, err
 	}
-	p, index := plug{}, 0
+	p, index := nicTarget{}, 0
 	for _, l := range all {
-		if l.Name == ifName && mayBe(l, nic, all) {
+		if l.Name == ifName && mayBelongTo(l, nic, all) {
 			p.parent, index = parentOf(l, all), l.Index
 		}
 	}
@@ -139,12 +139,12 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 	if nic.Type == "network" {
 		p.network, _ = s.ByName(nic.Network) // the network may be gone while the link exists
 	}
-	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index, Isolated: nic.Isolated}), nil
+	return s.addPort(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index, Isolated: nic.Isolated}), nil
 }
 
-// mayBe says whether a link may be a NIC's: a macvtap has the NIC's address or, until that is set, the address
+// mayBelongTo says whether a link may be a NIC's: a macvtap has the NIC's address or, until that is set, the address
 // of its parent in passthrough mode.
-func mayBe(l hostnet.Link, nic *device.NIC, all []hostnet.Link) bool {
+func mayBelongTo(l hostnet.Link, nic *device.NIC, all []hostnet.Link) bool {
 	mac, err := net.ParseMAC(nic.MAC)
 	return l.Kind != "macvtap" || err != nil || bytes.Equal(l.MAC, mac) ||
 		slices.ContainsFunc(all, func(p hostnet.Link) bool { return p.Index == l.Parent && bytes.Equal(p.MAC, l.MAC) })
@@ -163,13 +163,13 @@ func parentOf(l hostnet.Link, all []hostnet.Link) string {
 	return "?" // it was moved to another network namespace
 }
 
-// enter counts a NIC for its network and returns the function that undoes everything.
-func (s *Networks) enter(p plug, port Port) (release func()) {
+// addPort counts a NIC for its network and returns the function that undoes everything.
+func (s *Networks) addPort(p nicTarget, port Port) (release func()) {
 	if n := p.network; n != nil {
 		n.portMu.Lock()
 		n.ports[port.Interface] = port
 		n.portMu.Unlock()
-		s.status.notice(n)
+		s.status.schedule(n)
 	}
 	return func() {
 		if n := p.network; n != nil {
@@ -178,7 +178,7 @@ func (s *Networks) enter(p plug, port Port) (release func()) {
 				delete(n.ports, port.Interface)
 			}
 			n.portMu.Unlock()
-			s.status.notice(n)
+			s.status.schedule(n)
 		}
 		if port.Parent == "" {
 			return
@@ -196,43 +196,43 @@ func (n *Network) Ports() []Port {
 	return slices.SortedFunc(maps.Values(n.ports), func(a, b Port) int { return strings.Compare(a.Interface, b.Interface) })
 }
 
-func (s *Networks) resolve(nic *device.NIC) (plug, error) {
+func (s *Networks) resolve(nic *device.NIC) (nicTarget, error) {
 	switch nic.Type {
 	case "network":
 		return s.resolveNetwork(nic)
 	case "bridge":
-		return plug{bridge: nic.Bridge, mtu: int(nic.MTU), isolated: nic.Isolated == device.On}, checkIsBridge(nic.Bridge)
+		return nicTarget{bridge: nic.Bridge, mtu: int(nic.MTU), isolated: nic.Isolated == device.On}, checkIsBridge(nic.Bridge)
 	case "direct":
 		mode, err := macvtapMode(nic.DirectMode)
-		return plug{parent: nic.HostDev, mode: mode, mtu: int(nic.MTU)}, err
+		return nicTarget{parent: nic.HostDev, mode: mode, mtu: int(nic.MTU)}, err
 	case "ethernet":
-		return plug{mtu: int(nic.MTU), existing: nic.Managed == device.Off}, nil
+		return nicTarget{mtu: int(nic.MTU), existing: nic.Managed == device.Off}, nil
 	}
-	return plug{}, fault.New(fault.Unsupported, fault.Config, "a NIC of type %q is not supported", nic.Type)
+	return nicTarget{}, fault.New(fault.Unsupported, fault.Config, "a NIC of type %q is not supported", nic.Type)
 }
 
-func (s *Networks) resolveNetwork(nic *device.NIC) (plug, error) {
+func (s *Networks) resolveNetwork(nic *device.NIC) (nicTarget, error) {
 	n, err := s.ByName(nic.Network)
 	if err != nil {
-		return plug{}, err
+		return nicTarget{}, err
 	}
 	d := n.View().Live
 	if d == nil {
-		return plug{}, fault.New(fault.WrongState, fault.Network, "network %q is not active; start it", n.name)
+		return nicTarget{}, fault.New(fault.WrongState, fault.Network, "network %q is not active; start it", n.name)
 	}
 	if nic.PortGroup != "" && !slices.ContainsFunc(d.PortGroups, func(g PortGroup) bool { return g.Name == nic.PortGroup }) {
-		return plug{}, fault.New(fault.Invalid, fault.Config, "network %q has no port group %q", n.name, nic.PortGroup)
+		return nicTarget{}, fault.New(fault.Invalid, fault.Config, "network %q has no port group %q", n.name, nic.PortGroup)
 	}
-	if d.Managed() && !stillThere(d) {
-		return plug{}, fault.New(fault.WrongState, fault.Network,
-			"the bridge %q of network %q is there no more, somebody has removed it; end the network and start it again", d.Bridge.Name, n.name)
+	if d.Managed() && !linksExist(d) {
+		return nicTarget{}, fault.New(fault.WrongState, fault.Network,
+			"the bridge %q of network %q was removed; stop the network and start it again", d.Bridge.Name, n.name)
 	}
-	p := plug{network: n, bridge: d.Bridge.Name, mtu: cmp.Or(int(nic.MTU), d.MTU)}
+	p := nicTarget{network: n, bridge: d.Bridge.Name, mtu: cmp.Or(int(nic.MTU), d.MTU)}
 	p.isolated = d.isolates(nic.Isolated)
 	if d.direct() {
 		p.bridge = ""
 		if p.mode, err = macvtapMode(string(d.Forward.Mode)); err == nil {
-			p.parent, err = n.pickParent(d)
+			p.parent, err = n.chooseParent(d)
 		}
 	}
 	return p, err
@@ -257,12 +257,12 @@ func macvtapMode(word string) (hostnet.MacvtapMode, error) {
 	return 0, fault.New(fault.Invalid, fault.Config, "%q is no mode of a direct NIC", word)
 }
 
-// pickParent chooses the parent link with the fewest guests; in passthrough mode it must have none. The choice
-// counts until unpick.
-func (n *Network) pickParent(d *Definition) (string, error) {
+// chooseParent chooses the parent link with the fewest guests; in passthrough mode it must have none. The choice
+// counts until releaseParent.
+func (n *Network) chooseParent(d *Definition) (string, error) {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
-	used := maps.Clone(n.picked)
+	used := maps.Clone(n.chosenParents)
 	for _, p := range n.ports {
 		used[p.Parent]++
 	}
@@ -270,28 +270,28 @@ func (n *Network) pickParent(d *Definition) (string, error) {
 	if d.Forward.Mode == ForwardPassthrough && used[best] > 0 {
 		return "", fault.New(fault.NoCapacity, fault.Network, "all %d interfaces of network %q are in use", len(d.Forward.Interfaces), n.name)
 	}
-	n.picked[best]++
+	n.chosenParents[best]++
 	return best, nil
 }
 
-// unpick ends that count: the NIC has become a port, or has failed.
-func (p plug) unpick() {
+// releaseParent ends that count: the NIC has become a port, or has failed.
+func (p nicTarget) releaseParent() {
 	if n := p.network; n != nil && p.parent != "" {
 		n.portMu.Lock()
-		n.picked[p.parent]--
+		n.chosenParents[p.parent]--
 		n.portMu.Unlock()
 	}
 }
 
-// backend opens vhost for a NIC that can use it.
-func backend(a *device.NICAttachment, nic *device.NIC) error {
+// openVhost opens vhost for a NIC that can use it.
+func openVhost(a *device.NICAttachment, nic *device.NIC) error {
 	switch {
 	case nic.Backend == "qemu":
 		a.VHostReason = "the definition asks for QEMU's own back end"
 		return nil
-	case !virtio(nic) && nic.Backend == "vhost":
+	case !isVirtio(nic) && nic.Backend == "vhost":
 		return fault.New(fault.Unsupported, fault.Config, "devices/interface/driver/@name: vhost serves models of virtio, not %s; leave the driver out, or use model virtio", nic.Model)
-	case !virtio(nic):
+	case !isVirtio(nic):
 		a.VHostReason = fmt.Sprintf("a NIC of model %q cannot use it", nic.Model)
 		return nil
 	}
@@ -307,11 +307,11 @@ func backend(a *device.NICAttachment, nic *device.NIC) error {
 	return nil
 }
 
-func virtio(nic *device.NIC) bool { return strings.HasPrefix(nic.Model, "virtio") }
+func isVirtio(nic *device.NIC) bool { return strings.HasPrefix(nic.Model, "virtio") }
 
-func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) error {
+func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p nicTarget) error {
 	t := hostnet.Tap{
-		Queues: int(nic.Queues), VNetHeader: virtio(nic), MTU: p.mtu, Bridge: p.bridge, Isolated: p.isolated,
+		Queues: int(nic.Queues), VNetHeader: isVirtio(nic), MTU: p.mtu, Bridge: p.bridge, Isolated: p.isolated,
 		Up: nic.Link != "down", Existing: p.existing,
 	}
 	if p.existing && nic.Target == "" {
@@ -322,15 +322,15 @@ func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) err
 		mac[0] = 0xfe
 		t.MAC = mac
 	}
-	return named(nic.Target, "vnet%d", s.taps.Add, func(name string) (err error) {
+	return tryNames(nic.Target, "vnet%d", s.taps.Add, func(name string) (err error) {
 		t.Name, a.IfName = name, name
 		a.Tap, err = hostnet.OpenTap(t)
 		return err
 	})
 }
 
-// noted records a name that no other link has. A nil note records nothing.
-func noted(note func(ifName string) error, ifName string) error {
+// noteFreeName records a name that no other link has. A nil note records nothing.
+func noteFreeName(note func(ifName string) error, ifName string) error {
 	if note == nil {
 		return nil
 	}
@@ -342,17 +342,17 @@ func noted(note func(ifName string) error, ifName string) error {
 	return note(ifName)
 }
 
-func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p plug, note func(ifName string) error) error {
+func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p nicTarget, note func(ifName string) error) error {
 	mac, err := net.ParseMAC(nic.MAC)
 	if err != nil {
 		return unsuitable("%q is no MAC address", nic.MAC)
 	}
 	m := hostnet.Macvtap{
 		Parent: p.parent, Mode: p.mode, MAC: mac, MTU: p.mtu,
-		Queues: int(nic.Queues), VNetHeader: virtio(nic), Up: nic.Link != "down",
+		Queues: int(nic.Queues), VNetHeader: isVirtio(nic), Up: nic.Link != "down",
 	}
-	return named(nic.Target, "macvtap%d", s.macvtaps.Add, func(name string) (err error) {
-		if err := noted(note, name); err != nil {
+	return tryNames(nic.Target, "macvtap%d", s.macvtaps.Add, func(name string) (err error) {
+		if err := noteFreeName(note, name); err != nil {
 			return err
 		}
 		m.Name, a.IfName = name, name
@@ -364,9 +364,9 @@ func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p plug,
 // maxNames bounds the search for a free name; it exceeds the number of links of one host.
 const maxNames = 1 << 16
 
-// named runs do with the given name, or with the names of a pattern until one is free. Numbers count up, so
+// tryNames runs do with the given name, or with the names of a pattern until one is free. Numbers count up, so
 // that a name is not reused at once by another guest.
-func named(given, row string, next func(uint64) uint64, do func(name string) error) error {
+func tryNames(given, row string, next func(uint64) uint64, do func(name string) error) error {
 	if given != "" {
 		return do(given)
 	}

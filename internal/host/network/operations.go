@@ -13,14 +13,14 @@ import (
 // its code; this file connects the runner to networks. The records are in the run directory, next to the files
 // about running networks.
 
-var kinds = operation.Kinds[*Network]{startKind, stopKind, updateKind, mendKind}
+var kinds = operation.Kinds[*Network]{startKind, stopKind, updateKind, repairKind}
 
 // operations configures a network's operations. The boot is not given: if the run directory outlives it, files
 // must be removed, too.
 func (n *Network) operations() operation.Config[*Network] {
 	return operation.Config[*Network]{
 		Owner: n, Name: n.uuid, Kinds: kinds, Files: operation.Files{Dir: n.home.Run},
-		Log: n.home.Log.With("network", n.name), Turn: n.inTurn, Life: n.home.work,
+		Log: n.home.Log.With("network", n.name), Turn: n.withTurn, Life: n.home.work,
 	}
 }
 
@@ -28,7 +28,7 @@ func (n *Network) operations() operation.Config[*Network] {
 func (s *Networks) Operations() (all []operation.Listed) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	for _, n := range slices.Concat(slices.Collect(maps.Values(s.byUUID)), slices.Collect(maps.Values(s.left))) {
+	for _, n := range slices.Concat(slices.Collect(maps.Values(s.byUUID)), slices.Collect(maps.Values(s.leftovers))) {
 		all = append(all, n.ops.List(n.name, n.uuid)...)
 	}
 	return all
@@ -43,9 +43,9 @@ func (n *Network) perform(ctx context.Context, sc scope.Scope, kind string, w op
 	return op.Run(ctx)
 }
 
-// reopen completes or undoes interrupted operations of an earlier daemon. If one is of an unknown kind, no new
+// resumeOperations completes or undoes interrupted operations of an earlier daemon. If one is of an unknown kind, no new
 // operation is begun. The caller has the turn.
-func (n *Network) reopen(ctx context.Context, records []operation.Record) error {
+func (n *Network) resumeOperations(ctx context.Context, records []operation.Record) error {
 	config := n.operations()
 	ops, err := operation.Open(config, records)
 	if err != nil {
@@ -72,11 +72,11 @@ type links struct {
 func (l *links) Ended() {
 	l.n.home.mu.Lock()
 	defer l.n.home.mu.Unlock()
-	delete(l.n.home.left, l.n.uuid)
+	delete(l.n.home.leftovers, l.n.uuid)
 }
 
-// addLeft adds the bridges that may have remains, so that no other network gets their names.
-func (n *Network) addLeft(used map[string]bool) {
+// addLeftovers adds the bridges that may have remains, so that no other network gets their names.
+func (n *Network) addLeftovers(used map[string]bool) {
 	for _, op := range n.ops.Operations() {
 		if w, is := op.Work().(interface{ bridge() string }); is {
 			used[w.bridge()] = true

@@ -30,8 +30,8 @@ func (n *Network) files() hostnet.DnsmasqFiles {
 
 func (n *Network) removeLeases() { _ = os.Remove(n.files().Leases) }
 
-// mark records the running state.
-func (n *Network) mark(d *Definition, chosen bool) error {
+// recordRunning records the running state.
+func (n *Network) recordRunning(d *Definition, chosen bool) error {
 	return n.writeRunning(running{Boot: n.home.boot, Definition: d, ChosenBridge: chosen})
 }
 
@@ -78,8 +78,8 @@ func (d *Definition) forwards() (four, six bool) {
 	return four, six
 }
 
-// plugAgain connects the guests of a network that was stopped to its new bridge.
-func (n *Network) plugAgain(d *Definition) {
+// reconnectGuests connects the guests of a network that was stopped to its new bridge.
+func (n *Network) reconnectGuests(d *Definition) {
 	for _, p := range n.Ports() {
 		n.plug(d, p)
 	}
@@ -100,9 +100,9 @@ func (n *Network) plug(d *Definition, p Port) {
 	}
 }
 
-// plugLate connects a new port to the bridge if it is on none: the network was stopped and started after the
+// reconnectLate connects a new port to the bridge if it is on none: the network was stopped and started after the
 // NIC was connected to the old bridge.
-func (n *Network) plugLate(p Port) {
+func (n *Network) reconnectLate(p Port) {
 	d := n.View().Live
 	if d == nil || !d.Managed() {
 		return

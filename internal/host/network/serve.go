@@ -40,7 +40,7 @@ func (d *Definition) service() (hostnet.DnsmasqContent, bool) {
 	for _, o := range d.Options {
 		w.add("%s", o)
 	}
-	return hostnet.DnsmasqContent{Config: w.String(), Hosts: d.fixedHosts(), Names: d.fixedNames()}, true
+	return hostnet.DnsmasqContent{Config: w.String(), Hosts: d.hostsFile(), Names: d.namesFile()}, true
 }
 
 // lines collects the lines of a configuration.
@@ -74,7 +74,7 @@ func (d *Definition) writeDNS(w *lines) {
 			domain = "/" + f.Domain + "/"
 		}
 		if f.Address.IsValid() {
-			server = text(f.Address)
+			server = addressText(f.Address)
 		}
 		everything = everything || f.Domain == ""
 		w.add("server=%s%s", domain, server)
@@ -147,17 +147,17 @@ func (ip IP) writeDHCP(w *lines) {
 	}
 	if ip.DHCP == nil {
 		if ip.Address.Is6() {
-			w.add("dhcp-range=%s,ra-only", text(ip.Address))
+			w.add("dhcp-range=%s,ra-only", addressText(ip.Address))
 		}
 		return
 	}
 	for _, r := range ip.DHCP.Ranges {
-		w.add("dhcp-range=%s,%s,%s%s", text(r.First), text(r.Last), ip.maskWord(), leaseWord(r.Lease))
+		w.add("dhcp-range=%s,%s,%s%s", addressText(r.First), addressText(r.Last), ip.maskWord(), leaseWord(r.Lease))
 	}
 	switch {
 	case len(ip.DHCP.Ranges) > 0:
 	case len(ip.DHCP.Hosts) > 0:
-		w.add("dhcp-range=%s,static", text(ip.Address))
+		w.add("dhcp-range=%s,static", addressText(ip.Address))
 	default:
 		return
 	}
@@ -219,8 +219,8 @@ func (d *Definition) writeRouting(w *lines) {
 	}
 }
 
-// fixedHosts is the file of DHCP hosts.
-func (d *Definition) fixedHosts() string {
+// hostsFile is the file of DHCP hosts.
+func (d *Definition) hostsFile() string {
 	w := &lines{}
 	for _, ip := range d.IPs {
 		if ip.DHCP == nil {
@@ -256,23 +256,23 @@ func (h Host) line() string {
 	}
 	switch {
 	case h.Address.Is6():
-		fields = append(fields, "["+text(h.Address)+"]")
+		fields = append(fields, "["+addressText(h.Address)+"]")
 	case h.Address.IsValid():
 		// The address goes between the MAC and the name.
 		at := len(fields)
 		if h.Name != "" {
 			at--
 		}
-		fields = append(fields[:at:at], append([]string{text(h.Address)}, fields[at:]...)...)
+		fields = append(fields[:at:at], append([]string{addressText(h.Address)}, fields[at:]...)...)
 	}
 	return strings.Join(fields, ",") + leaseWord(h.Lease)
 }
 
-// fixedNames is the file of DNS hosts.
-func (d *Definition) fixedNames() string {
+// namesFile is the file of DNS hosts.
+func (d *Definition) namesFile() string {
 	w := &lines{}
 	for _, h := range d.DNS.Hosts {
-		w.add("%s\t%s", text(h.Address), strings.Join(h.Names, "\t"))
+		w.add("%s\t%s", addressText(h.Address), strings.Join(h.Names, "\t"))
 	}
 	return w.String()
 }

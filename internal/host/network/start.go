@@ -51,7 +51,7 @@ func (n *Network) admit(d *Definition) error {
 	switch l, err := hostnet.ByName(d.Bridge.Name); {
 	case err == nil && l.Kind == "bridge" && l.MAC.String() == d.MAC:
 		return fault.New(fault.Exists, fault.Network,
-			"the bridge %q of an earlier run of it is there, of which no record is left; end the dnsmasq that serves there, remove it (ip link delete %s), and start it again", d.Bridge.Name, fault.Word(d.Bridge.Name))
+			"the bridge %q of an earlier run still exists without a record; end the dnsmasq on it, remove it (ip link delete %s), and start the network again", d.Bridge.Name, fault.Word(d.Bridge.Name))
 	case !fault.Is(err, fault.NotFound):
 		return fault.New(fault.Exists, fault.Network, "the bridge name %q is taken by another interface of the host", d.Bridge.Name)
 	}
@@ -62,7 +62,7 @@ func (n *Network) admit(d *Definition) error {
 	if err != nil {
 		return err
 	}
-	bridges := n.othersBridges() // a network may not take even a part of these routes
+	bridges := n.otherBridges() // a network may not take even a part of these routes
 	for _, ip := range d.IPs {
 		device := overlap(ip.Prefix(), routes, func(device string) bool { return bridges[device] })
 		if r := clash(ip.Prefix(), routes); r != nil {
@@ -130,12 +130,11 @@ func (s *start) makeRules(context.Context) error { return s.n.applyRules(s.Defin
 
 func (s *start) serve(ctx context.Context) error { return s.n.serve(ctx, s.Definition) }
 
-// run records that the network runs. Its guests are on its bridge before the next daemon
 // run records that the network runs. Its guests are on the bridge before the next daemon could take the
 // network for complete.
 func (s *start) run(context.Context) error {
-	s.n.plugAgain(s.Definition)
-	return s.n.mark(s.Definition, s.chosen)
+	s.n.reconnectGuests(s.Definition)
+	return s.n.recordRunning(s.Definition, s.chosen)
 }
 
 func (s *start) runs(context.Context, operation.Gone) (operation.Verdict, error) {

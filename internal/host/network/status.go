@@ -41,8 +41,8 @@ func newStatusWriter(folder string) *statusWriter {
 	return &statusWriter{folder: folder, wake: make(chan struct{}, 1), due: map[*Network]bool{}, written: map[string]string{}}
 }
 
-// notice schedules a write of a network's files.
-func (w *statusWriter) notice(n *Network) {
+// schedule schedules a write of a network's files.
+func (w *statusWriter) schedule(n *Network) {
 	w.mu.Lock()
 	w.due[n] = true
 	w.mu.Unlock()
@@ -116,13 +116,13 @@ func (s *Networks) watchLeases(watch *hostnet.FolderWatch) {
 		}
 		if all {
 			for _, n := range s.List() {
-				s.status.notice(n)
+				s.status.schedule(n)
 			}
 		}
 		for _, name := range names {
 			id, is := strings.CutSuffix(name, ".leases")
 			if n, err := s.ByUUID(id); is && err == nil {
-				s.status.notice(n)
+				s.status.schedule(n)
 			}
 		}
 	}

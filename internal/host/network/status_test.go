@@ -16,14 +16,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestStatus_LibvirtsFormat: what readers of libvirt's files look for, with names that guests choose.
+// TestStatus_LibvirtsFormat: the fields that readers of libvirt's files look for, with names that guests
+// choose.
 func TestStatus_LibvirtsFormat(t *testing.T) {
 	address := netip.MustParseAddr
 	body, err := json.Marshal(statusOf([]hostnet.Lease{
 		{Expiry: time.Unix(1700000000, 0), MAC: "52:54:00:00:00:01", Address: address("192.168.122.2"), Hostname: `a"b\c`, ClientID: "01:52:54:00:00:00:01"},
 		{MAC: "52:54:00:00:00:02", Address: address("192.168.122.3")},
 		{Expiry: time.Unix(1700000000, 0), MAC: "52:54:00:00:00:01", IAID: "7", Address: address("fd00::2"), ClientID: "00:03:00:01:52:54:00:00:00:01"},
-		{Expiry: time.Unix(1700000000, 0), Address: address("fd00::3"), ClientID: "00:02"}, // tells no MAC address
+		{Expiry: time.Unix(1700000000, 0), Address: address("fd00::3"), ClientID: "00:02"}, // has no MAC address
 	}))
 	ok(t, err)
 	want := `[{"ip-address":"192.168.122.2","mac-address":"52:54:00:00:00:01","hostname":"a\"b\\c","client-id":"01:52:54:00:00:00:01","expiry-time":1700000000},` +
@@ -57,8 +58,8 @@ func within(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// TestStatus_FilesFollowTheNetwork: they are there while it runs, under the name of its bridge, also with
-// the next daemon, and tell of guests that come and go.
+// TestStatus_FilesFollowTheNetwork: the files exist while the network runs, named after its bridge, also with
+// the next daemon. They list guests as these come and go.
 func TestStatus_FilesFollowTheNetwork(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
@@ -77,8 +78,8 @@ func TestStatus_FilesFollowTheNetwork(t *testing.T) {
 	if info.Mode().Perm() != 0o644 {
 		t.Errorf("mode %v", info.Mode())
 	}
-	release := s.enter(plug{network: n}, Port{Interface: "vnet7", MAC: "52:54:00:00:00:07", Owner: "web"})
-	within(t, "the guest is told", func() bool { return strings.Contains(read(".macs"), `"domain": "web"`) })
+	release := s.addPort(nicTarget{network: n}, Port{Interface: "vnet7", MAC: "52:54:00:00:00:07", Owner: "web"})
+	within(t, "the guest is listed", func() bool { return strings.Contains(read(".macs"), `"domain": "web"`) })
 	release()
 	within(t, "the guest is not told any more", func() bool { return read(".macs") == "[]\n" })
 	s.Close()
@@ -88,14 +89,14 @@ func TestStatus_FilesFollowTheNetwork(t *testing.T) {
 	n, err = s.ByName("net90")
 	ok(t, err)
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
-	s.Close() // what is still to be done, it does
+	s.Close() // Close finishes the pending work
 	left, err := os.ReadDir(d.Status)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
 
-// TestStatus_RemovesWhatAKilledDaemonLeft, and no link leads it elsewhere.
+// TestStatus_RemovesWhatAKilledDaemonLeft, and follows no link.
 func TestStatus_RemovesWhatAKilledDaemonLeft(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
@@ -127,8 +128,8 @@ func TestStatus_RemovesWhatAKilledDaemonLeft(t *testing.T) {
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
 }
 
-// TestStatus_NameServiceFindsGuests asks the host's own name service (libnss-libvirt), by the name that the guest
-// gave itself and by that of its domain.
+// TestStatus_NameServiceFindsGuests asks the host's own name service (libnss-libvirt) for a guest's own host
+// name and for the name of its domain.
 func TestStatus_NameServiceFindsGuests(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox", "nft", "unshare", "getent")
 	if found, _ := filepath.Glob("/lib/*/libnss_libvirt_guest.so.2"); len(found) == 0 {
@@ -140,12 +141,12 @@ func TestStatus_NameServiceFindsGuests(t *testing.T) {
 	t.Cleanup(func() { endAll(t, s) })
 	n := started(t, s, natNetwork("net91", 91))
 	g := plugIn(t, n, "c-named", "52:54:00:00:00:02")
-	release := s.enter(plug{network: n}, Port{Interface: "c-named", MAC: "52:54:00:00:00:02", Owner: "web-domain"})
+	release := s.addPort(nicTarget{network: n}, Port{Interface: "c-named", MAC: "52:54:00:00:00:02", Owner: "web-domain"})
 	defer release()
 	address, _, _ := strings.Cut(lease(t, g, "-x", "hostname:web-itself"), " ")
 	ask := func(service, name string) string {
 		const script = `mount -t tmpfs none /var/lib && mkdir -p /var/lib/libvirt/dnsmasq && mount --bind "$1" /var/lib/libvirt/dnsmasq && getent -s "hosts:$2" ahostsv4 "$3"`
-		out, _ := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c", script, "sh", d.Status, service, name).CombinedOutput() // fails for a name that is not found
+		out, _ := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c", script, "sh", d.Status, service, name).CombinedOutput() // fails for an unknown name
 		return string(out)
 	}
 	within(t, "the guest's own name leads to "+address, func() bool { return strings.HasPrefix(ask("libvirt", "web-itself"), address+" ") })
@@ -153,11 +154,11 @@ func TestStatus_NameServiceFindsGuests(t *testing.T) {
 		t.Errorf("the domain's name leads to %s, not %s", got, address)
 	}
 	if got := ask("libvirt", "nobody"); strings.Contains(got, address) {
-		t.Errorf("nobody is found: %s", got)
+		t.Errorf("an unknown name is found: %s", got)
 	}
 }
 
-// No record tells of a transient network whose daemon was killed as it ended.
+// No record names a transient network whose daemon was killed during the destroy.
 func TestStatus_RemovesFilesOfANetworkThatIsGone(t *testing.T) {
 	d := newDaemon(t)
 	s := d.open(t)
@@ -173,8 +174,8 @@ func TestStatus_RemovesFilesOfANetworkThatIsGone(t *testing.T) {
 	}
 }
 
-// TestStatus_LateNewsOfAnEndedNetwork: a network that was ended and made again at once keeps its files, whichever
-// of the two is heard of last.
+// TestStatus_LateNewsOfAnEndedNetwork: a network that was destroyed and made again at once keeps its files, in
+// whichever order the two events arrive.
 func TestStatus_LateNewsOfAnEndedNetwork(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	s := networks(t)

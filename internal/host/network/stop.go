@@ -46,8 +46,8 @@ func (n *Network) down(ctx context.Context, d *Definition) error {
 	ctx = context.WithoutCancel(ctx) // each step is bounded
 	err = op.Run(ctx)
 	// Operations that changed or mended the running network have nothing left to do.
-	_ = n.ops.End(ctx, operation.TheProcess) // what is owed says so itself
-	if err != nil && d.Managed() && stillThere(d) {
+	_ = n.ops.End(ctx, operation.TheProcess) // an operation that stays pending logs that itself
+	if err != nil && d.Managed() && linksExist(d) {
 		return fault.Wrap(err, fault.Of(err), fault.Network, "cannot stop network %q yet; this is tried again", n.name)
 	}
 	return nil
@@ -69,14 +69,14 @@ func (s *stop) forget(context.Context) error {
 
 // removeBridge removes a network's bridge, but no other link that has its name.
 func (l *links) removeBridge(context.Context) error {
-	if own, err := ownBridge(l.Definition); !own {
+	if own, err := bridgeExists(l.Definition); !own {
 		return err
 	}
 	return hostnet.Remove(l.bridge())
 }
 
-// ownBridge says whether a network's bridge exists as it was made.
-func ownBridge(d *Definition) (bool, error) {
+// bridgeExists says whether a network's bridge exists as it was made.
+func bridgeExists(d *Definition) (bool, error) {
 	l, err := hostnet.ByName(d.Bridge.Name)
 	if fault.Is(err, fault.NotFound) {
 		return false, nil

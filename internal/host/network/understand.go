@@ -12,9 +12,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// understand converts libvirtxml's types to a definition. Values without a field are found by converting the
+// fromLibvirtXML converts libvirtxml's types to a definition. Values without a field are found by converting the
 // definition back.
-func understand(x *libvirtxml.Network) (Definition, error) {
+func fromLibvirtXML(x *libvirtxml.Network) (Definition, error) {
 	r := reader{}
 	d := Definition{
 		Name: x.Name, UUID: strings.ToLower(x.UUID), IPv6: r.yesNo("ipv6", x.IPv6),

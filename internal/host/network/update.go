@@ -114,7 +114,7 @@ func (n *Network) replace(ctx context.Context, sc scope.Scope, before, after Vie
 		return nil
 	}
 	u := &updating{Live: after.Live, n: n, before: before.Live, config: after.Config}
-	if _, err := u.Live.kept(); err != nil {
+	if _, err := u.Live.storedXML(); err != nil {
 		return err
 	}
 	if after.Config != before.Config {
@@ -137,12 +137,12 @@ var updateKind = operation.Kind[*Network]{
 // updating is the payload.
 type updating struct {
 	Live  *Definition // that is to run
-	Saved *record     `json:",omitempty"` // what is to be stored; nil: that stays
+	Saved *record     `json:",omitempty"` // the record to store; nil: the stored one stays
 
 	n            *Network
 	id           string
 	before       *Definition // of the daemon that began it
-	config       *Definition // the same, of what is stored
+	config       *Definition // the stored definition before
 	reconfigured bool        // what runs follows Live
 }
 
@@ -186,7 +186,7 @@ func (u *updating) revert(ctx context.Context) error {
 }
 
 func (u *updating) store(context.Context) error {
-	if err := u.n.keep(*u.Saved, u.id); err != nil {
+	if err := u.n.storeRecord(*u.Saved, u.id); err != nil {
 		return err
 	}
 	v := *u.n.View()

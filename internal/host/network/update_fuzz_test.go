@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// FuzzUpdate changes one entry of a network. What is taken is a definition that can
-// be printed and read again, and the one before is not touched.
+// FuzzUpdate changes one entry of a network. An accepted result can be printed and parsed again, and the
+// definition before it is unchanged.
 func FuzzUpdate(f *testing.F) {
 	const doc = `<network><name>n</name><uuid>11111111-2222-3333-4444-555555555555</uuid><forward mode='nat'><interface dev='eth0'/></forward><bridge name='br0'/>
 		<dns><host ip='10.0.0.9'><hostname>nine</hostname></host><txt name='a' value='b'/><srv service='s' protocol='tcp' target='.' port='1'/></dns>

@@ -27,7 +27,7 @@ func Parse(doc string, strict bool) (Definition, error) {
 	if err := submitted.Unmarshal(&x); err != nil {
 		return Definition{}, err
 	}
-	d, err := understand(&x)
+	d, err := fromLibvirtXML(&x)
 	if err != nil {
 		return Definition{}, err
 	}
@@ -72,12 +72,12 @@ func (d *Definition) refuseLost(submitted *xmltree.Element, x *libvirtxml.Networ
 	if err != nil {
 		return err
 	}
-	understood, err := tree(d.describe())
+	understood, err := tree(d.toLibvirtXML())
 	if err != nil {
 		return err
 	}
-	if lost := xmltree.Unbuilt(saying(submitted), known, understood); len(lost) > 0 {
-		return errUnbuilt(d.Name, lost)
+	if lost := xmltree.Unbuilt(withoutEmpty(submitted), known, understood); len(lost) > 0 {
+		return unsupportedError(d.Name, lost)
 	}
 	if !strict {
 		return nil
@@ -90,38 +90,38 @@ func (d *Definition) refuseLost(submitted *xmltree.Element, x *libvirtxml.Networ
 	return nil
 }
 
-// instead names alternatives to unsupported elements, by the last element of the path in this map.
-var instead = map[string]string{
+// alternatives names alternatives to unsupported elements, by the last element of the path in this map.
+var alternatives = map[string]string{
 	"bandwidth":           "limit each guest by interface/bandwidth, or with virsh domiftune",
 	"virtualport":         "use a Linux bridge",
 	"vlan":                "use a bridge that is tagged already",
 	"trustGuestRxFilters": "leave it out",
 }
 
-// mostLost is how many elements one error names.
-const mostLost = 10
+// maxListed is how many elements one error names.
+const maxListed = 10
 
-// errUnbuilt refuses elements that Lodge does not support, by path and with an alternative.
-func errUnbuilt(name string, lost []string) error {
+// unsupportedError refuses elements that Lodge does not support, by path and with an alternative.
+func unsupportedError(name string, lost []string) error {
 	advice := "leave it out"
 	for word := range strings.FieldsFuncSeq(lost[0], func(r rune) bool { return strings.ContainsRune("/@[]", r) }) {
-		advice = cmp.Or(instead[word], advice)
+		advice = cmp.Or(alternatives[word], advice)
 	}
 	more := ""
-	if len(lost) > mostLost {
-		lost, more = lost[:mostLost], " and others"
+	if len(lost) > maxListed {
+		lost, more = lost[:maxListed], " and others"
 	}
-	return fault.New(fault.Unsupported, fault.Config, "network %q uses what is not supported: network/%s%s; %s",
+	return fault.New(fault.Unsupported, fault.Config, "network %q uses elements that are not supported: network/%s%s; %s",
 		name, strings.Join(lost, ", network/"), more, advice)
 }
 
-// saying returns a document without elements that request nothing: some clients print every part of their own
+// withoutEmpty returns a document without elements that request nothing: some clients print every part of their own
 // model.
-func saying(root *xmltree.Element) *xmltree.Element {
+func withoutEmpty(root *xmltree.Element) *xmltree.Element {
 	out := *root
 	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n xmltree.Node) bool {
 		e, ok := n.(*xmltree.Element)
-		return ok && !says(e)
+		return ok && !requestsAnything(e)
 	})
 	return &out
 }
@@ -132,9 +132,9 @@ var nothing = map[string]xmltree.Attr{
 	"mtu":     {Name: "size", Value: "0"},
 }
 
-// says says whether an element at the top of a document requests anything. Elements that libvirt refuses when
+// requestsAnything says whether an element at the top of a document requests anything. Elements that libvirt refuses when
 // empty are kept.
-func says(e *xmltree.Element) bool {
+func requestsAnything(e *xmltree.Element) bool {
 	switch e.Name {
 	case "vlan", "virtualport":
 		return true
@@ -154,7 +154,7 @@ func tree(x *libvirtxml.Network) (*xmltree.Element, error) {
 
 // XML returns a definition's document as libvirt prints it, with the number of connected NICs.
 func (d *Definition) XML(connections int) (string, error) {
-	root, err := tree(d.describe())
+	root, err := tree(d.toLibvirtXML())
 	if err != nil {
 		return "", err
 	}
@@ -173,16 +173,16 @@ func (d *Definition) XML(connections int) (string, error) {
 	return xmltree.Format(root)
 }
 
-// kept is the XML for the next daemon. A definition that could not be parsed again is refused: its text may be
+// storedXML is the XML for the next daemon. A definition that could not be parsed again is refused: its text may be
 // longer than the submitted one.
-func (d *Definition) kept() (string, error) {
+func (d *Definition) storedXML() (string, error) {
 	doc, err := d.XML(0)
 	return doc, fault.Wrap(err, fault.Invalid, fault.Network, "the definition of network %q could not be parsed again", d.Name)
 }
 
-// MarshalText makes a definition a text in what is written for the next daemon.
+// MarshalText returns a definition as text for a record that the next daemon reads.
 func (d *Definition) MarshalText() ([]byte, error) {
-	doc, err := d.kept()
+	doc, err := d.storedXML()
 	return []byte(doc), err
 }
 

@@ -262,7 +262,7 @@ func TestLimits_DaemonRaisesOwnLimits(t *testing.T) {
 	if err := l.take("a", Need{Files: 100, DaemonFiles: 8}); err != nil {
 		t.Error(err)
 	}
-	// More than the kernel gives any process.
+	// More than the kernel allows for any process.
 	err = l.take("b", Need{DaemonFiles: 1 << 40})
 	if !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "nofile") || !strings.Contains(err.Error(), "raise it with: ") {
 		t.Errorf("got %v", err)

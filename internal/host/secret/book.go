@@ -44,11 +44,11 @@ type record struct {
 type Book struct {
 	Config
 
-	passing *key // seals ephemeral secrets
+	ephemeralKey *key // seals ephemeral secrets
 
 	// changing serializes changes. It is held during writes to the store; mu is not.
 	changing sync.Mutex
-	lasting  *key // seals secrets on disk; nil until first use, guarded by changing
+	diskKey  *key // seals secrets on disk; nil until first use, guarded by changing
 
 	mu  sync.RWMutex
 	all map[string]record // by UUID; records are replaced, never changed
@@ -59,7 +59,7 @@ type Book struct {
 func Open(c Config) (*Book, error) {
 	b := &Book{Config: c, all: map[string]record{}}
 	var err error
-	if b.passing, err = passingKey(); err != nil {
+	if b.ephemeralKey, err = newEphemeralKey(); err != nil {
 		return nil, err
 	}
 	err = c.Store.Each(kind, func(id string, decode func(any) error) error {
@@ -82,9 +82,9 @@ func Open(c Config) (*Book, error) {
 func (b *Book) Close() {
 	b.changing.Lock()
 	defer b.changing.Unlock()
-	b.passing.close()
-	if b.lasting != nil {
-		b.lasting.close()
+	b.ephemeralKey.close()
+	if b.diskKey != nil {
+		b.diskKey.close()
 	}
 }
 
@@ -157,10 +157,10 @@ func (b *Book) Define(sc scope.Scope, doc string, strict bool) (Definition, erro
 			return Definition{}, err
 		}
 	}
-	if err := b.keep(next); err != nil {
+	if err := b.storeRecord(next); err != nil {
 		return Definition{}, err
 	}
-	b.tell(d, event.SecretChange{Change: event.Defined})
+	b.emit(d, event.SecretChange{Change: event.Defined})
 	return d, nil
 }
 
@@ -197,8 +197,8 @@ func (b *Book) reseal(before record, d Definition) ([]byte, error) {
 	return b.seal(d, value)
 }
 
-// keep stores a record, on disk if it may be there.
-func (b *Book) keep(r record) error {
+// storeRecord stores a record, on disk if it may be there.
+func (b *Book) storeRecord(r record) error {
 	d := r.Definition
 	if d.Ephemeral {
 		if err := b.Store.Delete(kind, d.UUID); err != nil {
@@ -230,7 +230,7 @@ func (b *Book) Undefine(sc scope.Scope, id string) error {
 	b.mu.Lock()
 	delete(b.all, id)
 	b.mu.Unlock()
-	b.tell(r.Definition, event.SecretChange{Change: event.Undefined})
+	b.emit(r.Definition, event.SecretChange{Change: event.Undefined})
 	return nil
 }
 
@@ -251,10 +251,10 @@ func (b *Book) SetValue(sc scope.Scope, id string, value []byte) error {
 	if r.Sealed, err = b.seal(r.Definition, value); err != nil {
 		return err
 	}
-	if err := b.keep(r); err != nil {
+	if err := b.storeRecord(r); err != nil {
 		return err
 	}
-	b.tell(r.Definition, event.SecretValue{})
+	b.emit(r.Definition, event.SecretValue{})
 	return nil
 }
 
@@ -286,10 +286,10 @@ func (b *Book) Show(sc scope.Scope, id string) ([]byte, error) {
 }
 
 func (b *Book) seal(d Definition, value []byte) ([]byte, error) {
-	k := b.passing
+	k := b.ephemeralKey
 	if !d.Ephemeral {
 		var err error
-		if k, err = b.lastingKey(true); err != nil {
+		if k, err = b.loadDiskKey(true); err != nil {
 			return nil, err
 		}
 	}
@@ -302,10 +302,10 @@ func (b *Book) unseal(r record) ([]byte, error) {
 	if r.Sealed == nil {
 		return nil, fault.New(fault.NotFound, fault.Secret, "secret '%s' does not have a value", d.UUID)
 	}
-	k := b.passing
+	k := b.ephemeralKey
 	if !d.Ephemeral {
 		var err error
-		if k, err = b.lastingKey(false); err != nil {
+		if k, err = b.loadDiskKey(false); err != nil {
 			return nil, err
 		}
 	}
@@ -313,15 +313,15 @@ func (b *Book) unseal(r record) ([]byte, error) {
 	return value, fault.Wrap(err, fault.Failed, fault.Secret, "cannot decrypt the value of secret %s: it is damaged, or %s is not the key that encrypted it; set the value again", d.UUID, b.Key)
 }
 
-// lastingKey returns the key of the values on disk, to seal or to open one. For sealing, the next daemon must
+// loadDiskKey returns the key of the values on disk, to seal or to open one. For sealing, the next daemon must
 // find the same key: a missing key file is made, unless its key has sealed values already.
-func (b *Book) lastingKey(seals bool) (*key, error) {
-	if b.lasting != nil {
-		return b.lasting, b.stays(seals)
+func (b *Book) loadDiskKey(seals bool) (*key, error) {
+	if b.diskKey != nil {
+		return b.diskKey, b.ensureKeyFile(seals)
 	}
 	k, err := readKey(b.Key)
 	if errors.Is(err, os.ErrNotExist) && seals {
-		if id := b.sealed(); id != "" {
+		if id := b.sealedSecret(); id != "" {
 			return nil, fault.New(fault.Failed, fault.Secret, "the key file %s is missing, and the value of secret %s and perhaps others are encrypted with it; restore it from a backup, or undefine the secrets that have values", b.Key, id)
 		}
 		k, err = makeKey(b.Key)
@@ -329,23 +329,23 @@ func (b *Book) lastingKey(seals bool) (*key, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Secret, "cannot use the key of secrets")
 	}
-	b.lasting = k
+	b.diskKey = k
 	return k, nil
 }
 
-// stays ensures that the next daemon finds the key that this one uses: the file may have been removed or
+// ensureKeyFile ensures that the next daemon finds the key that this one uses: the file may have been removed or
 // replaced. Values stay readable while this daemon runs.
-func (b *Book) stays(seals bool) error {
-	if b.lasting.page == nil { // the daemon is ending
+func (b *Book) ensureKeyFile(seals bool) error {
+	if b.diskKey.page == nil { // the daemon is ending
 		return nil
 	}
 	there, err := readKey(b.Key)
 	if errors.Is(err, os.ErrNotExist) {
-		if err = b.lasting.write(b.Key); err == nil {
-			b.Log.Error("somebody has removed the key of secrets; it is written anew", "file", b.Key)
+		if err = b.diskKey.write(b.Key); err == nil {
+			b.Log.Error("key file of secrets was removed; it is written again", "file", b.Key)
 		}
 	} else if err == nil {
-		if !bytes.Equal(there.page[:keySize], b.lasting.page[:keySize]) {
+		if !bytes.Equal(there.page[:keySize], b.diskKey.page[:keySize]) {
 			err = fault.New(fault.Failed, fault.Secret, "%s is not the key that this daemon started with; restart the daemon to use it, or remove it to keep this daemon's key", b.Key)
 		}
 		there.close()
@@ -360,8 +360,8 @@ func (b *Book) stays(seals bool) error {
 	return nil
 }
 
-// sealed returns a secret whose value the lasting key seals; empty: none.
-func (b *Book) sealed() string {
+// sealedSecret returns the UUID of a secret with a value encrypted by the key on disk; empty: none.
+func (b *Book) sealedSecret() string {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	for id, r := range b.all {
@@ -372,7 +372,7 @@ func (b *Book) sealed() string {
 	return ""
 }
 
-func (b *Book) tell(d Definition, p event.Payload) {
+func (b *Book) emit(d Definition, p event.Payload) {
 	switch change := p.(type) {
 	case event.SecretChange:
 		change.Usage, change.For = d.Usage.Type, d.Usage.ID

@@ -52,7 +52,7 @@ func Parse(doc string, strict bool) (Definition, error) {
 	}
 	d := Definition{UUID: root.Child("uuid").Text(), Description: root.Child("description").Text()}
 	for name, into := range map[string]*bool{"ephemeral": &d.Ephemeral, "private": &d.Private} {
-		if *into, err = yes(root, name); err != nil {
+		if *into, err = parseYesNo(root, name); err != nil {
 			return Definition{}, err
 		}
 	}
@@ -72,7 +72,7 @@ func Parse(doc string, strict bool) (Definition, error) {
 	return d, refuseUnknown(root, strict)
 }
 
-func yes(e *xmltree.Element, name string) (bool, error) {
+func parseYesNo(e *xmltree.Element, name string) (bool, error) {
 	switch v := e.Attr(name); v {
 	case "yes":
 		return true, nil

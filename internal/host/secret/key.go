@@ -40,8 +40,8 @@ func newKey(fill func([]byte) error) (*key, error) {
 	return k, nil
 }
 
-// passingKey is a key that exists only in this process.
-func passingKey() (*key, error) {
+// newEphemeralKey is a key that exists only in this process.
+func newEphemeralKey() (*key, error) {
 	return newKey(func(b []byte) error { _, err := rand.Read(b); return err })
 }
 
@@ -64,7 +64,7 @@ func (k *key) seal(id string, value []byte) ([]byte, error) {
 	if _, err := rand.Read(nonce); err != nil {
 		return nil, err
 	}
-	return aead.Seal(nonce, nonce, value, label(id)), nil
+	return aead.Seal(nonce, nonce, value, additionalData(id)), nil
 }
 
 // open decrypts what seal encrypted.
@@ -76,10 +76,10 @@ func (k *key) open(id string, sealed []byte) ([]byte, error) {
 	if len(sealed) < aead.NonceSize() {
 		return nil, errors.New("it is too short")
 	}
-	return aead.Open(nil, sealed[:aead.NonceSize()], sealed[aead.NonceSize():], label(id))
+	return aead.Open(nil, sealed[:aead.NonceSize()], sealed[aead.NonceSize():], additionalData(id))
 }
 
-func label(id string) []byte { return []byte("lodge secret 1 " + id) }
+func additionalData(id string) []byte { return []byte("lodge secret 1 " + id) }
 
 func (k *key) aead() (cipher.AEAD, error) {
 	if k.page == nil {
@@ -114,7 +114,7 @@ func readKey(path string) (*key, error) {
 
 // makeKey makes a key and its file.
 func makeKey(path string) (*key, error) {
-	k, err := passingKey()
+	k, err := newEphemeralKey()
 	if err != nil {
 		return nil, err
 	}

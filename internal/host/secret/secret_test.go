@@ -154,7 +154,7 @@ func TestDefine_EphemeralChanged(t *testing.T) {
 }
 
 // Promise: K2
-func TestWhatIsRefused(t *testing.T) {
+func TestDefine_Refused(t *testing.T) {
 	s := open(t)
 	private := s.define("private='yes'", "/a")
 	if _, err := s.Show(scope.Daemon("a test"), private); !fault.Is(err, fault.Denied) {
@@ -165,7 +165,7 @@ func TestWhatIsRefused(t *testing.T) {
 		want fault.Kind
 	}{
 		{"<secret><uuid>" + private + "</uuid><usage type='volume'><volume>/a</volume></usage></secret>", fault.Denied}, // no longer private
-		{"<secret private='yes'><uuid>" + private + "</uuid></secret>", fault.Exists},                                   // another usage
+		{"<secret private='yes'><uuid>" + private + "</uuid></secret>", fault.Exists},                                   // the usage is taken
 		{"<secret><usage type='volume'><volume>/a</volume></usage></secret>", fault.Exists},
 		{"<secret><usage type='volume'/></secret>", fault.Invalid},
 		{"<secret><usage type='door'><name>a</name></usage></secret>", fault.Invalid},
@@ -183,7 +183,7 @@ func TestWhatIsRefused(t *testing.T) {
 		t.Errorf("a value that is too long: %v", err)
 	}
 	if err := s.SetValue(scope.Daemon("a test"), diskUUID, nil); !fault.Is(err, fault.NotFound) {
-		t.Errorf("a value for nobody: %v", err)
+		t.Errorf("a value for a missing secret: %v", err)
 	}
 	s.holds(private)
 }

@@ -44,12 +44,12 @@ func (p *Pool) startDue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*longTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 	defer cancel()
 	settled := backoff.Permanent(fault.New(fault.Aborted, fault.Pool, "pool %q no longer has autostart", p.name))
-	if err := p.take(ctx); fault.Is(err, fault.NotFound) {
+	if err := p.takeTurn(ctx); fault.Is(err, fault.NotFound) {
 		return settled
 	} else if err != nil {
 		return err
 	}
-	defer p.release()
+	defer p.releaseTurn()
 	p.mu.Lock()
 	due, d, doc := p.due && p.autostart, p.saved, p.savedDoc
 	p.mu.Unlock()

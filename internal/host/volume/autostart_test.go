@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// latePool is a pool that is to be started with its host, which has just booted, and whose folder
-// is not there yet.
+// latePool makes a pool with autostart on a host that has just booted and where the pool's folder does not
+// exist yet.
 func latePool(t *testing.T) (d *daemon, p *Pool, folder string) {
 	d = newDaemon(t)
 	p = d.dirPool("late")
@@ -38,13 +38,13 @@ func (d *daemon) started(p *Pool) {
 }
 
 // Promise: F7
-func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
+func TestAutostart_TargetAppearsLate(t *testing.T) {
 	d, p, folder := latePool(t)
 	if p.View().State != Inactive {
 		t.Fatalf("state %v of a pool without a folder", p.View().State)
 	}
 	must(t, p.SetAutostart(t.Context(), scope.Daemon("a test"), true)) // writes its record
-	d.restart()                                                        // the next daemon goes on
+	d.restart()                                                        // the next daemon continues the attempts
 	p, err := d.ByName("late")
 	must(t, err)
 	must(t, os.Mkdir(folder, 0o700))
@@ -52,7 +52,7 @@ func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
 }
 
 // Promise: F7
-func TestAPoolThatItsUserSawToIsNotStartedLate(t *testing.T) {
+func TestAutostart_EndsAfterUserAction(t *testing.T) {
 	for what, do := range map[string]func(p *Pool){
 		"started and stopped": func(p *Pool) {
 			if err := p.Start(t.Context(), scope.Daemon("a test"), NoBuild); err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A volume above another one is resized, and copied larger, with what lies below it: neither
-// does the tool find that by itself, nor does more of it come to be seen in the volume.
-func TestAVolumeAboveAnotherIsResized(t *testing.T) {
+// A volume with a backing file is resized and copied to a larger one. The tool does not look for the backing
+// file, and the volume shows no more of it than before.
+func TestResize_VolumeWithBackingFile(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("needs qemu-img")
 	}
@@ -37,7 +37,7 @@ func TestAVolumeAboveAnotherIsResized(t *testing.T) {
 		if v.Virtual != want || v.Backing == nil || v.Backing.Name != base.Path {
 			t.Errorf("%s is %+v", name, v)
 		}
-		// What base has behind their old ends is zeros in them by now, and not base's.
+		// Data of base beyond the overlays' old ends now read as zeros, not as base's data.
 		said, err := exec.CommandContext(t.Context(), "qemu-img", "map", "--output=json", "-f", "qcow2", v.Path).CombinedOutput()
 		if must(t, err); !strings.Contains(string(said), fmt.Sprintf(`"start": %d,`, 2*mib)) {
 			t.Errorf("%s begins no new part at its old end: %s", name, said)
@@ -45,10 +45,10 @@ func TestAVolumeAboveAnotherIsResized(t *testing.T) {
 	}
 }
 
-// A volume whose header a QEMU has changed while it had that is neither copied, byte by byte or
-// as a guest would read it, nor resized.
+// A volume whose header QEMU changed while it had it open is not copied, neither byte by byte nor as a guest
+// would read it, and not resized.
 // Promise: X2
-func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
+func TestClone_ChangedHeaderIsRefused(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("needs qemu-img")
 	}
@@ -78,8 +78,8 @@ func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
 	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "top", 2*mib, ResizeOptions{}), fault.Denied)
 }
 
-// forgery gives a folder with a file of others in it, and where a header that leads there is to be made
-// by qemu-img.
+// forgery makes a folder with another user's file in it. It returns the path at which qemu-img makes a header
+// that names that file.
 func forgery(t *testing.T) (dir, secret, forged string) {
 	t.Helper()
 	if _, err := exec.LookPath("qemu-img"); err != nil {
@@ -94,14 +94,14 @@ func forgery(t *testing.T) (dir, secret, forged string) {
 	return dir, secret, filepath.Join(dir, "forged")
 }
 
-// A client that is held to folders uploads an image whose header names a file of others, and has
-// its bytes copied: neither leads anybody there who has the volume as a disk.
+// A client limited to folders uploads an image whose header names another user's file, and has the image
+// copied byte by byte. A guest with either volume as its disk does not reach that file.
 // Promise: X2
-func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
+func TestUpload_ForgedBackingFile(t *testing.T) {
 	dir, secret, forged := forgery(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
-	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
+	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that uses it as qcow2
 	held := func(folders ...string) scope.Scope { return scope.Daemon("a test").Within(folders) }
 	upload := func(sc scope.Scope, base string, end func(*Upload) error) {
 		t.Helper()
@@ -138,24 +138,24 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	beside := d.volume(p, volXML("beside", "raw", mib, "")).Path
 	up, err := filepath.Rel(filepath.Dir(disk.Path), secret)
 	must(t, err)
-	upload(held(dir), up, (*Upload).Close) // which leads elsewhere from where the file is moved to
+	upload(held(dir), up, (*Upload).Close) // after the file is moved, the relative name leads elsewhere
 	opens(disk.Path, false)
 	upload(held(filepath.Dir(disk.Path)), filepath.Base(beside), (*Upload).Close)
 	opens(disk.Path, true)
-	upload(scope.Daemon("a test"), secret, (*Upload).Close) // by whom nobody holds
+	upload(scope.Daemon("a test"), secret, (*Upload).Close) // by a client that is not limited
 	opens(disk.Path, true)
-	copied, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("bytes", "raw", mib, ""), p, "disk", CreateOptions{}) // which may be a guest's
+	copied, err = p.CloneVolume(t.Context(), scope.Daemon("a test"), volXML("bytes", "raw", mib, ""), p, "disk", CreateOptions{}) // these bytes may be a guest's
 	must(t, err)
 	opens(copied.Path, false)
 }
 
-// A client that is held to folders uploads an image whose header names one of its own by a long path, so that
-// what is noted of it next is long, and then one that names a file of others.
-func TestALongNameIsNoWayRoundANote(t *testing.T) {
+// A client limited to folders uploads an image that names one of its own files by a long path, so that the
+// next note is long. Then it uploads one that names another user's file.
+func TestUpload_LongBackingFileName(t *testing.T) {
 	_, secret, forged := forgery(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
-	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
+	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that uses it as qcow2
 	d.volume(p, volXML("base", "raw", mib, ""))
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", forged, "1M").CombinedOutput()
 	if err != nil {
@@ -187,9 +187,9 @@ func TestALongNameIsNoWayRoundANote(t *testing.T) {
 	wantKind(t, err, fault.Denied)
 }
 
-// What a client that is held to folders uploads is no guest that was saved, whose definition whoever restores it
-// believes; what is nothing of that kind is as nobody's.
-func TestAnUploadIsNoSavedGuest(t *testing.T) {
+// An upload by a client limited to folders is not taken for a saved guest, because a restore trusts the
+// definition inside. An upload that is no save image gets no owner's mark.
+func TestUpload_IsNoSavedGuest(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	path := d.volume(p, volXML("disk", "raw", mib, "")).Path
@@ -211,10 +211,10 @@ func TestAnUploadIsNoSavedGuest(t *testing.T) {
 	}
 }
 
-// The copy of a volume is root's, and leads to nothing where whoever has the volume may not go, nor to what
-// its header has come to name since it was looked at.
+// The copy of a volume belongs to root. It leads to no file that the volume's owner may not read, nor to a
+// file that its header came to name after the check.
 // Promise: X2
-func TestACopyLeadsNobodyElsewhere(t *testing.T) {
+func TestClone_BackingFileAccess(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil || os.Geteuid() != 0 {
 		t.Skip("needs qemu-img, and root: it gives a volume to another user")
 	}
@@ -239,10 +239,10 @@ func TestACopyLeadsNobodyElsewhere(t *testing.T) {
 	wantKind(t, copied(volXML("theirs", "qcow2", mib, above)), fault.Denied)
 }
 
-// A client that is held to folders makes no volume that is root's and that it may write by its path: what
-// it wrote there would be believed.
+// A client limited to folders makes no volume that belongs to root and that the client may write by its path:
+// later readers would trust what it wrote there.
 // Promise: A3
-func TestAHeldClientsVolumesAreWrittenByTheirOwners(t *testing.T) {
+func TestCreateVolume_RestrictedClientOwnership(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	d.volume(p, volXML("disk", "raw", mib, ""))

@@ -35,10 +35,10 @@ func (p *Pool) Build(ctx context.Context, sc scope.Scope, how Build) error {
 	if err := sc.Check(); err != nil {
 		return err
 	}
-	if err := p.take(ctx); err != nil {
+	if err := p.takeTurn(ctx); err != nil {
 		return err
 	}
-	defer p.release()
+	defer p.releaseTurn()
 	d, err := p.idle("build")
 	if err != nil {
 		return err
@@ -46,20 +46,20 @@ func (p *Pool) Build(ctx context.Context, sc scope.Scope, how Build) error {
 	if err := p.build(ctx, d, how); err != nil {
 		return err
 	}
-	p.tell(event.PoolChange{Change: event.Created})
+	p.emit(event.PoolChange{Change: event.Created})
 	return nil
 }
 
 func (p *Pool) build(ctx context.Context, d *definition, how Build) error {
 	p.setBuilding(true)
 	defer p.setBuilding(false)
-	if c := d.carver(); c != nil {
+	if c := d.blockBackend(); c != nil {
 		return c.build(context.WithoutCancel(ctx), how)
 	}
 	if d.kind != FS && (how == KeepExisting || how == Overwrite) {
 		return fault.New(fault.WrongState, fault.Pool, "a pool of type %q has no device to make a file system on", d.kind)
 	}
-	if err := tell(ctx, p.lane, func() error { return makeTarget(d) }); err != nil {
+	if err := runInLane(ctx, p.lane, func() error { return makeTarget(d) }); err != nil {
 		return err
 	}
 	failpoint.Reach("pool.built")
@@ -87,7 +87,7 @@ func makeTarget(d *definition) error {
 	if made && mode < 0 {
 		mode = defaultTargetMode
 	}
-	f, err := list(dir, d.target, unix.O_RDONLY)
+	f, err := reopenDir(dir, d.target, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -151,9 +151,9 @@ func setPermissions(f *os.File, p permissions, s fault.Subject) error {
 	return nil
 }
 
-// keep refuses a volume that others than its owner may write, for a client with path limits. Whatever is
+// checkOwnerOnly refuses a volume that others than its owner may write, for a client with path limits. Whatever is
 // written there, such as a header that names other files, would count as the owner's, and the owner is root.
-func (p permissions) keep(sc scope.Scope) error {
+func (p permissions) checkOwnerOnly(sc scope.Scope) error {
 	if p.mode < 0 || p.mode&0o022 == 0 || sc.Folders() == nil {
 		return nil
 	}
@@ -190,25 +190,25 @@ func (p *Pool) Delete(ctx context.Context, sc scope.Scope) error {
 	if err := sc.Check(); err != nil {
 		return err
 	}
-	if err := p.take(ctx); err != nil {
+	if err := p.takeTurn(ctx); err != nil {
 		return err
 	}
-	defer p.release()
+	defer p.releaseTurn()
 	d, err := p.idle("delete")
 	if err != nil {
 		return err
 	}
-	if c := d.carver(); c != nil {
+	if c := d.blockBackend(); c != nil {
 		if err := c.destroy(context.WithoutCancel(ctx)); err != nil {
 			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot delete the storage of pool %q", p.name)
 		}
-		p.tell(event.PoolChange{Change: event.Deleted})
+		p.emit(event.PoolChange{Change: event.Deleted})
 		return nil
 	}
 	if d.kind != Dir {
 		return fault.New(fault.Unsupported, fault.Config, "the storage of a pool of type %q is not deleted", d.kind)
 	}
-	err = tell(ctx, p.lane, func() error { return removeTarget(d.target) })
+	err = runInLane(ctx, p.lane, func() error { return removeTarget(d.target) })
 	failpoint.Reach("pool.deleted")
 	if err != nil {
 		kind := fault.Failed
@@ -217,6 +217,6 @@ func (p *Pool) Delete(ctx context.Context, sc scope.Scope) error {
 		}
 		return fault.Wrap(err, kind, fault.File, "cannot remove %s", d.target)
 	}
-	p.tell(event.PoolChange{Change: event.Deleted})
+	p.emit(event.PoolChange{Change: event.Deleted})
 	return nil
 }

@@ -24,20 +24,20 @@ type ResizeOptions struct {
 // ResizeVolume changes the capacity of a volume, in bytes.
 func (p *Pool) ResizeVolume(ctx context.Context, sc scope.Scope, name string, size uint64, o ResizeOptions) error {
 	return p.change(ctx, sc, name, "resize", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
-		target, err := o.settle(v, size)
+		target, err := o.newSize(v, size)
 		if err != nil {
 			return err
 		}
 		if image.InUse(f) != image.Unused {
 			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
 		}
-		if c := p.carver(); c != nil {
+		if c := p.blockBackend(); c != nil {
 			release, err := image.LockToWrite(f) // a guest that starts now would see its end move
 			if err != nil {
 				return err
 			}
 			defer release()
-			return tell(context.WithoutCancel(ctx), p.lane, func() error { return c.resize(p.steady(), v, target) })
+			return runInLane(context.WithoutCancel(ctx), p.lane, func() error { return c.resize(p.steady(), v, target) })
 		}
 		grown := image.Thin
 		if o.Allocate {
@@ -51,7 +51,7 @@ func (p *Pool) ResizeVolume(ctx context.Context, sc scope.Scope, name string, si
 			return err
 		}
 		defer clear(key)
-		chain, err := p.pools.below(ctx, sc, v)
+		chain, err := p.pools.openBacking(ctx, sc, v)
 		if err != nil {
 			return err
 		}
@@ -60,8 +60,8 @@ func (p *Pool) ResizeVolume(ctx context.Context, sc scope.Scope, name string, si
 	})
 }
 
-// below opens the backing chain of a volume, if it has one.
-func (ps *Pools) below(ctx context.Context, sc scope.Scope, v *Volume) (image.Chain, error) {
+// openBacking opens the backing chain of a volume, if it has one.
+func (ps *Pools) openBacking(ctx context.Context, sc scope.Scope, v *Volume) (image.Chain, error) {
 	if v.Backing == nil {
 		return nil, nil
 	}
@@ -69,7 +69,7 @@ func (ps *Pools) below(ctx context.Context, sc scope.Scope, v *Volume) (image.Ch
 	if err != nil {
 		return nil, err
 	}
-	if err := ps.believe(v, chain); err != nil {
+	if err := ps.checkBacking(v, chain); err != nil {
 		chain.Close()
 		return nil, err
 	}
@@ -77,8 +77,8 @@ func (ps *Pools) below(ctx context.Context, sc scope.Scope, v *Volume) (image.Ch
 	return chain[1:], nil
 }
 
-// settle computes the requested capacity.
-func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
+// newSize computes the requested capacity.
+func (o ResizeOptions) newSize(v *Volume, size uint64) (uint64, error) {
 	target := size
 	switch {
 	case o.Delta && o.Shrink:
@@ -99,15 +99,15 @@ func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
 // image is empty; encrypted images and images of formats other than raw and qcow2 are left as zeros.
 func (p *Pool) WipeVolume(ctx context.Context, sc scope.Scope, name string, trim bool) error {
 	return p.change(ctx, sc, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
-		if err := unused(f); err != nil {
+		if err := checkUnused(f); err != nil {
 			return err
 		}
-		if v.Format != image.Qcow2 || v.Kind != File || v.locked() {
+		if v.Format != image.Qcow2 || v.Kind != File || v.needsPassphrase() {
 			return erase(ctx, f, trim, j)
 		}
 		// Erased data no longer say what the volume was. So a record is written first, and a mark in the file,
 		// which survives a power loss together with the data.
-		marked := markHalf(f)
+		marked := markIncomplete(f)
 		if err := f.Sync(); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync volume %q", name)
 		}
@@ -118,7 +118,7 @@ func (p *Pool) WipeVolume(ctx context.Context, sc scope.Scope, name string, trim
 		if err := p.declare(name, d); err != nil {
 			return err
 		}
-		err := p.empty(ctx, f, *d.Remake, func() error { return erase(ctx, f, trim, j) })
+		err := p.recreateEmpty(ctx, f, *d.Remake, func() error { return erase(ctx, f, trim, j) })
 		if err != nil && p.pools.life.Err() != nil {
 			return err // the next daemon completes it
 		}
@@ -126,13 +126,13 @@ func (p *Pool) WipeVolume(ctx context.Context, sc scope.Scope, name string, trim
 		// before a record would be applied.
 		d.Remake, d.Marked = nil, false
 		err = errors.Join(err, p.declare(name, d))
-		unmarkHalf(filepath.Dir(v.Path), name)
+		unmarkIncomplete(filepath.Dir(v.Path), name)
 		return err
 	})
 }
 
-// empty makes an image again whose data were erased.
-func (p *Pool) empty(ctx context.Context, f *os.File, plan image.Plan, erase func() error) error {
+// recreateEmpty makes an image again after its data were erased.
+func (p *Pool) recreateEmpty(ctx context.Context, f *os.File, plan image.Plan, erase func() error) error {
 	if err := erase(); err != nil {
 		return err
 	}
@@ -161,11 +161,11 @@ func (p *Pool) change(ctx context.Context, sc scope.Scope, name, verb string, wo
 	if v.Kind == Directory {
 		return fault.New(fault.Unsupported, fault.Volume, "cannot %s volume %q: it is a directory", verb, name)
 	}
-	j, err := p.begin(sc, name, verb, true)
+	j, err := p.beginJob(sc, name, verb, true)
 	if err != nil {
 		return err
 	}
-	err = p.beside(ctx, sc, name, func(ctx context.Context) error {
+	err = p.runJob(ctx, sc, name, func(ctx context.Context) error {
 		f, v, err := p.open(ctx, name, unix.O_RDWR)
 		if err != nil {
 			return err
@@ -178,7 +178,7 @@ func (p *Pool) change(ctx context.Context, sc scope.Scope, name, verb string, wo
 			return err
 		}
 		failpoint.Reach("volume.changed")
-		return p.reread(ctx, name)
+		return p.refreshVolume(ctx, name)
 	})
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.About(err), "cannot %s volume %q of pool %q", verb, name, p.name)
@@ -193,10 +193,10 @@ func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volu
 		return nil, nil, err
 	}
 	f, err := ask(ctx, p.lane, answerTime, func() (*os.File, error) {
-		if d.carver() != nil { // the kernel makes these links itself
+		if d.blockBackend() != nil { // the kernel makes these links itself
 			return image.OpenAs(filepath.Join(d.target, name), mode)
 		}
-		if err := p.look(d, name); err != nil {
+		if err := p.refreshVolumeInLane(d, name); err != nil {
 			return nil, err
 		}
 		return openFile(d.target, name, mode)
@@ -222,20 +222,20 @@ func (p *Pool) DeleteVolume(ctx context.Context, sc scope.Scope, name string) er
 	if err != nil {
 		return err
 	}
-	if _, err := p.begin(sc, name, "delete", true); err != nil {
+	if _, err := p.beginJob(sc, name, "delete", true); err != nil {
 		return err
 	}
-	err = p.beside(ctx, sc, name, func(ctx context.Context) error {
-		if c := d.carver(); c != nil {
-			return p.uncut(d, c, v)
+	err = p.runJob(ctx, sc, name, func(ctx context.Context) error {
+		if c := d.blockBackend(); c != nil {
+			return p.removeBlockVolume(d, c, v)
 		}
-		err := tell(ctx, p.lane, func() error {
+		err := runInLane(ctx, p.lane, func() error {
 			if err := removeFile(d.target, name); err != nil && !fault.Is(err, fault.NotFound) {
 				return err
 			}
 			failpoint.Reach("volume.removed")
 			p.hide(d, name)
-			return p.remeasure(d)
+			return p.refreshSizes(d)
 		})
 		if err == nil {
 			p.undeclare(name)
@@ -257,10 +257,10 @@ func (p *Pool) FreshVolume(ctx context.Context, name string) (*Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.carver() != nil || p.lane.stuck() > patience || p.isChanging(name) {
+	if d.blockBackend() != nil || p.lane.stuck() > patience || p.isChanging(name) {
 		return p.Volume(name)
 	}
-	err = glance(ctx, p.lane, func() error { return p.look(d, name) })
+	err = tryInLane(ctx, p.lane, func() error { return p.refreshVolumeInLane(d, name) })
 	if fault.Is(err, fault.NotFound) {
 		return nil, err
 	}

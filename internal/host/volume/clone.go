@@ -26,30 +26,30 @@ func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from
 	if origin.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "volume %q is a directory and cannot be cloned", source)
 	}
-	if _, err := from.begin(sc, source, "copying", false); err != nil {
+	if _, err := from.beginJob(sc, source, "copying", false); err != nil {
 		return nil, err
 	}
-	return p.make(ctx, sc, w, func() { from.end(source, sc.Client()) }, func(ctx context.Context, j *job) (*draft, error) {
+	return p.make(ctx, sc, w, func() { from.endJob(source, sc.Client()) }, func(ctx context.Context, j *job) (*draft, error) {
 		if w.capacity == nil || *w.capacity < origin.Virtual {
 			w.capacity = &origin.Virtual
 		}
-		if p.carver() != nil {
-			return p.drawCarvedCopy(sc, w, from, origin, o, j)
+		if p.blockBackend() != nil {
+			return p.draftBlockCopy(sc, w, from, origin, o, j)
 		}
-		if w.isLike(origin) {
-			return p.drawCopy(sc, w, from, origin, o, j), nil
+		if w.isSatisfiedBy(origin) {
+			return p.draftCopy(sc, w, from, origin, o, j), nil
 		}
-		return p.drawConversion(ctx, sc, w, from, origin, o, j)
+		return p.draftConversion(ctx, sc, w, from, origin, o, j)
 	})
 }
 
-// isLike says whether a copy of the origin's bytes satisfies the document.
-func (w *wish) isLike(origin *Volume) bool {
+// isSatisfiedBy says whether a copy of the origin's bytes satisfies the document.
+func (w *volumeRequest) isSatisfiedBy(origin *Volume) bool {
 	isRaw := func(f image.Format) bool { return f == image.Raw || f == image.ISO }
 	switch {
 	case origin.Problem != "" || origin.ExternalData:
 		return false
-	case origin.locked() || w.encryption != nil: // a copy has its own keys
+	case origin.needsPassphrase() || w.encryption != nil: // a copy has its own keys
 		return false
 	case w.format != origin.Format && (!isRaw(w.format) || !isRaw(origin.Format)):
 		return false
@@ -64,9 +64,9 @@ func (w *wish) isLike(origin *Volume) bool {
 		(w.backing.Format == "" || w.backing.Format == origin.Backing.Format)
 }
 
-// drawCopy drafts a byte-for-byte copy, which keeps format, options and backing store. The copy belongs to
+// draftCopy drafts a byte-for-byte copy, which keeps format, options and backing store. The copy belongs to
 // root, so it may only refer to files that the client may open and that existed when the copy was requested.
-func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
+func (p *Pool) draftCopy(sc scope.Scope, w *volumeRequest, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
 	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated, copies: true}
 	isRaw := w.format == image.Raw || w.format == image.ISO
 	if isRaw {
@@ -76,7 +76,7 @@ func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o C
 		d.space = 0
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
-		chain, err := p.pools.below(ctx, sc, origin)
+		chain, err := p.pools.openBacking(ctx, sc, origin)
 		if err != nil {
 			return err
 		}
@@ -110,18 +110,18 @@ func (p *Pool) drawCopy(sc scope.Scope, w *wish, from *Pool, origin *Volume, o C
 	return d
 }
 
-// drawConversion drafts a copy of the data that a guest would read, with all layers of the origin merged.
-func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+// draftConversion drafts a copy of the data that a guest would read, with all layers of the origin merged.
+func (p *Pool) draftConversion(ctx context.Context, sc scope.Scope, w *volumeRequest, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "a copy in another format or without its backing store cannot share blocks; copy without reflink")
 	case w.backing != nil:
 		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy whose format, options or backing store are not those of its source; omit it to get a full copy")
 	}
-	if origin.locked() && w.encryption == nil {
+	if origin.needsPassphrase() && w.encryption == nil {
 		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; name in <encryption> the secret for the copy", origin.Name)
 	}
-	d, err := p.draw(ctx, sc, w, o)
+	d, err := p.draftVolume(ctx, sc, w, o)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from
 			return err
 		}
 		defer chain.Close()
-		if err := p.pools.believe(origin, chain); err != nil {
+		if err := p.pools.checkBacking(origin, chain); err != nil {
 			return err
 		}
 		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
@@ -145,10 +145,10 @@ func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from
 			return err
 		}
 		defer clear(c.FromKey)
-		if err := p.makeLocked(ctx, f, d.plan, w.encryption); err != nil {
+		if err := p.makeImage(ctx, f, d.plan, w.encryption); err != nil {
 			return err
 		}
-		if c.IntoKey, err = p.pools.value(w.encryption); err != nil {
+		if c.IntoKey, err = p.pools.secretValue(w.encryption); err != nil {
 			return err
 		}
 		defer clear(c.IntoKey)
@@ -157,9 +157,9 @@ func (p *Pool) drawConversion(ctx context.Context, sc scope.Scope, w *wish, from
 	return d, nil
 }
 
-// believe refuses an undeclared backing file unless it is a volume too. A guest may have written the header,
+// checkBacking refuses an undeclared backing file unless it is a volume too. A guest may have written the header,
 // so a copy could otherwise expose any file of the host.
-func (ps *Pools) believe(v *Volume, chain image.Chain) error {
+func (ps *Pools) checkBacking(v *Volume, chain image.Chain) error {
 	if v.claims == "" {
 		return nil
 	}

@@ -36,9 +36,9 @@ type draft struct {
 	copies bool
 }
 
-// believed closes a file that was written. If its header now refers to files that ctx may not open, that stays
+// closeChecked closes a file that was written. If its header now refers to files that ctx may not open, that stays
 // recorded.
-func believed(ctx context.Context, sc scope.Scope, f *os.File) error {
+func closeChecked(ctx context.Context, sc scope.Scope, f *os.File) error {
 	again, err := image.Reopen(int(f.Fd()), f.Name(), os.O_RDONLY)
 	if err = errors.Join(fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing"), err); again == nil {
 		return err
@@ -50,9 +50,9 @@ func believed(ctx context.Context, sc scope.Scope, f *os.File) error {
 	return err
 }
 
-// written fills the file. Raw bytes come from outside and could be an image header: a header may not refer to
+// fillChecked fills the file. Raw bytes come from outside and could be an image header: a header may not refer to
 // files that ctx may not open.
-func (d *draft) written(ctx context.Context, f *os.File) error {
+func (d *draft) fillChecked(ctx context.Context, f *os.File) error {
 	if !d.plan.Format.IsLayered() {
 		if err := image.RecordBeforeWrite(f); err != nil {
 			return err
@@ -74,26 +74,26 @@ func (p *Pool) CreateVolume(ctx context.Context, sc scope.Scope, doc string, o C
 		return nil, fault.New(fault.Invalid, fault.Volume, "a new volume has no source to share blocks with")
 	}
 	return p.make(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
-		if p.carver() != nil {
-			return drawCarved(w, o)
+		if p.blockBackend() != nil {
+			return draftBlockVolume(w, o)
 		}
-		d, err := p.draw(ctx, sc, w, o)
+		d, err := p.draftVolume(ctx, sc, w, o)
 		if err != nil {
 			return nil, err
 		}
-		d.fill = func(ctx context.Context, f *os.File) error { return p.makeLocked(ctx, f, d.plan, w.encryption) }
+		d.fill = func(ctx context.Context, f *os.File) error { return p.makeImage(ctx, f, d.plan, w.encryption) }
 		return d, nil
 	})
 }
 
-// draw drafts a volume, and checks the backing store that it names.
-func (p *Pool) draw(ctx context.Context, sc scope.Scope, w *wish, o CreateOptions) (*draft, error) {
+// draftVolume drafts a volume, and checks the backing store that it names.
+func (p *Pool) draftVolume(ctx context.Context, sc scope.Scope, w *volumeRequest, o CreateOptions) (*draft, error) {
 	d := &draft{plan: image.Plan{
 		Format: w.format, NoCOW: w.noCOW,
 		Compat: w.compat, ClusterSize: w.clusterSize, LazyRefcounts: w.lazy, ExtendedL2: w.extended,
 	}}
 	if w.backing != nil {
-		below, err := p.pools.base(ctx, sc, w.backing)
+		below, err := p.pools.inspectBacking(ctx, sc, w.backing)
 		if err != nil {
 			return nil, err
 		}
@@ -106,7 +106,7 @@ func (p *Pool) draw(ctx context.Context, sc scope.Scope, w *wish, o CreateOption
 		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has no capacity", w.name)
 	}
 	d.allocate(w.allocation, o.Metadata)
-	return d, p.pools.locked(d.plan, w.encryption, func(plan image.Plan) error { return plan.Check() })
+	return d, p.pools.withPassphrase(d.plan, w.encryption, func(plan image.Plan) error { return plan.Check() })
 }
 
 // allocate decides how much space is allocated at once. A raw volume allocates what its allocation says, and
@@ -126,13 +126,13 @@ func (d *draft) allocate(allocation *uint64, metadata bool) {
 	}
 }
 
-// base inspects a backing store and its whole chain. Its format is the declared one, else that of the volume,
+// inspectBacking inspects a backing store and its whole chain. Its format is the declared one, else that of the volume,
 // else raw if the bytes look like no other format.
-func (ps *Pools) base(ctx context.Context, sc scope.Scope, b *image.Backing) (image.Info, error) {
+func (ps *Pools) inspectBacking(ctx context.Context, sc scope.Scope, b *image.Backing) (image.Info, error) {
 	format := b.Format
 	if format == "" {
 		if _, v, err := ps.ByPath(b.Name); err == nil {
-			if format, err = v.as("", "<format type='%s'/> in <backingStore>"); err != nil {
+			if format, err = v.readFormat("", "<format type='%s'/> in <backingStore>"); err != nil {
 				return image.Info{}, err
 			}
 		}
@@ -147,27 +147,27 @@ func (ps *Pools) base(ctx context.Context, sc scope.Scope, b *image.Backing) (im
 
 // make makes a volume's file: it reserves the name, fills the file, sets its owner and shows the volume. On
 // failure it removes the file again. after is called once, when no work is left.
-func (p *Pool) make(ctx context.Context, sc scope.Scope, w *wish, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
+func (p *Pool) make(ctx context.Context, sc scope.Scope, w *volumeRequest, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
 	if _, err := p.Volume(w.name); err == nil {
 		after()
 		return nil, fault.New(fault.Exists, fault.Volume, "volume %q already exists in pool %q", w.name, p.name)
 	}
-	if err := errors.Join(sc.ReserveVolume(p.name, w.name), w.perms.keep(sc)); err != nil {
+	if err := errors.Join(sc.ReserveVolume(p.name, w.name), w.perms.checkOwnerOnly(sc)); err != nil {
 		after()
 		return nil, err
 	}
-	j, err := p.begin(sc, w.name, "creation", true)
+	j, err := p.beginJob(sc, w.name, "creation", true)
 	if err != nil {
 		after()
 		return nil, err
 	}
-	err = p.beside(ctx, sc, w.name, func(ctx context.Context) error {
+	err = p.runJob(ctx, sc, w.name, func(ctx context.Context) error {
 		defer after()
 		d, err := draw(ctx, j)
 		if err != nil {
 			return err
 		}
-		return p.lay(ctx, sc, w, d)
+		return p.writeDraft(ctx, sc, w, d)
 	})
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot create volume %q in pool %q", w.name, p.name)
@@ -175,14 +175,14 @@ func (p *Pool) make(ctx context.Context, sc scope.Scope, w *wish, after func(), 
 	return p.Volume(w.name)
 }
 
-// lay makes the file of a drafted volume.
-func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error {
+// writeDraft makes the file of a drafted volume.
+func (p *Pool) writeDraft(ctx context.Context, sc scope.Scope, w *volumeRequest, d *draft) error {
 	used, err := p.active()
 	if err != nil {
 		return err
 	}
-	if c := used.carver(); c != nil {
-		return p.cut(ctx, used, c, w, d.fill)
+	if c := used.blockBackend(); c != nil {
+		return p.createBlockVolume(ctx, used, c, w, d.fill)
 	}
 	if view := p.View(); d.space > view.Available {
 		return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes and the pool has %d; ask for a smaller allocation to make it thin", d.space, view.Available)
@@ -192,7 +192,7 @@ func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error
 		return err
 	}
 	defer f.Close()
-	if err = d.written(ctx, f); err == nil {
+	if err = d.fillChecked(ctx, f); err == nil {
 		failpoint.Reach("volume.filled")
 		if d.copies {
 			err = fault.Wrap(f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", w.name)
@@ -202,7 +202,7 @@ func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error
 		err = setPermissions(f, w.perms, fault.Volume)
 	}
 	if err == nil { // a file server may refuse the data as late as now
-		err = believed(ctx, sc, f)
+		err = closeChecked(ctx, sc, f)
 	}
 	if err == nil {
 		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode, Encryption: w.encryption})
@@ -214,7 +214,7 @@ func (p *Pool) lay(ctx context.Context, sc scope.Scope, w *wish, d *draft) error
 }
 
 // reserve makes a volume's file and shows the volume, so that its progress is visible. The file gets its name
-// after the record says that it is half made.
+// after the record says that it is incomplete.
 func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
 	type made struct {
 		f      *os.File
@@ -230,7 +230,7 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 			return made{}, err
 		}
 		f, inode, err := makeFile(d.target, name)
-		return made{f, inode, err == nil && markHalf(f)}, err
+		return made{f, inode, err == nil && markIncomplete(f)}, err
 	}, func(m made) {
 		_ = m.f.Close() // nothing was written
 		_ = removeInode(d.target, name, m.inode)
@@ -242,7 +242,7 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 	err = p.declare(name, declaration{Format: plan.Format, Inode: m.inode, Building: true, Marked: m.marked})
 	if err == nil {
 		failpoint.Reach("volume.declared")
-		err = tell(ctx, p.lane, func() error { return p.christen(d, name, m.f, m.inode, plan) })
+		err = runInLane(ctx, p.lane, func() error { return p.nameVolume(d, name, m.f, m.inode, plan) })
 	}
 	if err != nil {
 		_ = m.f.Close() // nothing was written
@@ -253,8 +253,8 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 	return m.f, m.inode, nil
 }
 
-// christen names a volume's file, in the lane, and shows the volume.
-func (p *Pool) christen(d *definition, name string, f *os.File, inode uint64, plan image.Plan) error {
+// nameVolume names a volume's file, in the lane, and shows the volume.
+func (p *Pool) nameVolume(d *definition, name string, f *os.File, inode uint64, plan image.Plan) error {
 	if err := nameFile(f, d.target, name); err != nil {
 		return err
 	}
@@ -275,9 +275,9 @@ func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
 	if err != nil {
 		return err
 	}
-	return tell(ctx, p.lane, func() error {
-		unmarkHalf(used.target, name)
-		return p.look(used, name)
+	return runInLane(ctx, p.lane, func() error {
+		unmarkIncomplete(used.target, name)
+		return p.refreshVolumeInLane(used, name)
 	})
 }
 
@@ -287,9 +287,9 @@ func (p *Pool) discard(name string, inode uint64) {
 	defer cancel()
 	d, err := p.active()
 	if err == nil {
-		err = tell(ctx, p.lane, func() error {
-			if isLent(d.target, name, inode) {
-				return errors.Join(fault.New(fault.Busy, fault.Volume, "a guest has it open"), p.leaveTo(d.target, name), p.look(d, name))
+		err = runInLane(ctx, p.lane, func() error {
+			if isOpenByGuest(d.target, name, inode) {
+				return errors.Join(fault.New(fault.Busy, fault.Volume, "a guest has it open"), p.keepForGuest(d.target, name), p.refreshVolumeInLane(d, name))
 			}
 			p.hide(d, name)
 			return removeInode(d.target, name, inode)
@@ -300,15 +300,15 @@ func (p *Pool) discard(name string, inode uint64) {
 		return
 	}
 	if err != nil {
-		// Its record says that it is half made, so the next start of the pool removes it.
-		p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", name, "error", err)
+		// Its record says that it is incomplete, so the next start of the pool removes it.
+		p.pools.log.Warn("incomplete volume not removed", "pool", p.name, "volume", name, "error", err)
 		return
 	}
 	p.undeclare(name)
 }
 
-// isLent says whether a guest has opened a file that is being made.
-func isLent(target, name string, inode uint64) bool {
+// isOpenByGuest says whether a guest has opened a file that is being made.
+func isOpenByGuest(target, name string, inode uint64) bool {
 	f, err := openFile(target, name, unix.O_RDONLY)
 	if err != nil {
 		return false
@@ -318,9 +318,9 @@ func isLent(target, name string, inode uint64) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Ino == inode && image.InUse(f) != image.Unused
 }
 
-// leaveTo keeps such a file for the guest: the mark that it is half made is removed, whatever its record says.
-func (p *Pool) leaveTo(target, name string) error {
-	unmarkHalf(target, name)
+// keepForGuest keeps such a file for the guest: the mark that it is incomplete is removed, whatever its record says.
+func (p *Pool) keepForGuest(target, name string) error {
+	unmarkIncomplete(target, name)
 	p.mu.Lock()
 	d := p.declared[name]
 	p.mu.Unlock()
@@ -347,18 +347,18 @@ func (p *Pool) hide(d *definition, name string) {
 	}
 }
 
-// reread reads one volume and the pool's sizes again.
-func (p *Pool) reread(ctx context.Context, name string) error {
+// refreshVolume reads one volume and the pool's sizes again.
+func (p *Pool) refreshVolume(ctx context.Context, name string) error {
 	d, err := p.active()
 	if err != nil {
 		return err
 	}
-	return tell(ctx, p.lane, func() error { return p.look(d, name) })
+	return runInLane(ctx, p.lane, func() error { return p.refreshVolumeInLane(d, name) })
 }
 
-// look is reread, in the lane.
-func (p *Pool) look(d *definition, name string) error {
-	if c := d.carver(); c != nil {
+// refreshVolumeInLane is refreshVolume, in the lane.
+func (p *Pool) refreshVolumeInLane(d *definition, name string) error {
+	if c := d.blockBackend(); c != nil {
 		return p.surveyOne(c, d, name)
 	}
 	p.mu.Lock()
@@ -373,13 +373,13 @@ func (p *Pool) look(d *definition, name string) error {
 		return fault.New(fault.NotFound, fault.Volume, "no volume %q in pool %q", name, p.name)
 	}
 	p.show(d, v)
-	return p.remeasure(d)
+	return p.refreshSizes(d)
 }
 
-// remeasure reads the sizes of the pool's file system, in the lane. Those of block devices change only with
+// refreshSizes reads the sizes of the pool's file system, in the lane. Those of block devices change only with
 // their volumes.
-func (p *Pool) remeasure(d *definition) error {
-	if d.carver() != nil {
+func (p *Pool) refreshSizes(d *definition) error {
+	if d.blockBackend() != nil {
 		return nil
 	}
 	if err := d.mounted(); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 )
 
-// Declared collects from the records of a store the formats in which volumes were made, for an export to
+// Declared collects the formats of volumes as they were made, from the records of a store, for an export to
 // another daemon. A guest may write a raw volume that looks like another format, and the other daemon would
 // not know.
 type Declared struct {
@@ -46,7 +46,7 @@ func (d *Declared) Take(kind, key string, version int, body []byte) {
 }
 
 // Format returns the declared format of a volume in the terms of a guest's definition. It is "" if that is
-// unknown, or if the file is another one by now.
+// unknown, or if another file has the name by now.
 func (d *Declared) Format(pool, volume string) string {
 	def := d.pools[pool]
 	made, known := d.made[d.uuids[pool]+"/"+volume]

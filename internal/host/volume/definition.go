@@ -25,8 +25,8 @@ const (
 	FS    Type = "fs"    // a file system on a block device, mounted
 	NetFS Type = "netfs" // an export of another host, mounted
 
-	Logical Type = "logical" // an LVM volume group, whose logical volumes are the volumes
-	Disk    Type = "disk"    // a block device, whose partitions are the volumes
+	Logical Type = "logical" // an LVM volume group; its logical volumes are the volumes
+	Disk    Type = "disk"    // a block device; its partitions are the volumes
 )
 
 // permissions are a file's mode and owner; -1: not set.
@@ -103,7 +103,7 @@ func parsePool(doc, id string, validate bool) (*definition, error) {
 	if err := d.readFeatures(root.Child("features")); err != nil {
 		return nil, err
 	}
-	return d, explainLoss(root, d.understood(), &libvirtxml.StoragePool{}, validate, d.unused())
+	return d, refuseIgnored(root, d.supported(), &libvirtxml.StoragePool{}, validate, d.ignoredPaths())
 }
 
 // readFeatures reads whether files are copied on write.
@@ -163,7 +163,7 @@ func (d *definition) readUUID(text string) error {
 // readTarget reads the folder of the volumes. For block devices the kernel decides that, and it may be
 // omitted.
 func (d *definition) readTarget(path string) error {
-	if path == "" && d.carver() != nil {
+	if path == "" && d.blockBackend() != nil {
 		return nil
 	}
 	if path != "" && !filepath.IsAbs(path) {
@@ -174,7 +174,7 @@ func (d *definition) readTarget(path string) error {
 	return fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable target", d.name)
 }
 
-// fixTarget sets the folder in which the kernel shows the volumes.
+// fixTarget sets the folder where the kernel shows the volumes.
 func (d *definition) fixTarget(path string) error {
 	if d.target != "" && d.target != path {
 		return fault.New(fault.Unsupported, fault.Config, "the volumes of pool %q are in %s, and not in %s; omit the target", d.name, path, d.target)
@@ -183,7 +183,7 @@ func (d *definition) fixTarget(path string) error {
 	return nil
 }
 
-// place is what two pools cannot share: the directory of the volumes or, if that is /dev, the disk.
+// place is the value that two pools cannot share: the directory of the volumes or, if that is /dev, the disk.
 func (d *definition) place() string {
 	if d.kind == Disk {
 		return d.device

@@ -148,7 +148,7 @@ func (d disk) volume(device string, t *blockdev.Table, p blockdev.Partition) *Vo
 }
 
 // add makes a partition. The kernel chooses its name, so the document must name it so.
-func (d disk) add(ctx context.Context, w *wish) error {
+func (d disk) add(ctx context.Context, w *volumeRequest) error {
 	device, t, err := d.read(ctx)
 	if err != nil {
 		return err

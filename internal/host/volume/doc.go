@@ -1,28 +1,23 @@
-// Package volume keeps storage pools and their volumes: directories, file
-// systems and NFS exports that Lodge mounts, and the images in them.
+// Package volume manages storage pools and their volumes: directories, file systems and NFS exports that Lodge
+// mounts, and the images in them.
 //
-// A pool is read by way of its view, which is immutable and never waited for.
-// Everything that touches a pool's file system goes through the pool's own
-// lane, one short task after another with a deadline, or runs as a job beside
-// it. So a file system that does not answer makes its own pool stale, in its
-// view and by name, and holds up nobody else.
+// Readers use a pool's view, which is immutable, and never wait. All work on a pool's file system runs in the
+// pool's own lane, as short tasks in turn, each with a deadline, or as a job next to the lane. So a file
+// system that does not answer makes only its own pool stale, as its view shows, and delays no other.
 //
 //	reader  ----> view (published pointer)
 //	request ----> lane (bounded queue, one goroutine a pool) ----> view
 //	request ----> job (a goroutine, marks its volume) -- lane --> view
 //
-// Names of volumes are hostile, and so may be what lies in a pool: files are
-// made, changed and removed below an open directory and never through a link
-// that leads out of it. A volume's declared format is remembered, because the
-// bytes of the volume belong to a guest.
+// Names of volumes are hostile, and so may be the content of a pool. Files are made, changed and removed below
+// an open directory, and never through a link that leads out of it. A volume's declared format is recorded,
+// because the bytes of the volume belong to a guest.
 //
-// Volume groups and partitioned disks are pools too. Their volumes are block
-// devices that the host's own tools cut out (LVM's, sfdisk and partx), run in
-// the lane as children with a bound on time and output. A device that holds
-// something is taken only when told to overwrite, and one in use never.
+// Volume groups and partitioned disks are pools too. Their volumes are block devices that the host's own tools
+// make (LVM's, sfdisk and partx). The tools run in the lane as child processes with a bound on time and
+// output. A device that holds data is used only with the overwrite flag, and one in use never.
 //
-// What belongs here: what a pool is, where its volumes are, and who works on
-// them. What does not: the tools for block devices and their reports (package
-// blockdev below), the layout of an image (room image) and who uses a volume
-// as a disk (room guest).
+// Pools, the places of their volumes and the work on them belong here. These do not: the tools for block
+// devices and their reports (package blockdev below), the layout of an image (room image), and which guest
+// uses a volume as a disk (room guest).
 package volume

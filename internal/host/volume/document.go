@@ -45,7 +45,7 @@ func bytesElement(name string, n uint64) *xmltree.Element {
 	return field{"unit", "bytes"}.on(textElement(name, strconv.FormatUint(n, 10)))
 }
 
-func typed(name, kind string) *xmltree.Element {
+func typedElement(name, kind string) *xmltree.Element {
 	return field{"type", kind}.on(element(name))
 }
 
@@ -66,8 +66,8 @@ func (p permissions) element() *xmltree.Element {
 	return e
 }
 
-// understood returns all three elements, for comparison with the submitted document.
-func (p permissions) understood() *xmltree.Element {
+// supported returns all three elements, for comparison with the submitted document.
+func (p permissions) supported() *xmltree.Element {
 	return element("permissions", textElement("mode", "0"), textElement("owner", "0"), textElement("group", "0"))
 }
 
@@ -84,10 +84,10 @@ func (d *definition) document(s space) *xmltree.Element {
 		d.featuresElement(), d.sourceElement(s.free), element("target", textElement("path", d.target), d.perms.element())))
 }
 
-// understood returns every supported element, for comparison. Values do not matter there.
-func (d *definition) understood() *xmltree.Element {
+// supported returns every supported element, for comparison. Values do not matter there.
+func (d *definition) supported() *xmltree.Element {
 	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(nil),
-		(&definition{copyOnWrite: "no"}).featuresElement(), element("target", textElement("path", d.target), d.perms.understood())))
+		(&definition{copyOnWrite: "no"}).featuresElement(), element("target", textElement("path", d.target), d.perms.supported())))
 }
 
 // featuresElement says whether files in the pool's folder are copied on write; nil if that is not set.
@@ -102,9 +102,9 @@ func (d *definition) sourceElement(free []blockdev.Extent) *xmltree.Element {
 	source := element("source")
 	switch d.kind {
 	case FS:
-		source = element("source", field{"path", d.device}.on(element("device")), typed("format", d.format))
+		source = element("source", field{"path", d.device}.on(element("device")), typedElement("format", d.format))
 	case NetFS:
-		source = element("source", field{"name", d.host}.on(element("host")), field{"path", d.dir}.on(element("dir")), typed("format", d.format))
+		source = element("source", field{"name", d.host}.on(element("host")), field{"path", d.dir}.on(element("dir")), typedElement("format", d.format))
 		if d.protocol != "" {
 			source.Children = append(source.Children, field{"ver", d.protocol}.on(element("protocol")))
 		}
@@ -112,13 +112,13 @@ func (d *definition) sourceElement(free []blockdev.Extent) *xmltree.Element {
 		for _, device := range d.devices {
 			source.Children = append(source.Children, field{"path", device}.on(element("device")))
 		}
-		source.Children = append(source.Children, textElement("name", d.group), typed("format", d.format))
+		source.Children = append(source.Children, textElement("name", d.group), typedElement("format", d.format))
 	case Disk:
 		device := field{"path", d.device}.on(element("device"))
 		for _, e := range free {
 			device.Children = append(device.Children, extentElement("freeExtent", e))
 		}
-		source = element("source", device, typed("format", d.format))
+		source = element("source", device, typedElement("format", d.format))
 	case Dir:
 		// libvirt prints an empty source on two lines.
 		source.Children = []xmltree.Node{xmltree.Text("\n  ")}
@@ -151,14 +151,14 @@ func (v *Volume) source() *xmltree.Element {
 func (v *Volume) format() *xmltree.Element {
 	switch {
 	case v.usage != "":
-		return typed("format", v.usage)
+		return typedElement("format", v.usage)
 	case v.extents != nil:
 		return nil
 	}
 	if v.Format == image.LUKS {
-		return typed("format", string(image.Raw))
+		return typedElement("format", string(image.Raw))
 	}
-	return typed("format", string(v.Format))
+	return typedElement("format", string(v.Format))
 }
 
 // Paths in documents that request nothing. They report state, so that a dumped document can be submitted
@@ -178,8 +178,8 @@ var (
 // sourceParts are the children of a pool's source.
 var sourceParts = []string{"host", "device", "dir", "adapter", "name", "initiator", "format", "auth", "protocol"}
 
-// unused returns poolStatus, and the children of the source that a pool of this type ignores.
-func (d *definition) unused() map[string]bool {
+// ignoredPaths returns poolStatus, and the children of the source that a pool of this type ignores.
+func (d *definition) ignoredPaths() map[string]bool {
 	used := map[Type][]string{
 		FS: {"device", "format"}, NetFS: {"host", "dir", "format", "protocol", "auth"}, Logical: {"name", "device", "format"}, Disk: {"device", "format"},
 	}[d.kind]
@@ -195,10 +195,10 @@ func (d *definition) unused() map[string]bool {
 	return paths
 }
 
-// explainLoss refuses, by name, elements that libvirt knows and this package did not read. With validate it
+// refuseIgnored refuses, by name, elements that libvirt knows and this package did not read. With validate it
 // also refuses elements that libvirt does not know.
-func explainLoss(submitted, understood *xmltree.Element, into libvirtxml.Document, validate bool, status map[string]bool) error {
-	unread := notStatus(xmltree.Unknown(submitted, understood), status)
+func refuseIgnored(submitted, understood *xmltree.Element, into libvirtxml.Document, validate bool, status map[string]bool) error {
+	unread := withoutStatus(xmltree.Unknown(submitted, understood), status)
 	if len(unread) == 0 {
 		return nil
 	}
@@ -213,17 +213,17 @@ func explainLoss(submitted, understood *xmltree.Element, into libvirtxml.Documen
 	if err != nil {
 		return err
 	}
-	if lost := notStatus(xmltree.Unbuilt(saying(submitted), known, understood), status); len(lost) > 0 {
+	if lost := withoutStatus(xmltree.Unbuilt(withoutEmpty(submitted), known, understood), status); len(lost) > 0 {
 		return fault.New(fault.Unsupported, fault.Config, "not supported: %s", strings.Join(lost, ", "))
 	}
-	if unknown := notStatus(xmltree.Unknown(submitted, known), status); validate && len(unknown) > 0 {
+	if unknown := withoutStatus(xmltree.Unknown(submitted, known), status); validate && len(unknown) > 0 {
 		return fault.New(fault.Invalid, fault.XML, "document failed to validate: unknown %s", strings.Join(unknown, ", "))
 	}
 	return nil
 }
 
-// saying returns a document without the empty elements at its top.
-func saying(root *xmltree.Element) *xmltree.Element {
+// withoutEmpty returns a document without the empty elements at its top.
+func withoutEmpty(root *xmltree.Element) *xmltree.Element {
 	out := *root
 	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n xmltree.Node) bool {
 		e, ok := n.(*xmltree.Element)
@@ -235,8 +235,8 @@ func saying(root *xmltree.Element) *xmltree.Element {
 // position matches the index of an element among its siblings, in a path.
 var position = regexp.MustCompile(`\[[0-9]+\]`)
 
-// notStatus removes the paths of a status and the paths below them.
-func notStatus(paths []string, status map[string]bool) []string {
+// withoutStatus removes the paths of a status and the paths below them.
+func withoutStatus(paths []string, status map[string]bool) []string {
 	return slices.DeleteFunc(paths, func(path string) bool {
 		for p := position.ReplaceAllString(path, ""); p != "."; p = filepath.Dir(p) {
 			if status[p] {
@@ -288,7 +288,7 @@ func (v *Volume) backing() *xmltree.Element {
 	}
 	e := element("backingStore", textElement("path", path))
 	if v.Backing.Format != "" {
-		e.Children = append(e.Children, typed("format", string(v.Backing.Format)))
+		e.Children = append(e.Children, typedElement("format", string(v.Backing.Format)))
 	}
 	return e
 }

@@ -10,9 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// FuzzDocuments reads documents of pools and of volumes. What is understood of a pool is
-// kept as its own document, and is read the same by the next daemon; a name leads
-// nowhere, and what becomes an argument of a tool is no option of it.
+// FuzzDocuments parses documents of pools and volumes. An accepted pool is stored as its own document, and the
+// next daemon reads it the same. No name leads out of the pool, and no argument of a tool becomes an option.
 func FuzzDocuments(f *testing.F) {
 	f.Add(dirXML("a", "/x"))
 	f.Add(volXML("a", "qcow2", 1, "<backingStore><path>/x</path></backingStore>"))
@@ -50,7 +49,7 @@ func FuzzDocuments(f *testing.F) {
 	})
 }
 
-// readsAgain looks at what was understood of a pool, and keeps it.
+// readsAgain checks an accepted pool and stores it.
 func readsAgain(t *testing.T, d *definition) {
 	if checkName(fault.Pool, d.name) != nil || !filepath.IsAbs(d.target) || strings.HasPrefix(d.source(), "-") || strings.HasPrefix(d.group, "-") {
 		t.Fatalf("accepted %+v", d)

@@ -26,8 +26,8 @@ type encryption struct {
 	IVHash string `json:"ivHash,omitempty"`
 }
 
-// encrypt parses the encryption of a volume. Only LUKS is supported: qcow's old encryption is weak.
-func (w *wish) encrypt(e *xmltree.Element) error {
+// readEncryption parses the encryption of a volume. Only LUKS is supported: qcow's old encryption is weak.
+func (w *volumeRequest) readEncryption(e *xmltree.Element) error {
 	if e == nil {
 		return nil
 	}
@@ -56,19 +56,19 @@ func (w *wish) encrypt(e *xmltree.Element) error {
 	return nil
 }
 
-// allOfEncryption is every supported element of an encryption, for comparison.
-func allOfEncryption() *xmltree.Element {
+// supportedEncryption is every supported element of an encryption, for comparison.
+func supportedEncryption() *xmltree.Element {
 	full := &encryption{Secret: "x", Cipher: "x", Bits: 1, Mode: "x", Hash: "x", IV: "x", IVHash: "x"}
 	return full.element()
 }
 
 func (e *encryption) element() *xmltree.Element {
-	root := typed("encryption", "luks")
+	root := typedElement("encryption", "luks")
 	root.Attrs[0].Name = "format"
 	if e == nil {
 		return root
 	}
-	root.Children = append(root.Children, field{"uuid", e.Secret}.on(typed("secret", "passphrase")))
+	root.Children = append(root.Children, field{"uuid", e.Secret}.on(typedElement("secret", "passphrase")))
 	add := func(name string, fields ...field) {
 		child := element(name)
 		for _, f := range fields {
@@ -97,12 +97,12 @@ func (v *Volume) encryptionElement() *xmltree.Element {
 	return v.encryption.element()
 }
 
-// locked says whether a volume is read and written with a passphrase. A raw volume that looks encrypted is
-// not: its guest encrypts it.
-func (v *Volume) locked() bool { return v.Encrypted && v.Format != image.Raw }
+// needsPassphrase says whether a volume is read and written with a passphrase. A raw volume that looks
+// encrypted is not: its guest encrypts it.
+func (v *Volume) needsPassphrase() bool { return v.Encrypted && v.Format != image.Raw }
 
-// value returns the passphrase of an encryption, which the caller clears; nil if there is none.
-func (ps *Pools) value(e *encryption) ([]byte, error) {
+// secretValue returns the passphrase of an encryption, which the caller clears; nil if there is none.
+func (ps *Pools) secretValue(e *encryption) ([]byte, error) {
 	if e == nil {
 		return nil, nil
 	}
@@ -112,9 +112,9 @@ func (ps *Pools) value(e *encryption) ([]byte, error) {
 	return ps.secrets.Value(e.Secret)
 }
 
-// locked runs do with a plan that has its passphrase only for that time.
-func (ps *Pools) locked(plan image.Plan, e *encryption, do func(image.Plan) error) error {
-	value, err := ps.value(e)
+// withPassphrase runs do with a plan that has its passphrase only for that time.
+func (ps *Pools) withPassphrase(plan image.Plan, e *encryption, do func(image.Plan) error) error {
+	value, err := ps.secretValue(e)
 	if err != nil {
 		return err
 	}
@@ -127,15 +127,15 @@ func (ps *Pools) locked(plan image.Plan, e *encryption, do func(image.Plan) erro
 	return do(plan)
 }
 
-// makeLocked lays out an image, encrypted if requested.
-func (p *Pool) makeLocked(ctx context.Context, f *os.File, plan image.Plan, e *encryption) error {
-	return p.pools.locked(plan, e, func(plan image.Plan) error { return p.pools.images.Make(ctx, f, plan) })
+// makeImage lays out an image, encrypted if requested.
+func (p *Pool) makeImage(ctx context.Context, f *os.File, plan image.Plan, e *encryption) error {
+	return p.pools.withPassphrase(plan, e, func(plan image.Plan) error { return p.pools.images.Make(ctx, f, plan) })
 }
 
 // passphrase returns the passphrase of a volume, which the caller clears; nil if it is not encrypted. For a
 // volume that was not made here, it looks for a secret with that usage.
 func (p *Pool) passphrase(sc scope.Scope, v *Volume) ([]byte, error) {
-	if !v.locked() {
+	if !v.needsPassphrase() {
 		return nil, nil
 	}
 	e := v.encryption
@@ -151,5 +151,5 @@ func (p *Pool) passphrase(sc scope.Scope, v *Volume) ([]byte, error) {
 			return nil, err
 		}
 	}
-	return p.pools.value(e)
+	return p.pools.secretValue(e)
 }

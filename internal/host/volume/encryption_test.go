@@ -24,7 +24,7 @@ const (
 	otherUUID  = "22222222-2222-3333-4444-000000000002"
 )
 
-// withSecrets gives a daemon two secrets, whose values differ.
+// withSecrets gives a daemon two secrets with different values.
 func (d *daemon) withSecrets() {
 	d.t.Helper()
 	book, err := secret.Open(secret.Config{
@@ -45,7 +45,7 @@ func lockedXML(name, format, id, more string) string {
 <encryption format='luks'><secret type='passphrase' uuid='%s'/>%s</encryption></target></volume>`, name, 4*mib, format, id, more)
 }
 
-// plain reads all of an encrypted image as a guest would, with QEMU's own tool.
+// plain reads a whole encrypted image as a guest would, with QEMU's own tool.
 func plain(t *testing.T, path, format, value string) []byte {
 	t.Helper()
 	dir := t.TempDir()
@@ -76,10 +76,10 @@ func mark(t *testing.T, path, word string) {
 	}
 }
 
-// TestEncryptedVolumes makes, resizes and copies them, through the hands that a
-// client has, and reads them with QEMU's own tools.
+// TestEncryption_Lifecycle makes, resizes and copies encrypted volumes with the calls that a client has, and reads
+// them with QEMU's own tools.
 // Promise: K4
-func TestEncryptedVolumes(t *testing.T) {
+func TestEncryption_Lifecycle(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes keys for seconds")
 	}
@@ -122,7 +122,7 @@ func TestEncryptedVolumes(t *testing.T) {
 	}
 }
 
-func TestEncryptionsThatAreRefused(t *testing.T) {
+func TestEncryption_Refused(t *testing.T) {
 	d := newDaemon(t)
 	d.withSecrets()
 	p := d.dirPool("vault")
@@ -146,11 +146,10 @@ func TestEncryptionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestPassphrasesAreNoArguments: the tool that makes and opens encrypted images is
-// told where the passphrase is, and not the passphrase, and the tool's words are
-// not those of an attacker.
+// TestEncryption_PassphraseIsNoArgument: the tool for encrypted images is given the place of the passphrase and not
+// the passphrase: neither its arguments nor its environment contain it.
 // Promise: K4
-func TestPassphrasesAreNoArguments(t *testing.T) {
+func TestEncryption_PassphraseIsNoArgument(t *testing.T) {
 	d := newDaemon(t)
 	d.withSecrets()
 	p := d.dirPool("vault")

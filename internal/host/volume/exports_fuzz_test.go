@@ -9,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// FuzzExports reads what a server of NFS, which may be anybody's, says that it exports:
-// each is a path of its list, and one that no document can hold spoils none but itself.
+// FuzzExports parses the export list of an NFS server, which may be hostile. Each export is a path of the
+// list, and one that no document can hold affects no other.
 func FuzzExports(f *testing.F) {
 	f.Add("/srv/a *\n/srv/b\\040c 10.0.0.0/8,10.1.0.1\n\nrelative *\n/\x01 *\n/<&'\" *\n/\uFFFE *\n/\xff *\n")
 	f.Fuzz(func(t *testing.T, list string) {

@@ -18,12 +18,12 @@ func (p *Pool) FillVolume(ctx context.Context, sc scope.Scope, name string, cont
 		return nil, err
 	}
 	size := uint64(len(content))
-	w := &wish{name: name, capacity: &size, format: image.Raw, perms: noPermissions}
+	w := &volumeRequest{name: name, capacity: &size, format: image.Raw, perms: noPermissions}
 	return p.make(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
 		d := &draft{plan: image.Plan{Format: image.Raw, Virtual: size}, space: size, copies: true}
-		if p.carver() != nil {
+		if p.blockBackend() != nil {
 			var err error
-			if d, err = drawCarved(w, CreateOptions{}); err != nil {
+			if d, err = draftBlockVolume(w, CreateOptions{}); err != nil {
 				return nil, err
 			}
 		}

@@ -20,7 +20,7 @@ func openDir(target string) (*os.File, error) {
 		return nil, dirFault(err, target)
 	}
 	defer dir.Close()
-	return list(dir, target, unix.O_PATH)
+	return reopenDir(dir, target, unix.O_PATH)
 }
 
 // realDir is the path of a pool's directory without links.
@@ -55,8 +55,8 @@ func isLink(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK
 }
 
-// list opens an open directory again in another mode, such as for reading its entries.
-func list(dir *os.File, target string, mode int) (*os.File, error) {
+// reopenDir opens an open directory again in another mode, such as for reading its entries.
+func reopenDir(dir *os.File, target string, mode int) (*os.File, error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", mode|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, dirFault(err, target)

@@ -23,7 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// until waits for something that another goroutine brings about.
+// until waits for something that another goroutine does.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -38,7 +38,7 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// prompt fails when work takes longer than no waiting explains.
+// prompt fails when work takes longer than it can without waiting for something.
 func prompt(t *testing.T, what string, work func()) {
 	t.Helper()
 	begun := time.Now()
@@ -48,7 +48,7 @@ func prompt(t *testing.T, what string, work func()) {
 	}
 }
 
-func TestHungFileSystemHoldsUpNobodyElse(t *testing.T) {
+func TestHungPool_BlocksNoOtherPool(t *testing.T) {
 	d := newDaemon(t)
 	hung, well := d.dirPool("hung"), d.dirPool("well")
 	v := d.volume(hung, volXML("disk", "raw", mib, ""))
@@ -103,7 +103,7 @@ func TestHungFileSystemHoldsUpNobodyElse(t *testing.T) {
 	}
 }
 
-func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
+func TestHungPool_DoesNotDelayDaemonStart(t *testing.T) {
 	d := newDaemon(t)
 	hung, well := d.dirPool("hung"), d.dirPool("well")
 	d.volume(well, volXML("disk", "raw", mib, ""))
@@ -132,14 +132,14 @@ func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
 
 // A bug in work on one pool costs its caller, not the daemon.
 // Promise: W1
-func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
+func TestLane_PanicFailsOnlyItsCaller(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
-	wantKind(t, tell(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
-	if _, err := p.begin(scope.Daemon("a test"), "disk", "test", true); err != nil {
+	wantKind(t, runInLane(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
+	if _, err := p.beginJob(scope.Daemon("a test"), "disk", "test", true); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, p.beside(t.Context(), scope.Daemon("a test"), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)
+	wantKind(t, p.runJob(t.Context(), scope.Daemon("a test"), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)
 	if jobs := p.Jobs(); len(jobs) > 0 {
 		t.Errorf("the mark is left: %v", jobs)
 	}
@@ -149,28 +149,28 @@ func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
 	must(t, p.Undefine(t.Context(), scope.Daemon("a test")))
 }
 
-func TestLaneIsBounded(t *testing.T) {
+func TestLane_Bound(t *testing.T) {
 	l := newLane()
 	defer l.stop()
 	block, begun := make(chan struct{}), make(chan struct{})
 	results := make(chan error, laneDepth+2)
-	ask1 := func(work func() error) { results <- tell(t.Context(), l, work) }
+	ask1 := func(work func() error) { results <- runInLane(t.Context(), l, work) }
 	go ask1(func() error { close(begun); <-block; return nil })
 	<-begun
 	for range laneDepth + 1 {
 		go ask1(func() error { return nil })
 	}
-	wantKind(t, <-results, fault.Busy) // the one too many
+	wantKind(t, <-results, fault.Busy) // one more than the queue holds
 	close(block)
 	for range laneDepth + 1 {
 		must(t, <-results)
 	}
 }
 
-// What gets on is waited for, however long it takes; what does not is given up. A refresh of a
-// large pool had ended the copies that went on in it.
+// A task that makes progress is waited for, however long it takes; one that does not is given up. Before, a
+// refresh of a large pool ended the copies that ran in it.
 // Promise: W1
-func TestWhatGetsOnIsWaitedFor(t *testing.T) {
+func TestLane_WaitsWhileTaskProgresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ps := &Pools{}
 		ps.life, ps.end = context.WithCancelCause(t.Context())
@@ -178,19 +178,19 @@ func TestWhatGetsOnIsWaitedFor(t *testing.T) {
 		nothing := func() error { return nil }
 		var busy sync.WaitGroup
 		read := func(work func()) {
-			busy.Go(func() { _ = tell(t.Context(), p.lane, func() error { work(); return nil }) })
+			busy.Go(func() { _ = runInLane(t.Context(), p.lane, func() error { work(); return nil }) })
 			synctest.Wait()
 		}
 		read(func() {
 			for range 100 {
-				p.lane.beat()
+				p.lane.progress()
 				<-time.After(time.Second)
 			}
 		})
-		if _, err := p.begin(scope.Daemon("a test"), "disk", "test", true); err != nil {
+		if _, err := p.beginJob(scope.Daemon("a test"), "disk", "test", true); err != nil {
 			t.Fatal(err)
 		}
-		must(t, p.beside(t.Context(), scope.Daemon("a test"), "disk", func(ctx context.Context) error {
+		must(t, p.runJob(t.Context(), scope.Daemon("a test"), "disk", func(ctx context.Context) error {
 			select {
 			case <-time.After(90 * time.Second):
 				return nil
@@ -198,12 +198,12 @@ func TestWhatGetsOnIsWaitedFor(t *testing.T) {
 				return context.Cause(ctx)
 			}
 		}))
-		wantKind(t, glance(t.Context(), p.lane, nothing), fault.Timeout) // readers wait for nobody
-		must(t, tell(t.Context(), p.lane, nothing))
+		wantKind(t, tryInLane(t.Context(), p.lane, nothing), fault.Timeout) // readers do not wait
+		must(t, runInLane(t.Context(), p.lane, nothing))
 		goOn := make(chan struct{})
 		read(func() { <-goOn })
 		began := time.Now()
-		wantKind(t, tell(t.Context(), p.lane, nothing), fault.Timeout)
+		wantKind(t, runInLane(t.Context(), p.lane, nothing), fault.Timeout)
 		if waited := time.Since(began); waited != answerTime {
 			t.Errorf("given up after %v", waited)
 		}
@@ -214,7 +214,7 @@ func TestWhatGetsOnIsWaitedFor(t *testing.T) {
 	})
 }
 
-func TestLateAnswerIsDiscarded(t *testing.T) {
+func TestLane_LateAnswerIsDiscarded(t *testing.T) {
 	l := newLane()
 	defer l.stop()
 	block, discarded := make(chan struct{}), make(chan int, 1)
@@ -223,7 +223,7 @@ func TestLateAnswerIsDiscarded(t *testing.T) {
 	_, err := ask(ctx, l, time.Minute, func() (int, error) { <-block; return 7, nil }, func(n int) { discarded <- n })
 	wantKind(t, err, fault.Aborted)
 	close(block)
-	// Either it was never begun, or its answer was handed on.
+	// Either it never began, or its answer was delivered.
 	if _, err := ask(t.Context(), l, time.Minute, func() (int, error) { return 0, nil }, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestLateAnswerIsDiscarded(t *testing.T) {
 	}
 }
 
-// loopDevice gives a block device of a file's size.
+// loopDevice makes a block device from a file, with the file's size.
 func loopDevice(t *testing.T) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -259,13 +259,13 @@ func loopDevice(t *testing.T) string {
 }
 
 // Promise: F20
-func TestFileSystemPool(t *testing.T) {
+func TestFileSystemPool_Lifecycle(t *testing.T) {
 	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
 		t.Skip("needs mkfs.ext4")
 	}
 	device := loopDevice(t)
 	d := newDaemon(t)
-	target := filepath.Join(t.TempDir(), "a b\\c") // what the kernel's list escapes
+	target := filepath.Join(t.TempDir(), "a b\\c") // characters that the kernel's list escapes
 	doc := "<pool type='fs'><name>a</name><source><device path='" + device + "'/><format type='ext4'/></source><target><path>" + target + "</path></target></pool>"
 	p, err := d.Define(t.Context(), scope.Daemon("a test"), doc, true)
 	must(t, err)
@@ -281,7 +281,7 @@ func TestFileSystemPool(t *testing.T) {
 	must(t, p.Build(t.Context(), scope.Daemon("a test"), Overwrite))
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test fails half way
 	end := openAsGuest(t, device)
-	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.Busy) // guest and host would write one file system
+	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.Busy) // else guest and host would write one file system
 	end()
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	if v := p.View(); v.Capacity > 32*mib || v.Capacity < 16*mib {
@@ -306,10 +306,10 @@ func TestFileSystemPool(t *testing.T) {
 	wantKind(t, p.Delete(t.Context(), scope.Daemon("a test")), fault.Unsupported)
 }
 
-// A file system is mounted where links of root's lead, is found there again, and is unmounted;
-// where a link of a user's leads nothing is mounted.
+// A file system is mounted through root's links, is found there again, and is unmounted. Nothing is mounted
+// through a user's link.
 // Promise: X5
-func TestAFileSystemBehindLinks(t *testing.T) {
+func TestFileSystemPool_TargetBehindLinks(t *testing.T) {
 	needTools(t, "mkfs.ext4")
 	device := loopDevice(t)
 	d, dir, own := newDaemon(t), t.TempDir(), t.TempDir()
@@ -339,7 +339,7 @@ func TestAFileSystemBehindLinks(t *testing.T) {
 	}
 }
 
-func TestMountsOfOthersAreLeftAlone(t *testing.T) {
+func TestFileSystemPool_KeepsForeignMounts(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
@@ -348,7 +348,7 @@ func TestMountsOfOthersAreLeftAlone(t *testing.T) {
 	if err := unix.Mount("other", target, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skip("cannot mount here:", err)
 	}
-	defer unix.Unmount(target, 0) //nolint:errcheck // the next line would tell
+	defer unix.Unmount(target, 0) //nolint:errcheck // if it is still mounted, the next line shows it
 	p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='fs'><name>a</name><source><device path='/dev/sdx'/></source><target><path>"+target+"</path></target></pool>", true)
 	must(t, err)
 	wantKind(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild), fault.WrongState)
@@ -357,7 +357,7 @@ func TestMountsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestNetworkPoolWithoutItsToolIsRefusedByName(t *testing.T) {
+func TestNetworkPool_MissingMountHelper(t *testing.T) {
 	if blockdev.NeedTool("mount.nfs", "") == nil {
 		t.Skip("mount.nfs is installed")
 	}
@@ -372,7 +372,7 @@ func TestNetworkPoolWithoutItsToolIsRefusedByName(t *testing.T) {
 	}
 }
 
-func TestSourcesAndCapabilities(t *testing.T) {
+func TestPools_SourcesAndCapabilities(t *testing.T) {
 	if _, err := FindSources(t.Context(), Dir, ""); !fault.Is(err, fault.Unsupported) {
 		t.Error(err)
 	}
@@ -389,7 +389,7 @@ func TestSourcesAndCapabilities(t *testing.T) {
 	}
 }
 
-// mountedPool gives a running file system pool of which the file system is in memory.
+// mountedPool makes a running file system pool on a tmpfs.
 func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 	t.Helper()
 	const device = "/dev/none"
@@ -400,7 +400,7 @@ func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 	if err := unix.Mount(device, target, "tmpfs", 0, "size=4m"); err != nil {
 		t.Skip("cannot mount here:", err)
 	}
-	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not
+	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not done so
 	p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='fs'><name>a</name><source><device path='"+device+"'/></source><target><path>"+target+"</path></target></pool>", true)
 	must(t, err)
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
@@ -408,7 +408,7 @@ func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 }
 
 // Promise: F20
-func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
+func TestCreateVolume_WhilePoolStops(t *testing.T) {
 	d, dir := newDaemon(t), t.TempDir()
 	p, target := mountedPool(t, d)
 	began, goOn := filepath.Join(dir, "began"), filepath.Join(dir, "go")
@@ -425,10 +425,10 @@ func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
 	}
 }
 
-// Whoever unmounts a pool's file system by hand finds nothing made in its place, and no
-// volume forgotten.
+// When a pool's file system is unmounted by hand, nothing is made in the empty folder and no volume is
+// forgotten.
 // Promise: F9
-func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
+func TestFileSystemPool_UnmountedByHand(t *testing.T) {
 	d := newDaemon(t)
 	p, target := mountedPool(t, d)
 	d.volume(p, volXML("disk", "raw", mib, ""))
@@ -446,7 +446,7 @@ func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
 }
 
 // Promise: W1
-func TestAPoolWhoseDeviceHangs(t *testing.T) {
+func TestFileSystemPool_DeviceHangs(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
@@ -454,7 +454,7 @@ func TestAPoolWhoseDeviceHangs(t *testing.T) {
 	if err := unix.Mount("other", target, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skip("cannot mount here:", err)
 	}
-	defer unix.Unmount(target, 0) //nolint:errcheck // the next test would tell
+	defer unix.Unmount(target, 0) //nolint:errcheck // if it is still mounted, the next test shows it
 	mounttest.Hang(t, hung)
 	p, err := d.Define(t.Context(), scope.Daemon("a test"), "<pool type='fs'><name>a</name><source><device path='"+hung+"/disk'/></source><target><path>"+target+"</path></target></pool>", true)
 	must(t, err)
@@ -470,8 +470,8 @@ func TestAPoolWhoseDeviceHangs(t *testing.T) {
 	}
 }
 
-// A start that fails unmounts what it has mounted itself, and nothing else.
-func TestAFailedStartUnmountsItsOwn(t *testing.T) {
+// A start that fails unmounts only the file system that it mounted.
+func TestStart_FailureUnmountsOnlyItsOwn(t *testing.T) {
 	d := newDaemon(t)
 	p, target := mountedPool(t, d)
 	fails := func(left string) {
@@ -491,8 +491,8 @@ func TestAFailedStartUnmountsItsOwn(t *testing.T) {
 	fails("/dev/none")
 }
 
-// A start that is given up while its file system is mounted leaves nothing mounted.
-func TestAStartThatIsGivenUpLeavesNothingMounted(t *testing.T) {
+// A start that is cancelled while its file system is mounted leaves nothing mounted.
+func TestStart_CancelledWhileMounting(t *testing.T) {
 	d, dir := newDaemon(t), t.TempDir()
 	p, target := mountedPool(t, d)
 	must(t, p.Stop(t.Context(), scope.Daemon("a test")))

@@ -20,7 +20,7 @@ import (
 
 // makeFile makes a new file and returns its inode. The name must be free, but the file has no name yet, so
 // that it vanishes with a daemon that is killed before it has written the record. nameFile names it. On a file
-// system without such files it has its name at once.
+// system without unnamed files it has its name at once.
 func makeFile(target, name string) (*os.File, uint64, error) {
 	dir, err := openDir(target)
 	if err != nil {
@@ -99,7 +99,7 @@ func openFile(target, name string, mode int) (*os.File, error) {
 // openToRead opens a volume of the pool for reading. A link that root made may lead anywhere. It is followed
 // for clients that may read anything, and not for clients with path limits.
 func (p *Pool) openToRead(sc scope.Scope, v *Volume) (*os.File, error) {
-	if p.carver() != nil {
+	if p.blockBackend() != nil {
 		return image.Open(v.Path)
 	}
 	target := filepath.Dir(v.Path)
@@ -149,7 +149,7 @@ func removeFile(target, name string) error {
 // syncDir syncs a folder after a removal. The record of the removed file is deleted next; if the file came
 // back after a power loss, a guest's bytes in it would be taken for a header.
 func syncDir(dir *os.File, target string) error {
-	f, err := list(dir, target, unix.O_RDONLY)
+	f, err := reopenDir(dir, target, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}

@@ -57,8 +57,8 @@ func (p *Pool) Jobs() []Job {
 	return out
 }
 
-// begin marks a volume of the active pool for the client of ctx. Each begin needs an end.
-func (p *Pool) begin(sc scope.Scope, name, verb string, exclusive bool) (*job, error) {
+// beginJob marks a volume of the active pool for the client of ctx. Each begin needs an end.
+func (p *Pool) beginJob(sc scope.Scope, name, verb string, exclusive bool) (*job, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (p *Pool) begin(sc scope.Scope, name, verb string, exclusive bool) (*job, e
 	if p.pools.life.Err() != nil {
 		return nil, context.Cause(p.pools.life)
 	}
-	if p.used == nil || p.leaving {
+	if p.used == nil || p.stopping {
 		return nil, p.inactive()
 	}
 	j := p.jobs[name]
@@ -109,8 +109,8 @@ func (p *Pool) jobsOf(client string) (n int) {
 	return n
 }
 
-// end removes a mark that begin made for a client.
-func (p *Pool) end(name, client string) {
+// endJob removes a mark that begin made for a client.
+func (p *Pool) endJob(name, client string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	j := p.jobs[name]
@@ -122,29 +122,29 @@ func (p *Pool) end(name, client string) {
 	}
 }
 
-// leave stops new work on volumes, and refuses if some is under way.
-func (p *Pool) leave() error {
+// blockNewJobs stops new work on volumes, and refuses if some is under way.
+func (p *Pool) blockNewJobs() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, j := range p.jobs {
-		return fault.New(fault.Busy, fault.Pool, "cannot stop pool %q: %s of volume %q goes on", p.name, j.verb, name)
+		return fault.New(fault.Busy, fault.Pool, "cannot stop pool %q: %s of volume %q is under way", p.name, j.verb, name)
 	}
-	p.leaving = true
+	p.stopping = true
 	return nil
 }
 
-// beside runs work on a marked volume in a goroutine, which removes the mark, and waits for it. The caller
+// runJob runs work on a marked volume in a goroutine, which removes the mark, and waits for it. The caller
 // returns when ctx ends or when the pool's file system stops answering. The work is then cancelled, and its
 // mark stays until it ends.
-func (p *Pool) beside(ctx context.Context, sc scope.Scope, name string, work func(ctx context.Context) error) error {
+func (p *Pool) runJob(ctx context.Context, sc scope.Scope, name string, work func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stopping := context.AfterFunc(p.pools.life, func() { cancel(context.Cause(p.pools.life)) })
 	defer stopping()
 	done := make(chan error, 1)
 	p.pools.work.Go(func() {
-		_, err := contained(func() (struct{}, error) { return struct{}{}, work(ctx) })
-		p.end(name, sc.Client())
+		_, err := recoverPanic(func() (struct{}, error) { return struct{}{}, work(ctx) })
+		p.endJob(name, sc.Client())
 		done <- err
 	})
 	// Cancelled work ends at once unless it is stuck.
@@ -163,16 +163,16 @@ func (p *Pool) beside(ctx context.Context, sc scope.Scope, name string, work fun
 		case err := <-asked:
 			if asked = nil; fault.Is(err, fault.Timeout) {
 				cancel(err)
-				return p.lastWord(done, err)
+				return p.awaitCleanup(done, err)
 			}
 		case <-ctx.Done():
-			return p.lastWord(done, context.Cause(ctx))
+			return p.awaitCleanup(done, context.Cause(ctx))
 		}
 	}
 }
 
-// lastWord gives cancelled work a moment to clean up.
-func (p *Pool) lastWord(done <-chan error, cause error) error {
+// awaitCleanup gives cancelled work a moment to clean up.
+func (p *Pool) awaitCleanup(done <-chan error, cause error) error {
 	select {
 	case err := <-done:
 		return err
@@ -187,5 +187,5 @@ func (p *Pool) answers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return tell(ctx, p.lane, func() error { return p.remeasure(d) })
+	return runInLane(ctx, p.lane, func() error { return p.refreshSizes(d) })
 }

@@ -5,7 +5,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// RecordKind is the kind of record that keeps a pool.
+// RecordKind is the kind of a pool's record in the store.
 var RecordKind = poolKind
 
 // Document returns the stored definition of a pool's record.

@@ -52,7 +52,7 @@ func (l *lane) run() {
 			if t.ctx.Err() != nil {
 				continue // its caller no longer waits
 			}
-			l.beat()
+			l.progress()
 			t.work()
 			l.busy.Store(nil)
 			close(t.done)
@@ -62,8 +62,8 @@ func (l *lane) run() {
 	}
 }
 
-// beat records progress of the present task. The task itself calls it.
-func (l *lane) beat() {
+// progress records progress of the present task. The task itself calls it.
+func (l *lane) progress() {
 	now := time.Now()
 	l.busy.Store(&now)
 }
@@ -80,8 +80,8 @@ func (l *lane) stuck() time.Duration {
 // stop ends the goroutine after its present task.
 func (l *lane) stop() { l.once.Do(func() { close(l.quit) }) }
 
-// contained turns a panic in the work on a pool into an error for its caller.
-func contained[T any](work func() (T, error)) (value T, err error) {
+// recoverPanic turns a panic in the work on a pool into an error for its caller.
+func recoverPanic[T any](work func() (T, error)) (value T, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
 			err = fault.New(fault.Internal, fault.Pool, "work on the pool's storage broke: %v", bug)
@@ -103,7 +103,7 @@ func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (
 	)
 	t := &task{ctx: ctx, done: make(chan struct{})}
 	t.work = func() {
-		value, err := contained(work)
+		value, err := recoverPanic(work)
 		switch {
 		case settled.CompareAndSwap(false, true):
 			answer, failure = value, err
@@ -142,15 +142,15 @@ func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (
 	}
 }
 
-// glance is tell for a reader, with a short deadline.
-func glance(ctx context.Context, l *lane, work func() error) error {
+// tryInLane is runInLane for a reader, with a short deadline.
+func tryInLane(ctx context.Context, l *lane, work func() error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, freshTime, fault.New(fault.Timeout, fault.Pool, "the pool's file system did not answer within %v", freshTime))
 	defer cancel()
-	return tell(ctx, l, work)
+	return runInLane(ctx, l, work)
 }
 
-// tell is ask for work that returns only an error.
-func tell(ctx context.Context, l *lane, work func() error) error {
+// runInLane is ask for work that returns only an error.
+func runInLane(ctx context.Context, l *lane, work func() error) error {
 	_, err := ask(ctx, l, answerTime, func() (struct{}, error) { return struct{}{}, work() }, nil)
 	return err
 }

@@ -14,11 +14,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Whoever has a folder of his own in which pools lie puts a link there: in the place of a
-// pool's directory, above it, as a volume, before the pool starts or after. Nothing is
-// made, changed, removed or told through it, by whomever it is asked.
+// A user who owns a folder that holds pools puts a link there: in place of a pool's directory, above it, as a
+// volume, before the pool starts or after. No client can make, change, remove or read anything through it.
 // Promise: X5, X11
-func TestAUsersLinkLeadsNoPoolElsewhere(t *testing.T) {
+func TestPools_UserLinksAreNotFollowed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes links of another user's")
 	}
@@ -65,7 +64,7 @@ func TestAUsersLinkLeadsNoPoolElsewhere(t *testing.T) {
 	if _, err := p.Volume("inside"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a user's link is a volume: %v", err)
 	}
-	must(t, os.Rename(target, target+".away")) // amid the pool's life
+	must(t, os.Rename(target, target+".away")) // while the pool runs
 	link("pool", theirs)
 	for what, err := range map[string]error{
 		"made":    second(p.CreateVolume(ctx, scope.Daemon("a test"), volXML("new", "raw", mib, ""), CreateOptions{})),
@@ -86,10 +85,9 @@ func TestAUsersLinkLeadsNoPoolElsewhere(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// Links of root's on the way to a pool are followed, one after the other, and those that
-// go round are not for ever.
+// Root's links on the way to a pool are followed, several in a row, and a cycle of links ends with an error.
 // Promise: X5
-func TestRootsLinksLeadToPools(t *testing.T) {
+func TestPools_RootLinksAreFollowed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: others' links are not followed")
 	}
@@ -115,8 +113,8 @@ func TestRootsLinksLeadToPools(t *testing.T) {
 	}
 }
 
-// Several pools in one folder that is not there yet are built at once, as Terraform does.
-func TestPoolsMakeTheirFolderTogether(t *testing.T) {
+// Several pools in one missing folder are built at once, as Terraform does.
+func TestBuild_SharedFolderConcurrently(t *testing.T) {
 	var makers sync.WaitGroup
 	for range 64 {
 		above := filepath.Join(t.TempDir(), "a", "b")
@@ -127,7 +125,7 @@ func TestPoolsMakeTheirFolderTogether(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				_ = dir.Close() // opened to be named
+				_ = dir.Close() // opened only for its name
 			})
 		}
 		makers.Wait()

@@ -194,7 +194,7 @@ func (g group) volume(name string, kind byte, r blockdev.Row) *Volume {
 	return v
 }
 
-func (g group) add(ctx context.Context, w *wish) error {
+func (g group) add(ctx context.Context, w *volumeRequest) error {
 	if err := blockdev.CheckLVMName(fault.Volume, w.name); err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func (g group) add(ctx context.Context, w *wish) error {
 
 // addSnapshot makes a snapshot of a volume of the same group. The allocation is the space for differences; by
 // default it is the origin's size.
-func (g group) addSnapshot(ctx context.Context, w *wish, args []string) error {
+func (g group) addSnapshot(ctx context.Context, w *volumeRequest, args []string) error {
 	dir, origin := filepath.Split(w.backing.Name)
 	if filepath.Clean(dir) != g.target || blockdev.CheckLVMName(fault.Volume, origin) != nil {
 		return fault.New(fault.Unsupported, fault.Config, "a snapshot's origin must be a volume of the same group, and %s is not in %s", w.backing.Name, g.target)

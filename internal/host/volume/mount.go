@@ -24,7 +24,7 @@ const (
 // existing mount of the same source is used as it is. fresh says that the storage was not there before.
 func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error) {
 	steady := context.WithoutCancel(ctx) // a tool that is killed half way leaves a half-done change
-	if c := d.carver(); c != nil {
+	if c := d.blockBackend(); c != nil {
 		return c.attach(steady)
 	}
 	if d.kind == Dir {
@@ -41,7 +41,7 @@ func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error
 	}
 	at, err := ask(ctx, p.lane, answerTime, func() (string, error) { return realDir(d.target) }, nil)
 	if err == nil && d.kind == FS {
-		err = fsguard.Run(ctx, d.device, func() error { return unlentAt(d.device) })
+		err = fsguard.Run(ctx, d.device, func() error { return checkGuestsAt(d.device) })
 	}
 	if err == nil {
 		err = mountOn(steady, d, at)
@@ -49,8 +49,8 @@ func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error
 	return err == nil, err
 }
 
-// unlentAt is blockdev.CheckGuests for a path. mount reports a path that cannot be opened.
-func unlentAt(path string) error {
+// checkGuestsAt is blockdev.CheckGuests for a path. mount reports a path that cannot be opened.
+func checkGuestsAt(path string) error {
 	f, err := image.Open(path)
 	if err != nil {
 		return nil //nolint:nilerr // mount reports it
@@ -59,9 +59,9 @@ func unlentAt(path string) error {
 	return blockdev.CheckGuests(f)
 }
 
-// detach unmounts what is at a pool's target, whichever process mounted it.
+// detach unmounts whatever is mounted on a pool's target, even if another process mounted it.
 func (p *Pool) detach(ctx context.Context, d *definition) error {
-	if c := d.carver(); c != nil {
+	if c := d.blockBackend(); c != nil {
 		return c.detach(context.WithoutCancel(ctx))
 	}
 	if d.kind == Dir {
@@ -129,14 +129,14 @@ func mountOn(ctx context.Context, d *definition, at string) error {
 var helperPackages = map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils", "glusterfs": "glusterfs-client"}
 
 // mountedAt returns the topmost mount on a directory; one without a source means none. It reads the kernel's
-// list, whose paths have no links, and not the mounted file system, which may not answer.
+// list, where paths have no links, and not the mounted file system, which may not answer.
 func mountedAt(target string) (fsguard.Mount, error) {
 	for range safepath.MaxLinks {
 		m, there, err := fsguard.At(target)
 		if err != nil || there {
 			return m, err
 		}
-		next, err := fsguard.Do(context.Background(), filepath.Dir(target), func() (string, error) { return behind(target), nil }, nil)
+		next, err := fsguard.Do(context.Background(), filepath.Dir(target), func() (string, error) { return resolveOneLink(target), nil }, nil)
 		if err != nil || next == target {
 			return fsguard.Mount{}, err
 		}
@@ -145,9 +145,9 @@ func mountedAt(target string) (fsguard.Mount, error) {
 	return fsguard.Mount{}, nil
 }
 
-// behind resolves one step of links: in the path's folder, or the path itself. It returns the path unchanged
+// resolveOneLink resolves one step of links: in the path's folder, or the path itself. It returns the path unchanged
 // if there are none.
-func behind(path string) string {
+func resolveOneLink(path string) string {
 	folder, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
 		return path // it does not exist

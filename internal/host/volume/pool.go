@@ -28,7 +28,7 @@ type Pool struct {
 	// adopting says that the pool is being reactivated after Open.
 	adopting atomic.Bool
 
-	claimed string // see Pools.hold; guarded by the lock of pools
+	claimed string // see Pools.reservePlace; guarded by the lock of pools
 
 	// published is replaced as a whole, with mu held.
 	published atomic.Pointer[View]
@@ -39,7 +39,7 @@ type Pool struct {
 	used     *definition // the definition that an active pool was started with; nil if inactive
 	usedDoc  string
 	building bool
-	leaving  bool // it is being stopped, and no new work on its volumes begins
+	stopping bool // it is being stopped, and no new work on its volumes begins
 	// autostart is only for persistent pools.
 	autostart bool
 	due       bool // to be started in this boot
@@ -47,7 +47,7 @@ type Pool struct {
 	taken    time.Time
 	stale    string
 	declared map[string]declaration // by volume
-	home     uint64                 // the inode of the folder in which those were last seen; 0: unknown
+	home     uint64                 // the inode of the folder where those were last seen; 0: unknown
 	jobs     map[string]*job        // by volume
 	gone     bool
 }
@@ -58,8 +58,8 @@ func (p *Pool) Name() string { return p.name }
 // UUID gives the pool's UUID, which never changes.
 func (p *Pool) UUID() string { return p.uuid }
 
-// take waits for the pool's turn and checks that the pool still exists.
-func (p *Pool) take(ctx context.Context) error {
+// takeTurn waits for the pool's turn and checks that the pool still exists.
+func (p *Pool) takeTurn(ctx context.Context) error {
 	limit := time.NewTimer(answerTime)
 	defer limit.Stop()
 	select {
@@ -72,13 +72,13 @@ func (p *Pool) take(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.gone {
-		p.release()
+		p.releaseTurn()
 		return fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", p.uuid)
 	}
 	return nil
 }
 
-func (p *Pool) release() { p.turn <- struct{}{} }
+func (p *Pool) releaseTurn() { p.turn <- struct{}{} }
 
 // publish makes the view from the present state, with mu held.
 func (p *Pool) publish() {
@@ -133,7 +133,7 @@ func (p *Pool) idle(doing string) (*definition, error) {
 	return p.saved, nil
 }
 
-func (p *Pool) tell(payload event.Payload) {
+func (p *Pool) emit(payload event.Payload) {
 	p.pools.events.Append(event.Source{Name: p.name, UUID: p.uuid, ID: -1}, payload)
 }
 
@@ -163,10 +163,10 @@ func (p *Pool) Start(ctx context.Context, sc scope.Scope, build Build) error {
 	if err := sc.Check(); err != nil {
 		return err
 	}
-	if err := p.take(ctx); err != nil {
+	if err := p.takeTurn(ctx); err != nil {
 		return err
 	}
-	defer p.release()
+	defer p.releaseTurn()
 	p.mu.Lock()
 	d, doc := p.saved, p.savedDoc
 	p.mu.Unlock()
@@ -193,14 +193,14 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 		}
 	}()
 	failpoint.Reach("pool.attached")
-	r, err := ask(ctx, p.lane, answerTime, func() (reading, error) { return p.readAnew(d) }, nil)
+	r, err := ask(ctx, p.lane, answerTime, func() (reading, error) { return p.sweepAndRead(d) }, nil)
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	due := p.due
 	p.used, p.usedDoc, p.due = d, doc, false
-	p.install(r)
+	p.applyReading(r)
 	p.mu.Unlock()
 	if err = p.save(); err != nil {
 		p.mu.Lock()
@@ -210,22 +210,22 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 		return err
 	}
 	p.forgetMissing()
-	p.tell(event.PoolChange{Change: event.Started})
+	p.emit(event.PoolChange{Change: event.Started})
 	return nil
 }
 
-// readAnew reads the pool, in its lane, after removing the half-made files of a killed daemon.
-func (p *Pool) readAnew(d *definition) (reading, error) {
+// sweepAndRead reads the pool, in its lane, after removing the incomplete files of a killed daemon.
+func (p *Pool) sweepAndRead(d *definition) (reading, error) {
 	p.mu.Lock()
 	declared, home := maps.Clone(p.declared), p.home
 	p.mu.Unlock()
-	if d.carver() == nil && isHome(d.target, home) {
+	if d.blockBackend() == nil && isHome(d.target, home) {
 		p.sweep(d.target, declared)
 	}
 	return p.read(d, declared)
 }
 
-// isHome says whether a pool's folder may be the one in which its declared volumes were last seen.
+// isHome says whether a pool's folder may be the one where its declared volumes were last seen.
 func isHome(target string, home uint64) bool {
 	dir, err := openDir(target)
 	if err != nil {
@@ -236,9 +236,9 @@ func isHome(target string, home uint64) bool {
 	return home == 0 || unix.Fstat(int(dir.Fd()), &st) == nil && st.Ino == home
 }
 
-// install takes over a reading, with mu held. Volumes with a job stay as they were: their headers may be half
+// applyReading takes over a reading, with mu held. Volumes with a job stay as they were: their headers may be half
 // written.
-func (p *Pool) install(r reading) {
+func (p *Pool) applyReading(r reading) {
 	for name, j := range p.jobs {
 		if i, ok := find(p.volumes, name); ok && j.exclusive {
 			r.volumes = with(r.volumes, p.volumes[i])
@@ -263,7 +263,7 @@ func (p *Pool) Refresh(ctx context.Context, sc scope.Scope) error {
 	if err != nil {
 		return err
 	}
-	err = tell(ctx, p.lane, func() error {
+	err = runInLane(ctx, p.lane, func() error {
 		p.mu.Lock()
 		declared := maps.Clone(p.declared)
 		p.mu.Unlock()
@@ -276,18 +276,18 @@ func (p *Pool) Refresh(ctx context.Context, sc scope.Scope) error {
 			p.stale = err.Error()
 			p.publish()
 		default:
-			p.install(r)
+			p.applyReading(r)
 		}
 		return err
 	})
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.About(err), "cannot refresh pool %q", p.name)
 	}
-	if len(p.missing()) > 0 && p.take(ctx) == nil { // otherwise the next refresh does it
+	if len(p.missing()) > 0 && p.takeTurn(ctx) == nil { // otherwise the next refresh does it
 		p.forgetMissing()
-		p.release()
+		p.releaseTurn()
 	}
-	p.tell(event.PoolRefresh{})
+	p.emit(event.PoolRefresh{})
 	return nil
 }
 
@@ -297,7 +297,7 @@ func (p *Pool) Fresh(ctx context.Context) View {
 	if err != nil || p.lane.stuck() > patience {
 		return p.View()
 	}
-	if err := glance(ctx, p.lane, func() error { return p.remeasure(d) }); err != nil {
+	if err := tryInLane(ctx, p.lane, func() error { return p.refreshSizes(d) }); err != nil {
 		p.pools.log.Debug("pool not refreshed", "pool", p.name, "error", err)
 	}
 	return p.View()
@@ -308,10 +308,10 @@ func (p *Pool) Stop(ctx context.Context, sc scope.Scope) error {
 	if err := sc.Check(); err != nil {
 		return err
 	}
-	if err := p.take(ctx); err != nil {
+	if err := p.takeTurn(ctx); err != nil {
 		return err
 	}
-	defer p.release()
+	defer p.releaseTurn()
 	d, err := p.active()
 	if err != nil {
 		return err
@@ -319,7 +319,7 @@ func (p *Pool) Stop(ctx context.Context, sc scope.Scope) error {
 	if err := p.save(); err != nil { // otherwise the store would still say that it is active
 		return err
 	}
-	if err := p.leave(); err != nil {
+	if err := p.blockNewJobs(); err != nil {
 		return err
 	}
 	err = p.detach(ctx, d)
@@ -333,19 +333,19 @@ func (p *Pool) Stop(ctx context.Context, sc scope.Scope) error {
 			p.pools.log.Warn("pool not stopped; some of its volumes are missing", "pool", p.name, "error", again)
 		}
 		p.mu.Lock()
-		p.leaving = false
+		p.stopping = false
 		p.mu.Unlock()
 		return err
 	}
 	p.mu.Lock()
-	p.used, p.usedDoc, p.reading, p.taken, p.stale, p.leaving = nil, "", reading{}, time.Time{}, "", false
+	p.used, p.usedDoc, p.reading, p.taken, p.stale, p.stopping = nil, "", reading{}, time.Time{}, "", false
 	transient := p.saved == nil
 	p.publish()
 	p.mu.Unlock()
 	if transient {
-		p.vanish()
+		p.unregister()
 	}
-	p.tell(event.PoolChange{Change: event.Stopped})
+	p.emit(event.PoolChange{Change: event.Stopped})
 	return nil
 }
 
@@ -354,17 +354,17 @@ func (p *Pool) Undefine(ctx context.Context, sc scope.Scope) error {
 	if err := sc.Check(); err != nil {
 		return err
 	}
-	if err := p.take(ctx); err != nil {
+	if err := p.takeTurn(ctx); err != nil {
 		return err
 	}
-	defer p.release()
+	defer p.releaseTurn()
 	if _, err := p.idle("undefine"); err != nil {
 		return err
 	}
-	if err := p.forget(); err != nil {
+	if err := p.deleteRecords(); err != nil {
 		return err
 	}
-	p.tell(event.PoolChange{Change: event.Undefined})
+	p.emit(event.PoolChange{Change: event.Undefined})
 	return nil
 }
 
@@ -373,10 +373,10 @@ func (p *Pool) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error 
 	if err := sc.Check(); err != nil {
 		return err
 	}
-	if err := p.take(ctx); err != nil {
+	if err := p.takeTurn(ctx); err != nil {
 		return err
 	}
-	defer p.release()
+	defer p.releaseTurn()
 	p.mu.Lock()
 	if p.saved == nil {
 		p.mu.Unlock()

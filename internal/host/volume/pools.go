@@ -132,7 +132,7 @@ const (
 	silentTime = 200 * time.Millisecond
 )
 
-// adopting counts the pools that are being reactivated: those whose file systems do not answer, and the
+// adopting counts the pools that are being reactivated: those with file systems that do not answer, and the
 // others.
 func (ps *Pools) adopting() (silent, reading int) {
 	for _, p := range ps.List() {
@@ -202,7 +202,7 @@ func (ps *Pools) ByUUID(uuid string) (*Pool, error) {
 	return nil, fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", uuid)
 }
 
-// ByTarget finds the active pool whose volumes are in a directory.
+// ByTarget finds the active pool with its volumes in a directory.
 func (ps *Pools) ByTarget(path string) (*Pool, error) {
 	clean, err := cleanPath(path)
 	for _, p := range ps.List() {
@@ -262,15 +262,15 @@ func (ps *Pools) Resolve(pool, volume string, declared image.Format) (path strin
 	if v.Kind == Directory {
 		return "", "", fault.New(fault.Unsupported, fault.Volume, "volume %q of pool %q is a directory and not a disk", volume, pool)
 	}
-	format, err = v.as(declared, "<driver type='%s'/> in the disk's definition")
+	format, err = v.readFormat(declared, "<driver type='%s'/> in the disk's definition")
 	return v.Path, format, err
 }
 
-// as is the format in which to read a volume. say names where the format can be declared. The format is
+// readFormat returns the format for reading a volume. say names where the format can be declared. The format is
 // detected, unless the bytes alone would name a backing file.
-func (v *Volume) as(declared image.Format, say string) (image.Format, error) {
+func (v *Volume) readFormat(declared image.Format, say string) (image.Format, error) {
 	if declared == "" && v.claims != "" {
-		return "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, which a guest could have written there; if it is, say so: "+
+		return "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, and a guest could have written that header; if it is right, declare it: "+
 			say, v.Name, v.Pool, v.Format, v.claims, v.Format)
 	}
 	return cmp.Or(declared, v.Format), nil
@@ -300,10 +300,10 @@ func (ps *Pools) Define(ctx context.Context, sc scope.Scope, doc string, validat
 		p.saved, p.savedDoc = old, oldDoc
 		p.publish()
 		p.mu.Unlock()
-		p.dropIfNothing()
+		p.dropUnused()
 		return nil, err
 	}
-	p.tell(event.PoolChange{Change: event.Defined})
+	p.emit(event.PoolChange{Change: event.Defined})
 	return p, nil
 }
 
@@ -322,7 +322,7 @@ func (ps *Pools) Create(ctx context.Context, sc scope.Scope, doc string, validat
 	}
 	defer release()
 	if err := p.start(ctx, d, doc, build); err != nil {
-		p.dropIfNothing()
+		p.dropUnused()
 		return nil, err
 	}
 	return p, nil
@@ -340,7 +340,7 @@ func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error
 		}
 		ps.mu.Unlock()
 		if err == nil && !fresh {
-			err = p.take(ctx)
+			err = p.takeTurn(ctx)
 		}
 		switch {
 		case fault.Is(err, fault.NotFound):
@@ -348,17 +348,17 @@ func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error
 		case err != nil:
 			return nil, nil, err
 		}
-		if err := ps.hold(p, d); err != nil {
-			p.release()
+		if err := ps.reservePlace(p, d); err != nil {
+			p.releaseTurn()
 			return nil, nil, err
 		}
-		return p, func() { ps.letGo(p); p.release() }, nil
+		return p, func() { ps.releasePlace(p); p.releaseTurn() }, nil
 	}
 }
 
-// hold reserves the place of a definition until the pool's view has it, or the request failed. Another pool
+// reservePlace reserves the place of a definition until the pool's view has it, or the request failed. Another pool
 // may have taken the place while this one waited for its turn.
-func (ps *Pools) hold(p *Pool, d *definition) error {
+func (ps *Pools) reservePlace(p *Pool, d *definition) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	_, _, err := ps.match(d)
@@ -368,7 +368,7 @@ func (ps *Pools) hold(p *Pool, d *definition) error {
 	return err
 }
 
-func (ps *Pools) letGo(p *Pool) {
+func (ps *Pools) releasePlace(p *Pool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p.claimed = ""

@@ -24,11 +24,11 @@ type poolRecord struct {
 	Saved     string `json:"saved,omitempty"` // the definition as submitted; "" for a transient pool
 	Used      string `json:"used,omitempty"`  // the active definition; "" for an inactive pool
 	Autostart bool   `json:"autostart,omitempty"`
-	Boot      string `json:"boot,omitempty"` // the boot in which it was started
+	Boot      string `json:"boot,omitempty"` // the boot when it was started
 	Home      uint64 `json:"home,omitempty"` // see Pool.home
 }
 
-// declaration is what was known about a volume when it was made.
+// declaration is the record of a volume from when it was made.
 type declaration struct {
 	Format image.Format `json:"format"`
 	// Inode is that of the file that was made: another file of the same name is another volume.
@@ -67,18 +67,18 @@ func (p *Pool) saveStopped() error {
 	return p.pools.store.Put(poolKind, p.uuid, r)
 }
 
-// forget removes the pool and its records. The caller has its turn.
-func (p *Pool) forget() error {
+// deleteRecords removes the pool and its records. The caller has its turn.
+func (p *Pool) deleteRecords() error {
 	if err := p.pools.store.Delete(poolKind, p.uuid); err != nil {
 		return err
 	}
-	p.vanish()
+	p.unregister()
 	return nil
 }
 
-// vanish is the rest of forget, after the pool's record. It leaves the lists last: from then on a new pool may
+// unregister is the rest of deleteRecords, after the pool's record. It leaves the lists last: from then on a new pool may
 // have its UUID, and the records of volumes have the UUID in their keys.
-func (p *Pool) vanish() {
+func (p *Pool) unregister() {
 	failpoint.Reach("pool.forgotten")
 	p.mu.Lock()
 	declared := p.declared
@@ -90,8 +90,8 @@ func (p *Pool) vanish() {
 	p.pools.remove(p)
 }
 
-// dropIfNothing removes a pool that was made for a failed request.
-func (p *Pool) dropIfNothing() {
+// dropUnused removes a pool that was made for a failed request.
+func (p *Pool) dropUnused() {
 	p.mu.Lock()
 	nothing := p.saved == nil && p.used == nil
 	p.mu.Unlock()
@@ -122,18 +122,18 @@ func (p *Pool) undeclare(name string) {
 	}
 }
 
-// forgetMissing deletes the declarations of volumes whose files are gone or were replaced. A file that could
+// forgetMissing deletes the declarations of volumes with files that are gone or were replaced. A file that could
 // not be read keeps its declaration, which prevents a guest's bytes from being taken for a header. The caller
 // has the pool's turn.
 func (p *Pool) forgetMissing() {
 	for _, name := range p.missing() {
-		if _, err := p.begin(scope.Daemon("forgetting an unfinished volume"), name, "forgetting", true); err != nil {
+		if _, err := p.beginJob(scope.Daemon("forgetting an unfinished volume"), name, "forgetting", true); err != nil {
 			continue // a job works on it, or the pool was stopped
 		}
 		if slices.Contains(p.missing(), name) { // it was not made again meanwhile
 			p.undeclare(name)
 		}
-		p.end(name, "")
+		p.endJob(name, "")
 	}
 }
 
@@ -156,16 +156,16 @@ func (p *Pool) missing() (names []string) {
 // sweep removes, in the lane, files that were never completed, and completes interrupted wipes.
 func (p *Pool) sweep(target string, declared map[string]declaration) {
 	for name, d := range declared {
-		if !d.Building && d.Remake == nil || p.isChanging(name) { // a job of this daemon, whose clients need not wait for the pool to be reactivated
+		if !d.Building && d.Remake == nil || p.isChanging(name) { // made by this daemon, whose clients need not wait for the pool to be reactivated
 			continue
 		}
 		outdated, err := d.outdated(target, name)
 		if err != nil {
-			p.pools.log.Warn("volume that may be half made not readable", "pool", p.name, "volume", name, "error", err)
+			p.pools.log.Warn("cannot read a volume that may be incomplete", "pool", p.name, "volume", name, "error", err)
 			continue
 		}
 		if outdated {
-			p.pools.log.Warn("record says half made, file is complete; volume kept", "pool", p.name, "volume", name)
+			p.pools.log.Warn("record says incomplete, but file is complete; volume kept", "pool", p.name, "volume", name)
 			d.Building, d.Remake, d.Marked = false, nil, false
 			if err := p.declare(name, d); err != nil {
 				p.pools.log.Warn("completion of a volume not recorded", "pool", p.name, "volume", name, "error", err)
@@ -174,7 +174,7 @@ func (p *Pool) sweep(target string, declared map[string]declaration) {
 			continue
 		}
 		if d.Remake != nil {
-			if err := p.remake(target, name, &d); err != nil {
+			if err := p.resumeWipe(target, name, &d); err != nil {
 				p.pools.log.Warn("interrupted wipe not completed", "pool", p.name, "volume", name, "error", err)
 				continue
 			}
@@ -182,22 +182,22 @@ func (p *Pool) sweep(target string, declared map[string]declaration) {
 			declared[name] = d
 			continue
 		}
-		if isLent(target, name, d.Inode) {
-			p.pools.log.Warn("half-made volume kept: a guest has it open", "pool", p.name, "volume", name, "error", p.leaveTo(target, name))
+		if isOpenByGuest(target, name, d.Inode) {
+			p.pools.log.Warn("incomplete volume kept: a guest has it open", "pool", p.name, "volume", name, "error", p.keepForGuest(target, name))
 			continue
 		}
 		if err := removeInode(target, name, d.Inode); err != nil {
-			p.pools.log.Warn("half-made volume not removed", "pool", p.name, "volume", name, "error", err)
+			p.pools.log.Warn("incomplete volume not removed", "pool", p.name, "volume", name, "error", err)
 			continue
 		}
-		p.pools.log.Info("half-made volume removed", "pool", p.name, "volume", name)
+		p.pools.log.Info("incomplete volume removed", "pool", p.name, "volume", name)
 		delete(declared, name)
 		p.undeclare(name)
 	}
 }
 
-// remake completes an interrupted wipe.
-func (p *Pool) remake(target, name string, d *declaration) error {
+// resumeWipe completes an interrupted wipe.
+func (p *Pool) resumeWipe(target, name string, d *declaration) error {
 	f, err := openFile(target, name, unix.O_RDWR)
 	if fault.Is(err, fault.NotFound) {
 		return nil // the next reading deletes its record
@@ -210,7 +210,7 @@ func (p *Pool) remake(target, name string, d *declaration) error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Ino != d.Inode {
 		return err // another file has its name
 	}
-	if err := unused(f); err != nil {
+	if err := checkUnused(f); err != nil {
 		return err
 	}
 	if err := f.Truncate(0); err != nil {
@@ -223,12 +223,12 @@ func (p *Pool) remake(target, name string, d *declaration) error {
 	if err := p.declare(name, *d); err != nil {
 		return err
 	}
-	unmarkHalf(target, name)
+	unmarkIncomplete(target, name)
 	return nil
 }
 
-// keepData deletes the record of a wipe, because a client writes other data to the volume.
-func (p *Pool) keepData(name string) error {
+// cancelWipe deletes the record of a wipe, because a client writes other data to the volume.
+func (p *Pool) cancelWipe(name string) error {
 	p.mu.Lock()
 	d := p.declared[name]
 	p.mu.Unlock()
@@ -330,33 +330,33 @@ func (ps *Pools) adopt(p *Pool, r poolRecord) {
 		defer p.adopting.Store(false)
 		ctx, cancel := context.WithTimeoutCause(ps.life, 2*longTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 		defer cancel()
-		if err := p.readopt(ctx); err != nil {
+		if err := p.reattach(ctx); err != nil {
 			ps.log.Warn("pool not reactivated", "pool", p.name, "error", err)
 		}
 	})
 }
 
-// readopt attaches and reads a pool that is active by its record. If its storage is gone it becomes inactive;
+// reattach attaches and reads a pool that is active by its record. If its storage is gone it becomes inactive;
 // if it does not answer it stays active and stale.
-func (p *Pool) readopt(ctx context.Context) error {
-	if err := p.take(ctx); err != nil {
+func (p *Pool) reattach(ctx context.Context) error {
+	if err := p.takeTurn(ctx); err != nil {
 		return err
 	}
-	defer p.release()
+	defer p.releaseTurn()
 	d, err := p.active()
 	if err != nil {
 		return err
 	}
 	if _, err = p.attach(ctx, d); err == nil {
-		err = tell(ctx, p.lane, func() error {
-			r, err := p.readAnew(d)
+		err = runInLane(ctx, p.lane, func() error {
+			r, err := p.sweepAndRead(d)
 			if err != nil {
 				return err
 			}
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if p.used == d {
-				p.install(r)
+				p.applyReading(r)
 			}
 			return nil
 		})
@@ -375,7 +375,7 @@ func (p *Pool) readopt(ctx context.Context) error {
 	p.mu.Unlock()
 	if transient { // even if the store does not say so: nothing else is known of it
 		failed := p.pools.store.Delete(poolKind, p.uuid)
-		p.vanish()
+		p.unregister()
 		return failed
 	}
 	if failed := p.save(); failed != nil {

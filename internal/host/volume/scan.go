@@ -34,7 +34,7 @@ type reading struct {
 
 // read reads the whole pool. It runs in the pool's lane.
 func (p *Pool) read(d *definition, declared map[string]declaration) (reading, error) {
-	if c := d.carver(); c != nil {
+	if c := d.blockBackend(); c != nil {
 		return c.survey(p.pools.life)
 	}
 	if err := d.mounted(); err != nil {
@@ -50,7 +50,7 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 		return r, err
 	}
 	defer dir.Close()
-	listed, err := list(dir, target, unix.O_RDONLY)
+	listed, err := reopenDir(dir, target, unix.O_RDONLY)
 	if err != nil {
 		return r, err
 	}
@@ -71,7 +71,7 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 		return r, fault.New(fault.NoCapacity, fault.Pool, "%s has more than %d entries; distribute them over several pools", target, MaxVolumes)
 	}
 	for _, entry := range entries {
-		p.lane.beat()
+		p.lane.progress()
 		v, err := readVolume(p.name, dir, entry.Name(), declared[entry.Name()])
 		if err != nil {
 			p.pools.log.Warn("volume not readable", "pool", p.name, "volume", entry.Name(), "error", err)

@@ -7,7 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A scope that was lost on its way opens nothing: each verb refuses the zero value, and changes nothing.
+// A scope that was lost on the way gives no rights: each verb refuses the zero value, and changes nothing.
 func TestVerbs_RefuseTheZeroScope(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")

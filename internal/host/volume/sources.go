@@ -51,7 +51,7 @@ func exports(host, list string) *xmltree.Element {
 			continue
 		}
 		sources.Children = append(sources.Children, element("source",
-			field{"name", host}.on(element("host")), field{"path", fields[0]}.on(element("dir")), typed("format", "nfs")))
+			field{"name", host}.on(element("host")), field{"path", fields[0]}.on(element("dir")), typedElement("format", "nfs")))
 	}
 	return sources
 }
@@ -65,27 +65,27 @@ func Capabilities() (string, error) {
 	}{{Dir, nil}, {FS, fsFormats}, {NetFS, netFSFormats}} {
 		pool := poolSupport(t.name, "yes")
 		if t.formats != nil {
-			pool.Children = append(pool.Children, element("poolOptions", typed("defaultFormat", t.formats[0]), values("sourceFormatType", t.formats)))
+			pool.Children = append(pool.Children, element("poolOptions", typedElement("defaultFormat", t.formats[0]), valuesElement("sourceFormatType", t.formats)))
 		}
-		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", string(image.Raw)), values("targetFormatType", image.Formats())))
+		pool.Children = append(pool.Children, element("volOptions", typedElement("defaultFormat", string(image.Raw)), valuesElement("targetFormatType", image.Formats())))
 		root.Children = append(root.Children, pool)
 	}
-	root.Children = append(root.Children, carvedSupport(Logical, "vgs", []string{"lvm2"}), carvedSupport(Disk, "sfdisk", append([]string{"unknown"}, diskFormats...)))
+	root.Children = append(root.Children, blockSupport(Logical, "vgs", []string{"lvm2"}), blockSupport(Disk, "sfdisk", append([]string{"unknown"}, diskFormats...)))
 	for _, t := range slices.Sorted(maps.Keys(absent)) {
 		root.Children = append(root.Children, poolSupport(t, "no"))
 	}
 	return xmltree.Format(root)
 }
 
-// carvedSupport says whether a type's tool is installed.
-func carvedSupport(t Type, tool string, formats []string) *xmltree.Element {
+// blockSupport says whether a type's tool is installed.
+func blockSupport(t Type, tool string, formats []string) *xmltree.Element {
 	if blockdev.NeedTool(tool, "") != nil {
 		return poolSupport(t, "no")
 	}
 	pool := poolSupport(t, "yes")
-	pool.Children = append(pool.Children, element("poolOptions", typed("defaultFormat", formats[0]), values("sourceFormatType", formats)))
+	pool.Children = append(pool.Children, element("poolOptions", typedElement("defaultFormat", formats[0]), valuesElement("sourceFormatType", formats)))
 	if t == Disk {
-		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", "none"), values("targetFormatType", blockdev.Usages())))
+		pool.Children = append(pool.Children, element("volOptions", typedElement("defaultFormat", "none"), valuesElement("targetFormatType", blockdev.Usages())))
 	}
 	return pool
 }
@@ -102,17 +102,17 @@ func findGroups(ctx context.Context) (string, error) {
 		for _, device := range groups[name] {
 			source.Children = append(source.Children, field{"path", device}.on(element("device")))
 		}
-		source.Children = append(source.Children, textElement("name", name), typed("format", "lvm2"))
+		source.Children = append(source.Children, textElement("name", name), typedElement("format", "lvm2"))
 		sources.Children = append(sources.Children, source)
 	}
 	return xmltree.Format(sources)
 }
 
 func poolSupport(t Type, supported string) *xmltree.Element {
-	return field{"supported", supported}.on(typed("pool", string(t)))
+	return field{"supported", supported}.on(typedElement("pool", string(t)))
 }
 
-func values[S ~string](name string, of []S) *xmltree.Element {
+func valuesElement[S ~string](name string, of []S) *xmltree.Element {
 	e := field{"name", name}.on(element("enum"))
 	for _, v := range of {
 		e.Children = append(e.Children, textElement("value", string(v)))

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// unsynced is how many pages of a file a host that loses its power would lose.
+// unsynced returns how many pages of a file a host would lose with a power failure.
 func unsynced(t *testing.T, path string) uint64 {
 	t.Helper()
 	f, err := os.Open(path)
@@ -23,9 +23,9 @@ func unsynced(t *testing.T, path string) uint64 {
 	return of.Dirty + of.Writeback
 }
 
-// A copy that is said to be made is on disk: what it is of may be removed then.
+// When a copy is reported as done, it is on disk: its source may be deleted then.
 // Promise: F33
-func TestACopyIsOnDisk(t *testing.T) {
+func TestClone_IsSyncedToDisk(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")

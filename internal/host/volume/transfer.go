@@ -47,35 +47,35 @@ func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, 
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot upload to volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(sc, name, uploading, true); err != nil {
+	if _, err := p.beginJob(sc, name, uploading, true); err != nil {
 		return nil, err
 	}
 	f, _, err := p.open(ctx, name, unix.O_RDWR)
 	if err == nil {
-		if err = p.holdNow(ctx, f); err == nil {
-			err = p.keepData(name)
+		if err = p.lockAgainstGuests(ctx, f); err == nil {
+			err = p.cancelWipe(name)
 		}
 		if err == nil && sc.Folders() != nil { // the volume may be the disk of a guest without path limits
-			err = tell(ctx, p.lane, func() error { return image.RecordBeforeWrite(f) })
+			err = runInLane(ctx, p.lane, func() error { return image.RecordBeforeWrite(f) })
 		}
 		if err != nil {
 			_ = f.Close() // nothing was written
 		}
 	}
 	if err != nil {
-		p.end(name, sc.Client())
+		p.endJob(name, sc.Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
 	}
 	return &Upload{pool: p, name: name, client: sc.Client(), f: f, sc: sc, at: at, end: end}, nil
 }
 
-// holdNow keeps guests from opening a file until it is closed. Some file systems ask their server.
-func (p *Pool) holdNow(ctx context.Context, f *os.File) error {
-	return tell(ctx, p.lane, func() error { _, err := image.LockToWrite(f); return err })
+// lockAgainstGuests keeps guests from opening a file until it is closed. Some file systems ask their server.
+func (p *Pool) lockAgainstGuests(ctx context.Context, f *os.File) error {
+	return runInLane(ctx, p.lane, func() error { _, err := image.LockToWrite(f); return err })
 }
 
-// unused refuses a file that a guest has open.
-func unused(f *os.File) error {
+// checkUnused refuses a file that a guest has open.
+func checkUnused(f *os.File) error {
 	if image.InUse(f) != image.Unused {
 		return fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
 	}
@@ -85,7 +85,7 @@ func unused(f *os.File) error {
 func transferRange(offset, length uint64) (at, end int64, err error) {
 	const most = 1<<63 - 1
 	if offset > most || length > most-offset {
-		return 0, 0, fault.New(fault.Invalid, fault.Volume, "offset %d and length %d reach beyond any volume", offset, length)
+		return 0, 0, fault.New(fault.Invalid, fault.Volume, "offset %d and length %d exceed the maximum size of a volume", offset, length)
 	}
 	if length == 0 {
 		return int64(offset), noEnd, nil
@@ -93,8 +93,8 @@ func transferRange(offset, length uint64) (at, end int64, err error) {
 	return int64(offset), int64(offset + length), nil
 }
 
-// room checks that n more bytes are within the length.
-func (u *Upload) room(n int64) error {
+// checkLength checks that n more bytes are within the length.
+func (u *Upload) checkLength(n int64) error {
 	if limit := u.limit(); n < 0 || n > limit-u.at {
 		return fault.New(fault.Invalid, fault.Volume, "volume %q received more bytes than the given length", u.name)
 	}
@@ -110,7 +110,7 @@ func (u *Upload) limit() int64 {
 
 // Write writes the next bytes.
 func (u *Upload) Write(b []byte) (int, error) {
-	if err := u.room(int64(len(b))); err != nil {
+	if err := u.checkLength(int64(len(b))); err != nil {
 		return 0, err
 	}
 	failpoint.Reach("volume.upload")
@@ -124,7 +124,7 @@ func (u *Upload) Write(b []byte) (int, error) {
 
 // Hole skips n bytes, which read as zeros afterwards.
 func (u *Upload) Hole(n int64) error {
-	if err := u.room(n); err != nil {
+	if err := u.checkLength(n); err != nil {
 		return err
 	}
 	size, err := u.f.Seek(0, io.SeekEnd)
@@ -152,25 +152,25 @@ func (u *Upload) Hole(n int64) error {
 func (u *Upload) Close() error {
 	err := fault.Wrap(u.f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", u.name)
 	if err == nil && u.sc.Folders() != nil {
-		err = believed(u.pool.pools.life, u.sc, u.f)
+		err = closeChecked(u.pool.pools.life, u.sc, u.f)
 	}
 	failpoint.Reach("volume.uploaded")
 	u.finish()
 	return err
 }
 
-// Abort ends the upload and leaves what was written.
+// Abort ends the upload and keeps the bytes written so far.
 func (u *Upload) Abort() { u.finish() }
 
 func (u *Upload) finish() {
 	u.once.Do(func() {
 		p := u.pool
 		_ = u.f.Close() // Close has synced
-		if err := p.reread(p.pools.life, u.name); err != nil {
+		if err := p.refreshVolume(p.pools.life, u.name); err != nil {
 			p.pools.log.Warn("volume not readable after upload", "pool", p.name, "volume", u.name, "error", err)
 		}
-		p.end(u.name, u.client)
-		p.tell(event.PoolRefresh{})
+		p.endJob(u.name, u.client)
+		p.emit(event.PoolRefresh{})
 	})
 }
 
@@ -200,7 +200,7 @@ func (p *Pool) Download(ctx context.Context, sc scope.Scope, name string, offset
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot download volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(sc, name, downloading, false); err != nil {
+	if _, err := p.beginJob(sc, name, downloading, false); err != nil {
 		return nil, err
 	}
 	type opened struct {
@@ -216,7 +216,7 @@ func (p *Pool) Download(ctx context.Context, sc scope.Scope, name string, offset
 		return opened{f, size}, err
 	}, func(o opened) { _ = o.f.Close() })
 	if err != nil {
-		p.end(name, sc.Client())
+		p.endJob(name, sc.Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot download volume %q of pool %q", name, p.name)
 	}
 	if end == noEnd || end > o.size {
@@ -241,7 +241,8 @@ func (d *Download) Read(b []byte) (int, error) {
 	return 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot read volume %q", d.name)
 }
 
-// Section returns what comes next: a hole or data, and its length in bytes. At the end it returns io.EOF.
+// Section returns the type, hole or data, and the length in bytes of the next section. At the end it returns
+// io.EOF.
 func (d *Download) Section() (hole bool, n int64, err error) {
 	if d.at >= d.end {
 		return false, 0, io.EOF
@@ -257,6 +258,6 @@ func (d *Download) Skip(n int64) { d.at = min(d.at+n, d.end) }
 func (d *Download) Close() {
 	d.once.Do(func() {
 		_ = d.f.Close() // opened to read
-		d.pool.end(d.name, d.client)
+		d.pool.endJob(d.name, d.client)
 	})
 }

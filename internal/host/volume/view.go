@@ -17,7 +17,7 @@ import (
 // State is the state of a pool.
 type State int
 
-// The states. Building appears only while Build runs. Inaccessible is an active pool whose file system does
+// The states. Building appears only while Build runs. Inaccessible: the pool is active and its file system does
 // not answer.
 const (
 	Inactive State = iota
@@ -34,7 +34,8 @@ type View struct {
 	State      State
 	Persistent bool
 	Autostart  bool
-	// Capacity, Allocation and Available are those of the file system, the volume group or the disk, in bytes.
+	// Capacity, Allocation and Available are the sizes of the file system, the volume group or the disk, in
+	// bytes.
 	Capacity, Allocation, Available uint64
 	// Volumes by name.
 	Volumes []*Volume
@@ -68,7 +69,7 @@ type Volume struct {
 	Path string
 	Kind Kind
 	// Info is the image's header. For a broken header only the format and the sizes on disk are set, and
-	// Problem says what is wrong.
+	// Problem gives the reason.
 	image.Info
 	Problem string
 

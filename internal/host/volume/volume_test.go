@@ -32,7 +32,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const mib = 1 << 20
 
-// daemon is what a daemon has of storage, restartable on the same data.
+// daemon is the storage part of a daemon; it can be restarted on the same data.
 type daemon struct {
 	t     *testing.T
 	data  string
@@ -121,7 +121,7 @@ func (d *daemon) volume(p *Pool, doc string) *Volume {
 	return v
 }
 
-func TestLifeOfADirectoryPool(t *testing.T) {
+func TestDirectoryPool_Lifecycle(t *testing.T) {
 	d := newDaemon(t)
 	events := d.log.Reader()
 	target := filepath.Join(t.TempDir(), "deep", "images")
@@ -172,12 +172,12 @@ func TestLifeOfADirectoryPool(t *testing.T) {
 	}
 }
 
-func TestTwoPoolsCannotBeOne(t *testing.T) {
+func TestDefine_SameTargetIsRefused(t *testing.T) {
 	d := newDaemon(t)
 	dir := t.TempDir()
 	p, err := d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", dir), true)
 	must(t, err)
-	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", t.TempDir()), true) // with a UUID of its own
+	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("a", t.TempDir()), true) // with another UUID
 	wantKind(t, err, fault.Exists)
 	_, err = d.Define(t.Context(), scope.Daemon("a test"), dirXML("b", dir), true)
 	wantKind(t, err, fault.Exists)
@@ -192,7 +192,7 @@ func TestTwoPoolsCannotBeOne(t *testing.T) {
 		t.Errorf("%d pools", len(d.List()))
 	}
 
-	// Nor have they one place because one of them only moves there.
+	// Two pools cannot have one place either when one of them moves there later.
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	own := func(dir string) string {
 		return strings.Replace(dirXML("a", dir), "<name>", "<uuid>"+p.UUID()+"</uuid><name>", 1)
@@ -215,7 +215,7 @@ func TestTwoPoolsCannotBeOne(t *testing.T) {
 	d.pool(own(later))
 }
 
-func TestPoolDocuments(t *testing.T) {
+func TestPools_DocumentsRoundTrip(t *testing.T) {
 	d := newDaemon(t)
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o751))
@@ -236,13 +236,13 @@ func TestPoolDocuments(t *testing.T) {
 	if inactive, _ := p.XML(true); inactive != want {
 		t.Errorf("inactive\n%s", inactive)
 	}
-	// What is dumped can be defined again.
+	// A dump can be defined again.
 	if _, err := d.Define(t.Context(), scope.Daemon("a test"), got, true); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestDocumentsThatAreRefused(t *testing.T) {
+func TestDefine_RefusedDocuments(t *testing.T) {
 	d := newDaemon(t)
 	pool := func(inner string) string { return "<pool type='dir'>" + inner + "</pool>" }
 	for doc, want := range map[string]fault.Kind{
@@ -269,7 +269,7 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %v", doc, err, want)
 		}
 	}
-	// Unless asked to validate, what nobody knows is passed over.
+	// Unknown elements are ignored unless the client asks for validation.
 	if _, err := d.Define(t.Context(), scope.Daemon("a test"), pool("<name>a</name><target><path>/x</path></target><nonsense/>"), false); err != nil {
 		t.Error(err)
 	}
@@ -278,8 +278,8 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestPools_WhatLibvirtIgnores: parts of documents that libvirt takes and does nothing by, and how the
-// pool is shown then.
+// TestPools_WhatLibvirtIgnores: parts of documents that libvirt accepts without effect, and how the pool is
+// shown then.
 func TestPools_WhatLibvirtIgnores(t *testing.T) {
 	const device, target = "<device path='/dev/vdz'/>", "<target><path>/x</path></target>"
 	for _, c := range []struct{ kind, inner, shown string }{
@@ -317,7 +317,7 @@ func TestPools_WhatLibvirtIgnores(t *testing.T) {
 	}
 }
 
-// TestPools_SharesWithoutASlash are mounted by the words that mount takes.
+// TestPools_SharesWithoutASlash: they are mounted with the source in the form that mount takes.
 func TestPools_SharesWithoutASlash(t *testing.T) {
 	for dir, want := range map[string][3]string{ // nfs, cifs, glusterfs
 		"share":     {"h:share", "//h/share", "h:share"},
@@ -335,7 +335,7 @@ func TestPools_SharesWithoutASlash(t *testing.T) {
 	}
 }
 
-// TestPools_AbsentTypesSayWhatServes: no hint leads to what is not built either.
+// TestPools_AbsentTypesSayWhatServes: no hint names a type that is not built either.
 func TestPools_AbsentTypesSayWhatServes(t *testing.T) {
 	for kind := range absent {
 		_, err := parsePool("<pool type='"+string(kind)+"'><name>a</name></pool>", "", false)
@@ -345,7 +345,7 @@ func TestPools_AbsentTypesSayWhatServes(t *testing.T) {
 	}
 }
 
-// TestPools_CopyOnWriteNeedsBtrfs: on another file system the build says so.
+// TestPools_CopyOnWriteNeedsBtrfs: on another file system the build is refused and says so.
 func TestPools_CopyOnWriteNeedsBtrfs(t *testing.T) {
 	d := newDaemon(t)
 	dir := t.TempDir()
@@ -360,8 +360,8 @@ func TestPools_CopyOnWriteNeedsBtrfs(t *testing.T) {
 	}
 }
 
-// TestVolumes_RawHasNoImageOptions: libvirt ignores them for raw, and clients send them with every
-// volume. Of another format that has none they are refused.
+// TestVolumes_RawHasNoImageOptions: libvirt ignores them for raw, and clients send them with every volume.
+// Other formats without options refuse them.
 func TestVolumes_RawHasNoImageOptions(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -394,7 +394,7 @@ func TestVolumes_RawHasNoImageOptions(t *testing.T) {
 }
 
 // Promise: X5
-func TestVolumesThatAreRefused(t *testing.T) {
+func TestCreateVolume_RefusedDocuments(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	must(t, os.WriteFile(filepath.Join(p.View().Target, "base"), make([]byte, mib), 0o600))
@@ -404,7 +404,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		volXML("a\x7f", "raw", mib, ""):                  fault.Invalid,
 		volXML(strings.Repeat("x", 256), "raw", mib, ""): fault.Invalid,
 		volXML("base", "raw", mib, ""):                   fault.Exists,
-		"<volume><name>x</name><capacity>1</capacity><target><permissions><mode>4755</mode></permissions></target></volume>": fault.Invalid, // a program of root's
+		"<volume><name>x</name><capacity>1</capacity><target><permissions><mode>4755</mode></permissions></target></volume>": fault.Invalid, // a setuid program of root
 		volXML("x", "bochs", mib, ""):                                                                       fault.Unsupported,
 		"<volume><name>x</name></volume>":                                                                   fault.Invalid,
 		"<volume><name>x</name><capacity>-1</capacity></volume>":                                            fault.Invalid,
@@ -446,7 +446,7 @@ func needQemuImg(t *testing.T) {
 	}
 }
 
-func TestVolumesAreWhatWasAskedFor(t *testing.T) {
+func TestCreateVolume_MatchesDocument(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -500,7 +500,7 @@ func TestVolumesAreWhatWasAskedFor(t *testing.T) {
 }
 
 // Promise: X5
-func TestWhatLiesInADirectory(t *testing.T) {
+func TestDirectoryPool_ListsOnlyVolumes(t *testing.T) {
 	d := newDaemon(t)
 	dir, outside := t.TempDir(), t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -545,7 +545,7 @@ func TestWhatLiesInADirectory(t *testing.T) {
 }
 
 // Promise: X2
-func TestDeclaredRawStaysRaw(t *testing.T) {
+func TestVolumes_DeclaredRawStaysRaw(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -580,14 +580,14 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 	if err != nil || clone.Virtual != mib || clone.Backing != nil {
 		t.Fatalf("clone %+v, %v", clone, err)
 	}
-	// Another file under the name is another volume.
+	// Another file with the same name is another volume.
 	must(t, os.Remove(v.Path))
 	must(t, os.Rename(evil, v.Path))
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if v, err := p.Volume("disk"); err != nil || v.Format != image.Qcow2 {
 		t.Fatalf("%+v, %v", v, err)
 	}
-	// Nobody has said what that is, and so it leads nowhere before somebody does.
+	// No format is declared for it, so it is not followed until one is.
 	if _, format, err := d.Resolve("a", "disk", ""); !fault.Is(err, fault.Denied) {
 		t.Errorf("taken for %s, %v", format, err)
 	}
@@ -600,7 +600,7 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 	wantKind(t, err, fault.Denied)
 }
 
-func TestClones(t *testing.T) {
+func TestClone_FormatsAndBacking(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	a, b := d.dirPool("a"), d.dirPool("b")
@@ -683,7 +683,7 @@ func download(t *testing.T, p *Pool, name string, offset, length uint64) []byte 
 	return content
 }
 
-func TestTransfers(t *testing.T) {
+func TestTransfer_UploadAndDownload(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	d.volume(p, volXML("disk", "raw", mib, ""))
@@ -702,14 +702,14 @@ func TestTransfers(t *testing.T) {
 	must(t, err)
 	_, err = u.Write([]byte("1234"))
 	wantKind(t, err, fault.Invalid)
-	// While it goes on, nobody else touches the volume.
+	// During the upload, no other operation may use the volume.
 	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"), fault.Busy)
 	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test"), "disk", 2*mib, ResizeOptions{}), fault.Busy)
 	wantKind(t, p.Stop(t.Context(), scope.Daemon("a test")), fault.Busy)
 	_, err = p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	wantKind(t, err, fault.Busy)
 	u.Abort()
-	u.Abort() // is harmless
+	u.Abort() // Abort after Close is harmless
 	one, err := p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
 	must(t, err)
 	two, err := p.Download(t.Context(), scope.Daemon("a test"), "disk", 0, 0)
@@ -724,10 +724,10 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
-// A client that begins transfers and lets them stand takes a part of a pool's places, whatever
-// connections it has, and all transfers together leave places for other work.
+// A client that begins transfers and leaves them open gets only a share of a pool's places, over all of its
+// connections. All transfers together leave places for other work.
 // Promise: A15
-func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
+func TestTransfer_BoundsPerClientAndPool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	for i := range maxJobs + 1 {
@@ -748,7 +748,7 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "for this client") {
 		t.Errorf("one more of the same client: %v", err)
 	}
-	wantKind(t, begin("client 0", maxTransfers-1), fault.Busy) // to read along is a transfer, too
+	wantKind(t, begin("client 0", maxTransfers-1), fault.Busy) // reading the same volume is a transfer, too
 	err = begin("another", maxTransfers)
 	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "24 of them uploaded or downloaded, of 24") {
 		t.Errorf("one more of all: %v", err)
@@ -756,11 +756,11 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	must(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").For("another"), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
 	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").For("client 0"), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
 
-	must(t, begin("another", 0)) // reads along with the first, and goes on when that ends
+	must(t, begin("another", 0)) // reads the same volume as the first, and continues when that ends
 	open[0].Close()
 	wantKind(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "v0"), fault.Busy)
-	wantKind(t, begin("client 0", maxTransfers), fault.Busy) // of all there are as many
-	must(t, begin("client 0", 8))                            // of its own not
+	wantKind(t, begin("client 0", maxTransfers), fault.Busy) // the pool's total is reached
+	must(t, begin("client 0", 8))                            // the client's own share is not
 	for _, down := range open {
 		down.Close()
 	}
@@ -769,7 +769,7 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	}
 }
 
-func TestHolesTravel(t *testing.T) {
+func TestTransfer_KeepsHoles(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	d.volume(p, volXML("from", "raw", 8*mib, ""))
@@ -804,7 +804,7 @@ func TestHolesTravel(t *testing.T) {
 	}
 }
 
-func TestResizeAndWipe(t *testing.T) {
+func TestVolumes_ResizeAndWipe(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -838,14 +838,14 @@ func TestResizeAndWipe(t *testing.T) {
 	}
 }
 
-func TestVolumeInUseByQEMU(t *testing.T) {
+func TestVolumes_InUseByQEMU(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
 	f, err := os.OpenFile(v.Path, os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	for _, at := range []int64{100, 101} { // as QEMU marks a disk that it writes
+	for _, at := range []int64{100, 101} { // the locks of a QEMU that writes a disk
 		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1}); err != nil {
 			t.Skip("no such locks here:", err)
 		}
@@ -862,9 +862,9 @@ func TestVolumeInUseByQEMU(t *testing.T) {
 	}
 }
 
-// What a guest is about to have, which waits for its turn to be started, is not taken from below it.
+// A volume that a guest waits to start with cannot be deleted or changed.
 // Promise: F20
-func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
+func TestVolumes_ReservedByStartingGuest(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
@@ -880,9 +880,9 @@ func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 	must(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"))
 }
 
-// No guest is started on a disk that is uploaded.
+// No guest is started on a disk during an upload to it.
 // Promise: F20
-func TestNoGuestHasWhatIsUploaded(t *testing.T) {
+func TestTransfer_UploadBlocksGuestStart(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-io")
 	if err != nil {
 		t.Skip("needs qemu-io:", err)
@@ -902,7 +902,7 @@ func TestNoGuestHasWhatIsUploaded(t *testing.T) {
 	must(t, writes())
 }
 
-func TestRestartAndReboot(t *testing.T) {
+func TestPools_RestartAndReboot(t *testing.T) {
 	d := newDaemon(t)
 	d.dirPool("active")
 	self := d.dirPool("self")
@@ -928,7 +928,7 @@ func TestRestartAndReboot(t *testing.T) {
 	}
 	p, _ := d.ByName("active")
 	if _, err := p.Volume("half"); !fault.Is(err, fault.NotFound) || dirNames(t, p) != "" {
-		t.Errorf("a half-made volume is still there: %v %s", err, dirNames(t, p))
+		t.Errorf("an incomplete volume is still there: %v %s", err, dirNames(t, p))
 	}
 	d.boot = "boot-2"
 	d.restart()
@@ -937,7 +937,7 @@ func TestRestartAndReboot(t *testing.T) {
 	}
 }
 
-func TestVolumesMadeAtOnce(t *testing.T) {
+func TestCreateVolume_Concurrently(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	const n = 8
@@ -962,10 +962,9 @@ func TestVolumesMadeAtOnce(t *testing.T) {
 	}
 }
 
-// TestNamesOfVolumesLeadNowhere has every call that takes a name be given ways out of
-// the pool.
+// TestVolumes_NamesStayInPool calls every method that takes a name with names that lead out of the pool.
 // Promise: X5
-func TestNamesOfVolumesLeadNowhere(t *testing.T) {
+func TestVolumes_NamesStayInPool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	target := p.View().Target
@@ -995,10 +994,10 @@ func TestNamesOfVolumesLeadNowhere(t *testing.T) {
 	}
 }
 
-// A link in a pool's directory leads whoever may read anything, and nobody who is held to
-// folders, whose the directory may be.
+// A link in a pool's directory is followed for a client that may read everything. It is not followed for a
+// client limited to folders, which may own the directory.
 // Promise: A3
-func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
+func TestVolumes_LinksForRestrictedClient(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	target := p.View().Target
@@ -1024,10 +1023,10 @@ func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 	}
 }
 
-// A wipe that failed was told of: what its user puts into the volume afterwards stays,
-// also when a later daemon comes upon it.
+// The user was told that the wipe failed. Data that he writes into the volume afterwards stay, also when a
+// later daemon finds the record of the wipe.
 // Promise: F20
-func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
+func TestWipe_FailureIsNotResumed(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -1044,13 +1043,13 @@ func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 		p, err = d.ByName("a")
 		must(t, err)
 	}
-	d.images = nil // the image cannot be made anew
+	d.images = nil // the image cannot be made again
 	wantKind(t, p.WipeVolume(t.Context(), scope.Daemon("a test"), "disk", false), fault.Unsupported)
 	must(t, os.WriteFile(v.Path, data, 0o600))
 	stays("a wipe that failed")
 
 	left := declaration{Format: image.Qcow2, Inode: v.inode, Remake: &image.Plan{Format: image.Qcow2, Virtual: mib}}
-	must(t, p.declare("disk", left)) // by a daemon that died, and the next could not go on
+	must(t, p.declare("disk", left)) // recorded by a daemon that died before it could finish
 	upload(t, p, "disk", 0, data)
 	stays("an upload after a wipe that was cut off")
 
@@ -1059,10 +1058,10 @@ func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 	stays("a guest on it")
 }
 
-// What was declared of a volume is kept for as long as nobody has seen that the volume is
-// gone: without it the next look would believe what its guest has written.
+// The declaration of a volume is kept until a look has shown that the volume is gone. Without it the next look
+// would trust data that its guest wrote.
 // Promise: X2
-func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
+func TestRefresh_KeepsUnreadDeclarations(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
@@ -1109,7 +1108,7 @@ func openFiles(t *testing.T) int {
 }
 
 // Promise: F22
-func TestWhatFailsLeavesNothing(t *testing.T) {
+func TestFailures_LeaveNothing(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -1121,13 +1120,13 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 	}
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	ended, end := context.WithCancelCause(t.Context())
-	end(errors.New("nobody waits"))
+	end(errors.New("the caller left"))
 	deeds := map[string]func() error{
 		"a volume that is there": func() error {
 			_, err := p.CreateVolume(t.Context(), scope.Daemon("a test"), volXML("disk", "raw", mib, ""), CreateOptions{})
 			return err
 		},
-		"a volume nobody waits for": func() error {
+		"a volume of a caller that left": func() error {
 			_, err := p.CreateVolume(ended, scope.Daemon("a test"), volXML("new", "raw", mib, ""), CreateOptions{})
 			return err
 		},
@@ -1149,8 +1148,8 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 			_, err = u.Write([]byte("two"))
 			return err
 		},
-		"a wipe nobody waits for": func() error { return p.WipeVolume(ended, scope.Daemon("a test"), "disk", false) },
-		"a start of what runs":    func() error { return p.Start(t.Context(), scope.Daemon("a test"), NoBuild) },
+		"a wipe of a caller that left": func() error { return p.WipeVolume(ended, scope.Daemon("a test"), "disk", false) },
+		"a start of what runs":         func() error { return p.Start(t.Context(), scope.Daemon("a test"), NoBuild) },
 		"a pool without a place": func() error {
 			_, err := d.Create(t.Context(), scope.Daemon("a test"), dirXML("none", "/nonexistent"), true, NoBuild)
 			return err
@@ -1175,7 +1174,7 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-// refuseChanges has the store take no changes until takesAgain.
+// refuseChanges makes the store refuse changes until takesAgain is called.
 func (d *daemon) refuseChanges() (takesAgain func()) {
 	d.t.Helper()
 	path := store.Path(d.data)
@@ -1186,9 +1185,9 @@ func (d *daemon) refuseChanges() (takesAgain func()) {
 	return func() { must(d.t, os.Rename(path+".away", path)) }
 }
 
-// A pool is not stopped where the store refuses to say so: the next daemon would start it again, and
-// a transient one would neither be there nor be gone.
-func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
+// A pool is not stopped when the store cannot record that. The next daemon would start it again, and a
+// transient pool would be neither there nor gone.
+func TestStop_StoreRefuses(t *testing.T) {
 	d := newDaemon(t)
 	defined := d.dirPool("defined")
 	transient, err := d.Create(t.Context(), scope.Daemon("a test"), dirXML("transient", t.TempDir()), true, NoBuild)
@@ -1205,9 +1204,9 @@ func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
 	}
 }
 
-// Nor where the store refuses it only when the pool's storage has been let go.
+// The same holds when the store refuses only after the pool's storage was released.
 // Promise: F20
-func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
+func TestStop_StoreRefusesLate(t *testing.T) {
 	d := newDaemon(t)
 	name := fmt.Sprintf("lodge-late-%d", os.Getpid())
 	must(t, os.Mkdir(filepath.Join("/dev", name), 0o700))
@@ -1237,8 +1236,8 @@ func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
 	}
 }
 
-// A pool that is forgotten takes with it nothing of one that is defined with its UUID after that.
-func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
+// Forgetting a pool deletes nothing of a pool that is defined with its UUID later.
+func TestUndefine_KeepsNewPoolWithSameUUID(t *testing.T) {
 	d := newDaemon(t)
 	doc := strings.Replace(dirXML("a", t.TempDir()), "<name>", "<uuid>b0f2a2e0-0000-4000-8000-000000000003</uuid><name>", 1)
 	p := d.pool(doc)
@@ -1252,7 +1251,7 @@ func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
 	go func() { forgotten <- p.Undefine(t.Context(), scope.Daemon("a test")) }()
 	until(t, "the pool has gone", func() bool { _, err := d.ByUUID(p.UUID()); return err != nil })
 	next := d.pool(doc)
-	for i := range 40 { // as making them does
+	for i := range 40 { // as the code that makes volumes does
 		must(t, next.declare(fmt.Sprint("disk", i), declaration{Format: image.Raw, Inode: last.inode}))
 	}
 	must(t, <-forgotten)
@@ -1263,8 +1262,8 @@ func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
 	}
 }
 
-// A volume is not made over one that cannot be read just now: what was declared of that stays.
-func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
+// No volume is made over one that cannot be read at the moment: its declaration stays.
+func TestCreateVolume_OverUnreadableVolume(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
@@ -1280,12 +1279,13 @@ func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
 	}
 	stays("it cannot be read")
 	revive()
-	stays("nobody has read it again")
+	stays("it has not been read again")
 }
 
-// There are no more pools than a list takes: one more had it fail for everybody.
+// The number of pools is bounded by what one list reply holds. With one more, the list would fail for every
+// client.
 // Promise: X9
-func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
+func TestDefine_PoolCountBound(t *testing.T) {
 	ps := &Pools{life: t.Context(), byName: map[string]*Pool{}, byUUID: map[string]*Pool{}}
 	other := &Pool{}
 	other.published.Store(&View{})
@@ -1298,10 +1298,10 @@ func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
 	wantKind(t, err, fault.NoCapacity)
 }
 
-// What was declared of volumes stays while their pool's record cannot be read, by an older daemon say: the one that
-// can read it would believe what guests have written.
+// The declarations of volumes stay while their pool's record cannot be read, for instance by an older daemon.
+// Without them the daemon that can read it would trust data that guests wrote.
 // Promise: S3
-func TestVolumesOfAPoolThatCannotBeReadStay(t *testing.T) {
+func TestOpen_KeepsDeclarationsOfUnreadablePool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	d.volume(p, volXML("disk", "raw", mib, ""))

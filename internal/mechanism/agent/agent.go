@@ -50,7 +50,7 @@ func (e *Error) Error() string { return e.Desc }
 type Session struct {
 	conn net.Conn
 	in   *reader
-	turn chan struct{} // holds the token of the command whose turn it is
+	turn chan struct{} // holds the token of the command that may use the agent
 }
 
 // New makes a session of a connection to the agent's channel, which it owns from here on.

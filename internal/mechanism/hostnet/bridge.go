@@ -13,13 +13,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Bridge says how a bridge is to be made.
+// Bridge is the settings of a new bridge.
 type Bridge struct {
 	Name  string
 	MAC   net.HardwareAddr // the kernel picks one when nil
 	MTU   int              // bytes; 0 follows the ports
 	STP   bool             // spanning tree
-	Delay time.Duration    // time a new port listens and learns; at least 2 s under STP, whatever is asked
+	Delay time.Duration    // time a new port listens and learns; under STP at least 2 s, even if less is requested
 }
 
 // CreateBridge makes a bridge, down and without ports. It never takes over an

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzCounters reads the kernel's answers about an interface, each as long as it is.
+// FuzzCounters parses answers of the kernel about an interface, of any content and length.
 func FuzzCounters(f *testing.F) {
 	answer := make([]byte, headerSize+statsSize+attrSize+8*counters)
 	native := binary.NativeEndian
@@ -21,7 +21,7 @@ func FuzzCounters(f *testing.F) {
 	f.Add(refusal)
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		if len(answer) < headerSize {
-			return // whoever receives looks at that
+			return // the receiver checks that before it calls parseCounters
 		}
 		if c, err := parseCounters(answer, 1); err != nil && c != (Counters{}) {
 			t.Fatalf("counters %+v beside %v", c, err)

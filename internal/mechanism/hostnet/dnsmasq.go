@@ -32,8 +32,8 @@ type DnsmasqFiles struct {
 	PID    string // written by dnsmasq
 }
 
-// DnsmasqIn names the files of the dnsmasq called name: what must outlive a
-// reboot in data, what must not in run.
+// DnsmasqIn names the files of the dnsmasq called name. Files that must outlive a
+// reboot lie in data, the others in run.
 func DnsmasqIn(data, run, name string) DnsmasqFiles {
 	return DnsmasqFiles{
 		Config: filepath.Join(run, name+".dnsmasq.conf"),
@@ -51,12 +51,11 @@ type DnsmasqContent struct {
 	Config, Hosts, Names string
 }
 
-// maxLine is how much of a line dnsmasq reads at a time, in bytes with the line's end. What is behind
-// that it takes for a line of its own, with whatever option stands there: a program that it runs as root,
-// a file that it writes.
+// maxLine is how much of a line dnsmasq reads at a time, in bytes with the newline. It reads the rest as another
+// line, with whatever option that contains: a program that dnsmasq runs as root, or a file that it writes.
 const maxLine = 1024
 
-// Check refuses lines that dnsmasq would take for several. Those of names it reads word by word.
+// Check refuses lines that dnsmasq would read as several. Lines of Names may be long: dnsmasq reads them word by word.
 func (c DnsmasqContent) Check() error {
 	for _, text := range []string{c.Config, c.Hosts} {
 		for line := range strings.Lines(text) {
@@ -82,8 +81,8 @@ const (
 	dnsmasqGrace = 2 * time.Second
 )
 
-// StartDnsmasq writes the files and starts a dnsmasq; it returns once that
-// listens or says in its own words why it does not.
+// StartDnsmasq writes the files and starts a dnsmasq. It returns once dnsmasq
+// listens; an error holds dnsmasq's own message.
 func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsmasq, error) {
 	program, err := exec.LookPath("dnsmasq")
 	if err != nil {
@@ -107,21 +106,21 @@ func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsma
 	return d, fault.Wrap(err, fault.Failed, fault.Host, "dnsmasq exited immediately")
 }
 
-// dnsmasqCapabilities are what it needs until it becomes its own user, of which it
-// keeps those about the network: files of that user are opened before.
+// dnsmasqCapabilities are those that dnsmasq needs until it changes to its own user. After that it keeps only the
+// network ones: the files that belong to that user are opened before.
 var dnsmasqCapabilities = []uintptr{
 	unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_SETGID, unix.CAP_SETUID,
 	unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE,
 }
 
-// configArgument is what, with the path of its Config, each process of a dnsmasq is run with.
+// configArgument, followed by the path of its Config, is an argument of each process of a dnsmasq.
 const configArgument = "--conf-file="
 
-// strayLooks bounds how often strays are looked for: one that is ended may have begun another.
+// strayLooks bounds how often endStrays looks again: a process that it ends may have started another.
 const strayLooks = 10
 
-// endStrays ends a dnsmasq of which no PID file tells yet: whoever had it started went, or was killed, as it put
-// itself in the background. Mostly there are no files either, and nobody is looked for.
+// endStrays ends a dnsmasq that has no PID file yet: the daemon that started it ended while dnsmasq was moving to the
+// background. Usually there is no configuration file either, and no process is searched for.
 func (f DnsmasqFiles) endStrays(ctx context.Context) error {
 	if _, err := os.Lstat(f.Config); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -173,9 +172,9 @@ func runDnsmasq(ctx context.Context, program, config string) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot start dnsmasq")
 }
 
-// AdoptDnsmasq takes hold of the dnsmasq that an earlier daemon started with
-// these files, and with p given only if it is that very process. An error says
-// that it is not there any more and a new one is needed.
+// AdoptDnsmasq returns the running dnsmasq that an earlier daemon started with
+// these files. If p is given, it must be that very process. An error means that
+// the process has ended, and that a new one is needed.
 func AdoptDnsmasq(f DnsmasqFiles, p *Process) (*Dnsmasq, error) { return f.hold(p) }
 
 func (f DnsmasqFiles) hold(want *Process) (*Dnsmasq, error) {
@@ -194,8 +193,7 @@ func (f DnsmasqFiles) hold(want *Process) (*Dnsmasq, error) {
 	return &Dnsmasq{files: f, proc: h}, nil
 }
 
-// options are the lines of the configuration that say which files and which
-// user a dnsmasq works with.
+// options are the configuration lines for the files and the user of a dnsmasq.
 func (f DnsmasqFiles) options() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "pid-file=%s\ndhcp-leasefile=%s\ndhcp-hostsfile=%s\naddn-hosts=%s\n", f.PID, f.Leases, f.Hosts, f.Names)
@@ -203,9 +201,9 @@ func (f DnsmasqFiles) options() string {
 	return b.String()
 }
 
-// user is whom dnsmasq becomes once its sockets are bound: its own user where
-// that one can reach the files that are read again on Reload, otherwise root,
-// for a private data folder must not make a reload lose all hosts.
+// user is the user that dnsmasq changes to once its sockets are bound. It is dnsmasq's own user if that user can
+// reach the files that are read again on Reload, otherwise root: a private data folder must not make a reload lose
+// all hosts.
 func (f DnsmasqFiles) user() string {
 	const own = "dnsmasq"
 	if _, err := user.Lookup(own); err != nil {
@@ -225,8 +223,8 @@ func (f DnsmasqFiles) user() string {
 // Process names the running process for a record.
 func (d *Dnsmasq) Process() Process { return d.proc.Process }
 
-// Reload hands new hosts to a running dnsmasq. What changes in Config needs
-// a new process.
+// Reload hands new hosts to a running dnsmasq. A change of Config needs a new
+// process.
 func (d *Dnsmasq) Reload(c DnsmasqContent) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -249,7 +247,7 @@ func (d *Dnsmasq) Has(c DnsmasqContent) (config, hosts bool) {
 	return is(f.Config, f.options()+c.Config), is(f.Hosts, c.Hosts) && is(f.Names, c.Names)
 }
 
-// Ended is closed when the process has ended, by itself or by Stop.
+// Ended is closed when the process has ended, on its own or through Stop.
 func (d *Dnsmasq) Ended() <-chan struct{} { return d.proc.gone }
 
 // Stop ends the process, within seconds even when it hangs, and removes its
@@ -266,7 +264,7 @@ func (d *Dnsmasq) Stop(ctx context.Context) error {
 // Release lets go of the process without ending it.
 func (d *Dnsmasq) Release() { d.proc.release() }
 
-// Clear ends what is left of a dnsmasq that nobody holds, and removes its files, except the leases.
+// Clear ends a leftover dnsmasq that has no Dnsmasq value, and removes its files, except the leases.
 func (f DnsmasqFiles) Clear(ctx context.Context) error {
 	if err := f.endStrays(ctx); err != nil {
 		return err
@@ -285,7 +283,7 @@ func (f DnsmasqFiles) remove() error {
 	return fault.Wrap(errors.Join(errs...), fault.Failed, fault.Host, "cannot remove the files of dnsmasq")
 }
 
-// writeAll replaces files as wholes: a reader sees the old text or the new.
+// writeAll replaces each file as a whole: a reader sees the old text or the new.
 func writeAll(texts map[string]string) error {
 	for path, text := range texts {
 		err := os.WriteFile(path+".new", []byte(text), 0o644)

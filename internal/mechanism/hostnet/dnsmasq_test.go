@@ -95,8 +95,8 @@ func TestDnsmasqSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// dnsmasq reads a long line as several: what somebody wrote into one of a network's texts, behind as much
-// of it as dnsmasq takes, would be an option of its own. It writes no file by that.
+// dnsmasq reads a long line as several: text that a client puts into a network, placed after as much as dnsmasq
+// reads at a time, would become an option of its own. dnsmasq must not write a file that such an option names.
 func TestNoLineBecomesTwo(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	f, c := service(t, "dbr4", "10.8.4")

@@ -31,12 +31,12 @@ import (
 // other table refuses, and none of our rules refuses a guest's DHCP or DNS.
 type Firewall struct {
 	table nftables.Table
-	// mu keeps the look at what is there and the transactions that follow from
-	// it together. It is held for a few requests to the kernel, each bounded, and
-	// for some of each network's where they are put back.
+	// mu makes one unit of a read of the table and the transactions that depend on
+	// it. It is held for a few requests to the kernel, each bounded; a
+	// restore makes a few for each network that it puts back.
 	mu      sync.Mutex
-	applied map[string]ForwardRules // what is in force, by bridge, if nobody else takes it away; guarded by mu
-	laid    bool                    // this daemon has laid what all networks share; guarded by mu
+	applied map[string]ForwardRules // rules in force by bridge, unless another program removed them; guarded by mu
+	laid    bool                    // this daemon has made the parts that all networks share; guarded by mu
 }
 
 // NewFirewall names the table of a daemon. It is made with the first rules.
@@ -44,10 +44,10 @@ func NewFirewall(table string) *Firewall {
 	return &Firewall{table: nftables.Table{Name: table, Family: nftables.TableFamilyINet}, applied: map[string]ForwardRules{}}
 }
 
-// ForwardRules say what may pass between a network's guests and the rest.
+// ForwardRules are the rules for traffic between a network's guests and the rest.
 type ForwardRules struct {
 	Bridge  string
-	Subnets []Subnet     // behind the bridge, those that may pass at all; none isolates
+	Subnets []Subnet     // subnets behind the bridge that may pass at all; none isolates
 	Uplinks []string     // links that traffic may take; none allows all
 	NAT     *Translation // nil passes addresses unchanged
 }
@@ -58,7 +58,7 @@ type Subnet struct {
 	NAT    bool // addresses are translated, and only answers come back in
 }
 
-// Translation says what guests' addresses become on the way out.
+// Translation gives the addresses that replace guests' addresses on the way out.
 type Translation struct {
 	// FirstPort and LastPort bound the source ports of TCP and UDP.
 	FirstPort, LastPort uint16
@@ -118,8 +118,8 @@ func (f *Firewall) apply(c *nftables.Conn, r ForwardRules) error {
 	return nil
 }
 
-// Remove ends a network's rules, and with the last the table. Rules that are
-// not there are no error.
+// Remove removes a network's rules, and with the last network the table. Rules
+// that do not exist are no error.
 func (f *Firewall) Remove(bridge string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,7 +144,7 @@ func (f *Firewall) remove(c *nftables.Conn, bridge string) error {
 	return nil
 }
 
-// take removes what is there of a network, which may be less than was made.
+// take removes the rules of a network that exist, which may be fewer than were made.
 func (f *Firewall) take(c *nftables.Conn, bridge string) error {
 	now, err := f.look(c)
 	if err != nil {
@@ -173,7 +173,7 @@ func (f *Firewall) take(c *nftables.Conn, bridge string) error {
 	return c.Flush()
 }
 
-// firewallState is what there is of the table.
+// firewallState is the part of the table that exists in the kernel.
 type firewallState struct {
 	chains map[string]bool
 	jumps  [3]map[string]bool // by map, the bridges that are in it; nil for a map that is not there
@@ -233,7 +233,7 @@ func (f *Firewall) maps() [3]*nftables.Set {
 	return maps
 }
 
-// lay makes what all networks share, or puts it in order.
+// lay makes the maps and chains that all networks share, or repairs them.
 func (f *Firewall) lay(c *nftables.Conn, maps [3]*nftables.Set) error {
 	for _, m := range maps {
 		if err := c.AddSet(m, nil); err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Restore puts back what somebody else has taken from the rules in force, and
-// tells of which bridges that was.
+// Restore puts back the rules in force that another program removed, and returns
+// the bridges that had lost some.
 func (f *Firewall) Restore() (lacking []string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -36,8 +36,8 @@ func (f *Firewall) Restore() (lacking []string, err error) {
 	return lacking, fault.Wrap(err, fault.Failed, fault.Host, "cannot restore the firewall rules of table %q", f.table.Name)
 }
 
-// lacking gives the bridges whose rules are not all there. Rules are counted:
-// one that an administrator has added or replaced is theirs to answer for.
+// lacking returns the bridges that miss some of their rules. It only counts rules:
+// an administrator who adds or replaces one is responsible for it.
 func (f *Firewall) lacking(c *nftables.Conn) ([]string, error) {
 	all := slices.Sorted(maps.Keys(f.applied))
 	there, err := f.exists(c)
@@ -73,8 +73,8 @@ func (f *Firewall) lacking(c *nftables.Conn) ([]string, error) {
 	return lacking, err
 }
 
-// applyAgain puts the rules of bridges in force. Where what is left is in the way of that, as
-// a chain that somebody has hung elsewhere, the table is made anew.
+// applyAgain puts the rules of bridges in force. If leftovers prevent that, such as a chain
+// that another program attached to a different hook, it makes the whole table again.
 func (f *Firewall) applyAgain(bridges []string) error {
 	again := func(bridges []string) error {
 		for _, bridge := range bridges {
@@ -105,14 +105,14 @@ func (f *Firewall) applyAgain(bridges []string) error {
 	return again(slices.Sorted(maps.Keys(f.applied)))
 }
 
-// FirewallWatch hears what other programs take from the table of a Firewall.
+// FirewallWatch receives what other programs remove from the table of a Firewall.
 type FirewallWatch struct {
 	conn        *netlink.Conn
 	table, self string
-	taken       bool // the transaction that is being told of takes something
+	taken       bool // the transaction that is being received removes something
 }
 
-// Watch begins to hear. What was taken before is found by Restore alone.
+// Watch starts listening. Only Restore finds rules that were removed before.
 func (f *Firewall) Watch() (*FirewallWatch, error) {
 	w := &FirewallWatch{table: f.table.Name}
 	self, err := os.ReadFile("/proc/self/comm")
@@ -128,12 +128,11 @@ func (f *Firewall) Watch() (*FirewallWatch, error) {
 	return w, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen to changes of the firewall")
 }
 
-// Close ends it.
+// Close ends the watch.
 func (w *FirewallWatch) Close() { _ = w.conn.Close() }
 
-// Next waits until another program has taken something from the table, and says which.
-// It says "" when the kernel had more to tell than it could keep: something may have
-// been taken then.
+// Next waits until another program has removed something from the table, and returns the program's name.
+// It returns "" when messages of the kernel were lost for lack of space: something may have been removed then.
 func (w *FirewallWatch) Next(ctx context.Context) (by string, err error) {
 	defer context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Now()) })()
 	for ctx.Err() == nil {
@@ -157,8 +156,8 @@ func (w *FirewallWatch) Next(ctx context.Context) (by string, err error) {
 	return "", context.Cause(ctx)
 }
 
-// hear takes one message in. A transaction is told of part by part, and at its end who made
-// it: that of this very program is no loss.
+// hear reads one message. The kernel sends the parts of a transaction one by one, and at its end the name of the
+// program that made it. A transaction of this very program is no loss.
 func (w *FirewallWatch) hear(m netlink.Message) (by string) {
 	kind := uint16(m.Header.Type)
 	if kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < 4 {

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compile gives the rules of the three chains of a network: out, in and nat.
+// compile returns the rules of the three chains of a network: out, in and nat.
 //
-// What passes the out chain returns from it rather than being accepted, so
-// that the in chain of the network it goes to is asked too.
+// A packet that passes the out chain returns from it and is not accepted there, so
+// that it also goes through the in chain of its destination network.
 func (r ForwardRules) compile() [3][][]expr.Any {
 	var out, in, nat [][]expr.Any
 	out = append(out, rule(linkIs(expr.MetaKeyOIFNAME, r.Bridge), pass()))
@@ -45,8 +45,9 @@ func (r ForwardRules) uplinks() []string {
 	return r.Uplinks
 }
 
-// rules translate what leaves a subnet, save what stays in it and what is
-// meant for everybody on the link.
+// rules translate the source addresses of packets that leave a subnet. Packets to
+// the subnet itself, and to the link's broadcast and multicast addresses, stay as
+// they are.
 func (t Translation) rules(from netip.Prefix, uplink string) [][]expr.Any {
 	nat := [][]expr.Any{rule(within(destination, from), pass())}
 	toAll := []string{"224.0.0.0/24", "255.255.255.255/32"}

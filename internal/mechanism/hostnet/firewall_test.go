@@ -71,7 +71,7 @@ func nft(t *testing.T, words ...string) {
 	}
 }
 
-// twoBridges is a firewall with a network that is translated and one that is alone.
+// twoBridges is a firewall with one network whose addresses are translated and one isolated network.
 func twoBridges(t *testing.T) *Firewall {
 	t.Helper()
 	f := NewFirewall("lodge_test")
@@ -90,7 +90,7 @@ func twoBridges(t *testing.T) *Firewall {
 	return f
 }
 
-// chains is the ruleset with its parts in one order.
+// chains returns the ruleset with its parts in a fixed order.
 func chains(t *testing.T) string {
 	t.Helper()
 	parts := strings.Split(strings.TrimSuffix(ruleset(t), "}\n"), "\n\n")
@@ -101,8 +101,8 @@ func chains(t *testing.T) string {
 	return strings.Join(parts, "\n")
 }
 
-// TestWhatAnotherProgramTakesOfTheFirewall takes the table and each kind of its parts away:
-// it is heard, put back as it was, and nobody's own rules go with it.
+// TestWhatAnotherProgramTakesOfTheFirewall removes the table and each kind of its parts:
+// each removal is noticed, the rules are put back as they were, and rules of other programs stay.
 // Promise: F23
 func TestWhatAnotherProgramTakesOfTheFirewall(t *testing.T) {
 	linktest.Need(t, "nft")
@@ -151,8 +151,8 @@ func TestWhatAnotherProgramTakesOfTheFirewall(t *testing.T) {
 	}
 }
 
-// TestOwnAndForeignChangesAreNoLoss: neither what this program does to its table, nor what
-// others add to it or do to their own, is taken for a loss.
+// TestOwnAndForeignChangesAreNoLoss: the program's own changes to its table do not count as a loss.
+// Neither do rules that others add to it, nor changes of other tables.
 // Promise: F23
 func TestOwnAndForeignChangesAreNoLoss(t *testing.T) {
 	linktest.Need(t, "nft")
@@ -175,8 +175,8 @@ func TestOwnAndForeignChangesAreNoLoss(t *testing.T) {
 	}
 }
 
-// TestNotificationsThatAreLostAreALoss: where the kernel could not keep them, something may
-// have been taken.
+// TestNotificationsThatAreLostAreALoss: if the kernel had no space for a notification, rules may
+// have been removed.
 // Promise: F23
 func TestNotificationsThatAreLostAreALoss(t *testing.T) {
 	linktest.Need(t, "nft")

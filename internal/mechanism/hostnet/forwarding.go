@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Forward lets the host route between its links, IPv4, IPv6 or both, and tells which of
-// the kernel's settings said that it shall not. They are never turned off again: others may
-// have come to count on them.
+// Forward lets the host route between its links, IPv4, IPv6 or both. It returns the
+// settings of the kernel that were off. Lodge never turns them off again, because other
+// programs may rely on them since.
 func Forward(four, six bool) (off []string, err error) {
 	if four && !isSet(routesIPv4, "1") {
 		off = append(off, dotted(routesIPv4))
@@ -28,15 +28,14 @@ func Forward(four, six bool) (off []string, err error) {
 	return off, err
 }
 
-// The settings by which the host routes.
+// The settings that make the host route.
 const (
 	routesIPv4 = "net/ipv4/ip_forward"
 	routesIPv6 = "net/ipv6/conf/all/forwarding"
 )
 
-// admitIPv6 refuses to have a host route IPv6 that would be cut off by that: the kernel
-// drops the default routes that routers told it of, and listens to them no more, but on links
-// whose accept_ra is 2.
+// admitIPv6 refuses to make the host route IPv6 if that would cut off the host: the kernel drops the default
+// routes that routers advertised, and no longer listens to them, except on links with accept_ra 2.
 func admitIPv6() error {
 	links, err := learntRouters()
 	if err != nil {
@@ -51,10 +50,10 @@ func admitIPv6() error {
 	return nil
 }
 
-// QuietIPv6 sets what a bridge with addresses of ours does with IPv6: it never
-// learns addresses or routes from guests, and without an IPv6 address of its
-// own the host stays out of IPv6 there altogether. A kernel without IPv6 has
-// nothing to set.
+// QuietIPv6 sets the IPv6 behaviour of a bridge with addresses of ours. The host
+// never learns addresses or routes from guests there. Without an IPv6 address of
+// its own on the bridge, the host does not use IPv6 there at all. A kernel without
+// IPv6 has nothing to set.
 func QuietIPv6(bridge string, hasAddress bool) error {
 	dir := filepath.Join("net/ipv6/conf", bridge)
 	if _, err := os.Stat(filepath.Join("/proc/sys", dir)); errors.Is(err, os.ErrNotExist) {
@@ -71,8 +70,8 @@ func QuietIPv6(bridge string, hasAddress bool) error {
 	)
 }
 
-// writeSetting sets one kernel setting unless it is so already, which spares
-// writing where /proc/sys is read-only and all is well.
+// writeSetting sets one kernel setting unless it has that value already. So it
+// works where /proc/sys is read-only, if the value is right.
 func writeSetting(name, value string) error {
 	if isSet(name, value) {
 		return nil

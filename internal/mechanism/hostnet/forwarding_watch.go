@@ -12,10 +12,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// ForwardingWatch hears when the host is told to route between its links no more.
+// ForwardingWatch receives when another program turns off the host's routing between its links.
 type ForwardingWatch struct{ conn *netlink.Conn }
 
-// WatchForwarding begins to hear. What was before is found by Forward alone.
+// WatchForwarding starts listening. Only Forward finds a change that was made before.
 func WatchForwarding() (*ForwardingWatch, error) {
 	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
 	for _, group := range []uint32{unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF} {
@@ -28,11 +28,11 @@ func WatchForwarding() (*ForwardingWatch, error) {
 	return &ForwardingWatch{conn}, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen to changes of the host's forwarding")
 }
 
-// Close ends it.
+// Close ends the watch.
 func (w *ForwardingWatch) Close() { _ = w.conn.Close() }
 
-// Next waits until forwarding is turned off for the whole host, or may have been: the kernel
-// had more to tell than it could keep.
+// Next waits until forwarding is turned off for the whole host. It also returns when messages of the kernel were
+// lost for lack of space: forwarding may have been turned off then.
 func (w *ForwardingWatch) Next(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Now()) })()
 	for ctx.Err() == nil {
@@ -58,8 +58,8 @@ const (
 	netconfAll        = -1 // as an interface: the host as a whole
 )
 
-// turnsOff reads one message. Each link has such a setting of its own, which is its
-// administrator's.
+// turnsOff reads one message. Each link also has such a setting of its own, which the
+// administrator decides.
 func turnsOff(m netlink.Message) bool {
 	if m.Header.Type != unix.RTM_NEWNETCONF || len(m.Data) < netconfHeader {
 		return false

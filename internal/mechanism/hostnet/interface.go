@@ -15,7 +15,7 @@ import (
 // MaxName is the longest name the kernel takes for a link.
 const MaxName = unix.IFNAMSIZ - 1
 
-// CheckName refuses what the kernel would not take as the name of a link.
+// CheckName refuses a name that the kernel would not take for a link.
 func CheckName(name string) error {
 	if name == "" || name == "." || name == ".." {
 		return fault.New(fault.Invalid, fault.Interface, "%q is not a valid name of a link", name)
@@ -44,8 +44,8 @@ type Link struct {
 	Counters
 }
 
-// Counters are what a link has carried since it was made, from the host's
-// side: what a guest sends is received here.
+// Counters are the traffic of a link since it was made, from the host's side:
+// data that a guest sends is received here.
 type Counters struct {
 	RxBytes, RxPackets, RxErrors, RxDropped uint64
 	TxBytes, TxPackets, TxErrors, TxDropped uint64
@@ -102,8 +102,8 @@ func All() ([]Link, error) {
 	return out, nil
 }
 
-// dump repeats a listing that the kernel says changed while it was read; the
-// last try is taken as it is, because on a busy host every one may be.
+// dump repeats a listing if the kernel reports that it changed during the read.
+// It returns the last try even so, because on a busy host every listing may change.
 func dump[T any](list func() ([]T, error)) ([]T, error) {
 	const tries = 5
 	var all []T
@@ -160,8 +160,8 @@ func SetIsolated(name string, on bool) error {
 // Remove deletes a link. That it is gone already is not an error.
 func Remove(name string) error { return RemoveSame(name, 0) }
 
-// RemoveSame is Remove of the link with an index: one that has its name by now is
-// another's, and stays. 0 is any.
+// RemoveSame is Remove for the link with this index: another link that has the name
+// by now stays. Index 0 means any.
 func RemoveSame(name string, index int) error {
 	l, err := find(name)
 	if fault.Is(err, fault.NotFound) {
@@ -180,8 +180,8 @@ func RemoveSame(name string, index int) error {
 	return fault.Wrap(err, fault.Failed, fault.Interface, "cannot remove network interface %q", name)
 }
 
-// AddAddress gives a link an address with its prefix. IPv6 addresses are
-// usable at once (no duplicate detection: nobody else is on a fresh bridge).
+// AddAddress gives a link an address with its prefix. IPv6 addresses are usable
+// at once, without duplicate detection: a fresh bridge has no other host on it.
 func AddAddress(name string, addr netip.Prefix) error {
 	a := &netlink.Addr{IPNet: ipNet(addr)}
 	if addr.Addr().Is6() {

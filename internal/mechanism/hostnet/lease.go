@@ -15,10 +15,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Lease is an address that a dnsmasq has given to somebody.
+// Lease is an address that a dnsmasq has given to a client.
 type Lease struct {
 	Expiry   time.Time // zero for one without end
-	MAC      string    // lower case; "" for a DHCPv6 client whose identity does not tell
+	MAC      string    // lower case; "" for a DHCPv6 client whose DUID does not contain one
 	IAID     string    // DHCPv6 only
 	Address  netip.Addr
 	Hostname string // "" when the client gave none
@@ -44,14 +44,14 @@ func ReadLeases(path string) ([]Lease, error) {
 	return ParseLeases(f)
 }
 
-// ParseLeases reads dnsmasq's lease file. A line that is not a lease, or longer than
-// one, is passed over: the file is rewritten in place, so that half a line may be met.
+// ParseLeases reads dnsmasq's lease file. It skips a line that is no lease, or that
+// is longer than one: dnsmasq rewrites the file in place, so a line may be cut off.
 func ParseLeases(r io.Reader) ([]Lease, error) {
 	var leases []Lease
 	lines := bufio.NewReaderSize(r, maxLeaseLine)
 	for {
 		line, long, err := lines.ReadLine()
-		for long && err == nil { // a guest may call itself anything, and others have leases too
+		for long && err == nil { // a guest may choose a name of any length; the other leases still count
 			line = nil
 			_, long, err = lines.ReadLine()
 		}
@@ -111,8 +111,8 @@ func unlessStar(s string) string {
 	return s
 }
 
-// duidMAC takes the hardware address out of a DHCPv6 identity that is made of
-// one: type 1 (address and time) or 3 (address), hardware type 1 (Ethernet).
+// duidMAC returns the hardware address in a DHCPv6 identity that contains one:
+// type 1 (address and time) or 3 (address), hardware type 1 (Ethernet).
 func duidMAC(duid string) string {
 	b, err := hex.DecodeString(strings.ReplaceAll(duid, ":", ""))
 	if err != nil || len(b) < 4 || b[0] != 0 || b[2] != 0 || b[3] != 1 {

@@ -38,7 +38,7 @@ func TestParseLeases(t *testing.T) {
 	}
 }
 
-// What a guest calls itself may be as long as a packet: it hides no lease of others.
+// A guest's host name may be as long as a packet: it must not hide the leases of others.
 // Promise: X6
 func TestALongIdentityHidesNoOtherLease(t *testing.T) {
 	long := "1763658001 77 fd00::99 * " + strings.Repeat("00:", 20_000) + "00\n"

@@ -29,7 +29,7 @@ var macvtapModes = [...]netlink.MacvlanMode{
 	Private: netlink.MACVLAN_MODE_PRIVATE, Passthrough: netlink.MACVLAN_MODE_PASSTHRU,
 }
 
-// Macvtap says how a macvtap is to be made.
+// Macvtap is the settings of a new macvtap.
 type Macvtap struct {
 	Name       string
 	Parent     string // the host's link below

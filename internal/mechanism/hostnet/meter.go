@@ -11,24 +11,24 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Meter reads the counters of links, over one socket that it keeps: two system
-// calls a reading. A listing of all links would cost each time what all of them
-// cost, however few are wanted.
+// Meter reads the counters of single links over one socket that it keeps open: two
+// system calls a reading. A listing of all links would cost each reading as much as
+// all links, even if only a few are needed.
 type Meter struct {
 	mu sync.Mutex
 	fd int
-	// number tells an answer from that to an earlier question.
+	// number tells an answer from one to an earlier request.
 	number uint32
 }
 
-// OpenMeter opens a meter, which is to be closed.
+// OpenMeter opens a meter; the caller closes it.
 func OpenMeter() (*Meter, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open a netlink socket")
 	}
-	// The kernel answers before the question's send returns; this only bounds
-	// the wait for what never happens.
+	// The kernel answers before the send of the request returns, so this timeout
+	// is only a safety net.
 	patience := unix.NsecToTimeval(int64(time.Second))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
 		_ = unix.Close(fd)
@@ -37,7 +37,7 @@ func OpenMeter() (*Meter, error) {
 	return &Meter{fd: fd}, nil
 }
 
-// Close ends the meter; it then reads nothing more.
+// Close closes the meter; later readings fail.
 func (m *Meter) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -47,8 +47,8 @@ func (m *Meter) Close() {
 	}
 }
 
-// Index gives the number that the kernel knows a link by, or fault.NotFound.
-// The kernel gives no number twice before it has counted through all of them.
+// Index returns the kernel's index of a link, or fault.NotFound. The kernel uses no
+// index again before it has counted through all of them.
 func (m *Meter) Index(name string) (int, error) {
 	request, err := unix.NewIfreq(name)
 	if err != nil {
@@ -65,7 +65,7 @@ func (m *Meter) Index(name string) (int, error) {
 	return int(int32(request.Uint32())), nil
 }
 
-// The layout of the question and of its answer, as linux/if_link.h has them.
+// The layout of the request and of its answer, as in linux/if_link.h.
 const (
 	newStats   = 92 // RTM_NEWSTATS
 	getStats   = 94 // RTM_GETSTATS
@@ -73,11 +73,10 @@ const (
 	statsSize  = 12 // struct if_stats_msg: family, padding, index, mask
 	stats64    = 1  // IFLA_STATS_LINK_64
 	attrSize   = unix.SizeofRtAttr
-	counters   = 8 // of the many in struct rtnl_link_stats64, the first
+	counters   = 8 // the first ones of struct rtnl_link_stats64
 )
 
-// Counters reads one link's counters; fault.NotFound when there is none of that
-// number.
+// Counters reads the counters of the link with this index; fault.NotFound if there is none.
 func (m *Meter) Counters(index int) (Counters, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

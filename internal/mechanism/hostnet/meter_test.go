@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// TestTheMeterCountsAsTheListingDoes sends something over the loopback between
-// two readings.
+// TestTheMeterCountsAsTheListingDoes sends a packet over the loopback between two
+// readings.
 func TestTheMeterCountsAsTheListingDoes(t *testing.T) {
 	m, err := OpenMeter()
 	if err != nil {
@@ -57,7 +57,7 @@ func TestTheMeterCountsAsTheListingDoes(t *testing.T) {
 	}
 }
 
-// TestCutOffAnswersAreErrors feeds every beginning of an answer.
+// TestCutOffAnswersAreErrors parses every prefix of an answer.
 func TestCutOffAnswersAreErrors(t *testing.T) {
 	whole := make([]byte, headerSize+statsSize+attrSize+8*counters)
 	binary.NativeEndian.PutUint16(whole[4:], newStats)

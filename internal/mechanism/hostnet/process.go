@@ -16,24 +16,23 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Process names one process so that it is never taken for another that was
-// given the same number later. It is what a record keeps across restarts of
-// the daemon.
+// Process identifies one process, so that it is never confused with a later one
+// that gets the same PID. Records keep it across restarts of the daemon.
 type Process struct {
 	PID     int    `json:"pid"`
 	Started uint64 `json:"started"` // clock ticks after boot, field 22 of /proc/PID/stat
 }
 
 // handle is a process held by its pidfd: signals and the wait for its end
-// never meet another process.
+// can never reach another process.
 type handle struct {
 	Process
 	fd   *os.File
 	gone chan struct{} // closed when the process has ended
 }
 
-// hold takes hold of a running process whose command line carries a word.
-// With want given, its start time must be that one too.
+// hold opens a pidfd of a running process and checks that its command line contains
+// word. With want given, its start time must match too.
 func hold(pid int, word string, want *Process) (*handle, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -48,8 +47,8 @@ func hold(pid int, word string, want *Process) (*handle, error) {
 	return h, nil
 }
 
-// identify reads who the process is; the pidfd is open already, so that what
-// is read is about the process held or about none.
+// identify reads the identity of the process. The pidfd is open already, so the
+// values that are read belong to the process held or to none.
 func (h *handle) identify(word string, want *Process) error {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", h.PID))
 	if err != nil {
@@ -142,7 +141,7 @@ func (h *handle) wait(ctx context.Context) error {
 	}
 }
 
-// end asks the process to end, and after a grace time makes it.
+// end asks the process to end, and kills it after a grace time.
 func (h *handle) end(ctx context.Context, grace time.Duration) error {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		if err := h.signal(sig); err != nil {

@@ -49,8 +49,8 @@ func learntRouters() ([]string, error) {
 	return out, nil
 }
 
-// listRoutes gives the routes that are like one by what the filter names, and the names of
-// all links by their numbers.
+// listRoutes returns the routes that match the filtered fields of like, and the names of
+// all links by their indexes.
 func listRoutes(family int, like *netlink.Route, by uint64) (routes []netlink.Route, names map[int]string, err error) {
 	routes, err = dump(func() ([]netlink.Route, error) { return netlink.RouteListFiltered(family, like, by) })
 	if err != nil {
@@ -67,7 +67,7 @@ func listRoutes(family int, like *netlink.Route, by uint64) (routes []netlink.Ro
 	return routes, names, nil
 }
 
-// AddRoute sends a destination through a gateway behind a link.
+// AddRoute adds a route to a destination through a gateway on a link.
 func AddRoute(name string, to netip.Prefix, via netip.Addr, metric int) error {
 	return change(name, "add route "+to.String()+" to", func(l netlink.Link) error {
 		return netlink.RouteAdd(&netlink.Route{

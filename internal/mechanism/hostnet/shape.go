@@ -23,8 +23,9 @@ var (
 	shapeClass = netlink.MakeHandle(1, 1)
 )
 
-// SetShape holds back what a link sends, which for a guest's tap is what the
-// guest receives. Nil lets it go. It replaces the link's root queue.
+// SetShape limits the traffic that a link sends; on a guest's tap that is the
+// traffic that the guest receives. Nil removes the limit. It replaces the link's
+// root queue.
 func SetShape(name string, s *Shape) error {
 	return change(name, "shape the traffic of", func(l netlink.Link) error {
 		queue := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: shapeQueue})
@@ -52,7 +53,7 @@ func SetShape(name string, s *Shape) error {
 	})
 }
 
-// ShapeOf reads how fast a link may send; nil when it is not held back.
+// ShapeOf reads the limit on the traffic that a link sends; nil if it has none.
 func ShapeOf(name string) (*Shape, error) {
 	l, err := find(name)
 	if err != nil {

@@ -15,13 +15,13 @@ import (
 // maxQueues is the kernel's bound on the queues of one tap or macvtap.
 const maxQueues = 256
 
-// Tap says how a tap is to be made.
+// Tap is the settings of a new tap.
 type Tap struct {
 	Name       string
 	Queues     int              // 0 counts as 1
 	VNetHeader bool             // frames carry the virtio header (offloads)
 	Persistent bool             // stays when the last file is closed
-	Owner      int              // user who may open a persistent tap; 0 for root only
+	Owner      int              // user that may open a persistent tap; 0 for root only
 	MAC        net.HardwareAddr // of the host's end; nil keeps the kernel's
 	MTU        int              // bytes; 0 keeps the kernel's
 	Bridge     string           // bridge to attach to; "" for none
@@ -30,10 +30,10 @@ type Tap struct {
 	Existing   bool // open a persistent tap that is there already
 }
 
-// OpenTap makes a tap and gives one file per queue, which the caller owns. A
-// tap that is not persistent ends with its last file. A name that is taken by
-// any link at all is fault.Exists, decided by the kernel, so that two who
-// search for a free name never share one.
+// OpenTap makes a tap and returns one file per queue, which the caller owns. A tap
+// that is not persistent ends with its last file. If any link has the name, the
+// error is fault.Exists. The kernel decides that, so two callers that look for a
+// free name never share one.
 func OpenTap(t Tap) ([]*os.File, error) {
 	if err := CheckName(t.Name); err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func persist(t Tap, f *os.File) error {
 	return fault.Wrap(err, fault.Failed, fault.Interface, "cannot make tap %q persistent", t.Name)
 }
 
-// settle does what is left to do over netlink once a tap exists.
+// settle makes the remaining settings over netlink once a tap exists.
 func settle(t Tap) error {
 	if t.MAC != nil {
 		if err := SetMAC(t.Name, t.MAC); err != nil {
@@ -164,9 +164,9 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// OpenVHost opens the kernel's network back end once per queue; the caller
-// owns the files. A host without it is fault.Unsupported with the reason, for
-// the caller to fall back on QEMU's own back end or to refuse.
+// OpenVHost opens the kernel's network back end once per queue; the caller owns
+// the files. On a host without it the error is fault.Unsupported with the reason:
+// the caller falls back on QEMU's own back end, or refuses.
 func OpenVHost(queues int) ([]*os.File, error) {
 	const device = "/dev/vhost-net"
 	var files []*os.File

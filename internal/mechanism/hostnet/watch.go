@@ -13,7 +13,7 @@ import (
 // FolderWatch tells which files in a folder have been written.
 type FolderWatch struct{ events *os.File }
 
-// WatchFolder begins to watch a folder. Whoever began it closes it.
+// WatchFolder starts watching a folder. The caller closes the watch.
 func WatchFolder(path string) (*FolderWatch, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -27,9 +27,8 @@ func WatchFolder(path string) (*FolderWatch, error) {
 	return w, nil
 }
 
-// Next waits for files that have been written and gives their names. All says that
-// any file may have been: there was no room for more news. An error is the end, as
-// after Close.
+// Next waits for files that have been written and returns their names. With all, any file may have been written:
+// the kernel's queue of events was full. An error ends the watch, as it does after Close.
 func (w *FolderWatch) Next() (names []string, all bool, err error) {
 	var buffer [16 << 10]byte // holds the longest event
 	n, err := w.events.Read(buffer[:])
@@ -50,5 +49,5 @@ func (w *FolderWatch) Next() (names []string, all bool, err error) {
 	return names, all, nil
 }
 
-// Close ends the watch, and a Next that waits.
+// Close ends the watch, and a waiting Next.
 func (w *FolderWatch) Close() { _ = w.events.Close() }

@@ -27,7 +27,7 @@ const (
 
 const cdSector = 2048
 
-// The sectors of a CD with one directory: 16 that are nobody's, then what follows.
+// The sectors of a CD with one directory. The first 16 are not used; the rest follows in this order.
 const (
 	cdPrimary = 16 + iota // volume descriptors
 	cdJoliet

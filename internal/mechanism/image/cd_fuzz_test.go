@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// FuzzCD lays files out on a CD, of any names and content: what is made is read back
-// whole in both of its forms.
+// FuzzCD puts files with any names and content on a CD. The files must be read back whole
+// from both directory trees of the CD.
 func FuzzCD(f *testing.F) {
 	f.Add("cidata", "user-data", []byte("#cloud-config\n"), "meta-data", []byte{})
 	f.Add("a", "a.b", make([]byte, 2049), "a.c", make([]byte, 2048))

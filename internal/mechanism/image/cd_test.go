@@ -12,8 +12,8 @@ import (
 	"unicode/utf16"
 )
 
-// readCD reads a CD's label and files back as a kernel does, in one of its forms,
-// and sees that numbers which stand there in both orders of bytes agree.
+// readCD reads a CD's label and files as a kernel does, in one of its two directory
+// trees. It checks that numbers that are stored in both byte orders agree.
 func readCD(t *testing.T, cd []byte, descriptor int, text func([]byte) string) (label string, files map[string]string) {
 	t.Helper()
 	number := func(b []byte) int {
@@ -37,7 +37,7 @@ func readCD(t *testing.T, cd []byte, descriptor int, text func([]byte) string) (
 	}
 	files = map[string]string{}
 	for entries := 0; directory[0] != 0; directory = directory[directory[0]:] {
-		if entries++; entries <= 2 { // itself, and the one above it
+		if entries++; entries <= 2 { // the entries of the directory itself and of its parent
 			continue
 		}
 		name := text(directory[33 : 33+int(directory[32])])

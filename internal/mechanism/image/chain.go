@@ -96,7 +96,7 @@ type Layer struct {
 
 	id    [2]uint64    // device and inode
 	owner sandbox.User // user and group of the file
-	// untrustedFS says that its file system says whose anything on it is: see way.Claims.
+	// untrustedFS: the file system itself decides which owners it reports: see way.Claims.
 	untrustedFS bool
 }
 

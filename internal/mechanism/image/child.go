@@ -25,8 +25,8 @@ import (
 // its tables in it, and because address space is not memory in use.
 const (
 	maxMemory   = 8 << 30         // bytes of address space
-	maxSaid     = 64 << 10        // bytes kept of what it says
-	shortWork   = 2 * time.Minute // deadline of what copies no data
+	maxSaid     = 64 << 10        // bytes kept of its output
+	shortWork   = 2 * time.Minute // deadline of a run that copies no data
 	niceness    = 10
 	firstFile   = 3 // the descriptor of the first file passed
 	waitForPipe = 5 * time.Second

@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// script gives a tool that is a shell script.
+// script returns a tool that is a shell script.
 func script(t *testing.T, text string) *Tool {
 	t.Helper()
 	tool := tool(t)
@@ -25,8 +25,8 @@ func script(t *testing.T, text string) *Tool {
 	return tool
 }
 
-// TestTool_HasNoAccessToTheHost: whoever makes qemu-img do what they like, by an image that
-// it reads, has the images that it was handed and nothing else of the host.
+// TestTool_HasNoAccessToTheHost: an image that takes control of the qemu-img that reads it
+// reaches the images that qemu-img was given, and nothing else of the host.
 // Promise: I3
 func TestTool_HasNoAccessToTheHost(t *testing.T) {
 	if quarters() == nil {
@@ -85,7 +85,7 @@ exit 0
 	}
 }
 
-// TestTool_LeavesNoProcess: what it started goes with it.
+// TestTool_LeavesNoProcess: processes that the tool started end with it.
 // Promise: I3
 func TestTool_LeavesNoProcess(t *testing.T) {
 	if quarters() == nil {
@@ -136,7 +136,7 @@ func TestTool_SlowProcessRunsOn(t *testing.T) {
 	}
 }
 
-// TestMake_EncryptionIsRetried has a tool that cannot tell how fast the processor is, at first
+// TestMake_EncryptionIsRetried uses a tool that cannot measure the speed of the processor, at first
 // or ever.
 func TestMake_EncryptionIsRetried(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -146,7 +146,7 @@ func TestMake_EncryptionIsRetried(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			count := filepath.Join(t.TempDir(), "count")
 			tool := script(t, fmt.Sprintf("echo >>%s\n[ $(wc -l <%s) -gt %d ] || { echo 'Error when deleting file x: Operation not permitted' >&2; echo 'qemu-img: x: Unable to get accurate CPU usage' >&2; exit 1; }", count, count, c.fails))
-			tool.quarters = nil // it counts where a chamber has nothing
+			tool.quarters = nil // it counts its runs in a file; a sandbox has no place for that
 			err := tool.makeFormat(t.Context(), empty(t, "image"), Plan{Format: LUKS, Virtual: 1 << 20, Encryption: &Encryption{Passphrase: []byte("x")}})
 			if (err == nil) != c.made {
 				t.Errorf("got %v", err)

@@ -19,7 +19,7 @@ import (
 // LUKS is a raw image in an encrypted container. libvirt's XML calls it raw with an encryption element.
 const LUKS Format = "luks"
 
-// Encryption says how an image is encrypted, and its passphrase. QEMU chooses what is empty.
+// Encryption says how an image is encrypted, and its passphrase. QEMU chooses the fields that are empty.
 type Encryption struct {
 	Passphrase []byte // owned and cleared by the caller
 	Cipher     string // aes, serpent, twofish
@@ -87,7 +87,7 @@ func (l *Encryption) options(prefix string) []string {
 	return o
 }
 
-// The tool's names of the passphrases of what it writes and of what it reads.
+// The names, for the tool, of the passphrase of the image it writes and of the one it reads.
 const (
 	intoKey = "into"
 	fromKey = "from"
@@ -136,7 +136,7 @@ func writeTarget(format Format) string {
 	return fmt.Sprintf("driver=%s,%s,file.driver=file,file.filename=/proc/self/fd/%d", format, key, firstFile)
 }
 
-// readDeclaredLUKS reads the header of a declared LUKS container. The guest does not see what is before
+// readDeclaredLUKS reads the header of a declared LUKS container. The guest does not see the bytes before
 // the data.
 func (info *Info) readDeclaredLUKS(r io.ReaderAt) error {
 	head, err := readUpTo(r, 0, 108)

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A relative path lies in no folder, and yet would lead somewhere: from the root.
+// A relative path lies in no folder. It is refused, because it would be resolved from the root.
 func TestFence_RefusesRelativePaths(t *testing.T) {
 	for _, folders := range [][]string{nil, {"/srv/build"}} {
 		if f, err := OpenHeld("etc/hostname", unix.O_RDONLY, folders); f != nil || !fault.Is(err, fault.Invalid) {

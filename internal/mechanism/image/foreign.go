@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// sector is the unit in which several formats count.
+// sector is the unit of sizes in several formats, in bytes.
 const sector = 512
 
 // qedBackingIsRaw is the feature bit by which QED declares its backing file raw.
@@ -80,8 +80,8 @@ func (info *Info) readVPC(r io.ReaderAt) error {
 	return nil
 }
 
-// A VHDX finds its size through a region table at a fixed place, which names
-// the metadata region, whose table names the item that holds the size.
+// A VHDX finds its size in three steps: a region table at a fixed place names the
+// metadata region, and the metadata table there names the item that holds the size.
 const (
 	vhdxRegions    = 192 << 10
 	vhdxMaxEntries = 2047

@@ -12,8 +12,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestOpenForQEMU_HeaderCannotBeReplaced: who changes the header of an image between the daemon's look at it and QEMU's own has
-// QEMU open what it names; from the moment that it is handed out on the image is seen to be in use, which uploads heed.
+// TestOpenForQEMU_HeaderCannotBeReplaced: a writer that changes the header of an image after the daemon has read
+// it, and before QEMU does, could make QEMU open any file it names. From OpenForQEMU on the image counts as in
+// use, so an upload is refused.
 // Promise: X2
 func TestOpenForQEMU_HeaderCannotBeReplaced(t *testing.T) {
 	f := empty(t, "image")
@@ -45,8 +46,9 @@ func TestOpenForQEMU_HeaderCannotBeReplaced(t *testing.T) {
 	}
 }
 
-// A file that was handed to a QEMU which never came to use it, and is paused and so keeps it, does not keep the same QEMU from
-// the file when it is handed over once more: none of the bytes that QEMU looks at says that somebody writes. Nor does one that QEMU uses.
+// A QEMU that never used a file it was given keeps it open while it is paused. The same QEMU may then be given the
+// file once more: none of the bytes that QEMU checks says that there is a writer. The same holds for a file that
+// QEMU uses.
 // Promise: F20
 func TestOpenForQEMU_Twice(t *testing.T) {
 	f := empty(t, "image")
@@ -75,7 +77,8 @@ func TestOpenForQEMU_Twice(t *testing.T) {
 	}
 }
 
-// TestOpenForQEMU_RemovedFile: of who removes an image and who has QEMU write to it one comes first, and the other is told.
+// TestOpenForQEMU_RemovedFile: if one client removes an image while another gives it to QEMU to write, one of them
+// comes first, and the other gets an error.
 // Promise: F20
 func TestOpenForQEMU_RemovedFile(t *testing.T) {
 	f := empty(t, "image")
@@ -108,7 +111,7 @@ func TestOpenForQEMU_RemovedFile(t *testing.T) {
 		t.Errorf("nobody would write: %v", err)
 	}
 	_ = out.Close() // opened to read
-	// What is removed while it is open has such a name on NFS, until it is closed.
+	// On NFS, a file that is removed while it is open has such a name until it is closed.
 	asNFS := filepath.Join(filepath.Dir(f.Name()), ".nfs0001")
 	if err := errors.Join(f.Close(), os.Rename(f.Name(), asNFS)); err != nil {
 		t.Fatal(err)

@@ -14,8 +14,8 @@ import (
 // Format is the name of an image format in libvirt's XML.
 type Format string
 
-// The formats that are told apart. LUKS containers count as raw and encrypted
-// where nobody declares them.
+// The formats that are told apart. A LUKS container counts as raw and encrypted
+// if its format is not declared.
 const (
 	Raw   Format = "raw"
 	ISO   Format = "iso"
@@ -47,7 +47,7 @@ type Info struct {
 	Encrypted bool
 	// OldEncryption: the image has qcow's own encryption, which is weak and is not opened.
 	OldEncryption bool
-	// What follows is of qcow2 only.
+	// The following fields are for qcow2 only.
 	Compat        string // 0.10 or 1.1
 	ClusterSize   uint64 // bytes
 	LazyRefcounts bool
@@ -142,7 +142,7 @@ var magics = []struct {
 
 const headBytes = 0x44
 
-// A CD says what it is behind the 16 sectors that are left to the system.
+// A CD identifies itself after the first 16 sectors, which are reserved for the system.
 const (
 	isoMagic   = "CD001"
 	isoMagicAt = 32769
@@ -215,8 +215,8 @@ func (info *Info) read(r io.ReaderAt) error {
 	return fault.New(fault.Unsupported, fault.Config, "format %q is not known", info.Format)
 }
 
-// readLUKS finds a LUKS container in what is otherwise raw. Version 1 says
-// where its data starts; what is before it does not count for the guest.
+// readLUKS finds a LUKS container in an image that is otherwise raw. Version 1 says
+// where its data starts; the guest does not see the bytes before it.
 func (info *Info) readLUKS(r io.ReaderAt) error {
 	head, err := readUpTo(r, 0, 108)
 	if err != nil || len(head) < 108 || string(head[:6]) != luksMagic {

@@ -12,12 +12,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// memory is an image of some bytes at its beginning and some further on, and zeros
+// memory is an image with some bytes at its beginning, some at a later offset, and zeros
 // between.
 type memory struct {
 	head, far []byte
-	at        int64 // of what is further on
-	outside   bool  // somebody has asked for what is before the beginning
+	at        int64 // where far begins
+	outside   bool  // a read began before the start of the image
 }
 
 func (m *memory) Size() int64 { return max(int64(len(m.head)), m.at+int64(len(m.far))) }
@@ -54,9 +54,9 @@ func (m *memory) ModTime() time.Time             { return time.Time{} }
 func (m *memory) IsDir() bool                    { return false }
 func (m *memory) Sys() any                       { return nil }
 
-// FuzzHeader inspects an image, as every format and as what it says it is: nothing is
-// read from before its beginning, what is believed of it is within bounds, and what is
-// declared raw is that.
+// FuzzHeader inspects an image as every format and as the format that its header claims.
+// Nothing is read before the start of the image, the values taken from it stay within
+// bounds, and an image that is declared raw is read as raw.
 // Promise: X7
 func FuzzHeader(f *testing.F) {
 	header := func(size int, magic string, fields map[int]any) []byte {
@@ -86,7 +86,7 @@ func FuzzHeader(f *testing.F) {
 	add(header(108, luksMagic, map[int]any{6: uint16(2)}))
 	f.Add(header(64, "KDMV", map[int]any{12: byte(9), 28: byte(2), 36: byte(1)}), uint32(2*sector), []byte("RW 10 SPARSE \"x\"\n"))
 	f.Add([]byte{}, uint32(isoMagicAt), []byte(isoMagic))
-	// A table of regions, the metadata's behind it in the same bytes.
+	// A region table, with the metadata behind it in the same bytes.
 	regions := header(16+32+32+32+8, "regi", map[int]any{8: byte(1), 16: [16]byte(vhdxMetadata)})
 	table := vhdxRegions + 48
 	binary.LittleEndian.PutUint64(regions[32:], uint64(table))

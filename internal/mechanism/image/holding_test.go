@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who gives up waiting for a file system that hangs closes the file: its number is not another file's while what
-// he waited for still goes on with it.
+// A caller that gives up on a file system that hangs closes the file. The operation that it waited for still uses
+// the descriptor number, so no other file may get that number before the operation ends.
 // Promise: X2
 func TestWithDescriptor_KeepsTheNumber(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
@@ -26,7 +26,7 @@ func TestWithDescriptor_KeepsTheNumber(t *testing.T) {
 		if err := f.Close(); err != nil {
 			return err
 		}
-		other, err := os.Create(path + ".other") // which would be given the number
+		other, err := os.Create(path + ".other") // it would get the number if that were free
 		if err != nil {
 			return err
 		}

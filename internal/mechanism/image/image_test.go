@@ -26,8 +26,8 @@ import (
 
 const mib = 1 << 20
 
-// quarters are where the tool runs in these tests: in a chamber, as in a daemon,
-// where that can be made.
+// quarters are the sandbox that the tool runs in during these tests, as in a daemon,
+// on hosts that allow one.
 var quarters = sync.OnceValue(func() *sandbox.Isolation {
 	house, err := sandbox.NewBuilder("")
 	if err != nil {
@@ -49,7 +49,7 @@ func tool(t *testing.T) *Tool {
 	return tool
 }
 
-// qemuImg runs the tool bare, as the oracle.
+// qemuImg runs the tool without a sandbox; its result is the reference.
 func qemuImg(t *testing.T, args ...string) []byte {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "qemu-img", args...).CombinedOutput()
@@ -99,7 +99,7 @@ func TestMake_MatchesQemuImgInfo(t *testing.T) {
 	}
 }
 
-// checkAgainstTool compares what we read with what qemu-img reads.
+// checkAgainstTool compares our result for a header with that of qemu-img.
 func checkAgainstTool(t *testing.T, f *os.File, p Plan) {
 	t.Helper()
 	var want struct {
@@ -190,7 +190,7 @@ func TestInspect_DeclaredRawStaysRaw(t *testing.T) {
 	if err := os.WriteFile(secret, bytes.Repeat([]byte("S"), mib), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What a hostile guest writes on its raw disk.
+	// Headers that a hostile guest writes on its raw disk.
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", disk)
 	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), disk, Raw)
 	if err != nil {
@@ -225,7 +225,7 @@ func TestInspect_LUKSOnlyWhenUndeclared(t *testing.T) {
 	if info, err := Inspect(f, ""); err != nil || info.Format != Raw || !info.Encrypted || info.Virtual != mib/2 {
 		t.Errorf("%+v, %v", info, err)
 	}
-	// The guest of a raw disk cannot change its size by what it writes.
+	// A guest cannot change the size of its raw disk by writing a header into it.
 	if info, err := Inspect(f, Raw); err != nil || info.Encrypted || info.Virtual != mib {
 		t.Errorf("%+v, %v", info, err)
 	}
@@ -266,7 +266,7 @@ func TestConvert_Chain(t *testing.T) {
 	}
 }
 
-// A copy whose first bytes come last is like its source, and as long as they have not come it begins with zeros.
+// A raw copy writes its first bytes last. Until then it begins with zeros; a finished copy is equal to its source.
 // Promise: F33
 func TestConvert_InterruptedRawCopyBeginsWithZeros(t *testing.T) {
 	whole := tool(t)
@@ -369,7 +369,7 @@ func TestOpenChain_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	overlay("pipe", fifo, "raw")
-	for _, node := range []string{fifo, "/dev/null", dir} { // to open one can do harm
+	for _, node := range []string{fifo, "/dev/null", dir} { // opening such a node can do harm
 		if f, err := Open(node); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s is opened: %v, %v", node, f, err)
 		}
@@ -393,8 +393,8 @@ func TestOpenChain_Refused(t *testing.T) {
 	}
 }
 
-// patchOutFormat copies a qcow2 image and turns the extension that declares
-// the format of the backing file into one that nobody knows.
+// patchOutFormat copies a qcow2 image and changes the type of the header extension
+// that declares the format of the backing file into an unknown one.
 func patchOutFormat(t *testing.T, from, to string) {
 	t.Helper()
 	image, err := os.ReadFile(from)
@@ -475,8 +475,8 @@ func TestResize(t *testing.T) {
 }
 
 func TestConvert_Cancelled(t *testing.T) {
-	// A stand-in that never ends by itself and says who it is: what is tested is
-	// the leash, not the tool.
+	// A stand-in that never ends on its own and writes its PID: this tests how the tool's
+	// process is ended, not the tool.
 	dir := t.TempDir()
 	script := filepath.Join(dir, "stuck")
 	pidFile := filepath.Join(dir, "pid")
@@ -506,7 +506,7 @@ func TestConvert_Cancelled(t *testing.T) {
 	if !errors.Is(err, gone) || grandchild < 0 {
 		t.Fatalf("got %v, want the cause", err)
 	}
-	// Killed with its group, it ends as soon as the kernel gets to it.
+	// It is killed with its process group, and ends as soon as the kernel gets to it.
 	fds := []unix.PollFd{{Fd: int32(grandchild), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 10_000)
 	for errors.Is(err, unix.EINTR) {
@@ -524,7 +524,7 @@ func TestConvert_Cancelled(t *testing.T) {
 func TestTool_Limits(t *testing.T) {
 	dir := t.TempDir()
 	script := filepath.Join(dir, "tell")
-	// The limits are set just after the start, so the child looks until they are.
+	// The limits are set just after the start, so the child reads them until they are in force.
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nuntil [ $(ulimit -t) = 7 ] && [ $(ulimit -v) = 8388608 ] && [ $(ulimit -c) = 0 ]; do :; done\n"+
 		"head -c 10000000 /dev/zero >&2\nexit 1\n"), 0o700); err != nil {
 		t.Fatal(err)

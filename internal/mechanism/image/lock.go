@@ -118,7 +118,7 @@ func setLocks(f *os.File, does, denies []int64) (release func(), err error) {
 			_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at, Len: permCount})
 		}
 	}
-	_ = setLock(f, daemonDenies) // each denies that somebody writes
+	_ = setLock(f, daemonDenies) // each process denies writers
 	busy := false
 	for base, perms := range map[int64][]int64{lockHeld: does, lockDenied: denies} {
 		for _, perm := range perms {

@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// QEMU is kept from a file that the daemon writes itself, and from writing to one that it copies, for as
-// long as that takes; and what QEMU has the daemon neither writes nor copies.
+// While the daemon writes a file, QEMU cannot use it. While the daemon copies a file, QEMU cannot write it. The
+// daemon neither writes nor copies a file that QEMU uses.
 // Promise: F20
 func TestLockToWrite_RefusesGuests(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-io")
@@ -56,7 +56,7 @@ func TestLockToWrite_RefusesGuests(t *testing.T) {
 	may("after a copy", from, true, writes...)
 	may("after all", into, true, writes...)
 
-	// The lock of another open file stands for QEMU's.
+	// A lock through another open file plays QEMU's lock.
 	other := open("into")
 	release, err := LockToWrite(other)
 	if err != nil {
@@ -78,7 +78,8 @@ func TestLockToWrite_RefusesGuests(t *testing.T) {
 	}
 }
 
-// SMB keeps who has locked bytes for himself from writing there: what he writes to is not marked there.
+// On SMB a locked byte cannot be written, not even by the holder of the lock. So no byte of a file there is locked
+// to mark the file as being written.
 // Promise: F20
 func TestLockToWrite_MandatoryLocks(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk")
@@ -116,7 +117,7 @@ func TestLockToWrite_MandatoryLocks(t *testing.T) {
 	}
 }
 
-// count has the file system of a file be one of these until the test ends.
+// count adds the file system of a file to one of these lists until the test ends.
 func count(t *testing.T, systems *[]int64, f *os.File) {
 	t.Helper()
 	var fs unix.Statfs_t

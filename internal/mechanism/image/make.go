@@ -37,7 +37,7 @@ type Plan struct {
 	// Encryption encrypts the image: required for LUKS, optional for qcow2.
 	Encryption *Encryption `json:"Lock"` // the name in records of volumes
 
-	// What follows is of qcow2 only.
+	// The following fields are for qcow2 only.
 	Backing       *Backing // Name is an absolute path, Format is declared
 	Compat        string   // 0.10 or 1.1; "" is the tool's default
 	ClusterSize   uint64   // bytes; 0 is the tool's default
@@ -400,7 +400,7 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 			if err == nil {
 				args := append(append([]string{"convert", "-p", "-n"}, k.args...), names...)
 				told := &progress{tell: c.Progress}
-				if i > 0 { // the little at the end, of which nobody is told that all begins anew
+				if i > 0 { // the short rest at the end: the progress must not start again for it
 					told.tell = nil
 				}
 				err = t.run(ctx, bounds{file: maxFileSize(c.From[0].Virtual + uint64(st.Size()))}, k.files, told, args...)

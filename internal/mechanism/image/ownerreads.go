@@ -26,7 +26,7 @@ func (l *Layer) checkOwnerMayRead(ctx context.Context, below *Layer) error {
 	}
 	err := fsguard.Run(ctx, below.Path, func() error {
 		return l.reader().Impersonate(groupsOf(l.owner.UID), func() error {
-			// Its path as the kernel leads that user, and of what is there no more than that it is the same.
+			// Open the path as that user, and check only that it leads to the same file.
 			fd, err := unix.Open(below.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 			if err != nil {
 				return err

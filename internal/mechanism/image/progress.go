@@ -24,7 +24,7 @@ func (p *progress) Write(b []byte) (int, error) {
 		}
 		number, behind, ok := strings.Cut(after, "/100%)")
 		if !ok {
-			// A report that is not complete yet; what is longer is none.
+			// A report that is not complete yet; a longer text is no report.
 			if p.rest = "(" + after; len(p.rest) > 32 {
 				p.rest = ""
 			}

@@ -93,12 +93,12 @@ func recordBeforeWrite(f *os.File) error {
 	return writeRecord(f, backingTexts(possibleHeaders(f)))
 }
 
-// fileLocks has one at a time note something of a file, or forget it. Whoever is to write opens the
-// file before he notes that, and so is seen by who forgets, or comes after him.
+// fileLocks lets one caller at a time write or remove the record of a file. A writer opens the file before
+// it makes the record. So a caller that removes records either sees the writer, or is done before it.
 var fileLocks = struct {
 	sync.Mutex
 	of    map[[2]uint64]chan struct{}
-	tools map[[2]uint64]*toolRuns // of the tool, now; what one points to is changed in turn
+	tools map[[2]uint64]*toolRuns // of the tool's current runs; a toolRuns is changed under its file's lock
 }{of: map[[2]uint64]chan struct{}{}, tools: map[[2]uint64]*toolRuns{}}
 
 // lockFile waits for others that work on the record of a file, and returns the unlock function. On a file
@@ -194,7 +194,7 @@ func writeRecord(f *os.File, below string) error {
 			break
 		}
 	}
-	if err == nil || isUnsupported(err) || errors.Is(err, unix.EROFS) { // nor does anybody write there
+	if err == nil || isUnsupported(err) || errors.Is(err, unix.EROFS) { // no program can write to a read-only file system either
 		return nil
 	}
 	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot note what lies below %s", f.Name())
@@ -294,8 +294,8 @@ func isWritable(f *os.File) bool {
 	return errors.Is(err, unix.EAGAIN)
 }
 
-// isDevice reports whether a file is a block device. For a device nothing tells who has it open to write,
-// so its record stays as long as its node.
+// isDevice reports whether a file is a block device. The kernel does not report the processes that have a device
+// open to write, so its record stays as long as its node.
 func isDevice(f *os.File) bool {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)

@@ -16,9 +16,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// What was noted of an image that a QEMU had holds until it was looked at again: a header that
-// was changed leads nowhere, one that lost its layer does no harm, and one that is as it was is
-// forgotten, so that others may change it then.
+// The record of an image that a QEMU had open applies until the daemon has checked the image. A changed
+// header is refused. A header that lost its backing file does no harm. The record of an unchanged header
+// is removed, so that others may change the image afterwards.
 // Promise: X2
 func TestRecord_HeaderChangedByQEMU(t *testing.T) {
 	tool(t)
@@ -65,7 +65,7 @@ func TestRecord_HeaderChangedByQEMU(t *testing.T) {
 	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", "", top)
 	opens("without a layer", true)
 	over(base)
-	kept, err := os.OpenFile(top, os.O_WRONLY, 0) // without a lock, as whoever got it from QEMU
+	kept, err := os.OpenFile(top, os.O_WRONLY, 0) // without a lock, as a process that got it from QEMU
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,11 +81,11 @@ func TestRecord_HeaderChangedByQEMU(t *testing.T) {
 	opens("changed by whom nobody lent it", true)
 }
 
-// NFS and SMB refuse a lease of what their server has promised them nothing of, as if somebody had the file to write:
-// a guest's disk there is no less its own.
+// NFS and SMB refuse a lease on a file unless their server has promised them one, as if another process had the
+// file open to write. A guest may use its disk there all the same.
 // Promise: I1
 func TestCheckNoWriter_NetworkFileSystem(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "disk")) // who has it to write
+	f, err := os.Create(filepath.Join(t.TempDir(), "disk")) // f is the process that has it open to write
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestCheckNoWriter_NetworkFileSystem(t *testing.T) {
 	if err := CheckNoWriter(disk); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a process has to write: %v", err)
 	}
-	release, err := LockToWrite(f) // as QEMU, which may let go of that just when another looks
+	release, err := LockToWrite(f) // as QEMU does; it may release its lock during the check
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,12 +113,12 @@ func TestCheckNoWriter_NetworkFileSystem(t *testing.T) {
 	if err := CheckNoWriter(disk); err != nil {
 		t.Errorf("where a refusal tells of nobody: %v", err)
 	}
-	if !isWritable(disk) { // by which a note of it stays
+	if !isWritable(disk) { // so that its record stays
 		t.Error("what a process may have to write is taken for nobody's")
 	}
 }
 
-// Of a block device nobody can tell who has it to write still: what was noted of it stays.
+// The daemon cannot tell which processes still have a block device open to write, so its record stays.
 // Promise: X2
 func TestRemoveRecord_BlockDeviceKeepsIt(t *testing.T) {
 	tool(t)
@@ -158,7 +158,7 @@ func TestRemoveRecord_BlockDeviceKeepsIt(t *testing.T) {
 	if changed, err := RemoveRecord(device, Qcow2); err != nil || changed {
 		t.Errorf("changed is %v: %v", changed, err)
 	}
-	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", other, "-F", "raw", device) // as whoever QEMU gave it to
+	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", other, "-F", "raw", device) // as a process that got it from QEMU
 	chain, err := OpenChain(t.Context(), scope.Daemon("a test"), device, Qcow2)
 	chain.Close()
 	if !fault.Is(err, fault.Denied) {
@@ -166,7 +166,7 @@ func TestRemoveRecord_BlockDeviceKeepsIt(t *testing.T) {
 	}
 }
 
-// A note that cannot be read, as one that is longer than any header's name, agrees with no header, and stays.
+// A record that cannot be read, for example one that is longer than any header's name, matches no header, and stays.
 func TestReadRecord_Unreadable(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
@@ -195,8 +195,8 @@ func TestReadRecord_Unreadable(t *testing.T) {
 	}
 }
 
-// A header that a guest writes into a disk without one, or somebody into a file byte by byte, leads
-// nowhere to whom the file is an image; one that leads where its writer may is believed.
+// A guest may write a header into a raw disk, or a client may write one into a file byte by byte. A reader that takes
+// the file for an image does not follow such a header. A header that names a file its writer may read is accepted.
 // Promise: X2
 func TestRecordBeforeWrite_RawBytesBecomeAHeader(t *testing.T) {
 	tool(t)
@@ -296,15 +296,15 @@ func TestRecordBeforeWrite_RawBytesBecomeAHeader(t *testing.T) {
 	}
 }
 
-// What the header of a user's image names is opened if the user may read it, by its modes and those
-// of the folders on its way; what root's names, anyway.
+// The file that the header of a user's image names is opened if the user may read it, by the modes of the file and
+// of the folders on its path. A file that the header of root's image names is always opened.
 // Promise: X11
 func TestOpenChain_OwnerMustBeAbleToRead(t *testing.T) {
 	tool(t)
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it makes files of others'")
 	}
-	const alice, team, nobody = 4242, 4300, 65534 // whom the host knows
+	const alice, team, nobody = 4242, 4300, 65534 // users and a group that the host knows
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	made := func(name string, uid, gid int, mode os.FileMode) {
@@ -315,7 +315,7 @@ func TestOpenChain_OwnerMustBeAbleToRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for path := dir; path != os.TempDir() && path != "/"; path = filepath.Dir(path) { // which tests have for root alone
+	for path := dir; path != os.TempDir() && path != "/"; path = filepath.Dir(path) { // test directories are open to root only
 		if err := os.Chmod(path, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -354,15 +354,15 @@ func TestOpenChain_OwnerMustBeAbleToRead(t *testing.T) {
 			t.Errorf("an image of %d:%d over %s: %v", c.owner, c.group, c.base, err)
 		}
 	}
-	// Another file has come in the place of the one that was opened.
+	// Another file has replaced the one that was opened.
 	top := &Layer{Path: at("top"), owner: sandbox.User{UID: alice, GID: alice}}
 	if err := top.checkOwnerMayRead(t.Context(), &Layer{Path: at("everybodys"), id: [2]uint64{1, 1}}); !fault.Is(err, fault.Denied) {
 		t.Errorf("an image over what lies there no more: %v", err)
 	}
 }
 
-// The header of an image on a file system that says itself whose that is leads to nothing that
-// does not lie there.
+// A file system that reports any owner it likes is not trusted: the header of an image on it may only name
+// files on the same file system.
 // Promise: X11
 func TestOpenChain_UntrustedFileSystem(t *testing.T) {
 	top := &Layer{Path: "/media/alice/top", untrustedFS: true, id: [2]uint64{7, 1}}
@@ -374,7 +374,7 @@ func TestOpenChain_UntrustedFileSystem(t *testing.T) {
 	}
 }
 
-// A QEMU that was told to put an image onto another layer is believed in that, and in nothing else.
+// A QEMU that was told to rebase an image may name the new backing file in the header, and no other.
 func TestFinishRebase(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
@@ -397,7 +397,7 @@ func TestFinishRebase(t *testing.T) {
 	}
 	rebased := func(to Backing) error { return FinishRebase(chain[0].File, Qcow2, to) }
 	onto := Backing{Name: base, Format: Raw}
-	for range 2 { // whoever is cut off is believed either way, and in nothing else
+	for range 2 { // a daemon that was cut off may do it again: both backings are accepted, and no others
 		if err := RecordRebase(chain[0].File, Backing{Name: mid, Format: Qcow2}, onto); err != nil {
 			t.Fatal(err)
 		}
@@ -444,7 +444,7 @@ func TestFinishRebase(t *testing.T) {
 	if changed, err := RemoveRecord(top, Qcow2); err != nil || changed {
 		t.Errorf("changed is %v: %v", changed, err)
 	}
-	if err := rebased(onto); err != nil { // nobody has it to write any more
+	if err := rebased(onto); err != nil { // no process has it open to write any more
 		t.Error(err)
 	}
 	if _, _, noted := readRecord(chain[0].File); noted {
@@ -452,7 +452,8 @@ func TestFinishRebase(t *testing.T) {
 	}
 }
 
-// The header of a layer calls a lower one by its path, or by a name that holds wherever the layers are moved together.
+// The header of a layer names a lower one by its path, or by a relative name that stays right if all are moved
+// together.
 func TestNameBelow(t *testing.T) {
 	layer := func(path, below string) Layer {
 		l := Layer{Path: path}

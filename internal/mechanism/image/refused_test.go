@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refusedAsRoot does something as a root who is nobody special, as on a file system that
-// decides by itself: without the capabilities that override the modes of files.
+// refusedAsRoot runs do as root without the capabilities that override the modes of files. It imitates
+// a file system that does its own checks.
 func refusedAsRoot(t *testing.T, do func()) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -20,7 +20,7 @@ func refusedAsRoot(t *testing.T, do func()) {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends, with what it lacks
+		runtime.LockOSThread() // and never unlocked: the thread ends, with the capabilities it dropped
 		done <- func() error {
 			for _, c := range []uintptr{unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH} {
 				if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
@@ -47,9 +47,9 @@ func refusedAsRoot(t *testing.T, do func()) {
 	}
 }
 
-// An image that its file system keeps from root, as NFS with root_squash does, is not
-// opened, and whoever wanted it learns why and what to do: by the daemon, in a folder, and
-// by qemu-img that was handed it.
+// A file system may refuse an image to root, as NFS with root_squash does. The image is then not
+// opened, and the client learns the reason and the remedy. The daemon reports it when it opens
+// the image itself, when it opens a folder, and when qemu-img was given the image.
 // Promise: F13
 func TestOpen_FileSystemRefusesRoot(t *testing.T) {
 	tool, err := FindTool(nil, slog.New(slog.DiscardHandler))

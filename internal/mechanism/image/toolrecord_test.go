@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A qemu-img that an image has taken over writes into the headers of what it was handed that a file of others lies
-// below: nobody is led there by them. Of the tool itself nothing stays noted.
+// A compromised qemu-img writes a backing file of another user into the headers of the images that it was given:
+// the daemon follows none of these headers. An honest run of the tool leaves no record.
 func TestToolRecord_CompromisedTool(t *testing.T) {
 	honest := tool(t)
 	dir := t.TempDir()
@@ -77,8 +77,8 @@ func TestToolRecord_CompromisedTool(t *testing.T) {
 	}
 }
 
-// What somebody else has noted while the tool has an image, a guest that is started say, stays when the tool has ended;
-// and nobody forgets it while the tool has it, another run of the tool neither.
+// A record that another operation makes while the tool has an image, such as the start of a guest, stays when the
+// tool has ended. No operation removes it while the tool has the image, not even another run of the tool.
 func TestToolRecord_KeepsRecordsOfOthers(t *testing.T) {
 	tool(t)
 	disk := filepath.Join(t.TempDir(), "disk")

@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// maxAffinity is how many processors the kernel's calls are given a mask for: the most
-// that one is built for. To read into less than the host may have is an error.
+// maxAffinity is the size, in processors, of the masks for the kernel's calls: the most that a
+// kernel is built for. The kernel refuses a mask that is smaller than the host may need.
 const maxAffinity = 8192
 
 // SetAffinity lets a thread run on those processors only.
@@ -23,7 +23,7 @@ func SetAffinity(tid int, to topology.CPUSet) error {
 	return unix.SchedSetaffinityDynamic(tid, mask)
 }
 
-// Affinity tells on which processors a thread may run.
+// Affinity returns the processors where a thread may run.
 func Affinity(tid int) (topology.CPUSet, error) {
 	mask := unix.NewCPUSet(maxAffinity)
 	if err := unix.SchedGetaffinityDynamic(tid, mask); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// Hosts with more than a thousand processors have threads bound, too. Of those that this one
-// does not have the kernel takes no notice.
+// Threads can be bound on hosts with more than a thousand processors, too. The kernel ignores processors
+// that this host does not have.
 func TestThreadsAreBoundToProcessorsOfHighNumbers(t *testing.T) {
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test
 	before, err := kernel.Affinity(unix.Gettid())

@@ -7,13 +7,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// AppArmor is what the kernel says of profiles for guests.
+// AppArmor is the kernel's state of AppArmor, as far as guests' profiles need it.
 type AppArmor struct {
 	// Own is the profile of this process, without its mode.
 	Own string
 }
 
-// AppArmor reads whether AppArmor is on, and lets profiles be loaded.
+// AppArmor reads the state; false unless AppArmor is on and profiles can be loaded.
 func (r Root) AppArmor() (AppArmor, bool) {
 	if r.attr("sys/module/apparmor/parameters/enabled") != "Y" || !r.exists("sys/kernel/security/apparmor/.replace") {
 		return AppArmor{}, false
@@ -22,8 +22,8 @@ func (r Root) AppArmor() (AppArmor, bool) {
 	return AppArmor{Own: own}, true
 }
 
-// appArmorLabel reads the profile of a process. Kernels from 5.8 on keep it apart from
-// what other modules say.
+// appArmorLabel reads the profile of a process. Kernels from 5.8 on have a file for it
+// that no other security module writes.
 func (r Root) appArmorLabel(pid string) string {
 	for _, file := range []string{"attr/apparmor/current", "attr/current"} {
 		if text := r.attr("proc", pid, file); text != "" {
@@ -41,8 +41,8 @@ func cutMode(label string) (name, mode string) {
 	return label, ""
 }
 
-// ExecLabel is the file in which a thread says which profile the program has that
-// it, or what it forks, executes next.
+// ExecLabel is the file where a thread sets the profile of the program that it, or
+// a process that it forks, executes next.
 func (a AppArmor) ExecLabel(r Root) string {
 	if r.exists("proc/self/attr/apparmor") {
 		return r.path("proc/thread-self/attr/apparmor", execLabel)
@@ -65,8 +65,8 @@ func (r Root) Profiles() (map[string]string, error) {
 	return all, nil
 }
 
-// RemoveProfile takes a profile out of the kernel. One that is not there is not
-// missed.
+// RemoveProfile removes a profile from the kernel. A profile that is not loaded is no
+// error.
 func (r Root) RemoveProfile(name string) error {
 	if loaded, err := r.Profiles(); err == nil && loaded[name] == "" {
 		return nil

@@ -11,8 +11,8 @@ type BlockDevice struct {
 	Links []string
 	// Bus is udev's word (ata, usb, scsi, ...), or "".
 	Bus string
-	// Kind is disk, cdrom, floppy or another word of udev's, or "" for what is no
-	// drive, such as a loop device.
+	// Kind is disk, cdrom, floppy or another of udev's values. It is "" for a device
+	// that is no drive, such as a loop device.
 	Kind                  string
 	Model, Vendor, Serial string
 	// Size is the capacity in bytes, 0 without a medium.
@@ -53,7 +53,7 @@ func (r Root) BlockDevices() []BlockDevice {
 	return devices
 }
 
-// takeUdev prefers what udev found out by asking the drive.
+// takeUdev prefers the values that udev got from the drive itself.
 func (d *BlockDevice) takeUdev(u udevRecord) {
 	d.Links = u.links
 	d.Bus = u.properties["ID_BUS"]

@@ -18,8 +18,8 @@ type Ceiling struct {
 // Left is what the ceiling still allows.
 func (c Ceiling) Left() uint64 { return c.Max - min(c.Used, c.Max) }
 
-// counters are the ceilings whose use the kernel counts, by name: the files below
-// /proc/sys of the bound and of its use. The use is the first number of its file.
+// counters are the ceilings with a usage count in the kernel, by name: the files below
+// /proc/sys that hold the bound and the usage. The usage is the first number of its file.
 var counters = []struct{ name, max, used string }{
 	{"fs.aio-max-nr", "fs/aio-max-nr", "fs/aio-nr"},
 	{"fs.file-max", "fs/file-max", "fs/file-nr"},
@@ -61,7 +61,7 @@ func (r Root) Ceilings() ([]Ceiling, error) {
 	return all, nil
 }
 
-// sysctl reads the first number of a file below /proc/sys. What is beyond 64 bits
+// sysctl reads the first number of a file below /proc/sys. A number beyond 64 bits
 // counts as no bound.
 func (r Root) sysctl(file string) (uint64, error) {
 	text, err := r.read("proc/sys", file)

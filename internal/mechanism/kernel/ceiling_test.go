@@ -17,7 +17,7 @@ func TestCeilings(t *testing.T) {
 		"proc/sys/fs/file-max":        "9223372036854775807\n",
 		"proc/sys/fs/file-nr":         "2048\t0\t9223372036854775807\n",
 		"proc/sys/kernel/threads-max": "1000\n",
-		"proc/sys/kernel/pid_max":     "700\n", // lower than what is used: it was lowered since
+		"proc/sys/kernel/pid_max":     "700\n", // lower than the usage: it was lowered since
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -17,9 +17,9 @@ import (
 // Controller is one of the kernel's resource controllers that guests use.
 type Controller string
 
-// The controllers. CPUAccounting is a controller of its own in version 1 and
-// comes with every group in version 2, where devices are the matter of a program
-// for each group.
+// The controllers. CPUAccounting is a controller of its own in version 1, and part
+// of every group in version 2. Version 2 has no controller for devices: a program
+// for each group decides.
 const (
 	CPUController     Controller = "cpu"
 	CPUAccounting     Controller = "cpuacct"
@@ -53,10 +53,10 @@ type Cgroups struct {
 	// trees are the mount points that hold the parent group: for version 2 all
 	// controllers share one.
 	trees map[Controller]string
-	// name is the instance's, parent the group of it from where a tree is mounted.
+	// name is the instance's; parent is its group, below the mount point of a tree.
 	name, parent string
 	absent       map[Controller]string
-	// owner is asked for the parent group; nil: the parent is made here.
+	// owner makes the parent group; nil: this package makes it.
 	owner     Owner
 	ungranted error
 	// changeSlots bound the concurrent changes of groups. The kernel makes one change at a time, and a
@@ -64,10 +64,10 @@ type Cgroups struct {
 	changeSlots chan struct{}
 }
 
-// maxConcurrentChanges is how many change groups at a time.
+// maxConcurrentChanges bounds the callers that change groups at a time.
 const maxConcurrentChanges = 2
 
-// change changes a group when it is its turn.
+// change runs do, which changes a group, once a slot is free.
 func (c *Cgroups) change(do func() error) error {
 	c.changeSlots <- struct{}{}
 	defer func() { <-c.changeSlots }()
@@ -77,27 +77,27 @@ func (c *Cgroups) change(do func() error) error {
 // Owner owns the tree of version 2 groups, as systemd does where it is the first
 // process.
 type Owner interface {
-	// Grant gives the group that the instance with this name may do with as it
-	// likes, from where the tree is mounted. It is made where it is not there.
+	// Grant returns the group that the instance with this name may use freely, as a
+	// path below the mount point of the tree. It makes the group if it is missing.
 	Grant(name, tree string) (group string, err error)
-	// Granted gives the group that Grant gave to an earlier daemon, without asking anybody;
-	// "": it is not there.
+	// Granted returns the group that Grant gave to an earlier daemon, without a request to
+	// the owner; "" if the group does not exist.
 	Granted(name, tree string) (group string)
-	// Release takes it back when nothing is in it any more.
+	// Release returns the group to the owner once it is empty.
 	Release(name string) error
 }
 
 // OpenCgroups finds the host's control groups and makes the parent group of the
-// instance, "lodge" for the one without a name. Controllers that cannot be used
-// are told by Absent; on a host where none can, groups are names without effect
-// and every limit is absent.
+// instance, "lodge" for the one without a name. Absent lists the controllers that
+// cannot be used. On a host without usable controllers, groups are names without
+// effect and every limit is absent.
 func OpenCgroups(root Root, instance string) *Cgroups { return OpenOwnedCgroups(root, instance, nil) }
 
-// OpenOwnedCgroups is OpenCgroups where the tree of version 2 has an owner, unless
-// that is nil. An owner who grants nothing is told of by Ungranted. The parent group
-// is then the one that was granted to an earlier daemon, if guests have groups there,
-// and else it is made as if there were no owner. So it is while guests of an earlier
-// daemon have groups there.
+// OpenOwnedCgroups is OpenCgroups for a tree of version 2 that has an owner, unless
+// owner is nil. If the owner grants no group, Ungranted returns the reason. The
+// parent group is then the one that was granted to an earlier daemon, if guests have
+// groups there; otherwise it is made as if the tree had no owner. A parent that an
+// earlier daemon made without an owner stays in use while guests have groups there.
 func OpenOwnedCgroups(root Root, instance string, owner Owner) *Cgroups {
 	c := &Cgroups{
 		root: root, name: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{},
@@ -145,7 +145,7 @@ func (c *Cgroups) settleParent(tree string, owner Owner) {
 	c.owner, c.parent = owner, strings.Trim(group, "/")
 }
 
-// Ungranted says why the tree's owner gave no group when it was asked, or nil.
+// Ungranted returns the reason why the tree's owner gave no group, or nil.
 func (c *Cgroups) Ungranted() error { return c.ungranted }
 
 // regrant asks the owner to make the parent group again after it was removed: systemctl stop removes it
@@ -208,7 +208,7 @@ func (c *Cgroups) openUnified(tree string) {
 }
 
 // enableUnified lets the groups of guests use a controller. An owner has turned on
-// those that it knows: systemd does not know the one for huge pages.
+// the controllers that it knows: systemd does not know the one for huge pages.
 func (c *Cgroups) enableUnified(tree string, controller Controller) error {
 	if controller == DeviceController {
 		return tryDevices(c.root.path(tree, c.parent))
@@ -244,7 +244,7 @@ func (c *Cgroups) Version() int {
 // Has says whether guests can be given limits by the controller.
 func (c *Cgroups) Has(controller Controller) bool { return c.trees[controller] != "" }
 
-// Absent gives the controllers that are lacking, each with the reason.
+// Absent returns the controllers that cannot be used, each with the reason.
 func (c *Cgroups) Absent() map[Controller]string { return maps.Clone(c.absent) }
 
 // Close removes the parent group, or gives it back. It is Busy while guests have groups.
@@ -314,15 +314,15 @@ func removeGroup(dir string) error {
 	return fault.Wrap(err, fault.Busy, fault.Host, "cannot remove control group %q", filepath.Base(dir))
 }
 
-// fillCPUSet gives a new version 1 group the processors and nodes of its
-// parent: it starts with none, and takes no process then.
+// fillCPUSet gives a new version 1 group the processors and nodes of its parent.
+// The group starts without any, and accepts no process until it has some.
 func fillCPUSet(parent, group string) error {
 	for _, knob := range []string{"cpuset.cpus", "cpuset.mems"} {
 		own, err := readUpTo(filepath.Join(group, knob), maxFile)
 		if err != nil {
 			return err
 		}
-		if strings.TrimSpace(string(own)) != "" { // and the next may be empty: a daemon was killed between the two
+		if strings.TrimSpace(string(own)) != "" { // a daemon that was killed between the two files leaves the second one empty
 			continue
 		}
 		inherited, err := readUpTo(filepath.Join(parent, knob), maxFile)

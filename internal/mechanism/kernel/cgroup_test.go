@@ -31,7 +31,7 @@ func deadline(t *testing.T) context.Context {
 	return ctx
 }
 
-// openLive gives an instance of its own on the live host.
+// openLive returns the groups of an instance of the test's own on the live host.
 func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 	t.Helper()
 	c := kernel.OpenCgroups(root, fmt.Sprintf("test-%d", os.Getpid()))
@@ -46,8 +46,8 @@ func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 	return c
 }
 
-// TestMain lets the test binary be the process that groups are tried on: one
-// with several threads, that stays until it is killed or left.
+// TestMain lets the test binary be the process that is put into groups: one with
+// several threads, which runs until it is killed or its input ends.
 func TestMain(m *testing.M) {
 	if tree := os.Getenv("KERNEL_TEST_KILL"); tree != "" {
 		killWithin(tree)
@@ -95,7 +95,7 @@ func stayer(t *testing.T) (pid int) {
 	return cmd.Process.Pid
 }
 
-// groupOf gives the kernel's list of a thread's groups.
+// groupOf returns the kernel's list of a thread's groups.
 func groupOf(t *testing.T, pid, tid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/cgroup", pid, tid))
@@ -105,7 +105,7 @@ func groupOf(t *testing.T, pid, tid int) string {
 	return string(text)
 }
 
-// What a guest's start and end do, on the live host's own control groups.
+// The steps of a guest's start and end, on the live host's own control groups.
 func testGroupLife(t *testing.T, c *kernel.Cgroups) {
 	t.Helper()
 	ctx := deadline(t)
@@ -166,7 +166,7 @@ func TestGroupLife(t *testing.T) {
 	testGroupLife(t, openLive(t, kernel.Root{}))
 }
 
-// openUnified gives an instance on the version 2 tree of a host that may mount
+// openUnified returns an instance on the version 2 tree of a host that may mount
 // both, as if it were the only one.
 func openUnified(t *testing.T) *kernel.Cgroups {
 	t.Helper()
@@ -191,7 +191,7 @@ func openUnified(t *testing.T) *kernel.Cgroups {
 
 func TestGroupLifeUnified(t *testing.T) { testGroupLife(t, openUnified(t)) }
 
-// pagesVariable has the test binary take a huge page of this size when it is told to.
+// pagesVariable makes the test binary take a huge page of this size when it reads a line.
 const pagesVariable = "KERNEL_TEST_PAGES"
 
 func takePages(size string) {
@@ -208,7 +208,7 @@ func takePages(size string) {
 	}
 }
 
-// withHugePages gives the host some huge pages for the test, and their size.
+// withHugePages makes the host set aside some huge pages for the test, and returns their size.
 func withHugePages(t *testing.T) int {
 	t.Helper()
 	const knob = "/proc/sys/vm/nr_hugepages"
@@ -243,8 +243,8 @@ func withHugePages(t *testing.T) int {
 	return kib << 10
 }
 
-// TestHugePagesOfAGroup: what is in a group takes as many of the host's huge pages as it says, which no limit of
-// memory counts, and is promised no others.
+// TestHugePagesOfAGroup: the processes of a group get as many of the host's huge pages as the group's limit allows,
+// and can reserve no others. A memory limit does not count huge pages.
 // Promise: I2
 func TestHugePagesOfAGroup(t *testing.T) {
 	for version, open := range map[int]func(*testing.T) *kernel.Cgroups{
@@ -279,7 +279,7 @@ func TestHugePagesOfAGroup(t *testing.T) {
 	}
 }
 
-// takesPages has a process in the group take a huge page, and gives what it says when it has none.
+// takesPages makes a process in the group take a huge page, and returns its output if it gets none.
 func takesPages(t *testing.T, g *kernel.Group, size int) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -356,7 +356,7 @@ func TestLimitsOnLiveHost(t *testing.T) {
 	}
 }
 
-// unified writes out a version 2 tree whose files keep what is written to them.
+// unified writes a version 2 tree of plain files, which keep the values written to them.
 func unified(t *testing.T) (*kernel.Cgroups, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -391,7 +391,7 @@ throttled_usec 7
 	return c, filepath.Join(dir, "cg/lodge/guest-a")
 }
 
-// killWithin kills what is in a group of a made-up tree, and tells that it lives.
+// killWithin kills the processes in a group of a made-up tree, and prints that it survived.
 func killWithin(tree string) {
 	ctx, stop := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer stop()
@@ -399,8 +399,8 @@ func killWithin(tree string) {
 	_, _ = fmt.Fprintln(os.Stdout, "still there:", err)
 }
 
-// The kernel lists as 0 who is in a group and in no name space of this process: to a
-// signal that would be everybody in the daemon's own group of processes.
+// The kernel lists a process of the group that is outside this PID namespace as 0. A signal to 0 would reach
+// every process in the daemon's own process group.
 // Promise: I1, I21
 func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
 	_, dir := unified(t)
@@ -409,14 +409,14 @@ func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), "KERNEL_TEST_KILL="+strings.TrimSuffix(dir, "/cg/lodge/guest-a"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that it can kill nobody but itself
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that it can only kill itself
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "still has processes") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-// A process that was listed, and is no more, has ended: who has its number by then lives on.
+// A process that was listed may have ended since: another process that has its number by then must survive.
 // Promise: I21
 func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 	c, dir := unified(t)
@@ -427,9 +427,9 @@ func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 	}
 	told := make(chan error, 1)
 	go func() {
-		f, err := os.OpenFile(list, os.O_WRONLY, 0) // somebody reads the list
+		f, err := os.OpenFile(list, os.O_WRONLY, 0) // returns once Kill reads the list
 		if err == nil {
-			err = os.Rename(empty, list) // and nobody is in it afterwards
+			err = os.Rename(empty, list) // and the list is empty afterwards
 			_, e := fmt.Fprintln(f, pid)
 			err = errors.Join(err, e, f.Close())
 		}
@@ -443,7 +443,7 @@ func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 	}
 }
 
-// A daemon that was killed between the two halves of a new cpuset leaves the second to the next one.
+// If a daemon is killed between the two halves of a new cpuset, the next daemon fills the second one.
 // Promise: F1
 func TestACPUSetThatWasHalfFilledIsFilled(t *testing.T) {
 	dir := t.TempDir()
@@ -503,7 +503,7 @@ func TestLimitsUnified(t *testing.T) {
 	}
 }
 
-// Guests run on such hosts too: groups are without effect, and say so.
+// Guests also run on hosts without control groups: groups have no effect there, and report that.
 func TestHostWithoutControlGroups(t *testing.T) {
 	for name, mount := range map[string]string{
 		"no mount":          "23 1 0:21 / / rw - ext4 /dev/vda rw",

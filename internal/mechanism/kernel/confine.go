@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// RunConfined calls start on a thread that has dropped all capabilities except those to keep, cannot gain
-// privileges by executing a set-user-id file or one with capabilities, and has left the session keyring of
-// the user who started the daemon. Programs that start runs inherit this. The thread ends when start
+// RunConfined calls start on a thread that has dropped all capabilities except those in keep. The thread cannot
+// gain privileges by executing a set-user-id file or one with capabilities, and it has left the session keyring of
+// the user that started the daemon. Programs that start runs inherit this. The thread ends when start
 // returns, so start must not tie a process that lives on to its thread (Pdeathsig).
 func RunConfined(keep []uintptr, start func() error) error {
 	result := make(chan error, 1)
@@ -42,12 +42,12 @@ func confine(keep []uintptr) error {
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
 			if errors.Is(err, unix.EPERM) {
-				break // who has no privileges has none to pass on
+				break // a process without privileges has none to pass on
 			}
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot drop capability %d", c)
 		}
 	}
-	// Whoever has no keyrings, or may not ask for them, has none to pass on.
+	// A process without keyrings, or one that may not ask for them, has none to pass on.
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	if err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot leave the session keyring of the daemon's starter")

@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// TestConfinedProgramsHaveWhatIsNamed: a program that root starts has the
-// capabilities that were kept and no other, and the daemon keeps all of its own.
+// TestConfinedProgramsHaveWhatIsNamed: a program that root starts has the capabilities
+// that were kept and no other. The daemon keeps all of its own.
 // Promise: I20
 func TestConfinedProgramsHaveWhatIsNamed(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -42,8 +42,8 @@ func TestConfinedProgramsHaveWhatIsNamed(t *testing.T) {
 	}
 }
 
-// TestConfinedProgramsHaveNoKeysOfOthers: what the daemon's starter put into its session
-// is not for programs that talk to guests.
+// TestConfinedProgramsHaveNoKeysOfOthers: programs that talk to guests cannot read the keys in the
+// session keyring of the user that started the daemon.
 // Promise: I20
 func TestConfinedProgramsHaveNoKeysOfOthers(t *testing.T) {
 	session := func() int {

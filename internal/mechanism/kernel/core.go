@@ -13,9 +13,9 @@ import (
 // the core to a program: it takes 0 for no bound there.
 const noCore = 1
 
-// ForbidCore keeps this process, and those that it starts, from leaving core
-// files: keys and guests' memory would be in them. Root's processes besides have
-// no core made of them, and are not traced, until they execute another program.
+// ForbidCore keeps this process, and the processes that it starts, from leaving core
+// files, which would contain keys and guests' memory. A process of root is also made
+// undumpable: until it executes another program, it leaves no core and cannot be traced.
 func ForbidCore() error {
 	err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: noCore, Max: noCore})
 	if os.Geteuid() == 0 { // others could no longer read their own files in /proc

@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// TestNoCoreOfTheDaemonAndWhatItStarts: after ForbidCore a process, and what it
-// starts, has the limit at which the kernel neither writes a core nor hands one to
-// a program. It runs in a process of its own, for the limit cannot be lifted again.
+// TestNoCoreOfTheDaemonAndWhatItStarts: after ForbidCore a process, and the processes
+// that it starts, have the limit that makes the kernel neither write a core nor hand one
+// to a program. It runs in a process of its own, because the limit cannot be raised again.
 // Promise: K7
 func TestNoCoreOfTheDaemonAndWhatItStarts(t *testing.T) {
 	const variable = "LODGE_TEST_FORBID_CORE"

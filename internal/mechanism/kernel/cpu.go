@@ -13,7 +13,7 @@ import (
 // runs KVM guests, whatever the kernel's own clock rate is.
 const tick = 10 * time.Millisecond
 
-// CPUTimes is what the processors did since boot.
+// CPUTimes is the time of the processors since boot, by kind.
 type CPUTimes struct {
 	// Total is the sum, offline time left out.
 	Total CPUTime
@@ -21,8 +21,8 @@ type CPUTimes struct {
 	Each map[int]CPUTime
 }
 
-// CPUTime is what one processor did since boot. Time for guests is within User
-// and Nice.
+// CPUTime is the time of one processor since boot, by kind. Time for guests is within
+// User and Nice.
 type CPUTime struct {
 	User, Nice, System, Idle, IOWait, IRQ, SoftIRQ, Steal time.Duration
 }
@@ -67,7 +67,7 @@ func ticks(text string) time.Duration {
 	return time.Duration(n) * tick
 }
 
-// Processor is what the first processor says of itself.
+// Processor is the kernel's description of the first processor.
 type Processor struct {
 	// Vendor is the kernel's spelling, such as GenuineIntel.
 	Vendor, Model string
@@ -80,8 +80,8 @@ type Processor struct {
 	PhysicalBits int
 	// Flags are the features in the kernel's spelling and order.
 	Flags []string
-	// CPUID are the leaves of x86 that tell features; nil elsewhere, and in a
-	// recorded tree. The kernel leaves out of Flags what it does not use itself.
+	// CPUID are the leaves of x86 that list features; nil on other architectures, and
+	// in a recorded tree. Flags lacks the features that the kernel itself does not use.
 	CPUID []CPUIDLeaf
 }
 

@@ -1,7 +1,7 @@
 package kernel
 
-// CPUIDLeaf is what x86's CPUID instruction answers to one question: a leaf, and
-// of some leaves a part.
+// CPUIDLeaf is the answer of x86's CPUID instruction to one query: a leaf, and the
+// subleaf that some leaves have.
 type CPUIDLeaf struct {
 	Leaf, Part         uint32
 	EAX, EBX, ECX, EDX uint32
@@ -10,7 +10,7 @@ type CPUIDLeaf struct {
 // firstExtendedLeaf begins the second range of leaves.
 const firstExtendedLeaf = 0x8000_0000
 
-// featureLeaves are the leaves that tell features.
+// featureLeaves are the leaves that list features.
 var featureLeaves = []CPUIDLeaf{
 	{Leaf: 1},
 	{Leaf: 6},
@@ -29,8 +29,8 @@ var featureLeaves = []CPUIDLeaf{
 	{Leaf: 0x8000_0021},
 }
 
-// featuresByCPUID asks the processor for those of featureLeaves that it has. It
-// answers to a leaf that it has not with another one's.
+// featuresByCPUID reads those of featureLeaves that the processor has. A query for a
+// leaf that a processor lacks returns the content of another leaf.
 func featuresByCPUID(ask func(leaf, part uint32) (eax, ebx, ecx, edx uint32)) []CPUIDLeaf {
 	basic, _, _, _ := ask(0, 0)
 	extended, _, _, _ := ask(firstExtendedLeaf, 0)

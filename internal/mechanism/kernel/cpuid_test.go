@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A processor answers to a leaf that it has not with another one's, which would be
-// taken for features.
+// A query for a leaf that a processor lacks returns the content of another leaf, which must
+// not be read as features.
 func TestCPUID_LeavesThatTheProcessorHasNot(t *testing.T) {
 	for _, c := range []struct {
 		basic, extended uint32

@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// DeviceNode is a device node of the host by its numbers, or all of a kind with
-// the same major number.
+// DeviceNode is a device node of the host, by its numbers. AnyMinor stands for all
+// nodes of a kind with the same major number.
 type DeviceNode struct {
 	Block bool
 	Major uint32
@@ -23,7 +23,7 @@ type DeviceNode struct {
 // AnyMinor stands for every minor number.
 const AnyMinor = ^uint32(0)
 
-// Terminals are the nodes by which pseudo-terminals are made and used.
+// Terminals are the device nodes that make and serve pseudo-terminals.
 func Terminals() []DeviceNode {
 	const maker, slaves = 5, 136
 	return []DeviceNode{{Major: maker, Minor: 2}, {Major: slaves, Minor: AnyMinor}}
@@ -41,13 +41,13 @@ func (n DeviceNode) String() string {
 	return fmt.Sprintf("%s %d:%s", kind, n.Major, minor)
 }
 
-// maxNodes bounds what one group is let use; a guest has a few dozen.
+// maxNodes bounds the device nodes of one group; a guest has a few dozen.
 const maxNodes = 1024
 
 // AllowDevices lets the processes of a guest's group open these device nodes to
-// read and write, and no others; they make none. What is open already stays so,
-// and at no moment is a node refused that was allowed before and still is. On a
-// host without control of devices (see Has) it does nothing.
+// read and write, and no others. They cannot make device nodes. Open files stay
+// open. A node that was allowed before and still is stays allowed throughout the
+// change. On a host without control of devices (see Has) it does nothing.
 func (g *Group) AllowDevices(nodes []DeviceNode) error {
 	if len(nodes) > maxNodes {
 		return fault.New(fault.Invalid, fault.Host, "a guest may use at most %d device nodes of the host", maxNodes)
@@ -63,7 +63,7 @@ func (g *Group) AllowDevices(nodes []DeviceNode) error {
 	return g.failed(listDevices(dir, nodes), "bound the devices of")
 }
 
-// listDevices brings the list of a version 1 group to what is wanted.
+// listDevices changes the list of a version 1 group to these nodes.
 func listDevices(dir string, nodes []DeviceNode) error {
 	text, err := readUpTo(dir+"/devices.list", maxFile)
 	if err != nil {
@@ -89,14 +89,14 @@ func listDevices(dir string, nodes []DeviceNode) error {
 		if now := access[node]; strings.Contains(now, "r") && strings.Contains(now, "w") {
 			continue
 		}
-		// What the daemon's own group is refused it cannot give.
+		// The daemon's own group cannot allow a node that it is refused itself.
 		if err := writeControl(dir, "devices.allow", node+" rw"); err != nil && !errors.Is(err, unix.EPERM) {
 			return err
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(access)) {
 		surplus := access[node]
-		if wanted[node] { // all that the daemon's own group may, as that has it in a container
+		if wanted[node] { // in a container the group starts with all rights of the daemon's own group
 			surplus = strings.NewReplacer("r", "", "w", "").Replace(surplus)
 		}
 		if surplus == "" {

@@ -17,8 +17,8 @@ import (
 // null and zero are nodes that every host has, to allow and to refuse.
 var null, zero = kernel.DeviceNode{Major: 1, Minor: 3}, kernel.DeviceNode{Major: 1, Minor: 5}
 
-// reads starts a process in a group that then reads a byte of a device, and gives
-// what it says when it may not.
+// reads starts a process in a group that then reads a byte of a device. It returns
+// the process's error text if the device may not be read.
 func reads(t *testing.T, g *kernel.Group, path string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read go && exec dd if="+path+" of=/dev/null bs=1 count=1 2>&1")
@@ -49,8 +49,8 @@ func reads(t *testing.T, g *kernel.Group, path string) string {
 	return string(said)
 }
 
-// A guest's group opens the devices that it is let, and no others; what it is let
-// can grow and shrink while it runs.
+// A guest's group can open the devices that it is allowed, and no others; the list of
+// allowed devices can grow and shrink while it runs.
 func testDevices(t *testing.T, c *kernel.Cgroups) {
 	t.Helper()
 	if !c.Has(kernel.DeviceController) {
@@ -87,7 +87,7 @@ func testDevices(t *testing.T, c *kernel.Cgroups) {
 // Promise: I2
 func TestDevicesOfAGroup(t *testing.T) { testDevices(t, openLive(t, kernel.Root{})) }
 
-// The daemon's own group may have a list, as in a container: guests get what is theirs of it.
+// The daemon's own group may have a list, as in a container: guests get those of their devices that it allows.
 // Promise: I2
 func TestDevicesOfAGroupBelowAList(t *testing.T) {
 	c := openLive(t, kernel.Root{})
@@ -108,8 +108,8 @@ func TestDevicesOfAGroupBelowAList(t *testing.T) {
 // Promise: I2
 func TestDevicesOfAGroupUnified(t *testing.T) { testDevices(t, openUnified(t)) }
 
-// What is written to a version 1 group, and in which order: what stays allowed is
-// refused at no moment.
+// The writes to a version 1 group and their order: a node that stays allowed is never refused
+// in between.
 // Promise: I2
 func TestDeviceListOfVersionOne(t *testing.T) {
 	dir := t.TempDir()

@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Version 2 groups have no list of devices. The kernel asks a program of the
-// group's about each node that one of its processes opens or makes, and refuses
-// it for the answer 0. The program is so simple that it is written here, in the
+// Version 2 groups have no list of devices. Instead the kernel runs a program of the
+// group for each node that one of its processes opens or makes, and refuses the access
+// if the program returns 0. The program is so simple that it is written here, in the
 // kernel's own instructions, and needs no library.
 
 // instruction is one of the kernel's (struct bpf_insn).
 type instruction struct {
 	code   uint8
 	regs   uint8 // destination, and source in the upper half
-	offset int16 // how many instructions a jump leaves out, or where to load from
+	offset int16 // number of instructions that a jump skips, or the place to load from
 	value  int32
 }
 
@@ -33,8 +33,8 @@ const (
 	leave      = 0x95 // with register 0 as answer
 )
 
-// What the kernel says of an access (struct bpf_cgroup_dev_ctx): the kind of node
-// in the lower half of the first word, what is done with it in the upper half.
+// How the kernel describes an access (struct bpf_cgroup_dev_ctx): the lower half of the
+// first word is the kind of node, the upper half is the kind of access.
 const (
 	accessAt, majorAt, minorAt = 0, 4, 8
 
@@ -82,7 +82,7 @@ func deviceProgram(nodes []DeviceNode) []instruction {
 // pending, and the Go runtime sends its threads signals.
 const maxLoads = 32
 
-// loadDeviceProgram has the kernel check a program, and gives its descriptor.
+// loadDeviceProgram makes the kernel check a program, and returns its descriptor.
 func loadDeviceProgram(p []instruction) (*os.File, error) {
 	license := []byte("Apache-2.0\x00")
 	load := struct { // the begin of union bpf_attr for BPF_PROG_LOAD
@@ -107,8 +107,8 @@ func loadDeviceProgram(p []instruction) (*os.File, error) {
 	return os.NewFile(fd, "device program"), nil
 }
 
-// attachDeviceProgram makes a program for these nodes the group's, in place of
-// the one that it has. It goes with the group.
+// attachDeviceProgram makes a program for these nodes and attaches it to the group,
+// in place of the earlier one. The program is removed with the group.
 func attachDeviceProgram(dir string, nodes []DeviceNode) error {
 	program, err := loadDeviceProgram(deviceProgram(nodes))
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// run is a slow twin of the kernel's: it answers what a program says of an access.
+// run interprets a program as the kernel does, and returns its verdict on an access.
 func run(p []instruction, about [3]uint32) (answer uint64, err error) {
 	var regs [11]uint64
 	for at := 0; ; at++ {
@@ -39,7 +39,7 @@ func run(p []instruction, about [3]uint32) (answer uint64, err error) {
 	}
 }
 
-// A program allows what its list does, for every way of access, and never more.
+// A program allows the nodes of its list, for every kind of access, and no others.
 // Promise: I2
 func TestDeviceProgramSaysWhatItsListSays(t *testing.T) {
 	for _, nodes := range [][]DeviceNode{

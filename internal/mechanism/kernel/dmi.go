@@ -6,8 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// DMI is what the firmware says of the machine. Serial numbers and the UUID are
-// for root only and are empty for others.
+// DMI is the firmware's description of the machine. Only root can read serial numbers
+// and the UUID; they are empty for others.
 type DMI struct {
 	BIOSVendor, BIOSVersion, BIOSDate, BIOSRelease                string
 	Vendor, Product, Version, Serial, UUID, SKU, Family           string

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files of the kernel's are opened here by its own calls: package os has the runtime watch
-// each for readiness, which those of control groups claim to tell, and makes twice as
-// many calls for one as it takes. A start reads and writes dozens.
+// Files of the kernel are opened here with plain system calls. Package os makes the runtime
+// watch each file for readiness, which files of control groups claim to report, and makes
+// twice as many calls for one. The start of a guest reads and writes dozens of files.
 
 // readUpTo gives the first bytes of a file.
 func readUpTo(path string, most int64) ([]byte, error) {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzHostFiles has every file of /proc and of a control group that is read as text
-// hold the same words, whatever they are: what they say is bounded by them.
+// FuzzHostFiles writes the same text into every text file of /proc and of a control group. Results
+// must stay within their bounds, whatever the text is.
 func FuzzHostFiles(f *testing.F) {
 	for _, text := range []string{
 		"MemTotal:       16316412 kB\nMemFree: 1 kB\nSwapTotal: 18446744073709551615 kB\n", "some avg10=0.12 avg60=1e400 avg300=NaN total=9223372036854775807\nfull avg10=-1 total=1\n",
@@ -27,7 +27,7 @@ func FuzzHostFiles(f *testing.F) {
 	} {
 		files = append(files, filepath.Join("group", name))
 	}
-	// They are one file, which is written once for each input.
+	// All are hard links to one file, which is written once for each input.
 	every := filepath.Join(dir, "every")
 	for _, name := range files {
 		name = filepath.Join(dir, name)
@@ -86,10 +86,10 @@ func FuzzHostFiles(f *testing.F) {
 	})
 }
 
-// sound tells shares and a sum that can be.
+// sound reports whether the shares and the sum are possible values.
 func (s Stall) sound() bool { return s.Avg10 >= 0 && s.Avg60 >= 0 && s.Avg300 >= 0 && s.Total >= 0 }
 
-// FuzzPCI reads the configuration space of a device, which may lie in it, and an
+// FuzzPCI reads the configuration space of a device, which may give false values, and an
 // address as users write it.
 func FuzzPCI(f *testing.F) {
 	config := make([]byte, configSize)

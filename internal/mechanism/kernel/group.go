@@ -18,14 +18,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Group is a control group of a guest, or of some of its threads. It is a name:
-// nothing is made before Create, and a restarted daemon finds a guest's group
+// Group is a control group of a guest, or of some of its threads. The value is only a
+// name: nothing is made before Create, and a restarted daemon finds a guest's group
 // again by the same name.
 type Group struct {
 	cgroups *Cgroups
 	// name is the path below the parent group.
 	name string
-	// threaded groups hold threads of the one process that the guest's group has.
+	// threaded groups hold threads of the one process that is in the guest's group.
 	threaded bool
 }
 
@@ -99,9 +99,8 @@ func (g *Group) checkExists() error {
 	return g.failed(err, "find")
 }
 
-// Create makes the group; one that is there already is used as it is. A guest's
-// group comes before those of its threads, and in version 2 must have its process
-// before they are made.
+// Create makes the group, or uses the one that exists. A guest's group is made before
+// those of its threads; in version 2 the process must be in it before they are made.
 func (g *Group) Create() error { return g.cgroups.change(g.create) }
 
 func (g *Group) create() error {
@@ -130,7 +129,7 @@ func (g *Group) create() error {
 }
 
 // makeThreaded turns a version 2 group into one that holds single threads, and
-// lets the processor controllers of its parent reach it.
+// makes the processor controllers of its parent available in it.
 func (g *Group) makeThreaded() error {
 	dir := g.dirs()[0]
 	if err := writeControl(dir, "cgroup.type", "threaded"); err != nil {
@@ -195,7 +194,7 @@ func (g *Group) Processes() ([]int, error) {
 	return pids, nil
 }
 
-// ignoreGone drops what a group says while it is being removed, and the refusal
+// ignoreGone drops errors of a group that is being removed. It also drops the refusal
 // of a threaded group to list processes: its guest's group lists them.
 func ignoreGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EOPNOTSUPP) {
@@ -212,8 +211,8 @@ func readPIDs(dir string) ([]int, error) {
 	return sortedNumbers(strings.Fields(string(text)), ""), nil
 }
 
-// poll is how long Kill and Remove wait between looks at a group: the kernel has
-// no event for it in version 1.
+// poll is the pause of Kill and Remove between reads of a group: in version 1 the kernel
+// has no event for it.
 const poll = 5 * time.Millisecond
 
 // Kill ends every process in the group and waits until none is left or ctx ends.
@@ -235,7 +234,7 @@ func (g *Group) Kill(ctx context.Context) error {
 	})
 }
 
-// killBatch bounds the processes of which Kill holds a pidfd at a time.
+// killBatch bounds the pidfds that Kill holds at a time.
 const killBatch = 64
 
 // killListed kills these processes if they are still in the group once it holds a pidfd of each: one may
@@ -271,8 +270,8 @@ func (g *Group) killListed(pids []int) error {
 	return nil
 }
 
-// Remove takes the group away with the groups below it. It waits for processes
-// that are ending until ctx ends, and is then Busy. A missing group is fine.
+// Remove removes the group and the groups below it. It waits until ctx ends for processes
+// that are ending; then the error is Busy. A missing group is no error.
 func (g *Group) Remove(ctx context.Context) error {
 	return g.until(ctx, "remove", func() (bool, error) {
 		err := g.cgroups.change(func() error {

@@ -8,9 +8,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/mountinfo"
 )
 
-// OwnGroups gives the control groups that hold this process for a controller,
-// innermost first, up to where their tree is mounted. What they bound, systemd's
-// TasksMax for one, bounds what is started from here.
+// OwnGroups returns the control groups that hold this process for a controller,
+// innermost first, up to the mount point of their tree. Their bounds, such as
+// systemd's TasksMax, also bound the processes that this one starts.
 func (r Root) OwnGroups(controller string) []string {
 	text, err := r.read("proc/self/cgroup") // lines "id:controllers:path"
 	if err != nil {
@@ -41,7 +41,7 @@ func (r Root) OwnGroups(controller string) []string {
 	return upwards(mount, path.Clean("/"+own))
 }
 
-// upwards gives a group below a mount and all above it, the mount last.
+// upwards returns a group below a mount and all groups above it, the mount last.
 func upwards(mount, group string) (dirs []string) {
 	for ; group != "/"; group = path.Dir(group) {
 		dirs = append(dirs, mount+group)
@@ -49,8 +49,8 @@ func upwards(mount, group string) (dirs []string) {
 	return append(dirs, mount)
 }
 
-// groupMount finds where the tree of a version 1 controller is mounted first, or
-// the tree of version 2 for "", and which group is shown there.
+// groupMount finds the first mount of a version 1 controller's tree, or for "" of
+// the version 2 tree, and the group that is the top of that mount.
 func (r Root) groupMount(controller string) (point, top string) {
 	text, err := r.read("proc/self/mountinfo")
 	if err != nil {
@@ -65,8 +65,8 @@ func (r Root) groupMount(controller string) (point, top string) {
 	return "", ""
 }
 
-// Groups gives the group above all guests' groups and those above it, for a
-// controller, innermost first; none where guests have no groups of it.
+// Groups returns the parent of all guests' groups and the groups above it, for a
+// controller, innermost first; none if guests have no groups of it.
 func (c *Cgroups) Groups(controller Controller) []string {
 	tree := c.trees[controller]
 	if tree == "" {
@@ -75,9 +75,9 @@ func (c *Cgroups) Groups(controller Controller) []string {
 	return upwards(tree, "/"+c.parent)
 }
 
-// GroupCeilings reads which of these groups bound something, in the file limit,
-// and how much of it is used. Groups without a bound are left out; the name of a
-// ceiling is the path of its file.
+// GroupCeilings reads the bounds that these groups have in the file limit, and how much
+// of each is used. Groups without a bound are left out. The name of a ceiling is the
+// path of its file.
 func (r Root) GroupCeilings(dirs []string, limit, used string) (all []Ceiling) {
 	for _, dir := range dirs {
 		most, ok := parseCount(r.attr(dir, limit))

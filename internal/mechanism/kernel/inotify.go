@@ -11,7 +11,7 @@ import (
 const inotifyInstances = "fs.inotify.max_user_instances"
 
 // RoomForInotify returns an error if this user can have no further inotify instance, which every dnsmasq
-// needs. The kernel does not tell the number in use, so one is made and closed.
+// needs. The kernel does not report the number in use, so this makes one instance and closes it.
 func (r Root) RoomForInotify() error {
 	return r.roomForInotify(func() error {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)

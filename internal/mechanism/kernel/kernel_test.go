@@ -73,7 +73,7 @@ func TestPagesNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Six of the 256 free pages are promised.
+	// Six of the 256 free pages are reserved for a process.
 	if diff := cmp.Diff(topology.PagePool{Size: 2 << 20, Total: 512, Free: 250}, host[1]); diff != "" {
 		t.Error("host:", diff)
 	}
@@ -180,8 +180,8 @@ func TestDMI(t *testing.T) {
 	}
 }
 
-// The live host is a reader's last test: whatever it is, it has one processor
-// that runs this test and has run for some time.
+// The readers must also work on the live host. Every host has at least one processor, which
+// runs this test and has run for some time.
 func TestLiveHost(t *testing.T) {
 	var live kernel.Root
 	h, err := live.Topology()

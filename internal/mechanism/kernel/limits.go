@@ -13,10 +13,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// Unlimited is the value of a limit that does not hold anything back.
+// Unlimited is the value of a limit that is not in force.
 const Unlimited = math.MaxUint64
 
-// Limits are what a group may use. A nil field says nothing.
+// Limits are the limits of a group. A nil field is not set.
 type Limits struct {
 	// CPUShares is the weight against other groups, in the host's own scale:
 	// cpu.shares (1024 is usual) in version 1, cpu.weight (100) in version 2.
@@ -24,24 +24,24 @@ type Limits struct {
 	// CPUQuota is the processor time in each CPUPeriod, or Unlimited; both in
 	// microseconds. The sum over threads counts.
 	CPUQuota, CPUPeriod *uint64
-	// CPUs and Cells are where the group may run and take memory from.
+	// CPUs are the processors that the group may run on; Cells are the nodes that it may take memory from.
 	CPUs, Cells *topology.CPUSet
-	// MemoryHard holds back RAM, MemorySoft is the aim under pressure, and
-	// MemorySwap holds back RAM and swap together. All in bytes.
+	// MemoryHard limits RAM, MemorySoft is the target under memory pressure, and
+	// MemorySwap limits the sum of RAM and swap. All in bytes.
 	MemoryHard, MemorySoft, MemorySwap *uint64
 	// BlockWeight is the weight of disk I/O against other groups.
 	BlockWeight *uint64
-	// BlockDevices hold back the I/O on single devices.
+	// BlockDevices limit the I/O on single devices.
 	BlockDevices []BlockLimit
-	// PIDs is how many threads there may be.
+	// PIDs is the largest number of threads.
 	PIDs *uint64
-	// HugePages are how many bytes of the host's huge pages there may be, by the pages' size: they are
-	// no memory to the other limits.
+	// HugePages limit the bytes in huge pages of the host, by the size of the pages. The other memory
+	// limits do not count huge pages.
 	HugePages map[uint64]uint64
 }
 
-// BlockLimit holds back the I/O of a group on one device. A nil field says
-// nothing, and 0 takes the limit away.
+// BlockLimit limits the I/O of a group on one device. A nil field is not set, and
+// 0 removes the limit.
 type BlockLimit struct {
 	// Device is major:minor.
 	Device                                   string
@@ -52,14 +52,14 @@ type BlockLimit struct {
 type knob struct {
 	limit      string
 	controller Controller
-	// files are the names the file has had; the first that exists counts.
+	// files are the names of the file in different kernels; the first that exists is used.
 	files []string
 	value string
 }
 
-// Apply writes every limit that is set. Limits that this host cannot set, for
-// want of a controller or of a file, are named in absent and are no error; the
-// first limit that the kernel refuses is.
+// Apply writes every limit that is set. Limits that this host cannot set, because a
+// controller or a file is missing, are named in absent and are no error. The first
+// limit that the kernel refuses is an error.
 func (g *Group) Apply(l Limits) (absent []string, err error) {
 	knobs := g.cpuKnobs(l)
 	knobs = append(knobs, g.memoryKnobs(l)...)
@@ -121,7 +121,8 @@ func (g *Group) cpuKnobs(l Limits) []knob {
 	return knobs
 }
 
-// cpuMax is version 2's one file for quota and period; what is not set stays.
+// cpuMax is the content of version 2's one file for quota and period. A value that
+// l does not set stays as it is.
 func (g *Group) cpuMax(l Limits) string {
 	quota, period := "max", "100000"
 	if fields := strings.Fields(g.value(CPUController, "cpu.max")); len(fields) == 2 {
@@ -157,8 +158,8 @@ func (g *Group) memoryKnobs(l Limits) []knob {
 			sum = g.swapAlone(l)
 		}
 		add("memory and swap limit", unlimited(sum), "memory.memsw.limit_in_bytes", "memory.swap.max")
-		// Version 1 wants RAM within the sum at every moment: when the limits
-		// grow, the sum goes first.
+		// Version 1 requires at every moment that the RAM limit is at most the sum of RAM
+		// and swap. So when the limits grow, the sum is written first.
 		if old, ok := g.count(MemoryController, "memory.memsw.limit_in_bytes"); ok && l.MemoryHard != nil && *l.MemoryHard > old {
 			knobs[0], knobs[len(knobs)-1] = knobs[len(knobs)-1], knobs[0]
 		}
@@ -169,7 +170,7 @@ func (g *Group) memoryKnobs(l Limits) []knob {
 	return knobs
 }
 
-// swapAlone is the limit on swap that, with the limit on RAM, makes the sum:
+// swapAlone is the limit on swap that makes up the sum together with the limit on RAM:
 // version 2 counts them apart.
 func (g *Group) swapAlone(l Limits) uint64 {
 	hard, ok := g.count(MemoryController, "memory.max")
@@ -220,7 +221,8 @@ func (g *Group) blockKnobs(l Limits) []knob {
 	return knobs
 }
 
-// hugePageKnobs bound what is promised to a process beside what it has: others can have neither.
+// hugePageKnobs bound both the pages that a process has and the pages that it reserves: neither is then
+// available to others.
 func (g *Group) hugePageKnobs(l Limits) []knob {
 	var knobs []knob
 	unlimited := orMinusOne
@@ -339,7 +341,7 @@ func (g *Group) Limits() (Limits, error) {
 	return l, nil
 }
 
-// readUnified reads what has another layout in version 2.
+// readUnified reads the files whose layout differs in version 2.
 func (g *Group) readUnified(l *Limits) {
 	if fields := strings.Fields(g.value(CPUController, "cpu.max")); len(fields) == 2 {
 		if quota, ok := parseCount(fields[0]); ok {

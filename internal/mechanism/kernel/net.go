@@ -17,7 +17,7 @@ type NetDevice struct {
 	// Wireless says that it is a radio.
 	Wireless bool
 	// Features are the offloads that are switched on, in libvirt's words. They are
-	// asked of the live host only.
+	// read from the live host only.
 	Features []string
 }
 
@@ -45,8 +45,8 @@ func (r Root) NetDevices() []NetDevice {
 	return devices
 }
 
-// ethtoolOffloads are the questions of the first ethtool interface, each
-// answered by a yes or no.
+// ethtoolOffloads are the requests of the first ethtool interface; each is answered
+// with a yes or no.
 var ethtoolOffloads = []struct {
 	name    string
 	command uint32
@@ -90,7 +90,7 @@ func offloads(name string) []string {
 	return on
 }
 
-// ethtool asks one question that has a number as its answer; 0 on any error.
+// ethtool makes one request that has a number as its answer; 0 on any error.
 func ethtool(fd int, name string, command uint32) uint32 {
 	if len(name) >= unix.IFNAMSIZ {
 		return 0

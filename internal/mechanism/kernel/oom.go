@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// SetOOMScore says how gladly the kernel ends a process when memory runs out: from
-// -1000, never, to 1000, before all others. What the process starts inherits it.
+// SetOOMScore sets the priority of a process for the kernel's OOM killer: from -1000, never
+// killed, to 1000, killed first. Processes that it starts inherit the score.
 func (r Root) SetOOMScore(pid, score int) error {
 	path := r.path("proc", strconv.Itoa(pid), "oom_score_adj")
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)

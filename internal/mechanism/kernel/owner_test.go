@@ -41,7 +41,7 @@ func (o *owner) Release(name string) error {
 	return nil
 }
 
-// ownedTree gives a host with nothing but an empty tree of version 2.
+// ownedTree returns a host with nothing but an empty tree of version 2.
 func ownedTree(t *testing.T) (root kernel.Root, tree string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -71,7 +71,7 @@ func TestOwnedGroups_GuestsAreWhereTheOwnerGrants(t *testing.T) {
 	if err := c.Close(); !fault.Is(err, fault.Busy) || o.released != nil {
 		t.Errorf("closing with a guest gives %v, released %v", err, o.released)
 	}
-	// The owner's group goes with all that is in it.
+	// The owner removes its group with everything in it.
 	if err := os.RemoveAll(granted); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestOwnedGroups_GuestsAreWhereTheOwnerGrants(t *testing.T) {
 	}
 }
 
-// TestOwnedGroups_GuestsOfAnEarlierDaemonKeepTheirPlace: an upgrade finds them again.
+// TestOwnedGroups_GuestsOfAnEarlierDaemonKeepTheirPlace: after an upgrade the daemon finds them again.
 func TestOwnedGroups_GuestsOfAnEarlierDaemonKeepTheirPlace(t *testing.T) {
 	root, tree := ownedTree(t)
 	old := kernel.OpenCgroups(root, "").Guest("web")

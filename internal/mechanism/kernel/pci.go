@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// PCIAddress is where a PCI function sits.
+// PCIAddress is the address of a PCI function.
 type PCIAddress struct {
 	Domain, Bus, Slot, Function uint
 }
@@ -46,7 +46,7 @@ type PCIDevice struct {
 	IOMMUPeers []PCIAddress
 	// PhysicalFunction is set on a virtual function of SR-IOV.
 	PhysicalFunction *PCIAddress
-	// VirtualFunctions are those that exist and MaxVirtualFunctions those that may.
+	// VirtualFunctions are the existing ones; MaxVirtualFunctions is how many there may be.
 	VirtualFunctions    []PCIAddress
 	MaxVirtualFunctions int
 	// Bridge says that the device leads to another bus.
@@ -55,9 +55,9 @@ type PCIDevice struct {
 	Link *PCILink
 }
 
-// PCILink is a PCI Express link: what the device can and what it now does.
+// PCILink is a PCI Express link: the maximum of the device and the current state.
 // Speeds are in GT/s; 0 is unknown or down. A device that is built into the root
-// complex has no link: all is 0.
+// complex has no link: all fields are 0.
 type PCILink struct {
 	Port            uint
 	MaxSpeed, Speed float64
@@ -77,7 +77,7 @@ func (r Root) PCIDevices() []PCIDevice {
 	return devices
 }
 
-// PCIDevice reads one PCI function, and tells whether it is there.
+// PCIDevice reads one PCI function; false if it does not exist.
 func (r Root) PCIDevice(address PCIAddress) (PCIDevice, bool) {
 	if r.list(pciDir+"/"+address.String()) == nil {
 		return PCIDevice{}, false
@@ -111,8 +111,8 @@ func (r Root) pciDevice(address PCIAddress) PCIDevice {
 	for _, n := range sortedNumbers(r.list(dir), "virtfn") {
 		d.VirtualFunctions = append(d.VirtualFunctions, addresses([]string{r.link(dir, fmt.Sprintf("virtfn%d", n))})...)
 	}
-	// Each word is a slow access to the device, and what is sought is in the first
-	// of sixteen parts. What cannot be read stays unknown.
+	// Each word is a slow access to the device, and the needed registers are in the first
+	// sixteenth of the space. A value that cannot be read stays unknown.
 	config, _ := r.readHead(configSize, dir, "config")
 	d.readConfig(config)
 	return d
@@ -139,12 +139,12 @@ const (
 	expressLinkStatus  = 0x12
 )
 
-// linkSpeeds are in GT/s by the number that registers hold.
+// linkSpeeds are the speeds in GT/s by the number in the register.
 var linkSpeeds = [...]float64{0, 2.5, 5, 8, 16, 32, 64}
 
-// readConfig takes the header type and the link from the configuration space,
-// of which others than root see the first 64 bytes. A device may lie in it: the
-// chain of capabilities is followed within bounds.
+// readConfig reads the header type and the link from the configuration space.
+// Users other than root see its first 64 bytes only. A device may give false values:
+// the chain of capabilities is followed within bounds.
 func (d *PCIDevice) readConfig(config []byte) {
 	if len(config) < 64 {
 		return
@@ -184,8 +184,8 @@ func parseLink(express []byte) *PCILink {
 	}
 }
 
-// IOMMU says whether the kernel keeps devices apart from each other's memory,
-// which passing one to a guest needs.
+// IOMMU reports whether the kernel keeps devices out of each other's memory. A device
+// can only be passed to a guest if it does.
 func (r Root) IOMMU() bool { return len(r.list("sys/kernel/iommu_groups")) > 0 }
 
 // HardwareID is a vendor's number and the number of one of its products.

@@ -17,7 +17,7 @@ type RunQueue struct {
 	All      uint64
 }
 
-// RunQueue reads /proc/loadavg, whose fourth field is "runnable/all".
+// RunQueue reads /proc/loadavg; its fourth field is "runnable/all".
 func (r Root) RunQueue() (RunQueue, error) {
 	text, err := r.read("proc/loadavg")
 	if err != nil {
@@ -36,10 +36,10 @@ func (r Root) RunQueue() (RunQueue, error) {
 	return RunQueue{}, fault.New(fault.Failed, fault.Host, "cannot understand /proc/loadavg: %.64q", strings.TrimSpace(text))
 }
 
-// Resource is what a process may have to wait for.
+// Resource is a resource that a process may have to wait for.
 type Resource string
 
-// The resources whose pressure the kernel tells.
+// The resources with a pressure file in the kernel.
 const (
 	CPUPressure    Resource = "cpu"
 	MemoryPressure Resource = "memory"
@@ -75,7 +75,7 @@ func (r Root) Pressure(of Resource) (Pressure, error) {
 	return p, nil
 }
 
-// longestStall is the longest time that there is, in µs.
+// longestStall is the longest time that a time.Duration holds, in µs.
 const longestStall = float64(math.MaxInt64 / int64(time.Microsecond))
 
 func parseStall(text string) Stall {
@@ -100,9 +100,9 @@ func parseStall(text string) Stall {
 	return s
 }
 
-// AllocationStalls counts how often since boot a thread that wanted memory had to
-// make some free first: a sign of pressure on kernels that do not tell of
-// pressure itself. NotFound where the kernel does not count.
+// AllocationStalls counts how often since boot a thread that needed memory had to
+// free some first. It shows memory pressure on kernels without pressure files.
+// NotFound if the kernel does not count it.
 func (r Root) AllocationStalls() (uint64, error) {
 	text, err := r.read("proc/vmstat")
 	if err != nil {

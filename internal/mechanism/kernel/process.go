@@ -45,8 +45,8 @@ func (r Root) Thread(pid, tid int) (Process, error) {
 	return r.stat("proc", strconv.Itoa(pid), "task", strconv.Itoa(tid))
 }
 
-// HasThread says whether a thread is one of a process. Of the running host it is asked
-// by a signal of number 0.
+// HasThread reports whether a thread belongs to a process. On the running host it sends the
+// thread signal 0.
 func (r Root) HasThread(pid, tid int) bool {
 	if !r.isLive() {
 		return r.exists("proc", strconv.Itoa(pid), "task", strconv.Itoa(tid))
@@ -145,7 +145,7 @@ func parseStat(text string) (Process, bool) {
 	return p, true
 }
 
-// Schedule is how the scheduler treated a thread since it started.
+// Schedule is the scheduler's account of a thread since its start.
 type Schedule struct {
 	// Run is the time on a processor, to the nanosecond; Wait is the time it was
 	// ready and had none.
@@ -158,9 +158,8 @@ type Schedule struct {
 // without it. A process's own number gives its first thread alone.
 //
 // The account of a living thread is read below the thread's own number, not below
-// its process's: every name below /proc/PID/task that was ever read stays in the
-// kernel's cache, and dying processes fight over the lock of those when many end at
-// once.
+// its process's. Every name below /proc/PID/task that was ever read stays in the kernel's
+// cache, and many processes that end at once compete for the lock of those names.
 func (r Root) Schedule(pid, tid int) (Schedule, error) {
 	place := []string{"proc", strconv.Itoa(pid), "task", strconv.Itoa(tid), "schedstat"}
 	if r.isLive() {
@@ -190,8 +189,8 @@ func (r Root) Schedule(pid, tid int) (Schedule, error) {
 
 // ProcessMemory is the memory of one process, in bytes.
 type ProcessMemory struct {
-	// Virtual is the size of the address space, Resident what is in RAM, Peak the
-	// most that ever was, Swapped what is in swap, Locked what may not leave RAM.
+	// Virtual is the size of the address space, Resident the part in RAM, Peak the
+	// largest Resident so far, Swapped the part in swap, Locked the part that must stay in RAM.
 	Virtual, Resident, Peak, Swapped, Locked uint64
 	// Anonymous, File and Shared are the kinds of resident memory.
 	Anonymous, File, Shared uint64

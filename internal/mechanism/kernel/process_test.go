@@ -33,7 +33,7 @@ func TestOwnProcess(t *testing.T) {
 	}
 }
 
-// A thread that works has its time counted, to itself.
+// The processor time of a busy thread is counted for that thread.
 func TestThreadTime(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -94,7 +94,7 @@ func FuzzParseStat(f *testing.F) {
 		if !strings.Contains(line, "("+p.Name+")") || p.User < 0 || p.System < 0 {
 			t.Errorf("%q reads as %+v", line, p)
 		}
-		// Whatever a program calls itself, it forges no other field.
+		// The name that a program chooses cannot forge another field.
 		end := strings.LastIndexByte(line, ')')
 		if again, ok := parseStat("1 (" + line); !ok || again.ID != 1 || again.Name != line[:end] || again.Start != p.Start {
 			t.Errorf("%q as a name reads as %+v", line, again)

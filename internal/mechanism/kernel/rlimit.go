@@ -25,20 +25,20 @@ var (
 	LockedMemory = ProcessLimit{unix.RLIMIT_MEMLOCK, "memlock"} // in bytes
 )
 
-// Get gives the bound that counts, and how high this process may raise it without
-// privileges.
+// Get returns the soft limit, which applies, and the hard limit: this process may raise
+// the soft limit up to it without privileges.
 func (l ProcessLimit) Get() (soft, hard uint64, err error) {
 	var now unix.Rlimit
 	err = unix.Getrlimit(l.which, &now)
 	return now.Cur, now.Max, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the limit %s", l.Name)
 }
 
-// Set makes n the bound that counts, for this process and for what it starts from
-// now on, and lifts the other one when it is below. Denied says that this process
-// may not.
+// Set sets the soft limit of this process to n, and raises the hard limit if it is
+// lower. Processes that this one starts from now on inherit both. The error is
+// Denied if this process may not do that.
 //
-// Before the first call for OpenFiles, processes are started with the bound that
-// this one was started with: Go raises its own and puts it back for them.
+// Before the first call for OpenFiles, processes are started with the limit that
+// this one was started with: Go raises its own and restores the limit for them.
 func (l ProcessLimit) Set(n uint64) error {
 	_, hard, err := l.Get()
 	if err != nil {
@@ -48,8 +48,8 @@ func (l ProcessLimit) Set(n uint64) error {
 	return fault.Wrap(err, fault.Denied, fault.Host, "cannot set the limit %s to %d", l.Name, n)
 }
 
-// MayLock says whether this process, and with it what it starts, may lock memory
-// without bound: LockedMemory holds nobody back who has the capability.
+// MayLock reports whether this process, and so the processes that it starts, may lock
+// memory without bound: LockedMemory does not apply to a process with CAP_IPC_LOCK.
 func (r Root) MayLock() bool {
 	text, err := r.read("proc/self/status")
 	if err != nil {
@@ -65,9 +65,10 @@ func (r Root) MayLock() bool {
 	return may
 }
 
-// AllowThreads raises the bound of the threads of a process that runs, whose user has no
-// other, and gives the bound that it has then. It stays where this process may not raise
-// it: that takes CAP_SYS_RESOURCE on the host. It is not raised above this process's own.
+// AllowThreads raises the limit of threads of a running process that is the only one of its
+// user. It returns the limit that then applies. The limit stays where it is if this process
+// may not raise it: that takes CAP_SYS_RESOURCE on the host. It is never raised above the
+// limit of this process.
 func (r Root) AllowThreads(pid int, most uint64) (allowed uint64, err error) {
 	var own unix.Rlimit
 	if allowed, err = r.threadLimit(pid); err != nil {
@@ -85,7 +86,7 @@ func (r Root) AllowThreads(pid int, most uint64) (allowed uint64, err error) {
 	return allowed, nil
 }
 
-// threadLimit reads the bound. Prlimit tells it to the same user only.
+// threadLimit reads the limit of a process. Prlimit returns it to the same user only.
 func (r Root) threadLimit(pid int) (uint64, error) {
 	text, err := r.read("proc", strconv.Itoa(pid), "limits")
 	if err != nil {

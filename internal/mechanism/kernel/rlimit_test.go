@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The bound of a process that runs is raised where that may be, and never lowered; what is given is what the
-// kernel has then.
+// AllowThreads raises the limit of a running process if it may, and never lowers it. It returns the limit that the
+// kernel then has.
 func TestAllowThreads_OnlyRaises(t *testing.T) {
 	child := exec.CommandContext(context.Background(), "cat")
 	input, err := child.StdinPipe() // held open: it reads on

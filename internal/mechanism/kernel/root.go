@@ -1,13 +1,13 @@
-// Package kernel reads what Linux tells about a host and its processes in /sys
-// and /proc, and drives its control groups.
+// Package kernel reads what Linux reports about a host and its processes in /sys
+// and /proc, and controls its control groups.
 //
-// Every reader starts at a Root, so that a recorded tree serves as well as the
-// live one. Readers keep nothing: who wants a snapshot takes one. They never
-// open /proc/PID/maps or smaps, which wait for a lock that a stuck process may hold
-// for ever, and cmdline, which does too, only where Command is asked for.
+// Every reader starts at a Root, so that it works on a recorded tree as well as on
+// the live one. Readers keep nothing: a caller that needs a snapshot takes one. They
+// never open /proc/PID/maps or smaps: these wait for a lock that a stuck process may
+// hold without end. The same is true of cmdline, which only Command reads.
 //
-// What belongs here: files and calls of the kernel, turned into plain values
-// with units. What does not: caching, names as libvirt prints them, policy.
+// This package turns files and system calls of the kernel into plain values with
+// units. It does no caching, does not use libvirt's names, and decides no policy.
 package kernel
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// maxFile bounds what is read of one file. The largest honest one, cpuinfo of a
+// maxFile bounds the bytes that are read from one file. The largest real one, cpuinfo of a
 // host with thousands of processors, is some megabytes.
 const maxFile = 16 << 20
 
@@ -54,8 +54,8 @@ func (r Root) strip(path string) string {
 	return "/" + strings.TrimPrefix(strings.TrimPrefix(path, filepath.Clean(r.dir)), "/")
 }
 
-// read gives the content of a file. A missing one is fault.NotFound, and so is
-// one whose process or device goes away under the reader.
+// read returns the content of a file. A missing file is fault.NotFound, and so is one
+// that disappears with its process or device during the read.
 func (r Root) read(elem ...string) (string, error) {
 	content, err := r.readHead(maxFile, elem...)
 	return string(content), err
@@ -70,10 +70,10 @@ func (r Root) readHead(most int64, elem ...string) ([]byte, error) {
 // brief is more than the kernel writes into a process's one-line files.
 const brief = 1 << 10
 
-// readBrief is read for a file that the kernel hands out whole in one reading,
-// into a buffer of the caller's: three system calls, where a general reader,
-// which asks for sizes, readiness and the end, makes twice as many. It is for
-// what is read of every guest again and again.
+// readBrief is read for a file that the kernel returns whole in one call. It reads
+// into a buffer of the caller's. It makes three system calls; a general reader, which
+// asks for size, readiness and the end, makes twice as many. It is for files that are
+// read for every guest again and again.
 func (r Root) readBrief(into []byte, elem ...string) (string, error) {
 	fd, err := open(r.path(elem...), unix.O_RDONLY)
 	if err != nil {

@@ -127,14 +127,14 @@ func (r Root) askPolicy(question string) (allowed uint64, err error) {
 	return 0, errors.Join(err, errors.New("the kernel's answer is none"))
 }
 
-// The files of a thread's own that say what it makes next.
+// The files of a thread that set the label of the next object that it makes.
 const (
 	execLabel   = "exec"       // a program
 	socketLabel = "sockcreate" // a socket
 )
 
-// ExecLabel is the file in which a thread says what the program is called that it,
-// or what it forks, executes next.
+// ExecLabel is the file where a thread sets the context of the program that it, or
+// a process that it forks, executes next.
 func (s SELinux) ExecLabel(r Root) string { return r.path("proc/thread-self/attr", execLabel) }
 
 // WithSocketLabel has do make sockets that the kernel takes for those of another
@@ -148,7 +148,7 @@ func (r Root) WithSocketLabel(context string, do func() error) error {
 	}
 	err := do()
 	if e := os.WriteFile(file, []byte("\n"), 0o600); e != nil {
-		return errors.Join(err, e) // the thread stays locked, and ends: nobody else's sockets get the label
+		return errors.Join(err, e) // the thread stays locked, and ends: no other guest's sockets get the label
 	}
 	runtime.UnlockOSThread()
 	return err
@@ -157,7 +157,7 @@ func (r Root) WithSocketLabel(context string, do func() error) error {
 // fileLabel is the extended attribute that a file's context is in.
 const fileLabel = "security.selinux"
 
-// maxFileLabel bounds what is read of a file's context, in bytes.
+// maxFileLabel bounds the length of a file's context, in bytes.
 const maxFileLabel = 4 << 10
 
 // FileLabel is the context of an open file; empty: it has none. Unsupported says

@@ -34,7 +34,7 @@ func TestSELinuxIsRead(t *testing.T) {
 	if s, on := root.SELinux(); !on || s.Enforcing {
 		t.Errorf("a permissive host is read as %+v, %v", s, on)
 	}
-	// The name of a policy leads nowhere else.
+	// The name of a policy cannot lead to another directory.
 	write(t, filepath.Join(dir, "etc/selinux/config"), "SELINUXTYPE=../selinux/targeted\n")
 	if s, _ := root.SELinux(); len(s.Processes) != 2 {
 		t.Errorf("a policy of no name is read as %+v", s)
@@ -78,8 +78,8 @@ func TestWhatAPolicyForbids(t *testing.T) {
 	}
 }
 
-// TestFilesAreLabelled: as root a file's context can be set where the kernel knows
-// nothing of SELinux, too.
+// TestFilesAreLabelled: root can set a file's context even if SELinux is off in the
+// kernel.
 func TestFilesAreLabelled(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
@@ -158,7 +158,7 @@ func TestAppArmorIsRead(t *testing.T) {
 	if text, err := os.ReadFile(removed); err != nil || string(text) != "made-by-hand" {
 		t.Errorf("the kernel was told to remove %q (%v)", text, err)
 	}
-	// Older kernels have one place for all modules.
+	// Older kernels have one file for all security modules.
 	if err := os.RemoveAll(filepath.Join(dir, "proc/self/attr/apparmor")); err != nil {
 		t.Fatal(err)
 	}

@@ -81,8 +81,8 @@ func (r Root) cpus(online topology.CPUSet) (map[int]topology.CPU, []topology.Cac
 	return cpus, caches
 }
 
-// caches reads the caches of which a processor is the first online user, so that
-// each is read once, and the users of its last-level cache.
+// caches reads those caches that have this processor as their first online user, so that
+// each cache is read once. It also returns the users of the processor's last-level cache.
 func (r Root) caches(dir string, cpu int, online topology.CPUSet) (first []topology.Cache, last topology.CPUSet) {
 	highest := 0
 	for _, index := range sortedNumbers(r.list(dir, "cache"), "index") {
@@ -222,8 +222,8 @@ func HugePageDir(cell int, size uint64) string {
 	return dir + "/hugepages-" + strconv.FormatUint(size>>10, 10) + "kB"
 }
 
-// pools reads the pools of huge pages below dir and makes the pool of base
-// pages from what they leave.
+// pools reads the pools of huge pages below dir. The remaining memory makes up the
+// pool of base pages.
 func (r Root) pools(memory Memory, dir string) []topology.PagePool {
 	base := topology.PagePool{Size: uint64(os.Getpagesize())}
 	var held uint64

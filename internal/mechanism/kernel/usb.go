@@ -9,8 +9,8 @@ import (
 type USBDevice struct {
 	// Name is the kernel's, such as usb1 or 1-4.2.
 	Name, Path string
-	// Bus and Device are the numbers that lsusb shows; the latter changes when
-	// the device is plugged in anew.
+	// Bus and Device are the numbers that lsusb shows. Device changes when the
+	// device is unplugged and plugged in again.
 	Bus, Device     int
 	Vendor, Product uint16
 	// VendorText, ProductText and Serial are the device's own words, which may be

@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// VFIODriver is the kernel's driver by which guests have PCI devices.
+// VFIODriver is the kernel's driver that gives PCI devices to guests.
 const VFIODriver = "vfio-pci"
 
 // TakePCI takes a PCI function from the driver that the host runs it with, and
@@ -67,7 +67,7 @@ type function struct {
 	address PCIAddress
 }
 
-// driverChanges holds each function whose driver is being changed: one change at a time.
+// driverChanges holds each function with a change of driver in progress: one change at a time.
 var driverChanges sync.Map
 
 // changeDriver changes the driver of a function. A driver that does not let go can
@@ -110,15 +110,15 @@ func (r Root) loadVFIO(ctx context.Context) error {
 	return nil
 }
 
-// rebind has a function leave its driver, and the kernel look for another: this
-// one, or for "" the one that it finds by itself. When ctx ends meanwhile the
+// rebind unbinds a function from its driver and makes the kernel look for another:
+// this one, or for "" the one that the kernel chooses. If ctx ends meanwhile, the
 // function is left without a driver.
 func (r Root) rebind(ctx context.Context, address PCIAddress, driver string) error {
 	dir := path.Join(pciDir, address.String())
 	if err := r.tell(driver+"\n", dir, "driver_override"); err != nil {
 		return err
 	}
-	// The driver may have let go by itself.
+	// The driver may have unbound itself already.
 	if err := r.tell(address.String(), dir, "driver/unbind"); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
 		return err
 	}

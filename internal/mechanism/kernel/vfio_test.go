@@ -14,8 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 )
 
-// cardTree is a host with a card that a driver has. Nothing happens in it when its
-// files are written.
+// cardTree is a host with a card that is bound to a driver. Its files are plain: a write
+// to them has no effect.
 func cardTree(t *testing.T, driver string) (kernel.Root, kernel.PCIAddress, func(file string) string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,8 +36,8 @@ sys/bus/pci/drivers_probe =
 	}
 }
 
-// TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack: the kernel is asked for the driver that
-// it finds by itself.
+// TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack: the function returns to the driver that the
+// kernel chooses.
 func TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack(t *testing.T) {
 	root, card, file := cardTree(t, "e1000e")
 	if err := root.TakePCI(deadline(t), card); err == nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // WorkingIn lists the processes whose working directory is dir, by ascending
-// number. Nothing but /proc is asked: a file system that hangs delays nobody.
+// number. It reads /proc only, so a file system that hangs cannot delay it.
 func (r Root) WorkingIn(dir string) ([]int, error) {
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real
@@ -40,8 +40,8 @@ func (r Root) processes(so func(pid int) bool) ([]int, error) {
 	return pids, nil
 }
 
-// Uses reports whether a process works in a directory whose path ends so, or has it mounted,
-// also where the directory has been removed since.
+// Uses reports whether the path of a process's working directory, or of one that it has
+// mounted, ends with end. That also holds for a directory that was removed since.
 func (r Root) Uses(pid int, end string) bool {
 	at, err := os.Readlink(r.path("proc", strconv.Itoa(pid), "cwd"))
 	if err == nil && strings.HasSuffix(strings.TrimSuffix(at, " (deleted)"), end) {
@@ -59,7 +59,7 @@ func (r Root) Uses(pid int, end string) bool {
 	return false
 }
 
-// HasOpen reports whether a process has the file open that is called so. The file is not looked at.
+// HasOpen reports whether a process has the file with this path open. It does not look at the file itself.
 func (r Root) HasOpen(pid int, path string) bool {
 	for _, fd := range r.list("proc", strconv.Itoa(pid), "fd") {
 		if at, err := os.Readlink(r.path("proc", strconv.Itoa(pid), "fd", fd)); err == nil && at == path {
@@ -81,8 +81,8 @@ func (r Root) RunningAs(uid uint32) ([]int, error) {
 	})
 }
 
-// RunWith lists the processes of a name that were run with an argument, by ascending number. Others are not asked for
-// theirs: one that is stuck would hold up whoever asks.
+// RunWith lists the processes with this name that were started with this argument, by ascending number. It reads the
+// arguments of no others: one that is stuck would delay the caller.
 func (r Root) RunWith(name, argument string) ([]int, error) {
 	return r.processes(func(pid int) bool {
 		called, err := r.read("proc", strconv.Itoa(pid), "comm")
@@ -94,8 +94,8 @@ func (r Root) RunWith(name, argument string) ([]int, error) {
 	})
 }
 
-// SharesNetwork reports whether a process is on the network that the thread that asks is on: the first of this process may
-// have been put elsewhere.
+// SharesNetwork reports whether a process is in the network namespace of the calling thread. The first thread of this
+// process may have been moved to another namespace.
 func (r Root) SharesNetwork(pid int) bool {
 	ours, err := os.Readlink(r.path("proc", "thread-self", "ns", "net"))
 	theirs, err2 := os.Readlink(r.path("proc", strconv.Itoa(pid), "ns", "net"))

@@ -36,7 +36,7 @@ func TestWorkingIn(t *testing.T) {
 	}
 }
 
-// What a stuck process was run with is not to be had: its words are those that hang.
+// The arguments of a stuck process cannot be read: reading them would hang.
 func TestRunWith(t *testing.T) {
 	dir := t.TempDir()
 	for pid, name := range map[string]string{"7": "dnsmasq", "12": "qemu", "30": "dnsmasq", "31": "dnsmasq"} {

@@ -1,7 +1,7 @@
 // Package listener accepts the daemon's clients: it listens on unix
 // sockets and identifies the peer by the kernel's credentials or by a certificate. This
-// package holds the sockets' files, their modes, peers and the rules who may connect. It
-// does not know the protocol on a connection.
+// package holds the sockets' files, their modes, peers and the rules for which peers may connect.
+// It does not know the protocol on a connection.
 package listener
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Place says where to listen and who may connect.
+// Place says where to listen and which users may connect.
 type Place struct {
 	Path      string
 	Everybody bool // every user on the host may connect

@@ -49,7 +49,7 @@ func (h *hosted) revoke(t *testing.T, serial int64, until time.Time) {
 	}
 }
 
-// enter connects and watches a client whose certificate has this serial number and end.
+// enter connects and watches a client. Its certificate has this serial number and expiry.
 func (h *hosted) enter(t *testing.T, serial int64, ends time.Time) (gone chan error, stop func()) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -197,7 +197,7 @@ type daemon struct {
 
 func (w *world) daemon(t failer) *daemon {
 	life, end := context.WithCancelCause(context.Background())
-	end(nil) // what is owed is tried by the model alone
+	end(nil) // so that only the model retries owed steps
 	var records []Record
 	for _, id := range slices.Sorted(maps.Keys(w.records)) {
 		records = append(records, w.records[id])
@@ -215,7 +215,7 @@ func (w *world) daemon(t failer) *daemon {
 
 type failer interface{ Fatalf(string, ...any) }
 
-// lives reports whether the daemon was not cut off in what it did.
+// lives reports whether the daemon survived do; false means that it was cut off.
 func lives(do func()) (alive bool) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -475,7 +475,7 @@ func cutTwice(t *testing.T, p plan, first, second int, gone Gone) (wrong string,
 		d = w.daemon(t)
 		d.settle()
 	}
-	for i := range p.Lives { // a waiting step has done nothing of what follows
+	for i := range p.Lives { // a waiting step has had no effect on later steps
 		if _, made := w.effects[p.effect(i)]; made && len(w.records) > 0 && i > p.Waits {
 			return fmt.Sprintf("it waits at step %d, and step %d is made", p.Waits, i), died
 		}
@@ -506,7 +506,7 @@ func TestRecord_KeepsThePayload(t *testing.T) {
 	}
 }
 
-// apart is a daemon whose owner has many objects.
+// apart returns a daemon with Apart set: its owner has many objects.
 func (w *world) apart(t failer) *daemon {
 	d := w.daemon(t)
 	d.Apart = true

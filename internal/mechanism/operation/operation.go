@@ -49,7 +49,7 @@ type Operation struct {
 	next      int  // the step that is done or undone next
 	backward  bool // next is undone
 	decided   bool // it goes forward, whatever happens to a step
-	alive     Gone // what had ended when it was last advanced
+	alive     Gone // whether the process or the boot had ended when it was last advanced
 	failed    []error
 
 	mu     sync.Mutex
@@ -180,7 +180,7 @@ func (op *Operation) name(i int) string {
 	return op.steps[i].Name
 }
 
-// gone returns what has ended since the operation was begun, judged by the boot alone.
+// gone returns TheBoot if the host has booted since the operation was begun, else Nothing: it checks the boot alone.
 func (op *Operation) gone(boot string) Gone {
 	if boot != "" && op.rec.Boot != boot {
 		return TheBoot

@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
-// scoped is a payload whose last step notes the scope that it is done in, and fails while its owner says so.
+// scoped is a payload whose last step notes the scope that it runs in, and fails while its owner's fails is set.
 type scoped struct {
 	o  *scopedOwner
 	op *Operation
@@ -50,8 +50,8 @@ func scopedSet(life context.Context, t *testing.T, dir string, o *scopedOwner, r
 	return s
 }
 
-// The client's limits hold while its call lasts. A later try, and the next daemon, have its folders, and
-// ask for nothing that was granted before.
+// The client's limits apply while its call lasts. A later try, and the next daemon, keep its folders, and
+// do not ask again for rights that were granted.
 func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := errors.New("full")
@@ -68,7 +68,7 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 		if err := op.Run(t.Context()); err == nil || op.Status().State != Owed {
 			t.Fatalf("it is %v: %v", op.Status().State, err)
 		}
-		<-time.After(2 * lastPause) // of the bubble
+		<-time.After(2 * lastPause) // in the synctest bubble
 		end(nil)
 		s.Close()
 		if len(o.seen) < 2 {
@@ -96,7 +96,7 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 	})
 }
 
-// A record that says nothing of a scope opens nothing, and nothing is begun without one.
+// A record without a scope opens nothing, and no operation begins without one.
 func TestBegin_RefusesTheZeroScope(t *testing.T) {
 	o, dir := &scopedOwner{}, t.TempDir()
 	s := scopedSet(t.Context(), t, dir, o)

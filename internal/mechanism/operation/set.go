@@ -16,7 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Config says which owner a Set belongs to, and what it needs from that owner.
+// Config holds the owner of a Set, and everything that the Set needs from the owner.
 type Config[O any] struct {
 	Owner O
 	// Name is the owner's name in the records.
@@ -287,8 +287,8 @@ func (s *Set[O]) Recover(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// End settles all operations after the end of the process or of the boot in which
-// they were begun: their remaining effects are done or undone.
+// End settles all operations after the process or the boot has ended since they were
+// begun: their remaining effects are done or undone.
 func (s *Set[O]) End(ctx context.Context, gone Gone) error {
 	var all []error
 	for _, op := range slices.Backward(s.Operations()) {

@@ -39,7 +39,7 @@ type Step struct {
 	Probe func(ctx context.Context, gone Gone) (Verdict, error)
 }
 
-// Gone says what has ended since an operation was begun.
+// Gone says whether the process or the boot has ended since an operation was begun.
 type Gone int
 
 // Values of Gone.

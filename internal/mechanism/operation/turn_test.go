@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// debt is a payload whose only step fails until something is paid.
+// debt is a payload whose only step fails until paid is set.
 type debt struct{ d *debtor }
 
 type debtor struct{ paid, done bool }

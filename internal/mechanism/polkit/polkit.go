@@ -1,6 +1,6 @@
 // Package polkit asks the host's polkit, over the system bus, whether a process may
-// connect. It holds the question, its answer and its bounds. It does
-// not decide who is asked about which action, nor what follows from an answer.
+// connect. It holds the question, its answer and its bounds. It does not decide
+// which clients are checked for which action, nor how an answer is used.
 package polkit
 
 import (

@@ -19,7 +19,7 @@ type Process struct {
 	Started uint64 // clock ticks since the host started
 }
 
-// Find returns the process with a PID, whose user the kernel has reported.
+// Find returns the process with a PID, running as the user that the kernel has reported.
 func Find(pid int32, uid uint32) (Process, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// Where devices sit is an ABI: guests see it, and migration and saved images need it. It is libvirt's.
+// The addresses of devices are an ABI: guests see them, and migration and saved images need them. They must be
+// libvirt's.
 // Promise: G9
 func TestAddressing(t *testing.T) {
 	c := testCapabilities(t)
@@ -25,7 +26,7 @@ func TestAddressing(t *testing.T) {
 				t.Fatal(err)
 			}
 			got = layout(&def.Devices)
-			// What is shown can be given back, and stays where it is.
+			// The definition that is shown can be given back, and every device keeps its address.
 			again := def.Clone()
 			if err := Complete(again, c); err != nil || layout(&again.Devices) != got {
 				t.Errorf("places change when they are asked for again: %v\n%s", err, layout(&again.Devices))
@@ -54,7 +55,7 @@ func repeated(t *testing.T, input string) string {
 	return all.String()
 }
 
-// layout has a line for each disk and controller, and for what else has a place.
+// layout has a line for each disk, controller and other device with an address.
 func layout(s *device.Set) string {
 	var all strings.Builder
 	for _, dev := range s.All() {

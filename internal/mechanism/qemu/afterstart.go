@@ -39,7 +39,7 @@ func balloonSteps(p *Plan, b *device.Balloon) []Step {
 			{"path", "/machine/peripheral/" + b.Alias}, {"property", "guest-stats-polling-interval"}, {"value", b.StatsPeriod},
 		}})
 	}
-	// With -incoming the balloon's size comes with the guest.
+	// With -incoming the balloon's size is part of the incoming guest's state.
 	if current := p.Definition.CurrentMemory; current < p.Definition.Memory && !p.Incoming {
 		steps = append(steps, Step{Command: "balloon", Args: properties{{"value", current}}})
 	}
@@ -52,7 +52,7 @@ func backendOf(d *device.Disk) string {
 	case "virtio":
 		return "/machine/peripheral/" + d.Alias + "/virtio-backend"
 	case "usb":
-		if d.Device == "cdrom" { // stands behind a bridge under its own name
+		if d.Device == "cdrom" { // a USB CD drive has its backend behind a bridge, under a name of its own
 			return d.Alias
 		}
 		return "/machine/peripheral/" + d.Alias + "/" + d.Alias + ".0/legacy[0]"
@@ -101,7 +101,7 @@ func Throttle(d *device.Disk) Step {
 	return Step{Command: "block_set_io_throttle", Args: props}
 }
 
-// validTo is how a definition says until when a password holds.
+// validTo is the layout of a password's expiry in a definition.
 const validTo = "2006-01-02T15:04:05"
 
 // Passwords returns the commands that set a display's password and its expiry; none for a display without

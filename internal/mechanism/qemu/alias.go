@@ -84,8 +84,8 @@ func (n *naming) take(name string) {
 	}
 }
 
-// alias makes the name of a device; names that end in a number of their own
-// choice get the one after the highest.
+// alias returns the name of a device. A name that ends in a free number gets the one
+// after the highest.
 func (n *naming) alias(dev device.Device) string {
 	switch d := dev.(type) {
 	case *device.Disk:

@@ -12,14 +12,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
-// FuzzAnswers has a QEMU give one answer of whatever kind to the questions about what
-// it can. What is made of it is kept as it is, and serves for definitions, or refuses
-// them in words.
+// FuzzAnswers replaces one answer of a QEMU to the questions about its features. The
+// capabilities that result are the same after they are stored and read back. They
+// serve for definitions, or refuse them with an error.
 func FuzzAnswers(f *testing.F) {
 	said := recordedAnswers(f)
 	for question, answer := range said {
-		// A few types with properties are enough, and the beginning of each list, with
-		// the machine that is asked for below: what is quickly read is often tried.
+		// A few types with properties are enough, and the beginning of each list, with the
+		// machine that is asked for below: the fuzzer tries short inputs more often.
 		if strings.Contains(question, "-list-properties ") && !strings.Contains(question, "q35") && !strings.Contains(question, "virtio-blk") {
 			delete(said, question)
 			continue

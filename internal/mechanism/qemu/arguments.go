@@ -22,7 +22,7 @@ type Plan struct {
 	Capabilities *qemucaps.Capabilities
 
 	Disks      map[string]device.DiskAttachment // by alias; none for an empty drive
-	Keys       map[string][]byte                // by alias: passphrases of encrypted disks, for what is added to a running QEMU
+	Keys       map[string][]byte                // by alias: passphrases of encrypted disks, for objects that are added to a running QEMU
 	NICs       map[string]*device.NICAttachment // by alias; none for type user
 	TPMSockets map[string]string                // by alias: where swtpm listens
 	VSock      *os.File                         // claimed by ClaimVSock, when there is a vsock
@@ -115,7 +115,7 @@ func (b *builder) option(name string, value fmt.Stringer) {
 
 func (b *builder) word(words ...string) { b.args = append(b.args, words...) }
 
-// flush moves what was collected to the command line.
+// flush moves the collected parts to the command line.
 func (b *builder) flush() error {
 	if b.dryRun {
 		b.parts = nil
@@ -133,12 +133,12 @@ func (b *builder) flush() error {
 
 func (b *builder) part(option string, props properties) {
 	if b.dryRun {
-		return // nobody reads them
+		return // a dry run has no reader for them
 	}
 	b.parts = append(b.parts, part{option: option, props: props})
 }
 
-// object makes an object of QEMU's that is no device.
+// object adds a QEMU object that is no device.
 func (b *builder) object(typ, id string, rest ...property) error {
 	if !b.Capabilities.HasObject(typ) {
 		return unsupported("this QEMU has no object %s", typ)
@@ -147,7 +147,7 @@ func (b *builder) object(typ, id string, rest ...property) error {
 	return nil
 }
 
-// device makes a device, if the binary has it.
+// device adds a device, if the binary has it.
 func (b *builder) device(driver string, rest properties) error {
 	if !b.Capabilities.HasDevice(driver) {
 		return unsupported("this QEMU has no device %s", driver)
@@ -172,7 +172,7 @@ func (b *builder) pass(f *os.File, name string) string {
 // maxSocketPath is the longest path that a socket's address takes, in bytes.
 const maxSocketPath = len(unix.RawSockaddrUnix{}.Path) - 1
 
-// socketIn gives a path for a socket of the guest's own.
+// socketIn returns a path for a socket in the guest's own directory.
 func socketIn(dir, name string) (string, error) {
 	path := filepath.Join(dir, name)
 	if len(path) > maxSocketPath {
@@ -190,7 +190,7 @@ func invalid(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Config, format, args...)
 }
 
-// process is what concerns the program rather than the machine.
+// process adds the options for the program rather than the machine.
 func (b *builder) process() error {
 	d := b.Definition
 	name := list{}
@@ -207,7 +207,7 @@ func (b *builder) process() error {
 // sandboxOptions are QEMU's own seccomp options. They add to the filter of package sandbox.
 const sandboxOptions = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
-// control is the monitor.
+// control adds the monitor.
 func (b *builder) control() error {
 	fd := strconv.Itoa(firstFile)
 	if b.Monitor != nil {

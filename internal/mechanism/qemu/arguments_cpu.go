@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// processor is the CPU that the guest sees, and how many of it there are.
+// processor adds the CPU model that the guest sees, and the number of CPUs.
 func (b *builder) processor() error {
 	model, err := b.cpuModel()
 	if err != nil {
@@ -22,7 +22,7 @@ func (b *builder) processor() error {
 	return b.count()
 }
 
-// cpuModel is the model and what is to differ from it; nil leaves the choice to
+// cpuModel is the model with the changes to it; nil leaves the choice to
 // the machine.
 func (b *builder) cpuModel() (list, error) {
 	base, err := b.baseModel()
@@ -76,8 +76,8 @@ func migratable(model list, s device.Switch) list {
 	return model
 }
 
-// hostModel is the named model that comes closest to all that the accelerator
-// can give, with the differences.
+// hostModel is the named model that is closest to the accelerator's features, with
+// the differences.
 func hostModel(acc qemucaps.Accelerator) list {
 	h := acc.HostModel
 	if h.Base == "" {
@@ -93,7 +93,7 @@ func hostModel(acc qemucaps.Accelerator) list {
 	return model
 }
 
-// vendors are the words of processors for libvirt's names of their vendors.
+// vendors are the vendor strings of processors, by libvirt's names of the vendors.
 var vendors = map[string]string{"Intel": "GenuineIntel", "AMD": "AuthenticAMD", "Hygon": "HygonGenuine"}
 
 func (b *builder) namedModel(acc qemucaps.Accelerator) (list, error) {
@@ -126,11 +126,11 @@ func (b *builder) isDisabled(feature string) bool {
 	})
 }
 
-// notInQEMU are features that libvirt knows and QEMU does not: it has them or not
-// with others.
+// notInQEMU are features that libvirt knows and QEMU does not: QEMU turns each on or off
+// together with others.
 var notInQEMU = []string{"cmt", "mbm-total", "mbm-local", "osxsave", "ospke", "pconfig"}
 
-// featureName is QEMU's name for a feature by libvirt's.
+// featureName returns QEMU's name for a feature with this libvirt name.
 func featureName(name string) string {
 	switch name = strings.ReplaceAll(name, "_", "-"); name {
 	case "pclmuldq":
@@ -170,7 +170,7 @@ func (b *builder) cpuFeatures() (list, error) {
 	return words, nil
 }
 
-// isWord reports whether text can be no more than one word of an option.
+// isWord reports whether QEMU can read text only as one word of an option.
 func isWord(text string) bool {
 	return text != "" && strings.IndexFunc(text, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
@@ -178,7 +178,7 @@ func isWord(text string) bool {
 }
 
 // cpuExtras are the properties of the processor that other elements of a
-// definition speak of.
+// definition set.
 func (b *builder) cpuExtras() (list, error) {
 	cpu, f := b.Definition.CPU, b.Definition.Features
 	words := list{}
@@ -218,7 +218,7 @@ func (b *builder) cpuExtras() (list, error) {
 	return words, b.hyperV(&words)
 }
 
-// onlyIfOn keeps a switch that is on: off is what QEMU does anyway.
+// onlyIfOn keeps a switch that is on: QEMU's default is off.
 func onlyIfOn(s device.Switch) device.Switch {
 	if s == device.On {
 		return s
@@ -226,8 +226,8 @@ func onlyIfOn(s device.Switch) device.Switch {
 	return device.Unset
 }
 
-// cacheWords say which cache the guest sees. Only a processor that is all of the host's
-// can have the host's, and only its model knows the word for it.
+// cacheWords select the cache that the guest sees. Only host-passthrough and maximum can
+// use the host's cache, and only their model has the option for it.
 func cacheWords(words *list, cpu *domain.CPU) error {
 	c := cpu.Cache
 	if c == nil {
@@ -251,7 +251,7 @@ func cacheWords(words *list, cpu *domain.CPU) error {
 	return nil
 }
 
-// vendorLength is how long a processor's word for its vendor is. QEMU splits
+// vendorLength is the length of a processor's vendor string. QEMU splits
 // these options at every comma, doubled or not.
 const vendorLength = 12
 
@@ -301,7 +301,7 @@ func (b *builder) hyperV(words *list) error {
 	return nil
 }
 
-// count is how many processors there are, may be, and how they are arranged.
+// count adds the number of processors, the maximum, and their topology.
 func (b *builder) count() error {
 	d := b.Definition
 	m, _ := b.Capabilities.Machine(d.OS.Machine)

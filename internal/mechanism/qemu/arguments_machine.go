@@ -23,7 +23,7 @@ func (b *builder) accelerator() qemucaps.Accelerator {
 	return b.Capabilities.Accelerator(name)
 }
 
-// board is the machine and how its processors are run.
+// board adds the machine and its accelerator.
 func (b *builder) board() error {
 	d := b.Definition
 	m, ok := b.Capabilities.Machine(d.OS.Machine)
@@ -39,7 +39,7 @@ func (b *builder) board() error {
 	if err := b.firmware(&machine); err != nil {
 		return err
 	}
-	if err := b.flush(); err != nil { // what the machine refers to
+	if err := b.flush(); err != nil { // objects that the machine refers to come first
 		return err
 	}
 	b.option("machine", machine)
@@ -77,8 +77,8 @@ func (b *builder) boardSwitches(machine *list) {
 	}
 }
 
-// hasGraphicsSwitch reports whether the machine itself can send what the
-// firmware says to the serial port; older ones have a device for it.
+// hasGraphicsSwitch reports whether the machine itself can send the firmware's
+// output to the serial port; older ones have a device for it.
 func (b *builder) hasGraphicsSwitch() bool {
 	return b.Capabilities.HasProperty(b.Definition.OS.Machine, "graphics")
 }
@@ -99,7 +99,7 @@ func (b *builder) accelerate() error {
 	return nil
 }
 
-// firmware is what the processors run first: SeaBIOS where nothing is said.
+// firmware adds the firmware; SeaBIOS if the definition names none.
 func (b *builder) firmware(machine *list) error {
 	o := b.Definition.OS
 	if o.Loader.Path == "" {
@@ -157,7 +157,7 @@ func (b *builder) flash(node, driver, path, format string, readOnly bool) {
 	b.part("blockdev", flash)
 }
 
-// identity is what the guest can learn about itself.
+// identity adds the UUID and the other identifiers that the guest can read.
 func (b *builder) identity() error {
 	d := b.Definition
 	b.word("-uuid", d.UUID)
@@ -252,7 +252,7 @@ func (b *builder) timer(name string) domain.Timer {
 	return b.Definition.Clock.Timers[i]
 }
 
-// clock is the guest's time and the devices that tell it.
+// clock adds the guest's time and its timer devices.
 func (b *builder) clock() error {
 	base, err := b.clockBase()
 	if err != nil {
@@ -282,7 +282,7 @@ func (b *builder) clock() error {
 	return b.timers()
 }
 
-// timeLayout is how -rtc wants its date.
+// timeLayout is the layout of -rtc's date.
 const timeLayout = "2006-01-02T15:04:05"
 
 func (b *builder) clockBase() (string, error) {
@@ -353,7 +353,7 @@ func (b *builder) pit(t domain.Timer) error {
 	return nil
 }
 
-// power is what happens when the guest goes to sleep, ends or crashes.
+// power adds the reactions to sleep, end and crash of the guest.
 func (b *builder) power() error {
 	d := b.Definition
 	b.word("-no-shutdown")
@@ -365,7 +365,7 @@ func (b *builder) power() error {
 	if d.OnReboot == "destroy" || d.OnReboot == "preserve" {
 		b.word("-action", "reboot=shutdown")
 	}
-	// Without ACPI a guest hears of plugged devices from its ports alone.
+	// Without ACPI a guest learns of plugged devices through its ports only.
 	const byACPI = "acpi-pci-hotplug-with-bridge-support"
 	if b.machine == q35 && !d.Features.ACPI && b.Capabilities.HasProperty("ICH9-LPC", byACPI) {
 		b.word("-global", "ICH9-LPC."+byACPI+"=off")

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// memory is the guest's RAM: one backend, or one for each of its NUMA cells.
+// memory adds the guest's RAM: one backend, or one for each of its NUMA cells.
 func (b *builder) memory() error {
 	d := b.Definition
 	if err := d.CheckMemory(); err != nil {
@@ -78,7 +78,7 @@ func (b *builder) cells() error {
 	return nil
 }
 
-// ram says where memory of the guest comes from.
+// ram is the source of the guest's memory.
 type ram struct {
 	huge   bool
 	pages  uint64 // bytes of a huge page; 0: the host's own huge size
@@ -87,7 +87,7 @@ type ram struct {
 	nodes  topology.CPUSet
 }
 
-// ramOf is where the memory of a cell comes from, or that of the whole guest.
+// ramOf returns the source of the memory of a cell, or of the whole guest.
 func (b *builder) ramOf(cell *domain.Cell) ram {
 	backing, tune := b.Definition.Backing, b.Definition.NUMA
 	from := ram{shared: backing.Access == "shared", mode: tune.Mode, nodes: tune.Nodes}

@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "write the expected arguments anew")
 
-// separator stands between a document and the arguments that it gives.
+// separator stands between a document and its expected arguments.
 const separator = "----\n"
 
 // testCapabilities are those of QEMU 7.2, on a host where both accelerators
@@ -61,7 +61,7 @@ func recordedAnswers(t testing.TB) qemuprobe.Answers {
 	return said
 }
 
-// understand makes a complete definition of a document.
+// understand turns a document into a complete definition.
 func understand(doc string, c *qemucaps.Capabilities) (*domain.Definition, error) {
 	def, err := domainxml.Parse(doc, domainxml.Options{
 		Host:     &domainxml.Host{Canonical: c.Canonical, Emulator: c.Binary.Path, Random: zeros{}},
@@ -76,7 +76,7 @@ func understand(doc string, c *qemucaps.Capabilities) (*domain.Definition, error
 	return def, settled(def)
 }
 
-// define makes of a document what is stored of it, as the daemon does.
+// define turns a document into the definition that is stored, as the daemon does.
 func define(doc string, c *qemucaps.Capabilities) error {
 	def, err := domainxml.Parse(doc, domainxml.Options{Submitted: true})
 	if err != nil {
@@ -96,8 +96,8 @@ func define(doc string, c *qemucaps.Capabilities) error {
 	return err
 }
 
-// settled holds that a completed definition has nothing that only a running guest
-// has: who stores it does not look for that again.
+// settled checks that a completed definition has none of the values that only a running guest
+// has: the code that stores it does not check again.
 func settled(def *domain.Definition) error {
 	as, err := domainxml.Format(def, domainxml.Style{Secure: true, Settled: true})
 	if err != nil {
@@ -113,8 +113,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// testPlan gives a guest all that the host would, with the images of a
-// directory: every disk the chain that its definition tells.
+// testPlan gives a guest everything that the host provides, with the images of a
+// directory: each disk gets the chain that its definition describes.
 func testPlan(def *domain.Definition, c *qemucaps.Capabilities, dir string) *Plan {
 	p := &Plan{
 		Definition: def, Capabilities: c, Dir: dir, Now: time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC),
@@ -197,7 +197,7 @@ func goldens(t testing.TB) map[string]golden {
 	return all
 }
 
-// Every document gives the arguments that stand below it.
+// Every document results in the arguments that stand below it.
 func TestArguments(t *testing.T) {
 	c := testCapabilities(t)
 	for name, g := range goldens(t) {
@@ -216,7 +216,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// argumentsOf gives the arguments of a document, or why there are none.
+// argumentsOf returns the arguments of a document, or the reason why there are none.
 func argumentsOf(doc string, c *qemucaps.Capabilities) string {
 	def, err := understand(doc, c)
 	if err != nil {
@@ -230,8 +230,8 @@ func argumentsOf(doc string, c *qemucaps.Capabilities) string {
 	return lines(command)
 }
 
-// Completing what is complete changes nothing, and neither does naming what
-// has names.
+// A second Complete changes nothing, and neither does giving aliases to devices that
+// have them.
 func TestCompleteTwice(t *testing.T) {
 	c := testCapabilities(t)
 	for name, g := range goldens(t) {

@@ -39,7 +39,7 @@ func (c Commit) Start() Step {
 // filterNode is the name of the filter node that a job puts above an image while it runs.
 func filterNode(number uint) string { return nodeBase(number) + "-filter" }
 
-// SetJobSpeed gives the step that bounds a job, in bytes a second; 0: not at all.
+// SetJobSpeed returns the command that limits the speed of a job, in bytes a second; 0: no limit.
 func SetJobSpeed(job string, speed uint64) Step {
 	return Step{Command: "block-job-set-speed", Args: properties{{"device", job}, {"speed", speed}}}
 }
@@ -67,7 +67,7 @@ func RemoveImage(number uint) *Step {
 	return &step
 }
 
-// Job is what QEMU tells of a job on query-jobs.
+// Job is QEMU's report on a job in query-jobs.
 type Job struct {
 	ID     string    `json:"id"`
 	Status JobStatus `json:"status"`
@@ -75,26 +75,26 @@ type Job struct {
 	Error string `json:"error"`
 }
 
-// JobStatus is how far a job is, in QEMU's words.
+// JobStatus is the status of a job, in QEMU's words.
 type JobStatus string
 
 // Statuses of jobs that matter here.
 const (
-	JobReady     JobStatus = "ready"     // both images have the same, and stay so
+	JobReady     JobStatus = "ready"     // both images have the same content, and stay equal
 	JobPending   JobStatus = "pending"   // done except for the change of the chain
 	JobConcluded JobStatus = "concluded" // it has succeeded or failed
 )
 
-// BlockJob is what QEMU tells of the figures of a job on query-block-jobs.
+// BlockJob is QEMU's report on the progress of a job in query-block-jobs.
 type BlockJob struct {
 	Device string `json:"device"` // its name
-	Offset uint64 `json:"offset"` // bytes that were copied
-	Len    uint64 `json:"len"`    // bytes that are to be
+	Offset uint64 `json:"offset"` // bytes copied so far
+	Len    uint64 `json:"len"`    // bytes to copy
 	Speed  uint64 `json:"speed"`  // bytes a second at most; 0: unbounded
 	Ready  bool   `json:"ready"`
 }
 
-// JobEvent is what QEMU sends when a job is in another status.
+// JobEvent is QEMU's event for a change of a job's status.
 type JobEvent struct {
 	ID     string    `json:"id"`
 	Status JobStatus `json:"status"`

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// saidOne is a step as it goes to QEMU.
+// saidOne returns a step as it is sent to QEMU.
 func saidOne(t *testing.T, s Step) string {
 	t.Helper()
 	text, err := json.Marshal(s.Args)
@@ -45,7 +45,7 @@ func TestCommit_Steps(t *testing.T) {
 	}
 }
 
-// What was lent is not lent twice, and of what QEMU holds only that is taken back.
+// A file is not lent twice, and only files that QEMU holds are taken back.
 func TestLend_IsRepeatable(t *testing.T) {
 	steps := func(all []Step) (texts []string) {
 		for _, s := range all {

@@ -5,8 +5,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// bootOrder tells devices when they are booted from. Where the definition
-// orders kinds of device, the first of each kind has its turn.
+// bootOrder holds the boot indexes of devices. If the definition orders kinds of
+// device, the first device of each kind gets the index of the kind.
 type bootOrder struct{ byDevice map[device.Device]uint }
 
 func newBootOrder(d *domain.Definition) bootOrder {

@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// Images are numbered as libvirt does: from the last disk to the first, and in each from the top down. What the
-// definition says of a chain does not count.
+// Images are numbered as libvirt does: from the last disk to the first, and in each disk from the top image down.
+// The chain in the definition is ignored.
 func TestShowChains(t *testing.T) {
 	disk := func(alias, file string) *device.Disk {
 		return &device.Disk{Info: device.Info{Alias: alias}, Source: &device.DiskSource{File: file, Index: 9}, Format: "qcow2"}

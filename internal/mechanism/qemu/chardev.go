@@ -13,7 +13,7 @@ import (
 type chardev struct {
 	id string
 	device.Backend
-	// role tells a device file's driver.
+	// role selects the driver of a device file.
 	role device.CharRole
 	// milliseconds says that QEMU counts the time to the next try in them: seconds
 	// are deprecated from 9.2 on.
@@ -23,7 +23,7 @@ type chardev struct {
 	socket string
 }
 
-// backend makes the host's end of a character device and gives its name.
+// backend adds the host's end of a character device and returns its name.
 func (b *builder) backend(alias string, back *device.Backend, role device.CharRole) (string, error) {
 	c := &chardev{id: "char" + alias, Backend: *back, role: role, milliseconds: b.Capabilities.Has(qemucaps.FactReconnectMS)}
 	if err := c.check(); err != nil {
@@ -38,8 +38,8 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 	if path := b.Relays[alias]; path != "" {
 		c.Path = path
 	}
-	// What is handed over has been emptied where that was wanted; QEMU would try it
-	// again, and cannot with devices.
+	// A file that is handed over has been emptied already if the definition wants that.
+	// QEMU would try to empty it again, and cannot do that with devices.
 	if c.Type == "file" && b.Files[c.Path] != nil {
 		c.Path, c.Append = b.open(c.Path), device.On
 	}
@@ -50,7 +50,7 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 	return c.id, nil
 }
 
-// placeSocket is PlaceSocket, unless nothing will listen.
+// placeSocket is PlaceSocket, but does nothing in a dry run.
 func (b *builder) placeSocket(alias string, back *device.Backend) error {
 	if b.dryRun {
 		return nil
@@ -58,8 +58,8 @@ func (b *builder) placeSocket(alias string, back *device.Backend) error {
 	return PlaceSocket(b.Dir, alias, back)
 }
 
-// PlaceSocket chooses where a socket listens that was given no path: in a directory of
-// the guest's.
+// PlaceSocket chooses the path of a listening socket that the definition gives no path: in
+// a directory of the guest.
 func PlaceSocket(dir, alias string, back *device.Backend) error {
 	if back.Type != "unix" || back.Path != "" {
 		return nil
@@ -157,7 +157,7 @@ func (c *chardev) argument() string {
 	return l.String()
 }
 
-// serving says who connects to whom.
+// serving adds the options that say whether QEMU listens or connects.
 func (c *chardev) serving(l *list) {
 	if !c.connects() {
 		l.raw("server=on", "wait=off")
@@ -169,7 +169,7 @@ func (c *chardev) serving(l *list) {
 	}
 }
 
-// spiceName is what a spice client attaches to such a device.
+// spiceName is the name that a spice client uses for such a device.
 func (c *chardev) spiceName() string {
 	if c.role == device.Channel {
 		return "vdagent"
@@ -231,7 +231,7 @@ func (c *chardev) serve(data *properties) {
 	}
 }
 
-// retry is the pause before it connects again, by the name that QEMU gives it.
+// retry returns the pause before QEMU connects again, under the name of QEMU's option.
 func (c *chardev) retry() (name string, pause uint) {
 	if c.milliseconds {
 		return "reconnect-ms", c.ReconnectSec * 1000

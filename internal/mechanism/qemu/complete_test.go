@@ -39,7 +39,7 @@ func joining(t *testing.T, def *domain.Definition, c *qemucaps.Capabilities, doc
 	return dev, CompleteDevice(def, dev, c, live)
 }
 
-// A guest that asks for no processor gets the machine's by name, so that it has
+// A guest without a CPU model gets the machine's model by name, so that it has
 // the same one under a later QEMU.
 func TestComplete_MachineAndCPU(t *testing.T) {
 	def, _ := shelled(t, "q35", "")
@@ -48,7 +48,7 @@ func TestComplete_MachineAndCPU(t *testing.T) {
 	}
 }
 
-// Devices get libvirt's names, and a user's own are kept.
+// Devices get libvirt's aliases, and a user's own are kept.
 func TestAliases(t *testing.T) {
 	def, _ := shelled(t, "pc", `
 		<disk type='file'><driver name='qemu' type='raw'/><source file='/a'/><target dev='vdc' bus='virtio'/></disk>
@@ -91,8 +91,8 @@ func TestCheckAliases_Refused(t *testing.T) {
 	}
 }
 
-// A device that joins a stored definition brings the controllers that it needs,
-// and is not in it before it is added.
+// A device that is added to a stored definition brings the controllers that it needs. It
+// is not in the definition before it is added.
 func TestCompleteDevice_Config(t *testing.T) {
 	def, c := shelled(t, "q35", "")
 	disk, err := joining(t, def, c, `<disk type='file'><driver name='qemu' type='raw'/><source file='/a'/><target dev='sda' bus='scsi'/></disk>`, false)
@@ -121,8 +121,8 @@ func TestCompleteDevice_Config(t *testing.T) {
 	}
 }
 
-// A device that joins a running guest gets a free place and a name, and nothing
-// is added to the guest for its sake.
+// A device that is plugged into a running guest gets a free address and an alias. Nothing
+// else is added to the guest for it.
 func TestCompleteDevice_Live(t *testing.T) {
 	def, c := shelled(t, "q35", `<controller type='virtio-serial'/><controller type='pci' index='9' model='pcie-root-port'/>`)
 	AssignAliases(def)
@@ -155,7 +155,7 @@ func TestCompleteDevice_Live(t *testing.T) {
 	}
 }
 
-// Passwords reach QEMU by its monitor, and end when they are to.
+// Passwords are sent to QEMU over its monitor, and expire when the definition says.
 func TestPasswords(t *testing.T) {
 	for want, g := range map[string]*device.Graphics{
 		`[]`: {Type: "vnc"},
@@ -183,7 +183,7 @@ func said(t *testing.T, steps []Step) []string {
 	return all
 }
 
-// What arguments cannot or must not say follows before the guest runs, and no
+// Settings that arguments cannot or must not hold are made before the guest runs. No
 // password is among the arguments.
 func TestAfterStart(t *testing.T) {
 	def, c := shelled(t, "q35", `
@@ -220,7 +220,7 @@ func TestAfterStart(t *testing.T) {
 	}
 }
 
-// What cannot be plugged is refused by name, and so is taking it out.
+// A device that cannot be plugged is refused by name, and so is unplugging it.
 func TestUnplug_Refused(t *testing.T) {
 	for names, dev := range map[string]device.Device{
 		"a graphics cannot be plugged":      &device.Graphics{Type: "vnc"},

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// controllers makes the buses that others sit on, each after the one that it
+// controllers adds the controllers that other devices sit on, each after the one that it
 // sits on itself.
 func (b *builder) controllers() error {
 	all := b.Definition.Devices.Controllers
@@ -42,12 +42,12 @@ func (b *builder) controllers() error {
 	return nil
 }
 
-// bridge makes a PCI controller after those above it.
+// bridge adds a PCI controller, after the controllers above it.
 func (b *builder) bridge(c *device.Controller, made map[*device.Controller]bool) error {
 	if made[c] {
 		return nil
 	}
-	made[c] = true // also while those above are made: a loop ends here
+	made[c] = true // set before the ones above are added, so that a loop ends here
 	if at, ok := c.Address.(device.PCI); ok {
 		if above := b.controllersByKey[controllerKey{"pci", at.Bus}]; above != nil {
 			if err := b.bridge(above, made); err != nil {
@@ -69,8 +69,8 @@ func (b *builder) controller(c *device.Controller) error {
 	return b.device(driver, props)
 }
 
-// controllerProperties gives the device of a controller; no driver means that
-// the board has it.
+// controllerProperties returns the device of a controller. Without a driver the
+// controller is on the board.
 func (b *builder) controllerProperties(c *device.Controller) (driver string, props properties, err error) {
 	switch c.Type {
 	case "pci":
@@ -109,7 +109,7 @@ func (b *builder) controllerProperties(c *device.Controller) (driver string, pro
 	return "", nil, unsupported("controllers of type %q are not built", c.Type)
 }
 
-// bridges are the PCI bridges that can be asked for.
+// bridges are the supported PCI bridges.
 var bridges = []string{
 	"pci-bridge", "i82801b11-bridge", "pcie-pci-bridge", "pcie-root-port", "ioh3420", "x3130-upstream", "xio3130-downstream", "pxb", "pxb-pcie",
 }
@@ -142,8 +142,8 @@ func pciController(c *device.Controller) (string, properties, error) {
 	return driver, props, nil
 }
 
-// usbDrivers are the devices of USB controllers, with the number of ports that
-// each has.
+// usbDrivers are the devices of USB controllers, with the number of ports of
+// each.
 var usbDrivers = map[string]string{
 	"piix3-uhci": "piix3-usb-uhci", "piix4-uhci": "piix4-usb-uhci", "vt82c686b-uhci": "vt82c686b-usb-uhci",
 	"ehci": "usb-ehci", "pci-ohci": "pci-ohci", "nec-xhci": "nec-usb-xhci", "qemu-xhci": "qemu-xhci",
@@ -220,8 +220,8 @@ func (b *builder) iothread(props *properties, id uint) error {
 	return nil
 }
 
-// virtio gives the driver of a virtio device on the guest's kind of bus, and
-// adds the options that all of them have.
+// virtio returns the driver of a virtio device on the guest's kind of bus, and
+// adds the options that all virtio devices have.
 func (b *builder) virtio(name, model string, eventIdx, iommu, ats, packed device.Switch, props *properties) (string, error) {
 	props.toggle("event_idx", eventIdx)
 	props.toggle("iommu_platform", iommu)
@@ -245,8 +245,8 @@ func (b *builder) virtio(name, model string, eventIdx, iommu, ats, packed device
 	return name + "-pci", nil
 }
 
-// place says where a device sits, on the buses that have addresses of their
-// own, and what its option ROM is.
+// place adds the address of a device, on buses that have addresses of their own,
+// and its option ROM.
 func (b *builder) place(props *properties, info *device.Info) error {
 	switch at := info.Address.(type) {
 	case device.PCI:
@@ -282,13 +282,13 @@ func (b *builder) place(props *properties, info *device.Info) error {
 	return nil
 }
 
-// controllerKey is by what others name the controller that they sit on.
+// controllerKey is the type and index that devices refer to a controller by.
 type controllerKey struct {
 	kind  string
 	index uint
 }
 
-// controllersByKey finds controllers by what others name them by. Of a USB controller this is the main part.
+// controllersByKey maps the keys to controllers. For a USB controller it holds the main part.
 func controllersByKey(s *device.Set) map[controllerKey]*device.Controller {
 	seats := make(map[controllerKey]*device.Controller, len(s.Controllers))
 	for _, c := range s.Controllers {
@@ -300,8 +300,8 @@ func controllersByKey(s *device.Set) map[controllerKey]*device.Controller {
 	return seats
 }
 
-// busName is the PCI bus of an index. That of the machine's root has its own name, whatever alias the
-// definition gives to its controller.
+// busName returns the name of the PCI bus with an index. The bus at the machine's root has a fixed name, whatever
+// alias the definition gives to its controller.
 func (b *builder) busName(index uint) string {
 	c := b.controllersByKey[controllerKey{"pci", index}]
 	switch {
@@ -326,8 +326,8 @@ func (b *builder) isBoardDrives(c *device.Controller) bool {
 	return isBoardDrives(c, b.machine == q35)
 }
 
-// controllerName is QEMU's name of a controller that others sit on. Those that are on the board have a name
-// of their own.
+// controllerName returns QEMU's name of a controller that devices refer to. A controller on the board has a fixed
+// name.
 func (b *builder) controllerName(kind string, index uint) string {
 	c := b.controllersByKey[controllerKey{kind, index}]
 	switch {

@@ -6,8 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// The host's caches are a matter of processors that are the host's: other models do not
-// know the word.
+// The host's caches can only be passed through to host processors: QEMU has no such
+// option for other models.
 func TestCPUCache_NamesTheHostsOnlyForItsProcessor(t *testing.T) {
 	for _, c := range []struct {
 		cpu  domain.CPU

@@ -13,7 +13,7 @@ import (
 type crowd struct {
 	name, machine string
 	device        func(i int) string
-	wrong         string // a device that makes it wrong, at the end
+	wrong         string // an invalid device, at the end
 }
 
 const crowdSize = 1000
@@ -85,7 +85,7 @@ func (c crowd) document(n int) string {
 	return fmt.Sprintf(shell, "qemu", "", c.machine, all.String())
 }
 
-// letters is the end of the name of a disk: a, b, ... z, aa.
+// letters returns the suffix of a disk's name: a, b, ... z, aa.
 func letters(i int) string {
 	if i < 26 {
 		return string(rune('a' + i))
@@ -93,7 +93,7 @@ func letters(i int) string {
 	return letters(i/26-1) + letters(i%26)
 }
 
-// processorTime is what this process has used, the garbage collector included.
+// processorTime is the processor time of this process so far, the garbage collector included.
 func processorTime(t testing.TB) time.Duration {
 	t.Helper()
 	var u unix.Rusage
@@ -103,7 +103,7 @@ func processorTime(t testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkDefine is the cost of a definition with 1,000 devices, from its document to what is stored.
+// BenchmarkDefine measures a definition with 1,000 devices, from its document to the stored definition.
 func BenchmarkDefine(b *testing.B) {
 	capabilities := testCapabilities(b)
 	for _, c := range crowds() {
@@ -123,8 +123,8 @@ func BenchmarkDefine(b *testing.B) {
 	}
 }
 
-// Whatever there is much of in a definition, and whether it is taken or refused: four times as much costs
-// about four times as much. The square of it would be sixteen times.
+// Four times as many devices of any kind cost about four times as much, whether the definition is accepted or
+// refused. A quadratic cost would be sixteen times.
 // Promise: G11
 func TestDefine_CostGrowsWithDevices(t *testing.T) {
 	capabilities := testCapabilities(t)

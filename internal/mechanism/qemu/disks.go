@@ -20,7 +20,7 @@ func (b *builder) disks() error {
 	return nil
 }
 
-// disk makes a drive and, when something is in it, the block node behind it.
+// disk adds a drive and, if it has a medium, the block node behind it.
 func (b *builder) disk(d *device.Disk) error {
 	node := ""
 	a, present := b.Disks[d.Alias]
@@ -30,7 +30,7 @@ func (b *builder) disk(d *device.Disk) error {
 	if d.Transient {
 		return unsupported("disk %s: transient disks are not built; leave <transient/> out and put back a copy of the image", d.Target)
 	}
-	if d.Tray == "open" { // with nothing in it
+	if d.Tray == "open" { // an open tray holds no medium
 		present = false
 	}
 	if present {
@@ -132,7 +132,7 @@ func TopNode(d *device.Disk) string {
 	return FormatNode(d.Source.Index)
 }
 
-// cacheMode is what libvirt's words for caching mean.
+// cacheMode is the meaning of libvirt's words for caching.
 type cacheMode struct{ direct, noFlush, writeBack bool }
 
 var cacheModes = map[string]cacheMode{
@@ -140,8 +140,8 @@ var cacheModes = map[string]cacheMode{
 	"directsync": {direct: true}, "unsafe": {noFlush: true, writeBack: true},
 }
 
-// layer describes one image of a chain: its format, and the file or device
-// that holds it, which is opened again with it when it becomes writable.
+// layer describes one image of a chain: its format, and the file or device that
+// holds it. QEMU opens both again when the image becomes writable.
 func (b *builder) layer(d *device.Disk, l device.Layer, number uint, readOnly bool) (properties, error) {
 	if !slices.Contains(formats, l.Format) {
 		return nil, unsupported("disk %s: images of format %q are not built", d.Target, l.Format)
@@ -155,7 +155,7 @@ func (b *builder) layer(d *device.Disk, l device.Layer, number uint, readOnly bo
 	return props, nil
 }
 
-// formatProperties are those of an image's format, whatever holds the image.
+// formatProperties are the properties of an image's format, for any kind of storage.
 func formatProperties(d *device.Disk, format string, number uint, readOnly bool) properties {
 	props := properties{{"driver", format}, {"node-name", FormatNode(number)}, {"read-only", readOnly}}
 	if d.Discard == "unmap" {
@@ -219,7 +219,7 @@ func cacheProperties(props *properties, mode string) {
 	}
 }
 
-// drive gives the device of a disk: where it sits, and what is in it.
+// drive returns the device of a disk: its place on a bus, and its medium.
 func (b *builder) drive(d *device.Disk, node string) (driver string, props properties, err error) {
 	if d.Device == "lun" && d.Bus != "scsi" {
 		return "", nil, unsupported("disk %s: device lun is built on bus scsi only; use that", d.Target)
@@ -264,8 +264,8 @@ func contents(props *properties, d *device.Disk, node string) {
 	props.text("drive", node)
 }
 
-// usbDisk is a stick, or a drive for CDs behind a bridge of its own: only such a
-// one can be empty.
+// usbDisk adds a USB stick, or a CD drive behind a bridge of its own: only a CD drive
+// can be empty.
 func (b *builder) usbDisk(d *device.Disk, node string) (driver string, props properties, err error) {
 	switch d.Device {
 	case "disk":
@@ -390,7 +390,7 @@ func (b *builder) scsiPlace(d *device.Disk, at device.Drive, props *properties) 
 	return nil
 }
 
-// driveOptions adds what the device itself is told about the disk.
+// driveOptions adds the properties of the disk's device.
 func (b *builder) driveOptions(d *device.Disk, props *properties) {
 	props.text("vendor", d.Vendor)
 	props.text("product", d.Product)
@@ -419,7 +419,7 @@ func (b *builder) driveOptions(d *device.Disk, props *properties) {
 	}
 }
 
-// bootDisk says when a disk is booted from. Of floppies the controller knows.
+// bootDisk sets the boot index of a disk. A floppy's is set on the controller.
 func (b *builder) bootDisk(d *device.Disk, props *properties) {
 	order := b.boot.of(d)
 	if d.Bus != "fdc" {
@@ -431,5 +431,5 @@ func (b *builder) bootDisk(d *device.Disk, props *properties) {
 	}
 }
 
-// errorPolicies are QEMU's words for what follows a failed write.
+// errorPolicies are QEMU's words for the reaction to a failed write.
 var errorPolicies = map[string]string{"stop": "stop", "report": "report", "ignore": "ignore", "enospace": "enospc"}

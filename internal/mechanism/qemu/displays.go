@@ -7,7 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// audios are the host's ends of sound.
+// audios adds the host's ends of sound.
 func (b *builder) audios() error {
 	for _, a := range b.Definition.Devices.Audios {
 		if a.Type != "none" && a.Type != "spice" {
@@ -18,7 +18,7 @@ func (b *builder) audios() error {
 	return nil
 }
 
-// audioOf names the backend that a device uses: the one it says, or the first.
+// audioOf returns the backend that a device uses: the one it names, or the first.
 func (b *builder) audioOf(id uint) string {
 	for _, a := range b.Definition.Devices.Audios {
 		if id == 0 || id == a.ID {
@@ -35,7 +35,7 @@ func (b *builder) graphics() error {
 			return unsupported("only one display of type %s is possible", g.Type)
 		}
 		seen[g.Type] = true
-		if len(g.Listens) > 1 && !b.dryRun { // libvirt takes the definition, too
+		if len(g.Listens) > 1 && !b.dryRun { // libvirt accepts such a definition as well
 			return unsupported("devices/graphics/listen: the display of type %s has %d places to listen, and QEMU listens in one; keep one", g.Type, len(g.Listens))
 		}
 		var err error
@@ -54,7 +54,7 @@ func (b *builder) graphics() error {
 	return nil
 }
 
-// listenOf is where a display listens; the default is this host only.
+// listenOf returns the address of a display; the default is this host only.
 func listenOf(g *device.Graphics) device.Listen {
 	l := device.Listen{Type: "address"}
 	if len(g.Listens) > 0 {
@@ -77,7 +77,7 @@ func (b *builder) vnc(g *device.Graphics) error {
 		if err != nil {
 			return err
 		}
-		if g.WebSocket != 0 { // QEMU would listen for it on every address of the host
+		if g.WebSocket != 0 { // QEMU would open the websocket on every address of the host
 			return unsupported("a VNC display with a websocket beside a socket of the host's; let it listen on an address")
 		}
 		vnc.add("vnc", "unix:"+path)
@@ -92,7 +92,7 @@ func (b *builder) vnc(g *device.Graphics) error {
 			return err
 		}
 		if DaemonListens(g) {
-			vnc.raw("none") // until AfterStart
+			vnc.raw("none") // AfterStart passes the socket
 			break
 		}
 		vnc.add("vnc", net.JoinHostPort(l.Address, strconv.Itoa(port-firstVNC)))
@@ -106,7 +106,7 @@ func (b *builder) vnc(g *device.Graphics) error {
 	if needsPassword(g) {
 		vnc.raw("password=on")
 	}
-	if b.dryRun { // what was defined before goes on to start
+	if b.dryRun { // a guest with such a password that was defined before this check can still start
 		if err := CheckPassword(g); err != nil {
 			return err
 		}
@@ -125,10 +125,11 @@ func (b *builder) vnc(g *device.Graphics) error {
 	return nil
 }
 
-// maxVNCPassword is how much of a password VNC knows: the rest would be taken for part of it, and keep nobody out.
+// maxVNCPassword is how many characters of a password VNC uses. A longer password would be accepted, but the rest
+// would not be checked.
 const maxVNCPassword = 8
 
-// CheckPassword refuses a password of which the display would not ask for all.
+// CheckPassword refuses a password that the display would check only in part.
 func CheckPassword(g *device.Graphics) error {
 	if g.Type == "vnc" && len(g.Password) > maxVNCPassword {
 		return unsupported("VNC password is %d characters long, only %d permitted", len(g.Password), maxVNCPassword)
@@ -138,7 +139,7 @@ func CheckPassword(g *device.Graphics) error {
 
 func needsPassword(g *device.Graphics) bool { return g.HasPassword || g.Password != "" }
 
-// displaySocket is the path of a display's socket, chosen where none is said.
+// displaySocket is the path of a display's socket, chosen if the definition names none.
 func (b *builder) displaySocket(g *device.Graphics) (string, error) {
 	l := &g.Listens[0]
 	if l.Socket == "" && !b.dryRun {
@@ -307,7 +308,7 @@ func (b *builder) virtioVideo(v *device.Video, primary bool, props *properties) 
 		gl = "-gl"
 	}
 	switch {
-	case b.machine == microvm || b.machine == isapc: // which has no bus for it
+	case b.machine == microvm || b.machine == isapc: // it has no bus for it
 		return "virtio-gpu" + gl + "-device"
 	case primary:
 		return "virtio-vga" + gl
@@ -315,12 +316,12 @@ func (b *builder) virtioVideo(v *device.Video, primary bool, props *properties) 
 	return "virtio-gpu" + gl + "-pci"
 }
 
-// soundDrivers are the sound cards that can be asked for.
+// soundDrivers are the supported sound cards.
 var soundDrivers = map[string]string{
 	"ich6": "intel-hda", "ich9": "ich9-intel-hda", "ac97": "AC97", "es1370": "ES1370", "sb16": "sb16", "usb": "usb-audio",
 }
 
-// codecDrivers are what a high definition sound card speaks through.
+// codecDrivers are the codecs of a high definition sound card.
 var codecDrivers = map[string]string{"duplex": "hda-duplex", "micro": "hda-micro", "output": "hda-output"}
 
 func (b *builder) sounds() error {

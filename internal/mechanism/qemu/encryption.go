@@ -22,7 +22,7 @@ func (b *builder) addPlaceholder(d *device.Disk, a device.DiskAttachment) (strin
 
 func placeholderName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-void" }
 
-// keyName is what QEMU calls the passphrase of a disk.
+// keyName is QEMU's name of the passphrase of a disk.
 func keyName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-key" }
 
 // checkEncryption refuses encryption that is not supported.
@@ -30,7 +30,7 @@ func (b *builder) checkEncryption(d *device.Disk) error {
 	switch {
 	case d.Device != "disk":
 		return unsupported("disk %s: encryption of a %s is not built", d.Target, d.Device)
-	case d.Bus == "usb": // whose device takes no other image once it is made
+	case d.Bus == "usb": // its device takes no other image once it is made
 		return unsupported("disk %s: encryption of disks on bus usb is not built", d.Target)
 	case d.Format != "" && d.Format != "raw" && d.Format != "qcow2":
 		return unsupported("disk %s: images of format %s are not opened encrypted, raw and qcow2 ones are", d.Target, d.Format)
@@ -51,7 +51,7 @@ func (b *builder) addKey(d *device.Disk) error {
 	return b.object("secret", keyName(d), property{"data", base64.StdEncoding.EncodeToString(b.Keys[d.Alias])}, property{"format", "base64"})
 }
 
-// keyProperties is what an encrypted image is told of its passphrase.
+// keyProperties are the properties of an encrypted image that name its passphrase.
 func keyProperties(d *device.Disk, format string) properties {
 	switch {
 	case d.Encryption == nil:

@@ -13,8 +13,8 @@ import (
 // descriptors, which it opens as /dev/fdset/N. The set of an image has the number of the image's node,
 // which is used once in the life of a guest.
 
-// pathSet numbers the set of another file, above those of disks; the number must
-// be the same whenever the guest is made, and below 2^31.
+// pathSet returns the number of the set of another file, above the numbers of disks. It must
+// be the same whenever the guest's command is made, and below 2^31.
 func pathSet(path string) uint { return 1<<30 | uint(crc32.ChecksumIEEE([]byte(path)))&(1<<30-1) }
 
 // handOver passes a file to QEMU and returns the path to open. The original path is passed as a comment
@@ -62,8 +62,8 @@ func ForgetImages(held []FileSet, numbers []uint) []Step {
 	return removeSets(sets)
 }
 
-// forgetBackend gives those for the files of a character device that goes. One
-// that was plugged has been handed them and made to forget them: nothing is left
+// forgetBackend returns the commands that remove the files of an unplugged character device.
+// Plugging has already removed the files of a device that was plugged in: nothing is left
 // to remove then.
 func forgetBackend(back *device.Backend) []Step {
 	var sets []uint

@@ -66,7 +66,7 @@ func spoken(s string) *domain.Definition {
 	return d
 }
 
-// shape is what a command says, without the values.
+// shape is a command without its values.
 func shape(t interface{ Fatalf(string, ...any) }, args []string) []string {
 	var all []string
 	for i, a := range args {
@@ -130,7 +130,7 @@ func keys(options string) []string {
 	return found
 }
 
-// No string of a user's can become more than a value, whatever is in it.
+// A user's string can never become more than a value, whatever it contains.
 func TestArguments_NoInjection(t *testing.T) {
 	c := testCapabilities(t)
 	arguments := func(s string) ([]string, error) {
@@ -169,8 +169,8 @@ func TestArguments_NoInjection(t *testing.T) {
 	})
 }
 
-// FuzzArguments gives documents of any kind. What is refused is refused in
-// words; what is taken has well-formed arguments.
+// FuzzArguments gives documents of any kind. A refused document gets an error;
+// an accepted one has well-formed arguments.
 func FuzzArguments(f *testing.F) {
 	for _, g := range goldens(f) {
 		f.Add(g.doc)

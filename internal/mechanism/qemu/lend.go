@@ -24,7 +24,7 @@ type HandedFile struct {
 	Mark string `json:"opaque"`
 }
 
-// Marks of the descriptors that are lent, which tell them from others of the set.
+// The marks of lent descriptors, which distinguish them from others of the set.
 const (
 	grantedWrite = "lent to write"
 	grantedRead  = "lent to read"

@@ -53,14 +53,14 @@ func ListenDisplay(ctx context.Context, at netip.Addr, port int) (*os.File, erro
 		return nil, err
 	}
 	network := "tcp"
-	if at.Is4() { // "tcp" would take 0.0.0.0 for ::, too
+	if at.Is4() { // "tcp" would treat 0.0.0.0 as ::, too
 		network = "tcp4"
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		failed := c.Control(func(fd uintptr) { err = filterClients(int(fd), at, uint16(port)) })
 		return cmp.Or(failed, err)
 	}}
-	config.SetMultipathTCP(false) // whose parts the filter would not see
+	config.SetMultipathTCP(false) // the filter would not see the subflows
 	l, err := config.Listen(ctx, network, net.JoinHostPort(at.String(), strconv.Itoa(port)))
 	if err != nil {
 		return nil, err
@@ -82,9 +82,9 @@ func checkVNCPort(port int) error {
 // locked, so no privilege removes it.
 func filterClients(fd int, at netip.Addr, port uint16) error {
 	const (
-		// Where a TCP header has them.
+		// Offsets in a TCP header.
 		toPort, flags = 2, 13
-		// Both are set in the answer to a call alone.
+		// The flags that only the answer to a connection request has both set.
 		synAck = 0x02 | 0x10
 		whole  = 0xffffffff
 	)
@@ -121,7 +121,7 @@ type word struct{ at, mask, is uint32 }
 // unspecified address.
 func addressWords(at netip.Addr) []word {
 	const (
-		header = 0xfff00000 // where the kernel has it for filters
+		header = 0xfff00000 // the offset where a filter finds the IP header
 		kind   = 0xf0000000
 	)
 	switch text := at.AsSlice(); {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// displayAt listens for a display at a free port, and gives the socket that QEMU would have.
+// displayAt listens for a display at a free port, and returns the socket that QEMU would get.
 func displayAt(t *testing.T, address string) (f *os.File, port int) {
 	t.Helper()
 	for port = firstVNC + 1000; port < 65535; port++ {
@@ -34,7 +34,7 @@ func displayAt(t *testing.T, address string) (f *os.File, port int) {
 	return nil, 0
 }
 
-// accepts waits for the client of a socket that listens.
+// accepts waits for a client of a listening socket, and accepts it.
 func accepts(t *testing.T, f *os.File) net.Conn {
 	t.Helper()
 	l, err := net.FileListener(f)
@@ -60,20 +60,20 @@ func dials(t *testing.T, address string) net.Conn {
 	return c
 }
 
-// abuse makes of a socket one that calls, and calls a service; what the handshake of
-// two ends of one host comes to is known when that returns.
+// abuse disconnects a socket and connects it to a service. Both ends are on this host, so the
+// handshake has succeeded or failed when it returns.
 func abuse(t *testing.T, fd uintptr, service netip.AddrPort) {
 	t.Helper()
 	disconnect(t, fd)
 	calls(t, int(fd), service)
 }
 
-// disconnect makes of a socket one that is nobody's, with no filter if that can be.
+// disconnect makes a socket neither connected nor bound, and removes its filter if that is possible.
 func disconnect(t *testing.T, fd uintptr) {
 	t.Helper()
 	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 0)
 	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
-	var nobody [16]byte // of the family that disconnects
+	var nobody [16]byte // its address family AF_UNSPEC disconnects
 	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&nobody)), uintptr(len(nobody))); errno != 0 {
 		t.Fatal("it cannot be disconnected: ", errno)
 	}
@@ -94,8 +94,8 @@ func socketAddress(at netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: at.Addr().As16(), Port: int(at.Port())}
 }
 
-// TestListenDisplay_SocketCannotListenElsewhere: what it has accepted can be made to listen on all
-// addresses of the host, and lets nobody in there but who calls the one that it is for.
+// TestListenDisplay_SocketCannotListenElsewhere: a socket that the display accepted can be made to listen
+// on all addresses of the host. It then accepts only clients that connect to the display's own address.
 // Promise: I1
 func TestListenDisplay_SocketCannotListenElsewhere(t *testing.T) {
 	for _, c := range []struct{ display, all, other string }{{"127.0.0.1", "0.0.0.0", "127.0.0.2"}, {"::1", "::", "127.0.0.1"}, {"0.0.0.0", "0.0.0.0", "127.0.0.2"}} {
@@ -130,9 +130,9 @@ func TestListenDisplay_SocketCannotListenElsewhere(t *testing.T) {
 	}
 }
 
-// TestListenDisplay_SocketCannotConnect: whoever has the socket of a display, or what it has
-// accepted, serves clients with it, and reaches no service of the host's; with sockets
-// that are not kept from it he does.
+// TestListenDisplay_SocketCannotConnect: a process that has the socket of a display, or one that it
+// accepted, can serve clients with it, but cannot connect to a service of the host. With an ordinary
+// socket it can.
 // Promise: I1
 func TestListenDisplay_SocketCannotConnect(t *testing.T) {
 	for _, address := range []string{"127.0.0.1", "::1"} {

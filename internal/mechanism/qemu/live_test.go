@@ -27,7 +27,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// probed is what this host's QEMU can do, found out once for all tests.
+// probed are the capabilities of this host's QEMU, probed once for all tests.
 var probed = sync.OnceValues(func() (*qemucaps.Capabilities, error) {
 	path, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
@@ -51,9 +51,9 @@ func liveCapabilities(t *testing.T) *qemucaps.Capabilities {
 	return c
 }
 
-// QEMU makes a machine of the arguments of every document that this host has
-// what it takes for, with all the devices that were named, and takes the steps
-// that follow.
+// QEMU accepts the arguments of every document that this host can run. It makes a
+// machine with all the devices that were named, and executes the steps that follow
+// its start.
 func TestArguments_AcceptedByQEMU(t *testing.T) {
 	c := liveCapabilities(t)
 	for name, g := range goldens(t) {
@@ -80,8 +80,8 @@ type liveGuest struct {
 	dir  string
 }
 
-// startLive starts the QEMU of a document, whose files of /images are made in a
-// directory of the test's.
+// startLive starts the QEMU of a document. It makes the document's files of /images
+// in a directory of the test.
 func startLive(t *testing.T, doc string, c *qemucaps.Capabilities) *liveGuest {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "lodge-qemu-") //nolint:usetesting // its paths are too long for sockets
@@ -107,7 +107,7 @@ func showsBySpice(def *domain.Definition) bool {
 	return slices.ContainsFunc(def.Devices.Graphics, func(g *device.Graphics) bool { return g.Type == "spice" })
 }
 
-// skipWithout skips a guest that needs what this host has not.
+// skipWithout skips a guest that needs something that this host does not have.
 func skipWithout(t *testing.T, def *domain.Definition) {
 	t.Helper()
 	for _, d := range def.Devices.Disks {
@@ -140,7 +140,7 @@ func skipWithout(t *testing.T, def *domain.Definition) {
 	}
 }
 
-// furnish makes what a guest's definition speaks of: images, a kernel, taps,
+// furnish makes the host objects that a guest's definition names: images, a kernel, taps,
 // ports, a TPM.
 func furnish(t *testing.T, p *Plan) {
 	t.Helper()
@@ -298,7 +298,7 @@ func launchLive(t *testing.T, p *Plan) *liveGuest {
 		case <-ctx.Done():
 		}
 	}()
-	_ = monitor.Close() // or nobody would notice that QEMU is gone
+	_ = monitor.Close() // otherwise the end of QEMU would not be noticed
 	said := func() string {
 		text, _ := os.ReadFile(log.Name())
 		return string(text)

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// modules makes the memory that comes besides that of the cells.
+// modules makes the memory devices, in addition to the memory of the cells.
 func (b *builder) modules() error {
 	for _, m := range b.Definition.Devices.Memories {
 		if err := b.module(m); err != nil {
@@ -18,8 +18,8 @@ func (b *builder) modules() error {
 	return nil
 }
 
-// module makes one module: what is behind it, and the socket that it is in. The
-// guest hears of it by ACPI.
+// module makes one memory device: its backend, and the slot that it occupies. The guest
+// learns of it through ACPI.
 func (b *builder) module(m *device.Memory) error {
 	d := b.Definition
 	if !d.Features.ACPI {

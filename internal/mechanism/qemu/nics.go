@@ -17,7 +17,7 @@ func (b *builder) nics() error {
 	return nil
 }
 
-// nic makes a network card and the host's end of its wire.
+// nic adds a network card and the host's end of it.
 func (b *builder) nic(n *device.NIC) error {
 	if err := b.netdev(n); err != nil {
 		return err
@@ -63,8 +63,8 @@ func (b *builder) netdev(n *device.NIC) error {
 	return nil
 }
 
-// UserNetwork gives the arguments by which a QEMU without a guest serves a network of type user on
-// its first descriptor that is handed over.
+// UserNetwork returns the arguments for a QEMU without a guest that serves a network of type user on
+// the first descriptor that is handed to it.
 func UserNetwork() []string {
 	return []string{
 		"-name", "lodge-user-network", "-machine", "none", "-m", "0", "-no-user-config", "-nodefaults", "-display", "none", "-sandbox", sandboxOptions,
@@ -75,8 +75,8 @@ func UserNetwork() []string {
 	}
 }
 
-// passAll hands over the files of all queues: one under the name of one,
-// several under its plural.
+// passAll hands over the files of all queues: one file under the singular name, several
+// under the plural.
 func (b *builder) passAll(props *properties, name, alias string, files []*os.File) {
 	names := make([]string, len(files))
 	for i, f := range files {
@@ -88,7 +88,7 @@ func (b *builder) passAll(props *properties, name, alias string, files []*os.Fil
 	props.add(name, strings.Join(names, ":"))
 }
 
-// cards are the emulated network cards that can be asked for.
+// cards are the supported emulated network cards.
 var cards = []string{
 	"e1000", "e1000e", "e1000-82544gc", "e1000-82545em", "rtl8139", "ne2k_pci", "pcnet", "i82550", "i82551",
 	"i82557a", "i82557b", "i82557c", "i82558a", "i82558b", "i82559a", "i82559b", "i82559c", "i82559er", "i82562", "i82801",

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A number is a few digits to write, and must be no more to understand: it may not
-// stand for as many arguments, devices or bytes in the daemon.
+// A number takes a few digits to write, and must not cost more to read: it may not
+// result in that many arguments, devices or bytes in the daemon.
 // Promise: X3
 func TestArguments_LargeNumbers(t *testing.T) {
 	const (

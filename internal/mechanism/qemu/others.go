@@ -6,7 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// hostDevices are devices of the host that the guest has to itself.
+// hostDevices adds devices of the host that only the guest uses.
 func (b *builder) hostDevices() error {
 	for _, h := range b.Definition.Devices.HostDevices {
 		if err := b.hostDevice(h); err != nil {
@@ -62,7 +62,7 @@ func (b *builder) hostDevice(h *device.HostDevice) error {
 	return b.device(driver, props)
 }
 
-// watchdogActions are QEMU's words for what an expired watchdog does.
+// watchdogActions are QEMU's words for the action of an expired watchdog.
 var watchdogActions = map[string]string{
 	"reset": "reset", "shutdown": "shutdown", "poweroff": "poweroff", "pause": "pause", "none": "none", "inject-nmi": "inject-nmi",
 }
@@ -90,7 +90,7 @@ func (b *builder) watchdogs() error {
 
 func (b *builder) watchdog(w *device.Watchdog) error {
 	switch w.Model {
-	case "itco": // of the board; it must be allowed to act
+	case "itco": // it is on the board; its action must be permitted
 		if b.machine != q35 {
 			return unsupported("only machine type q35 has a watchdog of model itco")
 		}
@@ -178,7 +178,7 @@ func (b *builder) rng(r *device.RNG) error {
 	return b.device(driver, props)
 }
 
-// panicPort is where guests expect the ISA device that hears of their panic.
+// panicPort is the port where guests expect the ISA device that they report a panic to.
 const panicPort = 0x505
 
 func (b *builder) panics() error {

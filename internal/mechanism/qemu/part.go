@@ -40,9 +40,8 @@ func (p properties) appendTo(b []byte) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// appendJSON writes a value without the escapes that only browsers need. What
-// nearly every argument consists of does not take the general way, which costs
-// several times as much.
+// appendJSON writes a value without the escapes that only browsers need. The common kinds
+// of values avoid the general encoder, which costs several times as much.
 func appendJSON(b []byte, value any) ([]byte, error) {
 	switch v := value.(type) {
 	case properties:
@@ -71,7 +70,7 @@ func appendJSON(b []byte, value any) ([]byte, error) {
 	return w.Bytes()[:w.Len()-1], nil // without the line end
 }
 
-// plain reports whether a string stands between quotes as it is.
+// plain reports whether a string needs no escapes between quotes.
 func plain(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
@@ -85,21 +84,21 @@ func (p *properties) add(name string, value any) {
 	*p = append(*p, property{name, value})
 }
 
-// text adds a string that was said.
+// text adds a string, if it is set.
 func (p *properties) text(name, value string) {
 	if value != "" {
 		p.add(name, value)
 	}
 }
 
-// number adds a number that was said.
+// number adds a number, if it is set.
 func (p *properties) number(name string, value uint) {
 	if value != 0 {
 		p.add(name, value)
 	}
 }
 
-// toggle adds a boolean that was said.
+// toggle adds a boolean, if it is set.
 func (p *properties) toggle(name string, s device.Switch) {
 	if s != device.Unset {
 		p.add(name, s == device.On)
@@ -120,8 +119,8 @@ type part struct {
 	option string // as on the command line: device, blockdev, netdev, object, chardev, …
 	props  properties
 	back   *chardev // of a chardev
-	text   string   // the argument, where it is no object
-	file   *os.File // of a getfd
+	text   string   // the argument, if it is no JSON object
+	file   *os.File // sent with a getfd command
 }
 
 // monitorCommands are the commands that add and remove a kind of part.
@@ -135,7 +134,7 @@ var monitorCommands = map[string]struct{ add, remove, key string }{
 	"add-fd":   {"add-fd", "remove-fd", "fdset-id"},
 }
 
-// argument is the part on the command line.
+// argument returns the part in the form of the command line.
 func (p part) argument() (string, error) {
 	if p.text != "" {
 		return p.text, nil
@@ -147,7 +146,7 @@ func (p part) argument() (string, error) {
 	return string(text), err
 }
 
-// step is the part in the monitor.
+// step returns the part in the form of the monitor.
 func (p part) step() Step {
 	m := monitorCommands[p.option]
 	props := p.props
@@ -158,14 +157,14 @@ func (p part) step() Step {
 	return Step{Command: m.add, Args: props, File: p.file, Undo: &undo}
 }
 
-// removal is the step that takes a part away.
+// removal returns the step that removes a part.
 func removal(option string, name any) Step {
 	m := monitorCommands[option]
 	return Step{Command: m.remove, Args: properties{{m.key, name}}}
 }
 
-// list joins options in the old style, in which a comma ends a value unless it
-// is doubled.
+// list joins options in the old style: a comma ends a value unless it is
+// doubled.
 type list []string
 
 func (l *list) add(name, value string) { *l = append(*l, name+"="+escape(value)) }
@@ -178,7 +177,7 @@ func (l *list) text(name, value string) {
 
 func (l *list) onOff(name string, s device.Switch) { l.text(name, s.String()) }
 
-// raw adds words of our own.
+// raw adds words that contain no text of a user.
 func (l *list) raw(words ...string) { *l = append(*l, words...) }
 
 func (l list) String() string { return strings.Join(l, ",") }

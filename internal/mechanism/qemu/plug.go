@@ -16,9 +16,9 @@ type Step struct {
 	Undo    *Step    // takes the step back
 }
 
-// Plug gives the steps that add a device to a running guest. The plan's Disks
-// and NICs hold what the host found for it. A socket that the device listens on
-// is chosen where none is said, and noted in the device.
+// Plug returns the steps that add a device to a running guest. The plan's Disks
+// and NICs hold the host's side of it. If the device has a listening socket without
+// a path, Plug chooses one and stores it in the device.
 func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	b := newBuilder(p)
 	b.live = true
@@ -41,7 +41,7 @@ func TakesPCI(d *domain.Definition) bool {
 	return boardOf(d.OS.Machine) != i440fx || d.Features.ACPI
 }
 
-// addPluggable makes a device of a kind that can come and go while the guest runs.
+// addPluggable adds a device of a kind that can be plugged and unplugged.
 func (b *builder) addPluggable(dev device.Device) error {
 	if _, err := removeBackend(dev); err != nil {
 		return err
@@ -134,7 +134,7 @@ func removeBackend(dev device.Device) ([]Step, error) {
 		return nil, nil
 	case *device.Memory:
 		return []Step{removal("object", "mem"+alias)}, nil
-	case *device.Redir: // takes its host's end along
+	case *device.Redir: // QEMU removes its host's end with it
 		return nil, nil
 	}
 	return nil, cannotPlug(dev)

@@ -15,8 +15,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// A machine without ACPI lets a device go by itself as long as no guest has
-// taken it over, so that a whole round needs no guest.
+// A machine without ACPI releases a device without the guest's help as long as no guest
+// uses the device. So plugging and unplugging can be tested without a guest.
 const plugHost = `<domain type='qemu'>
   <name>plug</name>
   <uuid>00000000-1111-4222-8333-444444440001</uuid>
@@ -57,8 +57,8 @@ var pluggable = map[string]string{
 	"usb device":  `<hostdev mode='subsystem' type='usb'><source><vendor id='0x1234'/><product id='0x5678'/></source></hostdev>`,
 }
 
-// Every kind of device that can be plugged in can be plugged in, is there, can
-// be taken out, and leaves nothing behind.
+// Every kind of device that can be plugged in is plugged in, appears in the machine, is
+// unplugged, and leaves nothing behind.
 func TestPlug(t *testing.T) {
 	g := startLive(t, plugHost, liveCapabilities(t))
 	events := g.Events()
@@ -89,7 +89,7 @@ func TestPlug(t *testing.T) {
 				}
 			}
 			cancel()
-			for _, step := range after { // what a plug has handed over it has had forgotten, too
+			for _, step := range after { // the plug has removed its descriptors already, so remove-fd may fail
 				if err := g.do(t, step); err != nil && step.Command != "remove-fd" {
 					t.Fatalf("%s: %s: %v", name, step.Command, err)
 				}
@@ -101,7 +101,7 @@ func TestPlug(t *testing.T) {
 	}
 }
 
-// plug plugs a device in; nil is one that needs what this host has not.
+// plug plugs a device in; nil means that it needs something that this host does not have.
 func (g *liveGuest) plug(t *testing.T, name string) device.Device {
 	t.Helper()
 	dev := g.prepare(t, pluggable[name])
@@ -116,7 +116,7 @@ func (g *liveGuest) plug(t *testing.T, name string) device.Device {
 	return dev
 }
 
-// prepare completes a device and makes what it needs.
+// prepare completes a device and makes the files that it needs.
 func (g *liveGuest) prepare(t *testing.T, doc string) device.Device {
 	t.Helper()
 	doc = strings.ReplaceAll(doc, "/images/", g.dir+"/")
@@ -166,7 +166,7 @@ func (g *liveGuest) do(t *testing.T, s Step) error {
 	return g.Execute(ctx, s.Command, s.Args, nil)
 }
 
-// inventory lists what the machine is made of.
+// inventory lists the parts of the machine.
 func (g *liveGuest) inventory(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -202,7 +202,7 @@ func (g *liveGuest) inventory(t *testing.T) []string {
 	return all
 }
 
-// A device that cannot be plugged in after all is taken back to nothing.
+// If the plugging of a device fails, everything that was made for it is removed.
 func TestPlug_Undo(t *testing.T) {
 	g := startLive(t, plugHost, liveCapabilities(t))
 	before := g.inventory(t)
@@ -232,7 +232,7 @@ func TestPlug_Undo(t *testing.T) {
 	}
 }
 
-// Media come and go, in drives of every bus, and the old ones are let go.
+// Media are inserted and ejected, in drives of every bus, and the old ones are closed.
 func TestChangeMedia(t *testing.T) {
 	g := startLive(t, plugHost, liveCapabilities(t))
 	for _, target := range []string{"sda", "sdb", "sdc", "fda"} {

@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Preparable tells why a guest's QEMU cannot be started before the guest; nil: it can, and waits with its
-// vCPUs stopped. Such a QEMU has exactly the arguments of the start, so its hardware cannot differ. It is
+// Preparable returns the reason why a guest's QEMU cannot be started before the guest; nil: it can, and waits with
+// its vCPUs stopped. Such a QEMU has exactly the arguments of the start, so its hardware cannot differ. It is
 // refused if something that a start reads may change meanwhile (images, the host's devices, a clock not
 // based on UTC), or if its presence is visible (ports, sockets, interfaces, memory).
 func Preparable(d *domain.Definition) error {
@@ -93,9 +93,9 @@ func isQEMUOnly(dev device.Device) bool {
 	return false
 }
 
-// ReadAtStart lists what QEMU reads while it makes a machine, beside its own
-// binary and modules: files, and the directories that firmware and option ROMs
-// come from, where an update replaces them.
+// ReadAtStart lists the files that QEMU reads while it makes a machine, except its own binary and
+// modules. It also lists the directories of firmware and option ROMs, where an update
+// replaces files.
 func ReadAtStart(d *domain.Definition, binary string) []string {
 	files := []string{d.OS.Kernel, d.OS.Initrd, d.OS.DTB, d.OS.Loader.Path}
 	if s := d.SysInfo; s != nil {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What cannot be prepared says why, and everything else can.
+// A device that cannot be prepared reports the reason, and all others can be prepared.
 func TestPreparable(t *testing.T) {
 	c := testCapabilities(t)
 	const doc = `<domain type='qemu'><name>waits</name><uuid>00000000-1111-4222-8333-444444440001</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>

@@ -22,7 +22,7 @@ const shell = `<domain type='%s'>
 
 const disk = `<disk type='file' device='%s'><driver name='qemu' type='%s' %s/><source file='/images/a'/><target dev='%s' bus='%s'/></disk>`
 
-// What cannot be built is refused when it is defined, and named.
+// A definition that cannot be built is refused, with the name of the unsupported part.
 // Promise: A3, A21
 func TestRefusals(t *testing.T) {
 	c := testCapabilities(t)
@@ -75,7 +75,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What libvirt lets be defined and cannot start is defined, and the start says what to do.
+// A guest that libvirt accepts but cannot start is accepted too, and its start reports what to do.
 func TestStart_RefusesWhatMayBeDefined(t *testing.T) {
 	c := testCapabilities(t)
 	const numa = `<maxMemory slots='2' unit='MiB'>512</maxMemory><vcpu current='1'>2</vcpu><cpu mode='custom' match='exact'><model>qemu64</model><numa><cell id='0' cpus='0-1' memory='65536' unit='KiB'/></numa></cpu>`
@@ -108,7 +108,7 @@ func TestArchitectures(t *testing.T) {
 	}
 }
 
-// A host that cannot run guests of a type says why.
+// A host that cannot run guests of a type reports the reason.
 func TestArguments_UnusableAccelerator(t *testing.T) {
 	c := testCapabilities(t)
 	c.Accelerators[0].Usable, c.Accelerators[0].Reason = false, "the trial guest did not run"

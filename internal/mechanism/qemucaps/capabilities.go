@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Format is raised when Capabilities, or what is found out for them, changes.
+// Format is raised when Capabilities, or the way to find them, changes.
 // Capabilities that were stored in another format do not count.
 const Format = 3
 
@@ -54,7 +54,7 @@ type Machine struct {
 	HotplugCPUs    bool
 	NUMAMemory     bool   // takes -numa node,mem=
 	DefaultCPUType string // type name of the CPU model, such as qemu64-x86_64-cpu
-	DefaultRAMID   string // id of the memory backend that QEMU would make by itself
+	DefaultRAMID   string // id of the memory backend that QEMU would make if it is given none
 }
 
 // Accelerator is a way to run guest code. The CPU models hold under this accelerator, and are known only
@@ -62,14 +62,14 @@ type Machine struct {
 type Accelerator struct {
 	Name    string // as in -accel
 	Present bool   // built into the binary
-	Usable  bool   // a guest really ran; for tcg of a foreign architecture: is present
-	Reason  string // why not, or what was tried
+	Usable  bool   // a trial guest ran; tcg of a foreign architecture: it is present
+	Reason  string // why not, or the trial that was made
 
 	HostCPU       bool   // -cpu host works
 	HostCPUReason string // why not
 
 	Models    []CPUModel
-	Features  []string // the names of all, of which a guest may have HostModel's
+	Features  []string // names of all features; a guest may have those of HostModel
 	HostModel HostModel
 }
 
@@ -79,9 +79,9 @@ type CPUModel struct {
 	TypeName   string
 	AliasOf    string // "" when it is no alias
 	Usable     bool
-	Missing    []string  // features that stand in the way, by QEMU's names
+	Missing    []string  // features that the accelerator lacks, by QEMU's names
 	Features   []string  // all, by QEMU's names; of models without a version in the name
-	Signature  Signature // likewise
+	Signature  Signature // also only of models without a version in the name
 	Deprecated bool
 	Static     bool // never changes with QEMU's version or the machine type
 	Migratable bool
@@ -100,11 +100,11 @@ type HostModel struct {
 	Removed []string // features of Base to disable
 }
 
-// Fact is a path into QEMU's schema that is there, such as FactIOUring.
+// Fact is a path that exists in QEMU's schema, such as FactIOUring.
 type Fact string
 
-// The facts that arguments and callers branch on: what builds of QEMU differ
-// in, and what came after 7.2, the oldest version that Lodge drives.
+// The facts that arguments and callers branch on: differences between builds of
+// QEMU, and features that are newer than 7.2, the oldest version that Lodge drives.
 const (
 	FactIOUring       Fact = "blockdev-add/file/aio/io_uring"
 	FactNativeAIO     Fact = "blockdev-add/file/aio/native"
@@ -196,8 +196,8 @@ func (a Accelerator) BestModel() string {
 
 var versioned = regexp.MustCompile(`-v[0-9]+$`)
 
-// HasStableName reports whether a model is a processor whose name stays the
-// same from one version of QEMU to the next.
+// HasStableName reports whether a model describes a processor under a name that stays
+// the same from one version of QEMU to the next.
 func (m CPUModel) HasStableName() bool {
 	return !versioned.MatchString(m.Name) && !slices.Contains([]string{"base", "host", "max"}, m.Name)
 }
@@ -231,8 +231,8 @@ func (c *Capabilities) AdoptFailures(other *Capabilities) {
 	}
 }
 
-// Canonical gives the full name of a machine type that is named by its alias,
-// such as pc-q35-7.2 for q35; others are as they were.
+// Canonical returns the full name of a machine type that is named by its alias,
+// such as pc-q35-7.2 for q35; other names stay as they are.
 func (c *Capabilities) Canonical(machine string) string {
 	if m, ok := c.Machine(machine); ok {
 		return m.Name

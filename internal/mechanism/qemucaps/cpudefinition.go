@@ -5,20 +5,20 @@ import (
 	"strings"
 )
 
-// CPUDefinition is a named processor model as libvirt's clients know it, whatever
-// accelerator runs it. A description of a processor names a model and the features
-// that it has beyond that.
+// CPUDefinition is a named processor model as libvirt's clients know it, independent of
+// the accelerator. The description of a processor names a model and the features that
+// the processor has in addition.
 type CPUDefinition struct {
 	Name      string
 	Signature Signature
 	Features  []string // by QEMU's names, sorted
 }
 
-// IsSoldAs reports whether processors of a signature are of this model.
+// IsSoldAs reports whether processors with a signature are of this model.
 func (d CPUDefinition) IsSoldAs(s Signature) bool { return d.Signature.isSoldAs(d.Name, s) }
 
-// notInModels are features that no model has by itself: hypervisor, which QEMU gives
-// all guests, and vme, which its emulator lacks. vmeModels have it all the same.
+// notInModels are features that QEMU's models do not name: hypervisor, which QEMU gives
+// all guests, and vme, which its emulator lacks. vmeModels have vme all the same.
 var (
 	notInModels = []string{"hypervisor", "vme"}
 	vmeModels   = []string{

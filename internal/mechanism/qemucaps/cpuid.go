@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// CPUIDWord is one of the registers in which x86's CPUID instruction answers to a
-// question: a leaf, and of some leaves a part.
+// CPUIDWord is one result register of x86's CPUID instruction. Leaf is the query, and
+// Part, which some leaves have, its subleaf.
 type CPUIDWord struct {
 	Leaf, Part uint32
 	Register   string // eax, ebx, ecx or edx
@@ -46,14 +46,14 @@ var cpuidNames = map[CPUIDWord]string{
 	{0x8000_0021, 0, "eax"}: `no-nested-data-bp - lfence-always-rdtsc - - - null-sel-clr-base - auto-ibrs`,
 }
 
-// msrNames are the features that processors tell in registers of their own and not
-// by CPUID. What a host has of them its KVM tells.
+// msrNames are the features that processors report in model-specific registers and not
+// through CPUID. The host's KVM reports those that the host has.
 var msrNames = []string{
 	"rdctl-no", "ibrs-all", "rsba", "skip-l1dfl-vmentry", "ssb-no", "mds-no", "pschange-mc-no", "tsx-ctrl", "taa-no",
 	"sbdr-ssdp-no", "fbsdp-no", "psdp-no", "fb-clear", "split-lock-detect",
 }
 
-// CPUIDFeatures gives the names of the features in words of CPUID, sorted.
+// CPUIDFeatures returns the names of the features in words of CPUID, sorted.
 func CPUIDFeatures(words map[CPUIDWord]uint32) []string {
 	var features []string
 	for word, value := range words {
@@ -67,11 +67,11 @@ func CPUIDFeatures(words map[CPUIDWord]uint32) []string {
 	return features
 }
 
-// FeaturesInMSRs gives those of some features that CPUID does not tell.
+// FeaturesInMSRs returns those of the given features that CPUID does not report.
 func FeaturesInMSRs(features []string) []string {
 	return slices.DeleteFunc(slices.Clone(features), func(name string) bool { return !slices.Contains(msrNames, name) })
 }
 
-// HostFeatures are the names of features that QEMU has no names for: processors
-// have them, and no guest by its definition.
+// HostFeatures are features that QEMU has no names for: processors have them, and no
+// definition can give them to a guest.
 var HostFeatures = []string{"cmt", "cvt16", "mbm_local", "mbm_total", "osxsave", "ospke", "pconfig"}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Identity tells one binary, with the modules beside it, from another without
+// Identity distinguishes one binary, with the modules beside it, from another without
 // reading it.
 type Identity struct {
 	Path          string
@@ -18,7 +18,7 @@ type Identity struct {
 	ModTime       int64 // nanoseconds since 1970
 	Device, Inode uint64
 	ChangeTime    int64 // nanoseconds since 1970; no program can set it
-	Modules       int64 // when modules last came or went, likewise; 0 without any
+	Modules       int64 // when modules were last added or removed, in nanoseconds since 1970; 0 without any
 }
 
 // Host identifies the host for the verdict about KVM: it holds while the same kernel runs with the same
@@ -57,9 +57,9 @@ func Identify(binary string) (Identity, error) {
 	}, nil
 }
 
-// modulesChanged is when a directory of modules changed last. Distributions
-// put them into packages of their own, so that devices and displays come and go
-// while the binary stays.
+// modulesChanged returns the time of the last change of a directory of modules.
+// Distributions put modules into packages of their own, so that devices and displays
+// are added and removed while the binary stays.
 func modulesChanged(binary string) int64 {
 	var last int64
 	prefix := filepath.Dir(filepath.Dir(binary))
@@ -69,8 +69,8 @@ func modulesChanged(binary string) int64 {
 	return last
 }
 
-// changed is when a file changed last, in nanoseconds since 1970; 0 when it is
-// not there.
+// changed returns the time of a file's last change, in nanoseconds since 1970; 0 if it
+// does not exist.
 func changed(path string) int64 {
 	var s unix.Stat_t
 	if unix.Stat(path, &s) != nil {
@@ -79,8 +79,8 @@ func changed(path string) int64 {
 	return s.Ctim.Nano()
 }
 
-// libraries remembers the library directories of a prefix, one for each
-// architecture, because every start asks and /usr/lib is long to read.
+// libraries caches the library directories of a prefix, one for each architecture,
+// because every start needs them and /usr/lib is slow to read.
 var libraries = libraryDirs{known: map[string]libraryDir{}}
 
 type libraryDirs struct {
@@ -93,7 +93,7 @@ type libraryDir struct {
 	dirs    []string
 }
 
-// of gives PREFIX/lib and what is below it for single architectures.
+// of returns PREFIX/lib and the directories for single architectures below it.
 func (l *libraryDirs) of(prefix string) []string {
 	lib := filepath.Join(prefix, "lib")
 	now := changed(lib)
@@ -103,7 +103,7 @@ func (l *libraryDirs) of(prefix string) []string {
 	if ok && known.changed == now {
 		return slices.Clip(known.dirs)
 	}
-	// The pattern is well formed, and what cannot be read has no modules.
+	// The pattern is well formed, and a directory that cannot be read counts as one without modules.
 	found, _ := filepath.Glob(filepath.Join(lib, "*-linux-*"))
 	known = libraryDir{now, append(found, lib)}
 	l.mu.Lock()
@@ -112,7 +112,7 @@ func (l *libraryDirs) of(prefix string) []string {
 	return slices.Clip(known.dirs)
 }
 
-// hostSources are the files by which hosts are told apart.
+// hostSources are the files that identify a host.
 type hostSources struct {
 	bootID, kernel, microcode string
 	kvm                       string // the device
@@ -139,7 +139,7 @@ func (s hostSources) host() Host {
 		h.KVM.Opens = true
 		_ = unix.Close(fd)
 	}
-	// The pattern is well formed, and what it gives is sorted.
+	// The pattern is well formed, and Glob returns sorted paths.
 	modules, _ := filepath.Glob(s.nested)
 	for _, path := range modules {
 		h.KVM.Nested += filepath.Base(filepath.Dir(filepath.Dir(path))) + "=" + firstLine(path) + " "
@@ -147,7 +147,7 @@ func (s hostSources) host() Host {
 	return h
 }
 
-// firstLine is what a file of one line holds, or "" where it cannot be read.
+// firstLine returns the content of a file with one line, or "" if it cannot be read.
 func firstLine(path string) string {
 	text, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(text))

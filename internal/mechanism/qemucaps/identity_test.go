@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// furnishedHost makes the files by which a host is told apart.
+// furnishedHost makes the files that identify a host.
 func furnishedHost(t *testing.T) hostSources {
 	t.Helper()
 	dir := t.TempDir()
@@ -24,8 +24,8 @@ func furnishedHost(t *testing.T) hostSources {
 	}
 }
 
-// TestMatches_KVMDeviceModeChanged: udev does that whenever KVM makes or
-// ends a machine, and what was probed holds all the same.
+// TestMatches_KVMDeviceModeChanged: udev changes the mode whenever KVM makes or
+// ends a machine. The capabilities that were probed stay valid.
 // Promise: G15
 func TestMatches_KVMDeviceModeChanged(t *testing.T) {
 	host := furnishedHost(t)

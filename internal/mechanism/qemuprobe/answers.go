@@ -15,9 +15,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp/schema"
 )
 
-// Answers are what one QEMU said, by question. A question that it refused has no
-// entry. Capabilities are made from them without QEMU, so recorded answers serve
-// as well: tests use them.
+// Answers are the answers of one QEMU, by question. A question that it refused has no
+// entry. Capabilities are made from them without QEMU, so tests can use recorded
+// answers.
 type Answers map[string]json.RawMessage
 
 // ReadAnswers reads recorded answers: JSON, packed by gzip.
@@ -33,7 +33,7 @@ func ReadAnswers(r io.Reader) (Answers, error) {
 	return a, nil
 }
 
-// ask puts one question. A refusal is an answer too: that it has none.
+// ask asks one question. A refusal is no error: the question then has no entry.
 func (a Answers) ask(ctx context.Context, s *qmp.Session, command string, args map[string]any) error {
 	var answer json.RawMessage
 	err := s.Execute(ctx, command, args, &answer)
@@ -59,7 +59,7 @@ func question(command string, args map[string]any) string {
 	return command + " " + string(text)
 }
 
-// get decodes an answer; one that is not there leaves into as it is.
+// get decodes an answer; a missing one leaves into as it is.
 func (a Answers) get(into any, command string, args map[string]any) error {
 	answer, ok := a[question(command, args)]
 	if !ok {
@@ -85,7 +85,7 @@ var propertyTypes = strings.Fields(`
 	memory-backend-ram memory-backend-file memory-backend-memfd memory-backend-epc iothread
 	sev-guest sev-snp-guest tdx-guest throttle-group tls-creds-x509`)
 
-// The lists of types, all of which are concrete.
+// The queries for the lists of types. They leave out abstract types.
 var (
 	deviceTypes  = object{"implements": "device", "abstract": false}
 	objectTypes  = object{"implements": "user-creatable", "abstract": false}
@@ -95,7 +95,7 @@ var (
 
 // askAll asks everything that does not depend on the accelerator.
 func (a Answers) askAll(ctx context.Context, s *qmp.Session) error {
-	// Listing types loads QEMU's modules, some of which add options.
+	// Listing types loads QEMU's modules, and some modules add options.
 	for _, types := range []object{deviceTypes, objectTypes, chardevTypes, accelTypes} {
 		if err := a.ask(ctx, s, "qom-list-types", types); err != nil {
 			return err
@@ -180,7 +180,7 @@ func (a Answers) fillTypes(c *qemucaps.Capabilities) error {
 	c.Machines, err[0] = a.machines()
 	c.Devices, err[1] = a.types(deviceTypes)
 	c.Objects, err[2] = a.types(objectTypes)
-	// Distributions ship these apart from what they are made of, and a QEMU
+	// Distributions ship these apart from the device that they contain, and a QEMU
 	// that is asked for one without the other aborts.
 	if !c.HasDevice("virtio-gpu-gl-device") {
 		c.Devices = slices.DeleteFunc(c.Devices, func(typ string) bool {
@@ -240,8 +240,8 @@ func (a Answers) fillProperties(c *qemucaps.Capabilities) error {
 	return all
 }
 
-// fillProperty collects what either command tells: one knows about the
-// properties of buses, the other about those of objects.
+// fillProperty collects the answers of both commands: one knows about the properties
+// of buses, the other about those of objects.
 func (a Answers) fillProperty(c *qemucaps.Capabilities, name, typ string) error {
 	var names []string
 	for _, command := range []string{"device-list-properties", "qom-list-properties"} {

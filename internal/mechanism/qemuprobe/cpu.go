@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 )
 
-// askCPUs asks what depends on the accelerator QEMU runs with.
+// askCPUs asks the questions that depend on the accelerator QEMU runs with.
 func (a Answers) askCPUs(ctx context.Context, s *qmp.Session, accelerator string) error {
 	if err := a.ask(ctx, s, "query-cpu-definitions", nil); err != nil {
 		return err
@@ -64,13 +64,13 @@ func (a Answers) models() ([]qemucaps.CPUModel, error) {
 }
 
 // candidate reports whether a model may describe the host: a usable one with
-// a name that lasts. qemu64 and its like are nobody's processor.
+// a stable name. qemu64 and its like describe no real processor.
 func candidate(m qemucaps.CPUModel) bool {
 	synthetic := []string{"qemu32", "qemu64", "kvm32", "kvm64"}
 	return m.Usable && m.HasStableName() && !slices.Contains(synthetic, m.Name)
 }
 
-// expansion is a model written out: its features and whose processor it is.
+// expansion is an expanded model: its features and the processor that it describes.
 type expansion struct {
 	name      string
 	vendor    string

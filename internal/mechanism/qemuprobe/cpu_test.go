@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
-// A definition may name a processor that does not run here, and a baseline is
-// made of such as well: every named model has to be written out.
+// A definition may name a processor that does not run here, and a baseline may include
+// such processors as well. So every named model has to be expanded.
 func TestFillCPUs_ExpandsNamedModels(t *testing.T) {
 	tcg := qemucaps.Accelerator{Name: "tcg"}
 	if err := recorded(t).FillCPUs(&tcg); err != nil {

@@ -8,8 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
-// recordedCPUs are the capabilities of QEMU 7.2 under emulation, as far as
-// processors go.
+// recordedCPUs are the CPU part of the capabilities of QEMU 7.2 under emulation.
 func recordedCPUs(t *testing.T) *qemucaps.Capabilities {
 	t.Helper()
 	tcg := qemucaps.Accelerator{Name: "tcg", Usable: true}
@@ -57,7 +56,7 @@ func TestCPUDefinitions_Libvirt(t *testing.T) {
 	}
 }
 
-// Each feature that QEMU's models have is one that a processor can be found to have.
+// Every feature of QEMU's models can be detected on a processor.
 func TestCPUIDFeatures_CoverQEMUsModels(t *testing.T) {
 	words := make(map[qemucaps.CPUIDWord]uint32)
 	for _, base := range []uint32{0, 0x8000_0000} {

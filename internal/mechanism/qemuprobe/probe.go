@@ -53,7 +53,7 @@ func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qe
 	return c, nil
 }
 
-// query runs QEMU without a machine and asks it questions.
+// query runs QEMU without a machine and asks the questions.
 func query(ctx context.Context, of target, accelerator string,
 	questions func(Answers, context.Context, *qmp.Session) error,
 ) (Answers, error) {
@@ -79,7 +79,7 @@ func checkAccelerator(ctx context.Context, of target, c *qemucaps.Capabilities, 
 		acc.Reason = "this host has no /dev/kvm: its processor or firmware does not virtualize, or the module is not loaded"
 		return nil
 	case c.Arch != "x86_64" && c.Arch != "i386" || !c.HasDevice("isa-debugcon"):
-		// An emulator needs nothing of the host; KVM is not believed untried.
+		// An emulator needs nothing of the host; KVM only counts as usable after a trial.
 		acc.Usable = acc.Name == "tcg"
 		acc.Reason = fmt.Sprintf("not tried: there is no trial guest for %s", c.Arch)
 	default:
@@ -99,8 +99,8 @@ func checkAccelerator(ctx context.Context, of target, c *qemucaps.Capabilities, 
 	return said.FillCPUs(acc)
 }
 
-// tryAccelerator runs the trial guest on the best processor there is, and on a plain one
-// when QEMU does not get that one started.
+// tryAccelerator runs the trial guest on the best processor model. If QEMU cannot start
+// with that one, it tries a plain model.
 func tryAccelerator(ctx context.Context, of target, c *qemucaps.Capabilities, acc *qemucaps.Accelerator) error {
 	best := newTrial(acc.Name, acc.BestModel(), c.Arch == "i386")
 	if err := best.run(ctx, of); err != nil {

@@ -23,7 +23,7 @@ var record = flag.Bool("record", false, "record the answers of this host's QEMU 
 
 const recordedAnswers = "testdata/qemu-7.2-answers.json.gz"
 
-// recorded gives what QEMU 7.2 answered under TCG.
+// recorded returns the answers of QEMU 7.2 under TCG.
 func recorded(t testing.TB) Answers {
 	t.Helper()
 	if *record {

@@ -22,7 +22,7 @@ import (
 type probedQEMU struct {
 	*qmp.Session
 	process *qemuprocess.Process
-	log     *os.File // what it printed
+	log     *os.File // its output
 	release func()   // of its user; called when nothing of it is left
 }
 
@@ -136,7 +136,7 @@ func (s *probedQEMU) kill() (said string) {
 	return firstLines(string(printed))
 }
 
-// firstLines keeps what matters of QEMU's standard error.
+// firstLines returns the relevant lines of QEMU's standard error.
 func firstLines(printed string) string {
 	const most, longest = 2, 200
 	var lines []string
@@ -155,7 +155,7 @@ func firstLines(printed string) string {
 	return strings.Join(lines, "; ")
 }
 
-// socketPair gives two ends of a connection, ours and one to pass on.
+// socketPair returns the two ends of a connection: ours and one to pass on.
 func socketPair() (net.Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

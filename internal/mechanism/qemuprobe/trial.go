@@ -37,7 +37,7 @@ const (
 	trialRound  = 7 * (1 << 18) // instructions for each dot
 )
 
-// trial is one run of the trial guest and what came of it.
+// trial is one run of the trial guest and its result.
 type trial struct {
 	accelerator, cpu string
 	code             []byte // the end of the firmware
@@ -45,8 +45,8 @@ type trial struct {
 	// is32Bit is a processor of 32 bits: the trial ends where it would go on in long mode.
 	is32Bit bool
 
-	letters string        // what the guest said
-	stderr  string        // what QEMU said, on standard error
+	letters string        // output of the guest
+	stderr  string        // QEMU's messages on standard error
 	end     string        // how it ended, when it did not go well
 	took    time.Duration // from the guest's start
 }
@@ -58,7 +58,7 @@ func (t trial) passed() bool {
 	return strings.HasSuffix(t.letters, "C")
 }
 
-// ran reports whether any guest code did.
+// ran reports whether any guest code ran.
 func (t trial) ran() bool { return t.letters != "" }
 
 func newTrial(accelerator, cpu string, narrow bool) trial {
@@ -140,7 +140,7 @@ func readLetters(f *os.File) (string, error) {
 	return string(text), err
 }
 
-// String tells how the trial went, for people.
+// String describes the result of the trial, for people.
 func (t trial) String() string {
 	with := fmt.Sprintf("with -accel %s -cpu %s", t.accelerator, t.cpu)
 	if t.passed() {
@@ -152,7 +152,7 @@ func (t trial) String() string {
 	return fmt.Sprintf("guest code does not run properly %s: %s, then %s", with, t.reached(), t.why())
 }
 
-// why tells what ended a trial that failed.
+// why returns the reason why a failed trial ended.
 func (t trial) why() string {
 	if t.stderr == "" {
 		return t.end
@@ -160,7 +160,7 @@ func (t trial) why() string {
 	return fmt.Sprintf("%s (QEMU said: %s)", t.end, t.stderr)
 }
 
-// reached tells how far the guest got.
+// reached describes how far the guest got.
 func (t trial) reached() string {
 	rounds := strings.Count(t.letters, ".")
 	switch last := t.letters[len(t.letters)-1]; last {

@@ -34,8 +34,8 @@ func TestTrial_RunsUnderTCG(t *testing.T) {
 	}
 }
 
-// TestTrial_FindsBrokenGuests runs guests that fail as bad accelerators make
-// them fail.
+// TestTrial_FindsBrokenGuests runs guests that fail in the ways that bad accelerators
+// cause.
 func TestTrial_FindsBrokenGuests(t *testing.T) {
 	binary := qemuBinary(t)
 	say := func(rest ...byte) []byte { return append([]byte{0xb0, 'R', 0xe6, 0xe9}, rest...) } // mov al, 'R'; out 0xe9, al
@@ -94,7 +94,7 @@ func TestGist(t *testing.T) {
 	}
 }
 
-// TestTrial_BinaryMatchesSource holds the embedded bytes to the assembly beside them.
+// TestTrial_BinaryMatchesSource compares the embedded bytes with the assembly beside them.
 func TestTrial_BinaryMatchesSource(t *testing.T) {
 	for _, tool := range []string{"as", "ld"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -120,8 +120,8 @@ func TestTrial_BinaryMatchesSource(t *testing.T) {
 	}
 }
 
-// TestProbe_InSandbox: a QEMU is looked at as a user of its own, in a
-// chamber, and what is found out is the same.
+// TestProbe_InSandbox: a probe that runs QEMU as its own user in a sandbox
+// finds the same capabilities.
 // Promise: I4
 func TestProbe_InSandbox(t *testing.T) {
 	house, err := sandbox.NewBuilder("")

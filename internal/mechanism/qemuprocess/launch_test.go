@@ -172,8 +172,8 @@ func TestRelease_ProcessKeepsRunning(t *testing.T) {
 	}
 }
 
-// TestLaunch_OutlivesParent has a daemon launch a process and die, and adopts what is
-// left.
+// TestLaunch_OutlivesParent: a daemon launches a process and dies, and the next one adopts the
+// process.
 func TestLaunch_OutlivesParent(t *testing.T) {
 	pid, start := launchedByDead(t, "TestLaunch_OutlivesParent", Spec{})
 	p, err := Adopt(pid, start)
@@ -197,12 +197,12 @@ func TestLaunch_KillWithDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = p.Kill() }() // should it have lived on
+	defer func() { _ = p.Kill() }() // if it is still running
 	ended(t, p)
 }
 
 // launchedByDead runs the named test again as a daemon that launches a process
-// and dies, and gives that process.
+// and dies, and returns that process.
 func launchedByDead(t *testing.T, test string, spec Spec) (pid int, start uint64) {
 	t.Helper()
 	if os.Getenv("LODGE_TEST_DAEMON") != "" {
@@ -290,8 +290,8 @@ func TestListenMonitor(t *testing.T) {
 	}
 }
 
-// A link in the place of a socket is asked nothing: what it leads to may answer to whoever comes
-// as root.
+// A symbolic link in the place of a socket is not connected to: its target may answer any client that
+// is root.
 func TestRemoveDeserted_SymbolicLink(t *testing.T) {
 	dir := t.TempDir()
 	other, err := listen(filepath.Join(dir, "other"))

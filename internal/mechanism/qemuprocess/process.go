@@ -15,8 +15,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Process is a running program that may have been started by an earlier
-// daemon. PID and StartTime together name it for as long as the host is up.
+// Process is a running program. An earlier daemon may have started it. PID and
+// StartTime together identify it for as long as the host is up.
 //
 // Its end is watched through a pidfd in the runtime's poller: one goroutine
 // and no thread for each, until the process ends or Release is called.
@@ -34,8 +34,8 @@ type Process struct {
 // Exit says how a process ended.
 type Exit struct {
 	Known  bool           // false when it was not this daemon's child: only that it ended is known
-	Code   int            // what it returned, when no signal ended it
-	Signal syscall.Signal // what ended it, or 0
+	Code   int            // exit status, when no signal ended it
+	Signal syscall.Signal // signal that ended it, or 0
 }
 
 func (e Exit) String() string {
@@ -48,9 +48,9 @@ func (e Exit) String() string {
 	return fmt.Sprintf("ended with status %d", e.Code)
 }
 
-// Adopt attaches to a process that somebody else started. It refuses, with
-// fault.NotFound, when the process has ended and also when its number belongs
-// to another one by now.
+// Adopt attaches to a process that another process started. It refuses, with
+// fault.NotFound, when the process has ended, and also when its PID now belongs
+// to a different one.
 func Adopt(pid int, startTime uint64) (*Process, error) {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	switch {
@@ -72,9 +72,9 @@ func Adopt(pid int, startTime uint64) (*Process, error) {
 	return p, nil
 }
 
-// watch makes a Process of a pidfd, which it owns from here on.
+// watch makes a Process from a pidfd, which the Process owns from here on.
 func watch(pid, pidfd int) (*Process, error) {
-	// Only a descriptor that does not block is given to the poller.
+	// The poller accepts only a descriptor that does not block.
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		_ = unix.Close(pidfd)
 		return nil, err
@@ -85,7 +85,7 @@ func watch(pid, pidfd int) (*Process, error) {
 		p.StartTime, err = startTime(pid)
 	}
 	if err == nil {
-		// The process still being there proves that what was read was its own.
+		// The process still exists, so the start time that was read is its own.
 		err = p.Signal(0)
 	}
 	if err != nil {
@@ -113,8 +113,8 @@ func (p *Process) await() {
 	}
 }
 
-// reap collects a child that has ended. Looking at it through the pidfd first
-// proves that the number still belongs to it, and that it is a child.
+// reap collects a child that has ended. It first checks the child through the pidfd: this
+// proves that the PID still belongs to it, and that it is a child.
 func reap(pid, pidfd int) Exit {
 	var info unix.Siginfo
 	if err := unix.Waitid(unix.P_PIDFD, pidfd, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil {
@@ -136,8 +136,8 @@ func (p *Process) Exited() <-chan struct{} { return p.exited }
 // Exit says how the process ended; ask only once Exited is closed.
 func (p *Process) Exit() Exit { return p.exit }
 
-// Signal sends a signal to this very process. One that has ended gives
-// unix.ESRCH, one that was released os.ErrClosed.
+// Signal sends a signal to exactly this process. The error is unix.ESRCH if it has
+// ended, and os.ErrClosed if it was released.
 func (p *Process) Signal(sig syscall.Signal) error {
 	var sent error
 	err := p.raw.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
@@ -152,7 +152,7 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	}
 }
 
-// Kill ends the process without asking it. One that has ended is no error.
+// Kill kills the process. It is no error if the process has ended.
 func (p *Process) Kill() error {
 	err := p.Signal(unix.SIGKILL)
 	if errors.Is(err, unix.ESRCH) {
@@ -170,7 +170,7 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The name, field 2, may hold anything: count from its closing bracket.
+	// The name, field 2, may contain anything: fields are counted from its closing bracket.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	const field = 22 - 3
 	if len(fields) <= field {

@@ -221,7 +221,7 @@ func (w *walker) refuse() error {
 // removable are the folders where users mount file systems that they bring along: sticks or images.
 var removable = []string{"/media/", "/run/media/"}
 
-// UntrustedFS reports whether a file lies on a file system whose owners are not to be trusted: FUSE file
+// UntrustedFS reports whether a file lies on a file system that may report false owners: FUSE file
 // systems are users' programs, and removable ones were made on other hosts.
 func UntrustedFS(f *os.File) (bool, error) {
 	var fs unix.Statfs_t

@@ -66,7 +66,7 @@ type ReadOnlyFile struct {
 type mount struct {
 	target    string
 	fd        int      // a detached mount; -1: there is none
-	copyFrom  *os.File // what is copied instead, because the user may not read it
+	copyFrom  *os.File // file that is copied instead, because the user may not read the host's
 	directory bool
 }
 
@@ -97,7 +97,7 @@ func (spec *Spec) prepareMounts() (mounts []mount, err error) {
 		}
 		mounts = append(mounts, p)
 	}
-	// Parent directories come first, or they would hide what lies in them.
+	// Parent directories come first, or they would hide the mounts below them.
 	slices.SortStableFunc(mounts, func(a, b mount) int { return strings.Compare(a.target, b.target) })
 	return mounts, nil
 }
@@ -187,7 +187,7 @@ func explainReadOnly(err error) error {
 	return err
 }
 
-// maxCopy bounds in bytes what is copied into a sandbox: kernels and initial RAM disks.
+// maxCopy bounds the size, in bytes, of a file that is copied into a sandbox: kernels and initial RAM disks.
 const maxCopy = 1 << 30
 
 func copyInto(from *os.File, at string) error {

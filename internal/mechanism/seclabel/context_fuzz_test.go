@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzParseContext reads labels of SELinux's, as files and processes have them: what is
-// one is written as it was read, and its pair, if it has one, is the pair of its level.
+// FuzzParseContext reads SELinux contexts, as files and processes have them. A valid one is
+// written as it was read, and its pair, if it has one, is the pair of its level.
 func FuzzParseContext(f *testing.F) {
 	for _, text := range []string{
 		"system_u:system_r:svirt_tcg_t:s0:c5,c1023", "system_u:object_r:svirt_image_t:s0", "u:r:t", "u:r:t:", "u:r:t:s0-s0:c0.c1023", "u:r:t:s0:c7,c7", "u:r:t:s0:c1,c1024", "u:r:t:s0:c01,c2", "::", "a b:r:t:s0", "u:r:t:s0:c1,c2,c3",

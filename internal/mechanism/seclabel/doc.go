@@ -3,6 +3,6 @@
 //
 // A Host is what this host enforces, found once. A Guest holds the labels of one guest. A Profile is its
 // AppArmor profile, and its text is made only here. The package does not remember which files were
-// labelled: room guest does. Room kernel passes labels to the kernel, and room sandbox sets the label of a
-// program at its start.
+// labelled: package guest does. Package kernel passes labels to the kernel, and package sandbox sets the
+// label of a program at its start.
 package seclabel

@@ -16,7 +16,7 @@ import (
 
 func find(t *testing.T, tree string) *seclabel.Host {
 	t.Helper()
-	if tree == kerneltest.AppArmor { // its parser is looked for, and not run
+	if tree == kerneltest.AppArmor { // its parser must exist, and is not run
 		bin := t.TempDir()
 		if err := os.WriteFile(filepath.Join(bin, "apparmor_parser"), []byte("#!/bin/sh\n"), 0o700); err != nil { //nolint:gosec // a program
 			t.Fatal(err)
@@ -39,8 +39,8 @@ func name(t *testing.T, h *seclabel.Host, w seclabel.Request) seclabel.Guest {
 	return g
 }
 
-// TestAssignLabel_UniquePairs: whoever asks at the same time, and whatever other processes
-// of the host have.
+// TestAssignLabel_UniquePairs: labels that are assigned at the same time differ from each other, and from
+// those of the host's other processes.
 // Promise: I8
 func TestAssignLabel_UniquePairs(t *testing.T) {
 	h := find(t, kerneltest.SELinux)

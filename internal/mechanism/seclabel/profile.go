@@ -96,7 +96,7 @@ func (p Profile) Text() (string, error) {
 	}
 	slices.Sort(lines)
 	var b strings.Builder
-	// What is handed over lies in another mount namespace, and has its path from there.
+	// Files that are handed over lie in another mount namespace, and keep their path from there.
 	fmt.Fprintf(&b, "profile \"%s\" flags=(attach_disconnected) {\n", p.Name)
 	for _, line := range slices.Compact(lines) {
 		b.WriteString(line)

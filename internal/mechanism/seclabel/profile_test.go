@@ -40,21 +40,21 @@ func TestProfile_Text(t *testing.T) {
 	}
 }
 
-// hostile are paths by which somebody may try to say more than a path.
+// hostile are paths that try to add more to a profile than a path.
 var hostile = []string{
 	"/a\" rw,\n  /etc/shadow r,\n  \"/b", "/a\nfile,\n", "/a\\", "/a\\\" rw,", "/@{HOME}/x", "/a\x00b", "/a\x7f", "/a\tb", "relative", "", "#include <x>",
 	"/" + strings.Repeat("x", 5000),
 }
 
-// plain are odd paths that are nothing but paths.
+// plain are odd paths without a second meaning.
 var plain = []string{
 	"/a b", "/a,b", "/{a,b}", "/**", "/a?", "/[a-z]", "/^x", "/a#b", "/a'b", "/é/ü", "/a}", "/a -> b", "/a@b", "/a=b", "/a rwx", "/a,", "/<x>", "/a(b)", "/a!b", "/$x", "/a%b", "/a~b", "/a|b", "/a;b", "/a&b", "/a`b", "/\xff",
 }
 
-// line is every form that a rule of a file takes.
+// line matches every form of a rule for a file.
 var line = regexp.MustCompile(`^  "/([^"\\*?\[\]{}^,\x00-\x1f\x7f]|\\[*?\[\]{}^,])*(/\*\*|/)?" [rwmk]{1,4},$`)
 
-// holds checks that rules are nothing but rules of files.
+// holds checks that a profile has only rules for files.
 func holds(t *testing.T, p seclabel.Profile) {
 	t.Helper()
 	text, err := p.Text()
@@ -76,7 +76,7 @@ func holds(t *testing.T, p seclabel.Profile) {
 	}
 }
 
-// fixedLines are those of a profile that are no rules of files, after them.
+// fixedLines are the lines after the rules for files.
 const fixedLines = 5
 
 func of(path string, tree bool) seclabel.Profile {
@@ -129,7 +129,7 @@ func FuzzNoPathBreaksOutOfAProfile(f *testing.F) {
 	})
 }
 
-// TestProfile_AcceptedByParser has AppArmor's own parser compile them, without a kernel.
+// TestProfile_AcceptedByParser compiles profiles with AppArmor's own parser, without a kernel.
 // Promise: I9
 func TestProfile_AcceptedByParser(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser")
@@ -144,7 +144,7 @@ func TestProfile_AcceptedByParser(t *testing.T) {
 	if err := h.Compile(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	// It does say so when a text is none.
+	// The parser does refuse a text that is no profile.
 	if out, err := exec.CommandContext(t.Context(), parser, "-Q", "-K", "/dev/null/none").CombinedOutput(); err == nil {
 		t.Errorf("it takes anything: %s", out)
 	}

@@ -414,7 +414,7 @@ func isHarmless(err error) bool {
 	return errors.As(err, &write) && write.Op == "write" && isFull(write.Err)
 }
 
-// explain says what is wrong with the disk, and the remedy.
+// explain returns an error that names the fault of the disk, and the remedy.
 func (s *Store) explain(err error) error {
 	dir := filepath.Dir(s.path)
 	switch {

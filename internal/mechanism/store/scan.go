@@ -11,9 +11,9 @@ import (
 	"slices"
 )
 
-// The file is looked through with plain reads before bbolt maps it: bbolt trusts
-// what it maps, and a page that is wrong or cannot be read ends the process. All
-// bounds are of the file: a page is looked at once, and nothing reaches beyond.
+// Plain reads check the file before bbolt maps it: bbolt trusts the pages that it
+// maps, and a page that is wrong or cannot be read ends the process. The checks stay
+// within the file: a page is checked once, and no read goes beyond the end.
 //
 //	page    id u64, flags u16, count u16, overflow u32, then elements
 //	meta    magic, version, page size, flags u32; root, sequence, freelist, pages,

@@ -141,7 +141,7 @@ func closeStore(t *testing.T, s *Store) {
 // Promise: X10
 func TestOpen_DirectoryWritableByOthers(t *testing.T) {
 	open := t.TempDir()
-	if err := os.Chmod(open, 0o777|os.ModeSticky); err != nil { //nolint:gosec // which is what is tried
+	if err := os.Chmod(open, 0o777|os.ModeSticky); err != nil { //nolint:gosec // the test needs a directory that others may write to
 		t.Fatal(err)
 	}
 	if _, err := Open(open); !fault.Is(err, fault.Denied) {

@@ -18,15 +18,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/remote"
 )
 
-// Answer is what a test says to a call: a result, which may be nil, or an error,
-// of which only *remote.Error can be told to a client.
+// Answer is a test's answer to a call: a result, which may be nil, or an error. Only
+// an error of type *remote.Error can be sent to a client.
 type Answer func(proc int32, args xdr.Message) (xdr.Message, error)
 
 // Opens gives the other end of the stream that a call opens; nil if it opens none.
 type Opens func(proc int32, args xdr.Message) io.ReadWriteCloser
 
-// Listen answers for a daemon at the socket whose path it gives, until the test
-// ends. Several clients are served at once, each one's calls in their order.
+// Listen answers for a daemon at a new socket until the test ends, and returns the
+// socket's path. Several clients are served at once, the calls of each in their order.
 func Listen(t *testing.T, answer Answer) string {
 	t.Helper()
 	return ListenStreams(t, answer, func(int32, xdr.Message) io.ReadWriteCloser { return nil })
@@ -110,7 +110,7 @@ func (c *client) serve(t *testing.T, answer Answer, opens Opens) {
 			return // it has gone
 		}
 		if told, err := xdr.ParseHeader(reply[xdr.LengthSize:]); err != nil || told.Status != xdr.StatusOK {
-			continue // what is refused opens nothing
+			continue // a refused call opens no stream
 		}
 		if s := opens(h.Proc, args); s != nil {
 			c.streams[h.Serial] = s

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Gate listens at a port for the daemon at a socket, and gives the port. What it
-// does with a connection first may refuse it.
+// Gate listens at a TCP port for the daemon at a socket, and returns the port. It
+// passes each new connection to first, which may refuse it with an error.
 func Gate(t *testing.T, socket string, first func(net.Conn) (net.Conn, error)) string {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -49,7 +49,8 @@ func Gate(t *testing.T, socket string, first func(net.Conn) (net.Conn, error)) s
 // Open lets every connection through.
 func Open(c net.Conn) (net.Conn, error) { return c, nil }
 
-// Shake shakes hands as daemons do: whoever shows no good certificate learns nothing.
+// Shake makes a TLS handshake as daemons do. A client without a valid certificate gets
+// no data.
 func Shake(own tls.Certificate, clients *Authority) func(net.Conn) (net.Conn, error) {
 	return func(plain net.Conn) (net.Conn, error) {
 		_ = plain.SetDeadline(time.Now().Add(time.Minute))

@@ -6,8 +6,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// driveUnits are the sizes by which the names of disks map to addresses, by bus: how many units a bus of a
-// controller has, and how many buses a controller has. SCSI has seven units whatever the model of the controller is,
+// driveUnits are the sizes that map the names of disks to addresses, by bus: how many units a bus of a
+// controller has, and how many buses a controller has. SCSI has seven units with every model of controller,
 // because the names must give the addresses that libvirt gives, and guests keep them.
 var driveUnits = map[string]struct{ buses, units uint }{
 	"scsi": {1, 7}, "sata": {1, 6}, "ide": {2, 2}, "fdc": {1, 2},

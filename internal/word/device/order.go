@@ -58,7 +58,7 @@ func compareControllers(a, b *Controller) int {
 }
 
 // SortDisks puts the disks of each bus together and orders them by their names, as libvirt does. Buses stay
-// in the order in which they are first named. A disk that does not say its bus is on none of them yet.
+// in the order of their first disk. A disk that does not name its bus yet belongs to none of them.
 func (s *Set) SortDisks() {
 	first := map[string]int{}
 	for i, d := range s.Disks {
@@ -72,7 +72,7 @@ func (s *Set) SortDisks() {
 }
 
 // SortControllers puts the controllers of each type together and orders them by their indexes, as libvirt
-// does. Types stay in the order in which they are first named. A controller without an index follows the
+// does. Types stay in the order of their first controller. A controller without an index follows the
 // one that is the last of its type when its turn comes.
 func (s *Set) SortControllers() {
 	first := map[string]int{}

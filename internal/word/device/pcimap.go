@@ -347,7 +347,7 @@ func (m *pciMap) full(need slots) error {
 	return fault.New(fault.NoCapacity, fault.Device, "no PCI slot is free for a %s; add a controller of model %s", what, model)
 }
 
-// checkPlug refuses a place in which a device cannot be plugged while the guest runs.
+// checkPlug refuses a place where a device cannot be plugged while the guest runs.
 func (m *pciMap) checkPlug(d Device, at PCI) error {
 	if err := m.check(d, at, slotsFor(d, m.board)); err != nil {
 		return err

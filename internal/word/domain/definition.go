@@ -28,8 +28,8 @@ type Definition struct {
 
 	Memory        uint64 // at start, with the modules among the devices; the balloon gives no more
 	CurrentMemory uint64 // what the balloon leaves
-	// MaxMemory is the limit of memory with all modules, of which there can be
-	// MemorySlots; both are 0 if none can be plugged in.
+	// MaxMemory is the limit of memory with all modules. There can be MemorySlots
+	// modules; both are 0 if none can be plugged in.
 	MaxMemory   uint64
 	MemorySlots uint
 	Backing     MemoryBacking

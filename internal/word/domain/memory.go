@@ -64,8 +64,8 @@ const (
 	usualCache    = 1 << 30
 )
 
-// MemoryBeside is the memory in bytes that a guest may use beside its own, beyond what every guest uses: for
-// graphics adapters, whose memory it may write to, and for a larger TCG translation cache.
+// MemoryBeside is the memory in bytes that a guest may use beside its own, beyond the memory that every guest uses:
+// for graphics adapters with memory that the guest may write to, and for a larger TCG translation cache.
 func (d *Definition) MemoryBeside() uint64 {
 	var graphics uint64
 	for _, v := range d.Devices.Videos {

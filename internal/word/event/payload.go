@@ -160,7 +160,7 @@ type PoolRefresh struct{}
 // NodeDeviceChange means that a host device came or went (created, deleted).
 type NodeDeviceChange struct{ Change Change }
 
-// SecretChange means that a secret was defined or undefined; Usage and For say what it is for.
+// SecretChange means that a secret was defined or undefined; Usage and For name its purpose.
 type SecretChange struct {
 	Change     Change
 	Usage, For string

@@ -49,6 +49,7 @@ func command() *cobra.Command {
 		SilenceErrors: true,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.AsUnusable(err) })
+	cli.TakeGlobalFlags(c)
 	c.AddCommand(labStartCommand(), labReportCommand(), labStormCommand(), labRunCommand(), labResumeCommand())
 	c.AddCommand(labCompareCommand(), labPackCommand(), labCleanCommand(), labListCommand(), labImageCommand())
 	c.AddCommand(&cobra.Command{

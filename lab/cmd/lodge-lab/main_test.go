@@ -26,6 +26,9 @@ func TestWhatCannotBeDoneSaysWhy(t *testing.T) {
 		want string
 	}{
 		{[]string{"start", "--socket", nowhere}, nowhere},
+		{[]string{"--socket", nowhere, "start"}, nowhere},
+		{[]string{"--socket", "s", "--host=h", "--pki", "p", "report", nowhere}, nowhere},
+		{[]string{"report", "--socket", "s", nowhere}, nowhere},
 		{[]string{"start", "--socket", "sock"}, "neither a path"},
 		{[]string{"start", "--samples", "0"}, "--samples"},
 		{[]string{"report", nowhere}, nowhere},

@@ -111,8 +111,8 @@ func isKind(t ast.Expr) bool {
 	return ok && room.Name == "operation" && s.Sel.Name == "Kind"
 }
 
-// stepsOf returns the points of the steps of a kind: before and after each is done, and
-// before and after each is taken back that can be.
+// stepsOf returns the points of the steps of a kind: before and after each Do, and before and
+// after each Undo of a step that has one.
 func stepsOf(kind *ast.CompositeLit) (points []string) {
 	var name string
 	lists := map[string][]string{}

@@ -60,11 +60,11 @@ func Content(ctx context.Context, device string) (string, error) {
 	return strings.Join(strings.Fields(out), ", "), err
 }
 
-// checkExclusive refuses a device that is in use, or whose partition or whole disk is in use.
+// checkExclusive refuses a device that is in use, or with a partition or whole disk in use.
 func checkExclusive(device string) error {
 	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
-		return fault.New(fault.Busy, fault.Pool, "%s is in use: it or a part of it is mounted, swapped to, or a member of something", device)
+		return fault.New(fault.Busy, fault.Pool, "%s is in use: it or a part of it is mounted, swapped to, or used by RAID or LVM", device)
 	}
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot open %s", device)
@@ -81,9 +81,8 @@ func checkExclusive(device string) error {
 	return CheckGuests(f)
 }
 
-// CheckGuests refuses a device that a guest has open, or whose partition or
-// whole disk a guest has open. O_EXCL does not find these: QEMU opens its disks
-// without it.
+// CheckGuests refuses a device if a guest has it, one of its partitions or its whole disk open. O_EXCL does not
+// find these: QEMU opens its disks without it.
 func CheckGuests(device *os.File) error {
 	if image.InUse(device) != image.Unused {
 		return fault.New(fault.Busy, fault.Pool, "a guest has %s open; stop the guest first", device.Name())

@@ -1,15 +1,14 @@
-// Package blockdev runs the host's tools on block devices and reads what they
-// print: LVM's commands, sfdisk, partx, blkid and wipefs.
+// Package blockdev runs the host's tools on block devices and parses their output: LVM's commands, sfdisk,
+// partx, blkid and wipefs.
 //
-// Every run of a tool has a bound on its time and its output, a fixed PATH and
-// the C locale. Reports are foreign input: a disk may have been written by a
-// guest, so a partition table is checked against the size of its device.
+// Every run of a tool has a bound on its time and its output, a fixed PATH and the C locale. Reports are
+// foreign input: a disk may have been written by a guest, so a partition table is checked against the size of
+// its device.
 //
-//	tool.go        runs a tool; names the package that a missing one is in
-//	device.go      what a device holds, and whether anything has it open
-//	lvm.go         LVM's reports and its refusals
+//	tool.go        runs a tool; names the package that contains a missing one
+//	device.go      content of a device, and whether any process has it open
+//	lvm.go         LVM's reports and errors
 //	partitions.go  partition tables: free space, numbers, types
 //
-// What belongs here: devices, tools and their formats. What does not: pools,
-// volumes and their documents (package volume).
+// Devices, tools and their formats belong here. Pools, volumes and their documents do not (package volume).
 package blockdev

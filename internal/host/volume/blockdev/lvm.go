@@ -42,7 +42,7 @@ func RunLVM(ctx context.Context, group, tool string, args ...string) (string, er
 // noSpace finds the failure for lack of space, which LVM tells only in words.
 func noSpace(err error) error {
 	if err != nil && strings.Contains(err.Error(), "insufficient free space") {
-		return fault.Wrap(err, fault.NoCapacity, fault.Pool, "no room is left")
+		return fault.Wrap(err, fault.NoCapacity, fault.Pool, "no free space is left")
 	}
 	return err
 }

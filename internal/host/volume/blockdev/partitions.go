@@ -106,7 +106,7 @@ func ParseTable(text string, size uint64) (*Table, error) {
 	t.size = size
 	t.SectorSize = cmp.Or(t.SectorSize, 512)
 	if t.SectorSize > Align || Align%t.SectorSize != 0 {
-		return nil, fault.New(fault.Failed, fault.Pool, "sectors of %d bytes are none", t.SectorSize)
+		return nil, fault.New(fault.Failed, fault.Pool, "a sector size of %d bytes is not supported", t.SectorSize)
 	}
 	sectors := size / t.SectorSize
 	if t.FirstLBA > sectors || t.LastLBA > sectors {
@@ -167,7 +167,7 @@ func (t *Table) Allocate(size uint64) (Extent, error) {
 		}
 	}
 	if best.End == 0 {
-		return best, fault.New(fault.NoCapacity, fault.Pool, "no room of %d bytes in one piece is left", size)
+		return best, fault.New(fault.NoCapacity, fault.Pool, "no contiguous free space of %d bytes is left", size)
 	}
 	best.End = best.Start + size
 	return best, nil

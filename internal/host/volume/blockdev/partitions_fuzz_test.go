@@ -2,15 +2,15 @@ package blockdev
 
 import "testing"
 
-// FuzzTable reads what sfdisk prints of a disk that a guest may have written: what is
-// taken has its partitions on the disk, and the room between them is none of theirs.
+// FuzzTable parses sfdisk's report of a disk that a guest may have written. The partitions of an accepted
+// table lie on the disk, and the free space between them overlaps none of them.
 func FuzzTable(f *testing.F) {
 	f.Add(`{"partitiontable":{"label":"gpt","firstlba":2048,"lastlba":20446,"sectorsize":512,"partitions":[{"node":"/dev/sdx1","start":2048,"size":4096,"type":"0FC63DAF"}]}}`, uint64(10<<20), uint64(1<<20))
 	f.Add(`{"partitiontable":{"label":"dos","partitions":[{"node":"/dev/sdx5","start":4096,"size":2048,"type":"5"},{"node":"/dev/sdx1","start":2048,"size":2048,"type":"83"}]}}`, uint64(1<<30), uint64(5<<20))
 	f.Add(`{"partitiontable":{"sectorsize":4096,"firstlba":18446744073709551615,"partitions":[{"node":"/dev/../x1"}]}}`, uint64(1<<40), uint64(1))
 	f.Fuzz(func(t *testing.T, text string, size, wanted uint64) {
 		if size > 1<<60 {
-			return // no disk
+			return // not a disk
 		}
 		table, err := ParseTable(text, size)
 		if err != nil {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Guest is a network namespace that plays a guest, or any other host, behind
-// a cable. What runs in it runs on one thread that has left the test's.
+// Guest is a network namespace that plays a guest, or another host, at the far end
+// of a cable. Functions run in it on one thread that has left the test's namespace.
 type Guest struct{ work chan func() }
 
 // NewGuest makes a namespace with nothing but its loopback. It ends with the

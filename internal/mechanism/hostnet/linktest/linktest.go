@@ -1,8 +1,9 @@
-// Package linktest runs the tests of rooms that change the network in a
-// network namespace of their own, so that no test touches the host's links,
-// firewall or addresses, and whatever one leaves ends with the process. What
-// may enter are means to stand in such a namespace and on guests' side of a
-// link; nothing in here is for the daemon.
+// Package linktest runs the tests of packages that change the network in a
+// network namespace of their own. So no test touches the host's links, firewall or
+// addresses, and leftovers end with the process.
+//
+// The package offers means to run in such a namespace, and to act as a guest at the
+// other end of a link. The daemon uses nothing of it.
 package linktest
 
 import (
@@ -62,9 +63,9 @@ func again(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return cmd.Run()
 }
 
-// Alone is for a package whose other tests belong on the host: it runs the
-// test that calls it once more, in namespaces of its own, and reports whether
-// that is where it is called. Otherwise the test has nothing left to do.
+// Alone is for a package that runs its other tests on the host. It runs the
+// calling test once more in namespaces of its own. It returns true in that second
+// run; on false the test has nothing left to do.
 func Alone(t *testing.T) bool {
 	t.Helper()
 	switch {
@@ -109,8 +110,8 @@ func prepare() error {
 	return os.Setenv(inside, "ready")
 }
 
-// remountSys mounts /sys anew, keeping the control groups that are mounted
-// below it.
+// remountSys mounts /sys again for the new namespace, and keeps the control groups
+// that are mounted below it.
 func remountSys() error {
 	const groups = "/sys/fs/cgroup"
 	kept, err := unix.Open(groups, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -127,8 +128,8 @@ func remountSys() error {
 	return nil
 }
 
-// Need skips a test that is not in a private network namespace, or whose
-// programs are not installed.
+// Need skips a test outside a private network namespace, or one that needs
+// programs that are not installed.
 func Need(t testing.TB, programs ...string) {
 	t.Helper()
 	if os.Getenv(inside) == "" {

@@ -1,8 +1,8 @@
 // Package kerneltest gives tests a host that is not the one they run on: small
-// trees of /sys, /proc and udev's records, written out below a temporary folder.
+// trees of /sys, /proc and udev's records, written below a temporary folder.
 //
-// What belongs here: trees, each with the shapes that it stands for, and what
-// writes them out. Only tests import it.
+// The package holds the trees, each with the kind of host it stands for, and the code
+// that writes them. Only tests import it.
 package kerneltest
 
 import (
@@ -75,8 +75,8 @@ func Write(t testing.TB, dir, text string) {
 	}
 }
 
-// writeEntry makes the entry of one line; it returns the path of a file whose
-// lines follow.
+// writeEntry makes the entry of one line. It returns the path of a file if the
+// following lines are the content of that file.
 func writeEntry(t testing.TB, dir, line string) (open string) {
 	t.Helper()
 	if path, ok := strings.CutSuffix(line, ":"); ok && !strings.Contains(line, " ") {

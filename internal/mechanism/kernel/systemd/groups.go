@@ -1,10 +1,10 @@
 // Package systemd asks systemd, over the system bus, for the control group that
 // guests live in. Where systemd is the first process, it owns the tree of version
-// 2 groups: it makes all groups and turns controllers on, except inside of a unit
-// that is delegated to somebody.
+// 2 groups. It makes all groups and turns controllers on, except inside a unit
+// that is delegated to another program.
 //
-// What belongs here: units of systemd's, asked for and given back. What does not:
-// what is done inside of a group, which is room kernel's.
+// This package requests and returns units of systemd. Package kernel makes and
+// changes the groups inside such a unit.
 package systemd
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// patience bounds what is asked of systemd. It is busy for seconds during a boot.
+// patience bounds the time of one request to systemd. systemd is busy for seconds during a boot.
 const patience = 20 * time.Second
 
 // Groups gives each instance of Lodge a unit of systemd's to keep its guests'
@@ -124,8 +124,8 @@ func groupOf(ctx context.Context, conn *dbus.Conn, unit string) (string, error) 
 }
 
 // populate puts a process into the unit for a moment. systemd removes the group of
-// a service whose process has ended, and makes it again for a process that is put
-// into it; that group it leaves there when it is empty.
+// a service when its process has ended. It makes the group again for a process that
+// is put into the unit, and keeps that second group once it is empty.
 func populate(ctx context.Context, conn *dbus.Conn, unit string) error {
 	command := exec.CommandContext(ctx, "/bin/sh", "-c", "read line")
 	input, err := command.StdinPipe()
@@ -141,8 +141,8 @@ func populate(ctx context.Context, conn *dbus.Conn, unit string) error {
 	return err
 }
 
-// start starts the unit, unless it runs. One that is being stopped is started anew
-// when that is done; it may be forgotten before that can be asked for.
+// start starts the unit, unless it runs. If the unit is being stopped, it is started
+// again after that. systemd may forget the unit before it gets that second request.
 func start(ctx context.Context, conn *dbus.Conn, unit string, properties []dbus.Property) error {
 	done := make(chan string, 1)
 	_, err := conn.StartTransientUnitContext(ctx, unit, "fail", properties, done)
@@ -171,8 +171,8 @@ func isError(err error, name string) bool {
 	return errors.As(err, &bus) && bus.Name == "org.freedesktop.systemd1."+name
 }
 
-// Release has systemd stop the instance's unit, in which no process may be. It does
-// not wait: while the host is shut down, systemd stops the daemon before this unit.
+// Release makes systemd stop the instance's unit, which must be empty. It does not
+// wait: while the host is shut down, systemd stops the daemon before this unit.
 func (g *Groups) Release(name string) error {
 	ctx, stop := context.WithTimeoutCause(context.Background(), patience, fault.New(fault.Timeout, fault.Host, "no answer within %v", patience))
 	defer stop()

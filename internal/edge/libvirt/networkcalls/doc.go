@@ -1,0 +1,2 @@
+// Package networkcalls serves libvirt's calls about networks, their ports and leases.
+package networkcalls

@@ -1,0 +1,89 @@
+package hotplug
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// has reports whether the instance has claimed the device.
+func has(c *machine.DeviceClaims, at kernel.PCIAddress, by *machine.Instance) bool {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	return c.Held[at] == by
+}
+
+func claimOf(at kernel.PCIAddress) string { return "claim of host device " + at.String() }
+
+func deviceHold(at kernel.PCIAddress) string { return "host device " + at.String() }
+
+// claimDevice claims a PCI device for an instance. The release drops the claim.
+func claimDevice(r *machine.Registry, at kernel.PCIAddress, by *machine.Instance) (release func(context.Context) error, err error) {
+	if err := provision.TakeDevice(&r.Devices, at, by); err != nil {
+		return nil, err
+	}
+	return func(context.Context) error { provision.DropDevice(&r.Devices, at, by); return nil }, nil
+}
+
+// HoldClaim claims a PCI device until the instance has ended.
+func HoldClaim(r *machine.Registry, run *machine.Instance, at kernel.PCIAddress) error {
+	release, err := claimDevice(r, at, run)
+	if err == nil {
+		run.Hold(claimOf(at), release)
+	}
+	return err
+}
+
+// dropClaimAt drops the claim on a PCI device that the guest no longer has. It runs in the loop.
+func dropClaimAt(r *machine.Instance, at kernel.PCIAddress) {
+	if r.Noticed { // the end of the instance drops it
+		return
+	}
+	if drop := r.TakeRelease(claimOf(at)); drop != nil {
+		_ = drop(context.Background()) // it never fails
+	}
+}
+
+// HoldDevice pushes the release that returns a device to the host's driver.
+func HoldDevice(r *machine.Registry, run *machine.Instance, at kernel.PCIAddress) {
+	run.Hold(deviceHold(at), Returning(r, run, at))
+}
+
+// Returning returns a device to the host's driver, unless another run has claimed it: a late attempt no
+// longer has a claim.
+func Returning(r *machine.Registry, run *machine.Instance, at kernel.PCIAddress) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if !has(&r.Devices, at, run) {
+			if provision.TakeDevice(&r.Devices, at, run) != nil {
+				return nil
+			}
+			defer provision.DropDevice(&r.Devices, at, run)
+		}
+		return r.Kernel.ReturnPCI(ctx, at)
+	}
+}
+
+// ReholdClaims claims the devices of an adopted guest.
+func ReholdClaims(r *machine.Registry, run *machine.Instance) {
+	for _, d := range run.Definition.Devices.HostDevices {
+		if d.Type != "pci" {
+			continue
+		}
+		if err := HoldClaim(r, run, provision.HostAddress(d)); err != nil {
+			run.Log.Error("cannot claim a device of an adopted guest", "error", err)
+		}
+	}
+}
+
+// PCIFunction returns the host address of a PCI device. Nil: the device is not one.
+func PCIFunction(dev device.Device) *kernel.PCIAddress {
+	d, is := dev.(*device.HostDevice)
+	if !is || d.Type != "pci" {
+		return nil
+	}
+	at := provision.HostAddress(d)
+	return &at
+}

@@ -1,0 +1,86 @@
+package hotplug
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
+)
+
+// SetMemory sets the guest's memory in bytes, up to its maximum. For a running guest it sets the balloon,
+// which the guest follows in its own time.
+func SetMemory(ctx context.Context, g *machine.Guest, sc scope.Scope, bytes uint64, a machine.Affect) error {
+	return edit(ctx, g, sc, a, func() (*domain.Definition, error) {
+		if bytes > g.Inactive.Memory {
+			return nil, tooMuch(bytes, g.Inactive.Memory)
+		}
+		config := g.Inactive.Clone()
+		config.CurrentMemory = bytes
+		return config, nil
+	}, func(config *domain.Definition) (machine.Work, error) {
+		return planMemory(g, bytes, config)
+	})
+}
+
+// planMemory plans to set the balloon. QEMU reports how the guest follows. Without a change of the stored
+// definition this is one command, so it needs no operation.
+func planMemory(g *machine.Guest, bytes uint64, config *domain.Definition) (machine.Work, error) {
+	r := g.Instance
+	if bytes > r.Definition.Memory {
+		return nil, tooMuch(bytes, r.Definition.Memory)
+	}
+	if b := r.Definition.Devices.Balloon; b == nil || b.Model == "none" {
+		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the memory of a running domain that has no balloon device")
+	}
+	if config != nil {
+		return UpdateWith(g, &UpdateOp{Balloon: &bytes}, r.Definition, config)
+	}
+	return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
+		s, err := r.Monitor()
+		if err == nil {
+			err = s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
+		}
+		return nil, err
+	}, nil
+}
+
+func tooMuch(want, most uint64) error {
+	return fault.New(fault.Invalid, fault.Call, "cannot set memory of %d KiB: more than the domain's maximum of %d KiB", want>>10, most>>10)
+}
+
+// SetMaxMemory sets the memory of the next start, in bytes. That of a running guest is fixed.
+func SetMaxMemory(ctx context.Context, g *machine.Guest, sc scope.Scope, bytes uint64, a machine.Affect) error {
+	return g.Change(ctx, sc, "", func() error {
+		a, err := Resolve(g, a)
+		if err != nil {
+			return err
+		}
+		if a.Live {
+			return fault.New(fault.WrongState, fault.Domain, "cannot resize the maximum memory on an active domain")
+		}
+		if len(g.Inactive.CPU.Cells) > 0 {
+			return fault.New(fault.Unsupported, fault.Config, "the memory of a domain with NUMA cells is the sum of the cells; change the cells")
+		}
+		def := g.Inactive.Clone()
+		def.Memory = bytes
+		def.CurrentMemory = min(def.CurrentMemory, bytes)
+		if err := g.Bounded(sc, def); err != nil {
+			return err
+		}
+		return provision.Redefine(g, def)
+	})
+}
+
+// SetStatsPeriod sets how often, in seconds, the guest reports on its memory. 0 stops the reports.
+func SetStatsPeriod(ctx context.Context, g *machine.Guest, sc scope.Scope, seconds uint, a machine.Affect) error {
+	return Tune(ctx, g, sc, a, func(d *domain.Definition) error {
+		if b := d.Devices.Balloon; b == nil || b.Model == "none" {
+			return provision.ErrNoBalloon()
+		}
+		d.Devices.Balloon.StatsPeriod = seconds
+		return nil
+	})
+}

@@ -1,0 +1,95 @@
+package guest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/savestate"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A damaged or restored store may have lost definitions. They can be found in two other places: the managed
+// save images, and the run directories of running guests, which also record whether a guest was undefined.
+// The images are searched only if the store is not sound: otherwise a guest without a record was undefined.
+
+// findSaved defines the guests of managed save images without a record. It runs before the loops start.
+func findSaved(r *machine.Registry) {
+	if r.Store.Sound() {
+		return
+	}
+	images, err := filepath.Glob(filepath.Join(r.SaveDir(), "*.save"))
+	if err != nil {
+		return // only a malformed pattern fails
+	}
+	for _, path := range images {
+		uuid := strings.TrimSuffix(filepath.Base(path), ".save")
+		_, err := os.Lstat(filepath.Join(r.RunDir, uuid))
+		if r.GuestsByUUID[uuid] != nil || err == nil { // it is known, or will be adopted
+			continue
+		}
+		image, err := savestate.OpenSavedNow(r.Life, r, path, savestate.SaveOptions{})
+		if err != nil {
+			r.Log.Error("managed save image without a guest cannot be read; image kept", "image", path, "error", err)
+			continue
+		}
+		image.Close()
+		if image.Def.UUID != uuid || r.GuestsByName[image.Def.Name] != nil {
+			r.Log.Error("managed save image fits no guest; image kept", "image", path, "domain", image.Def.Name)
+			continue
+		}
+		g := newGuest(r, image.Def.Name, uuid)
+		r.GuestsByName[image.Def.Name], r.GuestsByUUID[uuid] = g, g
+		found(g, image.Def, image.XML, true)
+		g.Publish()
+	}
+}
+
+// lostWith returns the guest of an instance record that was persistent and has lost its definition. Nil: no
+// definition could be made from the record.
+func lostWith(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Definition) *machine.Guest {
+	g := adopted(r, rec)
+	if findRunning(g, rec, def); g.Inactive != nil {
+		return g
+	}
+	r.Remove(g)
+	return nil
+}
+
+// findRunning defines a persistent guest again from its instance record, if the store has lost it.
+func findRunning(g *machine.Guest, rec *machine.InstanceRecord, def *domain.Definition) {
+	if g.Inactive != nil || !rec.State.Persistent {
+		return
+	}
+	var kept any
+	if g.Reg.Store.Sound() && !fault.Is(g.Reg.Store.Get(machine.Domains, g.Identity, &kept), fault.NotFound) {
+		return // it is there, even if this daemon cannot read it
+	}
+	if other, err := g.Reg.ByName(rec.Name); err == nil && other != g {
+		g.Log.Error("store has lost the definition, and another guest has the name; guest is transient now")
+		return
+	}
+	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	if err == nil {
+		def, err = domainxml.Parse(text, domainxml.Options{})
+	}
+	if err != nil {
+		g.Log.Error("store has lost the definition, and it cannot be made from the running guest; guest is transient now", "error", err)
+		return
+	}
+	found(g, def, text, false)
+}
+
+// found stores a definition that the store has lost.
+func found(g *machine.Guest, def *domain.Definition, text string, saved bool) {
+	g.Log.Error("store has lost the definition; defined again as it ran. Check it: later changes and autostart are lost")
+	g.Inactive = def
+	g.Record = machine.Record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved, Fences: g.Record.Fences}
+	g.State.Persistent, g.State.Policy = true, machine.Policy(def)
+	if err := g.Store(); err != nil {
+		g.Log.Error("cannot store the recovered definition", "error", err)
+	}
+}

@@ -1,0 +1,218 @@
+package machine
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/atomicfile"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Domains is the kind of record that holds a persistent guest, by UUID.
+var Domains = store.Kind{Name: "domain", Version: 1}
+
+// Record is the permanently stored part of a guest.
+type Record struct {
+	Name string
+	// Submitted is the document as the client sent it. XML is the completed definition that was parsed from
+	// it. XML counts; Submitted lets a later version understand more of the document.
+	Submitted string
+	XML       string
+	Autostart bool
+	// AutostartOnce is Autostart for the next start of the host only.
+	AutostartOnce bool
+	ManagedSave   bool
+	// Followed are the open operations on the running guest that the stored definition has followed
+	// already. They are not applied again, whatever was stored since.
+	Followed []string `json:",omitempty"`
+	// Template says that the guest is only cloned, and never started.
+	Template bool `json:",omitempty"`
+	// Fences are the path limits: by disk source or path, the folders in which the file and its backing files
+	// must lie. They are the folders of the client that brought the path.
+	Fences map[string][]string `json:",omitempty"`
+}
+
+// Store stores the guest's record, or deletes it if the guest is no longer persistent.
+func (g *Guest) Store() error {
+	err := g.put()
+	if err == nil && g.Unstored != nil {
+		g.Unstored.Unstored.Store(nil)
+		g.Unstored = nil
+	}
+	return err
+}
+
+// StoreAhead stores the unchanged record, to check that the store takes changes. It also reserves space for
+// the record that follows when the guest has changed.
+func (g *Guest) StoreAhead() error {
+	if err := g.Store(); err != nil {
+		return err
+	}
+	return g.Reg.Store.Reserve(len(g.Record.Submitted) + len(g.Record.XML))
+}
+
+func (g *Guest) put() error {
+	if g.Inactive == nil {
+		return g.Reg.Store.Delete(Domains, g.Identity)
+	}
+	return g.Reg.Store.Put(Domains, g.Identity, g.Record)
+}
+
+// Text formats a definition of the running guest for the instance record.
+func (r *Instance) Text(d *domain.Definition) (string, error) {
+	return domainxml.Format(d, domainxml.Style{Active: true, Secure: true, ID: r.ID})
+}
+
+// InstanceRecord is what a restarted daemon needs to adopt a running guest. It lies in the guest's run
+// directory. A reboot of the host empties that directory and ends every QEMU, so the record goes with what
+// it describes.
+type InstanceRecord struct {
+	Name, UUID string
+	ID         int
+	XML        string // the active definition
+	Submitted  string // the client's document of a transient guest
+	PID        int    // 0: QEMU was not launched yet
+	StartTime  uint64 // of PID, in clock ticks since boot: detects a reused PID
+	State      lifecycle.State
+	Since      time.Time
+	Started    time.Time
+	Updated    bool
+	Messages   []string
+	NICs       []HeldNIC
+	// Taken are the PCI devices that this instance takes from the host's drivers.
+	Taken []kernel.PCIAddress `json:",omitempty"`
+	// Fences are the path limits of the guest. The store has none for a transient guest, which may become
+	// persistent.
+	Fences map[string][]string `json:",omitempty"`
+	// User is the user that QEMU runs as, in a sandbox. Nil: it runs as the daemon, without a sandbox.
+	User *sandbox.User `json:",omitempty"`
+	// Isolation names the barriers around QEMU at its launch.
+	Isolation []string `json:",omitempty"`
+	// Surplus says that the guest's control group may allow nodes of devices that it has released, or never
+	// got.
+	Surplus bool `json:",omitempty"`
+	// LastNode is the highest number of a block node of this instance.
+	LastNode uint
+	// FromManaged says that the guest was restored from its managed save image.
+	FromManaged bool
+	// Resuming says that the restored guest is about to be resumed, or was just resumed.
+	Resuming bool `json:",omitempty"`
+	// NoRoom are the paths of full disks for which the guest is paused.
+	NoRoom []string
+	// KeepTPM says that the TPM state is kept although the guest was undefined while it ran.
+	KeepTPM bool `json:",omitempty"`
+	// MadeNVRAM says that this instance made the guest's UEFI variables, and that no client asked to keep them.
+	MadeNVRAM bool `json:",omitempty"`
+	// AutoDestroy says that the guest ends with the client that started it, and so with the daemon that
+	// this client was connected to.
+	AutoDestroy bool
+}
+
+// Revives reports whether a guest has crashed and is to be started again if its QEMU ends in state s. A guest
+// that ends with its client is not started again: it would run without its client.
+func (r *InstanceRecord) Revives(s lifecycle.State) bool {
+	return s.EndFor == "" && lifecycle.Revives(s.Policy.OnCrash) && !r.AutoDestroy
+}
+
+// HeldNIC is a host interface that outlives QEMU and must be removed.
+type HeldNIC struct {
+	Alias, IfName, Bridge string
+	// User is the user of the program that serves a NIC of type user. Nil: there is none.
+	User *sandbox.User `json:",omitempty"`
+}
+
+// What names the interface in the list of releases.
+func (n *HeldNIC) What() string {
+	if n.User != nil {
+		return "user network of " + n.Alias
+	}
+	return "interface " + n.IfName
+}
+
+// RecordFile is the name of an instance's record in its directory.
+const RecordFile = "run.json"
+
+// WriteRecord replaces the record atomically: a daemon killed at any moment leaves the old or the new
+// one.
+func WriteRecord(dir string, r *InstanceRecord) error {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, RecordFile), r); err != nil {
+		return fmt.Errorf("cannot write the run record of %q: %w", r.Name, err)
+	}
+	return nil
+}
+
+// ReadRecord reads the record of a run directory. It returns nil if there is none.
+func ReadRecord(dir string) (*InstanceRecord, error) {
+	return atomicfile.ReadJSON[InstanceRecord](filepath.Join(dir, RecordFile))
+}
+
+// WriteInstance updates the running guest's record. If that fails, for example on a full disk, it is repeated
+// until it succeeds: see writeLater.
+func (g *Guest) WriteInstance() {
+	if err := g.journal(); err != nil {
+		g.writeLater(err)
+	}
+}
+
+// journal is WriteInstance for a change that must not happen unless the next daemon will know of it: it
+// returns the error and does not repeat the write.
+func (g *Guest) journal() error {
+	r := g.Instance
+	if r == nil {
+		return nil
+	}
+	r.State, r.Since, r.Fences, r.LastNode = g.State, g.Since, g.Record.Fences, r.Nodes.newest()
+	if err := WriteRecord(r.Dir, &r.InstanceRecord); err != nil {
+		return err
+	}
+	r.written()
+	return nil
+}
+
+// WriteActive stores the active definition for the next daemon.
+func (g *Guest) WriteActive() {
+	if err := g.WriteActiveNow(); err != nil {
+		g.writeLater(err)
+	}
+}
+
+// WriteActiveNow is WriteActive for a change that must not happen unless the next daemon will know of it: it
+// returns the error and does not repeat the write.
+func (g *Guest) WriteActiveNow() error {
+	text, err := g.Instance.Text(g.Instance.Definition)
+	if err != nil {
+		return err
+	}
+	g.Instance.XML = text
+	return g.journal()
+}
+
+// ActivePhase maps QEMU's run state to a phase and its reason.
+func ActivePhase(status string) (domain.State, domain.Reason) {
+	switch status {
+	case "running":
+		return domain.Running, domain.ReasonUnknown
+	case "suspended":
+		return domain.PMSuspended, domain.ReasonUnknown
+	case "shutdown":
+		return domain.ShuttingDown, domain.ReasonUnknown
+	case "io-error":
+		return domain.Paused, domain.ReasonIOError
+	case "watchdog":
+		return domain.Paused, domain.ReasonWatchdog
+	case "guest-panicked":
+		return domain.Paused, domain.ReasonPanicked
+	case "postmigrate", "save-vm":
+		return domain.Paused, domain.ReasonSave
+	case "inmigrate", "finish-migrate", "prelaunch", "restore-vm":
+		return domain.Paused, domain.ReasonStartingUp
+	default:
+		return domain.Paused, domain.ReasonUnknown
+	}
+}

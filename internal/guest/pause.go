@@ -1,0 +1,42 @@
+package guest
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
+)
+
+// Suspend stops the vCPUs. A guest that waits for disk space is not resumed automatically any more.
+func Suspend(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
+	if IsPaused(g.View()) {
+		return nil
+	}
+	stop := func() []qemu.Step { return []qemu.Step{{Command: "stop"}} }
+	return commands(ctx, g, sc, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, func() error { return isSuspended(g) })
+}
+
+// isSuspended settles a suspend. It fails for a guest that is restarted at this moment, or after its panic
+// is dumped, because the restart resumes it. It runs in the loop.
+func isSuspended(g *machine.Guest) error {
+	provision.HasSpaceAgain(g)
+	if g.State.Restarting || g.State.Dumping && lifecycle.Revives(g.State.Policy.OnCrash) {
+		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted, which resumes it; suspend it again afterwards", g.Record.Name)
+	}
+	return nil
+}
+
+// Resume resumes the vCPUs.
+func Resume(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
+	return command(ctx, g, sc, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont")
+}
+
+// Wake wakes a guest that has suspended itself to memory.
+func Wake(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
+	return command(ctx, g, sc, lifecycle.Wake, nil, "system_wakeup")
+}
