@@ -4,394 +4,223 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
-	"github.com/lodge-kvm/lodge/internal/guest/filelabel"
+	"github.com/lodge-kvm/lodge/internal/guest/console"
 	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/guest/provision"
-	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
-	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
-	"github.com/lodge-kvm/lodge/internal/word/event"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
-	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// AttachKind attaches a device to a running guest. QEMU decides whether it happened: it has a device of
-// that alias, or it does not.
-var AttachKind = operation.Kind[*machine.Instance]{
-	Name: "attach", Version: 1, Class: operation.Change,
-	Steps: []string{"hold", "make", "plug", "settle", "define"}, Undo: []string{"hold", "make", "plug"},
-	Bind: func(r *machine.Instance) operation.Work { return &AttachOp{R: r} },
-}
-
-// AttachOp is the journalled payload of an attachment.
-type AttachOp struct {
-	Device string           // its complete XML
-	Saved  string           `json:",omitempty"` // the device for the stored definition; empty: none
-	NIC    *machine.HeldNIC `json:",omitempty"` // the interface made for it on the host
-	Undo   []Undoing        `json:",omitempty"` // in the order of the steps that they undo
-
-	R     *machine.Instance `json:"-"`
-	op    *operation.Operation
-	Dev   device.Device `json:"-"`
-	saved device.Device
-	Plan  *qemu.Plan  `json:"-"` // known only to the daemon that began it
-	steps []qemu.Step // known only to the daemon that began it
-
-	what    string // names what release gives back
-	release func(context.Context) error
-	// Reserved is the reservation in the host's ledger for a memory module. Nil: there is none.
-	Reserved *topology.Reservation `json:"-"`
-	// Defined says that the live definition has the device, and that the instance owns its resources.
-	Defined bool `json:"-"`
-}
-
-// Steps implements operation.Work.
-func (a *AttachOp) Steps() []operation.Step {
-	return []operation.Step{
-		{Name: "hold", Effect: operation.Boot, Do: a.hold, Undo: a.giveBack},
-		{Name: "make", Effect: operation.Process, Do: a.make, Undo: a.takeBack},
-		{Name: "plug", Effect: operation.Process, Decisive: true, Do: a.plug, Undo: a.takeBack, Probe: a.probe},
-		{Name: "settle", Effect: operation.Process, Do: a.settle},
-		{Name: "define", Effect: operation.Process, Do: a.define},
-	}
-}
-
-// Opened implements operation.Opener.
-func (a *AttachOp) Opened(op *operation.Operation) (err error) {
-	a.op = op
-	if a.Dev != nil {
-		return nil
-	}
-	if a.Dev, err = domainxml.ParseDevice(a.Device, domainxml.Options{Active: true}); err != nil {
-		return err
-	}
-	if a.Saved != "" {
-		a.saved, err = domainxml.ParseDevice(a.Saved, domainxml.Options{Active: true})
-	}
-	return err
-}
-
-// Rehold implements operation.Rehold. QEMU may have the device already: it is asked later.
-func (a *AttachOp) Rehold() {
-	r := a.R
-	notesNode(r, a.Dev)
-	if r.Definition.Devices.ByAlias(a.alias()) != nil { // the instance owns its resources
-		a.Defined = true
-		return
-	}
-	provision.RelayAgain(r.Reg.Life, r, a.op.Scope().Noting(r.Fences), a.Dev)
-	if m, is := a.Dev.(*device.Memory); is {
-		demand := provision.ModuleDemand(r.Definition, m)
-		r.Reg.Ledger.Add(r.UUID, demand)
-		a.Reserved = &demand
-	}
-	if at := PCIFunction(a.Dev); at != nil {
-		release, err := claimDevice(r.Reg, *at, r)
-		if err != nil {
-			r.Log.Error("cannot claim the device of an interrupted attachment", "error", err)
-		} else {
-			a.what, a.release = claimOf(*at), release
-		}
-	}
-	if nic, is := a.Dev.(*device.NIC); is && a.NIC != nil {
-		if release, err := provision.ReadoptNICs(r.Reg, r, nic, a.NIC); err == nil { // otherwise the interface ended with its last descriptor
-			a.what, a.release = a.NIC.What(), release
-		}
-	}
-}
-
-func (a *AttachOp) alias() string { return a.Dev.Common().Alias }
-
-// attachDevice attaches a device, beside the loop. saved is the device for the stored definition. Nil:
-// none.
-func attachDevice(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machine.Instance, p *qemu.Plan, dev, saved device.Device) (err error) {
-	if _, err := r.Monitor(); err != nil {
-		return err
-	}
-	a := &AttachOp{R: r, Dev: dev, saved: saved, Plan: p}
-	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
-	defer provision.ClosePlan(p)
-	objects := []string{"alias/" + a.alias()}
-	switch d := dev.(type) {
-	case *device.Disk:
-		objects = append(objects, "disk/"+d.Target)
-		found, present, err := provision.FindDisk(ctx, g.Reg, sc, r, d)
-		if err != nil {
-			return err
-		}
-		if present {
-			p.Disks[d.Alias] = found
-			r.ShowChain(d, found)
-		}
-		forget, err := GiveKey(g.Reg, p, d)
-		if err != nil {
-			return err
-		}
-		defer forget()
-	case *device.VSock:
-		if p.VSock, err = qemu.ClaimVSock(d); err != nil {
-			return err
-		}
-	}
-	if err := a.Describe(); err != nil {
-		return err
-	}
-	return ExplainKey(dev, r.Perform(ctx, sc, AttachKind.Name, a, objects...))
-}
-
-// Describe formats the devices into the payload.
-func (a *AttachOp) Describe() (err error) {
-	if a.Device, err = domainxml.FormatDevice(a.Dev, domainxml.Style{Active: true, Secure: true}); err != nil || a.saved == nil {
-		return err
-	}
-	a.Saved, err = domainxml.FormatDevice(a.saved, domainxml.Style{Secure: true})
-	return err
-}
-
-// hold takes the host's resources for the device, and plans the QMP steps.
-func (a *AttachOp) hold(ctx context.Context) (err error) {
-	r := a.R
-	switch d := a.Dev.(type) {
-	case *device.NIC:
-		err = a.Connect(ctx, a.op.Scope(), d)
-	case *device.HostDevice:
-		if at := PCIFunction(d); at != nil {
-			a.what = claimOf(*at)
-			a.release, err = claimDevice(r.Reg, *at, r)
-		}
-		if err == nil {
-			err = provision.PlugHostDevice(r.Reg, r.UUID, d)
-		}
-	case *device.Memory:
-		if err = provision.ReserveMemory(r.Guest, a.Plan.Definition, d); err == nil {
-			demand := provision.ModuleDemand(a.Plan.Definition, d)
-			a.Reserved = &demand
-		}
-	}
+// Attach adds a device, given as libvirt's device XML.
+func Attach(ctx context.Context, g *machine.Guest, sc scope.Scope, doc string, a machine.Affect) error {
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return err
 	}
-	if err := provision.Admit(ctx, r.Reg, a.op.Scope(), r, a.Plan, a.Dev); err != nil {
-		return err
-	}
-	if a.steps, err = qemu.Plug(a.Plan, a.Dev); err != nil {
-		return err
-	}
-	for _, step := range a.steps {
-		if step.Undo == nil {
-			continue
-		}
-		u, err := NewUndoing(step.Undo)
-		if err != nil {
-			return err
-		}
-		a.Undo = append(a.Undo, u)
-	}
-	if err := a.Describe(); err != nil {
-		return err
-	}
-	return a.op.Save()
-}
-
-// Connect gives a NIC its interface on the host. If the interface would outlive a killed daemon, its name
-// is journalled before it is made.
-func (a *AttachOp) Connect(ctx context.Context, sc scope.Scope, n *device.NIC) error {
-	r := a.R
-	note := func(ifName string) error {
-		a.NIC = &machine.HeldNIC{Alias: n.Alias, IfName: ifName}
-		return a.op.Save()
-	}
-	made, release, err := provision.AttachNIC(ctx, r.Reg, sc, a.Plan.Definition, n, note)
-	if err != nil {
-		return err
-	}
-	if made == nil {
-		if provision.LacksNetwork(r.Reg, r) {
-			return serveUserNetwork(ctx, r.Reg, sc, a, n)
-		}
-		return nil
-	}
-	a.Plan.NICs[n.Alias], n.Target = made, made.IfName
-	a.NIC = &machine.HeldNIC{Alias: n.Alias, IfName: made.IfName, Bridge: made.Bridge}
-	a.what, a.release = a.NIC.What(), release
-	return nil
-}
-
-// giveBack releases the resources that hold took.
-func (a *AttachOp) giveBack(ctx context.Context) error {
-	if a.Defined {
-		return nil
-	}
-	provision.StopRelay(&a.R.Relays, a.alias())
-	err := a.R.Labels.GiveBack(ctx, filelabel.OwnerOf(a.Dev))
-	if a.release != nil {
-		if e := a.release(ctx); e != nil {
-			return errors.Join(err, fmt.Errorf("cannot release the %s: %w", a.what, e))
-		}
-		a.release = nil
-	}
-	if a.Reserved != nil {
-		a.R.Reg.Ledger.Reduce(a.R.UUID, *a.Reserved)
-		a.Reserved = nil
-	}
-	return err
-}
-
-// make makes the objects behind the device in QEMU.
-func (a *AttachOp) make(ctx context.Context) error { return Tell(ctx, a.R, a.steps[:a.decides()]) }
-
-// decides returns the index of the step that makes the device itself.
-func (a *AttachOp) decides() int {
-	for i := len(a.steps) - 1; i > 0; i-- {
-		if a.steps[i].Command == "device_add" {
-			return i
-		}
-	}
-	return 0
-}
-
-// plug makes the device in QEMU. If QEMU refuses its limits, the attachment fails.
-func (a *AttachOp) plug(ctx context.Context) error {
-	defer endTerminals(a.R.Guest, a.R)
-	if err := Tell(ctx, a.R, a.steps[a.decides():]); err != nil {
-		return err
-	}
-	return a.tune(ctx)
-}
-
-// takeBack undoes the QMP steps of the attachment.
-func (a *AttachOp) takeBack(ctx context.Context) error { return takeBack(ctx, a.R, a.Undo) }
-
-// probe asks QEMU whether it has the device.
-func (a *AttachOp) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
-	there, err := hasDevice(ctx, a.R, a.alias())
-	if err != nil || !there {
-		return operation.Never, err
-	}
-	return operation.Happened, nil
-}
-
-// settle sets the limits that cannot be given when the device is made. After an interrupted attachment the
-// guest keeps the device even if QEMU refuses its limits.
-func (a *AttachOp) settle(ctx context.Context) error {
-	if a.steps != nil { // plug has set them
-		return nil
-	}
-	err := a.tune(ctx)
-	if err == nil || machine.NoAnswer(err) {
-		return err
-	}
-	a.R.Log.Warn("QEMU refuses the limits of a device; device attached without them", "alias", a.alias(), "error", err)
-	if d, is := a.Dev.(*device.Disk); is {
-		d.Tune = nil
-	}
-	return nil
-}
-
-// tune sends QEMU the settings that cannot be part of device_add.
-func (a *AttachOp) tune(ctx context.Context) error {
-	s, err := a.R.Monitor()
-	if err != nil {
-		return err
-	}
-	return settlePlugged(ctx, s, a.Dev)
-}
-
-// define adds the device to the live definition and, if asked, to the stored one.
-func (a *AttachOp) define(ctx context.Context) error {
-	return a.R.InLoop(ctx, func(g *machine.Guest) error {
-		if a.R.Definition.Devices.ByAlias(a.alias()) == nil {
-			if err := addAttached(g, a); err != nil {
-				return operation.Final(err)
-			}
-		}
-		a.Defined = true
-		if a.saved == nil {
-			return nil
-		}
-		return provision.FollowOnce(g, a.op.Scope(), a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return withDevice(g, a.saved) })
+	return edit(ctx, g, sc, a, func() (*domain.Definition, error) {
+		return withDevice(g, dev)
+	}, func(config *domain.Definition) (machine.Work, error) {
+		return planPlug(g, sc, doc, config, dev)
 	})
 }
 
-// addAttached adds a device to the live definition, and its resources to the instance.
-func addAttached(g *machine.Guest, a *AttachOp) error {
-	var err error
-	g.SetActive(func(d *domain.Definition) { err = d.Add(a.Dev) })
+// withDevice returns the inactive definition with one more device.
+func withDevice(g *machine.Guest, dev device.Device) (*domain.Definition, error) {
+	def := g.Inactive.Clone()
+	if err := checkClash(&def.Devices, dev); err != nil {
+		return nil, err
+	}
+	caps, err := g.Reg.Emulators.Known(def.Devices.Emulator)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if a.release != nil {
-		a.R.Hold(a.what, a.release)
+	if err := completeDevice(def, dev, caps, false); err != nil {
+		return nil, err
 	}
-	if a.NIC != nil {
-		a.R.NICs = append(a.R.NICs, *a.NIC)
-	}
-	g.WriteActive()
-	g.Announce(event.DomainDeviceAdded{Alias: a.alias()})
-	return nil
+	return def, def.Add(dev)
 }
 
-// Tell executes steps in QEMU until one is refused or not answered.
-func Tell(ctx context.Context, r *machine.Instance, steps []qemu.Step) error {
-	s, err := r.Monitor()
-	if err != nil {
+// completeDevice completes a device that is added to a definition: its defaults, and its address among the
+// others.
+func completeDevice(def *domain.Definition, dev device.Device, caps *qemucaps.Capabilities, live bool) error {
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.Completion(caps)); err != nil {
 		return err
 	}
-	return provision.ExecuteAll(ctx, s, steps)
-}
-
-// takeBack undoes steps in reverse order. If QEMU refuses an undo, it had not carried out the step.
-func takeBack(ctx context.Context, r *machine.Instance, steps []Undoing) error {
-	s, err := r.Monitor()
-	if err != nil {
+	if err := def.CheckDevice(dev); err != nil {
 		return err
 	}
-	for _, u := range slices.Backward(steps) {
-		if err := s.Execute(ctx, u.Command, u.Args, nil); machine.NoAnswer(err) {
+	if dev.Common().BootOrder > 0 {
+		with := def.Clone()
+		err := with.Add(dev)
+		if err == nil {
+			_, err = domainxml.CheckBoot(with)
+		}
+		if err != nil {
 			return err
-		} else if err != nil {
-			r.Log.Debug("no part of the device to undo", "command", u.Command, "error", err)
+		}
+	}
+	return qemu.CompleteDevice(def, dev, caps, live)
+}
+
+// planPlug plans to attach a device to the running guest. It parses the document again, so that the running
+// and the stored device share only the MAC address that was generated for a NIC.
+func planPlug(g *machine.Guest, sc scope.Scope, doc string, config *domain.Definition, stored device.Device) (machine.Work, error) {
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
+	if err != nil {
+		return nil, err
+	}
+	if err := provision.SetLivePathPolicy(g, sc, dev); err != nil {
+		return nil, err
+	}
+	if n, ok := dev.(*device.NIC); ok {
+		n.MAC = stored.(*device.NIC).MAC
+		if err := g.Reg.Networks.CheckSource(n); err != nil { // report this before an address is chosen
+			return nil, err
+		}
+	}
+	r := g.Instance
+	def := r.Definition.Clone()
+	if err := checkClash(&def.Devices, dev); err != nil {
+		return nil, err
+	}
+	caps, err := g.Reg.Emulators.Known(def.Devices.Emulator)
+	if err != nil {
+		return nil, err
+	}
+	first, err := planControllers(def, dev, caps)
+	if err != nil {
+		return nil, err
+	}
+	if err := completeDevice(def, dev, caps, true); err != nil {
+		return nil, err
+	}
+	numberNode(r, def, dev)
+	if err := admitPlug(g, sc, def, dev); err != nil {
+		return nil, err
+	}
+	if err := checkTakesPCI(def, dev); err != nil {
+		return nil, err
+	}
+	if config == nil {
+		stored = nil
+	}
+	if provision.HasNodes(g.Reg, dev) { // the list of permitted nodes is made again, whatever the outcome
+		r.Surplus = true
+		g.WriteInstance()
+	}
+	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: provision.OwnPath(r)}
+	return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
+		// A controller stays if the device that needs it is refused, as with libvirt.
+		for _, c := range first {
+			if err := attachDevice(ctx, g, sc, r, p, c, nil); err != nil {
+				return nil, err
+			}
+		}
+		err := attachDevice(ctx, g, sc, r, p, dev, stored)
+		return func() error { r.DropNodes = r.Surplus; return nil }, err
+	}, nil
+}
+
+// checkTakesPCI refuses a PCI device if the running guest would not be notified of it.
+func checkTakesPCI(def *domain.Definition, dev device.Device) error {
+	if _, isPCI := dev.Common().Address.(device.PCI); !isPCI || qemu.TakesPCI(def) {
+		return nil
+	}
+	return fault.New(fault.Unsupported, fault.Config,
+		"cannot attach %s: a guest of machine type pc accepts PCI devices only with <acpi/> among its features; add that to the config, and start it again", machine.DeviceName(dev))
+}
+
+// planControllers returns the controllers that a device needs and a running guest lacks, completed, and
+// adds them to def. They are attached before the device.
+func planControllers(def *domain.Definition, dev device.Device, caps *qemucaps.Capabilities) ([]*device.Controller, error) {
+	d, is := dev.(*device.Disk)
+	if !is || d.Bus != "scsi" && d.Bus != "" {
+		return nil, nil
+	}
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.Completion(caps)); err != nil || d.Bus != "scsi" {
+		return nil, err
+	}
+	missing, err := def.Devices.MissingControllers(d, true)
+	for _, c := range missing {
+		if err := completeDevice(def, c, caps, true); err != nil {
+			return nil, fmt.Errorf("the disk needs a SCSI controller %d, which cannot be attached: %w", c.Index, err)
+		}
+		if err := checkTakesPCI(def, c); err != nil {
+			return nil, err
+		}
+		if err := def.Add(c); err != nil {
+			return nil, err
+		}
+	}
+	return missing, err
+}
+
+// admitPlug refuses a device that exceeds the client's quota, or with which no later daemon could read the
+// definition.
+func admitPlug(g *machine.Guest, sc scope.Scope, def *domain.Definition, dev device.Device) error {
+	with := def.Clone()
+	err := with.Add(dev)
+	if err == nil {
+		err = g.Bounded(sc, with)
+	}
+	if err == nil {
+		_, err = g.Instance.Text(with)
+	}
+	return err
+}
+
+// numberNode gives a disk's block node a number that this instance has not used: QEMU may still use the node of
+// a disk that the guest has released.
+func numberNode(r *machine.Instance, def *domain.Definition, dev device.Device) {
+	for _, d := range def.Devices.Disks {
+		notesNode(r, d)
+	}
+	if d, ok := dev.(*device.Disk); ok && d.Source != nil {
+		d.Source.Index = r.Nodes.Next()
+	}
+}
+
+// notesNode reserves the number of a disk in an operation's record. Its daemon may not have recorded the
+// number elsewhere, and QEMU may still have the node.
+func notesNode(r *machine.Instance, dev device.Device) {
+	if d, ok := dev.(*device.Disk); ok {
+		r.Nodes.Note(d)
+	}
+}
+
+// settlePlugged sends QEMU the settings, or asks it for the values, that cannot be part of device_add.
+// After a start this is done for all devices.
+func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error {
+	switch d := dev.(type) {
+	case *device.Disk:
+		if d.Tune != nil {
+			return machine.Execute(ctx, s, qemu.Throttle(d))
+		}
+	case *device.Memory:
+		return provision.FindModules(ctx, s, []*device.Memory{d})
+	case *device.Char:
+		if d.Backend.Type == "pty" {
+			ptys, err := console.FindPTYs(ctx, s)
+			console.SetPTY(d, ptys)
+			return err
+		}
+	case *device.NIC:
+		if d.Link == "down" {
+			return s.Execute(ctx, "set_link", map[string]any{"name": d.Alias, "up": false}, nil)
 		}
 	}
 	return nil
 }
 
-// hasDevice asks QEMU whether it has a device of that alias.
-func hasDevice(ctx context.Context, r *machine.Instance, alias string) (bool, error) {
-	s, err := r.Monitor()
-	if err != nil {
-		return false, err
-	}
-	present, err := DevicesOf(ctx, s)
-	return present[alias], err
-}
-
-// DevicesOf asks QEMU for the aliases of its devices.
-func DevicesOf(ctx context.Context, s *qmp.Session) (map[string]bool, error) {
-	var objects []struct{ Name string }
-	if err := s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects); err != nil {
-		return nil, err
-	}
-	present := map[string]bool{}
-	for _, o := range objects {
-		present[o.Name] = true
-	}
-	return present, nil
-}
-
-// endTerminals is the part of seal that follows the attachment of a device, for which QEMU may have opened
-// a terminal.
-func endTerminals(g *machine.Guest, r *machine.Instance) {
-	if r.User == nil {
-		return
-	}
-	if err := sandbox.RevokeTerminals(r.PID); err != nil {
-		g.Log.Warn("cannot close the host's terminals to the guest", "error", err)
-	}
+// Unanswered reports whether the effect of a command is unknown.
+func Unanswered(err error) bool {
+	var refused *qmp.Error
+	return err != nil && !errors.As(err, &refused)
 }
