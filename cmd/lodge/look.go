@@ -47,7 +47,7 @@ func psCommand(d *daemonFlags) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			daemon := d.dial()
 			defer daemon.Close()
-			return daemon.List(c.Context(), args, form, c.OutOrStdout())
+			return daemon.List(c.Context(), args, form, width(c.OutOrStdout()), c.OutOrStdout())
 		},
 	}
 	c.Flags().StringVarP(&form, "output", "o", cli.Narrow, "`form`: table, wide, or json (one line a guest)")

@@ -65,5 +65,8 @@ func command() *cobra.Command {
 			fmt.Fprintln(c.OutOrStdout(), "lodge", version, runtime.Version())
 		},
 	})
+	arrange(c)
+	examples(c)
+	completeArguments(c, &d)
 	return c
 }

@@ -28,6 +28,7 @@ func pluginCommands() []*cobra.Command {
 			Use:                p.name,
 			Short:              p.short,
 			DisableFlagParsing: true, // the program parses its flags, also --help; it takes lodge's global ones
+			ValidArgsFunction:  completePlugin(p.name, p.program),
 			RunE: func(_ *cobra.Command, args []string) error {
 				path, err := findProgram(p.program)
 				if err != nil {

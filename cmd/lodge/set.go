@@ -40,17 +40,6 @@ func (f *setFlags) add(c *cobra.Command) {
 	c.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "show only what did not go well")
 }
 
-const selectorHelp = `A SELECTOR is a name or a glob of names (web-*), all, or terms joined by commas
-that are all needed: state=paused,label=app:web. Terms are name=, uuid=, state=,
-label=NAME[:GLOB], tile=SET[/NUMBER], pool=, autostart=, persistent=, saved=; "!"
-before a term turns it round. Of several selectors any may choose a guest. States
-are running, paused, shutoff, crashed, shuttingdown, blocked, pmsuspended, active
-and inactive.
-
-The exit status is 0 when all guests are as they should be, 1 when some failed, 2
-when nothing is selected, the request is wrong or no daemon listens, 3 when it was
-cancelled. An interrupt cancels what has not begun; a second one leaves at once.`
-
 // verb is a command that does one thing to a set.
 type verb struct {
 	name, short string

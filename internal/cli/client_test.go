@@ -265,7 +265,7 @@ func TestADaemonThatIsNotThereIsNamed(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "nowhere")
 	c := Dial(socket)
 	defer c.Close()
-	err := c.List(t.Context(), nil, Narrow, &bytes.Buffer{})
+	err := c.List(t.Context(), nil, Narrow, 0, &bytes.Buffer{})
 	ending, known := errors.AsType[*Ending](err)
 	if !known || !strings.Contains(ending.Text, socket) || !strings.Contains(ending.Text, "start lodged") {
 		t.Errorf("got %v", err)
@@ -325,7 +325,7 @@ func TestGuestsAreListed(t *testing.T) {
 		golden(t, form, strings.Join(guestTable(guests, wide, now).lines(), "\n")+"\n")
 	}
 	var out bytes.Buffer
-	ok(t, (&daemon{guests: guests}).dial(t).List(t.Context(), nil, JSON, &out))
+	ok(t, (&daemon{guests: guests}).dial(t).List(t.Context(), nil, JSON, 0, &out))
 	golden(t, "ps-json", out.String())
 }
 
@@ -412,11 +412,11 @@ func TestADaemonThatHangsHoldsNobody(t *testing.T) {
 
 	ctx, interrupt := context.WithCancelCause(t.Context())
 	interrupt(nil)
-	err = c.List(ctx, nil, Narrow, io.Discard)
+	err = c.List(ctx, nil, Narrow, 0, io.Discard)
 	if ending, known := errors.AsType[*Ending](err); !known || ending.Status != WasCancelled || ending.Text != "interrupted" {
 		t.Errorf("an interrupted list: %v", err)
 	}
-	err = hung(t, time.Millisecond).List(t.Context(), nil, Narrow, io.Discard)
+	err = hung(t, time.Millisecond).List(t.Context(), nil, Narrow, 0, io.Discard)
 	if ending, known := errors.AsType[*Ending](err); !known || ending.Status != SomeFailed || !strings.Contains(ending.Text, "has not answered") {
 		t.Errorf("a list: %v", err)
 	}
@@ -436,7 +436,7 @@ func TestAStrangerOnTheSocketIsNamed(t *testing.T) {
 	}()
 	c := Dial(path)
 	defer c.Close()
-	err = c.List(t.Context(), nil, Narrow, io.Discard)
+	err = c.List(t.Context(), nil, Narrow, 0, io.Discard)
 	if ending, known := errors.AsType[*Ending](err); !known || ending.Status != SomeFailed || !strings.Contains(ending.Text, path) {
 		t.Errorf("got %v", err)
 	}
@@ -474,7 +474,7 @@ func TestNothingOfADaemonSteersTheTerminal(t *testing.T) {
 	var out bytes.Buffer
 	c := d.dial(t)
 	for _, form := range []string{Narrow, Wide, JSON} {
-		ok(t, c.List(t.Context(), nil, form, &out))
+		ok(t, c.List(t.Context(), nil, form, 0, &out))
 	}
 	ok(t, c.Why(t.Context(), nil, &out))
 	if ending, known := errors.AsType[*Ending](c.Check(t.Context(), nil, &out)); !known || ending.Status != SomeFailed {
@@ -504,7 +504,7 @@ func TestNoDaemonSendsItsClientsToOthers(t *testing.T) {
 		close(served)
 	}()
 	c := Dial(path)
-	if err := c.List(t.Context(), nil, Narrow, io.Discard); err == nil {
+	if err := c.List(t.Context(), nil, Narrow, 0, io.Discard); err == nil {
 		t.Error("that is an answer")
 	}
 	c.Close()

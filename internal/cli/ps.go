@@ -19,9 +19,13 @@ const (
 	JSON   = "json"
 )
 
+// spare lists the columns that a narrow terminal can do without; fit leaves out the first one first.
+var spare = []string{"KEPT", "ID", "CPU TIME", "UUID", "ISOLATION", "SAMPLE", "REASON", "RESIDENT", "TILE", "WAITS FOR", "SINCE", "LABELS", "PID", "MESSAGES"}
+
 // List shows the selected guests, or all guests if there is no selector. The form is
-// Narrow, Wide or JSON.
-func (c *Client) List(ctx context.Context, selectors []string, form string, out io.Writer) error {
+// Narrow, Wide or JSON. Tables fit a terminal of width characters; 0 means no terminal, and
+// shows everything.
+func (c *Client) List(ctx context.Context, selectors []string, form string, width int, out io.Writer) error {
 	answer, err := c.ListGuests(ctx, &lodgev1.ListGuestsRequest{Select: selectors})
 	if err != nil {
 		return Failed(err)
@@ -34,7 +38,9 @@ func (c *Client) List(ctx context.Context, selectors []string, form string, out 
 			}
 		}
 	case Narrow, Wide:
-		if err := guestTable(answer.GetGuests(), form == Wide, time.Now()).write(out); err != nil {
+		t := guestTable(answer.GetGuests(), form == Wide, time.Now())
+		t.fit(width, spare...)
+		if err := t.write(out); err != nil {
 			return Failed(err)
 		}
 	default:

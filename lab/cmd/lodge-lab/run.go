@@ -67,8 +67,9 @@ resume, or is cleaned up after with lodge lab clean.
   lodge lab run oltp-migrate --profile mini --target from=/run/a/libvirt-sock --to /run/b/libvirt-sock
   lodge lab run block-io --profile mini --only bus=virtio --target a=/run/lodge/libvirt-sock --target b=qemu:///system
   lodge lab run tile --profile mini --target far=qemu+ssh://root@far/system --files /srv/lab`,
-		Args: cli.Wants(cobra.ExactArgs(1)),
-		RunE: func(c *cobra.Command, args []string) error { return r.run(c, args[0]) },
+		Args:              cli.Wants(cobra.ExactArgs(1)),
+		ValidArgsFunction: cobra.FixedCompletions(scenario.Names(), cobra.ShellCompDirectiveDefault), // or a file
+		RunE:              func(c *cobra.Command, args []string) error { return r.run(c, args[0]) },
 	}
 	f := c.Flags()
 	r.places(c)
