@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,18 +8,13 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/cli/clitest"
 )
 
 // lodge runs the command line and returns its output.
 func lodge(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	var out bytes.Buffer
-	c := command()
-	c.SetArgs(args)
-	c.SetOut(&out)
-	c.SetErr(&out)
-	err := c.ExecuteContext(t.Context())
-	return out.String(), err
+	return clitest.Run(t, command(), args...)
 }
 
 func TestWhatIsAskedWronglyHasAStatusOfItsOwn(t *testing.T) {

@@ -1,25 +1,19 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/cli/clitest"
 )
 
 // lodged runs the command line and returns its output.
 func lodged(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	var out bytes.Buffer
-	c := command()
-	c.SetArgs(args)
-	c.SetOut(&out)
-	c.SetErr(&out)
-	err := c.ExecuteContext(t.Context())
-	return out.String(), err
+	return clitest.Run(t, command(), args...)
 }
 
 // lodge passes its global flags on to the commands that are run by lodged.

@@ -1,22 +1,17 @@
 package main
 
 import (
-	"bytes"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/cli/clitest"
 )
 
 // lodgeLab runs the command line and gives what it prints.
 func lodgeLab(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	var out bytes.Buffer
-	c := command()
-	c.SetArgs(args)
-	c.SetOut(&out)
-	c.SetErr(&out)
-	err := c.ExecuteContext(t.Context())
-	return out.String(), err
+	return clitest.Run(t, command(), args...)
 }
 
 func TestWhatCannotBeDoneSaysWhy(t *testing.T) {
