@@ -407,7 +407,7 @@ func rehold(r *machine.Registry, run *machine.Instance) {
 		hotplug.HoldDevice(r, run, at)
 	}
 	for _, n := range run.NICs {
-		release, err := provision.ReadoptNIC(r, run, n)
+		release, err := provision.ReadoptByAlias(r, run, n)
 		if err != nil {
 			run.Log.Info("interface of an adopted guest is missing", "interface", n.IfName, "cause", err)
 			continue

@@ -74,7 +74,7 @@ func TestUserNetwork_AnotherGuestsUserIsNotFreed(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := machine.NewInstance(machine.InstanceRecord{Name: "one", UUID: claimedUUID}, t.TempDir(), kernel.Root{}, r.Log)
-	release, err := provision.ReadoptNICs(r, run, nil, &machine.HeldNIC{Alias: "net0", User: &user})
+	release, err := provision.ReadoptNIC(r, run, nil, &machine.HeldNIC{Alias: "net0", User: &user})
 	if err != nil {
 		t.Fatal(err)
 	}

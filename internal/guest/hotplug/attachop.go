@@ -100,7 +100,7 @@ func (a *AttachOp) Rehold() {
 		}
 	}
 	if nic, is := a.Dev.(*device.NIC); is && a.NIC != nil {
-		if release, err := provision.ReadoptNICs(r.Reg, r, nic, a.NIC); err == nil { // otherwise the interface ended with its last descriptor
+		if release, err := provision.ReadoptNIC(r.Reg, r, nic, a.NIC); err == nil { // otherwise the interface ended with its last descriptor
 			a.what, a.release = a.NIC.What(), release
 		}
 	}

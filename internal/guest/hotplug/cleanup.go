@@ -109,7 +109,7 @@ func (c *CleanupOp) Rehold() {
 	r := c.R
 	if c.NIC != nil {
 		// Its network no longer knows the NIC: only the link may be left.
-		if release, err := provision.ReadoptNICs(r.Reg, r, &device.NIC{Type: "ethernet"}, c.NIC); err == nil {
+		if release, err := provision.ReadoptNIC(r.Reg, r, &device.NIC{Type: "ethernet"}, c.NIC); err == nil {
 			c.Release = release
 		}
 	}

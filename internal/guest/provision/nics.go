@@ -29,17 +29,17 @@ func AttachNIC(ctx context.Context, r *machine.Registry, sc scope.Scope, def *do
 	return a, func(context.Context) error { release(); return nil }, nil
 }
 
-// ReadoptNIC finds the interface of an adopted guest.
-func ReadoptNIC(r *machine.Registry, run *machine.Instance, held machine.HeldNIC) (func(context.Context) error, error) {
+// ReadoptByAlias finds the interface of an adopted guest.
+func ReadoptByAlias(r *machine.Registry, run *machine.Instance, held machine.HeldNIC) (func(context.Context) error, error) {
 	n, ok := run.Definition.Devices.ByAlias(held.Alias).(*device.NIC)
 	if !ok {
 		return nil, fault.New(fault.NotFound, fault.Device, "the guest has no interface %s", held.Alias)
 	}
-	return ReadoptNICs(r, run, n, &held)
+	return ReadoptNIC(r, run, n, &held)
 }
 
-// ReadoptNICs takes hold again of a NIC's interface on the host.
-func ReadoptNICs(r *machine.Registry, run *machine.Instance, n *device.NIC, held *machine.HeldNIC) (func(context.Context) error, error) {
+// ReadoptNIC takes hold again of a NIC's interface on the host.
+func ReadoptNIC(r *machine.Registry, run *machine.Instance, n *device.NIC, held *machine.HeldNIC) (func(context.Context) error, error) {
 	if held.User != nil {
 		return endUserNetwork(r, *held.User, run.UUID, run.Log), nil
 	}
