@@ -15,7 +15,7 @@ import (
 // pagePatience limits the commands of one page.
 const pagePatience = 100 * time.Second
 
-// pages are those whose commands are run. A page with a daemon of its own starts it by its own commands.
+// pages lists the pages with commands to run. The commands of a page with ownDaemon start its daemon.
 var pages = []struct {
 	path      string
 	ownDaemon bool
@@ -100,8 +100,8 @@ var (
 	gaps     = regexp.MustCompile(`\s+`)
 )
 
-// outline is a line without what differs from run to run: identities, times, numbers and gaps. A line that is a number
-// keeps it, because a page shows it for what it says.
+// outline is a line without what differs from run to run: identities, times, numbers and gaps. A line that is only a
+// number stays as it is: there the number is the answer.
 func outline(line string) string {
 	line = strings.TrimSpace(line)
 	if number.FindString(line) == line {
