@@ -23,9 +23,18 @@ func (r *Registry) GiveOperations(to *Instance, records []operation.Record) (err
 		Owner: to, Name: to.UUID, Kinds: r.Kinds,
 		Files: operation.Files{Dir: to.Dir}, Stored: operation.Stored{Store: r.Store},
 		Boot: r.Boot, Log: to.Log, Life: r.Life,
-		Unanswered: NoAnswer, Behind: to.unwrittenCause, Turn: to.unlessEnded,
+		Unanswered: NoAnswer, Drain: to.drainMonitor, Behind: to.unwrittenCause, Turn: to.unlessEnded,
 	}, records)
 	return err
+}
+
+// drainMonitor waits until QEMU has answered all earlier commands of this session: it answers in order.
+func (r *Instance) drainMonitor(ctx context.Context) error {
+	s, err := r.Monitor()
+	if err != nil {
+		return err
+	}
+	return s.Execute(ctx, "query-status", nil, nil)
 }
 
 // Perform begins an operation and runs its steps, beside the loop. It closes a session on which QEMU does

@@ -24,7 +24,8 @@
 //
 // A step ends in one of three ways. Done: the next one follows. Refused: the effects so
 // far are undone at once. Unanswered: it may still be carried out, so nothing is
-// undone until Probe has an answer (docs/decisions/0031).
+// undone until Probe has an answer (docs/decisions/0031). When a client gives up during a
+// step, the runner waits a second at most for QEMU to answer, and then probes at once.
 //
 // For a decisive step without a Probe the record decides. The first step is decided
 // when the record is written, the last one when it is removed, and one in between

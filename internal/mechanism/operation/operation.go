@@ -243,13 +243,40 @@ func (op *Operation) run(ctx context.Context, late bool) error {
 	}
 	switch op.Status().State {
 	case Running, Waiting:
-		return op.advance(ctx)
+		err := op.advance(ctx)
+		if err != nil && ctx.Err() != nil && op.Status().State == Unanswered {
+			return op.settleAbandoned(ctx, err)
+		}
+		return err
 	case Unanswered:
 		return fault.New(fault.Busy, fault.Domain, "the operation %s was cut off; it continues as soon as it is known how far it came", op.rec.Kind)
 	case Owed:
 		return op.Status().Cause
 	}
 	return errors.Join(op.failed...)
+}
+
+// drainLimit bounds the wait for QEMU after a client has given up. A QEMU that answers takes milliseconds.
+const drainLimit = time.Second
+
+// settleAbandoned settles an operation whose client gave up during a step, because of cause. It leaves the
+// operation to Recover if QEMU does not answer in time, or if the daemon ends.
+func (op *Operation) settleAbandoned(ctx context.Context, cause error) error {
+	if op.set.life().Err() != nil {
+		return cause
+	}
+	ctx = context.WithoutCancel(ctx)
+	drain, stop := context.WithTimeout(ctx, drainLimit)
+	defer stop()
+	if op.set.drain(drain) != nil {
+		return cause
+	}
+	ctx, stop = context.WithTimeout(ctx, undoLimit)
+	defer stop()
+	if op.probe(ctx, op.alive); op.decided {
+		return op.Err() // it happened before the client gave up
+	}
+	return cause
 }
 
 // markIfPanicked marks an operation whose step panicked as unanswered.

@@ -30,6 +30,9 @@ type Config[O any] struct {
 	Log  *slog.Logger
 	// Unanswered reports whether an error means that a step may still be carried out. Nil: no error does.
 	Unanswered func(error) bool
+	// Drain waits until QEMU has carried out all that it was asked. It is called when a client gives up during a
+	// step: the operation is then settled before the client has its answer. Nil, or an error: it waits for Recover.
+	Drain func(context.Context) error
 	// Apart says that the owner has many objects. Operations block each other only if
 	// they share an object, and an owed one leaves its objects to a new one.
 	Apart bool
@@ -360,6 +363,7 @@ type settings interface {
 	journals() (files, stored Journal)
 	log() *slog.Logger
 	unanswered(error) bool
+	drain(context.Context) error
 	life() context.Context
 	finish(*Operation) error
 	goRetry(func())
@@ -370,6 +374,13 @@ func (s *Set[O]) journals() (files, stored Journal) { return s.Files, s.Stored }
 func (s *Set[O]) log() *slog.Logger                 { return s.Log }
 func (s *Set[O]) life() context.Context             { return s.Life }
 func (s *Set[O]) unanswered(err error) bool         { return s.Unanswered != nil && s.Unanswered(err) }
+
+func (s *Set[O]) drain(ctx context.Context) error {
+	if s.Drain == nil {
+		return errors.ErrUnsupported
+	}
+	return s.Drain(ctx)
+}
 
 func (s *Set[O]) goRetry(f func()) { s.retries.Go(f) }
 
