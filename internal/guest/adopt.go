@@ -258,7 +258,7 @@ func (r *adopting) adopt(dir string) error {
 		return err
 	}
 	dropHalfWritten(r.Registry, dir)
-	records, err := operation.Files{Dir: dir}.Read()
+	records, err := operation.FileJournal{Dir: dir}.Read()
 	if err == nil {
 		err = r.GiveOperations(run, records)
 	}

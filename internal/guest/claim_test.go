@@ -270,7 +270,7 @@ func leaveUndefined(r *machine.Registry, t *testing.T, u undefinition) {
 		ID: "left", Kind: undefineKind.Name, Version: undefineKind.Version, Owner: undefinitionsOwner + u.UUID,
 		Objects: []string{uuidObject(u.UUID)}, Payload: payload,
 	}
-	if err := (operation.Stored{Store: r.Store}).Write(rec); err != nil {
+	if err := (operation.StoreJournal{Store: r.Store}).Write(rec); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -278,7 +278,7 @@ func leaveUndefined(r *machine.Registry, t *testing.T, u undefinition) {
 // undefinitionsLeft counts what the next daemon would find.
 func undefinitionsLeft(r *machine.Registry, t *testing.T) (n int) {
 	t.Helper()
-	all, err := operation.Stored{Store: r.Store}.ReadAll()
+	all, err := operation.StoreJournal{Store: r.Store}.ReadAll()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,10 +21,10 @@ var fleetKinds = operation.Kinds[*Fleet]{tileCreateKind, tileRemoveKind, cloneKi
 // openOperations opens the fleet's operations. If their records cannot be read, no new operation is begun: it
 // might use the volumes of an unread one.
 func (f *Fleet) openOperations() {
-	stored := operation.Stored{Store: f.store}
+	stored := operation.StoreJournal{Store: f.store}
 	life, stop := context.WithCancelCause(context.Background())
 	f.stop = stop
-	c := operation.Config[*Fleet]{Owner: f, Name: operationsName, Kinds: fleetKinds, Stored: stored, Apart: true, Log: f.log, Life: life}
+	c := operation.Config[*Fleet]{Owner: f, Name: operationsName, Kinds: fleetKinds, Stored: stored, PerObject: true, Log: f.log, Life: life}
 	all, err := stored.ReadAll()
 	if err == nil {
 		err = all[operationsName].Damaged
@@ -54,7 +54,7 @@ func (f *Fleet) Close() {
 }
 
 // Operations lists the open operations.
-func (f *Fleet) Operations() []operation.Listed { return f.ops.List("", "") }
+func (f *Fleet) Operations() []operation.OwnedStatus { return f.ops.List("", "") }
 
 // worksOn says whether an operation works on an object.
 func (f *Fleet) worksOn(object string) bool {

@@ -105,7 +105,7 @@ func (h *herd) tidied() {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for late := time.After(time.Minute); len(h.ops.Operations()) > 0; {
-		h.ops.Again()
+		h.ops.RetryOwed()
 		select {
 		case <-late:
 			h.t.Fatalf("there is left: %+v", h.ops.Operations()[0].Status())
@@ -401,7 +401,7 @@ func TestRemoveTiles_PoolInactive(t *testing.T) {
 func TestOpen_UnreadableRecordRefusesNewOperations(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
-	ok(t, operation.Stored{Store: h.store}.Write(operation.Record{ID: uuid.NewString(), Owner: operationsName, Kind: "of a later daemon"}))
+	ok(t, operation.StoreJournal{Store: h.store}.Write(operation.Record{ID: uuid.NewString(), Owner: operationsName, Kind: "of a later daemon"}))
 	h.nextDaemon()
 	h.Recover(t.Context())
 	got, err := h.create(template(t, oneGuest), 1, 1)

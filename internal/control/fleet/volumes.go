@@ -29,7 +29,7 @@ func (f *Fleet) checkVolumeFree(v VolumeName) error {
 	}
 	switch _, err := p.Volume(v.Name); {
 	case err == nil && f.worksOn(volumeObject(v)):
-		f.ops.Again()
+		f.ops.RetryOwed()
 		return fault.New(fault.Busy, fault.Volume, "volume %s belongs to a tile or a clone that is being made or removed; try again when that has ended", v)
 	case err == nil:
 		return fault.New(fault.Exists, fault.Volume, "pool %q already has a volume %q; delete or rename it first", v.Pool, v.Name)

@@ -23,7 +23,7 @@ const (
 // adoptAll adopts what an earlier daemon left running or unfinished. Each network has its own time limit, so
 // none delays the others.
 func (s *Networks) adoptAll(ctx context.Context) {
-	records, err := operation.Files{Dir: s.Run}.Read()
+	records, err := operation.FileJournal{Dir: s.Run}.Read()
 	if err != nil {
 		s.Log.Error("cannot read what an earlier daemon was cut off in", "error", err)
 	}
@@ -106,7 +106,7 @@ func (n *Network) adopt(ctx context.Context, r *running) error {
 		return nil
 	}
 	n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
-	op, err := n.ops.Follow(scope.Daemon("mending a network"), repairKind.Name, &repair{n}, operation.Record{})
+	op, err := n.ops.ForceBegin(scope.Daemon("mending a network"), repairKind.Name, &repair{n}, operation.Record{})
 	if err == nil {
 		_ = op.Run(ctx) // what cannot be made yet is tried again
 	}

@@ -185,7 +185,7 @@ func (n *Network) save(v View) error {
 // storeRecord stores a record with the operations that it has followed, earlier ones included. The caller has the
 // turn.
 func (n *Network) storeRecord(r record, more ...string) error {
-	r.Followed = append(slices.DeleteFunc(slices.Clone(n.followed), func(id string) bool { return !n.ops.Remembers(id) }), more...)
+	r.Followed = append(slices.DeleteFunc(slices.Clone(n.followed), func(id string) bool { return !n.ops.MayHaveRecord(id) }), more...)
 	if err := n.home.Store.Put(kind, n.uuid, r); err != nil {
 		return err
 	}
@@ -306,8 +306,8 @@ func (n *Network) Start(ctx context.Context, sc scope.Scope) error {
 
 // start runs with the turn.
 func (n *Network) start(ctx context.Context, sc scope.Scope, d *Definition, chosen bool) error {
-	if n.ops.Behind != nil {
-		return n.ops.Behind()
+	if n.ops.OwnerOutdated != nil {
+		return n.ops.OwnerOutdated()
 	}
 	if err := n.ops.End(ctx, operation.Nothing); err != nil {
 		return fault.Wrap(err, fault.Busy, fault.Network, "network %q has not been removed completely yet; this is tried again", n.name)

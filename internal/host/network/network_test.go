@@ -296,7 +296,7 @@ func TestDestroy_LeavesNothing(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(d.Run, n.UUID()+"*"))
 	ok(t, err)
-	records, err := operation.Files{Dir: d.Run}.Read()
+	records, err := operation.FileJournal{Dir: d.Run}.Read()
 	ok(t, err)
 	if len(left)+len(records) > 0 {
 		t.Errorf("files are left: %v, and records: %v", left, records)
@@ -1460,7 +1460,7 @@ func TestDestroy_LeftoversAreRemovedLater(t *testing.T) {
 	ok(t, os.RemoveAll(inTheWay))
 	within(t, "nothing is left", func() bool {
 		left, err := filepath.Glob(filepath.Join(d.Run, "*"+id+"*"))
-		records, unread := operation.Files{Dir: d.Run}.Read()
+		records, unread := operation.FileJournal{Dir: d.Run}.Read()
 		return len(left)+len(records) == 0 && err == nil && unread == nil
 	})
 }
@@ -1471,7 +1471,7 @@ func TestAdopt_OperationOfNewerDaemon(t *testing.T) {
 	d := newDaemon(t)
 	s := d.open(t)
 	n := started(t, s, natNetwork("net55", 55))
-	files := operation.Files{Dir: d.Run}
+	files := operation.FileJournal{Dir: d.Run}
 	record := operation.Record{ID: "later", Kind: "network-mirror", Version: 1, Owner: n.UUID()}
 	ok(t, files.Write(record))
 	s.Close()

@@ -19,13 +19,13 @@ var kinds = operation.Kinds[*Network]{startKind, stopKind, updateKind, repairKin
 // must be removed, too.
 func (n *Network) operations() operation.Config[*Network] {
 	return operation.Config[*Network]{
-		Owner: n, Name: n.uuid, Kinds: kinds, Files: operation.Files{Dir: n.home.Run},
+		Owner: n, Name: n.uuid, Kinds: kinds, Files: operation.FileJournal{Dir: n.home.Run},
 		Log: n.home.Log.With("network", n.name), Turn: n.withTurn, Life: n.home.work,
 	}
 }
 
 // Operations lists the open operations.
-func (s *Networks) Operations() (all []operation.Listed) {
+func (s *Networks) Operations() (all []operation.OwnedStatus) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, n := range slices.Concat(slices.Collect(maps.Values(s.byUUID)), slices.Collect(maps.Values(s.leftovers))) {
@@ -49,7 +49,7 @@ func (n *Network) resumeOperations(ctx context.Context, records []operation.Reco
 	config := n.operations()
 	ops, err := operation.Open(config, records)
 	if err != nil {
-		config.Behind = func() error { return err }
+		config.OwnerOutdated = func() error { return err }
 		n.ops = operation.New(config)
 		return err
 	}

@@ -39,7 +39,7 @@ func (s *stop) Steps() []operation.Step {
 // down stops a network, even if the stop cannot be recorded or the request is cancelled. What cannot be
 // removed now is removed later; an error says so only for the bridge. The caller has the turn.
 func (n *Network) down(ctx context.Context, d *Definition) error {
-	op, err := n.ops.Follow(scope.Daemon("taking down what an earlier daemon left of a network"), stopKind.Name, &stop{links{Definition: d, n: n}}, operation.Record{})
+	op, err := n.ops.ForceBegin(scope.Daemon("taking down what an earlier daemon left of a network"), stopKind.Name, &stop{links{Definition: d, n: n}}, operation.Record{})
 	if err != nil {
 		return err
 	}
