@@ -46,7 +46,7 @@ func (d *Daemon) openStore(context.Context) error {
 	}
 	d.Run, d.Instance = run, instance(run)
 	if !sameDirectory(run, d.config.Data) { // otherwise the store holds it
-		lock, err := store.Hold(run, "run")
+		lock, err := store.LockDirectory(run, "run")
 		if err != nil {
 			return err
 		}

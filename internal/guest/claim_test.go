@@ -33,7 +33,7 @@ func bareRegistry(t *testing.T) *machine.Registry {
 	dir := t.TempDir()
 	records, err := store.Open(dir)
 	if err == nil {
-		err = errors.Join(records.Settle(), records.Close())
+		err = errors.Join(records.MarkComplete(), records.Close())
 	}
 	if err == nil {
 		records, err = store.Open(dir) // one that is new might have lost something

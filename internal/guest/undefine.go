@@ -114,7 +114,7 @@ func (u *undefinition) forget(ctx context.Context) error {
 // forgotten implements Probe.
 func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
 	var kept any
-	lost := u.guest == nil && !u.reg.Store.Sound() // the definition may be lost, so all files stay
+	lost := u.guest == nil && !u.reg.Store.Complete() // the definition may be lost, so all files stay
 	if fault.Is(u.reg.Store.Get(machine.Domains, u.UUID, &kept), fault.NotFound) && !lost {
 		return operation.Happened, nil
 	}

@@ -1595,7 +1595,7 @@ func TestAdopt_KeepsLeasesOfUnreadableRecords(t *testing.T) {
 	}
 	whole, err := store.Open(filepath.Join(d.dir, "whole"))
 	ok(t, err)
-	ok(t, errors.Join(whole.Settle(), whole.Close()))
+	ok(t, errors.Join(whole.MarkComplete(), whole.Close()))
 	d.Store, err = store.Open(filepath.Join(d.dir, "whole"))
 	ok(t, err)
 	d.open(t).Close()

@@ -134,7 +134,7 @@ func (s *Networks) dropHalfWritten() {
 // dropLeases removes the leases of networks that are neither defined nor running, unless the store may have
 // lost definitions.
 func (s *Networks) dropLeases() {
-	if !s.Store.Sound() {
+	if !s.Store.Complete() {
 		return
 	}
 	found, _ := filepath.Glob(filepath.Join(s.Data, "*.leases")) // as above

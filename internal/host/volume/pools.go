@@ -102,7 +102,7 @@ func Open(o Options) (*Pools, error) {
 // or that the store has lost.
 func (ps *Pools) isForgotten(id string) bool {
 	var kept any
-	return ps.store.Sound() && fault.Is(ps.store.Get(poolKind, id, &kept), fault.NotFound)
+	return ps.store.Complete() && fault.Is(ps.store.Get(poolKind, id, &kept), fault.NotFound)
 }
 
 // Settle waits until every active pool has been read once, has failed, or does not answer: it stops waiting

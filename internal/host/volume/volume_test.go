@@ -1305,7 +1305,7 @@ func TestOpen_KeepsDeclarationsOfUnreadablePool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	d.volume(p, volXML("disk", "raw", mib, ""))
-	must(t, d.store.Settle())
+	must(t, d.store.MarkComplete())
 	newer := poolKind
 	newer.Version++
 	must(t, d.store.Put(newer, p.uuid, "of a layout that is not known yet"))

@@ -73,20 +73,20 @@ func TestPut_DirectoryGone(t *testing.T) {
 // A daemon may be killed before it has looked elsewhere for lost records. The next daemon finds
 // a new file, and must not take it for complete.
 // Promise: S9
-func TestSound_NewFile(t *testing.T) {
+func TestComplete_NewFile(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	must(t, s.Put(guests, "before", guest{Name: "before"}))
-	must(t, s.Settle())
+	must(t, s.MarkComplete())
 	must(t, s.Close())
 	must(t, os.Remove(Path(dir)))
 	for at, sound := range []bool{false, false, true} {
 		s := reopen(t, dir)
-		if s.Sound() != sound {
-			t.Errorf("at opening %d the store is sound: %v", at+1, s.Sound())
+		if s.Complete() != sound {
+			t.Errorf("at opening %d the store is sound: %v", at+1, s.Complete())
 		}
 		if at == 1 {
-			must(t, s.Settle())
+			must(t, s.MarkComplete())
 		}
 		must(t, s.Close())
 	}

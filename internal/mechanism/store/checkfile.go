@@ -11,10 +11,12 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// id names a record.
-type id struct{ kind, key string }
+// recordID names a record.
+type recordID struct{ kind, key string }
 
-func (a id) compare(b id) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key)) }
+func (a recordID) compare(b recordID) int {
+	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key))
+}
 
 // formatKind is the record with the format of the file itself: 2; a file without the
 // record has format 1. A file of a higher format is not touched.
@@ -25,9 +27,9 @@ const (
 	presentFormat = 2
 )
 
-// unsettled is a record in a file that was made where an older file may have been lost. It stays
+// unsettledID is a record in a file that was made where an older file may have been lost. It stays
 // until the lost contents were looked for elsewhere, because a daemon may be killed before that.
-var unsettled = id{formatKind.Name, "unsettled"}
+var unsettledID = recordID{formatKind.Name, "unsettled"}
 
 // Report is the result of a check of a store's file.
 type Report struct {
@@ -44,41 +46,41 @@ type Report struct {
 	// Unread is the disk's error if a part could not be read.
 	Unread error
 
-	oneHead bool // the other head is torn, or it belongs to the last transaction and is damaged
+	oneMeta bool // the other meta page is torn, or it belongs to the last transaction and is damaged
 	serial  uint64
-	lost    []span
+	lost    []keyRange
 }
 
 // Whole reports whether nothing is wrong.
 func (r *Report) Whole() bool { return len(r.Problems) == 0 && r.Unread == nil }
 
-// wanted reports whether a record may have been lost.
-func (r *Report) wanted(kind, key string) bool {
-	return slices.ContainsFunc(r.lost, func(s span) bool { return s.holds(kind, key) })
+// mayHaveLost reports whether a record may have been lost.
+func (r *Report) mayHaveLost(kind, key string) bool {
+	return slices.ContainsFunc(r.lost, func(s keyRange) bool { return s.contains(kind, key) })
 }
 
-// inspect reads a file through and visits each record, also damaged ones.
-func inspect(path string, visit func(id, sealed)) (*Report, error) {
-	f, size, err := open(path)
+// checkFile reads a file through and visits each record, also damaged ones.
+func checkFile(path string, visit func(recordID, storedRecord)) (*Report, error) {
+	f, size, err := openToRead(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	r := &Report{Path: path, Size: size, Format: 1, Records: map[string]int{}}
-	s := look(f, size, func(kind string, key, value []byte) { r.take(kind, string(key), value, visit) })
+	s := scanFile(f, size, func(kind string, key, value []byte) { r.addRecord(kind, string(key), value, visit) })
 	r.Problems = append(r.Problems, s.problems...)
 	r.Broken, r.Unread, r.Transaction = s.broken, s.unread, s.transaction
-	r.lost, r.oneHead = append(r.lost, s.lost...), s.oneHead
+	r.lost, r.oneMeta = append(r.lost, s.lost...), s.oneMeta
 	return r, nil
 }
 
-func (r *Report) take(kind, key string, value []byte, visit func(id, sealed)) {
-	rec, err := unsealAs(kind, key, value)
+func (r *Report) addRecord(kind, key string, value []byte, visit func(recordID, storedRecord)) {
+	rec, err := decodeAs(kind, key, value)
 	if err != nil {
 		r.Problems = append(r.Problems, Problem{kind, key, err.Error()})
-		r.lost = append(r.lost, span{kind, []byte(key), append([]byte(key), 0)})
+		r.lost = append(r.lost, keyRange{kind, []byte(key), append([]byte(key), 0)})
 		if kind != "" && key != "" && len(key) <= bbolt.MaxKeySize { // otherwise no transaction can have written it
-			visit(id{kind, key}, sealed{damaged: value})
+			visit(recordID{kind, key}, storedRecord{damaged: value})
 		}
 		return
 	}
@@ -91,33 +93,33 @@ func (r *Report) take(kind, key string, value []byte, visit func(id, sealed)) {
 	}
 	r.serial = max(r.serial, rec.serial)
 	r.Records[kind]++
-	visit(id{kind, key}, rec)
+	visit(recordID{kind, key}, rec)
 }
 
-// contents are all records of a file, sealed.
-type contents map[id]sealed
+// contents are all records of a file.
+type contents map[recordID]storedRecord
 
-// gather reads everything that can be read. It reports each record that was found outside
-// its place: in a lost page, or written by a transaction whose head is damaged.
-func gather(path string) (contents, *Report, error) {
+// readAll reads everything that can be read. It reports each record that was found outside
+// its place: in a lost page, or written by a transaction whose meta page is damaged.
+func readAll(path string) (contents, *Report, error) {
 	all := contents{}
-	r, err := inspect(path, func(name id, rec sealed) {
+	r, err := checkFile(path, func(name recordID, rec storedRecord) {
 		if rec.damaged == nil {
 			all[name] = rec
 		}
 	})
-	if err != nil || len(r.lost) == 0 && !r.oneHead {
+	if err != nil || len(r.lost) == 0 && !r.oneMeta {
 		return all, r, err
 	}
-	f, _, err := open(path)
+	f, _, err := openToRead(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
 	last := r.serial
-	again := carve(f, r.Size, func(rec sealed) bool {
-		_, there := all[id{rec.kind, rec.key}]
-		return rec.kind != formatKind.Name && (!there && r.wanted(rec.kind, rec.key) || r.oneHead && rec.serial > last)
+	again := searchRecords(f, r.Size, func(rec storedRecord) bool {
+		_, there := all[recordID{rec.kind, rec.key}]
+		return rec.kind != formatKind.Name && (!there && r.mayHaveLost(rec.kind, rec.key) || r.oneMeta && rec.serial > last)
 	})
 	for name, rec := range again {
 		all[name] = rec
@@ -129,23 +131,23 @@ func gather(path string) (contents, *Report, error) {
 		r.Problems = append(r.Problems, Problem{name.kind, name.key, text})
 	}
 	slices.SortFunc(r.Problems, func(a, b Problem) int {
-		return cmp.Or(id{a.Kind, a.Key}.compare(id{b.Kind, b.Key}), cmp.Compare(a.Text, b.Text))
+		return cmp.Or(recordID{a.Kind, a.Key}.compare(recordID{b.Kind, b.Key}), cmp.Compare(a.Text, b.Text))
 	})
 	return all, r, nil
 }
 
 // sorted returns the names of the records in order.
-func (c contents) sorted() []id {
-	names := make([]id, 0, len(c))
+func (c contents) sorted() []recordID {
+	names := make([]recordID, 0, len(c))
 	for name := range c {
 		names = append(names, name)
 	}
-	slices.SortFunc(names, id.compare)
+	slices.SortFunc(names, recordID.compare)
 	return names
 }
 
-// open opens a file to read, and gives its size.
-func open(path string) (*os.File, int64, error) {
+// openToRead opens a file to read, and gives its size.
+func openToRead(path string) (*os.File, int64, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, 0, err
@@ -157,4 +159,4 @@ func open(path string) (*os.File, int64, error) {
 	return f, info.Size(), nil
 }
 
-func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -8,18 +8,18 @@ import (
 // RecordKind is the kind of a pool's record in the store.
 var RecordKind = poolKind
 
-// Document returns the stored definition of a pool's record.
-func Document(uuid string, version int, body []byte) (store.Document, error) {
+// DefinitionView returns the stored definition of a pool's record.
+func DefinitionView(uuid string, version int, body []byte) (store.DefinitionView, error) {
 	var r poolRecord
 	if err := poolKind.Decode(uuid, version, body, &r); err != nil || r.Saved == "" {
-		return store.Document{}, err
+		return store.DefinitionView{}, err
 	}
 	d, err := parsePool(r.Saved, uuid, false)
 	if err != nil {
-		return store.Document{}, err
+		return store.DefinitionView{}, err
 	}
 	text, err := xmltree.Format(d.document(space{}))
-	return store.Document{Name: d.name, UUID: uuid, XML: text, Autostart: r.Autostart}, err
+	return store.DefinitionView{Name: d.name, UUID: uuid, XML: text, Autostart: r.Autostart}, err
 }
 
 // Check says whether a pool's document can be parsed, and returns its name.
