@@ -76,7 +76,7 @@ func (d *Daemon) openHost(context.Context) (err error) {
 	if d.Emulators, err = resources.NewEmulators(d.Store, d.config.Emulator, d.log); err != nil {
 		return err
 	}
-	d.Emulators.Quarters = d.quarters
+	d.Emulators.Isolation = d.quarters
 	d.Devices = resources.NewDevices(root)
 	return nil
 }
@@ -178,7 +178,7 @@ func (d *Daemon) openGuests(context.Context) (err error) {
 	d.Guests, err = guest.Open(guest.Config{
 		DataDir: filepath.Join(c.Data, "guest"), RunDir: filepath.Join(d.Run, "guest"), Instance: d.Instance,
 		Log: d.log, Store: d.Store, Events: d.Events, Emulators: d.Emulators, Ledger: d.ledger,
-		Starts:   resources.NewStarts(c.Kernel, runtime.NumCPU(), d.log),
+		Starts:   resources.NewStartQueue(c.Kernel, runtime.NumCPU(), d.log),
 		Networks: d.Networks, Pools: d.Pools, Secrets: d.Secrets, Cgroups: d.Groups, Kernel: c.Kernel, Boot: c.Boot,
 		Prepared: max(c.Prepared, 0), Quarters: d.quarters, StayFull: c.StayFull, GiveRNG: c.GiveRNG,
 		Labels: d.labels, NoLabels: d.noLabels, LabelsRequired: c.Labels == LabelsRequired,

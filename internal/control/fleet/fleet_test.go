@@ -29,7 +29,7 @@ type herd struct {
 	t      testing.TB
 	dir    string
 	pools  *volume.Pools
-	starts *resources.Starts
+	starts *resources.StartQueue
 }
 
 // OpenDaemon opens a whole daemon in a directory and returns its fleet. The external tests set it: package
@@ -378,11 +378,11 @@ func TestRun_DestroyCancelsWaitingStart(t *testing.T) {
 	for st := h.starts.State(); st.Running < st.Limit; st = h.starts.State() {
 		release, err := h.starts.Admit(t.Context(), resources.StartRequest{Paused: true})
 		ok(t, err)
-		defer release(resources.Outcome{})
+		defer release(resources.LaunchOutcome{})
 	}
 	queued := func(name string) {
 		for tick := time.NewTicker(time.Millisecond); ; <-tick.C {
-			if slices.ContainsFunc(h.starts.Queue(), func(w resources.Waiting) bool { return w.Name == name }) {
+			if slices.ContainsFunc(h.starts.Queue(), func(w resources.WaitingStart) bool { return w.Name == name }) {
 				return
 			}
 			ok(t, t.Context().Err())

@@ -63,7 +63,7 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	}
 	statistics.Refresh(s.Guests)
 	now := time.Now()
-	queue := map[string]resources.Waiting{}
+	queue := map[string]resources.WaitingStart{}
 	for _, w := range s.Starts.Queue() {
 		queue[w.Guest] = w
 	}
@@ -124,7 +124,7 @@ func vcpus(d *domain.Definition) uint {
 }
 
 // waits says why a guest waits, the most basic reason first; nil: it does not wait.
-func waits(m fleet.Member, sample *machine.Stats, queued resources.Waiting) *lodgev1.Wait {
+func waits(m fleet.Member, sample *machine.Stats, queued resources.WaitingStart) *lodgev1.Wait {
 	job := m.Guest.Job()
 	switch {
 	case queued.Guest != "":

@@ -38,7 +38,7 @@ type Config struct {
 	Emulators *resources.Emulators
 	Ledger    *resources.Ledger
 	// Starts admits the launches of guests. Nil: each launches at once.
-	Starts   *resources.Starts
+	Starts   *resources.StartQueue
 	Networks *network.Networks
 	Pools    *volume.Pools
 	// Secrets holds the keys of encrypted disks. Nil: there are none.

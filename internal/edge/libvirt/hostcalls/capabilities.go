@@ -145,7 +145,7 @@ func connectGetCapabilities(ctx context.Context, h *rpc.Handlers, _ *rpc.Request
 		return nil, err
 	}
 	guests := []*qemucaps.Capabilities{caps}
-	if also := h.Emulators.Serving("i686"); also != caps.Binary.Path {
+	if also := h.Emulators.ForArch("i686"); also != caps.Binary.Path {
 		if c, err := h.Emulators.Get(ctx, also); err == nil { // else it serves no guest
 			guests = append(guests, c)
 		}

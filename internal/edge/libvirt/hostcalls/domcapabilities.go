@@ -40,7 +40,7 @@ func connectGetDomainCapabilities(ctx context.Context, h *rpc.Handlers, s *rpc.R
 	}
 	// A description of firmware that cannot be understood hides that firmware only.
 	firmwares, _ := resources.Firmwares()
-	o.Firmwares = slices.DeleteFunc(firmwares, func(f resources.Firmware) bool { return !f.Suits(o.Caps.Arch, o.Machine.Name) })
+	o.Firmwares = slices.DeleteFunc(firmwares, func(f resources.Firmware) bool { return !f.Supports(o.Caps.Arch, o.Machine.Name) })
 	_, err = os.Stat("/dev/vfio/vfio")
 	o.Vfio = err == nil && h.Host.Facts().IOMMU && o.Caps.HasDevice("vfio-pci")
 	_, err = exec.LookPath("swtpm")
@@ -52,7 +52,7 @@ func connectGetDomainCapabilities(ctx context.Context, h *rpc.Handlers, s *rpc.R
 // offer finds the binary, the architecture, the domain type and the machine type that
 // a client names. An omitted one defaults to this host's usual one.
 func offer(ctx context.Context, h *rpc.Handlers, s *rpc.Request, binary, arch, domainType, machine *string) (*Offer, error) {
-	caps, err := emulator(ctx, h, s, cmp.Or(rpc.Text(binary), h.Emulators.Serving(rpc.Text(arch))))
+	caps, err := emulator(ctx, h, s, cmp.Or(rpc.Text(binary), h.Emulators.ForArch(rpc.Text(arch))))
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func offer(ctx context.Context, h *rpc.Handlers, s *rpc.Request, binary, arch, d
 // probed. So a read-only client may not name one, and a client under rules may name
 // only the programs that the rules allow.
 func emulator(ctx context.Context, h *rpc.Handlers, s *rpc.Request, binary string) (*qemucaps.Capabilities, error) {
-	if binary != "" && binary != h.Emulators.Usual() && binary != h.Emulators.Serving("i686") {
+	if binary != "" && binary != h.Emulators.Default() && binary != h.Emulators.ForArch("i686") {
 		if _, err := h.Emulators.Known(binary); err != nil {
 			if err := s.DenyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {
 				return nil, err
