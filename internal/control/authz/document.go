@@ -203,7 +203,7 @@ func (g *Authorizer) network(w Principal, doc string) (Resource, error) {
 	if err != nil {
 		return Resource{}, err
 	}
-	made := Resource{Kind: Network, Name: def.Name, written: network.Written(doc)}
+	made := Resource{Kind: Network, Name: def.Name, written: network.StoredBytes(doc)}
 	if err := g.Check(w, Networks, made); err != nil {
 		return made, err
 	}

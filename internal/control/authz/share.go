@@ -179,7 +179,7 @@ func (g *Authorizer) sameKind(like Resource) (all []claim) {
 		}
 	case Network:
 		for _, n := range g.Networks.List() {
-			all = append(all, claimOf(Resource{Kind: Network, Name: n.Name(), written: n.View().Written()}))
+			all = append(all, claimOf(Resource{Kind: Network, Name: n.Name(), written: n.View().StoredBytes()}))
 		}
 	case Pool:
 		for _, p := range g.Pools.List() {

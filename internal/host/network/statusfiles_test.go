@@ -96,8 +96,8 @@ func TestStatus_FilesFollowTheNetwork(t *testing.T) {
 	}
 }
 
-// TestStatus_RemovesWhatAKilledDaemonLeft, and follows no link.
-func TestStatus_RemovesWhatAKilledDaemonLeft(t *testing.T) {
+// TestStatus_FilesOfKilledDaemon, and follows no link.
+func TestStatus_FilesOfKilledDaemon(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	d.Status = filepath.Join(d.dir, "status")
@@ -159,7 +159,7 @@ func TestStatus_NameServiceFindsGuests(t *testing.T) {
 }
 
 // No record names a transient network whose daemon was killed during the destroy.
-func TestStatus_RemovesFilesOfANetworkThatIsGone(t *testing.T) {
+func TestStatus_FilesOfRemovedNetwork(t *testing.T) {
 	d := newDaemon(t)
 	s := d.open(t)
 	folder := s.status.folder
@@ -174,9 +174,9 @@ func TestStatus_RemovesFilesOfANetworkThatIsGone(t *testing.T) {
 	}
 }
 
-// TestStatus_LateNewsOfAnEndedNetwork: a network that was destroyed and made again at once keeps its files, in
+// TestStatus_LateChangeOfEndedNetwork: a network that was destroyed and made again at once keeps its files, in
 // whichever order the two events arrive.
-func TestStatus_LateNewsOfAnEndedNetwork(t *testing.T) {
+func TestStatus_LateChangeOfEndedNetwork(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	s := networks(t)
 	doc := strings.Replace(natNetwork("net92", 92), "<name>", "<uuid>6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a92</uuid><name>", 1)

@@ -22,17 +22,17 @@ type running struct {
 
 const runningSuffix = ".running.json"
 
-func (n *Network) runningFile() string { return filepath.Join(n.home.Run, n.uuid+runningSuffix) }
+func (n *Network) runningFile() string { return filepath.Join(n.networks.Run, n.uuid+runningSuffix) }
 
-func (n *Network) files() hostnet.DnsmasqFiles {
-	return hostnet.DnsmasqIn(n.home.Data, n.home.Run, n.uuid)
+func (n *Network) dnsmasqFiles() hostnet.DnsmasqFiles {
+	return hostnet.DnsmasqIn(n.networks.Data, n.networks.Run, n.uuid)
 }
 
-func (n *Network) removeLeases() { _ = os.Remove(n.files().Leases) }
+func (n *Network) removeLeases() { _ = os.Remove(n.dnsmasqFiles().Leases) }
 
 // recordRunning records the running state.
 func (n *Network) recordRunning(d *Definition, chosen bool) error {
-	return n.writeRunning(running{Boot: n.home.boot, Definition: d, ChosenBridge: chosen})
+	return n.writeRunning(running{Boot: n.networks.boot, Definition: d, ChosenBridge: chosen})
 }
 
 func (n *Network) writeRunning(r running) error {
@@ -58,17 +58,17 @@ func (n *Network) applyRules(d *Definition) error {
 	if !some {
 		return nil
 	}
-	return n.home.firewall.Apply(rules)
+	return n.networks.firewall.Apply(rules)
 }
 
-// forward turns on IP forwarding for a network that is not isolated.
-func forward(d *Definition) error {
-	_, err := hostnet.Forward(d.forwards())
+// enableForwarding turns on IP forwarding for a network that is not isolated.
+func enableForwarding(d *Definition) error {
+	_, err := hostnet.Forward(d.forwardedFamilies())
 	return err
 }
 
-// forwards returns the address families that a network needs forwarding for.
-func (d *Definition) forwards() (four, six bool) {
+// forwardedFamilies returns the address families that a network needs forwarding for.
+func (d *Definition) forwardedFamilies() (four, six bool) {
 	if !d.Managed() || d.Forward.Mode == ForwardNone {
 		return false, false
 	}
@@ -81,11 +81,12 @@ func (d *Definition) forwards() (four, six bool) {
 // reconnectGuests connects the guests of a network that was stopped to its new bridge.
 func (n *Network) reconnectGuests(d *Definition) {
 	for _, p := range n.Ports() {
-		n.plug(d, p)
+		n.connectPort(d, p)
 	}
 }
 
-func (n *Network) plug(d *Definition, p Port) {
+// connectPort connects a port to the network's bridge. A macvtap is on no bridge.
+func (n *Network) connectPort(d *Definition, p Port) {
 	if p.Parent != "" {
 		return
 	}
@@ -96,18 +97,18 @@ func (n *Network) plug(d *Definition, p Port) {
 		}
 	}
 	if err != nil && !fault.Is(err, fault.NotFound) {
-		n.home.Log.Warn("cannot plug a guest in again", "network", n.name, "interface", p.Interface, "owner", p.Owner, "error", err)
+		n.networks.Log.Warn("cannot plug a guest in again", "network", n.name, "interface", p.Interface, "owner", p.Owner, "error", err)
 	}
 }
 
-// reconnectLate connects a new port to the bridge if it is on none: the network was stopped and started after the
+// connectNewPort connects a new port to the bridge if it is on none: the network was stopped and started after the
 // NIC was connected to the old bridge.
-func (n *Network) reconnectLate(p Port) {
+func (n *Network) connectNewPort(p Port) {
 	d := n.View().Live
 	if d == nil || !d.Managed() {
 		return
 	}
 	if l, err := hostnet.ByName(p.Interface); err == nil && l.Master == 0 {
-		n.plug(d, p)
+		n.connectPort(d, p)
 	}
 }

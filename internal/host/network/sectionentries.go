@@ -11,22 +11,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// entries say how to parse and match the entries of one section. X is libvirtxml's type of an entry, T
+// sectionEntries knows how to parse and match the entries of one section. X is libvirtxml's type of an entry, T
 // Lodge's.
-type entries[X, T any] struct {
-	element    string
-	understand func(*reader, X) T
-	check      func(given T) error // of what the section's place allows; nil: anything
-	// clash names a value that an existing and a new entry have in common although it must be unique; "" if
+type sectionEntries[X, T any] struct {
+	element string
+	parse   func(*reader, X) T
+	check   func(given T) error // of what the section's place allows; nil: anything
+	// conflict names a value that an existing and a new entry have in common although it must be unique; "" if
 	// there is none.
-	clash func(there, given T) string
+	conflict func(there, given T) string
 	// modified and deleted say whether an entry is the one to modify or delete.
 	modified, deleted func(there, given T) bool
 	show              func(T) string // as its element
 }
 
 // apply applies an update to a copy of a list.
-func (e entries[X, T]) apply(u Update, network string, list []T) ([]T, error) {
+func (e sectionEntries[X, T]) apply(u Update, network string, list []T) ([]T, error) {
 	item, err := e.read(u)
 	if err != nil {
 		return nil, err
@@ -35,7 +35,7 @@ func (e entries[X, T]) apply(u Update, network string, list []T) ([]T, error) {
 	switch u.Command {
 	case AddFirst, AddLast:
 		for _, there := range list {
-			if what := e.clash(there, item); what != "" {
+			if what := e.conflict(there, item); what != "" {
 				return nil, fault.New(fault.WrongState, fault.Network, "network %q already has an entry with %s: %s", network, what, e.show(there))
 			}
 		}
@@ -61,7 +61,7 @@ func (e entries[X, T]) apply(u Update, network string, list []T) ([]T, error) {
 const maxShown = 5
 
 // find returns the index of the one entry that an update selects.
-func (e entries[X, T]) find(u Update, network string, list []T, item T) (int, error) {
+func (e sectionEntries[X, T]) find(u Update, network string, list []T, item T) (int, error) {
 	means := e.modified
 	if u.Command == Delete {
 		means = e.deleted
@@ -86,7 +86,7 @@ func (e entries[X, T]) find(u Update, network string, list []T, item T) (int, er
 }
 
 // read parses the entry of an update.
-func (e entries[X, T]) read(u Update) (item T, err error) {
+func (e sectionEntries[X, T]) read(u Update) (item T, err error) {
 	root, err := xmltree.Parse(u.XML)
 	if err != nil {
 		return item, err
@@ -99,7 +99,7 @@ func (e entries[X, T]) read(u Update) (item T, err error) {
 		return item, err
 	}
 	r := &reader{}
-	if item = e.understand(r, x); r.err == nil && e.check != nil {
+	if item = e.parse(r, x); r.err == nil && e.check != nil {
 		r.err = e.check(item)
 	}
 	return item, r.err
@@ -117,9 +117,9 @@ func setAndEqual[T comparable](a, b T) bool {
 	return a != none && a == b
 }
 
-var hosts = entries[libvirtxml.NetworkDHCPHost, Host]{
-	element: "host", understand: (*reader).dhcpHost,
-	clash: func(a, b Host) string {
+var hosts = sectionEntries[libvirtxml.NetworkDHCPHost, Host]{
+	element: "host", parse: (*reader).dhcpHost,
+	conflict: func(a, b Host) string {
 		switch {
 		case setAndEqual(a.MAC, b.MAC):
 			return "the MAC address " + b.MAC
@@ -144,9 +144,9 @@ var hosts = entries[libvirtxml.NetworkDHCPHost, Host]{
 	},
 }
 
-var ranges = entries[libvirtxml.NetworkDHCPRange, Range]{
-	element: "range", understand: (*reader).dhcpRange,
-	clash: func(a, b Range) string {
+var ranges = sectionEntries[libvirtxml.NetworkDHCPRange, Range]{
+	element: "range", parse: (*reader).dhcpRange,
+	conflict: func(a, b Range) string {
 		if a.First == b.First && a.Last == b.Last {
 			return "this start and end"
 		}
@@ -158,9 +158,9 @@ var ranges = entries[libvirtxml.NetworkDHCPRange, Range]{
 
 func sameRange(a, b Range) bool { return a.First == b.First && a.Last == b.Last }
 
-var interfaces = entries[libvirtxml.NetworkForwardInterface, string]{
-	element: "interface", understand: (*reader).forwardInterface,
-	clash: func(a, b string) string {
+var interfaces = sectionEntries[libvirtxml.NetworkForwardInterface, string]{
+	element: "interface", parse: (*reader).forwardInterface,
+	conflict: func(a, b string) string {
 		if a == b {
 			return "the name " + b
 		}
@@ -170,9 +170,9 @@ var interfaces = entries[libvirtxml.NetworkForwardInterface, string]{
 	show: func(dev string) string { return tag("interface", "dev", dev) },
 }
 
-var portGroups = entries[libvirtxml.NetworkPortGroup, PortGroup]{
-	element: "portgroup", understand: (*reader).portGroup,
-	clash: func(a, b PortGroup) string {
+var portGroups = sectionEntries[libvirtxml.NetworkPortGroup, PortGroup]{
+	element: "portgroup", parse: (*reader).portGroup,
+	conflict: func(a, b PortGroup) string {
 		if a.Name == b.Name {
 			return "the name " + b.Name
 		}
@@ -184,10 +184,10 @@ var portGroups = entries[libvirtxml.NetworkPortGroup, PortGroup]{
 
 func samePortGroup(a, b PortGroup) bool { return a.Name == b.Name }
 
-var nameHosts = entries[libvirtxml.NetworkDNSHost, NameHost]{
-	element: "host", understand: (*reader).nameHost,
+var nameHosts = sectionEntries[libvirtxml.NetworkDNSHost, NameHost]{
+	element: "host", parse: (*reader).nameHost,
 	// One name may have several addresses.
-	clash: func(a, b NameHost) string {
+	conflict: func(a, b NameHost) string {
 		if a.Address == b.Address {
 			return "the address " + addressText(b.Address)
 		}
@@ -206,9 +206,9 @@ func sameNameHost(a, b NameHost) bool {
 	return slices.ContainsFunc(a.Names, func(s string) bool { return slices.Contains(b.Names, s) })
 }
 
-var txts = entries[libvirtxml.NetworkDNSTXT, TXT]{
-	element: "txt", understand: func(_ *reader, x libvirtxml.NetworkDNSTXT) TXT { return TXT{x.Name, x.Value} },
-	clash: func(a, b TXT) string {
+var txts = sectionEntries[libvirtxml.NetworkDNSTXT, TXT]{
+	element: "txt", parse: func(_ *reader, x libvirtxml.NetworkDNSTXT) TXT { return TXT{x.Name, x.Value} },
+	conflict: func(a, b TXT) string {
 		if a.Name == b.Name {
 			return "the name " + b.Name
 		}
@@ -220,9 +220,9 @@ var txts = entries[libvirtxml.NetworkDNSTXT, TXT]{
 
 func sameTXT(a, b TXT) bool { return a.Name == b.Name }
 
-var srvs = entries[libvirtxml.NetworkDNSSRV, SRV]{
-	element: "srv", understand: func(_ *reader, x libvirtxml.NetworkDNSSRV) SRV { return srv(x) },
-	clash: func(a, b SRV) string {
+var srvs = sectionEntries[libvirtxml.NetworkDNSSRV, SRV]{
+	element: "srv", parse: func(_ *reader, x libvirtxml.NetworkDNSSRV) SRV { return srv(x) },
+	conflict: func(a, b SRV) string {
 		if a.Service == b.Service && a.Protocol == b.Protocol && a.Domain == b.Domain && a.Target == b.Target {
 			return "this service, protocol, domain and target"
 		}

@@ -61,10 +61,10 @@ func nft(t *testing.T, words ...string) string {
 	return string(out)
 }
 
-// TestGuard_RestoresFlushedFirewall flushes the host's rules from another program, twice. The rules of
+// TestWatchRules_RestoresFlushedFirewall flushes the host's rules from another program, twice. The rules of
 // running networks return, those of a destroyed network do not, and the log gets a line each time.
 // Promise: F23
-func TestGuard_RestoresFlushedFirewall(t *testing.T) {
+func TestWatchRules_RestoresFlushedFirewall(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d, log := newDaemon(t), newLogLines()
 	d.Log = slog.New(slog.NewTextHandler(log, nil))
@@ -91,10 +91,10 @@ func TestGuard_RestoresFlushedFirewall(t *testing.T) {
 	}
 }
 
-// TestGuard_RestoresForwarding reloads the kernel's settings, twice. The host forwards for running
+// TestWatchForwarding_TurnsItOnAgain reloads the kernel's settings, twice. The host forwards for running
 // networks again, also after the next daemon's first check, and not for a destroyed network.
 // Promise: F25
-func TestGuard_RestoresForwarding(t *testing.T) {
+func TestWatchForwarding_TurnsItOnAgain(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d, log := newDaemon(t), newLogLines()
 	d.Log = slog.New(slog.NewTextHandler(log, nil))
@@ -163,11 +163,11 @@ func TestStart_IPv6RouterAdvertisements(t *testing.T) {
 	ok(t, n.Start(t.Context(), scope.Daemon("a test")))
 }
 
-// TestRests_GrowWhileRepairsFail: against a program that removes the rules each time, repairs become rarer.
+// TestGrowingPause_RulesRemovedAgain: against a program that removes the rules each time, repairs become rarer.
 // After it has stopped they are prompt again.
 // Promise: F23
-func TestRests_GrowWhileRepairsFail(t *testing.T) {
-	var r pauses
+func TestGrowingPause_RulesRemovedAgain(t *testing.T) {
+	var r growingPause
 	now := time.Unix(0, 0)
 	var all time.Duration
 	for range 20 {

@@ -18,9 +18,9 @@ const (
 	longestWait = time.Minute
 )
 
-// serve starts a network's dnsmasq if it needs one. The caller has the turn.
-func (n *Network) serve(ctx context.Context, d *Definition) error {
-	content, needed := d.service()
+// startService starts a network's dnsmasq if it needs one. The caller has the turn.
+func (n *Network) startService(ctx context.Context, d *Definition) error {
+	content, needed := d.dnsmasqContent()
 	if !needed {
 		return nil
 	}
@@ -28,8 +28,8 @@ func (n *Network) serve(ctx context.Context, d *Definition) error {
 		return err
 	}
 	// Leases are stored there. The folder is made again if it was removed; dnsmasq reports other errors.
-	_ = os.Mkdir(n.home.Data, 0o755)
-	service, err := hostnet.StartDnsmasq(ctx, n.files(), content)
+	_ = os.Mkdir(n.networks.Data, 0o755)
+	service, err := hostnet.StartDnsmasq(ctx, n.dnsmasqFiles(), content)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (n *Network) serve(ctx context.Context, d *Definition) error {
 // watch makes a process the network's dnsmasq and restarts it when it ends.
 func (n *Network) watch(service *hostnet.Dnsmasq) {
 	n.service = service
-	n.home.workers.Go(func() { n.keepServing(service) })
+	n.networks.workers.Go(func() { n.keepServing(service) })
 }
 
 // stopService ends the dnsmasq, also one that an earlier daemon left without a record. The caller has the
@@ -48,8 +48,8 @@ func (n *Network) watch(service *hostnet.Dnsmasq) {
 func (n *Network) stopService(ctx context.Context) error {
 	service := n.service
 	if service == nil {
-		if service, _ = hostnet.AdoptDnsmasq(n.files(), nil); service == nil {
-			return n.files().Clear(ctx)
+		if service, _ = hostnet.AdoptDnsmasq(n.dnsmasqFiles(), nil); service == nil {
+			return n.dnsmasqFiles().Clear(ctx)
 		}
 	}
 	n.service = nil // tells keepServing that this end is intended
@@ -71,7 +71,7 @@ func (n *Network) keepServing(service *hostnet.Dnsmasq) {
 	for began := time.Now(); ; {
 		select {
 		case <-service.Ended():
-		case <-n.home.work.Done():
+		case <-n.networks.work.Done():
 			service.Release()
 			return
 		}
@@ -81,7 +81,7 @@ func (n *Network) keepServing(service *hostnet.Dnsmasq) {
 		if time.Since(began) > longestWait {
 			wait = 0
 		}
-		if !n.home.pause(wait) {
+		if !n.networks.sleep(wait) {
 			service.Release()
 			return
 		}
@@ -95,15 +95,15 @@ func (n *Network) keepServing(service *hostnet.Dnsmasq) {
 
 // wasStopped says whether a dnsmasq was told to end.
 func (n *Network) wasStopped(service *hostnet.Dnsmasq) (over bool) {
-	err := n.change(n.home.work, func() error {
+	err := n.change(n.networks.work, func() error {
 		over = n.service != service
 		return nil
 	})
 	return over || errors.Is(err, errGone)
 }
 
-// pause waits, and returns false when the daemon ends.
-func (s *Networks) pause(d time.Duration) bool {
+// sleep waits, and returns false when the daemon ends.
+func (s *Networks) sleep(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -117,13 +117,13 @@ func (s *Networks) pause(d time.Duration) bool {
 // replaceService starts a new dnsmasq in place of one that has ended. done says that the old one needs no more
 // care.
 func (n *Network) replaceService(old *hostnet.Dnsmasq) (done bool) {
-	log := n.home.Log.With("network", n.name)
-	err := n.change(n.home.work, func() error {
+	log := n.networks.Log.With("network", n.name)
+	err := n.change(n.networks.work, func() error {
 		v := n.View()
 		if done = n.service != old || v == nil || v.Live == nil; done { // of a failed start that could not end it
 			return nil
 		}
-		if err := n.serve(n.home.work, v.Live); err != nil {
+		if err := n.startService(n.networks.work, v.Live); err != nil {
 			return err
 		}
 		done = true
@@ -154,7 +154,7 @@ type Lease struct {
 // lease file.
 func (n *Network) Leases(mac string) ([]Lease, error) {
 	d := n.View().current()
-	all, err := hostnet.ReadLeases(n.files().Leases)
+	all, err := hostnet.ReadLeases(n.dnsmasqFiles().Leases)
 	if err != nil {
 		return nil, err
 	}

@@ -31,20 +31,20 @@ type statusWriter struct {
 	folder string
 	wake   chan struct{} // signals a change
 
-	mu  sync.Mutex
-	due map[*Network]bool
+	mu      sync.Mutex
+	changed map[*Network]bool
 
 	written map[string]string // by UUID, the bridge with files; used only by the goroutine
 }
 
 func newStatusWriter(folder string) *statusWriter {
-	return &statusWriter{folder: folder, wake: make(chan struct{}, 1), due: map[*Network]bool{}, written: map[string]string{}}
+	return &statusWriter{folder: folder, wake: make(chan struct{}, 1), changed: map[*Network]bool{}, written: map[string]string{}}
 }
 
 // schedule schedules a write of a network's files.
 func (w *statusWriter) schedule(n *Network) {
 	w.mu.Lock()
-	w.due[n] = true
+	w.changed[n] = true
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
@@ -52,11 +52,11 @@ func (w *statusWriter) schedule(n *Network) {
 	}
 }
 
-func (w *statusWriter) takeDue() map[*Network]bool {
+func (w *statusWriter) takeChanged() map[*Network]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	due := w.due
-	w.due = map[*Network]bool{}
+	due := w.changed
+	w.changed = map[*Network]bool{}
 	return due
 }
 
@@ -70,11 +70,11 @@ func (s *Networks) writeStatus() {
 	for ended := false; !ended; {
 		select {
 		case <-w.wake:
-			ended = !s.pause(statusPause)
+			ended = !s.sleep(statusPause)
 		case <-s.work.Done():
 			ended = true
 		}
-		for n := range w.takeDue() {
+		for n := range w.takeChanged() {
 			if err := w.write(n); err != nil {
 				s.Log.Warn("the host's name service has old addresses of guests", "network", n.name, "error", err)
 			}
@@ -132,7 +132,7 @@ func (s *Networks) watchLeases(watch *hostnet.FolderWatch) {
 // be processed after those of its successor, which counts.
 func (w *statusWriter) write(n *Network) error {
 	bridge, old := "", w.written[n.uuid]
-	if now, err := n.home.ByUUID(n.uuid); err == nil {
+	if now, err := n.networks.ByUUID(n.uuid); err == nil {
 		n = now
 		switch v := n.View(); {
 		case v.Live != nil && v.Live.Managed():
@@ -150,7 +150,7 @@ func (w *statusWriter) write(n *Network) error {
 		return errors.Join(errs...)
 	}
 	w.written[n.uuid] = bridge
-	leases, err := hostnet.ReadLeases(n.files().Leases)
+	leases, err := hostnet.ReadLeases(n.dnsmasqFiles().Leases)
 	if err == nil {
 		err = w.replace(bridge+statusSuffix, statusOf(leases))
 	}

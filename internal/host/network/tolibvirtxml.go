@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// toLibvirtXML is the inverse of understand.
+// toLibvirtXML is the inverse of fromLibvirtXML.
 func (d *Definition) toLibvirtXML() *libvirtxml.Network {
 	x := &libvirtxml.Network{
 		Name: d.Name, UUID: d.UUID, IPv6: yesNo(d.IPv6),

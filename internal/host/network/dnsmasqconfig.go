@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// service is the configuration of a network's dnsmasq; false if it needs none.
-func (d *Definition) service() (hostnet.DnsmasqContent, bool) {
+// dnsmasqContent is the configuration of a network's dnsmasq; false if it needs none.
+func (d *Definition) dnsmasqContent() (hostnet.DnsmasqContent, bool) {
 	dhcp := false
 	for _, ip := range d.IPs {
 		dhcp = dhcp || ip.DHCP != nil || ip.TFTPRoot != ""
@@ -21,7 +21,7 @@ func (d *Definition) service() (hostnet.DnsmasqContent, bool) {
 	if !d.Managed() || len(d.IPs) == 0 || !dhcp && !names {
 		return hostnet.DnsmasqContent{}, false
 	}
-	w := &lines{}
+	w := &configLines{}
 	d.writeBase(w)
 	if names {
 		d.writeDNS(w)
@@ -43,19 +43,19 @@ func (d *Definition) service() (hostnet.DnsmasqContent, bool) {
 	return hostnet.DnsmasqContent{Config: w.String(), Hosts: d.hostsFile(), Names: d.namesFile()}, true
 }
 
-// lines collects the lines of a configuration.
-type lines struct{ strings.Builder }
+// configLines collects the lines of a configuration.
+type configLines struct{ strings.Builder }
 
-func (w *lines) add(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
+func (w *configLines) add(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
 
-func (d *Definition) writeBase(w *lines) {
+func (d *Definition) writeBase(w *configLines) {
 	w.add("strict-order")
 	w.add("except-interface=lo")
 	w.add("bind-dynamic")
 	w.add("interface=%s", d.Bridge.Name)
 }
 
-func (d *Definition) writeDNS(w *lines) {
+func (d *Definition) writeDNS(w *configLines) {
 	if d.DNS.ForwardPlainNames == device.Off {
 		w.add("domain-needed")
 		w.add("local=//")
@@ -140,7 +140,7 @@ func reverseZone(ip IP) string {
 	return strings.Join(labels, ".") + ".ip6.arpa"
 }
 
-func (ip IP) writeDHCP(w *lines) {
+func (ip IP) writeDHCP(w *configLines) {
 	if ip.TFTPRoot != "" {
 		w.add("enable-tftp")
 		w.add("tftp-root=%s", ip.TFTPRoot)
@@ -204,7 +204,7 @@ func leaseWord(l *LeaseTime) string {
 }
 
 // writeRouting gives guests the default route, or none.
-func (d *Definition) writeRouting(w *lines) {
+func (d *Definition) writeRouting(w *configLines) {
 	for _, ip := range d.IPs {
 		if ip.Address.Is6() {
 			w.add("enable-ra")
@@ -221,7 +221,7 @@ func (d *Definition) writeRouting(w *lines) {
 
 // hostsFile is the file of DHCP hosts.
 func (d *Definition) hostsFile() string {
-	w := &lines{}
+	w := &configLines{}
 	for _, ip := range d.IPs {
 		if ip.DHCP == nil {
 			continue
@@ -270,7 +270,7 @@ func (h Host) line() string {
 
 // namesFile is the file of DNS hosts.
 func (d *Definition) namesFile() string {
-	w := &lines{}
+	w := &configLines{}
 	for _, h := range d.DNS.Hosts {
 		w.add("%s\t%s", addressText(h.Address), strings.Join(h.Names, "\t"))
 	}

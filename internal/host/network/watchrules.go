@@ -12,11 +12,11 @@ const (
 	longestPause = 5 * time.Minute // where another program keeps removing the rules
 )
 
-// guard restores the networks' firewall rules when another program removes them, such as a firewall service
+// watchRules restores the networks' firewall rules when another program removes them, such as a firewall service
 // that loads its own rules. It ends with the daemon.
-func (s *Networks) guard(w *hostnet.FirewallWatch) {
+func (s *Networks) watchRules(w *hostnet.FirewallWatch) {
 	defer w.Close()
-	for r := (pauses{}); ; {
+	for r := (growingPause{}); ; {
 		by, err := w.Next(s.work)
 		if s.work.Err() != nil {
 			return
@@ -26,7 +26,7 @@ func (s *Networks) guard(w *hostnet.FirewallWatch) {
 		}
 		for done := false; !done; {
 			done = s.restoreRules(by)
-			if !s.pause(r.next(time.Now())) {
+			if !s.sleep(r.next(time.Now())) {
 				return
 			}
 		}
@@ -46,11 +46,11 @@ func (s *Networks) restoreRules(by string) bool {
 	return err == nil
 }
 
-// guardForwarding turns IP forwarding on again for running networks when another program turns it off, such as
+// watchForwarding turns IP forwarding on again for running networks when another program turns it off, such as
 // one that reloads sysctl settings. It ends with the daemon.
-func (s *Networks) guardForwarding(w *hostnet.ForwardingWatch) {
+func (s *Networks) watchForwarding(w *hostnet.ForwardingWatch) {
 	defer w.Close()
-	for r := (pauses{}); ; {
+	for r := (growingPause{}); ; {
 		err := w.Next(s.work)
 		if s.work.Err() != nil {
 			return
@@ -60,7 +60,7 @@ func (s *Networks) guardForwarding(w *hostnet.ForwardingWatch) {
 		}
 		for done := false; !done; {
 			done = s.restoreForwarding()
-			if !s.pause(r.next(time.Now())) {
+			if !s.sleep(r.next(time.Now())) {
 				return
 			}
 		}
@@ -75,7 +75,7 @@ func (s *Networks) restoreForwarding() bool {
 		if v == nil || !v.Active() {
 			continue
 		}
-		if a, b := v.Live.forwards(); a || b {
+		if a, b := v.Live.forwardedFamilies(); a || b {
 			four, six, need = four || a, six || b, append(need, n.name)
 		}
 	}
@@ -91,14 +91,14 @@ func (s *Networks) restoreForwarding() bool {
 	return err == nil
 }
 
-// pauses are the pauses after each look at the firewall. A pause grows if the next look is due at once, so that
+// growingPause is the pause after each look at the firewall. It grows if the next look is due at once, so that
 // a program that keeps removing the rules and this daemon do not keep each other busy.
-type pauses struct {
+type growingPause struct {
 	last  time.Duration
 	until time.Time
 }
 
-func (r *pauses) next(look time.Time) time.Duration {
+func (r *growingPause) next(look time.Time) time.Duration {
 	if look.Sub(r.until) > r.last {
 		r.last = 0
 	}
