@@ -159,7 +159,7 @@ func (d *Daemon) openSecrets(context.Context) (err error) {
 
 func (d *Daemon) openPools(ctx context.Context) (err error) {
 	d.Pools, err = volume.Open(volume.Options{
-		Store: d.Store, Events: d.Events, Log: d.log, Secrets: d.Secrets, Boot: d.config.Boot, Quarters: d.quarters,
+		Store: d.Store, Events: d.Events, Log: d.log, Secrets: d.Secrets, Boot: d.config.Boot, Isolation: d.quarters,
 	})
 	if err != nil {
 		return err

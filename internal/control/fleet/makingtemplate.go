@@ -55,7 +55,7 @@ func (m *makingTemplate) undo(ctx context.Context) error {
 	}
 	away := func(p *volume.Pool) bool {
 		v := p.View()
-		return v.State != volume.Running || v.Taken.IsZero()
+		return v.State != volume.Running || v.ReadAt.IsZero()
 	}
 	if m.source == nil && slices.ContainsFunc(m.fleet.pools.List(), away) {
 		return nil

@@ -57,7 +57,7 @@ func (f *Fleet) overlays(ctx context.Context, d *domain.Definition, sees func(Me
 		if below == "" {
 			continue
 		}
-		for _, v := range f.pools.Above(ctx, below) {
+		for _, v := range f.pools.Overlays(ctx, below) {
 			name := ""
 			if sees == nil {
 				name = v.Pool + "/" + v.Name

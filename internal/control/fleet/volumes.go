@@ -44,7 +44,7 @@ func (f *Fleet) checkVolumeFree(v VolumeName) error {
 func (f *Fleet) deleteVolume(ctx context.Context, sc scope.Scope, v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err == nil {
-		known := !p.View().Taken.IsZero()
+		known := !p.View().ReadAt.IsZero()
 		if err = p.DeleteVolume(ctx, sc, v.Name); known && fault.Is(err, fault.NotFound) {
 			return nil
 		}
@@ -107,7 +107,7 @@ func (f *Fleet) overlayOf(ctx context.Context, v VolumeName, but []VolumeName) (
 	if path == "" {
 		return name, false
 	}
-	for _, above := range f.pools.Above(ctx, path) {
+	for _, above := range f.pools.Overlays(ctx, path) {
 		if name = (VolumeName{above.Pool, above.Name}); !slices.Contains(but, name) {
 			return name, true
 		}

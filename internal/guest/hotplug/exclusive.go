@@ -20,7 +20,7 @@ import (
 // d, from the top down. above is the path of the image on top of them in that chain; empty: there is none.
 func CheckSoleUser(ctx context.Context, g *machine.Guest, sc scope.Scope, d *device.Disk, changed image.Chain, above string) error {
 	for _, l := range changed {
-		for _, v := range g.Reg.Pools.Above(ctx, l.Path) {
+		for _, v := range g.Reg.Pools.Overlays(ctx, l.Path) {
 			if v.Path != above {
 				return fault.New(fault.WrongState, fault.Volume,
 					"cannot change %s: volume %q of pool %q is backed by it, and its data would change; remove that volume, or make it independent (qemu-img rebase -b '' %s)",

@@ -15,9 +15,9 @@ import (
 // another daemon. A guest may write a raw volume that looks like another format, and the other daemon would
 // not know.
 type Declared struct {
-	pools map[string]*definition // by name
-	uuids map[string]string      // of the pools
-	made  map[string]declaration // by key of the record
+	pools        map[string]*definition // by name
+	uuids        map[string]string      // of the pools
+	declarations map[string]declaration // by key of the record
 }
 
 // Take adds a record of any kind.
@@ -37,10 +37,10 @@ func (d *Declared) Take(kind, key string, version int, body []byte) {
 	case volumeKind.Name:
 		var made declaration
 		if volumeKind.Decode(key, version, body, &made) == nil {
-			if d.made == nil {
-				d.made = map[string]declaration{}
+			if d.declarations == nil {
+				d.declarations = map[string]declaration{}
 			}
-			d.made[key] = made
+			d.declarations[key] = made
 		}
 	}
 }
@@ -49,7 +49,7 @@ func (d *Declared) Take(kind, key string, version int, body []byte) {
 // unknown, or if another file has the name by now.
 func (d *Declared) Format(pool, volume string) string {
 	def := d.pools[pool]
-	made, known := d.made[d.uuids[pool]+"/"+volume]
+	made, known := d.declarations[d.uuids[pool]+"/"+volume]
 	if def == nil || !known || made.Format != image.Raw && made.Format != image.Qcow2 || volume == ".." || strings.ContainsAny(volume, "/\x00") {
 		return ""
 	}

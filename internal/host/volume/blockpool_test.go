@@ -376,7 +376,7 @@ func TestLogicalPool_ParsesReports(t *testing.T) {
 	d, err := parsePool(logicalXML(), "", true)
 	must(t, err)
 	got := map[string]*Volume{}
-	for _, v := range (group{d}).volumes(report) {
+	for _, v := range (volumeGroup{d}).volumes(report) {
 		got[v.Name] = v
 	}
 	if len(got) != 5 {
@@ -406,8 +406,8 @@ func TestLogicalPool_ParsesReports(t *testing.T) {
 	}
 }
 
-// TestStart_MissingSourceIsNoMissingPool: clients take "not found" to mean that no such pool is defined.
-func TestStart_MissingSourceIsNoMissingPool(t *testing.T) {
+// TestStart_SourceMissing: clients take "not found" to mean that no such pool is defined.
+func TestStart_SourceMissing(t *testing.T) {
 	fakeTools(t, map[string]string{"vgchange": `echo '  Volume group "lvtest" not found' >&2; exit 5`})
 	d := newDaemon(t)
 	for says, c := range map[string]struct {
@@ -466,7 +466,7 @@ func TestLogicalPool_RunsCommands(t *testing.T) {
 			t.Errorf("%s calls %q", doc, got)
 		}
 	}
-	g := group{p.saved}
+	g := volumeGroup{p.saved}
 	v := &Volume{Name: "one", Path: "/dev/lvtest/one", Info: image.Info{Virtual: 20 * mib}}
 	must(t, g.resize(t.Context(), v, 24*mib))
 	must(t, g.resize(t.Context(), v, 8*mib))
@@ -520,7 +520,7 @@ func TestLogicalPool_RealVolumeGroup(t *testing.T) {
 	if found, err := FindSources(t.Context(), Logical, ""); err != nil || !strings.Contains(found, "<name>lvtest</name>") || !strings.Contains(found, "<device path='"+two+"'/>") {
 		t.Errorf("found %s, %v", found, err)
 	}
-	g := group{p.saved}
+	g := volumeGroup{p.saved}
 	size := uint64(40 * mib)
 	must(t, g.add(t.Context(), &volumeRequest{name: "big", format: image.Raw, capacity: &size}))
 	wantKind(t, g.add(t.Context(), &volumeRequest{name: "more", format: image.Raw, capacity: &size}), fault.NoCapacity)
@@ -696,7 +696,7 @@ func TestDevicePools_MissingToolNamesPackage(t *testing.T) {
 }
 
 // Partition tables and labels on a device are foreign input.
-func FuzzCarvedReports(f *testing.F) {
+func FuzzLVMReports(f *testing.F) {
 	for _, file := range []string{"lvs.json", "vgs.json", "sfdisk.json"} {
 		text, err := os.ReadFile(filepath.Join("testdata", file))
 		if err != nil {
@@ -710,7 +710,7 @@ func FuzzCarvedReports(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if report, err := blockdev.ParseReport(string(text)); err == nil {
-			for _, v := range (group{d}).volumes(report) {
+			for _, v := range (volumeGroup{d}).volumes(report) {
 				doc, err := v.XML()
 				if err == nil {
 					_, err = xmltree.Parse(doc)

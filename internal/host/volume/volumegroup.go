@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// group is an LVM volume group. LVM's tools read and change it; its metadata are never accessed here.
-type group struct{ *definition }
+// volumeGroup is an LVM volume group. LVM's tools read and change it; its metadata are never accessed here.
+type volumeGroup struct{ *definition }
 
 // readLogical parses the source of a volume group.
 func (d *definition) readLogical(source *xmltree.Element) error {
@@ -42,12 +42,12 @@ func (d *definition) readLogical(source *xmltree.Element) error {
 	return d.fixTarget(filepath.Join("/dev", d.group))
 }
 
-func (g group) run(ctx context.Context, tool string, args ...string) (string, error) {
+func (g volumeGroup) run(ctx context.Context, tool string, args ...string) (string, error) {
 	return blockdev.RunLVM(ctx, g.group, tool, args...)
 }
 
 // build makes the group from its devices. On failure it removes the LVM labels that it wrote.
-func (g group) build(ctx context.Context, how Build) (err error) {
+func (g volumeGroup) build(ctx context.Context, how Build) (err error) {
 	if len(g.devices) == 0 {
 		return fault.New(fault.Invalid, fault.Config, "name the source devices of volume group %s", g.group)
 	}
@@ -83,7 +83,7 @@ func (g group) build(ctx context.Context, how Build) (err error) {
 }
 
 // destroy removes the group, which must be empty, and the LVM labels of its devices.
-func (g group) destroy(ctx context.Context) error {
+func (g volumeGroup) destroy(ctx context.Context) error {
 	out, err := g.run(ctx, "lvs", "--reportformat", "json", "--all", "--options", "lv_name", g.group)
 	if err != nil {
 		return err
@@ -106,19 +106,19 @@ func (g group) destroy(ctx context.Context) error {
 	return err
 }
 
-func (g group) attach(ctx context.Context) (fresh bool, err error) {
+func (g volumeGroup) attach(ctx context.Context) (fresh bool, err error) {
 	nodes, _ := os.ReadDir(g.target) // a group without active volumes has no folder
 	_, err = g.run(ctx, "vgchange", "--activate", "y", g.group)
 	return err == nil && len(nodes) == 0, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot activate volume group %s", g.group)
 }
 
-func (g group) detach(ctx context.Context) error {
+func (g volumeGroup) detach(ctx context.Context) error {
 	_, err := g.run(ctx, "vgchange", "--activate", "n", g.group)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot deactivate volume group %s", g.group)
 }
 
-func (g group) survey(ctx context.Context) (reading, error) {
-	r := reading{perms: noPermissions}
+func (g volumeGroup) readContents(ctx context.Context) (poolContents, error) {
+	r := poolContents{perms: noPermissions}
 	out, err := blockdev.Report(ctx, g.group, "vgs", "vg_name,vg_size,vg_free", g.group)
 	if err != nil {
 		return r, err
@@ -155,7 +155,7 @@ const (
 
 // volumes makes volumes from a report of segments. Inactive volumes have no device, and thin pools are no
 // disks: both are left out.
-func (g group) volumes(report []blockdev.Row) []*Volume {
+func (g volumeGroup) volumes(report []blockdev.Row) []*Volume {
 	var out []*Volume
 	byName := map[string]*Volume{}
 	for _, r := range report {
@@ -174,7 +174,7 @@ func (g group) volumes(report []blockdev.Row) []*Volume {
 	return out
 }
 
-func (g group) volume(name string, kind byte, r blockdev.Row) *Volume {
+func (g volumeGroup) volume(name string, kind byte, r blockdev.Row) *Volume {
 	size := r.Size("lv_size")
 	v := &Volume{Name: name, Pool: g.name, Path: filepath.Join(g.target, name), Kind: Block, extents: []blockdev.Extent{}}
 	v.Info = image.Info{Format: image.Raw, Virtual: size, Allocated: size, Physical: size}
@@ -194,7 +194,7 @@ func (g group) volume(name string, kind byte, r blockdev.Row) *Volume {
 	return v
 }
 
-func (g group) add(ctx context.Context, w *volumeRequest) error {
+func (g volumeGroup) add(ctx context.Context, w *volumeRequest) error {
 	if err := blockdev.CheckLVMName(fault.Volume, w.name); err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func (g group) add(ctx context.Context, w *volumeRequest) error {
 
 // addSnapshot makes a snapshot of a volume of the same group. The allocation is the space for differences; by
 // default it is the origin's size.
-func (g group) addSnapshot(ctx context.Context, w *volumeRequest, args []string) error {
+func (g volumeGroup) addSnapshot(ctx context.Context, w *volumeRequest, args []string) error {
 	dir, origin := filepath.Split(w.backing.Name)
 	if filepath.Clean(dir) != g.target || blockdev.CheckLVMName(fault.Volume, origin) != nil {
 		return fault.New(fault.Unsupported, fault.Config, "a snapshot's origin must be a volume of the same group, and %s is not in %s", w.backing.Name, g.target)
@@ -239,7 +239,7 @@ func (g group) addSnapshot(ctx context.Context, w *volumeRequest, args []string)
 
 func inBytes(n uint64) string { return strconv.FormatUint(n, 10) + "b" }
 
-func (g group) resize(ctx context.Context, v *Volume, size uint64) error {
+func (g volumeGroup) resize(ctx context.Context, v *Volume, size uint64) error {
 	switch {
 	case v.Backing != nil:
 		return fault.New(fault.Unsupported, fault.Volume, "a snapshot is as large as its origin")
@@ -253,7 +253,7 @@ func (g group) resize(ctx context.Context, v *Volume, size uint64) error {
 	return err
 }
 
-func (g group) remove(ctx context.Context, v *Volume, among []*Volume) error {
+func (g volumeGroup) remove(ctx context.Context, v *Volume, among []*Volume) error {
 	for _, other := range among {
 		if other.backingPath == v.Path { // LVM would remove it too
 			return fault.New(fault.Busy, fault.Volume, "volume %q is a snapshot of it; delete the snapshot first", other.Name)

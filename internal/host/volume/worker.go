@@ -9,21 +9,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Bounds of a lane. A file system that does not answer within patience makes its pool stale. A request fails
+// Bounds of a worker. A file system that does not answer within staleAfter makes its pool stale. A request fails
 // when there was no progress for answerTime. Work with progress, such as reading a folder with thousands of
 // volumes, may take up to longTime.
 const (
-	laneDepth  = 64
-	patience   = 2 * time.Second
-	answerTime = 30 * time.Second
-	longTime   = 10 * time.Minute
-	freshTime  = time.Second // that a reader waits for a pool to refresh its view
+	workerQueue = 64
+	staleAfter  = 2 * time.Second
+	answerTime  = 30 * time.Second
+	longTime    = 10 * time.Minute
+	refreshWait = time.Second // that a reader waits for a pool to refresh its view
 )
 
-// lane does the short work on one pool's file system, one task after another in its own goroutine. System
-// calls on a file system cannot be interrupted, so a lane may be stuck. Its callers then return, and the age
+// worker does the short work on one pool's file system, one task after another in its own goroutine. System
+// calls on a file system cannot be interrupted, so a worker may be stuck. Its callers then return, and the age
 // of the view shows it.
-type lane struct {
+type worker struct {
 	tasks chan *task
 	// busy is when the present task last made progress; nil: there is no task.
 	busy atomic.Pointer[time.Time]
@@ -38,13 +38,13 @@ type task struct {
 	done chan struct{}
 }
 
-func newLane() *lane {
-	l := &lane{tasks: make(chan *task, laneDepth), quit: make(chan struct{}), done: make(chan struct{})}
+func newWorker() *worker {
+	l := &worker{tasks: make(chan *task, workerQueue), quit: make(chan struct{}), done: make(chan struct{})}
 	go l.run()
 	return l
 }
 
-func (l *lane) run() {
+func (l *worker) run() {
 	defer close(l.done)
 	for {
 		select {
@@ -63,13 +63,13 @@ func (l *lane) run() {
 }
 
 // progress records progress of the present task. The task itself calls it.
-func (l *lane) progress() {
+func (l *worker) progress() {
 	now := time.Now()
 	l.busy.Store(&now)
 }
 
 // stuck returns how long the file system has not answered.
-func (l *lane) stuck() time.Duration {
+func (l *worker) stuck() time.Duration {
 	since := l.busy.Load()
 	if since == nil {
 		return 0
@@ -78,7 +78,7 @@ func (l *lane) stuck() time.Duration {
 }
 
 // stop ends the goroutine after its present task.
-func (l *lane) stop() { l.once.Do(func() { close(l.quit) }) }
+func (l *worker) stop() { l.once.Do(func() { close(l.quit) }) }
 
 // recoverPanic turns a panic in the work on a pool into an error for its caller.
 func recoverPanic[T any](work func() (T, error)) (value T, err error) {
@@ -90,10 +90,10 @@ func recoverPanic[T any](work func() (T, error)) (value T, err error) {
 	return work()
 }
 
-// ask runs work in a lane and waits for its answer, as long as it or the tasks before it make progress within
+// runWithin runs work in a worker and waits for its answer, as long as it or the tasks before it make progress within
 // limit. An answer that comes after the caller left goes to discard, which may be nil. Work that had not begun
 // by then is never begun.
-func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (T, error), discard func(T)) (T, error) {
+func runWithin[T any](ctx context.Context, l *worker, limit time.Duration, work func() (T, error), discard func(T)) (T, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
@@ -114,7 +114,7 @@ func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (
 	select {
 	case l.tasks <- t:
 	default:
-		return none, fault.New(fault.Busy, fault.Pool, "%d requests already wait for the pool's file system", laneDepth)
+		return none, fault.New(fault.Busy, fault.Pool, "%d requests already wait for the pool's file system", workerQueue)
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -142,15 +142,15 @@ func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (
 	}
 }
 
-// tryInLane is runInLane for a reader, with a short deadline.
-func tryInLane(ctx context.Context, l *lane, work func() error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, freshTime, fault.New(fault.Timeout, fault.Pool, "the pool's file system did not answer within %v", freshTime))
+// tryInWorker is runInWorker for a reader, with a short deadline.
+func tryInWorker(ctx context.Context, l *worker, work func() error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, refreshWait, fault.New(fault.Timeout, fault.Pool, "the pool's file system did not answer within %v", refreshWait))
 	defer cancel()
-	return runInLane(ctx, l, work)
+	return runInWorker(ctx, l, work)
 }
 
-// runInLane is ask for work that returns only an error.
-func runInLane(ctx context.Context, l *lane, work func() error) error {
-	_, err := ask(ctx, l, answerTime, func() (struct{}, error) { return struct{}{}, work() }, nil)
+// runInWorker is runWithin for work that returns only an error.
+func runInWorker(ctx context.Context, l *worker, work func() error) error {
+	_, err := runWithin(ctx, l, answerTime, func() (struct{}, error) { return struct{}{}, work() }, nil)
 	return err
 }

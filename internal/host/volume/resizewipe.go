@@ -37,7 +37,7 @@ func (p *Pool) ResizeVolume(ctx context.Context, sc scope.Scope, name string, si
 				return err
 			}
 			defer release()
-			return runInLane(context.WithoutCancel(ctx), p.lane, func() error { return c.resize(p.steady(), v, target) })
+			return runInWorker(context.WithoutCancel(ctx), p.worker, func() error { return c.resize(p.uninterruptedContext(), v, target) })
 		}
 		grown := image.Thin
 		if o.Allocate {
@@ -188,15 +188,15 @@ func (p *Pool) change(ctx context.Context, sc scope.Scope, name, verb string, wo
 
 // open opens a volume's file for a change, and checks it again.
 func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volume, error) {
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return nil, nil, err
 	}
-	f, err := ask(ctx, p.lane, answerTime, func() (*os.File, error) {
+	f, err := runWithin(ctx, p.worker, answerTime, func() (*os.File, error) {
 		if d.blockBackend() != nil { // the kernel makes these links itself
 			return image.OpenAs(filepath.Join(d.target, name), mode)
 		}
-		if err := p.refreshVolumeInLane(d, name); err != nil {
+		if err := p.refreshVolumeInWorker(d, name); err != nil {
 			return nil, err
 		}
 		return openFile(d.target, name, mode)
@@ -214,7 +214,7 @@ func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volu
 
 // DeleteVolume removes a volume.
 func (p *Pool) DeleteVolume(ctx context.Context, sc scope.Scope, name string) error {
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return err
 	}
@@ -229,12 +229,12 @@ func (p *Pool) DeleteVolume(ctx context.Context, sc scope.Scope, name string) er
 		if c := d.blockBackend(); c != nil {
 			return p.removeBlockVolume(d, c, v)
 		}
-		err := runInLane(ctx, p.lane, func() error {
+		err := runInWorker(ctx, p.worker, func() error {
 			if err := removeFile(d.target, name); err != nil && !fault.Is(err, fault.NotFound) {
 				return err
 			}
 			failpoint.Reach("volume.removed")
-			p.hide(d, name)
+			p.hideVolume(d, name)
 			return p.refreshSizes(d)
 		})
 		if err == nil {
@@ -253,14 +253,14 @@ func (p *Pool) FreshVolume(ctx context.Context, name string) (*Volume, error) {
 	if _, err := p.Volume(name); err != nil {
 		return nil, err
 	}
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return nil, err
 	}
-	if d.blockBackend() != nil || p.lane.stuck() > patience || p.isChanging(name) {
+	if d.blockBackend() != nil || p.worker.stuck() > staleAfter || p.isChanging(name) {
 		return p.Volume(name)
 	}
-	err = tryInLane(ctx, p.lane, func() error { return p.refreshVolumeInLane(d, name) })
+	err = tryInWorker(ctx, p.worker, func() error { return p.refreshVolumeInWorker(d, name) })
 	if fault.Is(err, fault.NotFound) {
 		return nil, err
 	}

@@ -114,8 +114,8 @@ func (w *volumeRequest) supported() *xmltree.Element {
 		element("backingStore", textElement("path", "/"), typedElement("format", "")))
 }
 
-// prefixes are the unit prefixes of sizes, in rising order.
-const prefixes = "kmgtpe"
+// unitPrefixes are the unit prefixes of sizes, in rising order.
+const unitPrefixes = "kmgtpe"
 
 // readSize parses a size with its unit: bytes, K or KiB (1024), KB (1000) and so on.
 func readSize(e *xmltree.Element) (*uint64, error) {
@@ -144,7 +144,7 @@ func unitFactor(unit string) (uint64, error) {
 	case "", "b", "byte", "bytes":
 		return 1, nil
 	}
-	power := strings.IndexByte(prefixes, u[0]) + 1
+	power := strings.IndexByte(unitPrefixes, u[0]) + 1
 	base := map[string]uint64{"": 1024, "ib": 1024, "b": 1000}[u[1:]]
 	if power == 0 || base == 0 {
 		return 0, fault.New(fault.Invalid, fault.XML, "unknown unit %q", unit)

@@ -33,20 +33,20 @@ func textElement(name, text string) *xmltree.Element {
 	return &xmltree.Element{Name: name, Children: []xmltree.Node{xmltree.Text(text)}}
 }
 
-func (f field) on(e *xmltree.Element) *xmltree.Element {
+func (f attribute) on(e *xmltree.Element) *xmltree.Element {
 	e.Attrs = append(e.Attrs, xmltree.Attr{Name: f.name, Value: f.value})
 	return e
 }
 
-// field is an attribute to add.
-type field struct{ name, value string }
+// attribute is an attribute to add.
+type attribute struct{ name, value string }
 
 func bytesElement(name string, n uint64) *xmltree.Element {
-	return field{"unit", "bytes"}.on(textElement(name, strconv.FormatUint(n, 10)))
+	return attribute{"unit", "bytes"}.on(textElement(name, strconv.FormatUint(n, 10)))
 }
 
 func typedElement(name, kind string) *xmltree.Element {
-	return field{"type", kind}.on(element(name))
+	return attribute{"type", kind}.on(element(name))
 }
 
 func (p permissions) element() *xmltree.Element {
@@ -79,14 +79,14 @@ type space struct {
 
 // document returns the definition's XML in libvirt's order.
 func (d *definition) document(s space) *xmltree.Element {
-	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid),
+	return attribute{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid),
 		bytesElement("capacity", s.capacity), bytesElement("allocation", s.allocation), bytesElement("available", s.available),
 		d.featuresElement(), d.sourceElement(s.free), element("target", textElement("path", d.target), d.perms.element())))
 }
 
 // supported returns every supported element, for comparison. Values do not matter there.
 func (d *definition) supported() *xmltree.Element {
-	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(nil),
+	return attribute{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(nil),
 		(&definition{copyOnWrite: "no"}).featuresElement(), element("target", textElement("path", d.target), d.perms.supported())))
 }
 
@@ -95,26 +95,26 @@ func (d *definition) featuresElement() *xmltree.Element {
 	if d.copyOnWrite == "" {
 		return nil
 	}
-	return element("features", field{"state", d.copyOnWrite}.on(element("cow")))
+	return element("features", attribute{"state", d.copyOnWrite}.on(element("cow")))
 }
 
 func (d *definition) sourceElement(free []blockdev.Extent) *xmltree.Element {
 	source := element("source")
 	switch d.kind {
 	case FS:
-		source = element("source", field{"path", d.device}.on(element("device")), typedElement("format", d.format))
+		source = element("source", attribute{"path", d.device}.on(element("device")), typedElement("format", d.format))
 	case NetFS:
-		source = element("source", field{"name", d.host}.on(element("host")), field{"path", d.dir}.on(element("dir")), typedElement("format", d.format))
+		source = element("source", attribute{"name", d.host}.on(element("host")), attribute{"path", d.dir}.on(element("dir")), typedElement("format", d.format))
 		if d.protocol != "" {
-			source.Children = append(source.Children, field{"ver", d.protocol}.on(element("protocol")))
+			source.Children = append(source.Children, attribute{"ver", d.protocol}.on(element("protocol")))
 		}
 	case Logical:
 		for _, device := range d.devices {
-			source.Children = append(source.Children, field{"path", device}.on(element("device")))
+			source.Children = append(source.Children, attribute{"path", device}.on(element("device")))
 		}
 		source.Children = append(source.Children, textElement("name", d.group), typedElement("format", d.format))
 	case Disk:
-		device := field{"path", d.device}.on(element("device"))
+		device := attribute{"path", d.device}.on(element("device"))
 		for _, e := range free {
 			device.Children = append(device.Children, extentElement("freeExtent", e))
 		}
@@ -127,7 +127,7 @@ func (d *definition) sourceElement(free []blockdev.Extent) *xmltree.Element {
 }
 
 func extentElement(name string, e blockdev.Extent) *xmltree.Element {
-	return field{"end", strconv.FormatUint(e.End, 10)}.on(field{"start", strconv.FormatUint(e.Start, 10)}.on(element(name)))
+	return attribute{"end", strconv.FormatUint(e.End, 10)}.on(attribute{"start", strconv.FormatUint(e.Start, 10)}.on(element(name)))
 }
 
 // source is the place of a volume on block devices; nil for a file.
@@ -139,7 +139,7 @@ func (v *Volume) source() *xmltree.Element {
 	var device *xmltree.Element
 	for _, e := range v.extents {
 		if device == nil || device.Attr("path") != e.Device {
-			device = field{"path", e.Device}.on(element("device"))
+			device = attribute{"path", e.Device}.on(element("device"))
 			source.Children = append(source.Children, device)
 		}
 		device.Children = append(device.Children, extentElement("extent", e))
@@ -232,13 +232,13 @@ func withoutEmpty(root *xmltree.Element) *xmltree.Element {
 	return &out
 }
 
-// position matches the index of an element among its siblings, in a path.
-var position = regexp.MustCompile(`\[[0-9]+\]`)
+// siblingIndex matches the index of an element among its siblings, in a path.
+var siblingIndex = regexp.MustCompile(`\[[0-9]+\]`)
 
 // withoutStatus removes the paths of a status and the paths below them.
 func withoutStatus(paths []string, status map[string]bool) []string {
 	return slices.DeleteFunc(paths, func(path string) bool {
-		for p := position.ReplaceAllString(path, ""); p != "."; p = filepath.Dir(p) {
+		for p := siblingIndex.ReplaceAllString(path, ""); p != "."; p = filepath.Dir(p) {
 			if status[p] {
 				return true
 			}
@@ -254,12 +254,12 @@ func (v *Volume) document() *xmltree.Element {
 		target.Children = append(target.Children, textElement("compat", v.Compat))
 	}
 	if v.ClusterSize != 0 {
-		target.Children = append(target.Children, field{"unit", "B"}.on(textElement("clusterSize", strconv.FormatUint(v.ClusterSize, 10))))
+		target.Children = append(target.Children, attribute{"unit", "B"}.on(textElement("clusterSize", strconv.FormatUint(v.ClusterSize, 10))))
 	}
 	if v.Compat == "1.1" {
 		target.Children = append(target.Children, features(v.LazyRefcounts, v.ExtendedL2))
 	}
-	root := field{"type", string(v.Kind)}.on(element("volume",
+	root := attribute{"type", string(v.Kind)}.on(element("volume",
 		textElement("name", v.Name), textElement("key", v.Key()), v.source(),
 		bytesElement("capacity", v.Virtual), bytesElement("allocation", v.Allocated), bytesElement("physical", v.Physical), target))
 	if v.Backing != nil {

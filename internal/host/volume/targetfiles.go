@@ -30,16 +30,16 @@ func makeFile(target, name string) (*os.File, uint64, error) {
 	var st unix.Stat_t
 	switch err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); {
 	case err == nil: // it may be unreadable at the moment, and its record stays
-		return nil, 0, taken(target, name)
+		return nil, 0, nameTakenError(target, name)
 	case !errors.Is(err, fs.ErrNotExist):
-		return nil, 0, nameFault(err, target, name)
+		return nil, 0, wrapNameError(err, target, name)
 	}
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDWR|unix.O_TMPFILE|unix.O_CLOEXEC, defaultMode)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
 		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, defaultMode)
 	}
 	if errors.Is(err, fs.ErrExist) {
-		return nil, 0, taken(target, name)
+		return nil, 0, nameTakenError(target, name)
 	}
 	if err != nil {
 		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot make %q in %s", name, target)
@@ -64,12 +64,12 @@ func nameFile(f *os.File, target, name string) error {
 	defer dir.Close()
 	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), int(dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
 	if errors.Is(err, fs.ErrExist) {
-		return taken(target, name)
+		return nameTakenError(target, name)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot name %q in %s", name, target)
 }
 
-func taken(target, name string) error {
+func nameTakenError(target, name string) error {
 	return fault.New(fault.Exists, fault.Volume, "%s already has a file named %q", target, name)
 }
 
@@ -83,12 +83,12 @@ func openFile(target, name string, mode int) (*os.File, error) {
 	defer dir.Close()
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, nameFault(err, target, name)
+		return nil, wrapNameError(err, target, name)
 	}
 	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, nameFault(err, target, name)
+		return nil, wrapNameError(err, target, name)
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		return nil, fault.New(fault.Invalid, fault.Volume, "%q is a link, and links are never followed for changes; change its target", name)
@@ -117,7 +117,7 @@ func (p *Pool) openToRead(sc scope.Scope, v *Volume) (*os.File, error) {
 		f, err = safepath.Open(v.Path)
 	}
 	if err != nil {
-		return nil, nameFault(err, target, v.Name)
+		return nil, wrapNameError(err, target, v.Name)
 	}
 	defer f.Close()
 	return image.Reopen(int(f.Fd()), v.Path, unix.O_RDONLY)
@@ -141,7 +141,7 @@ func removeFile(target, name string) error {
 		err = unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
 	}
 	if err != nil {
-		return nameFault(err, target, name)
+		return wrapNameError(err, target, name)
 	}
 	return syncDir(dir, target)
 }
@@ -173,7 +173,7 @@ func removeInode(target, name string, inode uint64) error {
 	case errors.Is(err, fs.ErrNotExist), err == nil && st.Ino != inode:
 		return nil
 	case err != nil:
-		return nameFault(err, target, name)
+		return wrapNameError(err, target, name)
 	}
 	if err := unix.Unlinkat(int(dir.Fd()), name, 0); err != nil {
 		return err
@@ -181,6 +181,6 @@ func removeInode(target, name string, inode uint64) error {
 	return syncDir(dir, target)
 }
 
-func nameFault(err error, target, name string) error {
+func wrapNameError(err error, target, name string) error {
 	return fault.Wrap(err, fileKind(err), fault.Volume, "cannot use %q in %s", name, target)
 }

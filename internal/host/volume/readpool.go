@@ -22,8 +22,8 @@ import (
 // MaxVolumes is the maximum number of entries in a pool's directory: the longest list of libvirt's protocol.
 const MaxVolumes = 16384
 
-// reading is the result of reading a pool.
-type reading struct {
+// poolContents is the result of reading a pool.
+type poolContents struct {
 	volumes []*Volume
 	space   space
 	perms   permissions
@@ -32,19 +32,19 @@ type reading struct {
 	folder uint64 // the inode of the directory; 0 for block devices
 }
 
-// read reads the whole pool. It runs in the pool's lane.
-func (p *Pool) read(d *definition, declared map[string]declaration) (reading, error) {
+// read reads the whole pool. It runs in the pool's worker.
+func (p *Pool) read(d *definition, declared map[string]declaration) (poolContents, error) {
 	if c := d.blockBackend(); c != nil {
-		return c.survey(p.pools.life)
+		return c.readContents(p.pools.life)
 	}
 	if err := d.mounted(); err != nil {
-		return reading{}, err
+		return poolContents{}, err
 	}
 	return p.readDir(d.target, declared)
 }
 
-func (p *Pool) readDir(target string, declared map[string]declaration) (reading, error) {
-	var r reading
+func (p *Pool) readDir(target string, declared map[string]declaration) (poolContents, error) {
+	var r poolContents
 	dir, err := openDir(target)
 	if err != nil {
 		return r, err
@@ -55,23 +55,23 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 		return r, err
 	}
 	defer listed.Close()
-	if r.space, r.perms, err = measure(dir); err != nil {
-		return r, dirFault(err, target)
+	if r.space, r.perms, err = readSizes(dir); err != nil {
+		return r, wrapDirError(err, target)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
-		return r, dirFault(err, target)
+		return r, wrapDirError(err, target)
 	}
 	r.folder = st.Ino
 	entries, err := listed.ReadDir(MaxVolumes + 1)
 	if err != nil && len(entries) == 0 && !errors.Is(err, io.EOF) {
-		return r, dirFault(err, target)
+		return r, wrapDirError(err, target)
 	}
 	if len(entries) > MaxVolumes {
 		return r, fault.New(fault.NoCapacity, fault.Pool, "%s has more than %d entries; distribute them over several pools", target, MaxVolumes)
 	}
 	for _, entry := range entries {
-		p.lane.progress()
+		p.worker.progress()
 		v, err := readVolume(p.name, dir, entry.Name(), declared[entry.Name()])
 		if err != nil {
 			p.pools.log.Warn("volume not readable", "pool", p.name, "volume", entry.Name(), "error", err)
@@ -86,7 +86,7 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 	return r, nil
 }
 
-func dirFault(err error, target string) error {
+func wrapDirError(err error, target string) error {
 	return fault.Wrap(err, fileKind(err), fault.File, "cannot read directory %s", target)
 }
 
@@ -101,8 +101,8 @@ func fileKind(err error) fault.Kind {
 	return fault.Failed
 }
 
-// measure reads the sizes of the file system and the permissions of the directory.
-func measure(dir *os.File) (space, permissions, error) {
+// readSizes reads the sizes of the file system and the permissions of the directory.
+func readSizes(dir *os.File) (space, permissions, error) {
 	var (
 		fsys unix.Statfs_t
 		st   unix.Stat_t
@@ -191,7 +191,7 @@ func (v *Volume) inspect(fd int, d declaration) error {
 	info, err := image.Inspect(f, format)
 	v.Info = info
 	if format == "" && info.Backing != nil {
-		v.claims = strconv.Quote(info.Backing.Name)
+		v.claimedBacking = strconv.Quote(info.Backing.Name)
 	}
 	if err != nil {
 		v.Virtual, v.Problem = info.Physical, err.Error()

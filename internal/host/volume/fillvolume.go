@@ -19,7 +19,7 @@ func (p *Pool) FillVolume(ctx context.Context, sc scope.Scope, name string, cont
 	}
 	size := uint64(len(content))
 	w := &volumeRequest{name: name, capacity: &size, format: image.Raw, perms: noPermissions}
-	return p.make(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+	return p.createVolume(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
 		d := &draft{plan: image.Plan{Format: image.Raw, Virtual: size}, space: size, copies: true}
 		if p.blockBackend() != nil {
 			var err error

@@ -16,7 +16,7 @@ import (
 )
 
 // blockBackend makes volumes by dividing block devices with the host's tools. All methods but build, destroy, attach
-// and detach run in the pool's lane, so that no two tools change the same storage at once. Tools that change
+// and detach run in the pool's worker, so that no two tools change the same storage at once. Tools that change
 // storage get a context that outlives the caller and are bounded only by their own time: a tool that is killed
 // half way leaves a half-done change.
 type blockBackend interface {
@@ -25,7 +25,7 @@ type blockBackend interface {
 	destroy(ctx context.Context) error
 	attach(ctx context.Context) (fresh bool, err error)
 	detach(ctx context.Context) error
-	survey(ctx context.Context) (reading, error)
+	readContents(ctx context.Context) (poolContents, error)
 	add(ctx context.Context, w *volumeRequest) error
 	resize(ctx context.Context, v *Volume, size uint64) error
 	// remove refuses a volume that is open, or that another volume needs.
@@ -36,39 +36,39 @@ type blockBackend interface {
 func (d *definition) blockBackend() blockBackend {
 	switch d.kind {
 	case Logical:
-		return group{d}
+		return volumeGroup{d}
 	case Disk:
-		return disk{d}
+		return partitionedDisk{d}
 	}
 	return nil
 }
 
 func (p *Pool) blockBackend() blockBackend {
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return nil
 	}
 	return d.blockBackend()
 }
 
-// steady is the context of tools that change storage in the lane.
-func (p *Pool) steady() context.Context { return context.WithoutCancel(p.pools.life) }
+// uninterruptedContext is the context of tools that change storage in the worker.
+func (p *Pool) uninterruptedContext() context.Context { return context.WithoutCancel(p.pools.life) }
 
-// surveyOne surveys a pool of block devices in the lane and installs the result, including the named volume, although a
-// job works on it.
-func (p *Pool) surveyOne(c blockBackend, d *definition, name string) error {
-	p.lane.progress() // each tool has its own time limit
-	r, err := c.survey(p.pools.life)
+// readBlockPool reads a pool of block devices in the worker and installs the result, including the named volume,
+// although a job works on it.
+func (p *Pool) readBlockPool(c blockBackend, d *definition, name string) error {
+	p.worker.progress() // each tool has its own time limit
+	r, err := c.readContents(p.pools.life)
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used != d {
-		return p.inactive()
+	if p.active != d {
+		return p.inactiveError()
 	}
-	p.applyReading(r)
-	i, ok := find(r.volumes, name)
+	p.applyContents(r)
+	i, ok := indexOf(r.volumes, name)
 	if ok {
 		p.volumes = with(p.volumes, r.volumes[i])
 	} else {
@@ -145,17 +145,17 @@ var createTime = answerTime
 func (p *Pool) createBlockVolume(ctx context.Context, d *definition, c blockBackend, w *volumeRequest, fill func(context.Context, *os.File) error) error {
 	made := &Volume{Name: w.name, Path: filepath.Join(d.target, w.name)}
 	// The context does not end with the caller's, since a volume that is made too late would never be filled.
-	_, err := ask(context.WithoutCancel(ctx), p.lane, createTime, func() (struct{}, error) {
-		if err := c.add(p.steady(), w); err != nil {
+	_, err := runWithin(context.WithoutCancel(ctx), p.worker, createTime, func() (struct{}, error) {
+		if err := c.add(p.uninterruptedContext(), w); err != nil {
 			return struct{}{}, err
 		}
-		err := p.surveyOne(c, d, w.name)
+		err := p.readBlockPool(c, d, w.name)
 		if err != nil { // a volume without a node is useless
-			err = errors.Join(err, c.remove(p.steady(), made, nil))
+			err = errors.Join(err, c.remove(p.uninterruptedContext(), made, nil))
 		}
 		return struct{}{}, err
 	}, func(struct{}) {
-		if err := p.removeBlockVolumeInLane(d, c, made); err != nil {
+		if err := p.removeBlockVolumeInWorker(d, c, made); err != nil {
 			p.pools.log.Warn("volume made after its request ended; not removed", "pool", p.name, "volume", w.name, "error", err)
 		}
 	})
@@ -192,21 +192,21 @@ func fillNode(ctx context.Context, path string, perms permissions, fill func(con
 
 // removeBlockVolume removes a volume of a block pool.
 func (p *Pool) removeBlockVolume(d *definition, c blockBackend, v *Volume) error {
-	return runInLane(context.WithoutCancel(p.pools.life), p.lane, func() error { return p.removeBlockVolumeInLane(d, c, v) })
+	return runInWorker(context.WithoutCancel(p.pools.life), p.worker, func() error { return p.removeBlockVolumeInWorker(d, c, v) })
 }
 
-// removeBlockVolumeInLane is removeBlockVolume, in the lane.
-func (p *Pool) removeBlockVolumeInLane(d *definition, c blockBackend, v *Volume) error {
+// removeBlockVolumeInWorker is removeBlockVolume, in the worker.
+func (p *Pool) removeBlockVolumeInWorker(d *definition, c blockBackend, v *Volume) error {
 	p.mu.Lock()
 	among := p.volumes
 	p.mu.Unlock()
 	if err := blockdev.CheckClosed(v.Path); err != nil {
 		return err
 	}
-	if err := c.remove(p.steady(), v, among); err != nil {
+	if err := c.remove(p.uninterruptedContext(), v, among); err != nil {
 		return err
 	}
-	if err := p.surveyOne(c, d, v.Name); !fault.Is(err, fault.NotFound) {
+	if err := p.readBlockPool(c, d, v.Name); !fault.Is(err, fault.NotFound) {
 		return err
 	}
 	return nil

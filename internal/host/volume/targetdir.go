@@ -17,7 +17,7 @@ import (
 func openDir(target string) (*os.File, error) {
 	dir, err := safepath.Open(target)
 	if err != nil {
-		return nil, dirFault(err, target)
+		return nil, wrapDirError(err, target)
 	}
 	defer dir.Close()
 	return reopenDir(dir, target, unix.O_PATH)
@@ -59,7 +59,7 @@ func isLink(f *os.File) bool {
 func reopenDir(dir *os.File, target string, mode int) (*os.File, error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", mode|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, dirFault(err, target)
+		return nil, wrapDirError(err, target)
 	}
 	return os.NewFile(uintptr(fd), target), nil
 }

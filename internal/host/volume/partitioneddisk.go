@@ -17,9 +17,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// disk is a block device with a partition table. sfdisk reads and writes the table. partx tells the kernel
+// partitionedDisk is a block device with a partition table. sfdisk reads and writes the table. partx tells the kernel
 // about one partition at a time, because other partitions may be in use.
-type disk struct{ *definition }
+type partitionedDisk struct{ *definition }
 
 // diskFormats are the supported partition tables.
 var diskFormats = []string{"dos", "gpt"}
@@ -44,7 +44,7 @@ func (d *definition) readDisk(source *xmltree.Element) error {
 }
 
 // read reads the partition table of the pool's disk.
-func (d disk) read(ctx context.Context) (device string, t *blockdev.Table, err error) {
+func (d partitionedDisk) read(ctx context.Context) (device string, t *blockdev.Table, err error) {
 	if device, err = blockdev.RealPath(ctx, d.device); err != nil {
 		return "", nil, err
 	}
@@ -62,7 +62,7 @@ func (d disk) read(ctx context.Context) (device string, t *blockdev.Table, err e
 
 // build writes an empty table. It first removes the partitions from the kernel, which refuses to remove those
 // in use.
-func (d disk) build(ctx context.Context, how Build) error {
+func (d partitionedDisk) build(ctx context.Context, how Build) error {
 	if err := blockdev.NeedSfdisk(); err != nil {
 		return err
 	}
@@ -90,12 +90,12 @@ func (d disk) build(ctx context.Context, how Build) error {
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot write a partition table to %s", d.device)
 }
 
-func (d disk) destroy(context.Context) error {
+func (d partitionedDisk) destroy(context.Context) error {
 	return fault.New(fault.Unsupported, fault.Config, "a disk's partition table cannot be deleted; build with overwrite to make a new one")
 }
 
 // attach adds the partitions that the kernel does not know.
-func (d disk) attach(ctx context.Context) (fresh bool, err error) {
+func (d partitionedDisk) attach(ctx context.Context) (fresh bool, err error) {
 	device, t, err := d.read(ctx)
 	if err != nil {
 		return false, err
@@ -109,10 +109,10 @@ func (d disk) attach(ctx context.Context) (fresh bool, err error) {
 	return false, nil
 }
 
-func (d disk) detach(context.Context) error { return nil }
+func (d partitionedDisk) detach(context.Context) error { return nil }
 
-func (d disk) survey(ctx context.Context) (reading, error) {
-	r := reading{perms: noPermissions}
+func (d partitionedDisk) readContents(ctx context.Context) (poolContents, error) {
+	r := poolContents{perms: noPermissions}
 	device, t, err := d.read(ctx)
 	if err != nil {
 		return r, err
@@ -139,7 +139,7 @@ func (d disk) survey(ctx context.Context) (reading, error) {
 	return r, nil
 }
 
-func (d disk) volume(device string, t *blockdev.Table, p blockdev.Partition) *Volume {
+func (d partitionedDisk) volume(device string, t *blockdev.Table, p blockdev.Partition) *Volume {
 	start, size := p.Start*t.SectorSize, p.Size*t.SectorSize
 	v := &Volume{Name: filepath.Base(p.Node), Pool: d.name, Path: p.Node, Kind: Block, usage: p.Usage()}
 	v.Info = image.Info{Format: image.Raw, Virtual: size, Allocated: size, Physical: size}
@@ -148,7 +148,7 @@ func (d disk) volume(device string, t *blockdev.Table, p blockdev.Partition) *Vo
 }
 
 // add makes a partition. The kernel chooses its name, so the document must name it so.
-func (d disk) add(ctx context.Context, w *volumeRequest) error {
+func (d partitionedDisk) add(ctx context.Context, w *volumeRequest) error {
 	device, t, err := d.read(ctx)
 	if err != nil {
 		return err
@@ -189,12 +189,12 @@ func (d disk) add(ctx context.Context, w *volumeRequest) error {
 	return nil
 }
 
-func (d disk) resize(context.Context, *Volume, uint64) error {
+func (d partitionedDisk) resize(context.Context, *Volume, uint64) error {
 	return fault.New(fault.Unsupported, fault.Volume, "partitions cannot be resized; make a larger one and copy")
 }
 
 // remove first removes a partition from the kernel, which refuses one that is open.
-func (d disk) remove(ctx context.Context, v *Volume, _ []*Volume) error {
+func (d partitionedDisk) remove(ctx context.Context, v *Volume, _ []*Volume) error {
 	device, t, err := d.read(ctx)
 	if err != nil {
 		return err

@@ -51,7 +51,7 @@ func exports(host, list string) *xmltree.Element {
 			continue
 		}
 		sources.Children = append(sources.Children, element("source",
-			field{"name", host}.on(element("host")), field{"path", fields[0]}.on(element("dir")), typedElement("format", "nfs")))
+			attribute{"name", host}.on(element("host")), attribute{"path", fields[0]}.on(element("dir")), typedElement("format", "nfs")))
 	}
 	return sources
 }
@@ -71,7 +71,7 @@ func Capabilities() (string, error) {
 		root.Children = append(root.Children, pool)
 	}
 	root.Children = append(root.Children, blockSupport(Logical, "vgs", []string{"lvm2"}), blockSupport(Disk, "sfdisk", append([]string{"unknown"}, diskFormats...)))
-	for _, t := range slices.Sorted(maps.Keys(absent)) {
+	for _, t := range slices.Sorted(maps.Keys(unsupportedTypes)) {
 		root.Children = append(root.Children, poolSupport(t, "no"))
 	}
 	return xmltree.Format(root)
@@ -100,7 +100,7 @@ func findGroups(ctx context.Context) (string, error) {
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		source := element("source")
 		for _, device := range groups[name] {
-			source.Children = append(source.Children, field{"path", device}.on(element("device")))
+			source.Children = append(source.Children, attribute{"path", device}.on(element("device")))
 		}
 		source.Children = append(source.Children, textElement("name", name), typedElement("format", "lvm2"))
 		sources.Children = append(sources.Children, source)
@@ -109,11 +109,11 @@ func findGroups(ctx context.Context) (string, error) {
 }
 
 func poolSupport(t Type, supported string) *xmltree.Element {
-	return field{"supported", supported}.on(typedElement("pool", string(t)))
+	return attribute{"supported", supported}.on(typedElement("pool", string(t)))
 }
 
 func valuesElement[S ~string](name string, of []S) *xmltree.Element {
-	e := field{"name", name}.on(element("enum"))
+	e := attribute{"name", name}.on(element("enum"))
 	for _, v := range of {
 		e.Children = append(e.Children, textElement("value", string(v)))
 	}
