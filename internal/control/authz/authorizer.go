@@ -138,7 +138,7 @@ func (g *Authorizer) Rule(w Principal, v Permission, o Resource) string {
 func (g *Authorizer) Restricted(w Principal) bool { return g.HasRules() && !w.Trusted() }
 
 // Guest is a guest as rules see it.
-func (g *Authorizer) Guest(of *guest.Guest) Resource { return GuestResource(g.Fleet.Of(of)) }
+func (g *Authorizer) Guest(of *guest.Guest) Resource { return GuestResource(g.Fleet.MemberOf(of)) }
 
 // GuestResource is a guest of a set as rules see it. The labels are unknown while its first definition is under way, or
 // if its marks cannot be parsed.

@@ -174,7 +174,7 @@ func (h *herd) chosen(texts ...string) []string {
 		names = append(names, m.View.Name)
 	}
 	for _, m := range all {
-		if h.Chooses(chosen, m) != slices.Contains(names, m.View.Name) {
+		if h.Matches(chosen, m) != slices.Contains(names, m.View.Name) {
 			h.t.Errorf("%q: %s is chosen or not, by itself and among all", texts, m.View.Name)
 		}
 	}
@@ -342,8 +342,8 @@ func TestRun_CancelledShutdownDestroysNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(fault.New(fault.Aborted, fault.Call, "the client has gone"))
 	r := &run{fleet: h.Fleet, request: Request{Verb: Shutdown, Options: Options{Grace: time.Minute}}, action: actions[Shutdown]}
-	defer r.followEndings()()
-	if got := r.perform(ctx, h.Of(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
+	defer r.watchEnds()()
+	if got := r.perform(ctx, h.MemberOf(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
 		t.Errorf("got %+v", got)
 	}
 	if !g.View().State.Active() {

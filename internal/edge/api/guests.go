@@ -70,7 +70,7 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	answer := &lodgev1.ListGuestsResponse{Guests: make([]*lodgev1.Guest, 0, len(members))}
 	for _, m := range members {
 		g := toGuest(m)
-		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.sees(ctx, s.Fleet.Of(other)) }) {
+		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.sees(ctx, s.Fleet.MemberOf(other)) }) {
 			g.Messages = append(g.Messages, validUTF8(clash))
 		}
 		sample := statistics.Sample(m.Guest)

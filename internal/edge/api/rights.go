@@ -209,7 +209,7 @@ func (s *Server) admits(q *fleet.Request, uuid string) error {
 	if err != nil {
 		return err
 	}
-	return q.Admit(s.Fleet.Of(g))
+	return q.Admit(s.Fleet.MemberOf(g))
 }
 
 // untouched are the outcomes of guests that were not changed; a refusal is audited nevertheless.

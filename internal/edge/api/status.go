@@ -52,7 +52,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	}
 	held := s.Gate.Restricted(caller(ctx))
 	for _, g := range s.Guests.All() {
-		if held && !s.sees(ctx, s.Fleet.Of(g)) {
+		if held && !s.sees(ctx, s.Fleet.MemberOf(g)) {
 			continue
 		}
 		answer.Guests++

@@ -17,11 +17,11 @@ import (
 var templateKind = operation.Kind[*Fleet]{
 	Name: "template", Version: 1,
 	Steps: []string{"make", "clone"}, Undo: []string{"make"},
-	Bind: func(f *Fleet) operation.Work { return &makingTemplate{fleet: f} },
+	Bind: func(f *Fleet) operation.Work { return &templateOperation{fleet: f} },
 }
 
-// makingTemplate is the payload.
-type makingTemplate struct {
+// templateOperation is the payload.
+type templateOperation struct {
 	Source string // the source's UUID
 
 	fleet *Fleet
@@ -32,23 +32,23 @@ type makingTemplate struct {
 }
 
 // Opened implements operation.Opener.
-func (m *makingTemplate) Opened(op *operation.Operation) error {
+func (m *templateOperation) Opened(op *operation.Operation) error {
 	m.op = op
 	return nil
 }
 
 // Steps implements operation.Work.
-func (m *makingTemplate) Steps() []operation.Step {
+func (m *templateOperation) Steps() []operation.Step {
 	return []operation.Step{
-		{Name: "make", Effect: operation.Lasting, Do: func(ctx context.Context) error { return m.source.MakeTemplate(ctx, m.op.Scope()) }, Undo: m.undo},
+		{Name: "make", Effect: operation.Lasting, Do: func(ctx context.Context) error { return m.source.MakeTemplate(ctx, m.op.Scope()) }, Undo: m.undoTemplate},
 		{Name: "clone", Effect: operation.Lasting, Do: func(ctx context.Context) error { return m.clone(ctx) }},
 	}
 }
 
-// undo makes the source a plain guest again, unless another call has made thin clones of it, or
+// undoTemplate makes the source a plain guest again, unless another call has made thin clones of it, or
 // does so now. After a restart pools may be inactive, and their clones unknown: the source then stays a
 // template until a user changes that.
-func (m *makingTemplate) undo(ctx context.Context) error {
+func (m *templateOperation) undoTemplate(ctx context.Context) error {
 	g, err := m.fleet.guests.ByUUID(m.Source)
 	if err != nil {
 		return nil //nolint:nilerr // the source was removed
@@ -60,7 +60,7 @@ func (m *makingTemplate) undo(ctx context.Context) error {
 	if m.source == nil && slices.ContainsFunc(m.fleet.pools.List(), away) {
 		return nil
 	}
-	return ignoreKind(m.fleet.release(ctx, m.op.Scope(), g, nil), fault.Busy)
+	return ignoreKind(m.fleet.endTemplate(ctx, m.op.Scope(), g, nil), fault.Busy)
 }
 
 // errNoClone undoes the template.
@@ -69,7 +69,7 @@ var errNoClone = errors.New("no clone was made")
 // cloneThin makes thin clones of a guest that is not a template yet. The callback releases the guest, which the
 // caller had kept from starting.
 func (f *Fleet) cloneThin(ctx context.Context, sc scope.Scope, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
-	m := &makingTemplate{Source: g.UUID(), fleet: f, source: g, clone: func(ctx context.Context) error {
+	m := &templateOperation{Source: g.UUID(), fleet: f, source: g, clone: func(ctx context.Context) error {
 		if sum = all(ctx); sum.Done == 0 {
 			return errNoClone
 		}

@@ -13,21 +13,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// tuning applies settings to one guest.
-type tuning struct {
+// settingsChange applies settings to one guest.
+type settingsChange struct {
 	ctx   context.Context
 	scope scope.Scope
 	fleet *Fleet
-	g     *guest.Guest
+	guest *guest.Guest
 	want  *settings
 	sees  func(Member) bool // nil: every guest
 }
 
-// set applies the settings that differ from the guest's state.
-func (f *Fleet) set(ctx context.Context, sc scope.Scope, g *guest.Guest, s *settings, sees func(Member) bool) Result {
-	m := f.Of(g)
+// applySettings applies the settings that differ from the guest's state.
+func (f *Fleet) applySettings(ctx context.Context, sc scope.Scope, g *guest.Guest, s *settings, sees func(Member) bool) Result {
+	m := f.MemberOf(g)
 	if m.Problem != "" {
-		return Result{Error: unreadable(m)}
+		return Result{Error: marksError(m)}
 	}
 	changes, err := s.changes(m.View, m.Marks)
 	if err != nil {
@@ -36,14 +36,14 @@ func (f *Fleet) set(ctx context.Context, sc scope.Scope, g *guest.Guest, s *sett
 	if len(changes) == 0 {
 		return Result{Outcome: Unchanged}
 	}
-	t := &tuning{ctx: ctx, scope: sc, fleet: f, g: g, want: s, sees: sees}
+	t := &settingsChange{ctx: ctx, scope: sc, fleet: f, guest: g, want: s, sees: sees}
 	var notes []string
 	for i, c := range changes {
-		note, err := c.make(t)
+		note, err := c.apply(t)
 		if err != nil {
-			err = fmt.Errorf("cannot set %s of domain %q: %w", c.what, m.View.Name, err)
+			err = fmt.Errorf("cannot set %s of domain %q: %w", c.setting, m.View.Name, err)
 			if i > 0 {
-				notes = append(notes, "set before that: "+describe(changes[:i]))
+				notes = append(notes, "set before that: "+settingNames(changes[:i]))
 			}
 			return Result{Error: err, Note: strings.Join(notes, "; ")}
 		}
@@ -59,9 +59,9 @@ func allDefinitions(v *guest.View) machine.Affect {
 	return machine.Affect{Live: v.Active != nil, Config: v.Inactive != nil}
 }
 
-// describeWith changes one of a guest's metadata texts in all its definitions. If the guest starts or ends
+// changeMetadata changes one of a guest's metadata texts in all its definitions. If the guest starts or ends
 // meanwhile, it tries once more.
-func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definition) (string, error), uri string) error {
+func (t *settingsChange) changeMetadata(kind guest.MetadataKind, text func(*domain.Definition) (string, error), uri string) error {
 	to := func(d *domain.Definition) (*string, error) {
 		value, err := text(d)
 		if value == "" {
@@ -69,9 +69,9 @@ func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definit
 		}
 		return &value, err
 	}
-	err := guest.ChangeMetadata(t.ctx, t.g, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
+	err := guest.ChangeMetadata(t.ctx, t.guest, t.scope, kind, to, prefix, uri, allDefinitions(t.guest.View()))
 	if fault.Is(err, fault.WrongState) {
-		err = guest.ChangeMetadata(t.ctx, t.g, t.scope, kind, to, prefix, uri, allDefinitions(t.g.View()))
+		err = guest.ChangeMetadata(t.ctx, t.guest, t.scope, kind, to, prefix, uri, allDefinitions(t.guest.View()))
 	}
 	return err
 }
@@ -81,21 +81,21 @@ func constantText(text string) func(*domain.Definition) (string, error) {
 	return func(*domain.Definition) (string, error) { return text, nil }
 }
 
-func (t *tuning) title() (string, error) {
-	return "", t.describeWith(guest.Title, constantText(*t.want.title), "")
+func (t *settingsChange) title() (string, error) {
+	return "", t.changeMetadata(guest.Title, constantText(*t.want.title), "")
 }
 
-func (t *tuning) description() (string, error) {
-	return "", t.describeWith(guest.Description, constantText(*t.want.description), "")
+func (t *settingsChange) description() (string, error) {
+	return "", t.changeMetadata(guest.Description, constantText(*t.want.description), "")
 }
 
 // marks changes the marks that the guest has at that moment: other clients may have changed them, or defined
 // the guest again.
-func (t *tuning) marks() (string, error) {
-	return "", t.describeWith(guest.Element, func(d *domain.Definition) (string, error) {
+func (t *settingsChange) marks() (string, error) {
+	return "", t.changeMetadata(guest.Element, func(d *domain.Definition) (string, error) {
 		now, err := ReadMarks(d.Metadata)
 		if err != nil {
-			return "", unreadable(Member{View: &guest.View{Name: d.Name}, Problem: err.Error()})
+			return "", marksError(Member{View: &guest.View{Name: d.Name}, Problem: err.Error()})
 		}
 		marks, _, err := t.want.apply(d.Name, now)
 		if err != nil {
@@ -105,30 +105,30 @@ func (t *tuning) marks() (string, error) {
 	}, Namespace)
 }
 
-func (t *tuning) autostart() (string, error) {
-	return "", guest.SetAutostart(t.ctx, t.g, t.scope, *t.want.autostart)
+func (t *settingsChange) autostart() (string, error) {
+	return "", guest.SetAutostart(t.ctx, t.guest, t.scope, *t.want.autostart)
 }
 
-func (t *tuning) template() (string, error) {
+func (t *settingsChange) template() (string, error) {
 	if !*t.want.template {
-		return "", t.fleet.release(t.ctx, t.scope, t.g, t.sees)
+		return "", t.fleet.endTemplate(t.ctx, t.scope, t.guest, t.sees)
 	}
-	return "", t.g.MakeTemplate(t.ctx, t.scope)
+	return "", t.guest.MakeTemplate(t.ctx, t.scope)
 }
 
 // memory sets the memory and its maximum in the stored definition. It also sets the memory of a running guest,
 // up to that guest's maximum.
-func (t *tuning) memory() (string, error) {
-	want, v := *t.want.memory, t.g.View()
+func (t *settingsChange) memory() (string, error) {
+	want, v := *t.want.memory, t.guest.View()
 	if d := v.Inactive; d != nil {
 		config := machine.Affect{Config: true}
 		if d.Memory != want {
-			if err := hotplug.SetMaxMemory(t.ctx, t.g, t.scope, want, config); err != nil {
+			if err := hotplug.SetMaxMemory(t.ctx, t.guest, t.scope, want, config); err != nil {
 				return "", err
 			}
 		}
 		if d.CurrentMemory != want {
-			if err := hotplug.SetMemory(t.ctx, t.g, t.scope, want, config); err != nil {
+			if err := hotplug.SetMemory(t.ctx, t.guest, t.scope, want, config); err != nil {
 				return "", err
 			}
 		}
@@ -140,21 +140,21 @@ func (t *tuning) memory() (string, error) {
 	case want > d.Memory || d.Devices.Balloon == nil || d.Devices.Balloon.Model == "none":
 		return t.atNextStart(v, "memory")
 	}
-	return "", hotplug.SetMemory(t.ctx, t.g, t.scope, want, machine.Affect{Live: true})
+	return "", hotplug.SetMemory(t.ctx, t.guest, t.scope, want, machine.Affect{Live: true})
 }
 
 // vcpus sets the number of vCPUs, and raises the maximum if needed.
-func (t *tuning) vcpus() (string, error) {
-	want, v := *t.want.vcpus, t.g.View()
+func (t *settingsChange) vcpus() (string, error) {
+	want, v := *t.want.vcpus, t.guest.View()
 	if d := v.Inactive; d != nil {
 		config := machine.Affect{Config: true}
 		if d.VCPUs.Max < want {
-			if err := hotplug.SetVCPUs(t.ctx, t.g, t.scope, want, hotplug.VCPUOptions{Affect: config, Maximum: true}); err != nil {
+			if err := hotplug.SetVCPUs(t.ctx, t.guest, t.scope, want, hotplug.VCPUOptions{Affect: config, Maximum: true}); err != nil {
 				return "", err
 			}
 		}
 		if d.VCPUs.Current != want {
-			if err := hotplug.SetVCPUs(t.ctx, t.g, t.scope, want, hotplug.VCPUOptions{Affect: config}); err != nil {
+			if err := hotplug.SetVCPUs(t.ctx, t.guest, t.scope, want, hotplug.VCPUOptions{Affect: config}); err != nil {
 				return "", err
 			}
 		}
@@ -166,12 +166,12 @@ func (t *tuning) vcpus() (string, error) {
 	case want > d.VCPUs.Max || want < d.VCPUs.Current && d.Virt != "kvm":
 		return t.atNextStart(v, "vcpus")
 	}
-	return "", hotplug.SetVCPUs(t.ctx, t.g, t.scope, want, hotplug.VCPUOptions{Affect: machine.Affect{Live: true}})
+	return "", hotplug.SetVCPUs(t.ctx, t.guest, t.scope, want, hotplug.VCPUOptions{Affect: machine.Affect{Live: true}})
 }
 
 // atNextStart says that a setting takes effect at the next start. A transient guest has no next start, so it
 // is refused.
-func (t *tuning) atNextStart(v *guest.View, what string) (string, error) {
+func (t *settingsChange) atNextStart(v *guest.View, what string) (string, error) {
 	if v.Inactive == nil {
 		return "", fault.New(fault.WrongState, fault.Domain, "domain %q is transient and cannot take it while it runs", v.Name)
 	}

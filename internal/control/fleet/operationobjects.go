@@ -14,8 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// parts are the guests and volumes that an operation makes or removes.
-type parts struct {
+// operationObjects are the guests and volumes that an operation makes or removes.
+type operationObjects struct {
 	Guests  []string // UUIDs
 	Volumes []VolumeName
 	// Kept says why everything that was made stays; empty: it does not stay.
@@ -26,7 +26,7 @@ type parts struct {
 }
 
 // Opened implements operation.Opener.
-func (p *parts) Opened(op *operation.Operation) error {
+func (p *operationObjects) Opened(op *operation.Operation) error {
 	p.op = op
 	return nil
 }
@@ -34,7 +34,7 @@ func (p *parts) Opened(op *operation.Operation) error {
 func guestObject(uuid string) string      { return "guest/" + uuid }
 func volumeObject(name VolumeName) string { return "volume/" + name.String() }
 
-func (p *parts) objects() (all []string) {
+func (p *operationObjects) objects() (all []string) {
 	for _, uuid := range p.Guests {
 		all = append(all, guestObject(uuid))
 	}
@@ -45,29 +45,29 @@ func (p *parts) objects() (all []string) {
 }
 
 // members returns those of the guests that exist.
-func (p *parts) members() (all []Member) {
+func (p *operationObjects) members() (all []Member) {
 	for _, uuid := range p.Guests {
 		if g, err := p.fleet.guests.ByUUID(uuid); err == nil && p.op.Has(guestObject(uuid)) {
-			all = append(all, p.fleet.Of(g))
+			all = append(all, p.fleet.MemberOf(g))
 		}
 	}
 	return all
 }
 
-// onlyFirst records that only the first n volumes were made. The others may belong to another owner.
-func (p *parts) onlyFirst(n int) error {
+// keepFirstVolumes records that only the first n volumes were made. The others may belong to another owner.
+func (p *operationObjects) keepFirstVolumes(n int) error {
 	p.Volumes = p.Volumes[:n]
 	return p.op.Save()
 }
 
 // undefine removes the guests. If a user has started one of them, everything stays.
-func (p *parts) undefine(ctx context.Context) error {
+func (p *operationObjects) undefine(ctx context.Context) error {
 	if p.Kept != "" {
 		return nil
 	}
 	members := p.members()
 	for _, m := range members {
-		release, err := keepUnused(ctx, p.op.Scope(), m)
+		release, err := keepFromStarting(ctx, p.op.Scope(), m)
 		switch {
 		case fault.Is(err, fault.WrongState):
 			p.Kept = fmt.Sprintf("domain %q: %v", m.View.Name, err)
@@ -83,22 +83,23 @@ func (p *parts) undefine(ctx context.Context) error {
 	return undefineAll(ctx, p.op.Scope(), members)
 }
 
-// keepUnused prevents a guest from being started. It refuses a guest that runs or has run under this daemon.
-func keepUnused(ctx context.Context, sc scope.Scope, m Member) (release func(), err error) {
-	if err := unused(m); err != nil {
+// keepFromStarting prevents a guest from being started. It refuses a guest that runs or has run under this daemon.
+func keepFromStarting(ctx context.Context, sc scope.Scope, m Member) (release func(), err error) {
+	if err := checkNeverStarted(m); err != nil {
 		return nil, err // does not wait for a stuck guest
 	}
 	if _, release, err = m.Guest.KeepStill(ctx, sc); err != nil {
 		return nil, err
 	}
-	if err := unused(m); err != nil { // it may have run just before
+	if err := checkNeverStarted(m); err != nil { // it may have run just before
 		release()
 		return nil, err
 	}
 	return release, nil
 }
 
-func unused(m Member) error {
+// checkNeverStarted refuses a guest that runs or has run under this daemon.
+func checkNeverStarted(m Member) error {
 	switch v := m.Guest.View(); {
 	case v.State.Active():
 		return fault.New(fault.WrongState, fault.Domain, "it is running")
@@ -126,7 +127,7 @@ func undefineAll(ctx context.Context, sc scope.Scope, members []Member) error {
 }
 
 // deleteVolumes deletes the volumes in reverse order, after their guests.
-func (p *parts) deleteVolumes(ctx context.Context) error {
+func (p *operationObjects) deleteVolumes(ctx context.Context) error {
 	var failures []error
 	for _, v := range p.unusedVolumes(ctx) {
 		failures = append(failures, p.fleet.deleteVolume(ctx, p.op.Scope(), v))
@@ -138,16 +139,16 @@ func (p *parts) deleteVolumes(ctx context.Context) error {
 // unusedVolumes returns the volumes without another user, in reverse order. Since the record was written, a guest
 // may use one as its disk, a volume may use one as its backing file, or another operation may make one of that
 // name. A volume that stays keeps its backing volumes.
-func (p *parts) unusedVolumes(ctx context.Context) (free []VolumeName) {
+func (p *operationObjects) unusedVolumes(ctx context.Context) (free []VolumeName) {
 	if p.Kept != "" {
 		return nil
 	}
-	log, users := p.fleet.log.With("kind", p.op.Kind()), p.fleet.users()
+	log, users := p.fleet.log.With("kind", p.op.Kind()), p.fleet.diskUsers()
 	for _, v := range slices.Backward(p.Volumes) {
 		if !p.op.Has(volumeObject(v)) {
 			continue
 		}
-		if who := p.fleet.usersOf(v, users); len(who) > 0 {
+		if who := p.fleet.diskUsersOf(v, users); len(who) > 0 {
 			log.Error("volume kept: it is the disk of another guest", "volume", v.String(), "domain", who[0].name)
 		} else if above, is := p.fleet.overlayOf(ctx, v, free); is {
 			log.Error("volume kept: it is the backing file of another volume", "volume", v.String(), "above", above.String())

@@ -8,48 +8,48 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// endings notifies waiters that a guest has ended. One reader of the event log serves a whole run.
-type endings struct {
+// endWatcher notifies waiters that a guest has ended. One reader of the event log serves a whole run.
+type endWatcher struct {
 	reader *event.Reader
 
 	mu      sync.Mutex
 	waiting map[string]chan bool // by UUID; room for one: true: ended, false: check again
 }
 
-func newEndings(log *event.Log) *endings {
-	return &endings{reader: log.Reader(), waiting: map[string]chan bool{}}
+func newEndWatcher(log *event.Log) *endWatcher {
+	return &endWatcher{reader: log.Reader(), waiting: map[string]chan bool{}}
 }
 
 // follow reads the event log until ctx ends.
-func (e *endings) follow(ctx context.Context) {
+func (e *endWatcher) follow(ctx context.Context) {
 	for {
 		happened, lost, err := e.reader.Next(ctx)
 		if err != nil {
 			return
 		}
 		if lost > 0 {
-			e.tellAll()
+			e.notifyAll()
 		}
 		if c, is := happened.Payload.(event.DomainChange); is && c.Change == event.Stopped {
 			e.mu.Lock()
-			tell(e.waiting[happened.Source.UUID], true)
+			notify(e.waiting[happened.Source.UUID], true)
 			e.mu.Unlock()
 		}
 	}
 }
 
-// tellAll makes every waiter check its guest, because the log has dropped unread events.
-func (e *endings) tellAll() {
+// notifyAll makes every waiter check its guest, because the log has dropped unread events.
+func (e *endWatcher) notifyAll() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, c := range e.waiting {
-		tell(c, false)
+		notify(c, false)
 	}
 }
 
-// tell sends without waiting. "Ended" replaces an unread value: the guest may run again when the receiver
+// notify sends without waiting. "Ended" replaces an unread value: the guest may run again when the receiver
 // reads it.
-func tell(c chan bool, ended bool) {
+func notify(c chan bool, ended bool) {
 	if ended {
 		select {
 		case <-c:
@@ -62,8 +62,8 @@ func tell(c chan bool, ended bool) {
 	}
 }
 
-// expect listens for the end of a guest until forget is called.
-func (e *endings) expect(g *guest.Guest) (ended <-chan bool, forget func()) {
+// watch listens for the end of a guest until forget is called.
+func (e *endWatcher) watch(g *guest.Guest) (ended <-chan bool, forget func()) {
 	c := make(chan bool, 1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -75,8 +75,8 @@ func (e *endings) expect(g *guest.Guest) (ended <-chan bool, forget func()) {
 	}
 }
 
-// wait returns when the guest has no process, or the cause when ctx ends.
-func wait(ctx context.Context, g *guest.Guest, ended <-chan bool) error {
+// waitForEnd returns when the guest has no process, or the cause when ctx ends.
+func waitForEnd(ctx context.Context, g *guest.Guest, ended <-chan bool) error {
 	for g.View().State.Active() {
 		select {
 		case over := <-ended:

@@ -28,25 +28,25 @@ import (
 var cloneKind = operation.Kind[*Fleet]{
 	Name: "clone", Version: 1,
 	Steps: []string{"volumes", "variables", "guest"}, Undo: []string{"volumes", "variables", "guest"},
-	Bind: func(f *Fleet) operation.Work { return &cloneCreation{parts: parts{fleet: f}} },
+	Bind: func(f *Fleet) operation.Work { return &cloneOperation{operationObjects: operationObjects{fleet: f}} },
 }
 
-// cloneCreation is the payload.
-type cloneCreation struct {
-	parts
+// cloneOperation is the payload.
+type cloneOperation struct {
+	operationObjects
 
 	// The following fields are set only in the daemon that began the operation.
-	cloning *cloning
-	d       *domain.Definition // the clone's definition
-	fences  machine.Fences     // the path limits of its files
+	cloning    *clonePlan
+	definition *domain.Definition // the clone's definition
+	fences     machine.Fences     // the path limits of its files
 }
 
-func newCloneCreation(c *cloning, name string, d *domain.Definition) *cloneCreation {
-	return &cloneCreation{parts: parts{fleet: c.fleet, Guests: []string{d.UUID}, Volumes: c.volumes(name)}, cloning: c, d: d}
+func newCloneOperation(c *clonePlan, name string, d *domain.Definition) *cloneOperation {
+	return &cloneOperation{operationObjects: operationObjects{fleet: c.fleet, Guests: []string{d.UUID}, Volumes: c.volumes(name)}, cloning: c, definition: d}
 }
 
 // Steps implements operation.Work.
-func (w *cloneCreation) Steps() []operation.Step {
+func (w *cloneOperation) Steps() []operation.Step {
 	return []operation.Step{
 		{Name: "volumes", Effect: operation.Lasting, Do: w.makeVolumes, Undo: w.deleteVolumes},
 		{Name: "variables", Effect: operation.Lasting, Do: w.copyVariables, Undo: w.dropVariables},
@@ -55,39 +55,39 @@ func (w *cloneCreation) Steps() []operation.Step {
 }
 
 // makeVolumes makes the clone's disks and its seed.
-func (w *cloneCreation) makeVolumes(ctx context.Context) error {
+func (w *cloneOperation) makeVolumes(ctx context.Context) error {
 	c := w.cloning
 	w.fences = maps.Clone(c.fences)
 	for i, o := range c.disks {
-		disk := w.d.Devices.Disks[o.at]
+		disk := w.definition.Devices.Disks[o.index]
 		was := *disk
-		made, err := c.copyDisk(ctx, w.fences.On(w.op.Scope(), disk), o, w.d.Name, disk)
+		made, err := c.copyDisk(ctx, w.fences.On(w.op.Scope(), disk), o, w.definition.Name, disk)
 		if err != nil {
-			return errors.Join(err, w.onlyFirst(i))
+			return errors.Join(err, w.keepFirstVolumes(i))
 		}
 		w.fences.Like(&was, disk, filepath.Dir(made.Path))
 	}
-	if c.q.Seed == nil {
+	if c.request.Seed == nil {
 		return nil
 	}
-	if err := c.makeSeed(ctx, w.fences.In(w.op.Scope()), w.d); err != nil {
-		return errors.Join(err, w.onlyFirst(len(c.disks)))
+	if err := c.makeSeed(ctx, w.fences.In(w.op.Scope()), w.definition); err != nil {
+		return errors.Join(err, w.keepFirstVolumes(len(c.disks)))
 	}
 	return nil
 }
 
 // copyVariables gives the clone its own UEFI variables, as a file of the daemon's, whatever the source uses.
-func (w *cloneCreation) copyVariables(ctx context.Context) (err error) {
-	v := &w.d.OS.NVRAM
+func (w *cloneOperation) copyVariables(ctx context.Context) (err error) {
+	v := &w.definition.OS.NVRAM
 	if v.Path == "" {
 		return nil
 	}
-	v.Path, err = launch.CopyNVRAM(ctx, w.fleet.guests, w.fences.In(w.op.Scope()), v.Path, w.d.UUID)
+	v.Path, err = launch.CopyNVRAM(ctx, w.fleet.guests, w.fences.In(w.op.Scope()), v.Path, w.definition.UUID)
 	v.Type, v.SecLabels = "", nil
 	return err
 }
 
-func (w *cloneCreation) dropVariables(ctx context.Context) error {
+func (w *cloneOperation) dropVariables(ctx context.Context) error {
 	if w.Kept != "" {
 		return nil
 	}
@@ -95,34 +95,34 @@ func (w *cloneCreation) dropVariables(ctx context.Context) error {
 }
 
 // define defines the guest and keeps it from being started until the operation ends.
-func (w *cloneCreation) define(ctx context.Context) error {
+func (w *cloneOperation) define(ctx context.Context) error {
 	if w.cloning.addsRNG() {
-		w.d.Devices.RNGs = []*device.RNG{provision.NewRNG()}
+		w.definition.Devices.RNGs = []*device.RNG{provision.NewRNG()}
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	doc, err := domainxml.Format(w.d, domainxml.Style{Secure: true})
+	doc, err := domainxml.Format(w.definition, domainxml.Style{Secure: true})
 	if err != nil {
 		return err
 	}
 	if _, err = guest.Define(context.WithoutCancel(ctx), w.fleet.guests, w.fences.In(w.op.Scope()), doc, false); err != nil {
-		return fmt.Errorf("cannot define domain %q: %w", w.d.Name, err)
+		return fmt.Errorf("cannot define domain %q: %w", w.definition.Name, err)
 	}
 	return nil
 }
 
 // copyDisk copies a disk to a volume of the clone and puts that in the disk's place.
-func (c *cloning) copyDisk(ctx context.Context, sc scope.Scope, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
+func (c *clonePlan) copyDisk(ctx context.Context, sc scope.Scope, o sourceDisk, clone string, disk *device.Disk) (made *volume.Volume, err error) {
 	name := o.copyName(clone, disk.Target)
 	doc, err := c.copyDocument(o, name.Name)
 	if err != nil {
 		return nil, err
 	}
-	if c.q.Thin {
-		made, err = o.into.CreateVolume(ctx, sc, doc, volume.CreateOptions{})
+	if c.request.Thin {
+		made, err = o.target.CreateVolume(ctx, sc, doc, volume.CreateOptions{})
 	} else {
-		made, err = o.into.CloneVolume(ctx, sc, doc, o.from, o.of.Name, volume.CreateOptions{})
+		made, err = o.target.CloneVolume(ctx, sc, doc, o.pool, o.volume.Name, volume.CreateOptions{})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot copy disk %s: %w", disk.Target, err)
@@ -147,35 +147,35 @@ func setSource(disk *device.Disk, v *volume.Volume, byPool bool) {
 
 // copyDocument is the XML for a clone's volume. A copy allocates only the source's data; a thin one allocates
 // almost nothing.
-func (c *cloning) copyDocument(o original, name string) (string, error) {
+func (c *clonePlan) copyDocument(o sourceDisk, name string) (string, error) {
 	text := func(name, value string) *xmltree.Element {
 		return &xmltree.Element{Name: name, Children: []xmltree.Node{xmltree.Text(value)}}
 	}
 	typed := func(format image.Format) *xmltree.Element {
 		return &xmltree.Element{Name: "format", Attrs: []xmltree.Attr{{Name: "type", Value: string(format)}}}
 	}
-	of := o.of.Format
-	if c.q.Thin {
+	of := o.volume.Format
+	if c.request.Thin {
 		of = image.Qcow2
 	}
 	doc := &xmltree.Element{Name: "volume", Children: []xmltree.Node{
-		text("name", name), text("capacity", fmt.Sprint(o.of.Virtual)), text("allocation", "0"),
+		text("name", name), text("capacity", fmt.Sprint(o.volume.Virtual)), text("allocation", "0"),
 		&xmltree.Element{Name: "target", Children: []xmltree.Node{typed(of)}},
 	}}
-	if c.q.Thin {
-		doc.Children = append(doc.Children, &xmltree.Element{Name: "backingStore", Children: []xmltree.Node{text("path", o.of.Path), typed(o.of.Format)}})
+	if c.request.Thin {
+		doc.Children = append(doc.Children, &xmltree.Element{Name: "backingStore", Children: []xmltree.Node{text("path", o.volume.Path), typed(o.volume.Format)}})
 	}
 	return xmltree.Format(doc)
 }
 
 // makeSeed makes a clone's seed and adds a CD drive for it.
-func (c *cloning) makeSeed(ctx context.Context, sc scope.Scope, d *domain.Definition) error {
-	disc, err := c.q.Seed.disc(d.Name, d.UUID, time.Now())
+func (c *clonePlan) makeSeed(ctx context.Context, sc scope.Scope, d *domain.Definition) error {
+	disc, err := c.request.Seed.disc(d.Name, d.UUID, time.Now())
 	if err != nil {
 		return err
 	}
 	name := c.seedName(d.Name)
-	made, err := c.seeds.FillVolume(ctx, sc, name.Name, disc)
+	made, err := c.seedPool.FillVolume(ctx, sc, name.Name, disc)
 	if err != nil {
 		return fmt.Errorf("cannot make the seed: %w", err)
 	}

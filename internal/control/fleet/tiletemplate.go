@@ -133,7 +133,7 @@ func checkTemplate(doc string) error {
 		if err != nil {
 			return fault.Wrap(err, fault.Invalid, fault.XML, "cannot read the template of a tile")
 		}
-		where := part{doc, int(from), int(d.InputOffset())}
+		where := templatePart{doc, int(from), int(d.InputOffset())}
 		switch token := token.(type) {
 		case xml.StartElement:
 			depth++
@@ -149,13 +149,13 @@ func checkTemplate(doc string) error {
 	}
 }
 
-// part is the position of a token in a document, as offsets.
-type part struct {
+// templatePart is the position of a token in a document, as offsets.
+type templatePart struct {
 	doc      string
 	from, to int
 }
 
-func (p part) checkElement(e xml.StartElement, depth int) error {
+func (p templatePart) checkElement(e xml.StartElement, depth int) error {
 	name := e.Name.Local
 	switch {
 	case depth == 1 && (name != "tile" || e.Name.Space != ""):
@@ -174,7 +174,7 @@ func (p part) checkElement(e xml.StartElement, depth int) error {
 	return nil
 }
 
-func (p part) checkText(text string, allowed bool) error {
+func (p templatePart) checkText(text string, allowed bool) error {
 	if !allowed && strings.TrimSpace(text) != "" {
 		return p.wrong(strings.TrimSpace(text), "a <tile> holds <volume> and <domain>, and no text")
 	}
@@ -187,7 +187,7 @@ func (p part) checkText(text string, allowed bool) error {
 }
 
 // wrong makes an error with the line of found within the part.
-func (p part) wrong(found, format string, args ...any) error {
+func (p templatePart) wrong(found, format string, args ...any) error {
 	at := p.from + max(strings.Index(p.doc[p.from:p.to], found), 0)
 	line := 1 + strings.Count(p.doc[:at], "\n")
 	return fault.Wrap(fault.New(fault.Invalid, fault.XML, format, args...), fault.Invalid, fault.XML, "line %d of the template of a tile", line)
@@ -257,7 +257,7 @@ func expandDomain(e *xmltree.Element, tile string, volumes []VolumeName) (domain
 		e.Children = append(e.Children, metadata)
 	}
 	inheritNamespaces(metadata, e)
-	inner, err := mark(xmltree.FormatInner(metadata), tile, volumes)
+	inner, err := addTileMarks(xmltree.FormatInner(metadata), tile, volumes)
 	if err != nil {
 		return d, err
 	}
@@ -270,8 +270,8 @@ func expandDomain(e *xmltree.Element, tile string, volumes []VolumeName) (domain
 	return d, err
 }
 
-// mark adds a tile and its volumes to a definition's <metadata>.
-func mark(metadata, tile string, volumes []VolumeName) (string, error) {
+// addTileMarks adds a tile and its volumes to a definition's <metadata>.
+func addTileMarks(metadata, tile string, volumes []VolumeName) (string, error) {
 	m, err := ReadMarks(metadata)
 	if err != nil {
 		return "", err
