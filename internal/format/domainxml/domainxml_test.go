@@ -102,7 +102,7 @@ func in(devices, rest string) string {
 		rest + `<devices>` + devices + `</devices></domain>`
 }
 
-func TestRefusals(t *testing.T) {
+func TestComplete_Refused(t *testing.T) {
 	const disk = `<disk><source file='/a'/><target dev='vda'/></disk>`
 	for name, c := range map[string]struct {
 		doc     string

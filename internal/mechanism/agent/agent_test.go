@@ -94,7 +94,7 @@ func TestCommandsAndAnswers(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestComplete_Refused(t *testing.T) {
 	for class, kind := range map[string]fault.Kind{"GenericError": fault.Failed, "CommandNotFound": fault.Unsupported} {
 		s := inGuest(t, wellBehaved(func(request) string {
 			return fmt.Sprintf(`{"error": {"class": %q, "desc": "because"}}`, class) + "\n"

@@ -488,7 +488,7 @@ func cutTwice(t *testing.T, p plan, first, second int, gone Gone) (wrong string,
 	return w.judge(c, "1"), died
 }
 
-func TestRecord_KeepsThePayload(t *testing.T) {
+func TestRecord_KeepsPayload(t *testing.T) {
 	w := newWorld()
 	d := w.daemon(t)
 	p := &plan{w: w, Name: "op", Lives: []Lifetime{Process, Process}, Decisive: 1, Probed: true, Waits: 0}
@@ -568,8 +568,8 @@ func TestPerObject_RecoversNewestFirst(t *testing.T) {
 	}
 }
 
-// TestBegin_OneOfMany: of several clients that begin at once, one gets the object.
-func TestBegin_OneOfMany(t *testing.T) {
+// TestBegin_Concurrently: of several clients that begin at once, one gets the object.
+func TestBegin_Concurrently(t *testing.T) {
 	d := newWorld().apart(t)
 	d.Stored = &lockedJournal{Journal: d.w}
 	begun := make(chan error)

@@ -52,7 +52,7 @@ func scopedSet(life context.Context, t *testing.T, dir string, o *scopedOwner, r
 
 // The client's limits apply while its call lasts. A later try, and the next daemon, keep its folders, and
 // do not ask again for rights that were granted.
-func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
+func TestSteps_UseRecordedScope(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := errors.New("full")
 		client := scopetest.Client(scopetest.Limits{
@@ -97,7 +97,7 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 }
 
 // A record without a scope opens nothing, and no operation begins without one.
-func TestBegin_RefusesTheZeroScope(t *testing.T) {
+func TestBegin_ZeroScope(t *testing.T) {
 	o, dir := &scopedOwner{}, t.TempDir()
 	s := scopedSet(t.Context(), t, dir, o)
 	_, begun := s.Begin(scope.Scope{}, "scoped", &scoped{o: o}, Record{})

@@ -28,9 +28,9 @@ func (w *debt) Steps() []Step {
 	}}}
 }
 
-// TestOwed_TriedInTheOwnersTurn: no owed step is tried while the owner is busy,
+// TestOwed_TriedInOwnersTurn: no owed step is tried while the owner is busy,
 // and it is tried soon after.
-func TestOwed_TriedInTheOwnersTurn(t *testing.T) {
+func TestOwed_TriedInOwnersTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
 		turn, owner := make(chan struct{}, 1), &debtor{}

@@ -106,7 +106,7 @@ func TestGet_NewerRecord(t *testing.T) {
 	}
 }
 
-func TestEach_VisitorEndsTheWalk(t *testing.T) {
+func TestEach_VisitorFails(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
 	for _, k := range []string{"a", "b"} {

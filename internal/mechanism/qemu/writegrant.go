@@ -12,42 +12,42 @@ import (
 // gets one to write, and one to read for the time after the job: the one from its start may have been
 // removed.
 
-// FileSet is a set of files that QEMU holds, as in query-fdsets.
-type FileSet struct {
-	ID    uint         `json:"fdset-id"`
-	Files []HandedFile `json:"fds"`
+// FDSet is a set of files that QEMU holds, as in query-fdsets.
+type FDSet struct {
+	ID    uint        `json:"fdset-id"`
+	Files []FDSetFile `json:"fds"`
 }
 
-// HandedFile is one descriptor of a set.
-type HandedFile struct {
+// FDSetFile is one descriptor of a set.
+type FDSetFile struct {
 	FD   int    `json:"fd"` // its number in QEMU
 	Mark string `json:"opaque"`
 }
 
-// The marks of lent descriptors, which distinguish them from others of the set.
+// The marks of descriptors of GrantWrite, which distinguish them from others of the set.
 const (
-	grantedWrite = "lent to write"
-	grantedRead  = "lent to read"
+	writeMark = "lent to write"
+	readMark  = "lent to read"
 )
 
 // HasWrite reports whether QEMU has a writable file of the image.
-func HasWrite(held []FileSet, number uint) bool { return len(marked(held, number, grantedWrite)) > 0 }
+func HasWrite(held []FDSet, number uint) bool { return len(fdsWithMark(held, number, writeMark)) > 0 }
 
 // GrantWrite returns the commands that pass QEMU an image to write, and once more to read. Files that it
 // has already are skipped. The file from its start is removed, because its locks would never be released.
-func GrantWrite(held []FileSet, number uint, write, read *os.File) []Step {
+func GrantWrite(held []FDSet, number uint, write, read *os.File) []Step {
 	var steps []Step
 	for _, one := range []struct {
 		file *os.File
 		mark string
-	}{{write, grantedWrite}, {read, grantedRead}} {
-		if len(marked(held, number, one.mark)) == 0 {
+	}{{write, writeMark}, {read, readMark}} {
+		if len(fdsWithMark(held, number, one.mark)) == 0 {
 			steps = append(steps, Step{Command: "add-fd", Args: properties{{"fdset-id", number}, {"opaque", one.mark}}, File: one.file})
 		}
 	}
 	for _, set := range held {
 		for _, f := range set.Files {
-			if set.ID == number && f.Mark != grantedWrite && f.Mark != grantedRead {
+			if set.ID == number && f.Mark != writeMark && f.Mark != readMark {
 				steps = append(steps, removeFile(number, f.FD))
 			}
 		}
@@ -76,9 +76,9 @@ func ReopenReadOnly(d *device.Disk, number uint) (Step, bool) {
 }
 
 // RevokeWrite returns the commands that take back the files of GrantWrite; none if QEMU has none of them.
-func RevokeWrite(held []FileSet, number uint) []Step {
+func RevokeWrite(held []FDSet, number uint) []Step {
 	var steps []Step
-	for _, fd := range marked(held, number, grantedWrite, grantedRead) {
+	for _, fd := range fdsWithMark(held, number, writeMark, readMark) {
 		steps = append(steps, removeFile(number, fd))
 	}
 	return steps
@@ -88,8 +88,8 @@ func removeFile(number uint, fd int) Step {
 	return Step{Command: "remove-fd", Args: properties{{"fdset-id", number}, {"fd", fd}}}
 }
 
-// marked finds the descriptors of a set that have one of the marks.
-func marked(held []FileSet, number uint, marks ...string) []int {
+// fdsWithMark finds the descriptors of a set that have one of the marks.
+func fdsWithMark(held []FDSet, number uint, marks ...string) []int {
 	var fds []int
 	for _, set := range held {
 		for _, f := range set.Files {

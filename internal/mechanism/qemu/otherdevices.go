@@ -59,7 +59,7 @@ func (b *builder) hostDevice(h *device.HostDevice) error {
 	if err := b.place(&props, &h.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }
 
 // watchdogActions are QEMU's words for the action of an expired watchdog.
@@ -84,17 +84,17 @@ func (b *builder) watchdogs() error {
 	if !ok {
 		return unsupported("watchdog action %q is not built; use reset, shutdown, poweroff, pause, none or inject-nmi", all[0].Action)
 	}
-	b.word("-action", "watchdog="+action)
+	b.addWords("-action", "watchdog="+action)
 	return nil
 }
 
 func (b *builder) watchdog(w *device.Watchdog) error {
 	switch w.Model {
 	case "itco": // it is on the board; its action must be permitted
-		if b.machine != q35 {
+		if b.board != q35 {
 			return unsupported("only machine type q35 has a watchdog of model itco")
 		}
-		b.word("-global", "ICH9-LPC.noreboot=off")
+		b.addWords("-global", "ICH9-LPC.noreboot=off")
 		return nil
 	case "i6300esb", "ib700":
 	default:
@@ -104,7 +104,7 @@ func (b *builder) watchdog(w *device.Watchdog) error {
 	if err := b.place(&props, &w.Info); err != nil {
 		return err
 	}
-	return b.device(w.Model, props)
+	return b.addDevice(w.Model, props)
 }
 
 func (b *builder) balloon() error {
@@ -125,7 +125,7 @@ func (b *builder) balloonOf(d *device.Balloon) error {
 	if err := b.place(&props, &d.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }
 
 func (b *builder) rngs() error {
@@ -142,16 +142,16 @@ func (b *builder) rng(r *device.RNG) error {
 	var err error
 	switch r.Backend {
 	case "random":
-		err = b.object("rng-random", id, property{"filename", r.Path})
+		err = b.addObject("rng-random", id, property{"filename", r.Path})
 	case "builtin":
-		err = b.object("rng-builtin", id)
+		err = b.addObject("rng-builtin", id)
 	case "egd":
 		if r.Char == nil {
 			return invalid("an rng of backend egd needs a source")
 		}
 		back := ""
 		if back, err = b.backend(r.Alias, r.Char, ""); err == nil {
-			err = b.object("rng-egd", id, property{"chardev", back})
+			err = b.addObject("rng-egd", id, property{"chardev", back})
 		}
 	default:
 		err = unsupported("rng backends of model %q are not built", r.Backend)
@@ -175,7 +175,7 @@ func (b *builder) rng(r *device.RNG) error {
 	if err := b.place(&props, &r.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }
 
 // panicPort is the port where guests expect the ISA device that they report a panic to.
@@ -203,7 +203,7 @@ func (b *builder) panics() error {
 		default:
 			return unsupported("panic devices of model %q are not built", p.Model)
 		}
-		if err := b.device(driver, props); err != nil {
+		if err := b.addDevice(driver, props); err != nil {
 			return err
 		}
 	}
@@ -223,7 +223,7 @@ func (b *builder) vsockOf(v *device.VSock) error {
 	}
 	props := properties{{"id", v.Alias}, {"guest-cid", max(v.CID, firstCID)}}
 	if b.VSock != nil {
-		props.add("vhostfd", b.pass(b.VSock, "vhostfd-"+v.Alias))
+		props.add("vhostfd", b.passFile(b.VSock, "vhostfd-"+v.Alias))
 	}
 	driver, err := b.virtio("vhost-vsock", v.Model, 0, v.IOMMU, v.ATS, v.Packed, &props)
 	if err != nil {
@@ -232,5 +232,5 @@ func (b *builder) vsockOf(v *device.VSock) error {
 	if err := b.place(&props, &v.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }

@@ -8,22 +8,22 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// modules makes the memory devices, in addition to the memory of the cells.
-func (b *builder) modules() error {
+// memoryDevices makes the memory devices, in addition to the memory of the cells.
+func (b *builder) memoryDevices() error {
 	for _, m := range b.Definition.Devices.Memories {
-		if err := b.module(m); err != nil {
+		if err := b.memoryDevice(m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// module makes one memory device: its backend, and the slot that it occupies. The guest
+// memoryDevice makes one memory device: its backend, and the slot that it occupies. The guest
 // learns of it through ACPI.
-func (b *builder) module(m *device.Memory) error {
+func (b *builder) memoryDevice(m *device.Memory) error {
 	d := b.Definition
 	if !d.Features.ACPI {
-		err := b.atStart(unsupported("a memory device needs ACPI, by which the guest is told of it: add <features><acpi/></features>"))
+		err := b.unlessDryRun(unsupported("a memory device needs ACPI, by which the guest is told of it: add <features><acpi/></features>"))
 		if err != nil {
 			return err
 		}
@@ -53,5 +53,5 @@ func (b *builder) module(m *device.Memory) error {
 	if at.Base > 0 {
 		props.add("addr", at.Base)
 	}
-	return b.device("pc-dimm", props)
+	return b.addDevice("pc-dimm", props)
 }

@@ -114,16 +114,16 @@ func (p properties) get(name string) any {
 	return nil
 }
 
-// part is one object for QEMU to make, on its command line or through its monitor.
-type part struct {
+// argument is one object for QEMU to make, on its command line or through its monitor.
+type argument struct {
 	option string // as on the command line: device, blockdev, netdev, object, chardev, …
 	props  properties
 	back   *chardev // of a chardev
-	text   string   // the argument, if it is no JSON object
+	raw    string   // the argument, if it is no JSON object
 	file   *os.File // sent with a getfd command
 }
 
-// monitorCommands are the commands that add and remove a kind of part.
+// monitorCommands are the commands that add and remove what an option makes.
 var monitorCommands = map[string]struct{ add, remove, key string }{
 	"device":   {"device_add", "device_del", "id"},
 	"blockdev": {"blockdev-add", "blockdev-del", "node-name"},
@@ -134,10 +134,10 @@ var monitorCommands = map[string]struct{ add, remove, key string }{
 	"add-fd":   {"add-fd", "remove-fd", "fdset-id"},
 }
 
-// argument returns the part in the form of the command line.
-func (p part) argument() (string, error) {
-	if p.text != "" {
-		return p.text, nil
+// commandLine returns the argument in the form of the command line.
+func (p argument) commandLine() (string, error) {
+	if p.raw != "" {
+		return p.raw, nil
 	}
 	if p.option == "chardev" {
 		return p.back.argument(), nil
@@ -146,40 +146,40 @@ func (p part) argument() (string, error) {
 	return string(text), err
 }
 
-// step returns the part in the form of the monitor.
-func (p part) step() Step {
+// monitorStep returns the argument as a command of the monitor.
+func (p argument) monitorStep() Step {
 	m := monitorCommands[p.option]
 	props := p.props
 	if p.back != nil {
 		props = p.back.arguments()
 	}
-	undo := removal(p.option, props.get(m.key))
+	undo := removeStep(p.option, props.get(m.key))
 	return Step{Command: m.add, Args: props, File: p.file, Undo: &undo}
 }
 
-// removal returns the step that removes a part.
-func removal(option string, name any) Step {
+// removeStep returns the step that removes what an option made.
+func removeStep(option string, name any) Step {
 	m := monitorCommands[option]
 	return Step{Command: m.remove, Args: properties{{m.key, name}}}
 }
 
-// list joins options in the old style: a comma ends a value unless it is
+// optionList joins options in the old style: a comma ends a value unless it is
 // doubled.
-type list []string
+type optionList []string
 
-func (l *list) add(name, value string) { *l = append(*l, name+"="+escape(value)) }
+func (l *optionList) add(name, value string) { *l = append(*l, name+"="+escape(value)) }
 
-func (l *list) text(name, value string) {
+func (l *optionList) text(name, value string) {
 	if value != "" {
 		l.add(name, value)
 	}
 }
 
-func (l *list) onOff(name string, s device.Switch) { l.text(name, s.String()) }
+func (l *optionList) onOff(name string, s device.Switch) { l.text(name, s.String()) }
 
 // raw adds words that contain no text of a user.
-func (l *list) raw(words ...string) { *l = append(*l, words...) }
+func (l *optionList) raw(words ...string) { *l = append(*l, words...) }
 
-func (l list) String() string { return strings.Join(l, ",") }
+func (l optionList) String() string { return strings.Join(l, ",") }
 
 func escape(value string) string { return strings.ReplaceAll(value, ",", ",,") }
