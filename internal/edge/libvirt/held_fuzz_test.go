@@ -145,7 +145,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 	must(err)
 	f.Cleanup(d.Close)
 	h.rooms = roomsOf(d)
-	h.server = New(rpc.Config{Rooms: h.rooms, Log: log, Gate: d.Gate})
+	h.server = New(rpc.Config{Rooms: h.rooms, Log: log, Gate: d.Authorizer})
 	must(os.Mkdir(filepath.Join(dir, "theirs"), 0o700))
 	for _, name := range []string{"a.img", hidden + ".img"} {
 		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
