@@ -81,7 +81,7 @@ type Daemon struct {
 	Groups     *kernel.Cgroups
 	Events     *event.Log
 	Networks   *network.Networks
-	Secrets    *secret.Book
+	Secrets    *secret.Secrets
 	Pools      *volume.Pools
 	Guests     *guest.Registry
 	Fleet      *fleet.Fleet

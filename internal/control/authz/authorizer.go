@@ -28,7 +28,7 @@ type Config struct {
 	Pools    *volume.Pools
 	Networks *network.Networks
 	// Secrets are the secrets that rules may name; nil: there are none.
-	Secrets *secret.Book
+	Secrets *secret.Secrets
 	Log     *slog.Logger
 }
 

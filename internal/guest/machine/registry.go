@@ -42,7 +42,7 @@ type Config struct {
 	Networks *network.Networks
 	Pools    *volume.Pools
 	// Secrets holds the keys of encrypted disks. Nil: there are none.
-	Secrets *secret.Book
+	Secrets *secret.Secrets
 	Cgroups *kernel.Cgroups
 	Kernel  kernel.Root
 	// Prepared is how many QEMUs the pool of prepared QEMUs may hold. 0: none.

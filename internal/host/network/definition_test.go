@@ -311,8 +311,8 @@ func TestDefinition_HostNamedLikeKeyword(t *testing.T) {
 	}
 }
 
-// TestUpdates_AmbiguousEntryIsShown: an update must match one entry, and the error lists the matches.
-func TestUpdates_AmbiguousEntryIsShown(t *testing.T) {
+// TestUpdate_AmbiguousEntryShown: an update must match one entry, and the error lists the matches.
+func TestUpdate_AmbiguousEntryShown(t *testing.T) {
 	d, err := Parse("<network><name>n</name>"+dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.2'/><host mac='52:54:00:00:00:02' ip='10.0.0.3'/>")+"</network>", true)
 	ok(t, err)
 	_, err = d.apply(Update{Command: Modify, Section: SectionDHCPHost, Parent: -1, XML: "<host mac='52:54:00:00:00:01' ip='10.0.0.3'/>"})

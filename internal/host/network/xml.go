@@ -132,8 +132,8 @@ var defaultAttrs = map[string]xmltree.Attr{
 	"mtu":     {Name: "size", Value: "0"},
 }
 
-// requestsAnything says whether an element at the top of a document requests anything. Elements that libvirt refuses when
-// empty are kept.
+// requestsAnything says whether an element at the top of a document requests anything. Elements that libvirt refuses
+// when empty are kept.
 func requestsAnything(e *xmltree.Element) bool {
 	switch e.Name {
 	case "vlan", "virtualport":

@@ -26,7 +26,7 @@ type Options struct {
 	Events *event.Log
 	Log    *slog.Logger
 	// Secrets decrypt encrypted volumes; nil: none can be made.
-	Secrets *secret.Book
+	Secrets *secret.Secrets
 	// Boot identifies this boot of the host (/proc/sys/kernel/random/boot_id). Active pools stay active while
 	// it is the same. After a boot, pools with autostart are started.
 	Boot string
@@ -40,7 +40,7 @@ type Pools struct {
 	events  *event.Log
 	log     *slog.Logger
 	boot    string
-	secrets *secret.Book
+	secrets *secret.Secrets
 	images  *image.Tool   // nil where there is no qemu-img
 	unlock  time.Duration // of encrypted volumes; 0: QEMU's default
 

@@ -76,8 +76,8 @@ func (p *Pool) deleteRecords() error {
 	return nil
 }
 
-// unregister is the rest of deleteRecords, after the pool's record. It leaves the lists last: from then on a new pool may
-// have its UUID, and the records of volumes have the UUID in their keys.
+// unregister is the rest of deleteRecords, after the pool's record. It leaves the lists last: from then on a new pool
+// may have its UUID, and the records of volumes have the UUID in their keys.
 func (p *Pool) unregister() {
 	failpoint.Reach("pool.forgotten")
 	p.mu.Lock()

@@ -31,8 +31,8 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// kind is the record of a secret; its key is the UUID.
-var kind = store.Kind{Name: "secret", Version: 1}
+// recordKind is the record of a secret; its key is the UUID.
+var recordKind = store.Kind{Name: "secret", Version: 1}
 
 // record is the stored form of a secret that may be on disk.
 type record struct {
@@ -40,8 +40,8 @@ type record struct {
 	Sealed     []byte     `json:"sealed,omitempty"`
 }
 
-// Book is all secrets of a daemon. Its methods may be called concurrently.
-type Book struct {
+// Secrets is all secrets of a daemon. Its methods may be called concurrently.
+type Secrets struct {
 	Config
 
 	ephemeralKey *key // seals ephemeral secrets
@@ -56,44 +56,44 @@ type Book struct {
 
 // Open reads the secrets. A damaged record is logged and left out: it must not prevent the daemon from serving
 // running guests.
-func Open(c Config) (*Book, error) {
-	b := &Book{Config: c, all: map[string]record{}}
+func Open(c Config) (*Secrets, error) {
+	s := &Secrets{Config: c, all: map[string]record{}}
 	var err error
-	if b.ephemeralKey, err = newEphemeralKey(); err != nil {
+	if s.ephemeralKey, err = newEphemeralKey(); err != nil {
 		return nil, err
 	}
-	err = c.Store.Each(kind, func(id string, decode func(any) error) error {
+	err = c.Store.Each(recordKind, func(id string, decode func(any) error) error {
 		var r record
 		if err := decode(&r); err != nil || r.Definition.UUID != id {
 			c.Log.Error("cannot read a secret; it is left out", "uuid", id, "error", err)
 			return nil
 		}
-		b.all[id] = r
+		s.all[id] = r
 		return nil
 	})
 	if err != nil {
 		c.Log.Error("cannot read the secrets; none is known", "error", err)
 	}
-	return b, nil
+	return s, nil
 }
 
 // Close discards the keys. Later requests for a value, such as from work on a file system that hangs, get an
 // error.
-func (b *Book) Close() {
-	b.changing.Lock()
-	defer b.changing.Unlock()
-	b.ephemeralKey.close()
-	if b.diskKey != nil {
-		b.diskKey.close()
+func (s *Secrets) Close() {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	s.ephemeralKey.close()
+	if s.diskKey != nil {
+		s.diskKey.close()
 	}
 }
 
 // List returns the secrets by UUID.
-func (b *Book) List() []Definition {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	all := make([]Definition, 0, len(b.all))
-	for _, r := range b.all {
+func (s *Secrets) List() []Definition {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	all := make([]Definition, 0, len(s.all))
+	for _, r := range s.all {
 		all = append(all, r.Definition)
 	}
 	slices.SortFunc(all, func(x, y Definition) int { return cmp.Compare(x.UUID, y.UUID) })
@@ -101,15 +101,15 @@ func (b *Book) List() []Definition {
 }
 
 // ByUUID returns the secret with a UUID (lower case, with dashes).
-func (b *Book) ByUUID(id string) (Definition, error) {
-	r, err := b.record(id)
+func (s *Secrets) ByUUID(id string) (Definition, error) {
+	r, err := s.record(id)
 	return r.Definition, err
 }
 
-func (b *Book) record(id string) (record, error) {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	r, ok := b.all[id]
+func (s *Secrets) record(id string) (record, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	r, ok := s.all[id]
 	if !ok {
 		return record{}, fault.New(fault.NotFound, fault.Secret, "no secret with matching uuid '%s'", id)
 	}
@@ -117,17 +117,17 @@ func (b *Book) record(id string) (record, error) {
 }
 
 // ByUsage returns the secret with a usage.
-func (b *Book) ByUsage(u Usage) (Definition, error) {
-	if r, ok := b.using(u); ok {
+func (s *Secrets) ByUsage(u Usage) (Definition, error) {
+	if r, ok := s.recordByUsage(u); ok {
 		return r.Definition, nil
 	}
 	return Definition{}, fault.New(fault.NotFound, fault.Secret, "no secret with matching usage '%s'", u)
 }
 
-func (b *Book) using(u Usage) (record, bool) {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	for _, r := range b.all {
+func (s *Secrets) recordByUsage(u Usage) (record, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, r := range s.all {
 		if u.Type != "" && r.Definition.Usage == u {
 			return r, true
 		}
@@ -137,7 +137,7 @@ func (b *Book) using(u Usage) (record, bool) {
 
 // Define makes a secret, or changes an existing one. The usage cannot change, and a private secret stays
 // private. The value stays, too.
-func (b *Book) Define(sc scope.Scope, doc string, strict bool) (Definition, error) {
+func (s *Secrets) Define(sc scope.Scope, doc string, strict bool) (Definition, error) {
 	if err := sc.Check(); err != nil {
 		return Definition{}, err
 	}
@@ -145,37 +145,37 @@ func (b *Book) Define(sc scope.Scope, doc string, strict bool) (Definition, erro
 	if err != nil {
 		return Definition{}, err
 	}
-	b.changing.Lock()
-	defer b.changing.Unlock()
-	before, err := b.predecessor(&d)
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	before, err := s.findReplaced(&d)
 	if err != nil {
 		return Definition{}, err
 	}
 	next := record{Definition: d, Sealed: before.Sealed}
 	if before.Sealed != nil && before.Definition.Ephemeral != d.Ephemeral {
-		if next.Sealed, err = b.reseal(before, d); err != nil {
+		if next.Sealed, err = s.reseal(before, d); err != nil {
 			return Definition{}, err
 		}
 	}
-	if err := b.storeRecord(next); err != nil {
+	if err := s.storeRecord(next); err != nil {
 		return Definition{}, err
 	}
-	b.emit(d, event.SecretChange{Change: event.Defined})
+	s.emit(d, event.SecretChange{Change: event.Defined})
 	return d, nil
 }
 
-// predecessor finds the secret that a definition replaces, and gives a new one a UUID.
-func (b *Book) predecessor(d *Definition) (record, error) {
-	other, used := b.using(d.Usage)
+// findReplaced finds the secret that a definition replaces, and gives a new one a UUID.
+func (s *Secrets) findReplaced(d *Definition) (record, error) {
+	other, used := s.recordByUsage(d.Usage)
 	if d.UUID == "" && !used {
 		d.UUID = uuid.NewString()
 	}
 	if used && other.Definition.UUID != d.UUID {
 		return record{}, fault.New(fault.Exists, fault.Secret, "a secret with UUID %s is already defined for use with %s", other.Definition.UUID, d.Usage)
 	}
-	before, err := b.record(d.UUID)
+	before, err := s.record(d.UUID)
 	switch {
-	case err != nil && len(b.List()) >= maxSecrets:
+	case err != nil && len(s.List()) >= maxSecrets:
 		return record{}, fault.New(fault.NoCapacity, fault.Secret, "there are already %d secrets, the maximum; undefine one", maxSecrets)
 	case err != nil:
 		return record{}, nil
@@ -188,108 +188,108 @@ func (b *Book) predecessor(d *Definition) (record, error) {
 }
 
 // reseal seals the value of a secret that becomes ephemeral or stops being ephemeral.
-func (b *Book) reseal(before record, d Definition) ([]byte, error) {
-	value, err := b.unseal(before)
+func (s *Secrets) reseal(before record, d Definition) ([]byte, error) {
+	value, err := s.unseal(before)
 	if err != nil {
 		return nil, err
 	}
 	defer clear(value)
-	return b.seal(d, value)
+	return s.seal(d, value)
 }
 
 // storeRecord stores a record, on disk if it may be there.
-func (b *Book) storeRecord(r record) error {
+func (s *Secrets) storeRecord(r record) error {
 	d := r.Definition
 	if d.Ephemeral {
-		if err := b.Store.Delete(kind, d.UUID); err != nil {
+		if err := s.Store.Delete(recordKind, d.UUID); err != nil {
 			return err
 		}
-	} else if err := b.Store.Put(kind, d.UUID, r); err != nil {
+	} else if err := s.Store.Put(recordKind, d.UUID, r); err != nil {
 		return err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.all[d.UUID] = r
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[d.UUID] = r
 	return nil
 }
 
 // Undefine removes a secret and its value.
-func (b *Book) Undefine(sc scope.Scope, id string) error {
+func (s *Secrets) Undefine(sc scope.Scope, id string) error {
 	if err := sc.Check(); err != nil {
 		return err
 	}
-	b.changing.Lock()
-	defer b.changing.Unlock()
-	r, err := b.record(id)
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	r, err := s.record(id)
 	if err != nil {
 		return err
 	}
-	if err := b.Store.Delete(kind, id); err != nil {
+	if err := s.Store.Delete(recordKind, id); err != nil {
 		return err
 	}
-	b.mu.Lock()
-	delete(b.all, id)
-	b.mu.Unlock()
-	b.emit(r.Definition, event.SecretChange{Change: event.Undefined})
+	s.mu.Lock()
+	delete(s.all, id)
+	s.mu.Unlock()
+	s.emit(r.Definition, event.SecretChange{Change: event.Undefined})
 	return nil
 }
 
 // SetValue sets a secret's value. The caller keeps the slice and clears it.
-func (b *Book) SetValue(sc scope.Scope, id string, value []byte) error {
+func (s *Secrets) SetValue(sc scope.Scope, id string, value []byte) error {
 	if err := sc.Check(); err != nil {
 		return err
 	}
 	if len(value) > MaxValue {
 		return fault.New(fault.Invalid, fault.Secret, "a secret has at most %d bytes", MaxValue)
 	}
-	b.changing.Lock()
-	defer b.changing.Unlock()
-	r, err := b.record(id)
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	r, err := s.record(id)
 	if err != nil {
 		return err
 	}
-	if r.Sealed, err = b.seal(r.Definition, value); err != nil {
+	if r.Sealed, err = s.seal(r.Definition, value); err != nil {
 		return err
 	}
-	if err := b.storeRecord(r); err != nil {
+	if err := s.storeRecord(r); err != nil {
 		return err
 	}
-	b.emit(r.Definition, event.SecretValue{})
+	s.emit(r.Definition, event.SecretValue{})
 	return nil
 }
 
 // Value returns a secret's value for the daemon's own use, for a guest or an image. The caller clears it after
 // use.
-func (b *Book) Value(id string) ([]byte, error) {
-	b.changing.Lock()
-	defer b.changing.Unlock()
-	r, err := b.record(id)
+func (s *Secrets) Value(id string) ([]byte, error) {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	r, err := s.record(id)
 	if err != nil {
 		return nil, err
 	}
-	return b.unseal(r)
+	return s.unseal(r)
 }
 
 // Show returns a secret's value to a client, unless it is private.
-func (b *Book) Show(sc scope.Scope, id string) ([]byte, error) {
+func (s *Secrets) Show(sc scope.Scope, id string) ([]byte, error) {
 	if err := sc.Check(); err != nil {
 		return nil, err
 	}
-	d, err := b.ByUUID(id)
+	d, err := s.ByUUID(id)
 	if err != nil {
 		return nil, err
 	}
 	if d.Private {
 		return nil, fault.New(fault.Denied, fault.Secret, "secret is private")
 	}
-	return b.Value(id)
+	return s.Value(id)
 }
 
-func (b *Book) seal(d Definition, value []byte) ([]byte, error) {
-	k := b.ephemeralKey
+func (s *Secrets) seal(d Definition, value []byte) ([]byte, error) {
+	k := s.ephemeralKey
 	if !d.Ephemeral {
 		var err error
-		if k, err = b.loadDiskKey(true); err != nil {
+		if k, err = s.loadDiskKey(true); err != nil {
 			return nil, err
 		}
 	}
@@ -297,56 +297,56 @@ func (b *Book) seal(d Definition, value []byte) ([]byte, error) {
 	return sealed, fault.Wrap(err, fault.Failed, fault.Secret, "cannot seal the value of secret %s", d.UUID)
 }
 
-func (b *Book) unseal(r record) ([]byte, error) {
+func (s *Secrets) unseal(r record) ([]byte, error) {
 	d := r.Definition
 	if r.Sealed == nil {
 		return nil, fault.New(fault.NotFound, fault.Secret, "secret '%s' does not have a value", d.UUID)
 	}
-	k := b.ephemeralKey
+	k := s.ephemeralKey
 	if !d.Ephemeral {
 		var err error
-		if k, err = b.loadDiskKey(false); err != nil {
+		if k, err = s.loadDiskKey(false); err != nil {
 			return nil, err
 		}
 	}
 	value, err := k.open(d.UUID, r.Sealed)
-	return value, fault.Wrap(err, fault.Failed, fault.Secret, "cannot decrypt the value of secret %s: it is damaged, or %s is not the key that encrypted it; set the value again", d.UUID, b.Key)
+	return value, fault.Wrap(err, fault.Failed, fault.Secret, "cannot decrypt the value of secret %s: it is damaged, or %s is not the key that encrypted it; set the value again", d.UUID, s.Key)
 }
 
 // loadDiskKey returns the key of the values on disk, to seal or to open one. For sealing, the next daemon must
 // find the same key: a missing key file is made, unless its key has sealed values already.
-func (b *Book) loadDiskKey(seals bool) (*key, error) {
-	if b.diskKey != nil {
-		return b.diskKey, b.ensureKeyFile(seals)
+func (s *Secrets) loadDiskKey(seals bool) (*key, error) {
+	if s.diskKey != nil {
+		return s.diskKey, s.ensureKeyFile(seals)
 	}
-	k, err := readKey(b.Key)
+	k, err := readKey(s.Key)
 	if errors.Is(err, os.ErrNotExist) && seals {
-		if id := b.sealedSecret(); id != "" {
-			return nil, fault.New(fault.Failed, fault.Secret, "the key file %s is missing, and the value of secret %s and perhaps others are encrypted with it; restore it from a backup, or undefine the secrets that have values", b.Key, id)
+		if id := s.findSealed(); id != "" {
+			return nil, fault.New(fault.Failed, fault.Secret, "the key file %s is missing, and the value of secret %s and perhaps others are encrypted with it; restore it from a backup, or undefine the secrets that have values", s.Key, id)
 		}
-		k, err = makeKey(b.Key)
+		k, err = makeKey(s.Key)
 	}
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Secret, "cannot use the key of secrets")
 	}
-	b.diskKey = k
+	s.diskKey = k
 	return k, nil
 }
 
 // ensureKeyFile ensures that the next daemon finds the key that this one uses: the file may have been removed or
 // replaced. Values stay readable while this daemon runs.
-func (b *Book) ensureKeyFile(seals bool) error {
-	if b.diskKey.page == nil { // the daemon is ending
+func (s *Secrets) ensureKeyFile(seals bool) error {
+	if s.diskKey.page == nil { // the daemon is ending
 		return nil
 	}
-	there, err := readKey(b.Key)
+	there, err := readKey(s.Key)
 	if errors.Is(err, os.ErrNotExist) {
-		if err = b.diskKey.write(b.Key); err == nil {
-			b.Log.Error("key file of secrets was removed; it is written again", "file", b.Key)
+		if err = s.diskKey.write(s.Key); err == nil {
+			s.Log.Error("key file of secrets was removed; it is written again", "file", s.Key)
 		}
 	} else if err == nil {
-		if !bytes.Equal(there.page[:keySize], b.diskKey.page[:keySize]) {
-			err = fault.New(fault.Failed, fault.Secret, "%s is not the key that this daemon started with; restart the daemon to use it, or remove it to keep this daemon's key", b.Key)
+		if !bytes.Equal(there.page[:keySize], s.diskKey.page[:keySize]) {
+			err = fault.New(fault.Failed, fault.Secret, "%s is not the key that this daemon started with; restart the daemon to use it, or remove it to keep this daemon's key", s.Key)
 		}
 		there.close()
 	}
@@ -356,15 +356,15 @@ func (b *Book) ensureKeyFile(seals bool) error {
 	if seals {
 		return fault.Wrap(err, fault.Failed, fault.Secret, "cannot store the key of secrets")
 	}
-	b.Log.Error("the next daemon will not have the key of secrets", "error", err)
+	s.Log.Error("the next daemon will not have the key of secrets", "error", err)
 	return nil
 }
 
-// sealedSecret returns the UUID of a secret with a value encrypted by the key on disk; empty: none.
-func (b *Book) sealedSecret() string {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	for id, r := range b.all {
+// findSealed returns the UUID of a secret with a value encrypted by the key on disk; empty: none.
+func (s *Secrets) findSealed() string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for id, r := range s.all {
 		if r.Sealed != nil && !r.Definition.Ephemeral {
 			return id
 		}
@@ -372,7 +372,7 @@ func (b *Book) sealedSecret() string {
 	return ""
 }
 
-func (b *Book) emit(d Definition, p event.Payload) {
+func (s *Secrets) emit(d Definition, p event.Payload) {
 	switch change := p.(type) {
 	case event.SecretChange:
 		change.Usage, change.For = d.Usage.Type, d.Usage.ID
@@ -381,5 +381,5 @@ func (b *Book) emit(d Definition, p event.Payload) {
 		change.Usage, change.For = d.Usage.Type, d.Usage.ID
 		p = change
 	}
-	b.Events.Append(event.Source{Name: d.UUID, UUID: d.UUID, ID: -1}, p)
+	s.Events.Append(event.Source{Name: d.UUID, UUID: d.UUID, ID: -1}, p)
 }
