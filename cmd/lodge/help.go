@@ -43,7 +43,7 @@ Flags of every command:
 Topics, with lodge help TOPIC:{{range .Commands}}{{if .IsAdditionalHelpTopicCommand}}
   {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableSubCommands}}
 
-{{.CommandPath}} COMMAND --help has more of a command.{{end}}
+{{.CommandPath}} COMMAND --help explains a command.{{end}}
 `
 
 const rootExample = `  lodge ps 'web-*,state=running'           # list some guests
@@ -73,16 +73,17 @@ Terms:
   persistent=yes|no    with a stored definition
   saved=yes|no         with a managed save image
 
-"!" before a term negates it. Of several selectors, one must choose the guest.
+"!" before a term negates it. With several selectors, a guest is chosen if one of them
+chooses it.
 
   lodge ps 'state=paused,label=app:web'    # paused guests of one application
-  lodge start 'web-*' 'tile=shop'          # guests of a name, and those of all shop tiles
+  lodge start 'web-*' 'tile=shop'          # guests by name, and all guests of shop tiles
   lodge save 'all,!label=keep'             # all guests but those with a label`
 
 const statusPage = `A command on guests ends with status
 
   0  all guests are as asked
-  1  some failed; the lines say which, and why
+  1  some failed; their lines say why
   2  no guest was selected, the request was wrong, or no daemon listens
   3  it was cancelled
 
@@ -90,7 +91,7 @@ An interrupt (Ctrl-C) cancels the guests that have not begun, and waits for the
 others. A second one leaves at once; the daemon finishes those that have begun.`
 
 // selectorHelp ends the help of commands that take selectors.
-const selectorHelp = "`lodge help selectors` says how guests are chosen, `lodge help exit-status` how it ends."
+const selectorHelp = "See `lodge help selectors` for choosing guests, `lodge help exit-status` for exit statuses."
 
 // topics are pages of the help that belong to no command.
 func topics() []*cobra.Command {
@@ -135,7 +136,7 @@ var exampleTexts = map[string]string{
 	"ps":          "lodge ps\nlodge ps -o wide 'web-*'\nlodge ps -o json state=running | jq -r .name",
 	"top":         "lodge top --sort memory\nlodge top --once tile=shop",
 	"events":      "lodge events 'web-*'\nlodge events --json --after 97da8a53-8a83-4c40-b1fe-2edd89a79e8a/12",
-	"check":       "lodge check && echo nothing to tell",
+	"check":       "lodge check && echo no warnings",
 	"why":         "lodge why web-1",
 	"start":       "lodge start web-1\nlodge start --parallel 16 'tile=shop'",
 	"shutdown":    "lodge shutdown --grace 30s 'web-*'",

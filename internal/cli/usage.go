@@ -46,14 +46,14 @@ func Wants(arguments cobra.PositionalArgs) cobra.PositionalArgs {
 		case err == nil:
 			return nil
 		case c.HasSubCommands():
-			text := fmt.Sprintf("there is no command %q; %s --help lists those there are", c.CommandPath()+" "+args[0], c.CommandPath())
+			text := fmt.Sprintf("there is no command %q; %s --help lists the commands", c.CommandPath()+" "+args[0], c.CommandPath())
 			c.SuggestionsMinimumDistance = 2 // letters that may be wrong
 			if alike := c.SuggestionsFor(args[0]); len(alike) > 0 {
-				text += " (is it " + strings.Join(alike, " or ") + "?)"
+				text += " (did you mean " + strings.Join(alike, " or ") + "?)"
 			}
 			return AsUnusable(errors.New(text))
 		default:
-			return AsUnusable(fmt.Errorf("%w; call it as: %s", err, c.UseLine()))
+			return AsUnusable(fmt.Errorf("%w; usage: %s", err, c.UseLine()))
 		}
 	}
 }
