@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
 // The groups of commands, by task, in the order of the help.
@@ -17,34 +19,6 @@ var groups = []struct {
 	{"host", "Look after the host:", []string{"probe", "store", "lab"}},
 	{"self", "The command line:", []string{"completion", "help", "version"}},
 }
-
-// usageTemplate is cobra's, with the examples first.
-const usageTemplate = `{{if .HasExample}}Examples:
-{{.Example}}
-
-{{end}}Usage:{{if .Runnable}}
-  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
-  {{.CommandPath}} COMMAND{{end}}{{if .Aliases}}
-
-Also called: {{range .Aliases}}{{.}} {{end}}{{end}}{{if .HasAvailableSubCommands}}{{$all := .Commands}}{{if eq (len .Groups) 0}}
-
-Commands:{{range $all}}{{if .IsAvailableCommand}}
-  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{else}}{{range $group := .Groups}}
-
-{{.Title}}{{range $all}}{{if eq .GroupID $group.ID}}
-  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
-
-Flags:
-{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableInheritedFlags}}
-
-Flags of every command:
-{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasHelpSubCommands}}
-
-Topics, with lodge help TOPIC:{{range .Commands}}{{if .IsAdditionalHelpTopicCommand}}
-  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableSubCommands}}
-
-{{.CommandPath}} COMMAND --help explains a command.{{end}}
-`
 
 const rootExample = `  lodge ps 'web-*,state=running'           # list some guests
   lodge shutdown --grace 30s label=app:web # stop some, and wait until they have stopped
@@ -104,7 +78,7 @@ func topics() []*cobra.Command {
 // arrange groups the commands of root by task.
 func arrange(root *cobra.Command) {
 	root.Example = rootExample
-	root.SetUsageTemplate(usageTemplate)
+	root.SetUsageTemplate(cli.UsageTemplate)
 	root.AddCommand(topics()...)
 	cobra.EnableCommandSorting = false
 	root.SetHelpCommandGroupID("self")

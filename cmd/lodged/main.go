@@ -98,6 +98,7 @@ func command() *cobra.Command {
 		c.AddCommand(handed)
 	}
 	c.CompletionOptions.DisableDefaultCmd = true
+	c.SetUsageTemplate(cli.UsageTemplate)
 	return c
 }
 
