@@ -218,7 +218,7 @@ func TestDocument_Program(t *testing.T) {
 // A client that defines networks can neither put guests on the host's links nor serve the host's files.
 //
 // Promise: A3
-func TestDocument_NetworkStaysOffHost(t *testing.T) {
+func TestDocument_NetworkOfHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`
 version: 1
 rules:
@@ -516,7 +516,7 @@ func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 // use the host's devices, volume groups or other hosts' exports.
 //
 // Promise: A3
-func TestDocument_PoolStaysOffHost(t *testing.T) {
+func TestDocument_PoolOfHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: poolers, who: \"user:1002\", may: [read, pools, volumes], pools: mine, images: /srv/mine}]\n"))
 	if err != nil {
 		t.Fatal(err)

@@ -79,7 +79,7 @@ func wellBehaved(reply func(request) string) func(*guest) {
 	}
 }
 
-func TestCommandsAndAnswers(t *testing.T) {
+func TestExecute_Answers(t *testing.T) {
 	s := inGuest(t, wellBehaved(func(r request) string { return fmt.Sprintf(`{"return": %q}`, r.raw) + "\n" }))
 	for args, want := range map[any]string{
 		nil:                       `{"execute":"guest-info"}`,
@@ -94,7 +94,7 @@ func TestCommandsAndAnswers(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestExecute_Refusals(t *testing.T) {
 	for class, kind := range map[string]fault.Kind{"GenericError": fault.Failed, "CommandNotFound": fault.Unsupported} {
 		s := inGuest(t, wellBehaved(func(request) string {
 			return fmt.Sprintf(`{"error": {"class": %q, "desc": "because"}}`, class) + "\n"
@@ -281,7 +281,7 @@ func TestExecute_HostileGuest(t *testing.T) {
 	}
 }
 
-func TestRealAgent(t *testing.T) {
+func TestSession_RealAgent(t *testing.T) {
 	binary, err := exec.LookPath("qemu-ga")
 	if err != nil {
 		t.Skip("needs qemu-ga, of package qemu-guest-agent")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestLines(t *testing.T) {
+func TestLineReader_Lines(t *testing.T) {
 	long := strings.Repeat("x", 20<<10)
 	for _, c := range []struct {
 		name, in string

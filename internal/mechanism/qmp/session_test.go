@@ -36,7 +36,7 @@ func open(t *testing.T, m *qmptest.Monitor) *qmp.Session {
 	return s
 }
 
-func TestCommandAndAnswer(t *testing.T) {
+func TestExecute_Answer(t *testing.T) {
 	m := qmptest.New(t)
 	m.Expect("query-status").Return(object{"running": true, "status": "running"})
 	m.Expect("stop").With(nil)

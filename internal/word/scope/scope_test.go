@@ -48,7 +48,7 @@ func TestScope_ZeroRefusesEverything(t *testing.T) {
 	}
 }
 
-func TestDaemon_HasNoBounds(t *testing.T) {
+func TestDaemon_Unbounded(t *testing.T) {
 	t.Parallel()
 	s := scope.Daemon("a test")
 	for question, err := range asked(s) {
@@ -61,7 +61,7 @@ func TestDaemon_HasNoBounds(t *testing.T) {
 	}
 }
 
-func TestClient_IsHeldToItsLimits(t *testing.T) {
+func TestClient_Limits(t *testing.T) {
 	t.Parallel()
 	s := scope.Client("c", scope.Below([]string{"/own"}), full{})
 	for question, err := range asked(s) {
@@ -84,7 +84,7 @@ func TestClient_IsHeldToItsLimits(t *testing.T) {
 	}
 }
 
-func TestRecord_KeepsPaths(t *testing.T) {
+func TestRecord_Paths(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		s    scope.Scope
