@@ -67,9 +67,18 @@ func (s *Session) Close() { _ = s.conn.Close() }
 // minute. An agent that does not answer is fault.Unresponsive; the error says
 // whether the command was sent.
 func (s *Session) Execute(ctx context.Context, command string, args, into any) error {
+	return s.ExecuteIf(ctx, func() error { return nil }, command, args, into)
+}
+
+// ExecuteIf is Execute for a command that may have to wait long for another one. When its turn has come, it is
+// sent only if allowed returns nil. An error of allowed is returned as it is, and leaves the session usable.
+func (s *Session) ExecuteIf(ctx context.Context, allowed func() error, command string, args, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, patience(ctx))
 	defer cancel()
 	return s.inTurn(ctx, command, func() error {
+		if err := allowed(); err != nil {
+			return err
+		}
 		if err := s.send(ctx, command, args); err != nil {
 			return err
 		}
