@@ -345,7 +345,7 @@ func TestCheckSoleUser_HeldClient(t *testing.T) {
 				return fault.New(fault.Denied, fault.Call, "no")
 			}
 			return nil
-		}}).Within([]string{at("mine")}).Begun()
+		}}).Within([]string{at("mine")}).AlreadyAuthorized()
 	}
 	err := guest.CheckSoleUserFor(d.ctx(), g, client(false), "vda", 1, 2)
 	refused(t, err, fault.WrongState, `cannot change `+at("mid")+`: a domain that this client may not change uses it`)

@@ -296,7 +296,7 @@ func (g *Authorizer) Recheck(sc scope.Scope, on Resource, judge func(uuid string
 	if t == nil {
 		return sc
 	}
-	return sc.Authorizing(func(uuid string) error {
+	return sc.WithAuthorize(func(uuid string) error {
 		if err := t.Authorize(uuid); err != nil {
 			return err
 		}
