@@ -205,7 +205,7 @@ func TestDo_BurstOnDeadMount(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 	}
-	if now := threads(t); now > before+places+4 {
+	if now := threads(t); now > before+maxConcurrent+4 {
 		t.Errorf("%d threads, and %d before", now, before)
 	}
 }
