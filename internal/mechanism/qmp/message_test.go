@@ -67,7 +67,7 @@ func FuzzLines(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			m.number()
+			m.commandID()
 			if m.Event != "" {
 				queue.put(Event{Name: m.Event, Data: m.Data, Time: m.time()})
 				if e, ok, _ := queue.take(); !ok || e.Name != m.Event {
