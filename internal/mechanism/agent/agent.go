@@ -73,7 +73,7 @@ func (s *Session) Execute(ctx context.Context, command string, args, into any) e
 // ExecuteIf is Execute for a command that may have to wait long for another one. When its turn has come, it is
 // sent only if allowed returns nil. An error of allowed is returned as it is, and leaves the session usable.
 func (s *Session) ExecuteIf(ctx context.Context, allowed func() error, command string, args, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, patience(ctx))
+	ctx, cancel := context.WithTimeout(ctx, remaining(ctx))
 	defer cancel()
 	return s.inTurn(ctx, command, func() error {
 		if err := allowed(); err != nil {
@@ -90,7 +90,7 @@ func (s *Session) ExecuteIf(ctx context.Context, allowed func() error, command s
 // guest-shutdown and guest-suspend-*. It waits a little for a refusal, and
 // takes silence, and the loss of the channel, for obedience.
 func (s *Session) Order(ctx context.Context, command string, args any) error {
-	ctx, cancel := context.WithTimeout(ctx, patience(ctx))
+	ctx, cancel := context.WithTimeout(ctx, remaining(ctx))
 	defer cancel()
 	return s.inTurn(ctx, command, func() error {
 		if err := s.send(ctx, command, args); err != nil {
@@ -107,7 +107,7 @@ func (s *Session) Order(ctx context.Context, command string, args any) error {
 	})
 }
 
-func patience(ctx context.Context) time.Duration {
+func remaining(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
 		return time.Until(deadline)
 	}
@@ -135,7 +135,7 @@ func (s *Session) send(ctx context.Context, command string, args any) error {
 	syncing, cancel := context.WithTimeout(ctx, syncPatience)
 	defer cancel()
 	began := time.Now()
-	err = s.within(syncing, s.sync)
+	err = s.withDeadline(syncing, s.sync)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.Canceled):
 		return fault.Wrap(context.Cause(ctx), fault.Aborted, fault.Agent, "%s was not sent", command)
@@ -146,23 +146,23 @@ func (s *Session) send(ctx context.Context, command string, args any) error {
 	case err != nil:
 		return fault.Wrap(err, fault.Failed, fault.Agent, "cannot talk to the guest agent, so %s was not sent", command)
 	}
-	err = s.within(ctx, func() error {
+	err = s.withDeadline(ctx, func() error {
 		_, err := s.conn.Write(line)
 		return err
 	})
-	return s.failed(ctx, err, command, began)
+	return s.explain(ctx, err, command, began)
 }
 
 // answer waits for the answer to the command that was sent last.
 func (s *Session) answer(ctx context.Context, command string, into any) error {
 	began := time.Now()
 	var line []byte
-	err := s.within(ctx, func() (err error) {
+	err := s.withDeadline(ctx, func() (err error) {
 		line, err = s.in.line(MaxAnswer)
 		return err
 	})
 	if err != nil {
-		return s.failed(ctx, err, command, began)
+		return s.explain(ctx, err, command, began)
 	}
 	var reply struct {
 		Return json.RawMessage `json:"return"`
@@ -186,8 +186,8 @@ func (s *Session) answer(ctx context.Context, command string, into any) error {
 	return nil
 }
 
-// failed explains why a sent command got no answer; nil stays nil.
-func (s *Session) failed(ctx context.Context, err error, command string, began time.Time) error {
+// explain explains why a sent command got no answer; nil stays nil.
+func (s *Session) explain(ctx context.Context, err error, command string, began time.Time) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.Canceled):
 		return fault.Wrap(context.Cause(ctx), fault.Aborted, fault.Agent, "stopped waiting for %s", command)
@@ -198,9 +198,9 @@ func (s *Session) failed(ctx context.Context, err error, command string, began t
 	return fault.Wrap(err, fault.Failed, fault.Agent, "lost the guest agent's answer to %s", command)
 }
 
-// within lets do use the connection until the context ends, which it then
+// withDeadline lets do use the connection until the context ends, which it then
 // sees as os.ErrDeadlineExceeded.
-func (s *Session) within(ctx context.Context, do func() error) error {
+func (s *Session) withDeadline(ctx context.Context, do func() error) error {
 	if err := s.conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}

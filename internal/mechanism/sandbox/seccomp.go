@@ -85,24 +85,24 @@ var refusedIoctls = []struct {
 	answer        unix.Errno
 	reason        string
 }{
-	{vhostVsockSetGuestCID, all, 0, "QEMU always makes it, and the daemon has set the context ID before; " +
+	{vhostVsockSetGuestCID, wholeRequest, 0, "QEMU always makes it, and the daemon has set the context ID before; " +
 		"with another ID the program would appear to the host as another guest"},
-	{unix.TUNSETPERSIST, all, unix.EPERM, tap},
-	{unix.TUNSETOWNER, all, unix.EPERM, tap},
-	{unix.TUNSETGROUP, all, unix.EPERM, tap},
-	{unix.TUNSETLINK, all, unix.EPERM, tap},
-	{unix.SIOCSIFHWADDR, all, unix.EPERM, "a bridge of the host takes the tap's address for its own, and the host loses its network"},
-	{0x401870c8, all, unix.EPERM, reservation}, // IOC_PR_REGISTER
-	{0x401070c9, all, unix.EPERM, reservation}, // IOC_PR_RESERVE
-	{0x401070ca, all, unix.EPERM, reservation}, // IOC_PR_RELEASE
-	{0x401870cb, all, unix.EPERM, reservation}, // IOC_PR_PREEMPT
-	{0x401870cc, all, unix.EPERM, reservation}, // IOC_PR_PREEMPT_ABORT
-	{0x401070cd, all, unix.EPERM, reservation}, // IOC_PR_CLEAR
+	{unix.TUNSETPERSIST, wholeRequest, unix.EPERM, tap},
+	{unix.TUNSETOWNER, wholeRequest, unix.EPERM, tap},
+	{unix.TUNSETGROUP, wholeRequest, unix.EPERM, tap},
+	{unix.TUNSETLINK, wholeRequest, unix.EPERM, tap},
+	{unix.SIOCSIFHWADDR, wholeRequest, unix.EPERM, "a bridge of the host takes the tap's address for its own, and the host loses its network"},
+	{0x401870c8, wholeRequest, unix.EPERM, reservation}, // IOC_PR_REGISTER
+	{0x401070c9, wholeRequest, unix.EPERM, reservation}, // IOC_PR_RESERVE
+	{0x401070ca, wholeRequest, unix.EPERM, reservation}, // IOC_PR_RELEASE
+	{0x401870cb, wholeRequest, unix.EPERM, reservation}, // IOC_PR_PREEMPT
+	{0x401870cc, wholeRequest, unix.EPERM, reservation}, // IOC_PR_PREEMPT_ABORT
+	{0x401070cd, wholeRequest, unix.EPERM, reservation}, // IOC_PR_CLEAR
 	{0x4c00, ^uint32(0xff), unix.EPERM, "a loop device could be made to show another part of its file, which belongs to another guest"},
 }
 
 const (
-	all                   = ^uint32(0) // the mask of one request
+	wholeRequest                   = ^uint32(0) // the mask of one request
 	vhostVsockSetGuestCID = 0x4008af60 // VHOST_VSOCK_SET_GUEST_CID
 
 	// Reasons of several requests.
@@ -208,7 +208,7 @@ func (b *bpf) clone() {
 func (b *bpf) ioctl() {
 	b.load(offsetArgument1)
 	for _, i := range refusedIoctls {
-		if i.mask != all {
+		if i.mask != wholeRequest {
 			b.and(i.mask)
 		}
 		b.when(unix.BPF_JEQ, i.request, func() { b.refuse(i.answer) })
