@@ -49,7 +49,7 @@ func TestEncoding_Converted(t *testing.T) {
 		"UTF-8 of a mark":      {"\ufeff" + declared("utf-8", wide), wide},
 		"UTF-8 that is latin1": {declared("latin1", "\xc3\xa9"), "\u00e9"},
 	} {
-		if !Begins(c.doc) {
+		if !StartsLikeXML(c.doc) {
 			t.Errorf("%s: who looks for documents does not find it", name)
 		}
 		e, err := Parse(c.doc)
