@@ -31,7 +31,7 @@ const (
 	MaxAnswer = 16 << 20
 	// defaultTimeout bounds a command whose context has no deadline.
 	defaultTimeout = 30 * time.Second
-	// syncPatience is how long an agent that is there may take to say so.
+	// syncPatience bounds the time that a running agent may take to answer a synchronisation.
 	syncPatience = 5 * time.Second
 	// orderPatience is how long Order waits for a refusal.
 	orderPatience = 2 * time.Second
@@ -86,9 +86,9 @@ func (s *Session) ExecuteIf(ctx context.Context, allowed func() error, command s
 	})
 }
 
-// Order sends a command that the agent does not answer when all goes well:
-// guest-shutdown and guest-suspend-*. It waits a little for a refusal, and
-// takes silence, and the loss of the channel, for obedience.
+// Order sends a command that the agent does not answer if it succeeds:
+// guest-shutdown and guest-suspend-*. It waits orderPatience for a refusal; silence
+// and the loss of the channel count as success.
 func (s *Session) Order(ctx context.Context, command string, args any) error {
 	ctx, cancel := context.WithTimeout(ctx, remaining(ctx))
 	defer cancel()
