@@ -102,7 +102,7 @@ var refusedIoctls = []struct {
 }
 
 const (
-	wholeRequest                   = ^uint32(0) // the mask of one request
+	wholeRequest          = ^uint32(0) // the mask of one request
 	vhostVsockSetGuestCID = 0x4008af60 // VHOST_VSOCK_SET_GUEST_CID
 
 	// Reasons of several requests.
