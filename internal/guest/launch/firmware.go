@@ -301,7 +301,7 @@ func copyFile(ctx context.Context, sc scope.Scope, from, to string) error {
 func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, error) {
 	held := sc.FoldersFor(from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {
-		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
+		in, err := image.OpenWithin(from, unix.O_RDONLY, held)
 		if err != nil {
 			return nil, err
 		}

@@ -54,7 +54,7 @@ func FileExists(ctx context.Context, sc scope.Scope, path string) (bool, error) 
 // named it.
 func OpenNamed(ctx context.Context, sc scope.Scope, path string, mode int) (*os.File, error) {
 	held := sc.FoldersFor(path)
-	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
+	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenWithin(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 }
 
 // Remove removes a file that was named by a client restricted to the folders held.
