@@ -226,7 +226,7 @@ type reservation struct {
 // files anywhere until LimitPaths limits it.
 func (g *Authorizer) Scope(w Principal, v Permission, also ...Permission) (_ scope.Scope, done func()) {
 	if !g.Restricted(w) {
-		return scope.Daemon("a client that no rules hold"), func() {}
+		return scope.Daemon("a client that no rules restrict"), func() {}
 	}
 	t := &reservation{authorizer: g, principal: w, quotaPermission: v, permissions: append(slices.Clip(also), v)}
 	if v != Change { // a start gives a guest no more than its definition allows
