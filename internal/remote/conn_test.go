@@ -90,7 +90,7 @@ func TestAnswersGoToTheirCalls(t *testing.T) {
 	group.Wait()
 }
 
-func TestComplete_Refused(t *testing.T) {
+func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		code        int32
 		unsupported bool

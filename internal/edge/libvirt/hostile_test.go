@@ -133,7 +133,7 @@ func TestHalfPackets(t *testing.T) {
 }
 
 // A well-formed but invalid call is answered with an error, and the connection stays open.
-func TestComplete_Refused(t *testing.T) {
+func TestRefusals(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
 	for _, c := range []struct {
