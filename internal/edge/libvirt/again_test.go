@@ -27,7 +27,7 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) scope
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	s := rpc.NewClient(h.server, far, false).Session
 	s.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	sc, c, err := s.Allow(xdr.Lookup(xdr.ProgramRemote, number), args)
+	sc, c, err := s.Authorize(xdr.Lookup(xdr.ProgramRemote, number), args)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,8 +87,8 @@ func TestANameAndALabelAreJudgedTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(os.WriteFile(h.server.Gate.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
-	must(h.server.Gate.Reload())
+	must(os.WriteFile(h.server.Authorizer.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
+	must(h.server.Authorizer.Reload())
 	g, err := h.rooms.Guests.ByName("mine")
 	must(err)
 	id, err := rpc.ParseUUID(mineUUID)

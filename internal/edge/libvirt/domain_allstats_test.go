@@ -56,9 +56,9 @@ func TestFiguresOfOneDomain(t *testing.T) {
 }
 
 func TestListsOfFiguresAreBounded(t *testing.T) {
-	p := &rpc.ParamList{Most: 2}
+	p := &rpc.ParamList{Max: 2}
 	for range 5 {
-		p.Number("n", 1)
+		p.AddUint64("n", 1)
 	}
 	if len(p.List) != 2 {
 		t.Errorf("%d figures in a list of at most 2", len(p.List))

@@ -60,14 +60,14 @@ func withGuests(t *testing.T) *house {
 			t.Errorf("control groups are left: %v", left)
 		}
 	})
-	h := serve(t, func(s *rpc.Server) { s.Handlers.Rooms = roomsOf(d) })
+	h := serve(t, func(s *rpc.Server) { s.Handlers.Backends = roomsOf(d) })
 	h.events = d.Events
 	return h
 }
 
 // roomsOf returns the objects that a daemon has for libvirt's clients.
-func roomsOf(d *daemon.Daemon) rpc.Rooms {
-	return rpc.Rooms{
+func roomsOf(d *daemon.Daemon) rpc.Backends {
+	return rpc.Backends{
 		Guests: d.Guests, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Events: d.Events,
 		Host: d.Host, Devices: d.Devices, Emulators: d.Emulators,
 	}

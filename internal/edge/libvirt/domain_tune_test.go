@@ -325,7 +325,7 @@ func TestVirshLimitsInTheKernel(t *testing.T) {
 
 // A domain is given no more memory than its definition is read back with.
 func TestMemoryIsNoMoreThanADefinitionHolds(t *testing.T) {
-	h := &rpc.Handlers{Rooms: rpc.Rooms{Guests: &guest.Registry{}}}
+	h := &rpc.Handlers{Backends: rpc.Backends{Guests: &guest.Registry{}}}
 	for kib, kind := range map[uint64]fault.Kind{0: fault.Invalid, domaincalls.MemoryUnlimited: fault.NotFound, domaincalls.MemoryUnlimited + 1: fault.Invalid, 1<<54 - 1: fault.Invalid} {
 		for what, call := range map[string]func() error{
 			"memory": func() error {

@@ -84,7 +84,7 @@ func TestEventsReachWhoAskedForThem(t *testing.T) {
 func TestEveryEventCanBeRegistered(t *testing.T) {
 	h := serve(t)
 	w := h.open("-ro")
-	for id := range rpc.EventIDs[rpc.OfDomain] {
+	for id := range rpc.EventIDs[rpc.DomainEvents] {
 		w.watch(id, nil)
 	}
 	w.refused(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: 28}, rpc.CodeInvalidArg)
@@ -103,7 +103,7 @@ func TestEveryEventCanBeRegistered(t *testing.T) {
 // TestEveryPayloadHasItsMessage: each payload goes to the topics and messages
 // that libvirt's clients expect, and fits the protocol.
 func TestEveryPayloadHasItsMessage(t *testing.T) {
-	const domain, network, pool, node = rpc.OfDomain, rpc.OfNetwork, rpc.OfPool, rpc.OfNodeDevice
+	const domain, network, pool, node = rpc.DomainEvents, rpc.NetworkEvents, rpc.PoolEvents, rpc.NodeDeviceEvents
 	type want struct {
 		topic rpc.Topic
 		proc  int32
@@ -139,8 +139,8 @@ func TestEveryPayloadHasItsMessage(t *testing.T) {
 		{event.PoolChange{Change: event.Created}, []want{{rpc.Topic{Family: pool, ID: 0}, 370}}},
 		{event.PoolRefresh{}, []want{{rpc.Topic{Family: pool, ID: 1}, 373}}},
 		{event.NodeDeviceChange{Change: event.Deleted}, []want{{rpc.Topic{Family: node, ID: 0}, 376}}},
-		{event.SecretChange{Change: event.Undefined, Usage: "volume", For: "/a"}, []want{{rpc.Topic{Family: rpc.OfSecret, ID: 0}, 382}}},
-		{event.SecretValue{Usage: "tls", For: "a"}, []want{{rpc.Topic{Family: rpc.OfSecret, ID: 1}, 383}}},
+		{event.SecretChange{Change: event.Undefined, Usage: "volume", For: "/a"}, []want{{rpc.Topic{Family: rpc.SecretEvents, ID: 0}, 382}}},
+		{event.SecretValue{Usage: "tls", For: "a"}, []want{{rpc.Topic{Family: rpc.SecretEvents, ID: 1}, 383}}},
 	} {
 		got := rpc.Notices(event.Event{Source: web, Payload: c.payload})
 		if len(got) != len(c.want) {

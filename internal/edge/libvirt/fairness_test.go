@@ -23,7 +23,7 @@ type heavy struct{ inside, most, done atomic.Int32 }
 func (h *heavy) install(s *rpc.Server) {
 	delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcConnectGetCapabilities})
 	rpc.On(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(ctx context.Context, _ *rpc.Handlers, _ *rpc.Request, _ *rpc.Void) (*xdr.ConnectGetCapabilitiesRet, error) {
-		doc, err := rpc.InTurn(ctx, func() (string, error) {
+		doc, err := rpc.RunFair(ctx, func() (string, error) {
 			if n := h.inside.Add(1); n > h.most.Load() {
 				h.most.Store(n) // a lower bound of the truth
 			}
@@ -42,7 +42,7 @@ func (h *heavy) install(s *rpc.Server) {
 // Promise: W4
 func TestHeavyClientDelaysNoOther(t *testing.T) {
 	var work heavy
-	h := serve(t, func(s *rpc.Server) { work.install(s); s.Limits.Running = 256 })
+	h := serve(t, func(s *rpc.Server) { work.install(s); s.Limits.RunningCalls = 256 })
 	much, little := h.open(""), h.open("")
 	const calls = 256
 	for range calls {
@@ -82,7 +82,7 @@ func now(m *rpc.Memory) int {
 func holders(m *rpc.Memory) int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	return len(m.Held) + len(m.Of)
+	return len(m.ByClient) + len(m.ByOwner)
 }
 
 // eventually waits for a change that the server makes on its own.
@@ -102,7 +102,7 @@ func TestManyWhoDoNotRead(t *testing.T) {
 	const size, limit, crowd, running = 64 << 10, 2 << 20, 20, 2
 	var most atomic.Int64
 	h := serve(t, func(s *rpc.Server) {
-		s.Memory.Limit, s.Limits.Running = limit, running
+		s.Memory.Limit, s.Limits.RunningCalls = limit, running
 		delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcConnectGetCapabilities})
 		rpc.On(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(context.Context, *rpc.Handlers, *rpc.Request, *rpc.Void) (*xdr.ConnectGetCapabilitiesRet, error) {
 			most.Store(max(most.Load(), int64(now(&s.Memory))))
@@ -181,7 +181,7 @@ func TestWhatStreamsHoldIsCounted(t *testing.T) {
 
 // A client that starts a packet and stops in the middle is disconnected.
 func TestLongPacketHasToGoOn(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Patience = 100 * time.Millisecond })
+	h := serve(t, func(s *rpc.Server) { s.Limits.PacketTimeout = 100 * time.Millisecond })
 	bystander, slow := h.open(""), h.open("")
 	slow.write(raw(xdr.MaxPacket, call(xdr.ProcConnectGetType), make([]byte, 100<<10)))
 	slow.closed()
@@ -190,7 +190,7 @@ func TestLongPacketHasToGoOn(t *testing.T) {
 }
 
 func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Each = 3 })
+	h := serve(t, func(s *rpc.Server) { s.Limits.ClientsPerOwner = 3 })
 	first, second, third := h.open(""), h.open(""), h.open("-ro")
 	more := h.dial("")
 	more.closed()
@@ -217,7 +217,7 @@ func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
 // TestStrangersAreBounded has more who do not authenticate than one user may have.
 // Promise: A9
 func TestStrangersAreBounded(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Strangers = 2 })
+	h := serve(t, func(s *rpc.Server) { s.Limits.AnonymousPerOwner = 2 })
 	var in []*rpc.Client
 	for range 3 {
 		near, far := net.Pipe()
@@ -229,7 +229,7 @@ func TestStrangersAreBounded(t *testing.T) {
 	if len(in) != 2 {
 		t.Fatalf("%d strangers of one user are let in", len(in))
 	}
-	h.server.Known(in[0])
+	h.server.MarkAuthenticated(in[0])
 	near, far := net.Pipe()
 	defer func() { _, _ = near.Close(), far.Close() }()
 	one := rpc.NewClient(h.server, near, false)
@@ -239,15 +239,15 @@ func TestStrangersAreBounded(t *testing.T) {
 	for _, c := range append(in, one) {
 		h.server.Remove(c)
 	}
-	if len(h.server.Strangers) != 0 || len(h.server.Owners) != 0 || len(h.server.Parties) != 0 {
-		t.Errorf("strangers %v, owners %v and parties %v stay", h.server.Strangers, h.server.Owners, h.server.Parties)
+	if len(h.server.Anonymous) != 0 || len(h.server.Connections) != 0 || len(h.server.Tenants) != 0 {
+		t.Errorf("strangers %v, owners %v and parties %v stay", h.server.Anonymous, h.server.Connections, h.server.Tenants)
 	}
 }
 
 // TestOtherHostsAnswerForThemselves: what one host has of connections, memory and turns is not another's.
 // Promise: W4
 func TestOtherHostsAnswerForThemselves(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Strangers = 1 })
+	h := serve(t, func(s *rpc.Server) { s.Limits.AnonymousPerOwner = 1 })
 	come := func(address string) (*rpc.Client, bool) {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
@@ -260,11 +260,11 @@ func TestOtherHostsAnswerForThemselves(t *testing.T) {
 	if _, again := come("192.0.2.1:1001"); !in || !alsoIn || again {
 		t.Fatalf("let in are the first connection: %v, that of another host: %v, the second one: %v", in, alsoIn, again)
 	}
-	h.server.Memory.Take(one, 10)
-	if n := h.server.Memory.Of[other.Owner]; n != 0 {
+	h.server.Memory.Charge(one, 10)
+	if n := h.server.Memory.ByOwner[other.Owner]; n != 0 {
 		t.Errorf("%d bytes of one host are another's", n)
 	}
-	h.server.Memory.Give(one, 10)
+	h.server.Memory.Release(one, 10)
 	h.server.Remove(one)
 	h.server.Remove(other)
 }
@@ -302,7 +302,7 @@ func TestConnectStorm(t *testing.T) {
 	eventually(t, "all are gone", func() bool {
 		h.server.Mu.Lock()
 		defer h.server.Mu.Unlock()
-		return len(h.server.Connected) == 1 && len(h.server.Owners) == 1
+		return len(h.server.Connected) == 1 && len(h.server.Connections) == 1
 	})
 }
 
@@ -311,29 +311,29 @@ func TestConnectStorm(t *testing.T) {
 func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
 	connected := func(uid uint32) *rpc.Client {
 		c := &rpc.Client{Owner: authz.Owner{UID: uid}}
-		c.Life, c.End = context.WithCancelCause(t.Context())
+		c.Ctx, c.End = context.WithCancelCause(t.Context())
 		return c
 	}
 	m := rpc.NewMemory(1000)
 	sound := connected(1)
-	m.Take(sound, 300)
+	m.Charge(sound, 300)
 	var many []*rpc.Client
 	for range 10 {
 		many = append(many, connected(2))
-		m.Take(many[len(many)-1], 71)
+		m.Charge(many[len(many)-1], 71)
 	}
-	if sound.Life.Err() != nil {
+	if sound.Ctx.Err() != nil {
 		t.Error("the largest single connection is closed")
 	}
-	if !slices.ContainsFunc(many, func(c *rpc.Client) bool { return c.Life.Err() != nil }) {
+	if !slices.ContainsFunc(many, func(c *rpc.Client) bool { return c.Ctx.Err() != nil }) {
 		t.Error("no connection is closed")
 	}
-	m.Give(sound, 300)
+	m.Release(sound, 300)
 	for _, c := range many {
-		m.Give(c, 71)
+		m.Release(c, 71)
 	}
-	if len(m.Held)+len(m.Of)+m.Total != 0 {
-		t.Errorf("%d bytes are left: %v %v", m.Total, m.Held, m.Of)
+	if len(m.ByClient)+len(m.ByOwner)+m.Total != 0 {
+		t.Errorf("%d bytes are left: %v %v", m.Total, m.ByClient, m.ByOwner)
 	}
 }
 

@@ -41,7 +41,7 @@ func FuzzConnection(f *testing.F) {
 	f.Fuzz(func(t *testing.T, input []byte, stranger bool) {
 		synctest.Test(t, func(t *testing.T) {
 			said, s := converse(input, stranger)
-			if s.Opened && !s.Admitted {
+			if s.Opened && !s.Authenticated {
 				t.Fatal("a stranger has opened a connection")
 			}
 			for said.Len() > 0 {
@@ -70,7 +70,7 @@ func TestTheFuzzedConnectionAnswers(t *testing.T) {
 // converse has a client say something and go when nothing more comes of it. It gives
 // what the client was sent, and its session.
 func converse(input []byte, stranger bool) (*bytes.Buffer, *rpc.Session) {
-	s := New(rpc.Config{Rooms: rpc.Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
+	s := New(rpc.Config{Backends: rpc.Backends{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
 	s.Table = rpc.Table{}
 	g := rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}
 	rpc.AuthCalls(g)
@@ -84,7 +84,7 @@ func converse(input []byte, stranger bool) (*bytes.Buffer, *rpc.Session) {
 	near, far := net.Pipe()
 	c := rpc.NewClient(s, far, false)
 	if !stranger {
-		c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
+		c.Session.Authenticated, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
 	}
 	served := make(chan struct{})
 	go func() {

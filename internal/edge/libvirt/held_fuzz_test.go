@@ -62,7 +62,7 @@ const (
 type heldHouse struct {
 	dir          string // "mine" in it is the client's, "theirs" another's
 	server       *rpc.Server
-	rooms        rpc.Rooms
+	rooms        rpc.Backends
 	mine, theirs string // as they were made
 	changes      int    // of their guest
 	written      map[*domain.Definition]string
@@ -145,7 +145,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 	must(err)
 	f.Cleanup(d.Close)
 	h.rooms = roomsOf(d)
-	h.server = New(rpc.Config{Rooms: h.rooms, Log: log, Gate: d.Gate})
+	h.server = New(rpc.Config{Backends: h.rooms, Log: log, Authorizer: d.Gate})
 	must(os.Mkdir(filepath.Join(dir, "theirs"), 0o700))
 	for _, name := range []string{"a.img", hidden + ".img"} {
 		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
@@ -288,7 +288,7 @@ func (h *heldHouse) visit(t *testing.T, d *draw) {
 	near, far := net.Pipe()
 	c := rpc.NewClient(h.server, far, false)
 	c.Session.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
+	c.Session.Authenticated, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
 	events := h.rooms.Events.Reader()
 	served := make(chan struct{})
 	go func() {
@@ -326,7 +326,7 @@ func (h *heldHouse) visit(t *testing.T, d *draw) {
 			t.Fatal(err)
 		}
 		for _, n := range rpc.Notices(e) {
-			if c.Session.SeesNotice(n) {
+			if c.Session.CanSeeNotice(n) {
 				told, _ := n.Message(1).Append(nil)
 				v.check(told)
 			}

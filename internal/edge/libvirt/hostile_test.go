@@ -53,13 +53,13 @@ func TestBrokenPackets(t *testing.T) {
 			bystander.works()
 		})
 	}
-	for name, limit := range map[string]uint32{"": rpc.FrameLimitStranger, "-ro": rpc.FrameLimitStranger} {
+	for name, limit := range map[string]uint32{"": rpc.FrameLimitAnonymous, "-ro": rpc.FrameLimitAnonymous} {
 		w := h.dial(name)
 		w.write(raw(limit+8, call(xdr.ProcAuthList), nil))
 		w.closed()
 	}
 	w := h.open("-ro")
-	w.write(raw(rpc.FrameLimitReader+8, call(xdr.ProcConnectGetType), nil))
+	w.write(raw(rpc.FrameLimitReadOnly+8, call(xdr.ProcConnectGetType), nil))
 	w.closed()
 	bystander.works()
 }
@@ -98,13 +98,13 @@ func TestABoundOfBytesInFlight(t *testing.T) {
 		want bool
 	}{{200, true}, {0, false}, {-200, true}, {60, true}, {60, false}, {40, true}, {1, false}, {-40, true}, {40, true}} {
 		if c.size < 0 {
-			in.Give(-c.size)
-		} else if got := in.Take(c.size); got != c.want {
+			in.Release(-c.size)
+		} else if got := in.Acquire(c.size); got != c.want {
 			t.Fatalf("%d bytes beside %d of %d calls: %v", c.size, in.Bytes, in.Calls, got)
 		}
 	}
 	in = rpc.NewIntake(1, 100)
-	if !in.Take(1) || in.Take(1) {
+	if !in.Acquire(1) || in.Acquire(1) {
 		t.Error("a second call has a place")
 	}
 }
@@ -234,7 +234,7 @@ func TestReadOnly(t *testing.T) {
 // bounded number of calls; others go on.
 // Promise: W4
 func TestNeverReading(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Patience = 300 * time.Millisecond })
+	h := serve(t, func(s *rpc.Server) { s.Limits.PacketTimeout = 300 * time.Millisecond })
 	bystander, deaf := h.open(""), h.open("")
 	request := raw(28, call(xdr.ProcConnectGetHostname), nil)
 	var err error
@@ -252,7 +252,7 @@ func TestNeverReading(t *testing.T) {
 func TestKeepaliveFlood(t *testing.T) {
 	stuck := make(chan struct{})
 	h := serve(t, func(s *rpc.Server) {
-		s.Limits.Calls, s.Limits.Running = 4, 2
+		s.Limits.Calls, s.Limits.RunningCalls = 4, 2
 		hold(s, xdr.ProcConnectGetCapabilities, stuck)
 	})
 	defer close(stuck)
@@ -299,7 +299,7 @@ func hold(s *rpc.Server, number int32, until <-chan struct{}) {
 func TestUrgentCallsOvertake(t *testing.T) {
 	stuck := make(chan struct{})
 	h := serve(t, func(s *rpc.Server) {
-		s.Limits.Running = 2
+		s.Limits.RunningCalls = 2
 		hold(s, xdr.ProcConnectGetCapabilities, stuck)
 	})
 	w := h.open("")
@@ -320,7 +320,7 @@ func TestUrgentCallsOvertake(t *testing.T) {
 func TestStopAnswersCallsInFlight(t *testing.T) {
 	release := make(chan struct{})
 	h := serve(t, func(s *rpc.Server) {
-		s.Limits.Grace = 10 * patience
+		s.Limits.ShutdownGrace = 10 * patience
 		hold(s, xdr.ProcConnectGetCapabilities, release)
 	})
 	w := h.open("")
@@ -329,7 +329,7 @@ func TestStopAnswersCallsInFlight(t *testing.T) {
 	var served *rpc.Client
 	h.server.EachClient(func(c *rpc.Client) { served = c })
 	h.stop()
-	<-served.Reading.Done()
+	<-served.ReadCtx.Done()
 	close(release)
 	w.result(header, new(xdr.ConnectGetCapabilitiesRet))
 	w.closed()

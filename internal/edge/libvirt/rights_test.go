@@ -34,8 +34,8 @@ func TestEveryCallHasItsRight(t *testing.T) {
 				t.Errorf("%s stands nowhere in verbs.table", p.Name)
 				continue
 			}
-			if reads := r.Last() <= authz.Read; reads && p.RefusedReadOnly && !harmless[p.Name] {
-				t.Errorf("%s is refused on a read-only connection, and takes no more than %q", p.Name, r.Last())
+			if reads := r.Strongest() <= authz.Read; reads && p.RefusedReadOnly && !harmless[p.Name] {
+				t.Errorf("%s is refused on a read-only connection, and takes no more than %q", p.Name, r.Strongest())
 			}
 		}
 	}
@@ -63,16 +63,16 @@ func TestDocumentsAreFoundAmongTexts(t *testing.T) {
 func TestEveryChangeIsOfSomething(t *testing.T) {
 	for key, route := range newTable() {
 		r, p := rpc.CallRights[key], route.Proc
-		whole := slices.Contains([]authz.Permission{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.Last()) // never given for some
-		if r.Last() <= authz.Read || whole || r.Everything || r.Anywhere {
+		whole := slices.Contains([]authz.Permission{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.Strongest()) // never given for some
+		if r.Strongest() <= authz.Read || whole || r.NeedsEverything || r.NeedsAnyPath {
 			continue
 		}
-		args, document := reflect.TypeOf(rpc.Blank(p)).Elem(), false
+		args, document := reflect.TypeOf(rpc.ZeroArgs(p)).Elem(), false
 		for field := range args.Fields() {
 			document = document || field.Name == "XML"
 		}
-		if !rpc.Names(args) && !document {
-			t.Errorf("%s takes %q, and says of nothing that rules know", p.Name, r.Last())
+		if !rpc.NamesObject(args) && !document {
+			t.Errorf("%s takes %q, and says of nothing that rules know", p.Name, r.Strongest())
 		}
 	}
 }
@@ -110,11 +110,11 @@ func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
 		{xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}, true},
 	} {
 		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
-		if got := slices.Contains((&rpc.Session{}).Hidden(p, c.args), authz.Define); got != c.want {
+		if got := slices.Contains((&rpc.Session{}).VerbsByArgs(p, c.args), authz.Define); got != c.want {
 			t.Errorf("%+v takes it: %v", c.args, got)
 		}
 		// What the definition names is held to where definitions may name it.
-		if got := (&rpc.Session{}).Brings(p, authz.Save, c.args) == authz.Define; got != c.want {
+		if got := (&rpc.Session{}).DocumentVerb(p, authz.Save, c.args) == authz.Define; got != c.want {
 			t.Errorf("%+v is held to the places of define: %v", c.args, got)
 		}
 	}
@@ -155,7 +155,7 @@ func TestWhatACallLosesTakesItsRight(t *testing.T) {
 		{xdr.ProcDomainCoreDumpWithFormat, &xdr.DomainCoreDumpWithFormatArgs{Flags: rpc.DumpReset}, []authz.Permission{authz.Stop}},
 	} {
 		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
-		if got := (&rpc.Session{}).Hidden(p, c.args); !slices.Equal(got, c.want) {
+		if got := (&rpc.Session{}).VerbsByArgs(p, c.args); !slices.Equal(got, c.want) {
 			t.Errorf("call %d with %+v takes %v besides, and not %v", c.number, c.args, got, c.want)
 		}
 	}

@@ -143,7 +143,7 @@ func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &rpc.Session{Client: &rpc.Client{Server: &rpc.Server{Gate: gate}}, Identity: authz.LocalPrincipal(listener.Peer{UID: 1002})}
+		s := &rpc.Session{Client: &rpc.Client{Server: &rpc.Server{Authorizer: gate}}, Identity: authz.LocalPrincipal(listener.Peer{UID: 1002})}
 		ret, err := hostcalls.ConnectListAllSecrets(t.Context(), &h.server.Handlers, &rpc.Request{Session: s}, &xdr.WithNeedResultsFlags{})
 		if err != nil {
 			t.Fatal(err)

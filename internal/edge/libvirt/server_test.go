@@ -38,8 +38,8 @@ type house struct {
 func serve(t *testing.T, change ...func(*rpc.Server)) *house {
 	t.Helper()
 	h := &house{t: t, events: event.NewLog(), socket: filepath.Join(t.TempDir(), "libvirt-sock")}
-	h.server = New(rpc.Config{Rooms: rpc.Rooms{Events: h.events}, Log: slog.New(slog.DiscardHandler)})
-	h.server.Limits.Grace = patience / 4
+	h.server = New(rpc.Config{Backends: rpc.Backends{Events: h.events}, Log: slog.New(slog.DiscardHandler)})
+	h.server.Limits.ShutdownGrace = patience / 4
 	for _, c := range change {
 		c(h.server)
 	}

@@ -112,7 +112,7 @@ func TestUploadThatFailsAtTheEndIsToldToTheClient(t *testing.T) {
 // TestSlowUpload: the server stops reading when a stream takes nothing, the
 // client is told that it lives, and in the end only the stream is lost.
 func TestSlowUpload(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Stall = 1500 * time.Millisecond }, upload(func(ctx context.Context, _ *rpc.Stream) error {
+	h := serve(t, func(s *rpc.Server) { s.Limits.StreamStall = 1500 * time.Millisecond }, upload(func(ctx context.Context, _ *rpc.Stream) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}))
@@ -140,7 +140,7 @@ func TestSlowUpload(t *testing.T) {
 // its place at the volume.
 // Promise: A15
 func TestAnUploadThatStandsStill(t *testing.T) {
-	h := serve(t, withPools(t), func(s *rpc.Server) { s.Limits.Idle = 200 * time.Millisecond })
+	h := serve(t, withPools(t), func(s *rpc.Server) { s.Limits.UploadIdle = 200 * time.Millisecond })
 	pools, dir := h.server.Handlers.Pools, t.TempDir()
 	p, err := pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
 	if err == nil {
@@ -248,7 +248,7 @@ func TestStreamsAreBounded(t *testing.T) {
 		return err
 	}), download(func(context.Context, *rpc.Stream) error { return nil }))
 	w := h.open("")
-	for range 2 * rpc.Lingering { // ended and never finished: they take no place
+	for range 2 * rpc.MaxEndedStreams { // ended and never finished: they take no place
 		st := w.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
 		w.expect(st, xdr.StatusContinue)
 	}
@@ -399,18 +399,18 @@ func rights(t *testing.T, f *os.File) []byte {
 // looks through the open streams for that has not met it.
 // Promise: A4
 func TestAStreamThatIsForbiddenAsItBeginsEnds(t *testing.T) {
-	c := &rpc.Client{Life: t.Context(), Server: &rpc.Server{Memory: rpc.NewMemory(rpc.MaxHeld)}, Streams: rpc.NewStreams(1)}
+	c := &rpc.Client{Ctx: t.Context(), Server: &rpc.Server{Memory: rpc.NewMemory(rpc.MaxClientMemory)}, Streams: rpc.NewStreams(1)}
 	st, err := c.Streams.Open(c, &xdr.Procedure{Stream: xdr.StreamBoth}, xdr.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Streams.Guard(st, nil, func() error { return nil })
-	if err := context.Cause(st.Life); err != nil {
+	c.Streams.SetRecheck(st, nil, func() error { return nil })
+	if err := context.Cause(st.Ctx); err != nil {
 		t.Errorf("one that is allowed has ended: %v", err)
 	}
 	forbidden := errors.New("forbidden")
-	c.Streams.Guard(st, nil, func() error { return forbidden })
-	if err := context.Cause(st.Life); !errors.Is(err, forbidden) {
+	c.Streams.SetRecheck(st, nil, func() error { return forbidden })
+	if err := context.Cause(st.Ctx); !errors.Is(err, forbidden) {
 		t.Errorf("one that is forbidden: %v", err)
 	}
 }

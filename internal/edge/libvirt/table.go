@@ -24,7 +24,7 @@ func newTable() rpc.Table {
 	storagecalls.VolumeCalls(remote)
 	rpc.EventCalls(remote)
 	networkcalls.NetworkCalls(remote)
-	rpc.AbsentCalls(remote)
+	rpc.EmptyDriverCalls(remote)
 	hostcalls.SecretCalls(remote)
 	domaincalls.DomainListCalls(remote)
 	domaincalls.DomainLifeCalls(remote)

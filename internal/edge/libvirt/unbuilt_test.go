@@ -18,7 +18,7 @@ func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 			if p.Event || served[rpc.ProcedureKey{Program: program, Number: p.Number}] != nil {
 				continue
 			}
-			if _, ok := rpc.AbsenceOf(p.Name); !ok {
+			if _, ok := rpc.UnbuiltCommandOf(p.Name); !ok {
 				t.Errorf("nothing is said of %s, which is not built", p.Name)
 			}
 			err := rpc.ErrNotBuilt(p)
@@ -38,7 +38,7 @@ func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
 			served[p.Name] = served[p.Name] || table[rpc.ProcedureKey{Program: program, Number: p.Number}] != nil
 		}
 	}
-	for _, a := range rpc.Absences {
+	for _, a := range rpc.UnbuiltCommands {
 		for call := range strings.FieldsSeq(a.Calls) {
 			if served[call] {
 				t.Errorf("%s is served, and %q is listed as not built", call, a.Command)
@@ -55,7 +55,7 @@ func TestUnbuiltCalls_NameTheRightCommand(t *testing.T) {
 		"DOMAIN_BLOCK_COPY":          "virsh blockcopy",
 		"DOMAIN_SEND_PROCESS_SIGNAL": "virsh send-process-signal",
 	} {
-		if a, _ := rpc.AbsenceOf(call); a.Command != want {
+		if a, _ := rpc.UnbuiltCommandOf(call); a.Command != want {
 			t.Errorf("%s is %q, want %q", call, a.Command, want)
 		}
 	}

@@ -36,7 +36,7 @@ func domainInterfaceAddresses(ctx context.Context, h *rpc.Handlers, s *rpc.Reque
 	}
 	ret := new(xdr.DomainInterfaceAddressesRet)
 	for _, i := range found[:min(len(found), xdr.MaxDomainInterfaces)] {
-		wire := xdr.DomainInterface{Name: i.Name, HWAddress: rpc.Optional(i.MAC)}
+		wire := xdr.DomainInterface{Name: i.Name, HWAddress: rpc.OptionalString(i.MAC)}
 		for _, a := range i.Addresses[:min(len(i.Addresses), xdr.MaxDomainIPAddresses)] {
 			address := xdr.DomainIPAddress{Address: a.IP, Prefix: uint32(a.Prefix)}
 			if a.IPv6 {

@@ -110,7 +110,7 @@ func domainSetUserPassword(ctx context.Context, h *rpc.Handlers, s *rpc.Request,
 	if err != nil {
 		return nil, err
 	}
-	return nil, provision.SetPassword(ctx, g, s.Scope, given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
+	return nil, provision.SetPassword(ctx, g, s.Scope, rpc.StringValue(args.User), rpc.StringValue(args.Password), args.Flags&passwordEncrypted != 0)
 }
 
 func domainGetFSInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainGetFSInfoArgs) (*xdr.DomainGetFSInfoRet, error) {

@@ -218,7 +218,7 @@ func (r *StatsRequest) record(p *StatsParams, g *guest.Guest) (xdr.DomainStatsRe
 // Lodge's own API gives the age of a sample.
 func (r *StatsRequest) Figures(p *StatsParams, v *guest.View, st *machine.Stats, atRest map[string]statistics.BlockInfo) []xdr.TypedParam {
 	begin := len(p.List)
-	p.Most = begin + xdr.MaxDomainStatsParams
+	p.Max = begin + xdr.MaxDomainStatsParams
 	for _, part := range statsParts {
 		if r.Groups&part.group != 0 {
 			part.add(p, v, st)
@@ -299,24 +299,24 @@ func (p *StatsParams) cpu(_ *guest.View, st *machine.Stats) {
 	if st.At.IsZero() {
 		return
 	}
-	p.Number("cpu.time", uint64(st.CPU))
-	p.Number("cpu.user", uint64(st.User))
-	p.Number("cpu.system", uint64(st.System))
+	p.AddUint64("cpu.time", uint64(st.CPU))
+	p.AddUint64("cpu.user", uint64(st.User))
+	p.AddUint64("cpu.system", uint64(st.System))
 }
 
 func (p *StatsParams) balloon(v *guest.View, st *machine.Stats) {
-	p.Number("balloon.current", v.Current().CurrentMemory/1024)
-	p.Number("balloon.maximum", v.Current().Memory/1024)
+	p.AddUint64("balloon.current", v.Current().CurrentMemory/1024)
+	p.AddUint64("balloon.maximum", v.Current().Memory/1024)
 	for _, f := range BalloonFigures {
 		if value, ok := statistics.Figure(&st.Balloon, f.figure); ok {
-			p.Number(f.name, value/f.unit)
+			p.AddUint64(f.name, value/f.unit)
 		}
 	}
 	if !st.Balloon.Updated.IsZero() {
-		p.Number("balloon.last-update", uint64(st.Balloon.Updated.Unix()))
+		p.AddUint64("balloon.last-update", uint64(st.Balloon.Updated.Unix()))
 	}
 	if !st.At.IsZero() {
-		p.Number("balloon.rss", st.Resident/1024)
+		p.AddUint64("balloon.rss", st.Resident/1024)
 	}
 }
 
@@ -340,9 +340,9 @@ func (p *StatsParams) vcpus(v *guest.View, st *machine.Stats) {
 	for _, c := range st.VCPUs {
 		names := vcpuNames.of(c.Index)
 		p.Add(names[vcpuState], xdr.Int(vcpuRunning))
-		p.Number(names[vcpuTime], uint64(c.Time))
-		p.Number(names[vcpuWait], uint64(c.Waiting))
-		p.Number(names[vcpuDelay], uint64(c.Waiting))
+		p.AddUint64(names[vcpuTime], uint64(c.Time))
+		p.AddUint64(names[vcpuWait], uint64(c.Waiting))
+		p.AddUint64(names[vcpuDelay], uint64(c.Waiting))
 	}
 }
 
@@ -365,21 +365,21 @@ func (p *StatsParams) interfaces(v *guest.View, st *machine.Stats) {
 	if v.Active == nil {
 		return
 	}
-	p.Count("net.count", len(v.Active.Devices.NICs))
+	p.AddCount("net.count", len(v.Active.Devices.NICs))
 	for i := range st.NICs {
 		n, names := &st.NICs[i], netNames.of(uint(i))
 		if n.IfName == "" { // libvirt gives no figures for it either, and numbers it all the same
 			continue
 		}
 		p.Add(names[netName], xdr.String(n.IfName))
-		p.Number(names[netRxBytes], n.RxBytes)
-		p.Number(names[netRxPackets], n.RxPackets)
-		p.Number(names[netRxErrors], n.RxErrors)
-		p.Number(names[netRxDropped], n.RxDropped)
-		p.Number(names[netTxBytes], n.TxBytes)
-		p.Number(names[netTxPackets], n.TxPackets)
-		p.Number(names[netTxErrors], n.TxErrors)
-		p.Number(names[netTxDropped], n.TxDropped)
+		p.AddUint64(names[netRxBytes], n.RxBytes)
+		p.AddUint64(names[netRxPackets], n.RxPackets)
+		p.AddUint64(names[netRxErrors], n.RxErrors)
+		p.AddUint64(names[netRxDropped], n.RxDropped)
+		p.AddUint64(names[netTxBytes], n.TxBytes)
+		p.AddUint64(names[netTxPackets], n.TxPackets)
+		p.AddUint64(names[netTxErrors], n.TxErrors)
+		p.AddUint64(names[netTxDropped], n.TxDropped)
 	}
 }
 
@@ -396,10 +396,10 @@ func (p *StatsParams) iothreads(_ *guest.View, st *machine.Stats) {
 	if len(st.IOThreads) == 0 {
 		return
 	}
-	p.Count("iothread.count", len(st.IOThreads))
+	p.AddCount("iothread.count", len(st.IOThreads))
 	for _, t := range st.IOThreads {
 		names := iothreadNames.of(t.ID)
-		p.Number(names[iothreadMax], t.PollMax)
+		p.AddUint64(names[iothreadMax], t.PollMax)
 		p.Add(names[iothreadGrow], xdr.Uint(uint32(t.PollGrow)))
 		p.Add(names[iothreadShrink], xdr.Uint(uint32(t.PollShrink)))
 	}
@@ -435,13 +435,13 @@ func (p *StatsParams) disks(v *guest.View, st *machine.Stats, backing bool, atRe
 			count += len(s.Backing)
 		}
 	}
-	p.Count("block.count", count)
+	p.AddCount("block.count", count)
 	number := uint(0)
 	next := func(target, path string) (names []string) {
 		names = blockNames.of(number)
 		number++
 		p.Add(names[blockName], xdr.String(target))
-		p.Text(names[blockPath], path)
+		p.AddString(names[blockPath], path)
 		return names
 	}
 	for i, d := range disks {
@@ -488,23 +488,23 @@ func sampled(st *machine.Stats, target string, likely int) *machine.DiskStats {
 }
 
 func (p *StatsParams) traffic(names []string, s *machine.DiskStats) {
-	p.Number(names[blockReadOps], s.ReadOps)
-	p.Number(names[blockReadBytes], s.ReadBytes)
-	p.Number(names[blockReadTime], uint64(s.ReadTime))
-	p.Number(names[blockWriteOps], s.WriteOps)
-	p.Number(names[blockWriteBytes], s.WriteBytes)
-	p.Number(names[blockWriteTime], uint64(s.WriteTime))
-	p.Number(names[blockFlushOps], s.FlushOps)
-	p.Number(names[blockFlushTime], uint64(s.FlushTime))
+	p.AddUint64(names[blockReadOps], s.ReadOps)
+	p.AddUint64(names[blockReadBytes], s.ReadBytes)
+	p.AddUint64(names[blockReadTime], uint64(s.ReadTime))
+	p.AddUint64(names[blockWriteOps], s.WriteOps)
+	p.AddUint64(names[blockWriteBytes], s.WriteBytes)
+	p.AddUint64(names[blockWriteTime], uint64(s.WriteTime))
+	p.AddUint64(names[blockFlushOps], s.FlushOps)
+	p.AddUint64(names[blockFlushTime], uint64(s.FlushTime))
 }
 
 // sizes adds an image's sizes in bytes. It leaves out a capacity or physical size of zero.
 func (p *StatsParams) sizes(names []string, allocation, capacity, physical uint64) {
-	p.Number(names[blockAllocation], allocation)
+	p.AddUint64(names[blockAllocation], allocation)
 	if capacity > 0 {
-		p.Number(names[blockCapacity], capacity)
+		p.AddUint64(names[blockCapacity], capacity)
 	}
 	if physical > 0 {
-		p.Number(names[blockPhysical], physical)
+		p.AddUint64(names[blockPhysical], physical)
 	}
 }

@@ -49,7 +49,7 @@ func domainBlockCommit(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 		return nil, err
 	}
 	return nil, ofBlockJob(blockjob.BlockCommit(ctx, g, s.Scope, args.Disk, blockjob.CommitOptions{
-		Base: given(args.Base), Top: given(args.Top), Speed: speed,
+		Base: rpc.StringValue(args.Base), Top: rpc.StringValue(args.Top), Speed: speed,
 		Shallow: args.Flags&commitShallow != 0, Active: args.Flags&commitActive != 0, Relative: args.Flags&commitRelative != 0,
 	}))
 }

@@ -33,7 +33,7 @@ func domainOpenConsole(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 		return nil, nil, err
 	}
 	o := machine.ConsoleOptions{Force: args.Flags&consoleForce != 0, Safe: args.Flags&consoleSafe != 0}
-	console, err := console.OpenConsole(ctx, g, s.Scope, given(args.DeviceName), o)
+	console, err := console.OpenConsole(ctx, g, s.Scope, rpc.StringValue(args.DeviceName), o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -48,7 +48,7 @@ func domainOpenChannel(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	if err != nil {
 		return nil, nil, err
 	}
-	channel, err := console.OpenChannel(ctx, g, s.Scope, given(args.Name), machine.ConsoleOptions{Force: args.Flags&consoleForce != 0})
+	channel, err := console.OpenChannel(ctx, g, s.Scope, rpc.StringValue(args.Name), machine.ConsoleOptions{Force: args.Flags&consoleForce != 0})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -92,12 +92,4 @@ func Join(far io.ReadWriteCloser) rpc.StreamBody {
 		<-typed
 		return cause
 	}
-}
-
-// given is an optional text, empty when absent.
-func given(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }

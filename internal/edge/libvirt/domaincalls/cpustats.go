@@ -36,7 +36,7 @@ func domainGetCPUStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args 
 			return nil, fault.New(fault.Invalid, fault.Call, "the total is asked for alone, and not for %d processors", args.NCPUs)
 		}
 		ret := new(xdr.DomainGetCPUStatsRet)
-		ret.Params, ret.NParams, err = rpc.TwoPhase(cpuTotals(used), int32(min(args.NParams, xdr.MaxDomainCPUStats)))
+		ret.Params, ret.NParams, err = rpc.ParamsOrCount(cpuTotals(used), int32(min(args.NParams, xdr.MaxDomainCPUStats)))
 		return ret, err
 	}
 	return CPUTimes(used, args)

@@ -45,7 +45,7 @@ func domainGetGuestInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 	if err != nil {
 		return nil, err
 	}
-	p := &rpc.ParamList{Most: xdr.MaxDomainGuestInfoParams}
+	p := &rpc.ParamList{Max: xdr.MaxDomainGuestInfoParams}
 	for _, i := range guestInfos {
 		if args.Types != 0 && args.Types&i.bit == 0 {
 			continue
@@ -66,12 +66,12 @@ func tellUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.Param
 	if err != nil {
 		return err
 	}
-	p.Count("user.count", len(users))
+	p.AddCount("user.count", len(users))
 	for i, u := range users {
 		prefix := fmt.Sprintf("user.%d.", i)
 		p.Add(prefix+"name", xdr.String(u.Name))
-		p.Text(prefix+"domain", u.Domain)
-		p.Number(prefix+"login-time", uint64(max(0, u.Login*1000)))
+		p.AddString(prefix+"domain", u.Domain)
+		p.AddUint64(prefix+"login-time", uint64(max(0, u.Login*1000)))
 	}
 	return nil
 }
@@ -82,7 +82,7 @@ func tellOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamLis
 		return err
 	}
 	for _, field := range []string{"id", "name", "pretty-name", "version", "version-id", "machine", "variant", "variant-id", "kernel-release", "kernel-version"} {
-		p.Text("os."+field, info[field])
+		p.AddString("os."+field, info[field])
 	}
 	return nil
 }
@@ -92,14 +92,14 @@ func tellTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.Pa
 	if err != nil {
 		return err
 	}
-	p.Text("timezone.name", name)
+	p.AddString("timezone.name", name)
 	p.Add("timezone.offset", xdr.Int(int32(ahead.Seconds())))
 	return nil
 }
 
 func tellHostname(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	name, err := provision.AgentHostname(ctx, g, sc)
-	p.Text("hostname", name)
+	p.AddString("hostname", name)
 	return err
 }
 
@@ -108,24 +108,24 @@ func tellFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc
 	if err != nil {
 		return err
 	}
-	p.Count("fs.count", len(found))
+	p.AddCount("fs.count", len(found))
 	for i, f := range found {
 		prefix := fmt.Sprintf("fs.%d.", i)
 		p.Add(prefix+"name", xdr.String(f.Name))
 		p.Add(prefix+"mountpoint", xdr.String(f.MountPoint))
 		p.Add(prefix+"fstype", xdr.String(f.Type))
 		if f.Total != nil {
-			p.Number(prefix+"total-bytes", *f.Total)
+			p.AddUint64(prefix+"total-bytes", *f.Total)
 		}
 		if f.Used != nil {
-			p.Number(prefix+"used-bytes", *f.Used)
+			p.AddUint64(prefix+"used-bytes", *f.Used)
 		}
-		p.Count(prefix+"disk.count", len(f.Disks))
+		p.AddCount(prefix+"disk.count", len(f.Disks))
 		for j, d := range f.Disks {
 			disk := fmt.Sprintf("%sdisk.%d.", prefix, j)
-			p.Text(disk+"alias", d.Target)
-			p.Text(disk+"serial", d.Serial)
-			p.Text(disk+"device", d.Device)
+			p.AddString(disk+"alias", d.Target)
+			p.AddString(disk+"serial", d.Serial)
+			p.AddString(disk+"device", d.Device)
 		}
 	}
 	return nil
@@ -136,13 +136,13 @@ func tellInterfaces(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.
 	if err != nil {
 		return err
 	}
-	p.Count("if.count", len(found))
+	p.AddCount("if.count", len(found))
 	for i, f := range found {
 		prefix := fmt.Sprintf("if.%d.", i)
 		p.Add(prefix+"name", xdr.String(f.Name))
-		p.Text(prefix+"hwaddr", f.MAC)
+		p.AddString(prefix+"hwaddr", f.MAC)
 		if len(f.Addresses) > 0 {
-			p.Count(prefix+"addr.count", len(f.Addresses))
+			p.AddCount(prefix+"addr.count", len(f.Addresses))
 		}
 		for j, a := range f.Addresses {
 			address, kind := fmt.Sprintf("%saddr.%d.", prefix, j), "ipv4"

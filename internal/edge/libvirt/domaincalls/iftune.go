@@ -71,7 +71,7 @@ func domainGetInterfaceParameters(_ context.Context, h *rpc.Handlers, _ *rpc.Req
 	tell(n.Inbound, inboundFields)
 	tell(n.Outbound, outboundFields)
 	ret := new(xdr.DomainGetInterfaceParametersRet)
-	ret.Params, ret.NParams, err = rpc.TwoPhase(params, args.NParams)
+	ret.Params, ret.NParams, err = rpc.ParamsOrCount(params, args.NParams)
 	return ret, err
 }
 

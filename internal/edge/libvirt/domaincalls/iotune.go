@@ -43,12 +43,12 @@ func domainGetBlockIOTune(_ context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 	}
 	disk := &device.Disk{}
 	if args.NParams != 0 {
-		if disk, err = findDisk(def, given(args.Disk)); err != nil {
+		if disk, err = findDisk(def, rpc.StringValue(args.Disk)); err != nil {
 			return nil, err
 		}
 	}
 	ret := new(xdr.DomainGetBlockIOTuneRet)
-	ret.Params, ret.NParams, err = rpc.TwoPhase(ioTune(disk.Tune), args.NParams)
+	ret.Params, ret.NParams, err = rpc.ParamsOrCount(ioTune(disk.Tune), args.NParams)
 	return ret, err
 }
 

@@ -140,7 +140,7 @@ func jobParams(p domain.Progress) []xdr.TypedParam {
 	}
 	params = append(params, xdr.TypedParam{Field: "success", Value: xdr.Bool(p.Err == "")})
 	if p.Err != "" {
-		params = append(params, xdr.TypedParam{Field: "errmsg", Value: xdr.String(rpc.Steerless(p.Err))})
+		params = append(params, xdr.TypedParam{Field: "errmsg", Value: xdr.String(rpc.StripControl(p.Err))})
 	}
 	return params
 }

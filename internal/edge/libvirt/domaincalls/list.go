@@ -97,7 +97,7 @@ func Matches(v *guest.View, flags uint32) bool {
 func views(h *rpc.Handlers, s *rpc.Session, flags uint32) []*guest.View {
 	var found []*guest.View
 	for _, g := range h.Guests.All() {
-		if v := g.View(); Matches(v, flags) && s.SeesGuest(g) {
+		if v := g.View(); Matches(v, flags) && s.CanSeeGuest(g) {
 			found = append(found, v)
 		}
 	}
@@ -135,7 +135,7 @@ func connectListDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, args
 		ret.IDs = append(ret.IDs, int32(v.ID))
 	}
 	slices.Sort(ret.IDs)
-	return ret, rpc.AtMost(&ret.IDs, args.MaxIDs)
+	return ret, rpc.TruncateList(&ret.IDs, args.MaxIDs)
 }
 
 func connectNumOfDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, _ *rpc.Void) (*xdr.ConnectNumOfDomainsRet, error) {
@@ -147,7 +147,7 @@ func connectListDefinedDomains(_ context.Context, h *rpc.Handlers, s *rpc.Reques
 	for _, v := range views(h, s.Session, onlyInactive) {
 		ret.Names = append(ret.Names, v.Name)
 	}
-	return ret, rpc.AtMost(&ret.Names, args.MaxNames)
+	return ret, rpc.TruncateList(&ret.Names, args.MaxNames)
 }
 
 func connectNumOfDefinedDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, _ *rpc.Void) (*xdr.ConnectNumOfDefinedDomainsRet, error) {

@@ -37,7 +37,7 @@ func domainGetMetadata(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args 
 	if err != nil {
 		return nil, err
 	}
-	text, err := guest.Metadata(g, kind, given(args.URI), affect(args.Flags))
+	text, err := guest.Metadata(g, kind, rpc.StringValue(args.URI), affect(args.Flags))
 	return &xdr.DomainGetMetadataRet{Metadata: text}, err
 }
 
@@ -53,5 +53,5 @@ func domainSetMetadata(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	if err != nil {
 		return nil, err
 	}
-	return nil, guest.SetMetadata(ctx, g, s.Scope, kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
+	return nil, guest.SetMetadata(ctx, g, s.Scope, kind, args.Metadata, rpc.StringValue(args.Key), rpc.StringValue(args.URI), affect(args.Flags))
 }

@@ -166,13 +166,13 @@ func domainGetMessages(_ context.Context, h *rpc.Handlers, s *rpc.Request, args 
 		return nil, err
 	}
 	ret := new(xdr.DomainGetMessagesRet)
-	for _, m := range h.Guests.Advice(v, s.SeesGuest) {
+	for _, m := range h.Guests.Advice(v, s.CanSeeGuest) {
 		sort := uint32(messageTainting)
 		if machine.Deprecates(m) {
 			sort = messageDeprecations
 		}
 		if (args.Flags == 0 || args.Flags&sort != 0) && len(ret.Messages) < xdr.MaxDomainMessages {
-			ret.Messages = append(ret.Messages, rpc.Steerless(m))
+			ret.Messages = append(ret.Messages, rpc.StripControl(m))
 		}
 	}
 	return ret, nil
@@ -187,9 +187,9 @@ func domainGetSecurityLabel(_ context.Context, h *rpc.Handlers, _ *rpc.Request, 
 	}
 	all := provision.SecurityLabels(h.Guests, g.View())
 	if len(all) == 0 {
-		return &xdr.DomainGetSecurityLabelRet{Label: rpc.ZeroEnded("")}, nil
+		return &xdr.DomainGetSecurityLabelRet{Label: rpc.NULTerminated("")}, nil
 	}
-	return &xdr.DomainGetSecurityLabelRet{Label: rpc.ZeroEnded(all[0].Label), Enforcing: all[0].Enforcing}, nil
+	return &xdr.DomainGetSecurityLabelRet{Label: rpc.NULTerminated(all[0].Label), Enforcing: all[0].Enforcing}, nil
 }
 
 // domainGetSecurityLabelList: one label for each security model in force.
@@ -200,7 +200,7 @@ func domainGetSecurityLabelList(_ context.Context, h *rpc.Handlers, _ *rpc.Reque
 	}
 	ret := &xdr.DomainGetSecurityLabelListRet{}
 	for _, l := range provision.SecurityLabels(h.Guests, g.View()) {
-		ret.Labels = append(ret.Labels, xdr.SecurityLabel{Label: rpc.ZeroEnded(l.Label), Enforcing: l.Enforcing})
+		ret.Labels = append(ret.Labels, xdr.SecurityLabel{Label: rpc.NULTerminated(l.Label), Enforcing: l.Enforcing})
 	}
 	ret.Count = int32(len(ret.Labels))
 	return ret, nil

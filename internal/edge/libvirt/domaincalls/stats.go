@@ -21,7 +21,7 @@ func DomainStatsCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainGetBlockInfo, domainGetBlockInfo)
 	rpc.On(g, xdr.ProcDomainGetDiskErrors, domainGetDiskErrors)
 	rpc.On(g, xdr.ProcDomainGetCPUStats, domainGetCPUStats)
-	rpc.OnThen(g, xdr.ProcConnectGetAllDomainStats, connectGetAllDomainStats)
+	rpc.OnAfterReply(g, xdr.ProcConnectGetAllDomainStats, connectGetAllDomainStats)
 }
 
 // statsAge is the greatest age of a sample that answers a call.
@@ -103,7 +103,7 @@ func domainBlockStatsFlags(ctx context.Context, h *rpc.Handlers, _ *rpc.Request,
 		{Field: "flush_total_times", Value: xdr.Int64(int64(disk.FlushTime))},
 	}
 	ret := &xdr.DomainBlockStatsFlagsRet{}
-	ret.Params, ret.NParams, err = rpc.TwoPhase(params, args.NParams)
+	ret.Params, ret.NParams, err = rpc.ParamsOrCount(params, args.NParams)
 	return ret, err
 }
 
@@ -186,7 +186,7 @@ func domainGetBlockInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 }
 
 // diskErrors are libvirt's numbers for disk errors.
-var diskErrors = rpc.Words{"unspecified": 1, "no space": 2}
+var diskErrors = rpc.EnumValues{"unspecified": 1, "no space": 2}
 
 func domainGetDiskErrors(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetDiskErrorsArgs) (*xdr.DomainGetDiskErrorsRet, error) {
 	if err := rpc.CheckFlags("DOMAIN_GET_DISK_ERRORS", args.Flags, 0); err != nil {

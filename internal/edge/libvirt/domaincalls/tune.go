@@ -353,7 +353,7 @@ func gettersOf(call string, table []Tunable) func(context.Context, *rpc.Handlers
 			return nil, err
 		}
 		ret := new(xdr.WithParamsNParams)
-		ret.Params, ret.NParams, err = rpc.TwoPhase(params, args.NParams)
+		ret.Params, ret.NParams, err = rpc.ParamsOrCount(params, args.NParams)
 		return ret, err
 	}
 }
@@ -381,7 +381,7 @@ func domainGetSchedulerParameters(_ context.Context, h *rpc.Handlers, _ *rpc.Req
 	if err != nil {
 		return nil, err
 	}
-	err = rpc.AtMost(&params, args.NParams)
+	err = rpc.TruncateList(&params, args.NParams)
 	return &xdr.DomainGetSchedulerParametersRet{Params: params}, err
 }
 
@@ -390,7 +390,7 @@ func domainGetSchedulerParametersFlags(_ context.Context, h *rpc.Handlers, _ *rp
 	if err != nil {
 		return nil, err
 	}
-	err = rpc.AtMost(&params, args.NParams)
+	err = rpc.TruncateList(&params, args.NParams)
 	return &xdr.DomainGetSchedulerParametersFlagsRet{Params: params}, err
 }
 

@@ -43,7 +43,7 @@ func domainGetXMLDesc(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args
 		}
 		def = withHostModel(def, caps)
 	}
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return domainxml.Format(def, style) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return domainxml.Format(def, style) })
 	return &xdr.DomainGetXMLDescRet{XML: doc}, err
 }
 

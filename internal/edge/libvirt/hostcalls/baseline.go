@@ -38,7 +38,7 @@ func connectBaselineCPU(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 	if err != nil {
 		return nil, err
 	}
-	return rpc.InTurn(ctx, func() (*xdr.WithCPU, error) {
+	return rpc.RunFair(ctx, func() (*xdr.WithCPU, error) {
 		return BaselineRequest{CatalogueOf(caps), HostProcessor, nil, args.Flags}.Answer(args.XMLCPUs)
 	})
 }
@@ -51,7 +51,7 @@ func connectBaselineHypervisorCPU(ctx context.Context, h *rpc.Handlers, s *rpc.R
 	if err != nil {
 		return nil, err
 	}
-	return rpc.InTurn(ctx, func() (*xdr.WithCPU, error) {
+	return rpc.RunFair(ctx, func() (*xdr.WithCPU, error) {
 		return BaselineRequest{CatalogueOf(o.Caps), AnyProcessor, hypervisorProcessorOf(o.Acc).Features, args.Flags}.Answer(args.XMLCPUs)
 	})
 }
@@ -71,13 +71,13 @@ func (r BaselineRequest) Answer(docs []string) (*xdr.WithCPU, error) {
 	for _, doc := range docs {
 		p, err := ReadProcessor(doc, r.Kind)
 		if err != nil {
-			return nil, rpc.OfCPU(err)
+			return nil, rpc.CPUError(err)
 		}
 		all = append(all, p)
 	}
 	e, err := r.baseline(all)
 	if err != nil {
-		return nil, rpc.OfCPU(err)
+		return nil, rpc.CPUError(err)
 	}
 	doc, err := xmltree.Format(e)
 	return &xdr.WithCPU{CPU: doc}, err

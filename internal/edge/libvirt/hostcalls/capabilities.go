@@ -68,7 +68,7 @@ func connectGetMaxVCPUs(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 	if err != nil {
 		return nil, err
 	}
-	if _, _, err := Accelerator(caps, rpc.Text(args.Type)); err != nil {
+	if _, _, err := Accelerator(caps, rpc.StringValue(args.Type)); err != nil {
 		return nil, err
 	}
 	machine, err := PickMachine(caps, "")
@@ -150,7 +150,7 @@ func connectGetCapabilities(ctx context.Context, h *rpc.Handlers, _ *rpc.Request
 			guests = append(guests, c)
 		}
 	}
-	doc, err := rpc.InTurn(ctx, func() (string, error) {
+	doc, err := rpc.RunFair(ctx, func() (string, error) {
 		e := within(tag("capabilities"), describeHost(h.Host.Facts(), caps, provision.SecurityModels(h.Guests)))
 		for _, c := range guests {
 			within(e, DescribeGuests(c))

@@ -38,7 +38,7 @@ func connectCompareCPU(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, arg
 	if err != nil {
 		return nil, err
 	}
-	return rpc.InTurn(ctx, func() (*xdr.WithResult, error) {
+	return rpc.RunFair(ctx, func() (*xdr.WithResult, error) {
 		return CatalogueOf(caps).CompareDocument(HostProcessorOf(h.Host.Facts(), caps), args.XML, args.Flags)
 	})
 }
@@ -51,7 +51,7 @@ func connectCompareHypervisorCPU(ctx context.Context, h *rpc.Handlers, s *rpc.Re
 	if err != nil {
 		return nil, err
 	}
-	return rpc.InTurn(ctx, func() (*xdr.WithResult, error) {
+	return rpc.RunFair(ctx, func() (*xdr.WithResult, error) {
 		return CatalogueOf(o.Caps).CompareDocument(hypervisorProcessorOf(o.Acc), args.XMLCPU, args.Flags)
 	})
 }
@@ -60,18 +60,18 @@ func connectCompareHypervisorCPU(ctx context.Context, h *rpc.Handlers, s *rpc.Re
 func (c Catalogue) CompareDocument(here Known, doc string, flags uint32) (*xdr.WithResult, error) {
 	if flags&CompareValidate != 0 {
 		if err := validProcessor(doc); err != nil {
-			return nil, rpc.OfCPU(err)
+			return nil, rpc.CPUError(err)
 		}
 	}
 	p, err := ReadProcessor(doc, AnyProcessor)
 	if err != nil {
-		return nil, rpc.OfCPU(err)
+		return nil, rpc.CPUError(err)
 	}
 	result, why, err := c.compare(here, p)
 	if err == nil && result == CPUIncompatible && flags&CompareFail != 0 {
 		err = rpc.WithCode(rpc.CodeCPUIncompatible, fault.New(fault.Unsupported, fault.Config, "%s", why))
 	}
-	return &xdr.WithResult{Result: int32(result)}, rpc.OfCPU(err)
+	return &xdr.WithResult{Result: int32(result)}, rpc.CPUError(err)
 }
 
 // compare says how far this host matches a described processor, and why it is

@@ -45,25 +45,25 @@ func connectGetDomainCapabilities(ctx context.Context, h *rpc.Handlers, s *rpc.R
 	o.Vfio = err == nil && h.Host.Facts().IOMMU && o.Caps.HasDevice("vfio-pci")
 	_, err = exec.LookPath("swtpm")
 	o.swtpm = err == nil
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return xmltree.Format(o.describe()) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return xmltree.Format(o.describe()) })
 	return &xdr.ConnectGetDomainCapabilitiesRet{Capabilities: doc}, err
 }
 
 // offer finds the binary, the architecture, the domain type and the machine type that
 // a client names. An omitted one defaults to this host's usual one.
 func offer(ctx context.Context, h *rpc.Handlers, s *rpc.Request, binary, arch, domainType, machine *string) (*Offer, error) {
-	caps, err := emulator(ctx, h, s, cmp.Or(rpc.Text(binary), h.Emulators.Serving(rpc.Text(arch))))
+	caps, err := emulator(ctx, h, s, cmp.Or(rpc.StringValue(binary), h.Emulators.Serving(rpc.StringValue(arch))))
 	if err != nil {
 		return nil, err
 	}
-	if arch := rpc.Text(arch); arch != "" && !caps.Runs(arch) {
+	if arch := rpc.StringValue(arch); arch != "" && !caps.Runs(arch) {
 		return nil, fault.New(fault.Unsupported, fault.Config, "unable to find any emulator to serve '%s' architecture", arch)
 	}
 	o := &Offer{Caps: caps}
-	if o.DomainType, o.Acc, err = Accelerator(caps, rpc.Text(domainType)); err != nil {
+	if o.DomainType, o.Acc, err = Accelerator(caps, rpc.StringValue(domainType)); err != nil {
 		return nil, err
 	}
-	o.Machine, err = PickMachine(caps, rpc.Text(machine))
+	o.Machine, err = PickMachine(caps, rpc.StringValue(machine))
 	return o, err
 }
 
@@ -76,7 +76,7 @@ func emulator(ctx context.Context, h *rpc.Handlers, s *rpc.Request, binary strin
 			if err := s.DenyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {
 				return nil, err
 			}
-			if err := s.Gate().CheckProgram(s.Who(), binary); err != nil {
+			if err := s.Authorizer().CheckProgram(s.Principal(), binary); err != nil {
 				return nil, err
 			}
 		}

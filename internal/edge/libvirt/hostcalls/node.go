@@ -197,7 +197,7 @@ func nodeGetCPUMap(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr
 // nodeGetSecurityModel gives the first of the security models that separate guests.
 func nodeGetSecurityModel(_ context.Context, h *rpc.Handlers, _ *rpc.Request, _ *rpc.Void) (*xdr.NodeGetSecurityModelRet, error) {
 	if all := provision.SecurityModels(h.Guests); len(all) > 0 {
-		return &xdr.NodeGetSecurityModelRet{Model: rpc.ZeroEnded(all[0].Name), DOI: rpc.ZeroEnded(all[0].DOI)}, nil
+		return &xdr.NodeGetSecurityModelRet{Model: rpc.NULTerminated(all[0].Name), DOI: rpc.NULTerminated(all[0].DOI)}, nil
 	}
 	return &xdr.NodeGetSecurityModelRet{Model: []byte{0}, DOI: []byte{0}}, nil
 }

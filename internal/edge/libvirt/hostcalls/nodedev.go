@@ -102,7 +102,7 @@ func devices(s *rpc.Session, all []*resources.Device) []*resources.Device {
 func device(h *rpc.Handlers, s *rpc.Session, name string) (*resources.Device, error) {
 	d, err := h.Devices.ByName(name)
 	if err == nil && ofPrograms(d) && !seesEverything(s) {
-		return nil, s.Gate().Check(s.Who(), authz.Read, authz.Resource{Kind: authz.Everything, Name: "device '" + name + "'"})
+		return nil, s.Authorizer().Check(s.Principal(), authz.Read, authz.Resource{Kind: authz.Everything, Name: "device '" + name + "'"})
 	}
 	return d, err
 }
@@ -113,7 +113,7 @@ func ofPrograms(d *resources.Device) bool { return strings.Contains(d.Path, "/de
 
 // seesEverything says whether no rule hides anything from the client.
 func seesEverything(s *rpc.Session) bool {
-	return !s.Gate().Restricted(s.Who()) || s.Sees(authz.Resource{Kind: authz.Everything})
+	return !s.Authorizer().Restricted(s.Principal()) || s.CanSee(authz.Resource{Kind: authz.Everything})
 }
 
 // devicesByWord is the older way to narrow: by one kind's word, or by none.
@@ -139,7 +139,7 @@ func nodeListDevices(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *x
 	for _, d := range devices(s.Session, devicesByWord(h, args.Capability)) {
 		ret.Names = append(ret.Names, d.Name)
 	}
-	return ret, rpc.AtMost(&ret.Names, args.MaxNames)
+	return ret, rpc.TruncateList(&ret.Names, args.MaxNames)
 }
 
 func nodeDeviceLookupByName(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeDeviceLookupByNameArgs) (*xdr.NodeDeviceLookupByNameRet, error) {
@@ -169,7 +169,7 @@ func nodeDeviceGetXMLDesc(ctx context.Context, h *rpc.Handlers, s *rpc.Request, 
 	if err != nil {
 		return nil, err
 	}
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return DescribeDevice(d) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return DescribeDevice(d) })
 	return &xdr.NodeDeviceGetXMLDescRet{XML: doc}, err
 }
 
@@ -202,7 +202,7 @@ func nodeDeviceListCaps(_ context.Context, h *rpc.Handlers, s *rpc.Request, args
 	for _, k := range d.Kinds {
 		ret.Names = append(ret.Names, string(k))
 	}
-	return ret, rpc.AtMost(&ret.Names, args.MaxNames)
+	return ret, rpc.TruncateList(&ret.Names, args.MaxNames)
 }
 
 // A device that is listed is there, and is there again when the host starts.

@@ -58,7 +58,7 @@ func connectListSecrets(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args
 	for _, d := range h.Secrets.List() {
 		ret.UUIDs = append(ret.UUIDs, d.UUID)
 	}
-	return ret, rpc.AtMost(&ret.UUIDs, args.MaxUUIDs)
+	return ret, rpc.TruncateList(&ret.UUIDs, args.MaxUUIDs)
 }
 
 // ConnectListAllSecrets serves CONNECT_LIST_ALL_SECRETS.
@@ -71,8 +71,8 @@ func ConnectListAllSecrets(_ context.Context, h *rpc.Handlers, s *rpc.Request, a
 		return ret, nil
 	}
 	for _, d := range h.Secrets.List() {
-		if !rpc.Either(args.Flags, listSecretEphemeral, listSecretNoEphemeral, d.Ephemeral) ||
-			!rpc.Either(args.Flags, listSecretPrivate, listSecretNoPrivate, d.Private) {
+		if !rpc.MatchesFilter(args.Flags, listSecretEphemeral, listSecretNoEphemeral, d.Ephemeral) ||
+			!rpc.MatchesFilter(args.Flags, listSecretPrivate, listSecretNoPrivate, d.Private) {
 			continue
 		}
 		ret.Count++

@@ -78,7 +78,7 @@ func withNetwork(n *network.Network, err error) (*xdr.WithNetwork, error) {
 func networksThat(h *rpc.Handlers, s *rpc.Session, take func(*network.View) bool) []*network.Network {
 	var found []*network.Network
 	for _, n := range h.Networks.List() {
-		if take(n.View()) && s.SeesNetwork(n) {
+		if take(n.View()) && s.CanSeeNetwork(n) {
 			found = append(found, n)
 		}
 	}
@@ -94,7 +94,7 @@ func networkNames(found []*network.Network, room int32) (*xdr.WithNames, error) 
 	for _, n := range found {
 		ret.Names = append(ret.Names, n.Name())
 	}
-	return ret, rpc.AtMost(&ret.Names, room)
+	return ret, rpc.TruncateList(&ret.Names, room)
 }
 
 func connectNumOfNetworks(_ context.Context, h *rpc.Handlers, s *rpc.Request, _ *rpc.Void) (*xdr.WithCount, error) {
@@ -118,9 +118,9 @@ func connectListAllNetworks(_ context.Context, h *rpc.Handlers, s *rpc.Request, 
 		return nil, err
 	}
 	found := networksThat(h, s.Session, func(v *network.View) bool {
-		return rpc.Either(args.Flags, listNetworkActive, listNetworkInactive, v.Active()) &&
-			rpc.Either(args.Flags, listNetworkPersistent, listNetworkTransient, v.Persistent()) &&
-			rpc.Either(args.Flags, listNetworkAutostart, listNetworkNoAutostart, v.Autostart)
+		return rpc.MatchesFilter(args.Flags, listNetworkActive, listNetworkInactive, v.Active()) &&
+			rpc.MatchesFilter(args.Flags, listNetworkPersistent, listNetworkTransient, v.Persistent()) &&
+			rpc.MatchesFilter(args.Flags, listNetworkAutostart, listNetworkNoAutostart, v.Autostart)
 	})
 	ret := &xdr.ConnectListAllNetworksRet{Count: uint32(len(found))}
 	if !args.NeedResults {
@@ -198,7 +198,7 @@ func networkGetXMLDesc(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, arg
 	if err != nil {
 		return nil, err
 	}
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return n.XML(args.Flags&networkXMLInactive != 0) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return n.XML(args.Flags&networkXMLInactive != 0) })
 	return &xdr.WithXML{XML: doc}, err
 }
 
@@ -311,7 +311,7 @@ func networkGetDHCPLeases(_ context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 func wireLease(l network.Lease) xdr.NetworkDHCPLease {
 	w := xdr.NetworkDHCPLease{
 		Interface: l.Bridge, IPAddress: l.Address.String(), Prefix: uint32(l.Bits),
-		MAC: rpc.Optional(l.MAC), IAID: rpc.Optional(l.IAID), Hostname: rpc.Optional(l.Hostname), ClientID: rpc.Optional(l.ClientID),
+		MAC: rpc.OptionalString(l.MAC), IAID: rpc.OptionalString(l.IAID), Hostname: rpc.OptionalString(l.Hostname), ClientID: rpc.OptionalString(l.ClientID),
 	}
 	if !l.Expiry.IsZero() {
 		w.ExpiryTime = l.Expiry.Unix()
@@ -346,7 +346,7 @@ func networkSetMetadata(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.SetMetadata(ctx, s.Scope, text, rpc.OrEmpty(args.Metadata), rpc.OrEmpty(args.Key), rpc.OrEmpty(args.URI), affect)
+	return nil, n.SetMetadata(ctx, s.Scope, text, rpc.StringValue(args.Metadata), rpc.StringValue(args.Key), rpc.StringValue(args.URI), affect)
 }
 
 func networkGetMetadata(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NetworkGetMetadataArgs) (*xdr.WithMetadata, error) {
@@ -362,7 +362,7 @@ func networkGetMetadata(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args
 	if err != nil {
 		return nil, err
 	}
-	found, err := n.Metadata(text, rpc.OrEmpty(args.URI), affect)
+	found, err := n.Metadata(text, rpc.StringValue(args.URI), affect)
 	return &xdr.WithMetadata{Metadata: found}, err
 }
 

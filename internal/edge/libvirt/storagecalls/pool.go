@@ -103,7 +103,7 @@ func listAllPools(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.
 	}
 	ret := &xdr.ConnectListAllStoragePoolsRet{}
 	for _, p := range h.Pools.List() {
-		if !poolMatches(p.View(), args.Flags) || !s.SeesPool(p) {
+		if !poolMatches(p.View(), args.Flags) || !s.CanSeePool(p) {
 			continue
 		}
 		ret.Count++
@@ -138,7 +138,7 @@ func poolMatches(v volume.View, flags uint32) bool {
 func poolNames(h *rpc.Handlers, s *rpc.Session, active bool, most int32) []string {
 	var names []string
 	for _, p := range h.Pools.List() {
-		if p.View().Active() == active && len(names) < int(most) && s.SeesPool(p) {
+		if p.View().Active() == active && len(names) < int(most) && s.CanSeePool(p) {
 			names = append(names, p.Name())
 		}
 	}
@@ -213,7 +213,7 @@ func poolCreateXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *x
 		return nil, err
 	}
 	p, err := h.Pools.Create(ctx, s.Scope, args.XML, false, build)
-	return poolReply(p, rpc.OfStorage(err))
+	return poolReply(p, rpc.StorageError(err))
 }
 
 func poolCreate(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithPoolFlags) (*rpc.Void, error) {
@@ -224,7 +224,7 @@ func poolCreate(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return onPool(h, args.Pool, func(p *volume.Pool) error { return rpc.OfStorage(p.Start(ctx, s.Scope, build)) })
+	return onPool(h, args.Pool, func(p *volume.Pool) error { return rpc.StorageError(p.Start(ctx, s.Scope, build)) })
 }
 
 // buildOf reads the flags for creating a pool. Two of them exclude each other.
@@ -309,7 +309,7 @@ func poolXML(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.Wit
 		return nil, err
 	}
 	p.Fresh(ctx)
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return p.XML(args.Flags&poolXMLInactive != 0) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return p.XML(args.Flags&poolXMLInactive != 0) })
 	return &xdr.WithXML{XML: doc}, err
 }
 

@@ -209,7 +209,7 @@ func volumeXML(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.W
 	if err != nil {
 		return nil, err
 	}
-	doc, err := rpc.InTurn(ctx, v.XML)
+	doc, err := rpc.RunFair(ctx, v.XML)
 	return &xdr.WithXML{XML: doc}, err
 }
 
@@ -242,7 +242,7 @@ func volumeUpload(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xd
 		move = receiveSparse
 	}
 	return nil, func(_ context.Context, st *rpc.Stream) error {
-		st.Idle = st.Client.Server.Limits.Idle
+		st.Idle = st.Client.Server.Limits.UploadIdle
 		if err := move(up, st); err != nil {
 			up.Abort()
 			return err
