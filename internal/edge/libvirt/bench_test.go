@@ -31,14 +31,14 @@ func BenchmarkCall(b *testing.B) {
 					b.Error(err)
 				}
 			})
-			var w *wire
+			var w *rawClient
 			for range idle + 1 {
 				conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: path})
 				if err != nil {
 					b.Fatal(err)
 				}
 				b.Cleanup(func() { _ = conn.Close() })
-				w = &wire{t: b, conn: conn}
+				w = &rawClient{t: b, conn: conn}
 				w.must(xdr.ProcAuthList, nil, nil)
 				w.must(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{}, nil)
 			}

@@ -15,8 +15,8 @@ import (
 )
 
 // FuzzConnection sends any bytes to a session, authenticated or not, that serves connection calls and an echoing
-// stream. The connection may end, but without help and without leftovers. All output consists of well-formed
-// packets. No unauthenticated client opens anything.
+// stream. The connection may end, but only by the server's own decision, and nothing stays behind. All output
+// consists of well-formed packets. An unauthenticated client opens no connection to a driver.
 func FuzzConnection(f *testing.F) {
 	add := func(headers ...xdr.Header) {
 		var b []byte
@@ -58,8 +58,8 @@ func FuzzConnection(f *testing.F) {
 	})
 }
 
-// TestTheFuzzedConnectionAnswers: what FuzzConnection tries is not turned away at the door.
-func TestTheFuzzedConnectionAnswers(t *testing.T) {
+// TestConverse_ServerAnswers: the server answers the client of FuzzConnection, and does not refuse it at once.
+func TestConverse_ServerAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		if said, _ := converse(raw(28, call(xdr.ProcConnectGetType), nil), false); !bytes.Contains(said.Bytes(), []byte("QEMU")) {
 			t.Errorf("a client that was let in is told %q", said.Bytes())
@@ -67,8 +67,8 @@ func TestTheFuzzedConnectionAnswers(t *testing.T) {
 	})
 }
 
-// converse has a client say something and go when nothing more comes of it. It gives
-// what the client was sent, and its session.
+// converse sends input as a client, and disconnects when the server is idle. It returns what the server
+// sent, and the session.
 func converse(input []byte, stranger bool) (*bytes.Buffer, *rpc.Session) {
 	s := New(rpc.Config{Backends: rpc.Backends{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
 	s.Table = rpc.Table{}

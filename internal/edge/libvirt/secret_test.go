@@ -23,7 +23,7 @@ const (
 	privateUUID = "11111111-2222-3333-4444-000000000002"
 )
 
-func withSecrets(t *testing.T) *house {
+func withSecrets(t *testing.T) *testServer {
 	t.Helper()
 	dir := t.TempDir()
 	kept, err := store.Open(dir)
@@ -43,9 +43,9 @@ func withSecrets(t *testing.T) *house {
 	})
 }
 
-// TestVirshSecrets drives the distribution's client through the life of secrets.
+// TestVirsh_Secrets runs the secret commands of the distribution's virsh.
 // Promise: K2
-func TestVirshSecrets(t *testing.T) {
+func TestVirsh_Secrets(t *testing.T) {
 	h := withSecrets(t)
 	shown := document(t, `<secret><uuid>`+openUUID+`</uuid><description>a disk</description><usage type='volume'><volume>/a</volume></usage></secret>`)
 	hidden := document(t, `<secret private='yes' ephemeral='yes'><uuid>`+privateUUID+`</uuid><usage type='tls'><name>ca</name></usage></secret>`)
@@ -80,7 +80,7 @@ func TestVirshSecrets(t *testing.T) {
 	}
 }
 
-func TestSecretsAreFoundAndTold(t *testing.T) {
+func TestSecrets_LookupAndEvents(t *testing.T) {
 	h := withSecrets(t)
 	w := h.open("")
 	watch := func(event int32) (callback int32) {
@@ -110,8 +110,8 @@ func TestSecretsAreFoundAndTold(t *testing.T) {
 	}
 }
 
-// both takes the reply to a call and the event that it causes, in either order.
-func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message) {
+// both receives the reply to a call and the event that it causes, in either order.
+func (w *rawClient) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message) {
 	w.t.Helper()
 	for range 2 {
 		p, into := w.next(), ret
@@ -126,9 +126,9 @@ func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message
 	}
 }
 
-// TestHowManySecretsThereAreIsASecretToo: a client that rules hold to some guests is told of no
-// secret, also where it asks for their number alone.
-func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
+// TestSecrets_CountIsHidden: a client that the rules restrict to some guests sees no secret, and not
+// the number of secrets.
+func TestSecrets_CountIsHidden(t *testing.T) {
 	h := withSecrets(t)
 	if _, err := h.server.Handlers.Secrets.Define(scope.Daemon("a test"), `<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
 		t.Fatal(err)

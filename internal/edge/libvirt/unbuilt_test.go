@@ -10,7 +10,7 @@ import (
 )
 
 // The error for a call that is not implemented names the command, not the protocol's number.
-func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
+func TestErrNotBuilt_NamesAlternative(t *testing.T) {
 	constant := regexp.MustCompile(`[A-Z]{3,}_[A-Z]`)
 	served := newTable()
 	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
@@ -19,7 +19,7 @@ func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 				continue
 			}
 			if _, ok := rpc.UnbuiltCommandOf(p.Name); !ok {
-				t.Errorf("nothing is said of %s, which is not built", p.Name)
+				t.Errorf("%s is not built, and has no entry", p.Name)
 			}
 			err := rpc.ErrNotBuilt(p)
 			if rpc.CodeOf(err) != rpc.CodeNoSupport || constant.MatchString(err.Error()) {
@@ -30,7 +30,7 @@ func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 }
 
 // Calls that are implemented are not reported as missing.
-func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
+func TestUnbuiltCommands_ExcludeServedCalls(t *testing.T) {
 	served := map[string]bool{}
 	table := newTable()
 	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
@@ -47,8 +47,8 @@ func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
 	}
 }
 
-// One call may stand behind more than one command: all of them are named.
-func TestUnbuiltCalls_NameTheRightCommand(t *testing.T) {
+// If several commands make a call, the error names all of them.
+func TestErrNotBuilt_NamesEachCommand(t *testing.T) {
 	for call, want := range map[string]string{
 		"DOMAIN_BLOCK_REBASE":        "virsh blockcopy or blockpull --base", // virsh blockcopy --dest without --xml
 		"DOMAIN_BLOCK_PULL":          "virsh blockpull",
@@ -61,7 +61,7 @@ func TestUnbuiltCalls_NameTheRightCommand(t *testing.T) {
 	}
 }
 
-func TestFunctionName_IsTheLibrarys(t *testing.T) {
+func TestFunctionName_LibvirtSpelling(t *testing.T) {
 	for call, want := range map[string]string{
 		"DOMAIN_GET_STATE":            "virDomainGetState",
 		"DOMAIN_CREATE_XML":           "virDomainCreateXML",

@@ -13,23 +13,24 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// guestInfo is one type of information from an agent: its bit, and the function that asks for it.
+// guestInfo is one type of information from an agent: its flag, and the function that asks the agent
+// and adds the parameters.
 type guestInfo struct {
-	bit  uint32
-	tell func(context.Context, scope.Scope, *guest.Guest, *rpc.ParamList) error
+	bit uint32
+	add func(context.Context, scope.Scope, *guest.Guest, *rpc.ParamList) error
 }
 
 var guestInfos = []guestInfo{
-	{1, tellUsers},
-	{2, tellOS},
-	{4, tellTimezone},
-	{8, tellHostname},
-	{16, tellFileSystems},
-	{64, tellInterfaces},
+	{1, addUsers},
+	{2, addOS},
+	{4, addTimezone},
+	{8, addHostname},
+	{16, addFileSystems},
+	{64, addInterfaces},
 }
 
-// domainGetGuestInfo gives the information that the client asked for. If the client
-// names no types, it gives all that the agent can answer and leaves out the rest.
+// domainGetGuestInfo returns the types of information that the client asked for. If the
+// client names none, it returns all that the agent supports.
 func domainGetGuestInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainGetGuestInfoArgs) (*xdr.DomainGetGuestInfoRet, error) {
 	if _, err := rpc.ParamFlags("DOMAIN_GET_GUEST_INFO", args.Flags, 0); err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func domainGetGuestInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 		if args.Types != 0 && args.Types&i.bit == 0 {
 			continue
 		}
-		err := i.tell(ctx, s.Scope, g, p)
+		err := i.add(ctx, s.Scope, g, p)
 		if args.Types == 0 && fault.Is(err, fault.Unsupported) {
 			continue
 		}
@@ -61,7 +62,7 @@ func domainGetGuestInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 	return &xdr.DomainGetGuestInfoRet{Params: p.List}, nil
 }
 
-func tellUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	users, err := provision.Users(ctx, g, sc)
 	if err != nil {
 		return err
@@ -76,7 +77,7 @@ func tellUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.Param
 	return nil
 }
 
-func tellOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	info, err := provision.OSInfo(ctx, g, sc)
 	if err != nil {
 		return err
@@ -87,7 +88,7 @@ func tellOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamLis
 	return nil
 }
 
-func tellTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	name, ahead, err := provision.Timezone(ctx, g, sc)
 	if err != nil {
 		return err
@@ -97,13 +98,13 @@ func tellTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.Pa
 	return nil
 }
 
-func tellHostname(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addHostname(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	name, err := provision.AgentHostname(ctx, g, sc)
 	p.AddString("hostname", name)
 	return err
 }
 
-func tellFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	found, err := provision.FileSystems(ctx, g, sc)
 	if err != nil {
 		return err
@@ -131,7 +132,7 @@ func tellFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc
 	return nil
 }
 
-func tellInterfaces(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addInterfaces(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	found, err := hotplug.Addresses(ctx, g, sc, hotplug.ByAgent)
 	if err != nil {
 		return err
