@@ -27,13 +27,13 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	defer done()
 	attempt := authz.Entry{Call: "Act", Permission: verbs[0], Resource: authz.Resource{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
 	return s.stream(ctx, stream, attempt, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
-		return s.Fleet.Run(ctx, sc, request, t.plan, s.auditResults(ctx, "Act", verbs[0], t.result))
+		return s.Fleet.Run(ctx, sc, request, t.addPlan, s.auditResults(ctx, "Act", verbs[0], t.addResult))
 	})
 }
 
 // Cancel cancels a set that is under way.
 func (s *Server) Cancel(ctx context.Context, r *lodgev1.CancelRequest) (*lodgev1.CancelResponse, error) {
-	err := s.sets.end(r.GetRun())
+	err := s.sets.stop(r.GetRun())
 	s.Audit.Note(authz.Entry{Principal: caller(ctx), API: "lodge", Call: "Cancel", Permission: authz.Stop, Resource: authz.Resource{Name: "set '" + r.GetRun() + "'"}, Err: err})
 	return &lodgev1.CancelResponse{}, err
 }
@@ -72,7 +72,7 @@ type sets struct {
 	cancel map[string]context.CancelCauseFunc
 }
 
-func (s *sets) begin(cancel context.CancelCauseFunc) (run string) {
+func (s *sets) add(cancel context.CancelCauseFunc) (run string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	run = strings.ReplaceAll(uuid.NewString(), "-", "")[:12]
@@ -80,7 +80,7 @@ func (s *sets) begin(cancel context.CancelCauseFunc) (run string) {
 	return run
 }
 
-func (s *sets) end(run string) error {
+func (s *sets) stop(run string) error {
 	s.mu.Lock()
 	cancel := s.cancel[run]
 	s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *sets) end(run string) error {
 	return nil
 }
 
-func (s *sets) forget(run string) {
+func (s *sets) remove(run string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.cancel, run)
@@ -131,20 +131,20 @@ func (m *setMessages) take() []*lodgev1.Step {
 	return steps
 }
 
-func (m *setMessages) plan(p fleet.Plan) {
+func (m *setMessages) addPlan(p fleet.Plan) {
 	m.add(&lodgev1.Step{Step: &lodgev1.Step_Plan{Plan: &lodgev1.Plan{
 		Run: m.run, Total: uint32(p.Total), Waves: uint32(p.Waves), Parallel: uint32(p.Parallel),
 	}}})
 }
 
-func (m *setMessages) result(r fleet.Result) {
+func (m *setMessages) addResult(r fleet.Result) {
 	m.add(&lodgev1.Step{Step: &lodgev1.Step_Result{Result: &lodgev1.Result{
 		Name: validUTF8(r.Name), Uuid: validUTF8(r.UUID), Outcome: string(r.Outcome), Note: validUTF8(r.Note), Fault: toFault(r.Error),
 		Queued: durationpb.New(r.Queued), Took: durationpb.New(r.Took), Wave: uint32(r.Wave),
 	}}})
 }
 
-func (m *setMessages) summary(s fleet.Summary) {
+func (m *setMessages) addSummary(s fleet.Summary) {
 	m.add(&lodgev1.Step{Step: &lodgev1.Step_Summary{Summary: &lodgev1.Summary{
 		Done: uint32(s.Done), Unchanged: uint32(s.Unchanged), Failed: uint32(s.Failed), Skipped: uint32(s.Skipped),
 		Cancelled: uint32(s.Cancelled), Would: uint32(s.Would), Took: durationpb.New(s.Took),
@@ -168,8 +168,8 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 		return refused(fault.New(fault.NoCapacity, fault.Call, "%d sets are already under way, or %d of this client; try again when one has ended", s.running.all, s.running.each))
 	}
 	defer s.running.release(owner, 1)
-	run := s.sets.begin(cancel)
-	defer s.sets.forget(run)
+	run := s.sets.add(cancel)
+	defer s.sets.remove(run)
 	t := &setMessages{run: run, more: make(chan struct{}, 1)}
 	ended, sent := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -189,7 +189,7 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 	if err != nil {
 		return refused(err)
 	}
-	t.summary(summary)
+	t.addSummary(summary)
 	return nil
 }
 

@@ -280,9 +280,9 @@ func (h *testServer) hold(ctx context.Context, work func(context.Context, *setMe
 func TestAct_Cancel(t *testing.T) {
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(ctx context.Context, to *setMessages) (fleet.Summary, error) {
-		to.plan(fleet.Plan{Total: 2})
+		to.addPlan(fleet.Plan{Total: 2})
 		<-ctx.Done()
-		to.result(fleet.Result{Name: "a", Outcome: fleet.Cancelled, Error: context.Cause(ctx)})
+		to.addResult(fleet.Result{Name: "a", Outcome: fleet.Cancelled, Error: context.Cause(ctx)})
 		return fleet.Summary{Cancelled: 1}, nil
 	})
 	if !stream.Receive() {
@@ -300,7 +300,7 @@ func TestAct_Cancel(t *testing.T) {
 func TestAct_PanicFailsOnlyItsCall(t *testing.T) {
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
-		to.plan(fleet.Plan{Total: 1})
+		to.addPlan(fleet.Plan{Total: 1})
 		panic("a bug")
 	})
 	for stream.Receive() {
@@ -318,7 +318,7 @@ func TestAct_InvalidUTF8(t *testing.T) {
 	const bad = "caf\xe9"
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
-		to.result(fleet.Result{Name: bad, UUID: bad, Outcome: fleet.Failed, Note: bad, Error: errors.New(bad)})
+		to.addResult(fleet.Result{Name: bad, UUID: bad, Outcome: fleet.Failed, Note: bad, Error: errors.New(bad)})
 		return fleet.Summary{Failed: 1}, nil
 	})
 	if _, results, summary := take(t, stream); len(results) != 1 || summary.GetFailed() != 1 {
@@ -343,7 +343,7 @@ func TestAct_ClientDisconnects(t *testing.T) {
 	ctx, leave := context.WithCancelCause(h.context())
 	cancelled := make(chan struct{})
 	stream := h.hold(ctx, func(ctx context.Context, to *setMessages) (fleet.Summary, error) {
-		to.plan(fleet.Plan{Total: 1})
+		to.addPlan(fleet.Plan{Total: 1})
 		<-ctx.Done()
 		close(cancelled)
 		return fleet.Summary{}, nil
@@ -371,7 +371,7 @@ func TestAct_ClientDoesNotRead(t *testing.T) {
 	worked := make(chan struct{})
 	h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		for range 20000 { // far more than the connection's windows hold
-			to.result(fleet.Result{Name: strings.Repeat("x", 1000), Outcome: fleet.Done})
+			to.addResult(fleet.Result{Name: strings.Repeat("x", 1000), Outcome: fleet.Done})
 		}
 		close(worked)
 		return fleet.Summary{}, nil
@@ -447,16 +447,16 @@ func TestWatch_SlowClientGetsGap(t *testing.T) {
 	for range many {
 		h.events.Append(event.Source{Name: long}, event.DomainReboot{})
 	}
-	told, lost := uint64(0), uint64(0)
-	for told+lost < many {
+	received, lost := uint64(0), uint64(0)
+	for received+lost < many {
 		m := next(t, stream)
 		lost += m.GetGap().GetLost()
 		if m.GetEvent() != nil {
-			told++
+			received++
 		}
 	}
-	if lost == 0 || told == 0 {
-		t.Errorf("%d told, %d lost", told, lost)
+	if lost == 0 || received == 0 {
+		t.Errorf("%d received, %d lost", received, lost)
 	}
 }
 

@@ -176,24 +176,24 @@ type responseWriter struct {
 }
 
 // Unwrap is for http.ResponseController.
-func (a *responseWriter) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-func (a *responseWriter) Write(p []byte) (int, error) {
-	if a.timeout > 0 {
-		_ = a.control.SetWriteDeadline(time.Now().Add(a.timeout)) // after an error the connection's own deadline bounds the write
+func (w *responseWriter) Write(p []byte) (int, error) {
+	if w.timeout > 0 {
+		_ = w.control.SetWriteDeadline(time.Now().Add(w.timeout)) // after an error the connection's own deadline bounds the write
 	}
-	return a.ResponseWriter.Write(p)
+	return w.ResponseWriter.Write(p)
 }
 
 // Flush sends the written bytes; until the next write no deadline runs.
-func (a *responseWriter) Flush() {
-	_ = a.control.Flush() // a broken connection shows at the next write
-	a.clearDeadline()
+func (w *responseWriter) Flush() {
+	_ = w.control.Flush() // a broken connection shows at the next write
+	w.clearDeadline()
 }
 
-func (a *responseWriter) clearDeadline() {
-	if a.timeout > 0 {
-		_ = a.control.SetWriteDeadline(time.Time{})
+func (w *responseWriter) clearDeadline() {
+	if w.timeout > 0 {
+		_ = w.control.SetWriteDeadline(time.Time{})
 	}
 }
 

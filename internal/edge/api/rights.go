@@ -139,11 +139,11 @@ func (s *Server) restrict(ctx context.Context, q *fleet.Request) (_ scope.Scope,
 	q.Sees = func(m fleet.Member) bool { return s.canSee(ctx, m) }
 	q.Admit = func(m fleet.Member) error { return s.checkGuestRights(principal, q, m) }
 	q.AdmitDocument = func(sc scope.Scope, doc string) (scope.Scope, error) {
-		judge := func() (authz.Resource, error) {
+		check := func() (authz.Resource, error) {
 			return s.Authorizer.CheckDocument(principal, authz.Define, authz.Resource{}, doc)
 		}
-		made, err := judge()
-		sc = s.Authorizer.Recheck(sc, made, func(string) error { _, err := judge(); return err })
+		made, err := check()
+		sc = s.Authorizer.Recheck(sc, made, func(string) error { _, err := check(); return err })
 		return s.Authorizer.LimitPaths(sc, principal, authz.Define, made), err
 	}
 	verbs := rightsNeeded(q)

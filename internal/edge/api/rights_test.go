@@ -68,15 +68,15 @@ func TestRights_InvisibleGuests(t *testing.T) {
 		{objectSecret, "s", false},
 		{objectNodeDevice, "net_vnet7_fe_54_00_11_22_33", false},
 	} {
-		if told := h.server.canSeeEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {
-			t.Errorf("the client gets an event of %s %s: %v", c.object, c.name, told)
+		if seen := h.server.canSeeEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); seen != c.want {
+			t.Errorf("the client gets an event of %s %s: %v", c.object, c.name, seen)
 		}
 	}
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // its name at that time
-		if told := h.server.canSeeEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID()}); told != want {
-			t.Errorf("the client gets an event of web-0 under the name %s: %v", name, told)
+		if seen := h.server.canSeeEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID()}); seen != want {
+			t.Errorf("the client gets an event of web-0 under the name %s: %v", name, seen)
 		}
 	}
 	status, err := h.server.Status(ctx, &lodgev1.StatusRequest{})
@@ -336,7 +336,7 @@ func TestLimits_ConnectionsWithoutCall(t *testing.T) {
 	next(t, watch) // it has called, so it counts as a client
 	dial()
 	dial()
-	h.until(func() bool { return h.server.unadmitted.count() == 2 }, "strangers are not counted")
+	h.until(func() bool { return h.server.unadmitted.count() == 2 }, "connections without a call are not counted")
 	third := dial()
 	ok(t, third.SetReadDeadline(time.Now().Add(patience)))
 	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
@@ -359,7 +359,7 @@ func TestLimits_PerClient(t *testing.T) {
 	}
 	end := make(chan struct{})
 	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
-		to.plan(fleet.Plan{Total: 1})
+		to.addPlan(fleet.Plan{Total: 1})
 		<-end
 		return fleet.Summary{}, nil
 	})

@@ -87,7 +87,7 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 		})
 	}
 	for _, o := range s.operations(ctx) {
-		answer.Operations = append(answer.Operations, operationOf(o))
+		answer.Operations = append(answer.Operations, toOperation(o))
 	}
 	return answer, nil
 }
@@ -112,7 +112,7 @@ func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
 	return all
 }
 
-func operationOf(o operation.Listed) *lodgev1.Operation {
+func toOperation(o operation.Listed) *lodgev1.Operation {
 	m := &lodgev1.Operation{
 		Id: o.ID, Name: o.Name, Uuid: o.UUID, Kind: o.Kind, Objects: o.Objects, State: o.State.String(), Step: o.Step,
 		Began: timestamppb.New(o.Began), Since: timestamppb.New(o.Since),

@@ -40,8 +40,8 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	sc, done := s.scope(ctx, authz.Define)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Permission: authz.Define, Resource: authz.Resource{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
-		t.plan(fleet.Plan{Total: int(r.GetCount())})
-		tell := s.auditResults(ctx, "CreateTiles", authz.Define, t.result)
+		t.addPlan(fleet.Plan{Total: int(r.GetCount())})
+		tell := s.auditResults(ctx, "CreateTiles", authz.Define, t.addResult)
 		made, err := s.makePool(ctx, template, r.GetDryRun())
 		if err != nil {
 			return fleet.Summary{}, err
@@ -77,7 +77,7 @@ func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest,
 	sc, done := s.scope(ctx, authz.Define, authz.Stop)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Permission: authz.Define, Resource: authz.Resource{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
-		t.plan(fleet.Plan{})
-		return s.Fleet.RemoveTiles(ctx, sc, r.GetTiles(), r.GetDryRun(), s.auditResults(ctx, "RemoveTiles", authz.Define, t.result))
+		t.addPlan(fleet.Plan{})
+		return s.Fleet.RemoveTiles(ctx, sc, r.GetTiles(), r.GetDryRun(), s.auditResults(ctx, "RemoveTiles", authz.Define, t.addResult))
 	})
 }
