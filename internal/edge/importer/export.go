@@ -24,7 +24,7 @@ type Result struct {
 	Name string
 	// File is relative to the tree's root.
 	File string
-	// Outcome is what was done, in a few words; Err is the reason of a failure.
+	// Outcome is a note such as "defined"; Err is the reason of a failure.
 	Outcome string
 	Err     error
 }

@@ -93,25 +93,25 @@ func FuzzImport(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer func() { _ = os.Remove(filepath.Join(root, file)) }()
-		var told []Result
-		err := Import(context.Background(), root, Options{}, func(r Result) { told = append(told, r) })
+		var results []Result
+		err := Import(context.Background(), root, Options{}, func(r Result) { results = append(results, r) })
 		if strings.HasPrefix(name, ".") {
-			if len(told) > 0 || !fault.Is(err, fault.NotFound) {
-				t.Fatalf("a hidden file gives %+v, %v", told, err)
+			if len(results) > 0 || !fault.Is(err, fault.NotFound) {
+				t.Fatalf("a hidden file gives %+v, %v", results, err)
 			}
 			return
 		}
-		if err != nil || len(told) != 1 || told[0].File != file || told[0].Kind != p.kind {
-			t.Fatalf("%s gives %+v, %v", file, told, err)
+		if err != nil || len(results) != 1 || results[0].File != file || results[0].Kind != p.kind {
+			t.Fatalf("%s gives %+v, %v", file, results, err)
 		}
-		if err := told[0].Err; err != nil {
+		if err := results[0].Err; err != nil {
 			if fault.Is(err, fault.Internal) || err.Error() == "" {
 				t.Fatalf("%v: %v", fault.Of(err), err)
 			}
 			return
 		}
-		if told[0].Name == "" && p.kind != Secret || strings.ContainsAny(told[0].Name, "/\n") {
-			t.Fatalf("a %s of the name %q is understood in %s", p.kind, told[0].Name, doc)
+		if results[0].Name == "" && p.kind != Secret || strings.ContainsAny(results[0].Name, "/\n") {
+			t.Fatalf("a %s of the name %q is understood in %s", p.kind, results[0].Name, doc)
 		}
 	})
 }

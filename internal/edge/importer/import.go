@@ -188,7 +188,7 @@ func entriesOf(root, folder string) ([]fs.DirEntry, error) {
 	return entries, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
 }
 
-// importFile imports one file, and returns what was done in a few words.
+// importFile imports one file, and returns its outcome.
 func (o Options) importFile(ctx context.Context, root string, r *Result) (string, error) {
 	doc, err := readFile(root, r.File)
 	if err != nil {

@@ -44,9 +44,9 @@ func TestImport_CopiesUEFIVariables(t *testing.T) {
 	h := firmwareHost{nvram: filepath.Join(root, "data/efi_VARS.fd"), template: put("template.fd", "none")}
 	run := func(dry bool) map[string]Result {
 		t.Helper()
-		told := map[string]Result{}
-		ok(t, Import(t.Context(), filepath.Join(root, "etc/libvirt"), Options{Host: h, DryRun: dry}, func(r Result) { told[r.Name] = r }))
-		return told
+		results := map[string]Result{}
+		ok(t, Import(t.Context(), filepath.Join(root, "etc/libvirt"), Options{Host: h, DryRun: dry}, func(r Result) { results[r.Name] = r }))
+		return results
 	}
 	if r := run(true)["efi"]; r.Err != nil || !strings.Contains(r.Outcome, from) {
 		t.Errorf("before, it says %q, %v", r.Outcome, r.Err)
@@ -54,17 +54,17 @@ func TestImport_CopiesUEFIVariables(t *testing.T) {
 	if _, err := os.Stat(h.nvram); err == nil {
 		t.Fatal("a dry run copies them")
 	}
-	told := run(false)
+	results := run(false)
 	text, err := os.ReadFile(h.nvram)
 	ok(t, err)
 	if info, err := os.Stat(h.nvram); err != nil || string(text) != "keys" || info.Mode().Perm() != 0o600 {
 		t.Errorf("the variables are %q, %v, %v", text, info.Mode(), err)
 	}
-	if r := told["efi"]; r.Err != nil || !strings.Contains(r.Outcome, "copied from "+from+" to "+h.nvram) {
+	if r := results["efi"]; r.Err != nil || !strings.Contains(r.Outcome, "copied from "+from+" to "+h.nvram) {
 		t.Errorf("it says %q, %v", r.Outcome, r.Err)
 	}
 	for _, name := range []string{"new", "bios"} {
-		if r := told[name]; r.Err != nil || strings.Contains(r.Outcome, "variables") {
+		if r := results[name]; r.Err != nil || strings.Contains(r.Outcome, "variables") {
 			t.Errorf("of %s it says %q, %v", name, r.Outcome, r.Err)
 		}
 	}
@@ -136,7 +136,7 @@ func TestImport_UEFIVariablesOutsideOfEtcLibvirt(t *testing.T) {
 	}
 	for _, dry := range []bool{true, false} {
 		ok(t, Import(t.Context(), root, Options{Host: firmwareHost{}, DryRun: dry}, func(r Result) {
-			if told := strings.Contains(r.Outcome, "copy efi_VARS.fd from its host"); r.Err != nil || told != (r.Name == "efi") {
+			if noted := strings.Contains(r.Outcome, "copy efi_VARS.fd from its host"); r.Err != nil || noted != (r.Name == "efi") {
 				t.Errorf("of %s it says %q, %v", r.Name, r.Outcome, r.Err)
 			}
 		}))
