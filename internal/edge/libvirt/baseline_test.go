@@ -143,9 +143,9 @@ func TestBaseline_Refused(t *testing.T) {
 			t.Errorf("%q has a baseline", c.cpus)
 			continue
 		}
-		told := rpc.NetError(err)
-		if told.Code != int32(c.code) || told.Domain != int32(rpc.FromCPU) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%q is refused with %d/%d: %v", c.cpus, told.Code, told.Domain, err)
+		got := rpc.NetError(err)
+		if got.Code != int32(c.code) || got.Domain != int32(rpc.FromCPU) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q is refused with %d/%d: %v", c.cpus, got.Code, got.Domain, err)
 		}
 	}
 }

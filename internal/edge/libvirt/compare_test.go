@@ -97,8 +97,8 @@ func TestCompare_BadDocuments(t *testing.T) {
 		_, err := processors.CompareDocument(aHost, c.doc, c.flags)
 		if err == nil {
 			t.Errorf("%s is compared", c.doc)
-		} else if told := rpc.NetError(err); told.Code != int32(c.code) || told.Domain != int32(rpc.FromCPU) {
-			t.Errorf("%s is refused with %d/%d: %v", c.doc, told.Code, told.Domain, err)
+		} else if got := rpc.NetError(err); got.Code != int32(c.code) || got.Domain != int32(rpc.FromCPU) {
+			t.Errorf("%s is refused with %d/%d: %v", c.doc, got.Code, got.Domain, err)
 		}
 	}
 	if _, err := processors.CompareDocument(aHost, hostCPU("<model>kvm64</model><wheels/>"), 0); err != nil {

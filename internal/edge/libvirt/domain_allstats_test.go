@@ -251,7 +251,7 @@ func TestAllStats_FitReply(t *testing.T) {
 	}
 	for i, want := range []int{2, 14, 5, 14} { // 32 MiB but the 5 of the small ones, and a little
 		if n := len(ret.Stats[i].Params); n != want {
-			t.Errorf("of guest %d %d figures are told, and not %d", i, n, want)
+			t.Errorf("of guest %d there are %d parameters, want %d", i, n, want)
 		}
 	}
 }

@@ -132,7 +132,7 @@ func TestMemory_ClientsThatDoNotRead(t *testing.T) {
 		_ = w.conn.Close()
 	}
 	bystander.works()
-	eventually(t, "all is given back", func() bool { return heldBytes(&h.server.Memory) == 0 && holders(&h.server.Memory) == 0 })
+	eventually(t, "all memory is released", func() bool { return heldBytes(&h.server.Memory) == 0 && holders(&h.server.Memory) == 0 })
 }
 
 // TestMemory_CountsStreams: the data that streams have not read yet counts for the memory
@@ -167,7 +167,7 @@ func TestMemory_CountsStreams(t *testing.T) {
 	}
 	greedy.closed()
 	bystander.works()
-	eventually(t, "all is given back", func() bool { return heldBytes(&h.server.Memory) == 0 })
+	eventually(t, "all memory is released", func() bool { return heldBytes(&h.server.Memory) == 0 })
 	st := bystander.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
 	for range rpc.StreamQueue {
 		bystander.data(st, xdr.StatusContinue, make([]byte, size))
@@ -198,7 +198,7 @@ func TestConnect_BoundPerOwner(t *testing.T) {
 		w.works()
 	}
 	_ = first.conn.Close()
-	eventually(t, "one more is let in", func() bool {
+	eventually(t, "another client is accepted", func() bool {
 		w := h.dial("")
 		defer w.conn.Close()
 		w.serial++
@@ -280,7 +280,7 @@ func TestConnect_Storm(t *testing.T) {
 			for j := range 250 {
 				w := h.dial([]string{"", "-ro"}[j%2])
 				switch (i + j) % 4 {
-				case 0: // gone before a word
+				case 0: // disconnects at once
 				case 1:
 					w.write(raw(28, call(xdr.ProcAuthList), nil)[:j%28])
 				case 2:
@@ -299,7 +299,7 @@ func TestConnect_Storm(t *testing.T) {
 	}
 	crowd.Wait()
 	bystander.works()
-	eventually(t, "all are gone", func() bool {
+	eventually(t, "all clients are disconnected", func() bool {
 		h.server.Mu.Lock()
 		defer h.server.Mu.Unlock()
 		return len(h.server.Connected) == 1 && len(h.server.Connections) == 1
@@ -351,5 +351,5 @@ func TestMemory_CountsCallbacks(t *testing.T) {
 	w.must(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: last}, nil)
 	eventually(t, "one less is held", func() bool { return heldBytes(&h.server.Memory) == (some-1)*rpc.SubscriptionSize })
 	_ = w.conn.Close()
-	eventually(t, "all is given back", func() bool { return heldBytes(&h.server.Memory) == 0 })
+	eventually(t, "all memory is released", func() bool { return heldBytes(&h.server.Memory) == 0 })
 }

@@ -151,7 +151,7 @@ func TestVirsh_ServerMemoryOnlyCells(t *testing.T) {
 // The elements for memory and distances are left out if a cell has none.
 func TestDescribeCells_WithoutMemoryOrDistances(t *testing.T) {
 	if cell := printed(t, hostcalls.DescribeCells([]topology.Cell{{ID: 5}})); cell != "<cells num='1'>\n  <cell id='5'>\n    <cpus num='0'/>\n  </cell>\n</cells>\n" {
-		t.Errorf("an empty cell is told as\n%s", cell)
+		t.Errorf("an empty cell is described as\n%s", cell)
 	}
 }
 

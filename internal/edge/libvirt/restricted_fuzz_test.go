@@ -73,7 +73,7 @@ type restrictedServer struct {
 type bugLog struct {
 	slog.Handler
 	mu   sync.Mutex
-	told string
+	text string
 }
 
 func (*bugLog) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelError }
@@ -86,8 +86,8 @@ func (b *bugLog) Handle(_ context.Context, r slog.Record) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.told += r.Message
-	r.Attrs(func(a slog.Attr) bool { b.told += "\n" + a.String(); return true })
+	b.text += r.Message
+	r.Attrs(func(a slog.Attr) bool { b.text += "\n" + a.String(); return true })
 	return nil
 }
 
@@ -109,8 +109,8 @@ func FuzzHeld(f *testing.F) {
 		}
 		d := &draw{input: input, words: slices.Concat(words, strings.Split(others, "\n"))}
 		h.visit(t, d)
-		if h.bugs.told != "" {
-			t.Fatal(h.bugs.told)
+		if h.bugs.text != "" {
+			t.Fatal(h.bugs.text)
 		}
 		if now := h.look(t, false); now != h.theirs {
 			t.Fatalf("others had\n%s\nand have\n%s", h.theirs, now)

@@ -90,10 +90,10 @@ func TestSecrets_LookupAndEvents(t *testing.T) {
 	}
 	life, values := watch(0), watch(1)
 	made := new(xdr.WithSecret)
-	var told xdr.SecretEventLifecycleMsg
-	w.both(w.send(xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: `<secret><usage type='ceph'><name>pool</name></usage></secret>`}), made, xdr.ProcSecretEventLifecycle, &told)
-	if told.CallbackID != life || told.Event != 0 || told.Secret != made.Secret {
-		t.Errorf("defined: %+v, want %+v", told, made.Secret)
+	var message xdr.SecretEventLifecycleMsg
+	w.both(w.send(xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: `<secret><usage type='ceph'><name>pool</name></usage></secret>`}), made, xdr.ProcSecretEventLifecycle, &message)
+	if message.CallbackID != life || message.Event != 0 || message.Secret != made.Secret {
+		t.Errorf("defined: %+v, want %+v", message, made.Secret)
 	}
 	found := new(xdr.WithSecret)
 	w.must(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 2, UsageID: "pool"}, found)
@@ -111,12 +111,12 @@ func TestSecrets_LookupAndEvents(t *testing.T) {
 }
 
 // both receives the reply to a call and the event that it causes, in either order.
-func (w *rawClient) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message) {
+func (w *rawClient) both(h xdr.Header, ret xdr.Message, event int32, message xdr.Message) {
 	w.t.Helper()
 	for range 2 {
 		p, into := w.next(), ret
 		if p.Type == xdr.TypeMessage && p.Proc == event {
-			into = told
+			into = message
 		} else if p.Type != xdr.TypeReply || p.Status != xdr.StatusOK || p.Serial != h.Serial {
 			w.t.Fatalf("got %+v", p.Header)
 		}

@@ -267,7 +267,7 @@ func TestUpload_ClientDisconnects(t *testing.T) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatal("the upload continues after its client has gone")
+			t.Fatal("the upload continues after its client has disconnected")
 		}
 	}
 	if err := p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"); err != nil {

@@ -212,9 +212,9 @@ func TestStream_ClientAborts(t *testing.T) {
 		<-ended
 		w.works()
 	}
-	gone := h.open("")
-	gone.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
-	_ = gone.conn.Close()
+	disconnected := h.open("")
+	disconnected.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
+	_ = disconnected.conn.Close()
 	<-ended
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// DomainLifecycleActionCalls set the action after a domain powers off, reboots or crashes by itself.
+// DomainLifecycleActionCalls set the action after a domain powers off, reboots or crashes.
 func DomainLifecycleActionCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainSetLifecycleAction, domainSetLifecycleAction)
 }

@@ -72,7 +72,7 @@ func (c *AuthorizedCall) authorizeTexts(sc scope.Scope, on authz.Resource) (scop
 	if len(c.objects) == 0 && made.Name != "" {
 		c.objects = []authz.Resource{made}
 	}
-	for i := 0; err == nil && i < len(c.right.Verbs); i++ { // the last is not the only one
+	for i := 0; err == nil && i < len(c.right.Verbs); i++ { // checkTexts has checked only the strongest
 		err = authorizer.Check(principal, c.right.Verbs[i], on)
 	}
 	if err == nil {

@@ -247,7 +247,7 @@ func (c *Client) runCall(r *route, f *frame) {
 	}
 }
 
-// invoke recovers from a handler's panic: the bug fails this call alone.
+// invoke recovers from a handler's panic: the bug fails only this call.
 func (c *Client) invoke(r *route, f *frame) (answer reply, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {

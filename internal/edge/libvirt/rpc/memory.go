@@ -93,18 +93,18 @@ type deadlineReader struct {
 }
 
 // Read reads a slice of the packet, with a deadline of its own.
-func (p deadlineReader) Read(b []byte) (int, error) {
-	p.setDeadline(time.Now().Add(p.timeout))
-	return p.conn.Read(b[:min(len(b), writeSlice)])
+func (r deadlineReader) Read(b []byte) (int, error) {
+	r.setDeadline(time.Now().Add(r.timeout))
+	return r.conn.Read(b[:min(len(b), writeSlice)])
 }
 
 // clearDeadline removes the deadline: the next packet may begin at any time.
-func (p deadlineReader) clearDeadline() { p.setDeadline(time.Time{}) }
+func (r deadlineReader) clearDeadline() { r.setDeadline(time.Time{}) }
 
 // setDeadline sets the deadline, unless the daemon has stopped the reading by a deadline that has passed.
-func (p deadlineReader) setDeadline(t time.Time) {
-	_ = p.conn.SetReadDeadline(t) // the read would fail, too
-	if p.readCtx.Err() != nil {
-		_ = p.conn.SetReadDeadline(time.Now())
+func (r deadlineReader) setDeadline(t time.Time) {
+	_ = r.conn.SetReadDeadline(t) // the read would fail, too
+	if r.readCtx.Err() != nil {
+		_ = r.conn.SetReadDeadline(time.Now())
 	}
 }

@@ -333,19 +333,19 @@ func (s *Server) EachClient(do func(*Client)) {
 // drain waits for the calls in flight to end. After the grace time, it cancels their
 // context, ends the connections and waits once more. It fails if calls still run then.
 func (s *Server) drain() error {
-	gone := make(chan struct{})
+	ended := make(chan struct{})
 	go func() {
 		s.serving.Wait()
-		close(gone)
+		close(ended)
 	}()
 	s.EachClient((*Client).stopReading)
-	if closedWithin(gone, s.Limits.ShutdownGrace) {
+	if closedWithin(ended, s.Limits.ShutdownGrace) {
 		s.stopCalls(errStopping)
 		return nil
 	}
 	s.stopCalls(errStopping)
 	s.EachClient(func(c *Client) { c.End(errStopping) })
-	if closedWithin(gone, s.Limits.ShutdownGrace) {
+	if closedWithin(ended, s.Limits.ShutdownGrace) {
 		return nil
 	}
 	left := 0

@@ -87,36 +87,36 @@ type unreadBytes struct {
 }
 
 // add counts n more bytes, unless the stream has ended.
-func (h *unreadBytes) add(n int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.closed {
-		h.bytes += n
-		h.client.Server.Memory.Charge(h.client, n)
+func (u *unreadBytes) add(n int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.closed {
+		u.bytes += n
+		u.client.Server.Memory.Charge(u.client, n)
 	}
 }
 
 // remove subtracts n bytes, unless the stream has ended.
-func (h *unreadBytes) remove(n int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.closed {
-		h.bytes -= n
-		h.client.Server.Memory.Release(h.client, n)
+func (u *unreadBytes) remove(n int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.closed {
+		u.bytes -= n
+		u.client.Server.Memory.Release(u.client, n)
 	}
 }
 
 // end releases all counted bytes and stops the count.
-func (h *unreadBytes) end() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.closed {
-		h.closed = true
-		h.client.Server.Memory.Release(h.client, h.bytes)
+func (u *unreadBytes) end() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.closed {
+		u.closed = true
+		u.client.Server.Memory.Release(u.client, u.bytes)
 	}
 }
 
-func (p streamItem) empty() bool { return len(p.data) == 0 && p.hole == 0 }
+func (i streamItem) empty() bool { return len(i.data) == 0 && i.hole == 0 }
 
 // Read reads data that the client sent; io.EOF when it has sent all. A hole is an error: streams with
 // holes are read with Next first.
