@@ -40,8 +40,8 @@ rules:
     images: @DIR@/images
 `
 
-// ruled starts a daemon with these rules. It returns the daemon and a function that changes the rules.
-func ruled(t *testing.T, rules string) (d *daemon, change func(rules string)) {
+// startWithRules starts a daemon with these rules. It returns the daemon and a function that changes the rules.
+func startWithRules(t *testing.T, rules string) (d *daemon, change func(rules string)) {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "access.yaml")
@@ -58,16 +58,16 @@ func ruled(t *testing.T, rules string) (d *daemon, change func(rules string)) {
 	change = func(rules string) {
 		t.Helper()
 		write(strings.ReplaceAll(rules, "@DIR@", d.dir))
-		before := d.says("access rules")
+		before := d.countLogLines("access rules")
 		d.output(t, "kill", "-HUP", d.pid)
-		eventually(t, "the daemon to take notice of its rules", func() bool { return d.says("access rules") > before })
+		eventually(t, "the daemon to take notice of its rules", func() bool { return d.countLogLines("access rules") > before })
 	}
 	change(rules)
 	return d, change
 }
 
-// says counts the lines of the daemon's log that contain these words.
-func (d *daemon) says(words string) int {
+// countLogLines counts the lines of the daemon's log that contain these words.
+func (d *daemon) countLogLines(words string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := 0
@@ -107,7 +107,7 @@ func (d *daemon) virshAs(t *testing.T, uid int, args ...string) (string, error) 
 	return strings.TrimSpace(string(out)), err
 }
 
-func (d *daemon) may(t *testing.T, uid int, args ...string) string {
+func (d *daemon) mustSucceedAs(t *testing.T, uid int, args ...string) string {
 	t.Helper()
 	out, err := d.virshAs(t, uid, args...)
 	if err != nil {
@@ -116,7 +116,7 @@ func (d *daemon) may(t *testing.T, uid int, args ...string) string {
 	return out
 }
 
-func (d *daemon) mayNot(t *testing.T, uid int, args ...string) string {
+func (d *daemon) mustBeDeniedAs(t *testing.T, uid int, args ...string) string {
 	t.Helper()
 	out, err := d.virshAs(t, uid, args...)
 	if err == nil {
@@ -129,35 +129,35 @@ func (d *daemon) mayNot(t *testing.T, uid int, args ...string) string {
 // Promise: A1, A4, A5
 func TestRules_HoldClients(t *testing.T) {
 	needs(t)
-	d, change := ruled(t, accessRules)
+	d, change := startWithRules(t, accessRules)
 	for _, name := range []string{"web-1", "db-1"} {
 		d.define(t, shape{name: name})
 	}
 	d.virsh(t, "start", "--paused", "web-1")
 
-	if seen := d.may(t, operator, "list", "--all", "--name"); seen != "web-1" {
+	if seen := d.mustSucceedAs(t, operator, "list", "--all", "--name"); seen != "web-1" {
 		t.Errorf("the operator sees %q", seen)
 	}
-	d.mayNot(t, operator, "dominfo", "db-1")
-	contains(t, "the refusal", d.mayNot(t, operator, "undefine", "web-1"), "access denied", `"define"`, "user 4242", "domain 'web-1'", "operators")
-	contains(t, "the refusal", d.mayNot(t, operator, "dumpxml", "--security-info", "web-1"), "access denied")
-	contains(t, "the refusal", d.mayNot(t, operator, "metadata", "web-1", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "lodge", "--set", "<guest/>"), "access denied")
-	contains(t, "the refusal", d.mayNot(t, operator, "qemu-monitor-command", "web-1", "--hmp", "info version"), "access denied")
-	contains(t, "the refusal", d.mayNot(t, operator, "net-dumpxml", "default"), "access denied")
-	contains(t, "the refusal", d.mayNot(t, operator, "domcapabilities", "--emulatorbin", "/bin/true"), "access denied", "/bin/true")
-	d.may(t, operator, "domcapabilities")
+	d.mustBeDeniedAs(t, operator, "dominfo", "db-1")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "undefine", "web-1"), "access denied", `"define"`, "user 4242", "domain 'web-1'", "operators")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "dumpxml", "--security-info", "web-1"), "access denied")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "metadata", "web-1", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "lodge", "--set", "<guest/>"), "access denied")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "qemu-monitor-command", "web-1", "--hmp", "info version"), "access denied")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "net-dumpxml", "default"), "access denied")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "domcapabilities", "--emulatorbin", "/bin/true"), "access denied", "/bin/true")
+	d.mustSucceedAs(t, operator, "domcapabilities")
 	const link = "net_lo_00_00_00_00_00_00" // as those of others' guests are
 	contains(t, "the devices", d.virsh(t, "nodedev-list"), link)
-	if seen := d.may(t, operator, "nodedev-list"); strings.Contains(seen, link) || !strings.Contains(seen, "computer") {
+	if seen := d.mustSucceedAs(t, operator, "nodedev-list"); strings.Contains(seen, link) || !strings.Contains(seen, "computer") {
 		t.Errorf("the operator sees the devices %q", seen)
 	}
-	contains(t, "the refusal", d.mayNot(t, operator, "nodedev-dumpxml", link), "access denied")
-	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "user 4244")
-	d.may(t, operator, "resume", "web-1")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "nodedev-dumpxml", link), "access denied")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, stranger, "list"), "authentication failed", "user 4244")
+	d.mustSucceedAs(t, operator, "resume", "web-1")
 	// A user with the right to start a guest starts it with the disks that others gave it.
 	disk := d.raw(t, filepath.Join(d.dir, "web.raw"))
 	d.define(t, shape{name: "web-2", devices: "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + disk + "'/><target dev='vda' bus='virtio'/></disk>"})
-	d.may(t, operator, "start", "--paused", "web-2")
+	d.mustSucceedAs(t, operator, "start", "--paused", "web-2")
 	d.virsh(t, "destroy", "web-2")
 	d.virsh(t, "undefine", "web-2")
 
@@ -166,35 +166,35 @@ func TestRules_HoldClients(t *testing.T) {
 	d.virsh(t, "start", "--paused", d.define(t, shape{name: "build-2"}).name)
 	contains(t, "the refusal", d.lodgeAs(t, operator, "set", "made-2", "memory=100MiB", "label.a=b"), `"change"`)
 	contains(t, "the refusal", d.lodgeAs(t, operator, "set", "made-2", "priority=-1"), "priority below 0")
-	contains(t, "the refusal", d.mayNot(t, operator, "metadata", "made-2", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "lodge", "--set", "<guest priority='-1'/>"), "priority below 0")
-	contains(t, "the refusal", d.mayNot(t, operator, "metadata", "made-2", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "k", "--set", "<guest xmlns:lodge='urn:x' priority='-1'/>"), "priority below 0")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "metadata", "made-2", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "lodge", "--set", "<guest priority='-1'/>"), "priority below 0")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "metadata", "made-2", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "k", "--set", "<guest xmlns:lodge='urn:x' priority='-1'/>"), "priority below 0")
 	d.lodgeAs(t, operator, "set", "made-2", "label.a=c", "priority=7")
 	contains(t, "the labels", d.virsh(t, "dumpxml", "made-2"), `value="c"`)
-	contains(t, "the refusal", d.mayNot(t, builder, "setvcpus", "build-2", "1", "--guest"), "access denied", `"agent"`)
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "setvcpus", "build-2", "1", "--guest"), "access denied", `"agent"`)
 	line := "<channel type='unix'><source mode='connect' path='" + d.dir + "/images/line'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
-	contains(t, "the refusal", d.mayNot(t, builder, "attach-device", "build-2", d.file(t, "line.xml", line)), "access denied", `"agent"`)
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "attach-device", "build-2", d.file(t, "line.xml", line)), "access denied", `"agent"`)
 	for _, name := range []string{"made-2", "build-2"} {
 		d.virsh(t, "destroy", name)
 		d.virsh(t, "undefine", name)
 	}
 
-	t.Run("the API", func(t *testing.T) { d.heldByAPI(t) })
-	t.Run("what is open of a guest that is called otherwise", func(t *testing.T) { d.endsWithLabels(t) })
-	t.Run("what is open", func(t *testing.T) { d.endsWithRules(t, change) })
+	t.Run("the API", func(t *testing.T) { d.checkRulesByAPI(t) })
+	t.Run("what is open of a guest that is called otherwise", func(t *testing.T) { d.checkConsoleAfterLabelChange(t) })
+	t.Run("what is open", func(t *testing.T) { d.checkConsoleAfterRuleChange(t, change) })
 	t.Run("the audit", func(t *testing.T) {
-		d.refuse(t, "define", d.file(t, "half.xml", "<domain type='qemu'><name>half-1</name><memory>x</memory><vcpu>1</vcpu><os><type>hvm</type></os></domain>"))
+		d.mustFail(t, "define", d.file(t, "half.xml", "<domain type='qemu'><name>half-1</name><memory>x</memory><vcpu>1</vcpu><os><type>hvm</type></os></domain>"))
 		for _, words := range []string{
 			`msg=audit api=libvirt uid=4242`, `verb=define object="domain 'web-1'" result=denied`, "uid=4244",
 			`call=DOMAIN_DEFINE_XML verb=define object="domain 'half-1'" result=invalid`,
 			`call=Act verb=start object="guests db-1" result=`, // the API answers that the guest does not exist
 		} {
-			eventually(t, "the log to say "+words, func() bool { return d.says(words) > 0 }) // the test reads it beside
+			eventually(t, "the log to say "+words, func() bool { return d.countLogLines(words) > 0 }) // the test reads it beside
 		}
 	})
 }
 
-// heldByAPI makes the same requests by Lodge's own API.
-func (d *daemon) heldByAPI(t *testing.T) {
+// checkRulesByAPI makes the same requests by Lodge's own API.
+func (d *daemon) checkRulesByAPI(t *testing.T) {
 	lodge := func(uid int, args ...string) string { return d.lodgeAs(t, uid, args...) }
 	if out := lodge(operator, "ps"); !strings.Contains(out, "web-1") || strings.Contains(out, "db-1") {
 		t.Errorf("the operator sees\n%s", out)
@@ -206,9 +206,9 @@ func (d *daemon) heldByAPI(t *testing.T) {
 	contains(t, "the refusal", lodge(stranger, "ps"), "is not admitted")
 }
 
-// bystander opens a guest's console as the operator and listens to events. The returned function waits for a line
+// watchAsOperator opens a guest's console as the operator and listens to events. The returned function waits for a line
 // with the given beginning and returns all lines before it.
-func (d *daemon) bystander(t *testing.T, guest string) (until func(line string) []string) {
+func (d *daemon) watchAsOperator(t *testing.T, guest string) (until func(line string) []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	c := d.as(ctx, operator, "/usr/bin/python3", script(t, "bystander.py"), d.uri(), guest)
@@ -229,15 +229,15 @@ func (d *daemon) bystander(t *testing.T, guest string) (until func(line string) 
 	}
 }
 
-// endsWithLabels keeps a guest's console open while the guest's label changes to another team's.
-func (d *daemon) endsWithLabels(t *testing.T) {
+// checkConsoleAfterLabelChange keeps a guest's console open while the guest's label changes to another team's.
+func (d *daemon) checkConsoleAfterLabelChange(t *testing.T) {
 	const marks = "https://lodge-kvm.github.io/xmlns/guest/1.0"
 	d.virsh(t, "start", "--paused", d.define(t, shape{name: "lab-1"}).name)
 	label := func(team string) {
 		d.virsh(t, "metadata", "lab-1", marks, "--key", "lodge", "--set", "<guest><label name='team' value='"+team+"'/></guest>", "--live", "--config")
 	}
 	label("web")
-	until := d.bystander(t, "lab-1")
+	until := d.watchAsOperator(t, "lab-1")
 	until("counts 2 2")
 	label("db")
 	until("console ended 88")
@@ -245,9 +245,9 @@ func (d *daemon) endsWithLabels(t *testing.T) {
 	d.virsh(t, "undefine", "lab-1")
 }
 
-// endsWithRules keeps a console and an event registration open while the rules change.
-func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
-	until := d.bystander(t, "web-1")
+// checkConsoleAfterRuleChange keeps a console and an event registration open while the rules change.
+func (d *daemon) checkConsoleAfterRuleChange(t *testing.T, change func(string)) {
+	until := d.watchAsOperator(t, "web-1")
 	heard := until("counts 1 1")
 	if !slices.Contains(heard, "sees web-1") {
 		t.Errorf("heard %q", heard)
@@ -260,7 +260,7 @@ func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 		t.Errorf("the operator gets events of a guest of others: %q", heard)
 	}
 	change("this is no file of rules") // an invalid file leaves the old rules in force
-	d.may(t, operator, "domstate", "web-1")
+	d.mustSucceedAs(t, operator, "domstate", "web-1")
 	change(strings.ReplaceAll(accessRules, ", console]", "]"))
 	until("console ended 88")
 }
@@ -269,7 +269,7 @@ func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 // Promise: A3
 func TestRules_DefinitionsCannotBypass(t *testing.T) {
 	needs(t)
-	d, _ := ruled(t, accessRules)
+	d, _ := startWithRules(t, accessRules)
 	images := filepath.Join(d.dir, "images")
 	if err := os.Mkdir(images, 0o755); err != nil {
 		t.Fatal(err)
@@ -303,40 +303,40 @@ func TestRules_DefinitionsCannotBypass(t *testing.T) {
 		"another's key": "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + images + "/copied.raw'><encryption format='luks'>" +
 			"<secret type='passphrase' uuid='c0ffee00-0000-4000-8000-00000000000a'/></encryption></source><target dev='vda' bus='virtio'/></disk>",
 	} {
-		said := d.mayNot(t, builder, "define", define("build-1", devices))
+		said := d.mustBeDeniedAs(t, builder, "define", define("build-1", devices))
 		if !strings.Contains(said, "access denied") {
 			t.Errorf("%s: the refusal is %q", what, said)
 		}
 	}
-	contains(t, "the refusal", d.mayNot(t, builder, "define", define("web-1", "")), "access denied", "domain 'web-1'")
-	contains(t, "the refusal", d.mayNot(t, builder, "create", define("web-1", "")), "access denied")
-	contains(t, "the refusal", d.mayNot(t, operator, "create", define("made-1", "")), "access denied", `"start"`, "domain 'made-1'")
-	d.may(t, operator, "define", define("made-1", ""))
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "define", define("web-1", "")), "access denied", "domain 'web-1'")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "create", define("web-1", "")), "access denied")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "create", define("made-1", "")), "access denied", `"start"`, "domain 'made-1'")
+	d.mustSucceedAs(t, operator, "define", define("made-1", ""))
 
 	// A path in an allowed folder may still lead elsewhere, now or later.
-	d.may(t, builder, "define", define("build-link", disk("raw", link)))
-	contains(t, "the refusal", d.mayNot(t, builder, "start", "build-link"), "access denied", secret)
-	contains(t, "the refusal", d.refuse(t, "start", "build-link"), "access denied", secret)
-	d.may(t, builder, "define", define("build-1", disk("qcow2", own)))
+	d.mustSucceedAs(t, builder, "define", define("build-link", disk("raw", link)))
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "start", "build-link"), "access denied", secret)
+	contains(t, "the refusal", d.mustFail(t, "start", "build-link"), "access denied", secret)
+	d.mustSucceedAs(t, builder, "define", define("build-1", disk("qcow2", own)))
 	d.output(t, "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
-	contains(t, "the refusal", d.mayNot(t, builder, "start", "build-1"), "access denied", secret)
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "start", "build-1"), "access denied", secret)
 	d.virsh(t, "start", "--paused", d.define(t, shape{name: "build-2"}).name)
-	contains(t, "the refusal", d.mayNot(t, builder, "attach-disk", "build-2", own, "vdb", "--subdriver", "qcow2"), "access denied", secret)
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "attach-disk", "build-2", own, "vdb", "--subdriver", "qcow2"), "access denied", secret)
 	d.output(t, "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "", own)
-	d.may(t, builder, "start", "--paused", "build-1")
-	d.may(t, builder, "attach-disk", "build-2", d.raw(t, filepath.Join(images, "more.raw")), "vdb")
-	contains(t, "the refusal", d.mayNot(t, builder, "attach-disk", "build-2", secret, "vdc"), "access denied", secret)
+	d.mustSucceedAs(t, builder, "start", "--paused", "build-1")
+	d.mustSucceedAs(t, builder, "attach-disk", "build-2", d.raw(t, filepath.Join(images, "more.raw")), "vdb")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "attach-disk", "build-2", secret, "vdc"), "access denied", secret)
 }
 
 // The audit records a client's call as done, even if the rules hide its result from the client.
 // Promise: A5
 func TestAudit_ResultHiddenFromClient(t *testing.T) {
 	needs(t)
-	d, _ := ruled(t, "version: 1\nrules:\n  - {name: blind, who: user:4242, may: [define], guests: made-*}\n")
+	d, _ := startWithRules(t, "version: 1\nrules:\n  - {name: blind, who: user:4242, may: [define], guests: made-*}\n")
 	doc := d.file(t, "made.xml", "<domain type='qemu'><name>made-1</name><memory unit='MiB'>32</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
-	contains(t, "the answer", d.mayNot(t, operator, "define", doc), "access denied", `"read"`)
+	contains(t, "the answer", d.mustBeDeniedAs(t, operator, "define", doc), "access denied", `"read"`)
 	d.virsh(t, "undefine", "made-1")
-	eventually(t, "a line of the audit", func() bool { return d.says(`object="domain 'made-1'" rule=blind result=ok`) > 0 })
+	eventually(t, "a line of the audit", func() bool { return d.countLogLines(`object="domain 'made-1'" rule=blind result=ok`) > 0 })
 }
 
 // raw makes a raw image.
@@ -351,21 +351,21 @@ func (d *daemon) raw(t *testing.T, path string) string {
 // Promise: A1
 func TestRules_OwnDefinitionRedefined(t *testing.T) {
 	needs(t)
-	d, _ := ruled(t, "version: 1\nrules:\n  - {name: savers, who: user:4243, may: [read, start, define, save], guests: build-*, images: /nowhere}\n"+
+	d, _ := startWithRules(t, "version: 1\nrules:\n  - {name: savers, who: user:4243, may: [read, start, define, save], guests: build-*, images: /nowhere}\n"+
 		"  - {name: nightly, who: user:4242, may: [read, start, save], guests: build-*, images: @DIR@}\n")
 	doc := d.file(t, "build.xml", "<domain type='qemu'><name>build-1</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>"+
 		"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices><channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"+
 		"<serial type='pty'/><graphics type='vnc'><listen type='socket'/></graphics></devices></domain>")
-	d.may(t, builder, "define", doc)
-	d.may(t, builder, "start", "build-1")
-	d.may(t, builder, "define", d.file(t, "live.xml", d.may(t, builder, "dumpxml", "--security-info", "build-1")))
+	d.mustSucceedAs(t, builder, "define", doc)
+	d.mustSucceedAs(t, builder, "start", "build-1")
+	d.mustSucceedAs(t, builder, "define", d.file(t, "live.xml", d.mustSucceedAs(t, builder, "dumpxml", "--security-info", "build-1")))
 	// The right to save and start a guest does not include giving it another definition on the way.
-	live := d.file(t, "told.xml", d.may(t, builder, "dumpxml", "--security-info", "build-1"))
-	contains(t, "the refusal", d.mayNot(t, operator, "save", "build-1", filepath.Join(d.dir, "image"), "--xml", live), "access denied", `"define"`)
-	d.may(t, operator, "managedsave", "build-1")
-	contains(t, "the refusal", d.mayNot(t, operator, "managedsave-define", "build-1", live), "access denied", `"define"`)
-	d.may(t, builder, "managedsave-define", "build-1", d.file(t, "saved.xml", d.may(t, builder, "managedsave-dumpxml", "--security-info", "build-1")))
-	d.may(t, builder, "start", "build-1")
-	static := d.file(t, "static.xml", strings.Replace(d.may(t, builder, "dumpxml", "--inactive", "build-1"), "<devices>", "<seclabel type='static' model='dac'><label>0:0</label></seclabel><devices>", 1))
-	contains(t, "the refusal", d.mayNot(t, builder, "define", static), "access denied", "seclabel")
+	live := d.file(t, "told.xml", d.mustSucceedAs(t, builder, "dumpxml", "--security-info", "build-1"))
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "save", "build-1", filepath.Join(d.dir, "image"), "--xml", live), "access denied", `"define"`)
+	d.mustSucceedAs(t, operator, "managedsave", "build-1")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "managedsave-define", "build-1", live), "access denied", `"define"`)
+	d.mustSucceedAs(t, builder, "managedsave-define", "build-1", d.file(t, "saved.xml", d.mustSucceedAs(t, builder, "managedsave-dumpxml", "--security-info", "build-1")))
+	d.mustSucceedAs(t, builder, "start", "build-1")
+	static := d.file(t, "static.xml", strings.Replace(d.mustSucceedAs(t, builder, "dumpxml", "--inactive", "build-1"), "<devices>", "<seclabel type='static' model='dac'><label>0:0</label></seclabel><devices>", 1))
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "define", static), "access denied", "seclabel")
 }

@@ -48,8 +48,8 @@ func (d *daemon) layeredGuest(t *testing.T) (g *guest, like string) {
 	return g, like
 }
 
-// endsWith shuts the guest off and compares the content of its disk with the flat copy.
-func (g *guest) endsWith(t *testing.T, image, like string) {
+// compareDisk shuts the guest off and compares the content of its disk with the flat copy.
+func (g *guest) compareDisk(t *testing.T, image, like string) {
 	t.Helper()
 	g.d.virsh(t, "destroy", "layered")
 	imageTool(t, "qemu-img", "compare", filepath.Join(g.d.dir, image), like)
@@ -65,8 +65,8 @@ func TestBlockCommit_Virsh(t *testing.T) {
 	if said := d.virsh(t, "blockjob", "layered", "vda"); strings.Contains(said, "Commit") {
 		t.Errorf("without a job virsh says %s", said)
 	}
-	contains(t, "deletion", d.refuse(t, "blockcommit", "layered", "vda", "--active", "--delete"), "--delete is not built")
-	contains(t, "without --active", d.refuse(t, "blockcommit", "layered", "vda"), "requires active flag")
+	contains(t, "deletion", d.mustFail(t, "blockcommit", "layered", "vda", "--active", "--delete"), "--delete is not built")
+	contains(t, "without --active", d.mustFail(t, "blockcommit", "layered", "vda"), "requires active flag")
 
 	contains(t, "begun", d.virsh(t, "blockcommit", "layered", "vda", "--active", "--wait", "--verbose"), "[100 %]")
 	contains(t, "progress", d.virsh(t, "blockjob", "layered", "vda"), "Active Block Commit: [100 %]")
@@ -78,7 +78,7 @@ func TestBlockCommit_Virsh(t *testing.T) {
 		{"detach-disk", "layered", "vda", "--live"},
 		{"blockresize", "layered", "vda", "32M"},
 	} {
-		contains(t, refused[0], d.refuse(t, refused...), "Requested operation is not valid")
+		contains(t, refused[0], d.mustFail(t, refused...), "Requested operation is not valid")
 	}
 	// virsh 9.0 may wait for the progress of a dump that the daemon refused at once.
 	l := d.connect(t)
@@ -89,13 +89,13 @@ func TestBlockCommit_Virsh(t *testing.T) {
 	if refused, is := errors.AsType[libvirt.Error](err); !is || refused.Code != uint32(libvirt.ErrOperationInvalid) {
 		t.Errorf("dump: %v", err)
 	}
-	contains(t, "a second one", d.refuse(t, "blockcommit", "layered", "vda", "--active"), "block copy still active: disk 'vda' already in active block job")
+	contains(t, "a second one", d.mustFail(t, "blockcommit", "layered", "vda", "--active"), "block copy still active: disk 'vda' already in active block job")
 	d.virsh(t, "setmem", "layered", "150M", "--live") // other changes go
 	d.virsh(t, "blockjob", "layered", "vda", "--abort")
 	if said := d.virsh(t, "blockjob", "layered", "vda"); strings.Contains(said, "Commit") {
 		t.Errorf("without a job virsh says %s", said)
 	}
-	contains(t, "no job", d.refuse(t, "blockjob", "layered", "vda", "--pivot"), "does not have an active block job")
+	contains(t, "no job", d.mustFail(t, "blockjob", "layered", "vda", "--pivot"), "does not have an active block job")
 
 	low, mid := filepath.Join(d.dir, "low"), filepath.Join(d.dir, "mid")
 	contains(t, "below", d.virsh(t, "blockcommit", "layered", "vda", "--base", low, "--top", mid, "--wait", "--verbose"), "[100 %]")
@@ -108,7 +108,7 @@ func TestBlockCommit_Virsh(t *testing.T) {
 			t.Errorf("after the pivot %v shows\n%s", flags, xml)
 		}
 	}
-	g.endsWith(t, "low", like)
+	g.compareDisk(t, "low", like)
 }
 
 // Clients of the library get block job events with the path and with the target.
@@ -117,12 +117,12 @@ func TestBlockCommit_Events(t *testing.T) {
 	d := start(t)
 	g, like := d.layeredGuest(t)
 	const ready = "by-path top 4 ready|by-target vda 4 ready|info 4|"
-	d.tellsOfCommit(t, "abort", ready+"by-path top 4 canceled|by-target vda 4 canceled|info {}")
-	d.tellsOfCommit(t, "pivot", ready+"by-path low 4 completed|by-target vda 4 completed|info {}")
-	g.endsWith(t, "low", like)
+	d.checkCommitEvents(t, "abort", ready+"by-path top 4 canceled|by-target vda 4 canceled|info {}")
+	d.checkCommitEvents(t, "pivot", ready+"by-path low 4 completed|by-target vda 4 completed|info {}")
+	g.compareDisk(t, "low", like)
 }
 
-func (d *daemon) tellsOfCommit(t *testing.T, how, want string) {
+func (d *daemon) checkCommitEvents(t *testing.T, how, want string) {
 	t.Helper()
 	out, err := d.command(t.Context(), "/usr/bin/python3", script(t, "blockcommit.py"), d.uri(), "layered", how).CombinedOutput()
 	if got := strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", "|"); err != nil || got != want {

@@ -145,7 +145,7 @@ func TestVirtInstall_ImportThenVirtClone(t *testing.T) {
 	needs(t, "virt-install", "virt-clone", "virt-xml")
 	d := start(t)
 	g := d.install(t, "imported", "--disk", "path="+d.image(t, "imported.raw")+",format=raw,bus=virtio")
-	if disks := strings.Join(g.up(t).Disks, " "); !strings.Contains(disks, "vda1") {
+	if disks := strings.Join(g.waitForAgent(t).Disks, " "); !strings.Contains(disks, "vda1") {
 		t.Errorf("the guest sees the disks %s", disks)
 	}
 	d.virsh(t, "destroy", "imported")
@@ -159,7 +159,7 @@ func TestVirtInstall_ImportThenVirtClone(t *testing.T) {
 	d.output(t, "env", "HOME="+d.dir, "virt-xml", "--connect", d.uri(), "copied", "--edit", "--memory", "160")
 	contains(t, "dominfo", d.virsh(t, "dominfo", "copied"), "Used memory:    163840 KiB")
 	d.virsh(t, "start", "copied")
-	copied.up(t)
+	copied.waitForAgent(t)
 }
 
 func TestVirtInstall_BootsKernel(t *testing.T) {
@@ -168,7 +168,7 @@ func TestVirtInstall_BootsKernel(t *testing.T) {
 	image := guestimagetest.Find(t)
 	began := time.Now()
 	g := d.install(t, "kernel", "--disk", "none", "--boot", "kernel="+image.Kernel+",initrd="+image.Initrd+",kernel_args="+testguest.Arguments+" lodge.name=kernel")
-	if host := g.up(t).Hostname; host != "kernel" {
+	if host := g.waitForAgent(t).Hostname; host != "kernel" {
 		t.Errorf("the guest calls itself %q", host)
 	}
 	t.Logf("up %v after virt-install began", time.Since(began).Round(time.Millisecond))

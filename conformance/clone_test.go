@@ -42,7 +42,7 @@ func TestClone_OwnIdentity(t *testing.T) {
 	d.set(t, 0, "start", "one", "two")
 	seen := map[string]string{"52:54:00:00:00:99": "golden"}
 	for _, name := range []string{"one", "two"} {
-		for _, own := range d.whoIs(t, name) {
+		for _, own := range d.readIdentity(t, name) {
 			if who, twice := seen[own]; twice || own == "" {
 				t.Errorf("%s has %q, as %s", name, own, who)
 			}
@@ -65,8 +65,9 @@ func TestClone_OwnIdentity(t *testing.T) {
 	d.set(t, 0, "destroy", "all")
 }
 
-// whoIs returns what a booted clone reports about its identity. The report must match its definition and its seed.
-func (d *daemon) whoIs(t *testing.T, name string) []string {
+// readIdentity returns what a booted clone reports about its identity. The report must match its definition and its
+// seed.
+func (d *daemon) readIdentity(t *testing.T, name string) []string {
 	t.Helper()
 	live := d.virsh(t, "dumpxml", name)
 	uuid, mac, port := uuidOf.FindStringSubmatch(live), macAddress.FindStringSubmatch(live), portPath.FindStringSubmatch(live)
@@ -74,13 +75,13 @@ func (d *daemon) whoIs(t *testing.T, name string) []string {
 		t.Fatalf("%s is\n%s", name, live)
 	}
 	g := &guest{d: d, name: name, port: port[1]}
-	g.up(t)
-	if says := g.sh(t, "cat /sys/class/dmi/id/product_uuid"); !strings.EqualFold(says, uuid[1]) {
+	g.waitForAgent(t)
+	if says := g.shell(t, "cat /sys/class/dmi/id/product_uuid"); !strings.EqualFold(says, uuid[1]) {
 		t.Errorf("%s shows its guest the UUID %s, not %s", name, says, uuid[1])
 	}
-	contains(t, "addresses in "+name, g.sh(t, "cat /sys/class/net/*/address"), mac[1])
-	contains(t, "random numbers in "+name, g.sh(t, "cat /sys/class/misc/hw_random/rng_current"), "virtio")
-	seed := g.sh(t, "mkdir -p /cd && mount -t iso9660 -o ro /dev/vdb /cd && cat /cd/meta-data /cd/user-data /cd/vendor-data && umount /cd")
+	contains(t, "addresses in "+name, g.shell(t, "cat /sys/class/net/*/address"), mac[1])
+	contains(t, "random numbers in "+name, g.shell(t, "cat /sys/class/misc/hw_random/rng_current"), "virtio")
+	seed := g.shell(t, "mkdir -p /cd && mount -t iso9660 -o ro /dev/vdb /cd && cat /cd/meta-data /cd/user-data /cd/vendor-data && umount /cd")
 	contains(t, "the seed of "+name, seed, `"instance-id": "`+uuid[1]+`"`, `"local-hostname": "`+name+`"`, "users: [ann]", "ssh_deletekeys: true")
 	_, random, _ := strings.Cut(seed, `"random_seed": "`)
 	return []string{uuid[1], mac[1], random[:min(len(random), 64)]}
@@ -100,8 +101,8 @@ func TestDefine_AddsRNG(t *testing.T) {
 	contains(t, "lodge why", d.set(t, 0, "why"), "fresh: a virtio-rng", "virsh detach-device-alias fresh ua-lodge-rng --config")
 	d.set(t, 0, "check")
 	d.virsh(t, "start", "fresh")
-	g.up(t)
-	contains(t, "random numbers", g.sh(t, "cat /sys/class/misc/hw_random/rng_current"), "virtio")
+	g.waitForAgent(t)
+	contains(t, "random numbers", g.shell(t, "cat /sys/class/misc/hw_random/rng_current"), "virtio")
 	d.virsh(t, "destroy", "fresh")
 
 	d.virsh(t, "define", d.spin(t, "bare"))

@@ -99,7 +99,7 @@ func liveConsole(t *testing.T, g *guest) {
 	first.expect(t, "42 is the answer")
 
 	// A second client is refused, and takes the console over with --force.
-	contains(t, "a second console", g.d.refuse(t, "console", g.name), "console")
+	contains(t, "a second console", g.d.mustFail(t, "console", g.name), "console")
 	second := virsh("--force")
 	second.expect(t, "Escape character is ^]")
 	second.raw(t)

@@ -55,9 +55,9 @@ func (c *crash) saySecrets(say func(string, ...any)) error {
 	return nil
 }
 
-// books kills the daemon while it creates or replaces the files that everything else depends on: the key of
-// secrets, the access rules, and the store.
-func (c *crash) books() {
+// killWhileWritingFiles kills the daemon while it creates or replaces the files that everything else depends on: the
+// key of secrets, the access rules, and the store.
+func (c *crash) killWhileWritingFiles() {
 	key := filepath.Join(c.data, "secret.key")
 	for i, point := range []string{"secret.key-made", "secret.key-named"} {
 		if !c.drawn("key", failpoint.Armed{Point: point}) {
@@ -68,7 +68,7 @@ func (c *crash) books() {
 		c.begin()
 		c.must(c.l.SecretUndefine(crashSecret)) // no other key is made while it has a value
 		c.must(defineSecret("first")(c))
-		c.killed(point, setSecret(fmt.Sprintf("value %d", i)))
+		c.killAt(point, setSecret(fmt.Sprintf("value %d", i)))
 		c.begin()
 		// The call had no answer, and no partial key is left: a secret's value can be set and read.
 		c.must(setSecret("given")(c))
@@ -78,18 +78,18 @@ func (c *crash) books() {
 			c.t.Fatalf("%s: the secret's value is %q (%v)", point, value, err)
 		}
 	}
-	c.rewrites()
-	c.reloads()
+	c.killWhileRewritingStore()
+	c.killWhileLoadingRules()
 }
 
-// killed makes a request. The daemon dies at the given fail point while it serves it.
-func (c *crash) killed(point string, do func(c *crash) error) {
+// killAt makes a request. The daemon dies at the given fail point while it serves it.
+func (c *crash) killAt(point string, do func(c *crash) error) {
 	c.ask(failpoint.Armed{Point: point, Action: failpoint.Kill})
 	_ = c.attempt(action{do: do})
-	c.died(point)
+	c.checkDied(point)
 }
 
-func (c *crash) died(point string) {
+func (c *crash) checkDied(point string) {
 	select {
 	case <-c.ended:
 	case <-time.After(patience):
@@ -99,10 +99,11 @@ func (c *crash) died(point string) {
 	c.ask(failpoint.Armed{})
 }
 
-// rewrites damages the store's file and kills the daemon while it writes a new one. No record may be lost.
-func (c *crash) rewrites() {
+// killWhileRewritingStore damages the store's file and kills the daemon while it writes a new one. No record may be
+// lost.
+func (c *crash) killWhileRewritingStore() {
 	c.must(define(c))
-	records := c.settled()
+	records := c.waitForStableState()
 	for _, point := range []string{"store.filled", "store.aside", "store.rewritten"} {
 		if !c.drawn("rewrite", failpoint.Armed{Point: point}) {
 			continue
@@ -125,15 +126,15 @@ func (c *crash) rewrites() {
 		c.tally.note(point)
 		c.ask(failpoint.Armed{})
 		c.begin()
-		if wrong := c.becomes(records); wrong != "" {
+		if wrong := c.waitForState(records); wrong != "" {
 			c.t.Fatalf("the store, killed at %s: %s", point, wrong)
 		}
 	}
 	c.must(undefine(c))
 }
 
-// reloads kills the daemon while it loads new access rules. The next daemon must apply them.
-func (c *crash) reloads() {
+// killWhileLoadingRules kills the daemon while it loads new access rules. The next daemon must apply them.
+func (c *crash) killWhileLoadingRules() {
 	rules := filepath.Join(c.dir, "commands", "access.yaml")
 	write := func(guests string) {
 		c.must(os.WriteFile(rules, []byte("version: 1\nrules:\n  - {name: all, who: user:4242, may: [read], guests: "+guests+"}\n"), 0o600))
@@ -143,13 +144,13 @@ func (c *crash) reloads() {
 	write("none")
 	c.signal(c.t, "KILL")
 	c.launch(c.t, "--prepared", "0", "--access", rules)
-	c.mayNot(c.t, 4242, "dominfo", "victim")
+	c.mustBeDeniedAs(c.t, 4242, "dominfo", "victim")
 	write("victim")
 	c.ask(failpoint.Armed{Point: "access.read", Action: failpoint.Kill})
 	c.output(c.t, "kill", "-HUP", c.pid)
-	c.died("access.read")
+	c.checkDied("access.read")
 	c.launch(c.t, "--prepared", "0", "--access", rules)
-	if said := c.may(c.t, 4242, "domstate", "victim"); !strings.Contains(said, "shut off") {
+	if said := c.mustSucceedAs(c.t, 4242, "domstate", "victim"); !strings.Contains(said, "shut off") {
 		c.t.Errorf("the new rules are not in force: %s", said)
 	}
 	c.signal(c.t, "KILL")

@@ -19,8 +19,8 @@ func markedGuest(n int) libvirt.Domain {
 	return libvirt.Domain{Name: fmt.Sprintf("marked%d", n), UUID: libvirt.UUID{0xc7, 15: byte(n)}, ID: -1}
 }
 
-// marked defines them, and lets the test choose the boot ID that the daemon reads.
-func (c *crash) marked() {
+// defineMarkedGuests defines them, and lets the test choose the boot ID that the daemon reads.
+func (c *crash) defineMarkedGuests() {
 	c.must(os.WriteFile(c.bootFile(), []byte("0\n"), 0o644)) //nolint:gosec // as the kernel's is
 	c.output(c.t, "mount", "--bind", c.bootFile(), "/proc/sys/kernel/random/boot_id")
 	for n := range markedGuests {
@@ -35,9 +35,9 @@ func (c *crash) marked() {
 
 func (c *crash) bootFile() string { return filepath.Join(c.dir, "commands", "boot") }
 
-// boots kills the daemon during the autostart of one boot after the other. The next daemon continues: all guests
-// run, each once. A guest that its user destroyed before the kill stays off for the rest of that boot.
-func (c *crash) boots() {
+// killDuringAutostart kills the daemon during the autostart of one boot after the other. The next daemon continues: all
+// guests run, each once. A guest that its user destroyed before the kill stays off for the rest of that boot.
+func (c *crash) killDuringAutostart() {
 	died := false
 	for i, a := range []failpoint.Armed{
 		{Point: "autostart.listed"},
@@ -64,8 +64,8 @@ func (c *crash) boots() {
 		c.ask(failpoint.Armed{})
 		c.begin()
 		eventually(c.t, what+": all run", func() bool { return c.running() == markedGuests })
-		c.settled()
-		if n := len(c.emulators()); n != markedGuests {
+		c.waitForStableState()
+		if n := len(c.emulatorPIDs()); n != markedGuests {
 			c.t.Fatalf("%s: %d guests have %d processes", what, markedGuests, n)
 		}
 		for n := range markedGuests {
@@ -77,8 +77,8 @@ func (c *crash) boots() {
 	}
 	c.signal(c.t, "KILL")
 	c.begin()
-	c.settled()
-	if n := c.running() + len(c.emulators()); n != 0 {
+	c.waitForStableState()
+	if n := c.running() + len(c.emulatorPIDs()); n != 0 {
 		c.t.Fatalf("%d of the guests that were destroyed run again in the same boot", n)
 	}
 }
@@ -111,8 +111,8 @@ func (c *crash) crashes() {
 			now := c.pids()[crashGuest.Name]
 			return err == nil && libvirt.DomainState(state) == libvirt.DomainRunning && now != 0 && now != pid
 		})
-		c.settled()
-		if n := len(c.emulators()); n != 1 {
+		c.waitForStableState()
+		if n := len(c.emulatorPIDs()); n != 1 {
 			c.t.Fatalf("%s: the guest has %d processes", what, n)
 		}
 	}
@@ -130,7 +130,7 @@ func (c *crash) crashes() {
 		}
 		c.must(syscall.Kill(pid, syscall.SIGKILL))
 		if point != "" {
-			c.died(point)
+			c.checkDied(point)
 		}
 		c.begin()
 		runsAgain(what, pid)
@@ -138,7 +138,7 @@ func (c *crash) crashes() {
 	c.must(destroy(c))
 	c.signal(c.t, "KILL")
 	c.begin()
-	if c.settled(); len(c.emulators()) != 0 {
+	if c.waitForStableState(); len(c.emulatorPIDs()) != 0 {
 		c.t.Fatal("a guest that was destroyed is started again, because it had crashed before")
 	}
 }

@@ -17,11 +17,11 @@ var committed = map[string][]string{"vdb": {"b1", "b2", "b3"}, "vdc": {"c1", "c2
 // layered starts the guest with disks that have chains of several images.
 func (c *crash) layered() {
 	c.lan1()
-	c.must(c.lay())
+	c.must(c.recreateLayers())
 }
 
-// lay recreates the images and the guest.
-func (c *crash) lay() error {
+// recreateLayers recreates the images and the guest.
+func (c *crash) recreateLayers() error {
 	disks := ""
 	for _, target := range []string{"vdb", "vdc"} {
 		below := ""
@@ -49,12 +49,12 @@ func (c *crash) lay() error {
 	return startRunning(c)
 }
 
-// laid restores the images and the guest to the state before the first step.
-func laid(c *crash) error {
+// restoreLayers restores the images and the guest to the state before the first step.
+func restoreLayers(c *crash) error {
 	if err := destroy(c); err != nil {
 		return err
 	}
-	return c.lay()
+	return c.recreateLayers()
 }
 
 // commitAll commits the active image of vdb into the base, and waits until the job is ready.
@@ -96,7 +96,7 @@ func endCommit(flags libvirt.DomainBlockJobAbortFlags) func(c *crash) error {
 func commitActions() []action {
 	again := func(more ...func(*crash) error) func(*crash) error {
 		return func(c *crash) error {
-			for _, do := range append([]func(*crash) error{laid}, more...) {
+			for _, do := range append([]func(*crash) error{restoreLayers}, more...) {
 				if err := do(c); err != nil {
 					return err
 				}
@@ -105,7 +105,7 @@ func commitActions() []action {
 		}
 	}
 	return []action{
-		{"commit below the top", commitBelow, laid},
+		{"commit below the top", commitBelow, restoreLayers},
 		{"commit the top", commitAll, endCommit(0)},
 		{"abort that", endCommit(0), commitAll},
 		{"commit the top once more", commitAll, endCommit(0)},

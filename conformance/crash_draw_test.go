@@ -57,7 +57,7 @@ func (c *crash) drawn(action string, a failpoint.Armed) bool {
 	return c.tally.draw.takes(fmt.Sprintf("%s/%s/%s/%d", c.scenario, action, a.Point, a.Nth))
 }
 
-func TestCrashDraw_TenSeedsInARowTakeEachDeathOnce(t *testing.T) {
+func TestCrashDraw_TenSeedsCoverEachDeathOnce(t *testing.T) {
 	for n := range 1000 {
 		death, taken := fmt.Sprintf("scenario/action/point%d/1", n), 0
 		for seed := uint64(95); seed < 95+crashShares; seed++ {

@@ -24,7 +24,7 @@ func bind(to byte) func(c *crash) error {
 	return func(c *crash) error { return c.l.DomainPinVcpuFlags(crashGuest, 0, []byte{to}, both) }
 }
 
-func weigh(shares uint64) func(c *crash) error {
+func setCPUShares(shares uint64) func(c *crash) error {
 	return func(c *crash) error {
 		return c.l.DomainSetSchedulerParametersFlags(crashGuest, []libvirt.TypedParam{{Field: "cpu_shares", Value: *libvirt.NewTypedParamValueUllong(shares)}}, both)
 	}
@@ -82,12 +82,12 @@ func restoreDefinition(c *crash) error {
 
 func always(doc string) func(*crash) string { return func(*crash) string { return doc } }
 
-func stick(c *crash) string {
+func usbStickDoc(c *crash) string {
 	return fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='sdb' bus='usb'/></disk>`,
 		filepath.Join(c.dir, "stick.raw"))
 }
 
-func cable(state string, where uint32) func(c *crash) error {
+func setLink(state string, where uint32) func(c *crash) error {
 	return func(c *crash) error {
 		return c.l.DomainUpdateDeviceFlags(crashGuest, fmt.Sprintf(`<interface type='network'><mac address='52:54:00:00:c4:01'/>
 			<source network='lan'/><model type='virtio'/><link state='%s'/></interface>`, state), libvirt.DomainDeviceModifyFlags(where))
@@ -98,7 +98,7 @@ func secondNIC(*crash) string {
 	return `<interface type='network'><mac address='52:54:00:00:c4:02'/><source network='lan'/><model type='virtio'/></interface>`
 }
 
-func module(*crash) string {
+func memoryModuleDoc(*crash) string {
 	return `<memory model='dimm'><target><size unit='MiB'>128</size><node>0</node></target></memory>`
 }
 
@@ -119,16 +119,16 @@ func pairActions() []action {
 		}
 	}
 	return []action{
-		{"pull the NIC's cable for good", cable("down", both), cable("up", both)},
+		{"pull the NIC's cable for good", setLink("down", both), setLink("up", both)},
 		{"bind a processor", bind(0b01), bind(0b10)},
-		{"weigh", weigh(700), weigh(512)},
+		{"weigh", setCPUShares(700), setCPUShares(512)},
 		{"restart after crashes", onCrash(1), onCrash(0)},
 		{"entitle", title(libvirt.OptString{"for good"}), title(nil)},
 		{"change the display's password", display("second"), display("first")},
-		{"plug in a disk for good", attach(stick, both), detach(stick, both)},
+		{"plug in a disk for good", attach(usbStickDoc, both), detach(usbStickDoc, both)},
 		{"throttle the disk", throttle(500), throttle(0)},
-		{"unplug the disk for good", detach(stick, both), func(c *crash) error {
-			if err := attach(stick, both)(c); err != nil {
+		{"unplug the disk for good", detach(usbStickDoc, both), func(c *crash) error {
+			if err := attach(usbStickDoc, both)(c); err != nil {
 				return err
 			}
 			return throttle(500)(c)
@@ -142,7 +142,7 @@ func pairActions() []action {
 func growthActions() []action {
 	return []action{
 		{"add an iothread for good", keepingDefinition(addIOThread(1, both)), restoreDefinition},
-		{"plug in memory for good", keepingDefinition(attach(module, both)), restoreDefinition},
+		{"plug in memory for good", keepingDefinition(attach(memoryModuleDoc, both)), restoreDefinition},
 		{"add a processor for good", keepingDefinition(processors(2, both)), restoreDefinition},
 		{"shrink the guest", balloon(100), balloon(176)},
 	}

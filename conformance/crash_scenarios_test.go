@@ -31,17 +31,17 @@ func scenarios() []*scenario {
 		{name: "devices", prepare: (*crash).machine, actions: deviceActions()},
 		{name: "live and stored", prepare: (*crash).pairs, actions: pairActions()},
 		{name: "growth", prepare: (*crash).machine, actions: growthActions()},
-		{name: "media", prepare: (*crash).drive, actions: mediaActions(), every: "media.open"},
+		{name: "media", prepare: (*crash).startWithDrive, actions: mediaActions(), every: "media.open"},
 		{name: "commit", needs: []string{"qemu-img", "qemu-io"}, prepare: (*crash).layered, actions: commitActions(), act: (*crash).wholeChains, refused: map[string]func(*crash) error{"pivot": endCommit(0)}},
-		{name: "books", prepare: (*crash).probe, actions: secretActions(), act: (*crash).books},
-		{name: "boots", prepare: (*crash).marked, act: (*crash).boots},
+		{name: "books", prepare: (*crash).probe, actions: secretActions(), act: (*crash).killWhileWritingFiles},
+		{name: "boots", prepare: (*crash).defineMarkedGuests, act: (*crash).killDuringAutostart},
 		{name: "crashes", prepare: (*crash).lan1, act: (*crash).crashes},
 		{name: "saves", prepare: (*crash).machine, actions: saveActions()},
 		{name: "firmware", needs: []string{"swtpm"}, prepare: (*crash).probe, actions: firmwareActions()},
 		{name: "networks", prepare: func(c *crash) { c.firewall = true }, actions: networkActions()},
 		{name: "storage", prepare: func(c *crash) { c.must(os.Mkdir(filepath.Join(c.dir, "pool-passing"), 0o755)) }, actions: storageActions()},
 		{name: "tiles", prepare: (*crash).disks, actions: tileActions()},
-		{name: "clones", prepare: (*crash).golden, actions: cloneActions()},
+		{name: "clones", prepare: (*crash).defineCloneSource, actions: cloneActions()},
 	}
 }
 
@@ -190,8 +190,8 @@ func deviceActions() []action {
 	port := always(`<serial type='dev'><source path='/dev/fuse'/><target type='usb-serial' port='1'/></serial>`)
 	return []action{
 		{"plug in a NIC", attach(secondNIC, live), restartGuest},
-		{"pull the NIC's cable", cable("down", live), cable("up", live)},
-		{"put the NIC's cable in", cable("up", live), cable("down", live)},
+		{"pull the NIC's cable", setLink("down", live), setLink("up", live)},
+		{"put the NIC's cable in", setLink("up", live), setLink("down", live)},
 		{"add a processor", processors(2, live), func(c *crash) error {
 			if err := restartGuest(c); err != nil {
 				return err
@@ -199,10 +199,10 @@ func deviceActions() []action {
 			if err := attach(secondNIC, live)(c); err != nil {
 				return err
 			}
-			return cable("up", live)(c)
+			return setLink("up", live)(c)
 		}},
-		{"plug in a disk", attach(stick, live), detach(stick, live)},
-		{"unplug a disk", detach(stick, live), attach(stick, live)},
+		{"plug in a disk", attach(usbStickDoc, live), detach(usbStickDoc, live)},
+		{"unplug a disk", detach(usbStickDoc, live), attach(usbStickDoc, live)},
 		{"plug in a device of the host", attach(port, live), detach(port, live)},
 		{"unplug a device of the host", detach(port, live), attach(port, live)},
 		{"give a title", func(c *crash) error {
@@ -213,8 +213,8 @@ func deviceActions() []action {
 	}
 }
 
-// drive starts the guest, paused, with a drive that had a medium before.
-func (c *crash) drive() {
+// startWithDrive starts the guest, paused, with a drive that had a medium before.
+func (c *crash) startWithDrive() {
 	c.machine()
 	for _, name := range []string{"one.iso", "two.iso"} {
 		c.blank(c.t, name, 1<<20)
@@ -543,8 +543,8 @@ func refusedFor(reason string, do func(c *crash) error) func(c *crash) error {
 	}
 }
 
-// golden makes a guest with a disk, for clones, and one without a free target for a seed disk.
-func (c *crash) golden() {
+// defineCloneSource makes a guest with a disk, for clones, and one without a free target for a seed disk.
+func (c *crash) defineCloneSource() {
 	c.disks()
 	pool := libvirt.StoragePool{Name: "disks", UUID: libvirt.UUID{0xc6, 15: 3}}
 	_, err := c.l.StorageVolCreateXML(pool, "<volume><name>golden.raw</name><capacity unit='KiB'>64</capacity></volume>", 0)

@@ -170,7 +170,7 @@ func (s *scenario) run(t *testing.T, total *tally) {
 		s.prepare(c)
 	}
 	for _, d := range s.actions {
-		c.through(d, s)
+		c.killAtEachPoint(d, s)
 	}
 	if s.act != nil {
 		s.act(c)
@@ -201,24 +201,24 @@ func (c *crash) reached() []string {
 	return names
 }
 
-// through kills the daemon at every fail point of an action, and then executes the action without a death.
-func (c *crash) through(d action, s *scenario) {
+// killAtEachPoint kills the daemon at every fail point of an action, and then executes the action without a death.
+func (c *crash) killAtEachPoint(d action, s *scenario) {
 	t := c.t
-	before := c.settled()
+	before := c.waitForStableState()
 	c.reached()
 	if err := d.do(c); err != nil {
 		t.Fatalf("%s: %v", d.name, err)
 	}
-	after := c.settled()
+	after := c.waitForStableState()
 	path := c.reached()
-	c.goBack(d, before, after)
+	c.checkUndo(d, before, after)
 	left := before
 	if refuse := s.refused[d.name]; refuse != nil {
 		c.must(refuse(c))
-		left = c.settled()
-		c.goBack(d, before, left)
+		left = c.waitForStableState()
+		c.checkUndo(d, before, left)
 	}
-	for _, a := range slices.Concat(ends(path, s.every), undone(path, c.tally.points)) {
+	for _, a := range slices.Concat(deathsOnPath(path, s.every), deathsWhileUndoing(path, c.tally.points)) {
 		if c.drawn(d.name, a) {
 			c.die(d, a, before, after, left)
 		}
@@ -226,14 +226,14 @@ func (c *crash) through(d action, s *scenario) {
 	if err := d.do(c); err != nil {
 		t.Fatalf("%s is refused after the deaths in it: %v", d.name, err)
 	}
-	if wrong := c.becomes(after); wrong != "" {
+	if wrong := c.waitForState(after); wrong != "" {
 		t.Fatalf("%s, done after the deaths in it: %s", d.name, wrong)
 	}
 }
 
-// ends returns the deaths on a path: at the first and last time of each fail point, and at every time of one
+// deathsOnPath returns the deaths on a path: at the first and last time of each fail point, and at every time of one
 // point.
-func ends(path []string, every string) (all []failpoint.Armed) {
+func deathsOnPath(path []string, every string) (all []failpoint.Armed) {
 	count := map[string]int{}
 	for _, name := range path {
 		count[name]++
@@ -250,9 +250,9 @@ func ends(path []string, every string) (all []failpoint.Armed) {
 	return all
 }
 
-// undone returns the deaths while an operation is undone: before and after the undo of each step. The step itself
-// fails, which starts the undo.
-func undone(path, points []string) (all []failpoint.Armed) {
+// deathsWhileUndoing returns the deaths while an operation is undone: before and after the undo of each step. The step
+// itself fails, which starts the undo.
+func deathsWhileUndoing(path, points []string) (all []failpoint.Armed) {
 	for _, step := range slices.Compact(slices.Sorted(slices.Values(path))) {
 		for _, end := range []string{step + ".undo", step + ".undone"} {
 			if slices.Contains(points, end) {
@@ -263,7 +263,7 @@ func undone(path, points []string) (all []failpoint.Armed) {
 	return all
 }
 
-func (c *crash) goBack(d action, before, after string) {
+func (c *crash) checkUndo(d action, before, after string) {
 	if d.back == nil {
 		if before != after {
 			c.t.Fatalf("%s changes something: %s", d.name, difference(before, after))
@@ -273,7 +273,7 @@ func (c *crash) goBack(d action, before, after string) {
 	if err := d.back(c); err != nil {
 		c.t.Fatalf("%s cannot be taken back: %v", d.name, err)
 	}
-	if wrong := c.becomes(before); wrong != "" {
+	if wrong := c.waitForState(before); wrong != "" {
 		c.t.Fatalf("%s, taken back: %s", d.name, wrong)
 	}
 }
@@ -303,10 +303,10 @@ func (c *crash) die(d action, a failpoint.Armed, before, after, left string) {
 		if err != nil {
 			t.Fatalf("%s: the daemon is alive; the call returned %v", what, err)
 		}
-		if wrong := c.becomes(after); wrong != "" {
+		if wrong := c.waitForState(after); wrong != "" {
 			t.Fatalf("%s: the daemon is alive: %s", what, wrong)
 		}
-		c.goBack(d, before, after)
+		c.checkUndo(d, before, after)
 		return
 	}
 	c.tally.note(a.Point)
@@ -318,7 +318,7 @@ func (c *crash) die(d action, a failpoint.Armed, before, after, left string) {
 	} else if a.Fails != "" {
 		may = append(may, left)
 	}
-	if wrong := c.becomes(may...); wrong != "" {
+	if wrong := c.waitForState(may...); wrong != "" {
 		t.Fatalf("%s: %s", what, wrong)
 	}
 	for name, pid := range c.pids() {
@@ -327,7 +327,7 @@ func (c *crash) die(d action, a failpoint.Armed, before, after, left string) {
 		}
 	}
 	if now, err := c.state(); err != nil || now != before {
-		c.goBack(d, before, after)
+		c.checkUndo(d, before, after)
 	}
 }
 
@@ -379,8 +379,8 @@ const (
 	stateWait = 30 * time.Second
 )
 
-// settled waits until the state no longer changes, and returns it.
-func (c *crash) settled() string {
+// waitForStableState waits until the state no longer changes, and returns it.
+func (c *crash) waitForStableState() string {
 	last, since := "", time.Now()
 	for end := time.Now().Add(patience); time.Now().Before(end); pauseFor(c.t, lookAgain) {
 		now, err := c.state()
@@ -397,8 +397,8 @@ func (c *crash) settled() string {
 	return ""
 }
 
-// becomes waits until the state is one of these. If it never is, it returns the difference.
-func (c *crash) becomes(may ...string) string {
+// waitForState waits until the state is one of these. If it never is, it returns the difference.
+func (c *crash) waitForState(may ...string) string {
 	var now string
 	for end := time.Now().Add(stateWait); time.Now().Before(end); pauseFor(c.t, lookAgain) {
 		var err error

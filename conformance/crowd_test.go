@@ -39,11 +39,11 @@ func (s *storm) gather(t *testing.T, draw *rand.Rand, over <-chan struct{}) *cro
 		c.all.Go(func() { c.read(t, l) })
 	}
 	for range listeners {
-		l, conn := s.wrapped(t)
+		l, conn := s.connectWithConn(t)
 		c.all.Go(func() { c.listen(t, l, conn) })
 	}
 	for range deafs {
-		l, conn := s.deaf(t)
+		l, conn := s.connectDeaf(t)
 		c.all.Go(func() { c.ignore(l, conn) })
 	}
 	for range passers {
@@ -167,8 +167,8 @@ func (c *deafConn) Close() error {
 	return c.Conn.Close()
 }
 
-// wrapped returns a client with its connection.
-func (d *daemon) wrapped(t *testing.T) (*libvirt.Libvirt, *deafConn) {
+// connectWithConn returns a client with its connection.
+func (d *daemon) connectWithConn(t *testing.T) (*libvirt.Libvirt, *deafConn) {
 	t.Helper()
 	var made *deafConn
 	l, err := connected(d.socket(), func(conn net.Conn) net.Conn {
@@ -181,10 +181,10 @@ func (d *daemon) wrapped(t *testing.T) (*libvirt.Libvirt, *deafConn) {
 	return l, made
 }
 
-// deaf returns a client that has subscribed to events and reads nothing.
-func (d *daemon) deaf(t *testing.T) (*libvirt.Libvirt, *deafConn) {
+// connectDeaf returns a client that has subscribed to events and reads nothing.
+func (d *daemon) connectDeaf(t *testing.T) (*libvirt.Libvirt, *deafConn) {
 	t.Helper()
-	l, made := d.wrapped(t)
+	l, made := d.connectWithConn(t)
 	for id := range int32(libvirt.DomainEventIDBlockThreshold) {
 		if _, err := l.ConnectDomainEventCallbackRegisterAny(id, nil); err != nil {
 			t.Fatal(err)

@@ -149,8 +149,8 @@ func (d *daemon) virsh(t *testing.T, args ...string) string {
 	return out
 }
 
-// refuse runs a virsh command that must fail, and returns its error text.
-func (d *daemon) refuse(t *testing.T, args ...string) string {
+// mustFail runs a virsh command that must fail, and returns its error text.
+func (d *daemon) mustFail(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := d.try(t, args...)
 	if err == nil {
@@ -190,7 +190,7 @@ func (d *daemon) tearDown(t *testing.T) {
 			t.Error("the daemon does not stop when it is told to")
 		}
 	}
-	d.leftovers(t)
+	d.reportLeftovers(t)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, text := range d.log {
@@ -200,9 +200,9 @@ func (d *daemon) tearDown(t *testing.T) {
 	}
 }
 
-// leftovers reports processes, links, control groups and files that the daemon should have removed with the
+// reportLeftovers reports processes, links, control groups and files that the daemon should have removed with the
 // objects that used them.
-func (d *daemon) leftovers(t *testing.T) {
+func (d *daemon) reportLeftovers(t *testing.T) {
 	for pid, words := range d.processes() {
 		t.Errorf("process %d is left: %s", pid, words)
 	}

@@ -23,7 +23,7 @@ func TestDomain_Lifecycle(t *testing.T) {
 	contains(t, "dominfo", d.virsh(t, "dominfo", "life"), "Name:           life", "State:          shut off", "CPU(s):         1",
 		"Max memory:     163840 KiB", "Used memory:    163840 KiB", "Persistent:     yes", "Autostart:      disable", "Managed save:   no")
 	d.virsh(t, "start", "life")
-	g.up(t)
+	g.waitForAgent(t)
 	if len(d.guestGroups()) == 0 {
 		t.Error("a running guest has no control group")
 	}
@@ -39,11 +39,11 @@ func TestDomain_Lifecycle(t *testing.T) {
 			t.Errorf("after %q the state is %q, want %q", step.command, got, step.state)
 		}
 	}
-	boot := g.up(t).BootID
+	boot := g.waitForAgent(t).BootID
 	for _, command := range []string{"reset", "reboot"} {
 		d.virsh(t, command, "life")
-		eventually(t, "a new boot after "+command, func() bool { return g.up(t).BootID != boot })
-		boot = g.up(t).BootID
+		eventually(t, "a new boot after "+command, func() bool { return g.waitForAgent(t).BootID != boot })
+		boot = g.waitForAgent(t).BootID
 	}
 	d.virsh(t, "shutdown", "life")
 	eventually(t, "shut off", func() bool { return g.state(t) == "shut off (shutdown)" })
@@ -53,5 +53,5 @@ func TestDomain_Lifecycle(t *testing.T) {
 		t.Errorf("after destroy the state is %q", got)
 	}
 	d.virsh(t, "undefine", "life")
-	contains(t, "dominfo of what is gone", d.refuse(t, "dominfo", "life"), "failed to get domain 'life'")
+	contains(t, "dominfo of what is gone", d.mustFail(t, "dominfo", "life"), "failed to get domain 'life'")
 }

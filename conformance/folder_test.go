@@ -24,7 +24,7 @@ rules:
 func TestRules_PoolsStayInFolder(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "qemu-img")
-	d, _ := ruled(t, folderRules)
+	d, _ := startWithRules(t, folderRules)
 	own, others := filepath.Join(d.dir, "own"), filepath.Join(d.dir, "others")
 	for _, dir := range []string{own, others, filepath.Join(d.dir, "vault")} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -41,19 +41,19 @@ func TestRules_PoolsStayInFolder(t *testing.T) {
 		return d.file(t, name+".xml", "<pool type='dir'><name>"+name+"</name><target><path>"+target+
 			"</path><permissions><owner>4243</owner><mode>0777</mode></permissions></target></pool>")
 	}
-	d.may(t, builder, "pool-define", pool("own-link", link))
-	contains(t, "the refusal", d.mayNot(t, builder, "pool-build", "own-link"), "access denied", link)
-	contains(t, "the refusal", d.mayNot(t, builder, "pool-start", "own-link"), "access denied", link)
-	d.may(t, builder, "pool-define", pool("own", filepath.Join(own, "pool")))
-	d.may(t, builder, "pool-build", "own")
-	d.may(t, builder, "pool-start", "own")
-	d.may(t, builder, "vol-create-as", "own", "disk", "1M")
+	d.mustSucceedAs(t, builder, "pool-define", pool("own-link", link))
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "pool-build", "own-link"), "access denied", link)
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "pool-start", "own-link"), "access denied", link)
+	d.mustSucceedAs(t, builder, "pool-define", pool("own", filepath.Join(own, "pool")))
+	d.mustSucceedAs(t, builder, "pool-build", "own")
+	d.mustSucceedAs(t, builder, "pool-start", "own")
+	d.mustSucceedAs(t, builder, "vol-create-as", "own", "disk", "1M")
 	for _, err := range []error{os.Rename(filepath.Join(own, "pool"), filepath.Join(own, "away")), os.Rename(link, filepath.Join(own, "pool"))} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	contains(t, "the refusal", d.mayNot(t, builder, "vol-create-as", "own", "more", "1M"), "access denied", filepath.Join(own, "pool"))
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "vol-create-as", "own", "more", "1M"), "access denied", filepath.Join(own, "pool"))
 	info, err := os.Stat(others)
 	if err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("another's folder is %v, %v", info.Mode(), err)
@@ -62,7 +62,7 @@ func TestRules_PoolsStayInFolder(t *testing.T) {
 		t.Errorf("in another's folder there are %v, %v", found, err)
 	}
 	for _, words := range []string{`verb=volumes object="pool 'own/disk'" rule=landlords result=ok`, `verb=volumes object="pool 'own/more'" result=denied`} {
-		eventually(t, "the audit to say "+words, func() bool { return d.says(words) > 0 })
+		eventually(t, "the audit to say "+words, func() bool { return d.countLogLines(words) > 0 })
 	}
 
 	const theirs, ours = "c0ffee00-0000-4000-8000-00000000000b", "c0ffee00-0000-4000-8000-00000000000c"
@@ -77,7 +77,7 @@ func TestRules_PoolsStayInFolder(t *testing.T) {
 	d.virsh(t, "pool-define-as", "vault", "dir", "--target", filepath.Join(d.dir, "vault"))
 	d.virsh(t, "pool-start", "vault")
 	d.virsh(t, "vol-create", "vault", locked("ours", ours))
-	contains(t, "the refusal", d.mayNot(t, builder, "vol-create-from", "vault", locked("copy", theirs), "ours", "--inputpool", "vault"), "access denied", ours)
-	d.may(t, builder, "vol-create", "vault", locked("theirs", theirs))
-	d.may(t, builder, "vol-create-from", "vault", locked("copy", theirs), "theirs", "--inputpool", "vault")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, builder, "vol-create-from", "vault", locked("copy", theirs), "ours", "--inputpool", "vault"), "access denied", ours)
+	d.mustSucceedAs(t, builder, "vol-create", "vault", locked("theirs", theirs))
+	d.mustSucceedAs(t, builder, "vol-create-from", "vault", locked("copy", theirs), "theirs", "--inputpool", "vault")
 }

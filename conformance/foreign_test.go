@@ -64,7 +64,7 @@ func foreignEncodings(t *testing.T, d *daemon) {
 		d.virsh(t, "secret-define", file("<secret><uuid>0e7f1a11-0000-4000-8000-00000000e0c0</uuid><usage type='volume'><volume>/enc</volume></usage></secret>"))
 		d.virsh(t, "secret-undefine", "0e7f1a11-0000-4000-8000-00000000e0c0")
 	}
-	said := d.refuse(t, "define", d.file(t, "said.xml", "<?xml version='1.0' encoding='klingon'?>"+foreignGuest("enc2", "", "")))
+	said := d.mustFail(t, "define", d.file(t, "said.xml", "<?xml version='1.0' encoding='klingon'?>"+foreignGuest("enc2", "", "")))
 	contains(t, "the refusal of an encoding", said, `no encoding is called "klingon"`)
 	if strings.Contains(said, "CharsetReader") {
 		t.Errorf("a user is told of Go: %s", said)
@@ -117,7 +117,7 @@ func foreignOVirt(t *testing.T, d *daemon) {
 		"</interface><graphics type='spice' autoport='yes' tlsPort='-1'/>":                                                  "display",
 		"</interface><hostdev mode='subsystem' type='mdev' model='vfio-pci'><source><address uuid='x'/></source></hostdev>": "devices/hostdev",
 	} {
-		said := d.refuse(t, "define", d.file(t, "ovirt-more.xml", strings.Replace(doc, "</interface>", part, 1)))
+		said := d.mustFail(t, "define", d.file(t, "ovirt-more.xml", strings.Replace(doc, "</interface>", part, 1)))
 		contains(t, "the refusal of a part", said, "unsupported configuration", says)
 	}
 }
@@ -144,10 +144,10 @@ func foreignDefaults(t *testing.T, d *daemon) {
 		contains(t, c.name, d.startsAs(t, c.name, foreignGuest(c.name, "", c.devices)), c.want)
 	}
 	d.virsh(t, "net-destroy", "vh")
-	contains(t, "a name that is too long", d.refuse(t, "define", d.file(t, "long.xml", foreignGuest(strings.Repeat("n", 248), "", ""))), "at most 247")
+	contains(t, "a name that is too long", d.mustFail(t, "define", d.file(t, "long.xml", foreignGuest(strings.Repeat("n", 248), "", ""))), "at most 247")
 
 	d.virsh(t, "define", d.file(t, "two.xml", foreignGuest("two", "", "<graphics type='vnc'><listen type='address' address='127.0.0.1'/><listen type='address' address='127.0.0.2'/></graphics>")))
-	contains(t, "the start of a display that listens twice", d.refuse(t, "start", "two"), "devices/graphics/listen")
+	contains(t, "the start of a display that listens twice", d.mustFail(t, "start", "two"), "devices/graphics/listen")
 	d.virsh(t, "undefine", "two")
 }
 
@@ -168,8 +168,8 @@ func foreignFirmware(t *testing.T, d *daemon) {
 			contains(t, "the source of variables", xml, "<source file='"+d.dir+"/vars.fd'/>")
 		}
 	}
-	said := d.refuse(t, "define", d.file(t, "qcow2.xml", foreignGuest("uefi", strings.Replace(loader, " type", " format='qcow2' type", 1), "")))
+	said := d.mustFail(t, "define", d.file(t, "qcow2.xml", foreignGuest("uefi", strings.Replace(loader, " type", " format='qcow2' type", 1), "")))
 	contains(t, "the refusal of another format", said, "os/loader/@format", "is raw, not qcow2")
-	said = d.refuse(t, "define", d.file(t, "qcow2.xml", strings.Replace(foreignGuest("uefi", "<loader format='qcow2'/>", ""), "<os>", "<os firmware='efi'>", 1)))
+	said = d.mustFail(t, "define", d.file(t, "qcow2.xml", strings.Replace(foreignGuest("uefi", "<loader format='qcow2'/>", ""), "<os>", "<os firmware='efi'>", 1)))
 	contains(t, "the refusal of a format that is not installed", said, "os/loader/@format")
 }

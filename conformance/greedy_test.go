@@ -25,7 +25,7 @@ rules:
 // Promise: A15
 func TestDownload_StalledClientsBlockNoOther(t *testing.T) {
 	needs(t)
-	d, _ := ruled(t, greedyRules)
+	d, _ := startWithRules(t, greedyRules)
 	const volumes = 40
 	dir := filepath.Join(d.dir, "shared")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -60,9 +60,9 @@ func TestDownload_StalledClientsBlockNoOther(t *testing.T) {
 	if err != nil || !strings.HasPrefix(said, "8 ") || !strings.Contains(said, "already run for this client") {
 		t.Errorf("the greedy client has %q, %v", said, err)
 	}
-	d.may(t, builder, "vol-create-as", "shared", "mine", "1M")
-	d.may(t, builder, "vol-download", "--pool", "shared", "mine", "/dev/null")
-	d.may(t, builder, "vol-resize", "--pool", "shared", "mine", "2M")
-	d.may(t, builder, "vol-delete", "--pool", "shared", "mine")
-	d.mayNot(t, operator, "vol-resize", "--pool", "shared", "39", "128M")
+	d.mustSucceedAs(t, builder, "vol-create-as", "shared", "mine", "1M")
+	d.mustSucceedAs(t, builder, "vol-download", "--pool", "shared", "mine", "/dev/null")
+	d.mustSucceedAs(t, builder, "vol-resize", "--pool", "shared", "mine", "2M")
+	d.mustSucceedAs(t, builder, "vol-delete", "--pool", "shared", "mine")
+	d.mustBeDeniedAs(t, operator, "vol-resize", "--pool", "shared", "39", "128M")
 }

@@ -119,12 +119,12 @@ func (d *daemon) boot(t *testing.T, s shape) *guest {
 	t.Helper()
 	g := d.define(t, s)
 	d.virsh(t, "start", g.name)
-	g.up(t)
+	g.waitForAgent(t)
 	return g
 }
 
-// up waits until the guest's user space answers, and returns its facts.
-func (g *guest) up(t *testing.T) line.Facts {
+// waitForAgent waits until the guest's user space answers, and returns its facts.
+func (g *guest) waitForAgent(t *testing.T) line.Facts {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("not up within %v", patience))
 	defer cancel()
@@ -145,8 +145,8 @@ func (g *guest) ask(ctx context.Context, q line.Request) (line.Reply, error) {
 	return host.Ask(ctx, q)
 }
 
-// sh runs a shell command in the guest and returns its output.
-func (g *guest) sh(t *testing.T, command string) string {
+// shell runs a shell command in the guest and returns its output.
+func (g *guest) shell(t *testing.T, command string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -31,8 +31,8 @@ func comparesItsProcessor(t *testing.T, d *daemon) {
 	}
 	contains(t, "the comparison", d.virsh(t, "cpu-compare", d.file(t, "kvm64.xml", "<cpu><model>kvm64</model></cpu>")), "is a superset of")
 	foreign := d.file(t, "foreign.xml", "<cpu><model>kvm64</model><vendor>Hygon</vendor></cpu>")
-	contains(t, "the comparison", d.refuse(t, "cpu-compare", foreign), "is incompatible with")
-	contains(t, "the refusal", d.refuse(t, "cpu-compare", "--error", foreign), "the CPU is incompatible with host CPU", "vendor Hygon")
+	contains(t, "the comparison", d.mustFail(t, "cpu-compare", foreign), "is incompatible with")
+	contains(t, "the refusal", d.mustFail(t, "cpu-compare", "--error", foreign), "the CPU is incompatible with host CPU", "vendor Hygon")
 	if out := d.virsh(t, "cpu-models", "x86_64"); !strings.Contains(out, "Haswell") || out != d.virsh(t, "cpu-models", "i686") {
 		t.Errorf("the processor models are\n%s", out)
 	}
@@ -47,5 +47,5 @@ func comparesItsProcessor(t *testing.T, d *daemon) {
 	cluster := d.file(t, "cluster.xml", host("Haswell", "Intel")+host("Skylake-Server", "Intel"))
 	contains(t, "the baseline of a cluster", d.virsh(t, "cpu-baseline", cluster), "<model fallback='allow'>Haswell</model>", "<vendor>Intel</vendor>")
 	strangers := d.file(t, "strangers.xml", host("Haswell", "Intel")+host("EPYC", "AMD"))
-	contains(t, "the refusal", d.refuse(t, "cpu-baseline", strangers), "CPU vendors do not match")
+	contains(t, "the refusal", d.mustFail(t, "cpu-baseline", strangers), "CPU vendors do not match")
 }

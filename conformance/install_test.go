@@ -93,7 +93,7 @@ func TestVirtXML_RunningGuest(t *testing.T) {
 	}
 	edit("--add-device --disk " + disk + ",format=raw,bus=virtio,target.dev=vdx --update")
 	both("<source file='"+disk+"'", true)
-	eventually(t, "the guest sees the disk", func() bool { return strings.Contains(g.sh(t, "ls /sys/block"), "vda") })
+	eventually(t, "the guest sees the disk", func() bool { return strings.Contains(g.shell(t, "ls /sys/block"), "vda") })
 	edit("--remove-device --disk target=vdx --update")
 	both("<source file='"+disk+"'", false)
 	edit("--add-device --network network=lan,model=virtio,mac=" + mac + " --update")

@@ -26,10 +26,10 @@ func TestIOThreadAdd_Virsh(t *testing.T) {
 		<target dev='vdb' bus='virtio'/></disk>`, filepath.Join(d.dir, "plugged.raw")))
 	v("attach-device", "threads", disk, "--live")
 
-	contains(t, "one that is there", d.refuse(t, "iothreadadd", "threads", "2", "--live"), "already")
-	contains(t, "a gap", d.refuse(t, "iothreadadd", "threads", "4", "--config"), "add 3")
+	contains(t, "one that is there", d.mustFail(t, "iothreadadd", "threads", "2", "--live"), "already")
+	contains(t, "a gap", d.mustFail(t, "iothreadadd", "threads", "4", "--config"), "add 3")
 	v("iothreadadd", "threads", "3", "--config")
-	contains(t, "one that the config has", d.refuse(t, "iothreadadd", "threads", "3", "--live", "--config"), "already")
+	contains(t, "one that the config has", d.mustFail(t, "iothreadadd", "threads", "3", "--live", "--config"), "already")
 	v("destroy", "threads")
 	v("start", "--paused", "threads")
 	if n := threads(); n != 3 {

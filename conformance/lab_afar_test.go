@@ -39,13 +39,13 @@ func startFar(t *testing.T, images string) (d *daemon, near *world, address, fil
 	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0755", "none", files)
 	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0755", "none", images)
 	near = newWorld(t)
-	wire(t, d.world, near)
+	linkWorlds(t, d.world, near)
 	own, _ := ca.client(ca, pkix.Name{CommonName: "lab"})
 	return d, near, "qemu+tls://" + farAddress + "/system?pkipath=" + own, files
 }
 
-// wire connects two worlds by a network link. It is removed before the worlds are searched for leftovers.
-func wire(t *testing.T, far, near *world) {
+// linkWorlds connects two worlds by a network link. It is removed before the worlds are searched for leftovers.
+func linkWorlds(t *testing.T, far, near *world) {
 	t.Helper()
 	// The other world is named by its first process, with its number on this host.
 	add := exec.CommandContext(t.Context(), "nsenter", "-t", strconv.Itoa(far.keeper.Process.Pid), "-n", "--",

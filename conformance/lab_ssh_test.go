@@ -110,8 +110,8 @@ func (w *world) serve(t *testing.T, up func(said string) bool, name string, args
 	p.until(t, name+" is up", func() bool { return up(p.said()) })
 }
 
-// account prepends lines to a file of accounts, in this world only.
-func (w *world) account(t *testing.T, file, lines string) {
+// addAccount prepends lines to a file of accounts, in this world only.
+func (w *world) addAccount(t *testing.T, file, lines string) {
 	t.Helper()
 	there, err := os.ReadFile(file)
 	own := filepath.Join(w.dir, filepath.Base(file))
@@ -130,7 +130,7 @@ func (w *world) account(t *testing.T, file, lines string) {
 func startStock(t *testing.T, images string) (far, near *world, files, certificate string) {
 	t.Helper()
 	far, near = newWorld(t), newWorld(t)
-	wire(t, far, near)
+	linkWorlds(t, far, near)
 	pki, ca := t.TempDir(), newAuthority(t, "Lodge's tests")
 	ca.save(filepath.Join(pki, "ca.pem"), "CERTIFICATE", ca.self.Raw)
 	ca.issue(pkix.Name{CommonName: "far"}, filepath.Join(pki, "cert.pem"), filepath.Join(pki, "key.pem"))
@@ -145,8 +145,8 @@ func startStock(t *testing.T, images string) (far, near *world, files, certifica
 	for _, place := range []string{files, images, "/run"} {
 		far.output(t, "mount", "-t", "tmpfs", "-o", "mode=0755", "none", place)
 	}
-	far.account(t, "/etc/passwd", fmt.Sprintf("%s:*:%d:%[2]d::/:/bin/sh\n", sshUser, sshUserID))
-	far.account(t, "/etc/group", fmt.Sprintf("%s:*:%d:\n", sshUser, sshUserID))
+	far.addAccount(t, "/etc/passwd", fmt.Sprintf("%s:*:%d:%[2]d::/:/bin/sh\n", sshUser, sshUserID))
+	far.addAccount(t, "/etc/group", fmt.Sprintf("%s:*:%d:\n", sshUser, sshUserID))
 	far.output(t, "mkdir", "/run/libvirt", "/run/lock")
 	far.output(t, "mount", "--bind", own+"/run", "/run/libvirt")
 	config := fmt.Sprintf(`unix_sock_group = %q
@@ -175,9 +175,9 @@ key_file = "%[3]s/key.pem"
 // stockURI is the local connection URI of libvirt's own daemon.
 const stockURI = "qemu:///system?socket=/run/libvirt/libvirt-sock"
 
-// letIn configures an OpenSSH server so that the lab's root can log in as the operator. Each side knows the
+// allowSSH configures an OpenSSH server so that the lab's root can log in as the operator. Each side knows the
 // other's key. The user's ssh files exist in this world only.
-func (w *world) letIn(t *testing.T, near *world, server string) {
+func (w *world) allowSSH(t *testing.T, near *world, server string) {
 	t.Helper()
 	home := filepath.Join(near.dir, "home/.ssh")
 	w.output(t, "mkdir", "-p", "/run/sshd", home)
@@ -199,7 +199,7 @@ func (w *world) letIn(t *testing.T, near *world, server string) {
 			KbdInteractiveAuthentication no
 			PidFile none
 		end`, "sh", w.dir, home, farAddress, sshPort)
-	near.account(t, "/etc/passwd", "root:*:0:0::"+filepath.Dir(home)+":/bin/sh\n")
+	near.addAccount(t, "/etc/passwd", "root:*:0:0::"+filepath.Dir(home)+":/bin/sh\n")
 	libraries, _ := filepath.Glob(filepath.Join(filepath.Dir(server), "../lib/*-linux-gnu"))
 	w.serve(t, func(said string) bool { return strings.Contains(said, "Server listening") },
 		"env", "LD_LIBRARY_PATH="+strings.Join(libraries, ":"), server, "-D", "-e", "-f", filepath.Join(w.dir, "sshd_config"))
@@ -214,7 +214,7 @@ func TestLab_StockLibvirtBySSH(t *testing.T) {
 	needs(t, "dnsmasq", "ip", "iptables", "libvirtd", "virtlogd", "virt-ssh-helper", "tini", "ssh", "ssh-keygen")
 	images, server, netcat := labImages(t), unpacked(t, "sshd"), unpacked(t, "nc.openbsd")
 	far, near, files, certificate := startStock(t, images)
-	far.letIn(t, near, server)
+	far.allowSSH(t, near, server)
 	address := "qemu+ssh://" + sshUser + "@" + farAddress + ":" + sshPort + "/system"
 	sent := func() bool { return strings.Contains(far.output(t, "find", files, "-name", "*-usr.raw"), "usr") }
 	near.killLab(t, far, "the image is sent", sent, address, images, files)
@@ -231,7 +231,7 @@ func TestLab_StockLibvirtBySSH(t *testing.T) {
 	if left := far.output(t, "find", files, "-mindepth", "1"); left != "" {
 		t.Errorf("there is left %q", left)
 	}
-	far.bare(t)
+	far.checkStockIsEmpty(t)
 }
 
 // killLab runs the scenario at a daemon on another host, kills the lab when a condition holds, and lets the lab
@@ -248,7 +248,7 @@ func (w *world) killLab(t *testing.T, far *world, amid string, so func() bool, a
 	p.end(t, "KILL")
 	eventually(t, "ssh ends with the lab", func() bool { return len(w.processes()) == 0 })
 	w.lab(t, "lab", "clean", out, "--files", files)
-	far.bare(t)
+	far.checkStockIsEmpty(t)
 	if left := strings.Fields(far.output(t, "find", files, "-mindepth", "1", "-maxdepth", "1")); len(left) != 1 || filepath.Base(left[0]) != "images" {
 		t.Errorf("killed when %s, the lab leaves %q", amid, left)
 	}
@@ -260,8 +260,8 @@ func (w *world) stock(t *testing.T, list string) []string {
 	return strings.Fields(w.output(t, "virsh", "-q", "-c", stockURI, list, "--all", "--name"))
 }
 
-// bare checks that libvirt's own daemon has no objects.
-func (w *world) bare(t *testing.T) {
+// checkStockIsEmpty checks that libvirt's own daemon has no objects.
+func (w *world) checkStockIsEmpty(t *testing.T) {
 	t.Helper()
 	for _, list := range []string{"list", "pool-list", "net-list"} {
 		if left := w.stock(t, list); len(left) > 0 {

@@ -157,7 +157,7 @@ func liveAgent(t *testing.T, g *guest) {
 	if mounted := v("domfsinfo", "live"); mounted != "" {
 		t.Errorf("domfsinfo of a guest without file systems on disks: %s", mounted)
 	}
-	contains(t, "a command the agent lacks", g.d.refuse(t, "qemu-agent-command", "live", `{"execute":"guest-wish"}`), "guest-wish")
+	contains(t, "a command the agent lacks", g.d.mustFail(t, "qemu-agent-command", "live", `{"execute":"guest-wish"}`), "guest-wish")
 }
 
 func liveAddresses(t *testing.T, g *guest) {
@@ -168,7 +168,7 @@ func liveAddresses(t *testing.T, g *guest) {
 		contains(t, "domifaddr --source "+source, g.d.virsh(t, "domifaddr", "live", "--source", source), "52:54:00:10:d9:e0", "ipv4", "10.78.1.")
 	}
 	contains(t, "net-dhcp-leases", g.d.virsh(t, "net-dhcp-leases", "lan"), "52:54:00:10:d9:e0", "10.78.1.", "live")
-	g.sh(t, "ping -c 1 -W 5 10.78.1.1")
+	g.shell(t, "ping -c 1 -W 5 10.78.1.1")
 	contains(t, "domifaddr --source arp", g.d.virsh(t, "domifaddr", "live", "--source", "arp"), "52:54:00:10:d9:e0", "10.78.1.")
 }
 
@@ -199,45 +199,45 @@ func liveMetadata(t *testing.T, g *guest) {
 }
 
 func liveMemory(t *testing.T, g *guest) {
-	before := g.up(t).MemoryKiB
+	before := g.waitForAgent(t).MemoryKiB
 	g.d.virsh(t, "setmem", "live", "196608", "--live")
 	eventually(t, "the balloon at 192 MiB", func() bool {
 		return strings.Contains(g.d.virsh(t, "dommemstat", "live"), "actual 196608")
 	})
-	eventually(t, "less memory in the guest", func() bool { return g.up(t).MemoryKiB < before })
+	eventually(t, "less memory in the guest", func() bool { return g.waitForAgent(t).MemoryKiB < before })
 	g.d.virsh(t, "setmem", "live", "262144", "--live")
 	eventually(t, "the balloon back", func() bool {
 		return strings.Contains(g.d.virsh(t, "dommemstat", "live"), "actual 262144")
 	})
-	contains(t, "more than the maximum", g.d.refuse(t, "setmem", "live", "999999999", "--live"), "memory")
+	contains(t, "more than the maximum", g.d.mustFail(t, "setmem", "live", "999999999", "--live"), "memory")
 }
 
 func liveProcessors(t *testing.T, g *guest) {
 	g.d.virsh(t, "setvcpus", "live", "2", "--live")
-	if g.sh(t, "cat /sys/devices/system/cpu/possible") == "0" {
+	if g.shell(t, "cat /sys/devices/system/cpu/possible") == "0" {
 		// Linux 6.9 and later does not add a processor if it detects no hypervisor.
 		t.Log("the guest's kernel takes no processors when it is emulated")
 	} else {
-		eventually(t, "two processors in the guest", func() bool { return g.up(t).CPUs == 2 })
+		eventually(t, "two processors in the guest", func() bool { return g.waitForAgent(t).CPUs == 2 })
 	}
 	contains(t, "vcpucount", g.d.virsh(t, "vcpucount", "live", "--live", "--active"), "2")
 	if g.d.kind(t) == "kvm" {
 		g.d.virsh(t, "setvcpus", "live", "1", "--live")
-		eventually(t, "one processor in the guest", func() bool { return g.up(t).CPUs == 1 })
+		eventually(t, "one processor in the guest", func() bool { return g.waitForAgent(t).CPUs == 1 })
 	} else { // QEMU's emulation breaks on it
-		contains(t, "unplugging an emulated processor", g.d.refuse(t, "setvcpus", "live", "1", "--live"), "emulated")
+		contains(t, "unplugging an emulated processor", g.d.mustFail(t, "setvcpus", "live", "1", "--live"), "emulated")
 	}
-	contains(t, "too many processors", g.d.refuse(t, "setvcpus", "live", "4", "--live"), "4")
+	contains(t, "too many processors", g.d.mustFail(t, "setvcpus", "live", "4", "--live"), "4")
 }
 
 func liveDisk(t *testing.T, g *guest) {
 	extra := g.d.blank(t, "extra.raw", 32<<20)
-	has := func() bool { return strings.Contains(strings.Join(g.up(t).Disks, " "), "vdb") }
+	has := func() bool { return strings.Contains(strings.Join(g.waitForAgent(t).Disks, " "), "vdb") }
 	g.d.virsh(t, "attach-disk", "live", extra, "vdb", "--targetbus", "virtio", "--live")
 	eventually(t, "vdb in the guest", has)
-	g.sh(t, "echo written by the guest > /dev/vdb; sync")
+	g.shell(t, "echo written by the guest > /dev/vdb; sync")
 	contains(t, "domblklist", g.d.virsh(t, "domblklist", "live"), "vdb")
-	contains(t, "the same target again", g.d.refuse(t, "attach-disk", "live", extra, "vdb", "--targetbus", "virtio", "--live"), "vdb")
+	contains(t, "the same target again", g.d.mustFail(t, "attach-disk", "live", extra, "vdb", "--targetbus", "virtio", "--live"), "vdb")
 	g.d.virsh(t, "detach-disk", "live", "vdb", "--live")
 	eventually(t, "vdb gone from the guest", func() bool { return !has() })
 	if content, err := os.ReadFile(extra); err != nil || !bytes.HasPrefix(content, []byte("written by the guest\n")) {
@@ -272,20 +272,20 @@ func TestMemory_PlugAndUnplug(t *testing.T) {
 		name: "grows", memory: 256, kernel: "memhp_default_state=online_movable", // or the guest's use of a module prevents its removal
 		more: "<maxMemory slots='4' unit='MiB'>1024</maxMemory><cpu><numa><cell id='0' cpus='0' memory='256' unit='MiB'/></numa></cpu>",
 	})
-	before := g.up(t).MemoryKiB
+	before := g.waitForAgent(t).MemoryKiB
 	module := d.file(t, "module.xml", "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>")
 	d.virsh(t, "attach-device", "grows", module, "--live")
 	contains(t, "dumpxml", d.virsh(t, "dumpxml", "grows"), "<maxMemory slots='4' unit='KiB'>1048576</maxMemory>", "<memory unit='KiB'>524288</memory>",
 		"<memory model='dimm'>", "<size unit='KiB'>262144</size>", "<alias name='dimm0'/>", "<address type='dimm' slot='0' base='0x1")
 	contains(t, "dominfo", d.virsh(t, "dominfo", "grows"), "524288 KiB")
 	contains(t, "domstats", d.virsh(t, "domstats", "grows", "--balloon"), "balloon.current=524288", "balloon.maximum=524288")
-	eventually(t, "more memory in the guest", func() bool { return g.up(t).MemoryKiB >= before+250<<10 })
-	contains(t, "too large a module", d.refuse(t, "attach-device", "grows", d.file(t, "large.xml",
+	eventually(t, "more memory in the guest", func() bool { return g.waitForAgent(t).MemoryKiB >= before+250<<10 })
+	contains(t, "too large a module", d.mustFail(t, "attach-device", "grows", d.file(t, "large.xml",
 		"<memory model='dimm'><target><size unit='GiB'>1</size><node>0</node></target></memory>"), "--live"), "maxMemory")
 	d.virsh(t, "detach-device", "grows", module, "--live")
 	eventually(t, "the module gone", func() bool { return !strings.Contains(d.virsh(t, "dumpxml", "grows"), "<memory model='dimm'>") })
 	contains(t, "dominfo without it", d.virsh(t, "dominfo", "grows"), "262144 KiB")
-	eventually(t, "as much memory in the guest as before", func() bool { return g.up(t).MemoryKiB < before+6<<10 })
+	eventually(t, "as much memory in the guest as before", func() bool { return g.waitForAgent(t).MemoryKiB < before+6<<10 })
 }
 
 // open reports whether an emulator has a file open.
@@ -295,7 +295,7 @@ func (d *daemon) open(t *testing.T, path string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for pid := range d.emulators() {
+	for pid := range d.emulatorPIDs() {
 		held, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 		for _, fd := range held {
 			if found, err := os.Stat(fd); err == nil && os.SameFile(found, file) {
@@ -323,14 +323,14 @@ func liveInterface(t *testing.T, g *guest) {
 		return strings.Contains(g.d.virsh(t, "domifaddr", "live"), mac)
 	})
 	g.d.virsh(t, "detach-interface", "live", "network", "--mac", mac, "--live")
-	eventually(t, "the second interface gone", func() bool { return !strings.Contains(g.sh(t, "ip link"), mac) })
+	eventually(t, "the second interface gone", func() bool { return !strings.Contains(g.shell(t, "ip link"), mac) })
 	if list := g.d.virsh(t, "domiflist", "live"); strings.Contains(list, mac) {
 		t.Errorf("still listed:\n%s", list)
 	}
 }
 
 func liveLink(t *testing.T, g *guest) {
-	carrier := func() string { return g.sh(t, "cat /sys/class/net/eth0/carrier") }
+	carrier := func() string { return g.shell(t, "cat /sys/class/net/eth0/carrier") }
 	g.d.virsh(t, "domif-setlink", "live", "52:54:00:10:d9:e0", "down")
 	eventually(t, "the cable out", func() bool { return carrier() == "0" })
 	contains(t, "domif-getlink", g.d.virsh(t, "domif-getlink", "live", "52:54:00:10:d9:e0"), "down")
@@ -348,25 +348,25 @@ func liveDevice(t *testing.T, g *guest) {
 
 func liveKeys(t *testing.T, g *guest) {
 	g.d.virsh(t, "send-key", "live", "KEY_T", "KEY_O")
-	contains(t, "an unknown key", g.d.refuse(t, "send-key", "live", "KEY_NONSENSE"), "KEY_NONSENSE")
+	contains(t, "an unknown key", g.d.mustFail(t, "send-key", "live", "KEY_NONSENSE"), "KEY_NONSENSE")
 }
 
-// mark starts a program in the guest that a reboot would end. The returned check verifies that it still runs.
-func (g *guest) mark(t *testing.T) func(*testing.T) {
+// startMarker starts a program in the guest that a reboot would end. The returned check verifies that it still runs.
+func (g *guest) startMarker(t *testing.T) func(*testing.T) {
 	t.Helper()
-	g.sh(t, "setsid sleep 100000 < /dev/null > /dev/null 2>&1 & echo $! > /run/mark")
-	boot := g.up(t).BootID
+	g.shell(t, "setsid sleep 100000 < /dev/null > /dev/null 2>&1 & echo $! > /run/mark")
+	boot := g.waitForAgent(t).BootID
 	return func(t *testing.T) {
 		t.Helper()
-		if again := g.up(t).BootID; again != boot {
+		if again := g.waitForAgent(t).BootID; again != boot {
 			t.Error("the guest has rebooted")
 		}
-		g.sh(t, "kill -0 $(cat /run/mark)")
+		g.shell(t, "kill -0 $(cat /run/mark)")
 	}
 }
 
 func liveSave(t *testing.T, g *guest) {
-	unbroken := g.mark(t)
+	unbroken := g.startMarker(t)
 	path := filepath.Join(g.d.dir, "saved")
 	g.d.virsh(t, "save", "live", path)
 	if got := g.state(t); got != "shut off (saved)" {
@@ -381,7 +381,7 @@ func liveSave(t *testing.T, g *guest) {
 }
 
 func liveManagedSave(t *testing.T, g *guest) {
-	unbroken := g.mark(t)
+	unbroken := g.startMarker(t)
 	g.d.virsh(t, "managedsave", "live")
 	contains(t, "dominfo", g.d.virsh(t, "dominfo", "live"), "Managed save:   yes", "State:          shut off")
 	g.d.virsh(t, "start", "live")

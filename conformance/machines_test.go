@@ -97,8 +97,8 @@ func TestTPM(t *testing.T) {
 	d := start(t)
 	g := d.define(t, shape{name: "sealed", devices: "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"})
 	d.virsh(t, "start", "sealed")
-	g.up(t)
-	if version := g.sh(t, "cat /sys/class/tpm/tpm0/tpm_version_major"); version != "2" {
+	g.waitForAgent(t)
+	if version := g.shell(t, "cat /sys/class/tpm/tpm0/tpm_version_major"); version != "2" {
 		t.Errorf("the guest sees a TPM of version %q", version)
 	}
 	d.virsh(t, "destroy", "sealed")

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 		keep()
 	}
 	if dir := os.Getenv(deadVariable); dir != "" {
-		playDead(dir)
+		runDeadFileSystem(dir)
 	}
 	// Otherwise it would depend on the machine whether its own polkit is asked.
 	if err := os.Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent"); err != nil {
@@ -60,8 +60,8 @@ func lodgeWithLab(t *testing.T) string {
 	return program(t, "lodge")
 }
 
-// failpointDaemon builds a lodged with fail points. It does not detect data races unless racing is set, so that it starts
-// and dies fast.
+// failpointDaemon builds a lodged with fail points. It does not detect data races unless racing is set, so that it
+// starts and dies fast.
 func failpointDaemon(t *testing.T, racing bool) string {
 	t.Helper()
 	if racing {

@@ -39,9 +39,9 @@ func TestNetworks(t *testing.T) {
 		return strings.Contains(d.virsh(t, "net-dhcp-leases", "office"), "10.78.2.77/24")
 	})
 	// The lease exists a moment before the guest has configured the address.
-	eventually(t, "the address in the guest", func() bool { return strings.Contains(g.sh(t, "ip -4 address show eth0"), "10.78.2.77") })
-	contains(t, "the network's name server", g.sh(t, "nslookup -type=a desk 10.78.2.1"), "10.78.2.77")
-	contains(t, "a stranger's bridge", d.refuse(t, "net-define", d.file(t, "clash.xml",
+	eventually(t, "the address in the guest", func() bool { return strings.Contains(g.shell(t, "ip -4 address show eth0"), "10.78.2.77") })
+	contains(t, "the network's name server", g.shell(t, "nslookup -type=a desk 10.78.2.1"), "10.78.2.77")
+	contains(t, "a stranger's bridge", d.mustFail(t, "net-define", d.file(t, "clash.xml",
 		"<network><name>clash</name><bridge name='br-office'/><ip address='10.78.9.1' netmask='255.255.255.0'/></network>")), "br-office")
 
 	d.virsh(t, "net-autostart", "office")
@@ -65,8 +65,8 @@ func TestNetwork_Isolated(t *testing.T) {
 	// Another address of this world, which the guest must not reach.
 	d.output(t, "sh", "-c", "ip link add outside type bridge && ip address add 10.99.0.1/24 dev outside && ip link set outside up")
 	g := d.boot(t, shape{name: "cell", devices: "<interface type='network'><source network='cell'/><model type='virtio'/></interface>"})
-	eventually(t, "an address", func() bool { return strings.Contains(g.sh(t, "ip -4 address show eth0"), "10.78.3.") })
-	if out := g.sh(t, "ip route add default via 10.78.3.1; ping -c 1 -W 2 10.99.0.2 > /dev/null 2>&1 && echo through || echo stopped"); out != "stopped" {
+	eventually(t, "an address", func() bool { return strings.Contains(g.shell(t, "ip -4 address show eth0"), "10.78.3.") })
+	if out := g.shell(t, "ip route add default via 10.78.3.1; ping -c 1 -W 2 10.99.0.2 > /dev/null 2>&1 && echo through || echo stopped"); out != "stopped" {
 		t.Errorf("traffic out of the isolated network is %s", out)
 	}
 	d.output(t, "ip", "link", "delete", "outside")

@@ -133,13 +133,13 @@ func TestPolkit_Decides(t *testing.T) {
 	if asked := p.take(); len(asked) > 0 {
 		t.Errorf("polkit was asked about root: %q", asked)
 	}
-	if seen := d.may(t, operator, "list", "--all", "--name"); seen != "web-1" {
+	if seen := d.mustSucceedAs(t, operator, "list", "--all", "--name"); seen != "web-1" {
 		t.Errorf("the operator sees %q", seen)
 	}
 	if asked := p.take(); !slices.Equal(asked, []string{"org.libvirt.unix.manage"}) {
 		t.Errorf("polkit was asked %q", asked)
 	}
-	d.may(t, operator, "start", "--paused", "web-1")
+	d.mustSucceedAs(t, operator, "start", "--paused", "web-1")
 	p.take()
 	looks := d.as(t.Context(), operator, "virsh", "-q", "-r", "-c", d.uri()+"-ro", "list", "--name")
 	if out, err := looks.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "web-1" {
@@ -148,16 +148,16 @@ func TestPolkit_Decides(t *testing.T) {
 	if asked := p.take(); !slices.Equal(asked, []string{"org.libvirt.unix.monitor"}) {
 		t.Errorf("polkit was asked %q", asked)
 	}
-	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "polkit does not give user 4244 org.libvirt.unix.manage")
-	t.Run("an agent", d.wantsAnAgent)
+	contains(t, "the refusal", d.mustBeDeniedAs(t, stranger, "list"), "authentication failed", "polkit does not give user 4244 org.libvirt.unix.manage")
+	t.Run("an agent", d.checkAgentError)
 	t.Run("the API", d.lodgeByPolkit)
-	t.Run("a slow answer", func(t *testing.T) { d.waitsForPolkit(t, p) })
+	t.Run("a slow answer", func(t *testing.T) { d.checkSlowPolkit(t, p) })
 	eventually(t, "the audit to list all connections", func() bool {
-		return d.says("uid=4242 ") > 0 && d.says("call=AUTH_POLKIT verb=open result=ok") > 0 && d.says("call=AUTH_POLKIT verb=open result=denied") > 0
+		return d.countLogLines("uid=4242 ") > 0 && d.countLogLines("call=AUTH_POLKIT verb=open result=ok") > 0 && d.countLogLines("call=AUTH_POLKIT verb=open result=denied") > 0
 	})
 	_ = p.bus.Process.Kill()
 	_ = p.bus.Wait()
-	contains(t, "the refusal", d.mayNot(t, operator, "list"), "authentication failed", "cannot ask polkit")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "list"), "authentication failed", "cannot ask polkit")
 	d.virsh(t, "domstate", "web-1")
 }
 
@@ -172,13 +172,13 @@ func TestPolkit_AskedByDefault(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.define(t, shape{name: "web-1"})
-	if seen := d.may(t, operator, "list", "--all", "--name"); seen != "web-1" {
+	if seen := d.mustSucceedAs(t, operator, "list", "--all", "--name"); seen != "web-1" {
 		t.Errorf("the service sees %q", seen)
 	}
 	if asked := p.take(); !slices.Equal(asked, []string{"org.libvirt.unix.manage"}) {
 		t.Errorf("polkit was asked %q", asked)
 	}
-	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "polkit does not give user 4244 org.libvirt.unix.manage")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, stranger, "list"), "authentication failed", "polkit does not give user 4244 org.libvirt.unix.manage")
 	p.take()
 	for _, socket := range []string{"libvirt-sock", "libvirt-sock-ro"} {
 		member := d.command(t.Context(), "setpriv", "--reuid", strconv.Itoa(stranger), "--regid", "games", "--clear-groups",
@@ -192,14 +192,14 @@ func TestPolkit_AskedByDefault(t *testing.T) {
 	}
 	_ = p.bus.Process.Kill()
 	_ = p.bus.Wait()
-	contains(t, "the refusal", d.mayNot(t, operator, "list"), "authentication failed", "cannot ask polkit")
+	contains(t, "the refusal", d.mustBeDeniedAs(t, operator, "list"), "authentication failed", "cannot ask polkit")
 }
 
 // asking is a user that polkit would ask for a password.
 const asking = 4245
 
-// wantsAnAgent checks the error code for which virsh starts its polkit agent.
-func (d *daemon) wantsAnAgent(t *testing.T) {
+// checkAgentError checks the error code for which virsh starts its polkit agent.
+func (d *daemon) checkAgentError(t *testing.T) {
 	needsPython(t, d)
 	program := `
 import libvirt, sys
@@ -233,8 +233,8 @@ func (d *daemon) lodgeByPolkit(t *testing.T) {
 	}
 }
 
-// waitsForPolkit delays the check of one user. All other clients must be served meanwhile.
-func (d *daemon) waitsForPolkit(t *testing.T, p *policy) {
+// checkSlowPolkit delays the check of one user. All other clients must be served meanwhile.
+func (d *daemon) checkSlowPolkit(t *testing.T, p *policy) {
 	p.take()
 	hold := make(chan struct{})
 	p.mu.Lock()
@@ -247,7 +247,7 @@ func (d *daemon) waitsForPolkit(t *testing.T, p *policy) {
 	}()
 	eventually(t, "polkit to be asked", func() bool { return len(p.take()) > 0 })
 	d.virsh(t, "list")
-	d.may(t, operator, "list")
+	d.mustSucceedAs(t, operator, "list")
 	select {
 	case err := <-answer:
 		t.Errorf("the client that waits for polkit has ended: %v", err)

@@ -20,7 +20,7 @@ func TestAttach_MissingOnHost(t *testing.T) {
 		{"host device", "<hostdev mode='subsystem' type='pci' managed='yes'><source><address domain='0xffff' bus='0xff' slot='0x1f' function='0x7'/></source></hostdev>", "ffff:ff:1f.7"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			said := d.refuse(t, "attach-device", "lonely", d.file(t, "device.xml", c.xml))
+			said := d.mustFail(t, "attach-device", "lonely", d.file(t, "device.xml", c.xml))
 			if !strings.Contains(said, c.says) || strings.Contains(said, "internal error") {
 				t.Errorf("the refusal is %q", said)
 			}
@@ -37,5 +37,5 @@ func TestStart_HostDeviceMissing(t *testing.T) {
 	needs(t)
 	d := start(t)
 	g := d.define(t, shape{name: "greedy", devices: "<hostdev mode='subsystem' type='pci' managed='yes'><source><address domain='0xffff' bus='0xff' slot='0x1f' function='0x7'/></source></hostdev>"})
-	contains(t, "the refusal", d.refuse(t, "start", g.name), "ffff:ff:1f.7", "no such PCI device")
+	contains(t, "the refusal", d.mustFail(t, "start", g.name), "ffff:ff:1f.7", "no such PCI device")
 }

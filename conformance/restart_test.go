@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
-// emulators returns the process numbers of the QEMUs in the daemon's world.
-func (d *daemon) emulators() map[int]bool {
+// emulatorPIDs returns the process numbers of the QEMUs in the daemon's world.
+func (d *daemon) emulatorPIDs() map[int]bool {
 	found := map[int]bool{}
 	for pid, words := range d.processes() {
 		if strings.Contains(words, "-name guest=") {
@@ -39,23 +39,23 @@ func TestDaemonKilled_GuestsKeepRunning(t *testing.T) {
 	d.virsh(t, "start", "gone")
 	extra := d.blank(t, "extra.raw", 32<<20)
 	d.virsh(t, "attach-disk", "survivor", extra, "vdb", "--targetbus", "virtio", "--live")
-	unbroken := g.mark(t)
-	before, xml := d.emulators(), d.virsh(t, "dumpxml", "survivor")
+	unbroken := g.startMarker(t)
+	before, xml := d.emulatorPIDs(), d.virsh(t, "dumpxml", "survivor")
 	if len(before) != 3 {
 		t.Fatalf("%d emulators run, not 3: %v", len(before), d.processes())
 	}
 
 	d.signal(t, "KILL")
 	// The guest shuts down while no daemon runs, perhaps before it can answer. Its QEMU then stays.
-	gone.up(t)
+	gone.waitForAgent(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	_, _ = gone.ask(ctx, line.Request{Do: line.Power})
 	d.launch(t)
-	eventually(t, "one emulator less", func() bool { return len(d.emulators()) == 2 })
+	eventually(t, "one emulator less", func() bool { return len(d.emulatorPIDs()) == 2 })
 
 	unbroken(t)
-	for pid := range d.emulators() {
+	for pid := range d.emulatorPIDs() {
 		if !before[pid] {
 			t.Errorf("process %d is a new emulator", pid)
 		}
@@ -70,9 +70,9 @@ func TestDaemonKilled_GuestsKeepRunning(t *testing.T) {
 	}
 	// The new daemon can also change guests.
 	d.virsh(t, "resume", "paused")
-	paused.up(t)
+	paused.waitForAgent(t)
 	d.virsh(t, "detach-disk", "survivor", "vdb", "--live")
-	eventually(t, "the disk gone", func() bool { return !strings.Contains(strings.Join(g.up(t).Disks, " "), "vdb") })
+	eventually(t, "the disk gone", func() bool { return !strings.Contains(strings.Join(g.waitForAgent(t).Disks, " "), "vdb") })
 	contains(t, "the network", d.virsh(t, "net-list"), "lan", "active")
 	eventually(t, "the lease", func() bool { return strings.Contains(d.virsh(t, "domifaddr", "survivor"), "10.78.1.") })
 	d.virsh(t, "shutdown", "survivor")
@@ -86,7 +86,7 @@ func TestDaemonStopped_GuestsKeepRunning(t *testing.T) {
 	needs(t)
 	d := start(t)
 	g := d.boot(t, shape{name: "steady"})
-	unbroken := g.mark(t)
+	unbroken := g.startMarker(t)
 	for range 3 {
 		d.signal(t, "TERM")
 		d.launch(t)

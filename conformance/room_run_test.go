@@ -93,7 +93,7 @@ func TestRunDirectory_ReadOnly(t *testing.T) {
 	d.virsh(t, "destroy", "ends")
 	d.virsh(t, "destroy", "passes")
 	for _, refused := range [][]string{{"save", "stays", d.dir + "/image"}, {"managedsave", "stays"}, {"desc", "--live", "--title", "stays", "lost"}, {"start", "ends"}} {
-		contains(t, refused[0], d.refuse(t, refused...), "read-only file system")
+		contains(t, refused[0], d.mustFail(t, refused...), "read-only file system")
 	}
 	contains(t, "the guest", d.virsh(t, "domstate", "--reason", "stays"), "paused (user)")
 	d.output(t, "mount", "-o", "remount,rw", d.run)
@@ -136,7 +136,7 @@ func TestManagedSave_UsedOnce(t *testing.T) {
 	saves := d.data + "/guest/save"
 	d.output(t, "mount", "--bind", saves, saves)
 	d.output(t, "mount", "-o", "remount,bind,ro", saves)
-	contains(t, "the start from where nothing can be removed", d.refuse(t, "start", "once"), "could not be removed", "read-only file system")
+	contains(t, "the start from where nothing can be removed", d.mustFail(t, "start", "once"), "could not be removed", "read-only file system")
 	d.output(t, "umount", saves)
 	d.virsh(t, "start", "once")
 	contains(t, "the guest that went on", d.virsh(t, "dominfo", "once"), "Managed save:   no")
@@ -161,7 +161,7 @@ func TestManagedSave_DiskFails(t *testing.T) {
 	if err := os.WriteFile(trigger, []byte("1"), 0); err != nil {
 		t.Skipf("this kernel cannot be told to find an error: %v", err)
 	}
-	contains(t, "the start from where nothing can be removed", d.refuse(t, "start", "once"), "could not be removed", "read-only file system")
+	contains(t, "the start from where nothing can be removed", d.mustFail(t, "start", "once"), "could not be removed", "read-only file system")
 	contains(t, "the guest", d.virsh(t, "domstate", "--reason", "once"), "shut off (saved)")
 	d.output(t, "umount", saves)
 }

@@ -29,7 +29,7 @@ func TestENOSPC_GuestsResume(t *testing.T) {
 	goesOn, stays, alone := guests[0], guests[1], guests[2]
 	const write = "yes written | head -c 6291456 > /tmp/written && dd if=/tmp/written of=/dev/vda bs=1M conv=fsync 2>/dev/null; echo $? > /tmp/done"
 	for _, g := range guests[:2] {
-		g.sh(t, "setsid sh -c '"+write+"' < /dev/null > /dev/null 2>&1 &")
+		g.shell(t, "setsid sh -c '"+write+"' < /dev/null > /dev/null 2>&1 &")
 	}
 	for _, g := range guests[:2] {
 		eventually(t, "paused", func() bool { return g.state(t) == "paused (I/O error)" })
@@ -39,25 +39,25 @@ func TestENOSPC_GuestsResume(t *testing.T) {
 	d.virsh(t, "suspend", stays.name)
 	monitor := filepath.Join(d.run, "guest", strings.TrimSpace(d.virsh(t, "domuuid", alone.name)), "monitor.sock")
 	d.signal(t, "KILL")
-	alone.sh(t, "setsid sh -c '"+write+"' < /dev/null > /dev/null 2>&1 &")
-	eventually(t, "paused without a daemon", func() bool { return saysFull(t, monitor) })
+	alone.shell(t, "setsid sh -c '"+write+"' < /dev/null > /dev/null 2>&1 &")
+	eventually(t, "paused without a daemon", func() bool { return isStoppedByENOSPC(t, monitor) })
 	d.launch(t)
 	eventually(t, "paused under the next daemon", func() bool { return alone.state(t) == "paused (I/O error)" })
 	d.output(t, "mount", "-o", "remount,size=64m", d.dir+"/disks")
 	for _, g := range []*guest{goesOn, alone} {
 		eventually(t, "the guest resumes", func() bool { return strings.HasPrefix(g.state(t), "running") })
-		eventually(t, "its write done", func() bool { return g.sh(t, "cat /tmp/done 2>/dev/null || true") == "0" })
-		g.sh(t, "head -c 6291456 /dev/vda | cmp - /tmp/written")
+		eventually(t, "its write done", func() bool { return g.shell(t, "cat /tmp/done 2>/dev/null || true") == "0" })
+		g.shell(t, "head -c 6291456 /dev/vda | cmp - /tmp/written")
 	}
 	if state := stays.state(t); !strings.HasPrefix(state, "paused") {
 		t.Errorf("the guest that its user has paused is %s", state)
 	}
 	d.virsh(t, "resume", stays.name)
-	eventually(t, "the other's write done", func() bool { return stays.sh(t, "cat /tmp/done 2>/dev/null || true") == "0" })
+	eventually(t, "the other's write done", func() bool { return stays.shell(t, "cat /tmp/done 2>/dev/null || true") == "0" })
 }
 
-// saysFull asks a QEMU without a daemon whether it has stopped because of ENOSPC.
-func saysFull(t *testing.T, monitor string) bool {
+// isStoppedByENOSPC asks a QEMU without a daemon whether it has stopped because of ENOSPC.
+func isStoppedByENOSPC(t *testing.T, monitor string) bool {
 	t.Helper()
 	conn, err := new(net.Dialer).DialContext(t.Context(), "unix", monitor)
 	if err != nil {

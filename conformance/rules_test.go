@@ -21,15 +21,15 @@ func TestDefinition_Contradictory(t *testing.T) {
 		{"part", "<features><xen><e820_host state='on'/></xen></features>", "", "not supported: features/xen; leave it out"},
 	} {
 		for _, verb := range []string{"define", "create"} {
-			contains(t, verb+" "+c.name, d.refuse(t, verb, guest(c.name, c.top, c.devices)), c.says)
+			contains(t, verb+" "+c.name, d.mustFail(t, verb, guest(c.name, c.top, c.devices)), c.says)
 		}
 	}
-	contains(t, "a call that is not built", d.refuse(t, "iface-begin"), "virsh iface-begin is not built; use the host's own network configuration")
+	contains(t, "a call that is not built", d.mustFail(t, "iface-begin"), "virsh iface-begin is not built; use the host's own network configuration")
 
 	// A definition may be meant for another host, so the daemon refuses this only at the start.
 	d.virsh(t, "define", guest("passed", "<cpu mode='host-passthrough'/>", ""))
-	contains(t, "the start", d.refuse(t, "start", "passed"), "unsupported configuration", "host-passthrough needs domain type kvm")
-	contains(t, "a plug into its config", d.refuse(t, "attach-device", "passed", d.file(t, "disk.xml", readOnly), "--config"), "readonly sata disks")
+	contains(t, "the start", d.mustFail(t, "start", "passed"), "unsupported configuration", "host-passthrough needs domain type kvm")
+	contains(t, "a plug into its config", d.mustFail(t, "attach-device", "passed", d.file(t, "disk.xml", readOnly), "--config"), "readonly sata disks")
 	d.virsh(t, "undefine", "passed")
 }
 

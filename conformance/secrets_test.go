@@ -62,7 +62,7 @@ func TestSecrets_NotInFilesOrLogs(t *testing.T) {
 	}
 	for where, text := range map[string]string{"the processes": processes, "the log": log, "the audit": string(noted)} {
 		for _, secret := range []string{diskSecret, clusterSecret, displaySecret} {
-			if holds(text, secret) {
+			if containsSecret(text, secret) {
 				t.Errorf("%s hold %q", where, secret)
 			}
 		}
@@ -77,8 +77,8 @@ func TestSecrets_NotInFilesOrLogs(t *testing.T) {
 	}
 }
 
-// holds reports whether a text contains a secret, in plain form or as in monitor commands.
-func holds(text, secret string) bool {
+// containsSecret reports whether a text contains a secret, in plain form or as in monitor commands.
+func containsSecret(text, secret string) bool {
 	return strings.Contains(text, secret) || strings.Contains(text, base64.StdEncoding.EncodeToString([]byte(secret)))
 }
 
@@ -98,10 +98,10 @@ func searchFiles(t *testing.T, dir string) {
 			}
 			return err
 		}
-		if holds(string(text), diskSecret) || holds(string(text), clusterSecret) {
+		if containsSecret(string(text), diskSecret) || containsSecret(string(text), clusterSecret) {
 			t.Errorf("%s holds a secret", path)
 		}
-		if holds(string(text), displaySecret) && info.Mode().Perm()&0o077 != 0 {
+		if containsSecret(string(text), displaySecret) && info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s can be read by other users (%v) and holds a display's password", path, info.Mode())
 		}
 		return nil

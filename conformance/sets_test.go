@@ -313,7 +313,7 @@ func TestLodge_StuckGuestBlocksNoOther(t *testing.T) {
 	d := start(t)
 	d.defineSet(t)
 	d.set(t, 0, "start", "--paused", "all")
-	before := d.uses(t)
+	before := d.ownUsage(t)
 	pid := d.ps(t)["set-3"].PID
 	d.output(t, "kill", "-STOP", strconv.Itoa(pid)) // by its number inside
 	told := lines[step](t, d.set(t, 1, "resume", "--json", "--timeout", "2s", "all"))
@@ -327,7 +327,7 @@ func TestLodge_StuckGuestBlocksNoOther(t *testing.T) {
 	d.set(t, 0, "destroy", "all")
 	d.set(t, 0, "undefine", "all")
 	eventually(t, "the daemon gives back what guests took", func() bool {
-		now := d.uses(t)
+		now := d.ownUsage(t)
 		return now.Goroutines <= before.Goroutines-setSize && now.Descriptors < before.Descriptors && now.Active == 0
 	})
 }
@@ -372,7 +372,7 @@ func TestTiles(t *testing.T) {
 // used is the daemon's report about its own resources.
 type used struct{ Goroutines, Descriptors, Active int }
 
-func (d *daemon) uses(t *testing.T) used {
+func (d *daemon) ownUsage(t *testing.T) used {
 	t.Helper()
 	return lines[used](t, d.set(t, 0, "status", "--json"))[0]
 }

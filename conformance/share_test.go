@@ -45,7 +45,7 @@ func plainDomain(name string, memory, vcpus int) string {
 // Promise: A12
 func TestRules_QuotaEnforced(t *testing.T) {
 	needs(t)
-	d, _ := ruled(t, shareRules)
+	d, _ := startWithRules(t, shareRules)
 	file := func(text string) string {
 		name := filepath.Join(d.dir, strconv.Itoa(len(text))+".xml")
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil { //nolint:gosec // another user reads it
@@ -55,25 +55,25 @@ func TestRules_QuotaEnforced(t *testing.T) {
 	}
 	lodge := func(args ...string) string { return d.lodgeAs(t, builder, args...) }
 
-	d.may(t, builder, "define", file(plainDomain("build-1", 256, 2)))
-	d.may(t, builder, "create", "--paused", file(plainDomain("build-22", 256, 2)))
-	contains(t, "a definition that is too large", d.mayNot(t, builder, "define", file(plainDomain("build-333", 640, 1))),
+	d.mustSucceedAs(t, builder, "define", file(plainDomain("build-1", 256, 2)))
+	d.mustSucceedAs(t, builder, "create", "--paused", file(plainDomain("build-22", 256, 2)))
+	contains(t, "a definition that is too large", d.mustBeDeniedAs(t, builder, "define", file(plainDomain("build-333", 640, 1))),
 		`rule "builders"`, "at most 1 GiB of memory", "640 MiB of memory", "the others have 512 MiB of memory")
-	contains(t, "a transient guest that is too large", d.mayNot(t, builder, "create", file(plainDomain("build-333", 128, 3))), "at most 6 vCPUs")
-	contains(t, "a larger definition", d.mayNot(t, builder, "define", file(plainDomain("build-1", 896, 2))), "at most 1 GiB")
-	contains(t, "more vCPUs", d.mayNot(t, builder, "setvcpus", "--config", "--maximum", "build-1", "5"), "at most 6 vCPUs")
+	contains(t, "a transient guest that is too large", d.mustBeDeniedAs(t, builder, "create", file(plainDomain("build-333", 128, 3))), "at most 6 vCPUs")
+	contains(t, "a larger definition", d.mustBeDeniedAs(t, builder, "define", file(plainDomain("build-1", 896, 2))), "at most 1 GiB")
+	contains(t, "more vCPUs", d.mustBeDeniedAs(t, builder, "setvcpus", "--config", "--maximum", "build-1", "5"), "at most 6 vCPUs")
 	module := file(`<memory model='dimm'><target><size unit='MiB'>640</size><node>0</node></target></memory>`)
-	contains(t, "a module", d.mayNot(t, builder, "attach-device", "build-22", module, "--live"), "at most 1 GiB", "896 MiB")
-	contains(t, "a module in a definition", d.mayNot(t, builder, "attach-device", "build-1", module, "--config"), "at most 1 GiB")
+	contains(t, "a module", d.mustBeDeniedAs(t, builder, "attach-device", "build-22", module, "--live"), "at most 1 GiB", "896 MiB")
+	contains(t, "a module in a definition", d.mustBeDeniedAs(t, builder, "attach-device", "build-1", module, "--config"), "at most 1 GiB")
 	contains(t, "a larger one by the API", lodge("define", file(plainDomain("build-4444", 640, 1))), "at most 1 GiB")
 	contains(t, "one that would be defined", lodge("define", "--dry-run", file(plainDomain("build-4444", 640, 1))), "at most 1 GiB")
 	plain := `<domain type='qemu'><name>build-55</name><memory unit='MiB'>64</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>`
-	d.may(t, builder, "define", file(plain))
-	contains(t, "a larger maximum", d.mayNot(t, builder, "setmaxmem", "--config", "build-55", "600M"), "at most 1 GiB")
+	d.mustSucceedAs(t, builder, "define", file(plain))
+	contains(t, "a larger maximum", d.mustBeDeniedAs(t, builder, "setmaxmem", "--config", "build-55", "600M"), "at most 1 GiB")
 	contains(t, "a setting", lodge("set", "build-55", "memory=600MiB"), "at most 1 GiB")
-	d.may(t, builder, "setmaxmem", "--config", "build-55", "512M")
-	d.may(t, builder, "define", file(plainDomain("loose-1", 64, 1)))
-	contains(t, "another name", d.mayNot(t, builder, "domrename", "loose-1", "build-6"), "at most 3 guests", "the others have 3 guests")
+	d.mustSucceedAs(t, builder, "setmaxmem", "--config", "build-55", "512M")
+	d.mustSucceedAs(t, builder, "define", file(plainDomain("loose-1", 64, 1)))
+	contains(t, "another name", d.mustBeDeniedAs(t, builder, "domrename", "loose-1", "build-6"), "at most 3 guests", "the others have 3 guests")
 	contains(t, "one more by the API", lodge("define", file(plainDomain("build-77", 1, 1))), "at most 3 guests")
 
 	d.boundObjects(t, file)
@@ -94,7 +94,7 @@ func TestRules_QuotaEnforced(t *testing.T) {
 		made.Go(func() { lodge("define", document+"lodge") })
 	}
 	made.Wait()
-	if there := strings.Fields(d.may(t, builder, "list", "--all", "--name")); len(there) != 4 { // with loose-1
+	if there := strings.Fields(d.mustSucceedAs(t, builder, "list", "--all", "--name")); len(there) != 4 { // with loose-1
 		t.Errorf("eight at once: there are %q", there)
 	}
 }
@@ -103,9 +103,9 @@ func TestRules_QuotaEnforced(t *testing.T) {
 func (d *daemon) boundObjects(t *testing.T, file func(string) string) {
 	t.Helper()
 	net := func(name string) string { return file("<network><name>" + name + "</name></network>") }
-	d.may(t, builder, "net-define", net("net-1"))
-	contains(t, "a second network", d.mayNot(t, builder, "net-define", net("net-22")), "at most 1 network", "the others have 1 network")
-	contains(t, "a second network that is started", d.mayNot(t, builder, "net-create", net("net-333")), "at most 1 network")
+	d.mustSucceedAs(t, builder, "net-define", net("net-1"))
+	contains(t, "a second network", d.mustBeDeniedAs(t, builder, "net-define", net("net-22")), "at most 1 network", "the others have 1 network")
+	contains(t, "a second network that is started", d.mustBeDeniedAs(t, builder, "net-create", net("net-333")), "at most 1 network")
 	d.virsh(t, "net-undefine", "net-1")
 
 	dir := filepath.Join(d.dir, "mine")
@@ -116,10 +116,10 @@ func (d *daemon) boundObjects(t *testing.T, file func(string) string) {
 	d.virsh(t, "pool-start", "mine")
 	defer d.virsh(t, "pool-undefine", "mine")
 	defer d.virsh(t, "pool-destroy", "mine")
-	d.may(t, builder, "vol-create-as", "mine", "one", "1M")
-	d.may(t, builder, "vol-clone", "--pool", "mine", "one", "two")
-	contains(t, "a third volume", d.mayNot(t, builder, "vol-create-as", "mine", "three", "1M"), "at most 2 volumes", "the others have 2 volumes")
-	contains(t, "a third by a copy", d.mayNot(t, builder, "vol-clone", "--pool", "mine", "one", "three"), "at most 2 volumes")
+	d.mustSucceedAs(t, builder, "vol-create-as", "mine", "one", "1M")
+	d.mustSucceedAs(t, builder, "vol-clone", "--pool", "mine", "one", "two")
+	contains(t, "a third volume", d.mustBeDeniedAs(t, builder, "vol-create-as", "mine", "three", "1M"), "at most 2 volumes", "the others have 2 volumes")
+	contains(t, "a third by a copy", d.mustBeDeniedAs(t, builder, "vol-clone", "--pool", "mine", "one", "three"), "at most 2 volumes")
 }
 
 // lodgeAs runs lodge as another user, and returns its output regardless of the exit status.

@@ -44,7 +44,7 @@ func TestStart_AsClientsExpect(t *testing.T) {
 			t.Errorf("the running domain has the disk:\n%s", live)
 		}
 		contains(t, "the definition", d.virsh(t, "dumpxml", "--inactive", "optional"), "startupPolicy='optional'")
-		contains(t, "the refusal", d.refuse(t, "define", minimal("requisite", "q35",
+		contains(t, "the refusal", d.mustFail(t, "define", minimal("requisite", "q35",
 			"<disk type='file' device='disk'><source file='/a' startupPolicy='requisite'/><target dev='sda' bus='sata'/></disk>")), "XML error", "requisite")
 	})
 
@@ -61,12 +61,12 @@ func TestStart_AsClientsExpect(t *testing.T) {
 		d.virsh(t, "define", minimal("lacks", "q35", ""))
 		d.virsh(t, "start", "lacks")
 		usb := "<hostdev mode='subsystem' type='usb'><source><vendor id='0x1234'/><product id='0xbeef'/></source></hostdev>"
-		contains(t, "the refusal", d.refuse(t, "attach-device", "lacks", d.file(t, "usb.xml", usb)), "no USB device 1234:beef")
+		contains(t, "the refusal", d.mustFail(t, "attach-device", "lacks", d.file(t, "usb.xml", usb)), "no USB device 1234:beef")
 		d.virsh(t, "define", minimal("usb", "q35", usb))
-		contains(t, "the refusal", d.refuse(t, "start", "usb"), "no USB device 1234:beef")
-		contains(t, "the refusal", d.refuse(t, "attach-interface", "lacks", "network", "nosuch"), `Network not found: no network with name "nosuch"`)
+		contains(t, "the refusal", d.mustFail(t, "start", "usb"), "no USB device 1234:beef")
+		contains(t, "the refusal", d.mustFail(t, "attach-interface", "lacks", "network", "nosuch"), `Network not found: no network with name "nosuch"`)
 		nic := "<interface type='user'><model type='%s'/></interface>"
-		contains(t, "the refusal", d.refuse(t, "attach-device", "lacks", d.file(t, "conventional.xml", fmt.Sprintf(nic, "rtl8139"))), "pcie-to-pci-bridge", "virtio model")
+		contains(t, "the refusal", d.mustFail(t, "attach-device", "lacks", d.file(t, "conventional.xml", fmt.Sprintf(nic, "rtl8139"))), "pcie-to-pci-bridge", "virtio model")
 		d.virsh(t, "attach-device", "lacks", d.file(t, "virtio.xml", fmt.Sprintf(nic, "virtio")))
 	})
 

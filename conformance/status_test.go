@@ -53,8 +53,8 @@ const (
 	moreHeap    = 4 << 20
 )
 
-// grown lists the resources that the daemon has not released since before.
-func (s status) grown(before status) (what []string) {
+// grownSince lists the resources that the daemon has not released since before.
+func (s status) grownSince(before status) (what []string) {
 	for _, g := range []struct {
 		name           string
 		before, now, m int64
@@ -71,12 +71,12 @@ func (s status) grown(before status) (what []string) {
 	return what
 }
 
-// givesBack waits until the daemon uses no more resources than before.
-func (d *daemon) givesBack(t *testing.T, before status) {
+// waitForRelease waits until the daemon uses no more resources than before.
+func (d *daemon) waitForRelease(t *testing.T, before status) {
 	t.Helper()
 	var left []string
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pauseFor(t, 100*time.Millisecond) {
-		if left = d.status(t).grown(before); len(left) == 0 {
+		if left = d.status(t).grownSince(before); len(left) == 0 {
 			return
 		}
 	}

@@ -32,7 +32,7 @@ func TestStorage(t *testing.T) {
 	contains(t, "vol-dumpxml", v("vol-dumpxml", "child.qcow2", "images"), "<volume type='file'>", "<format type='qcow2'/>", "<backingStore>", dir+"/thin.qcow2")
 	contains(t, "vol-path", v("vol-path", "full.raw", "images"), dir+"/full.raw")
 	contains(t, "vol-pool", v("vol-pool", dir+"/full.raw"), "images")
-	contains(t, "the same name again", d.refuse(t, "vol-create-as", "images", "full.raw", "1M"), "full.raw")
+	contains(t, "the same name again", d.mustFail(t, "vol-create-as", "images", "full.raw", "1M"), "full.raw")
 
 	content := bytes.Repeat([]byte("lodge was here\n"), 100_000)
 	up, down := filepath.Join(d.dir, "up"), filepath.Join(d.dir, "down")
@@ -81,9 +81,9 @@ func TestNodeDevices(t *testing.T) {
 	contains(t, "nodedev-dumpxml", d.virsh(t, "nodedev-dumpxml", "computer"), "<device>", "<name>computer</name>", "<capability type='system'>")
 	contains(t, "nodedev-list --cap net", d.virsh(t, "nodedev-list", "--cap", "net"), "net_lo_")
 	for _, verb := range []string{"nodedev-detach", "nodedev-reattach"} {
-		contains(t, verb, d.refuse(t, verb, "computer"), "not a PCI device")
+		contains(t, verb, d.mustFail(t, verb, "computer"), "not a PCI device")
 	}
 	for name := range strings.FieldsSeq(d.virsh(t, "nodedev-list", "--cap", "pci")) {
-		contains(t, "the driver", d.refuse(t, "nodedev-detach", name, "--driver", "xen"), "vfio alone")
+		contains(t, "the driver", d.mustFail(t, "nodedev-detach", name, "--driver", "xen"), "vfio alone")
 	}
 }

@@ -54,7 +54,7 @@ func TestStore_CheckExportRepairImport(t *testing.T) {
 
 	id := d.virsh(t, "domuuid", "lost")
 	d.signal(t, "KILL")
-	d.spoil(t, `"Name":"lost"`, `"Name":"l0st"`)
+	d.overwriteStore(t, `"Name":"lost"`, `"Name":"l0st"`)
 	contains(t, "the check of a damaged store", d.set(t, 1, "store", "check", data), id, "checksum")
 	contains(t, "the repair", d.set(t, 0, "store", "repair", data), "kept as "+d.data+"/lodge.db.damaged-")
 	d.set(t, 0, "store", "check", data)
@@ -67,7 +67,7 @@ func TestStore_CheckExportRepairImport(t *testing.T) {
 	}
 	contains(t, "the import", d.set(t, 0, "import", tree), "defined, starts with the host, a template")
 	contains(t, "the imported guest", d.virsh(t, "dominfo", "lost"), id, "Autostart:      enable")
-	contains(t, "the start of the imported template", d.refuse(t, "start", "lost"), "is a template")
+	contains(t, "the start of the imported template", d.mustFail(t, "start", "lost"), "is a template")
 	put := func(name, text string) {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(tree, name)), 0o700); err != nil {
 			t.Fatal(err)
@@ -137,8 +137,8 @@ func (d *daemon) importFirmware(t *testing.T) {
 	d.virsh(t, "undefine", "efi", "--nvram")
 }
 
-// spoil overwrites bytes in the store's file. No daemon may run.
-func (d *daemon) spoil(t *testing.T, from, to string) {
+// overwriteStore overwrites bytes in the store's file. No daemon may run.
+func (d *daemon) overwriteStore(t *testing.T, from, to string) {
 	t.Helper()
 	path := filepath.Join(d.data, "lodge.db")
 	file, err := os.ReadFile(path)
@@ -167,8 +167,8 @@ func TestStore_DiskFull(t *testing.T) {
 
 	full := func() {
 		t.Helper()
-		contains(t, "the refusal", d.refuse(t, "define", d.spin(t, "refused")), "is full", "make room")
-		contains(t, "the refusal of both", d.refuse(t, "desc", "--live", "--config", "runs", strings.Repeat("long ", 4096)), "is full")
+		contains(t, "the refusal", d.mustFail(t, "define", d.spin(t, "refused")), "is full", "make room")
+		contains(t, "the refusal of both", d.mustFail(t, "desc", "--live", "--config", "runs", strings.Repeat("long ", 4096)), "is full")
 		if text := d.virsh(t, "dumpxml", "runs"); strings.Contains(text, "long") {
 			t.Errorf("a change of both that was refused is made in the one: %s", text)
 		}
@@ -222,18 +222,18 @@ func TestDaemon_EachFileDamaged(t *testing.T) {
 		t.Fatalf("only %d files were there to damage", damaged)
 	}
 	d.launch(t)
-	if n := len(d.emulators()); n != 1 {
+	if n := len(d.emulatorPIDs()); n != 1 {
 		t.Errorf("%d emulators run, not 1", n)
 	}
 	d.virsh(t, "define", d.spin(t, "more"))
 	d.virsh(t, "start", "more")
 	d.virsh(t, "destroy", "more")
-	for pid := range d.emulators() { // no daemon knows its guest
+	for pid := range d.emulatorPIDs() { // no daemon knows its guest
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Error(err)
 		}
 	}
-	eventually(t, "no emulator", func() bool { return len(d.emulators()) == 0 })
+	eventually(t, "no emulator", func() bool { return len(d.emulatorPIDs()) == 0 })
 	d.signal(t, "TERM")
 	d.launch(t) // which clears away what the dead guest left
 }

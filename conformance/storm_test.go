@@ -42,8 +42,8 @@ type storm struct {
 	stopping atomic.Bool // the daemon is being ended: calls may fail
 }
 
-// fate is the part of a guest's state that calls determine.
-type fate struct {
+// guestState is the part of a guest's state that calls determine.
+type guestState struct {
 	Defined bool
 	Phase   phase
 	Managed phase // what a managed save image holds; off: there is none
@@ -59,7 +59,7 @@ const (
 	unknown // only what an image holds
 )
 
-func (f fate) exists() bool { return f.Defined || f.Phase != off }
+func (f guestState) exists() bool { return f.Defined || f.Phase != off }
 
 // stormGuest is one guest with its expected state.
 type stormGuest struct {
@@ -70,7 +70,7 @@ type stormGuest struct {
 
 	mu sync.Mutex
 	// may holds the possible states: one, or two after a call that was cut off.
-	may []fate
+	may []guestState
 	// loose says that others than its client have changed the guest.
 	loose bool
 	begun bool // its QEMU was, or may have been, exchanged since the round began
@@ -80,67 +80,67 @@ type stormGuest struct {
 // while a guest is paused, and by one client: QEMU 7.2 may wait forever for an emulated processor in device_add.
 type act struct {
 	name string
-	when func(f fate) bool
+	when func(f guestState) bool
 	do   func(l *libvirt.Libvirt, g *stormGuest) error
-	then func(f fate) fate
+	then func(f guestState) guestState
 }
 
-func same(f fate) fate           { return f }
-func active(f fate) bool         { return f.Phase != off }
-func is(p phase) func(fate) bool { return func(f fate) bool { return f.Phase == p } }
+func same(f guestState) guestState     { return f }
+func active(f guestState) bool         { return f.Phase != off }
+func is(p phase) func(guestState) bool { return func(f guestState) bool { return f.Phase == p } }
 
 var acts = []act{
 	{
-		"define", func(fate) bool { return true },
+		"define", func(guestState) bool { return true },
 		func(l *libvirt.Libvirt, g *stormGuest) error { _, err := l.DomainDefineXML(g.xml); return err },
-		func(f fate) fate { f.Defined = true; return f },
+		func(f guestState) guestState { f.Defined = true; return f },
 	},
 	{
-		"undefine", func(f fate) bool { return f.Defined },
+		"undefine", func(f guestState) bool { return f.Defined },
 		func(l *libvirt.Libvirt, g *stormGuest) error {
 			return l.DomainUndefineFlags(g.dom, libvirt.DomainUndefineManagedSave)
 		},
-		func(f fate) fate { f.Defined, f.Managed = false, off; return f },
+		func(f guestState) guestState { f.Defined, f.Managed = false, off; return f },
 	},
 	{
-		"start", func(f fate) bool { return f.Defined && f.Phase == off && f.Managed != unknown }, create(0),
-		func(f fate) fate { f.Phase, f.Managed = max(f.Managed, running), off; return f },
+		"start", func(f guestState) bool { return f.Defined && f.Phase == off && f.Managed != unknown }, create(0),
+		func(f guestState) guestState { f.Phase, f.Managed = max(f.Managed, running), off; return f },
 	},
 	{
-		"start paused", func(f fate) bool { return f.Defined && f.Phase == off }, create(libvirt.DomainStartPaused),
-		func(f fate) fate { f.Phase, f.Managed = paused, off; return f },
+		"start paused", func(f guestState) bool { return f.Defined && f.Phase == off }, create(libvirt.DomainStartPaused),
+		func(f guestState) guestState { f.Phase, f.Managed = paused, off; return f },
 	},
 	{
-		"create", func(f fate) bool { return !f.exists() },
+		"create", func(f guestState) bool { return !f.exists() },
 		func(l *libvirt.Libvirt, g *stormGuest) error { _, err := l.DomainCreateXML(g.xml, 0); return err },
-		func(f fate) fate { f.Phase = running; return f },
+		func(f guestState) guestState { f.Phase = running; return f },
 	},
 	{
 		"suspend", is(running), func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainSuspend(g.dom) },
-		func(f fate) fate { f.Phase = paused; return f },
+		func(f guestState) guestState { f.Phase = paused; return f },
 	},
 	{
 		"resume", is(paused), func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainResume(g.dom) },
-		func(f fate) fate { f.Phase = running; return f },
+		func(f guestState) guestState { f.Phase = running; return f },
 	},
 	{
 		"destroy", active, func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainDestroy(g.dom) },
-		func(f fate) fate { f.Phase = off; return f },
+		func(f guestState) guestState { f.Phase = off; return f },
 	},
 	{
-		"managed save", func(f fate) bool { return f.Defined && f.Phase != off },
+		"managed save", func(f guestState) bool { return f.Defined && f.Phase != off },
 		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainManagedSave(g.dom, 0) },
-		func(f fate) fate { f.Managed, f.Phase = f.Phase, off; return f },
+		func(f guestState) guestState { f.Managed, f.Phase = f.Phase, off; return f },
 	},
 	{
 		"save", active,
 		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainSaveFlags(g.dom, g.image, nil, 0) },
-		func(f fate) fate { f.Image, f.Phase = f.Phase, off; return f },
+		func(f guestState) guestState { f.Image, f.Phase = f.Phase, off; return f },
 	},
 	{
-		"restore", func(f fate) bool { return f.Phase == off && f.Image != off && f.Managed == off },
+		"restore", func(f guestState) bool { return f.Phase == off && f.Image != off && f.Managed == off },
 		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainRestoreFlags(g.image, nil, 0) },
-		func(f fate) fate { f.Phase = f.Image; return f },
+		func(f guestState) guestState { f.Phase = f.Image; return f },
 	},
 	{"reset", active, func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainReset(g.dom, 0) }, same},
 	{"plug a disk in and out", is(paused), plug, same},
@@ -196,7 +196,7 @@ func TestStorm(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	s.calm(t, draw)
+	s.removeAllAndCompare(t, draw)
 }
 
 func stormSettings(t *testing.T) (seed uint64, lasts time.Duration) {
@@ -219,7 +219,7 @@ func stormSettings(t *testing.T) (seed uint64, lasts time.Duration) {
 func (s *storm) makeGuests(t *testing.T) {
 	t.Helper()
 	for i := range owned + contested {
-		g := &stormGuest{contested: i >= owned, may: []fate{{}}}
+		g := &stormGuest{contested: i >= owned, may: []guestState{{}}}
 		g.dom = libvirt.Domain{Name: fmt.Sprintf("storm%d", i), ID: -1}
 		g.dom.UUID = libvirt.UUID{0x57, 15: byte(i + 1)}
 		g.image = filepath.Join(s.dir, g.dom.Name+".image")
@@ -383,7 +383,7 @@ func (s *storm) client(t *testing.T, l *libvirt.Libvirt, g *stormGuest, draw *ra
 		}
 		then := a.then(f)
 		g.mu.Lock()
-		g.may = []fate{f, then}
+		g.may = []guestState{f, then}
 		if a.name == "save" { // an aborted save destroys the image that it was to replace
 			g.may[0].Image = off
 		}
@@ -394,7 +394,7 @@ func (s *storm) client(t *testing.T, l *libvirt.Libvirt, g *stormGuest, draw *ra
 		switch {
 		case err == nil:
 			g.mu.Lock()
-			g.may = []fate{then}
+			g.may = []guestState{then}
 			g.mu.Unlock()
 		case !errors.As(err, &refused) || s.stopping.Load():
 			return // cut off: either may be so
@@ -405,10 +405,10 @@ func (s *storm) client(t *testing.T, l *libvirt.Libvirt, g *stormGuest, draw *ra
 }
 
 // refused judges a call that the daemon refused. This must not happen to a guest with a single client.
-func (s *storm) refused(t *testing.T, g *stormGuest, a act, f fate, err error) {
+func (s *storm) refused(t *testing.T, g *stormGuest, a act, f guestState, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.may = []fate{f}
+	g.may = []guestState{f}
 	if !g.loose && !s.stopping.Load() {
 		g.loose = true
 		t.Errorf("%s: %s is refused although it is %+v: %v", g.dom.Name, a.name, f, err)
@@ -448,7 +448,7 @@ func (s *storm) inspect(t *testing.T, before map[string]int) {
 	defer func() { _ = l.Disconnect() }()
 	var wrong []string
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); pauseFor(t, 20*time.Millisecond) {
-		if wrong = s.wrongs(l, before); len(wrong) == 0 {
+		if wrong = s.findWrongs(l, before); len(wrong) == 0 {
 			break
 		}
 	}
@@ -456,18 +456,18 @@ func (s *storm) inspect(t *testing.T, before map[string]int) {
 		t.Error(w)
 	}
 	for _, g := range s.guests {
-		f, err := s.fate(l, g)
+		f, err := s.readState(l, g)
 		if err != nil {
 			t.Error(err)
 		}
-		g.learn(f)
+		g.setExpected(f)
 	}
 }
 
-// learn makes the observed state the expected one.
-func (g *stormGuest) learn(f fate) {
+// setExpected makes the observed state the expected one.
+func (g *stormGuest) setExpected(f guestState) {
 	last := g.may[len(g.may)-1]
-	if i := slices.IndexFunc(g.may, f.agrees); i >= 0 && !g.loose {
+	if i := slices.IndexFunc(g.may, f.matches); i >= 0 && !g.loose {
 		f.Managed = g.may[i].Managed
 	} else if f.Managed != off {
 		f.Managed = unknown
@@ -475,11 +475,11 @@ func (g *stormGuest) learn(f fate) {
 	if f.Image = last.Image; g.loose || g.may[0].Image != last.Image {
 		f.Image = off // whatever the file holds now
 	}
-	g.may = []fate{f}
+	g.may = []guestState{f}
 }
 
-// agrees reports whether a guest's state, as the daemon reports it, matches a possible one.
-func (f fate) agrees(m fate) bool {
+// matches reports whether a guest's state, as the daemon reports it, matches a possible one.
+func (f guestState) matches(m guestState) bool {
 	return f.Defined == m.Defined && f.Phase == m.Phase && (f.Managed == off) == (m.Managed == off)
 }
 
@@ -490,18 +490,18 @@ func pauseFor(t *testing.T, d time.Duration) {
 	}
 }
 
-// wrongs lists all deviations from the expected state.
-func (s *storm) wrongs(l *libvirt.Libvirt, before map[string]int) (wrong []string) {
+// findWrongs lists all deviations from the expected state.
+func (s *storm) findWrongs(l *libvirt.Libvirt, before map[string]int) (wrong []string) {
 	now := s.pids()
 	uuids, ids := map[string]bool{}, map[int32]string{}
 	var nics []string
 	for _, g := range s.guests {
-		f, err := s.fate(l, g)
+		f, err := s.readState(l, g)
 		if err != nil {
 			wrong = append(wrong, fmt.Sprintf("%s: %v", g.dom.Name, err))
 			continue
 		}
-		wrong = append(wrong, g.wrongs(l, f, before[g.dom.Name], now[g.dom.Name])...)
+		wrong = append(wrong, g.findWrongs(l, f, before[g.dom.Name], now[g.dom.Name])...)
 		if f.Phase == off {
 			continue
 		}
@@ -516,11 +516,11 @@ func (s *storm) wrongs(l *libvirt.Libvirt, before map[string]int) (wrong []strin
 			nics = append(nics, m[1])
 		}
 	}
-	return append(wrong, s.strays(uuids, nics)...)
+	return append(wrong, s.findStrays(uuids, nics)...)
 }
 
-// wrongs compares one guest with the answers that its clients got.
-func (g *stormGuest) wrongs(l *libvirt.Libvirt, f fate, pidBefore, pid int) (wrong []string) {
+// findWrongs compares one guest with the answers that its clients got.
+func (g *stormGuest) findWrongs(l *libvirt.Libvirt, f guestState, pidBefore, pid int) (wrong []string) {
 	say := func(format string, args ...any) { wrong = append(wrong, g.dom.Name+": "+fmt.Sprintf(format, args...)) }
 	if (f.Phase != off) != (pid != 0) {
 		say("it is %+v and its process is %d", f, pid)
@@ -534,7 +534,7 @@ func (g *stormGuest) wrongs(l *libvirt.Libvirt, f fate, pidBefore, pid int) (wro
 	if g.loose {
 		return wrong
 	}
-	if !slices.ContainsFunc(g.may, f.agrees) {
+	if !slices.ContainsFunc(g.may, f.matches) {
 		say("it is %+v and must be one of %+v", f, g.may)
 	}
 	if !g.begun && pidBefore != pid {
@@ -543,8 +543,8 @@ func (g *stormGuest) wrongs(l *libvirt.Libvirt, f fate, pidBefore, pid int) (wro
 	return wrong
 }
 
-// fate asks the daemon about a guest. It cannot ask for the content of a save image.
-func (s *storm) fate(l *libvirt.Libvirt, g *stormGuest) (f fate, err error) {
+// readState asks the daemon about a guest. It cannot ask for the content of a save image.
+func (s *storm) readState(l *libvirt.Libvirt, g *stormGuest) (f guestState, err error) {
 	state, _, err := l.DomainGetState(g.dom, 0)
 	if libvirt.IsNotFound(err) {
 		return f, nil
@@ -569,8 +569,8 @@ func (s *storm) fate(l *libvirt.Libvirt, g *stormGuest) (f fate, err error) {
 	return f, err
 }
 
-// strays lists processes, files and links that belong to no guest.
-func (s *storm) strays(uuids map[string]bool, nics []string) (wrong []string) {
+// findStrays lists processes, files and links that belong to no guest.
+func (s *storm) findStrays(uuids map[string]bool, nics []string) (wrong []string) {
 	for name, pid := range s.pids() {
 		if !slices.ContainsFunc(s.guests, func(g *stormGuest) bool { return g.dom.Name == name }) {
 			wrong = append(wrong, fmt.Sprintf("process %d is of nobody: %s", pid, name))
@@ -604,21 +604,21 @@ func (s *storm) strays(uuids map[string]bool, nics []string) (wrong []string) {
 	return wrong
 }
 
-// calm removes all guests, and checks whether the daemon holds the same resources as before.
-func (s *storm) calm(t *testing.T, draw *rand.Rand) {
+// removeAllAndCompare removes all guests, and checks whether the daemon holds the same resources as before.
+func (s *storm) removeAllAndCompare(t *testing.T, draw *rand.Rand) {
 	t.Helper()
-	s.sweep(t)
+	s.undefineAll(t)
 	s.signal(t, "TERM")
 	s.launch(t)
 	s.round(t, draw, false) // so that its caches are filled
-	s.sweep(t)
-	s.quiet(t)
+	s.undefineAll(t)
+	s.waitForNoClients(t)
 	before := s.status(t)
 	for range calmRounds {
 		s.round(t, draw, false)
 	}
-	s.sweep(t)
-	s.givesBack(t, before)
+	s.undefineAll(t)
+	s.waitForRelease(t, before)
 	t.Logf("the daemon used %+v before %d rounds, and %+v after", before, calmRounds, s.status(t))
 	images, _ := filepath.Glob(filepath.Join(s.data, "guest/save/*"))
 	if len(images) > 0 {
@@ -626,7 +626,7 @@ func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 	}
 	s.virsh(t, "net-destroy", "lan")
 	s.signal(t, "QUIT") // it tells what its goroutines do
-	s.idle(t)
+	s.checkGoroutines(t)
 	if kept := s.records(t); kept["domain"]+kept["pool"] > 0 {
 		t.Errorf("records are left: %v", kept)
 	}
@@ -636,8 +636,8 @@ func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 // calmRounds is the number of rounds after which the daemon must have released everything.
 const calmRounds = 3
 
-// quiet waits until no client is connected to the daemon.
-func (s *storm) quiet(t *testing.T) {
+// waitForNoClients waits until no client is connected to the daemon.
+func (s *storm) waitForNoClients(t *testing.T) {
 	t.Helper()
 	eventually(t, "all clients are gone", func() bool { return s.status(t).LibvirtClients == 0 })
 }
@@ -646,8 +646,8 @@ func (s *storm) quiet(t *testing.T) {
 var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/internal/(guest(/\w+)?\.(\(\*(Guest|Instance|Launch|Job|WarmPool|Sampler)\)|loop|run)|` +
 	`host/network\.\(\*Network\)|mechanism/(qmp|agent|fsguard)\.)`)
 
-// idle looks for goroutines of guests in the goroutine dump of an ended daemon.
-func (s *storm) idle(t *testing.T) {
+// checkGoroutines looks for goroutines of guests in the goroutine dump of an ended daemon.
+func (s *storm) checkGoroutines(t *testing.T) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -658,8 +658,8 @@ func (s *storm) idle(t *testing.T) {
 	}
 }
 
-// sweep ends and undefines every guest.
-func (s *storm) sweep(t *testing.T) {
+// undefineAll ends and undefines every guest.
+func (s *storm) undefineAll(t *testing.T) {
 	t.Helper()
 	l := s.connect(t)
 	defer func() { _ = l.Disconnect() }()
@@ -669,6 +669,6 @@ func (s *storm) sweep(t *testing.T) {
 		if _, err := l.DomainLookupByName(g.dom.Name); !libvirt.IsNotFound(err) {
 			t.Errorf("%s is still there: %v", g.dom.Name, err)
 		}
-		g.may = []fate{{}}
+		g.may = []guestState{{}}
 	}
 }

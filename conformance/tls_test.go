@@ -130,9 +130,9 @@ func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki str
 // hangUp sends SIGHUP: the daemon reloads its rules and certificates.
 func (d *daemon) hangUp(t *testing.T) {
 	t.Helper()
-	before := d.says("certificates reloaded")
+	before := d.countLogLines("certificates reloaded")
 	d.output(t, "kill", "-HUP", d.pid)
-	eventually(t, "the certificates to be reloaded", func() bool { return d.says("certificates reloaded") > before })
+	eventually(t, "the certificates to be reloaded", func() bool { return d.countLogLines("certificates reloaded") > before })
 }
 
 // visitor starts a client that stays connected, and waits for its first line. The returned function waits until
@@ -186,7 +186,7 @@ func TestTLS_Virsh(t *testing.T) {
 			t.Errorf("%s connects: %q", who, out)
 		}
 	}
-	if d.says(`dn="CN=alice,O=Ops"`) == 0 || d.says("call=TLS verb=open result=denied") == 0 {
+	if d.countLogLines(`dn="CN=alice,O=Ops"`) == 0 || d.countLogLines("call=TLS verb=open result=denied") == 0 {
 		t.Error("the audit has nothing of them")
 	}
 	visitor := d.visitor(t, "/usr/bin/python3", script(t, "visitor.py"), "qemu+tls://localhost/system?pkipath="+alice)
@@ -233,7 +233,7 @@ func TestTLS_LodgeAPI(t *testing.T) {
 		t.Errorf("a client that trusts others: %q, %v", out, err)
 	}
 	eventually(t, "the audit to have them", func() bool {
-		return d.says(`api=lodge dn="CN=alice,O=Ops"`) > 0 && d.says("call=TLS verb=open result=denied") > 0
+		return d.countLogLines(`api=lodge dn="CN=alice,O=Ops"`) > 0 && d.countLogLines("call=TLS verb=open result=denied") > 0
 	})
 	events := func() func(string) { // of another life, so that it begins with a line
 		return d.visitor(t, program(t, "lodge"), "--host", "localhost", "--pki", alice, "events", "--after", "another/1")
@@ -262,12 +262,12 @@ func TestTLS_LodgeAPI(t *testing.T) {
 	}
 	// An address with too many failures is not even checked, for a while.
 	d.output(t, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do : 3<>/dev/tcp/127.0.0.1/16515; done")
-	eventually(t, "the address to be turned away", func() bool { return d.says("locked out for a minute") > 0 })
+	eventually(t, "the address to be turned away", func() bool { return d.countLogLines("locked out for a minute") > 0 })
 	d.output(t, "bash", "-c", "for i in {1..60}; do : 3<>/dev/tcp/127.0.0.1/16515; done")
 	if out, err := lodge(alice, "ps"); err == nil {
 		t.Errorf("an address that was refused connects: %q", out)
 	}
-	if n := d.says("call=TLS verb=open result=denied"); n > 40 {
+	if n := d.countLogLines("call=TLS verb=open result=denied"); n > 40 {
 		t.Errorf("the audit has %d lines of clients that were turned away", n)
 	}
 	d.virsh(t, "list")

@@ -33,9 +33,9 @@ func liveTuning(t *testing.T, g *guest) {
 // liveFileSystem enlarges the guest's disk, makes a file system on it, and freezes it through the agent.
 func liveFileSystem(t *testing.T, g *guest) {
 	g.d.virsh(t, "blockresize", "live", "vda", "96M")
-	eventually(t, "a larger disk", func() bool { return g.sh(t, "cat /sys/class/block/vda/size") == strconv.Itoa(96<<20/512) })
+	eventually(t, "a larger disk", func() bool { return g.shell(t, "cat /sys/class/block/vda/size") == strconv.Itoa(96<<20/512) })
 	contains(t, "domblkinfo", g.d.virsh(t, "domblkinfo", "live", "vda"), "Capacity:       100663296")
-	g.sh(t, "mke2fs -q /dev/vda 8192 > /dev/null 2>&1; mount -t ext2 /dev/vda /mnt")
+	g.shell(t, "mke2fs -q /dev/vda 8192 > /dev/null 2>&1; mount -t ext2 /dev/vda /mnt")
 	contains(t, "domfsinfo", g.d.virsh(t, "domfsinfo", "live"), "/mnt", "ext2")
 	status := func() string {
 		return g.d.virsh(t, "qemu-agent-command", "live", `{"execute":"guest-fsfreeze-status"}`)
@@ -44,12 +44,12 @@ func liveFileSystem(t *testing.T, g *guest) {
 	contains(t, "the frozen guest", status(), "frozen")
 	g.d.virsh(t, "domfsthaw", "live")
 	contains(t, "the guest after that", status(), "thawed")
-	g.sh(t, "umount /mnt")
+	g.shell(t, "umount /mnt")
 }
 
 // liveDump writes the guest's memory to a file that debuggers can read. The guest keeps running.
 func liveDump(t *testing.T, g *guest) {
-	unbroken := g.mark(t)
+	unbroken := g.startMarker(t)
 	path := filepath.Join(g.d.dir, "core")
 	g.d.virsh(t, "dump", "live", path, "--memory-only", "--live")
 	core, err := os.Open(path)

@@ -256,8 +256,8 @@ func (w *wedge) killMount(t *testing.T, name string) (release func()) {
 	return release
 }
 
-// playDead is the main function of that copy.
-func playDead(dir string) {
+// runDeadFileSystem is the main function of that copy.
+func runDeadFileSystem(dir string) {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err == nil {
 		options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
@@ -304,13 +304,13 @@ func (w *wedge) hang(t *testing.T) <-chan error {
 	)
 	ends := make(chan error, len(calls))
 	for _, c := range calls {
-		go func() { ends <- c.judge() }()
+		go func() { ends <- c.check() }()
 	}
 	return ends
 }
 
-// judge makes the call and returns an error unless the call ends as it must.
-func (c hung) judge() error {
+// check makes the call and returns an error unless the call ends as it must.
+func (c hung) check() error {
 	begun := time.Now()
 	err := c.do()
 	took := time.Since(begun).Round(time.Millisecond)
@@ -381,7 +381,7 @@ func (w *wedge) askDead(t *testing.T) {
 					_, _, _, err = w.l.DomainGetBlockInfo(g, "vda", 0)
 				}
 				return err
-			}, `file system at ` + w.dir + `/dead`}.judge()
+			}, `file system at ` + w.dir + `/dead`}.check()
 		}()
 	}
 	for range deadCalls {
@@ -412,7 +412,7 @@ func (w *wedge) work(t *testing.T) {
 			fresh, err = w.l.DomainDefineXML(wedgeXML(name, `<interface type='network'><source network='lan'/></interface>`))
 			return err
 		}},
-		{"the event of that", func() error { return w.hear(name) }},
+		{"the event of that", func() error { return w.waitForDefinedEvent(name) }},
 		{"starting", func() error {
 			_, err := w.l.DomainCreateWithFlags(fresh, uint32(libvirt.DomainStartPaused))
 			return err
@@ -441,8 +441,8 @@ func (w *wedge) readAll() error {
 	return nil
 }
 
-// hear waits for the event that a guest was defined.
-func (w *wedge) hear(name string) error {
+// waitForDefinedEvent waits for the event that a guest was defined.
+func (w *wedge) waitForDefinedEvent(name string) error {
 	late := time.After(promptTime)
 	for {
 		select {

@@ -39,7 +39,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	}
 	defer d.Close()
 	o.run = d.Run
-	reception, everybody, err := o.openAuthenticator(ctx, d.Gate, log)
+	reception, everybody, err := o.openAuthenticator(ctx, d.Authorizer, log)
 	if err != nil {
 		return err
 	}
@@ -61,14 +61,14 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 			Guests: d.Guests, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Events: d.Events,
 			Host: d.Host, Devices: d.Devices, Emulators: d.Emulators,
 		},
-		Log: log, Groups: o.groups(), Authorizer: d.Gate, Authenticator: reception, Audit: d.Audit,
+		Log: log, Groups: o.groups(), Authorizer: d.Authorizer, Authenticator: reception, Audit: d.Audit,
 	})
 	sets := api.New(api.Config{
 		Fleet: d.Fleet, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Starts: d.Guests.Starts,
-		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Authorizer: d.Gate, Authenticator: reception, Audit: d.Audit,
+		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Authorizer: d.Authorizer, Authenticator: reception, Audit: d.Audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
-	served.Go(func() error { reloadOnHangUp(ctx, hangUps, log, d.Gate, d.Audit, certificates); return nil })
+	served.Go(func() error { reloadOnHangUp(ctx, hangUps, log, d.Authorizer, d.Audit, certificates); return nil })
 	served.Go(func() error { return server.Serve(ctx, listeners...) })
 	served.Go(func() error { return sets.Serve(ctx, own...) })
 	_, _ = fmt.Fprintln(logOutput, "ready")

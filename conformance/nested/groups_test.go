@@ -29,7 +29,7 @@ const beside = `find /sys/fs/cgroup -mindepth 1 -maxdepth 1 -type d ! -name '*.s
 // Guests are in a delegated unit with the limits of their definitions. Three events must not change their
 // processes, groups or limits: a reload of systemd, a re-execution of systemd, and a restart of the daemon.
 // Promise: G13
-func TestNestedGroups_SystemdOwnsTheTree(t *testing.T) {
+func TestNestedGroups_SystemdOwnsTree(t *testing.T) {
 	m := begin(t)
 	uuids := map[string]string{}
 	for _, name := range []string{"one", "two"} {

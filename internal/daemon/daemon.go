@@ -74,27 +74,27 @@ type Daemon struct {
 	Run      string // directory, without symbolic links, the same for all daemons
 	Instance string // name of the daemon if several share a namespace; "": the main one
 
-	Store     *store.Store
-	Host      *resources.Inventory
-	Devices   *resources.Devices
-	Emulators *resources.Emulators
-	Groups    *kernel.Cgroups
-	Events    *event.Log
-	Networks  *network.Networks
-	Secrets   *secret.Book
-	Pools     *volume.Pools
-	Guests    *guest.Registry
-	Fleet     *fleet.Fleet
-	Gate      *authz.Authorizer
-	Audit     *authz.Audit
+	Store      *store.Store
+	Host       *resources.Inventory
+	Devices    *resources.Devices
+	Emulators  *resources.Emulators
+	Groups     *kernel.Cgroups
+	Events     *event.Log
+	Networks   *network.Networks
+	Secrets    *secret.Secrets
+	Pools      *volume.Pools
+	Guests     *guest.Registry
+	Fleet      *fleet.Fleet
+	Authorizer *authz.Authorizer
+	Audit      *authz.Audit
 
-	config   Config
-	log      *slog.Logger
-	ledger   *resources.Ledger
-	labels   *seclabel.Host
-	noLabels error // why there are none
-	quarters *sandbox.Isolation
-	opened   []func() error // what closes it
+	config         Config
+	log            *slog.Logger
+	ledger         *resources.Ledger
+	labels         *seclabel.Host
+	noLabelsReason error // why there are no labels
+	isolation      *sandbox.Isolation
+	closers        []func() error // close the open packages, in reverse order
 }
 
 // Open opens every package, each with directories of its own. It adopts the state that an earlier daemon has left.
@@ -116,12 +116,12 @@ func Open(ctx context.Context, c Config) (*Daemon, error) {
 
 // Close closes the open packages, in reverse. Guests keep running.
 func (d *Daemon) Close() {
-	for _, f := range slices.Backward(d.opened) {
+	for _, f := range slices.Backward(d.closers) {
 		if err := f(); err != nil {
 			d.log.Error("cannot close cleanly", "error", err)
 		}
 	}
-	d.opened = nil
+	d.closers = nil
 }
 
-func (d *Daemon) onClose(f func() error) { d.opened = append(d.opened, f) }
+func (d *Daemon) onClose(f func() error) { d.closers = append(d.closers, f) }

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// settleRun makes the run directory, and resolves symbolic links in its path:
+// resolveRunDir makes the run directory, and resolves symbolic links in its path:
 // the next daemon finds control groups, networks' programs and firewall rules by that path.
-func settleRun(run string) (string, error) {
+func resolveRunDir(run string) (string, error) {
 	if err := os.MkdirAll(run, 0o755); err != nil {
 		return "", fmt.Errorf("cannot make the run directory: %w", err)
 	}
@@ -39,9 +39,9 @@ func sameDirectory(one, other string) bool {
 	return err == nil && err2 == nil && os.SameFile(a, b)
 }
 
-// instance names the daemon of a run directory, for use in shared namespaces:
+// instanceName names the daemon of a run directory, for use in shared namespaces:
 // empty for the main daemon.
-func instance(run string) string {
+func instanceName(run string) string {
 	if run == DefaultRun {
 		return ""
 	}
@@ -49,8 +49,8 @@ func instance(run string) string {
 	return hex.EncodeToString(sum[:3])
 }
 
-// number is the instance's name as a number; 0: the main daemon.
-func number(instance string) uint32 {
+// instanceNumber is the instance's name as a number; 0: the main daemon.
+func instanceNumber(instance string) uint32 {
 	bytes, err := hex.DecodeString(instance)
 	if err != nil || len(bytes) < 3 {
 		return 0

@@ -11,38 +11,38 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
 )
 
-// isolate prepares users and sandboxes for guests' QEMUs and for other programs that read
+// openIsolation prepares users and sandboxes for guests' QEMUs and for other programs that read
 // hostile data; it does nothing if isolation is off.
-func (d *Daemon) isolate() error {
+func (d *Daemon) openIsolation() error {
 	d.findLabels()
 	if !d.config.Isolated {
 		d.log.Warn("guests not isolated; each QEMU has this daemon's rights")
 		return nil
 	}
-	users, err := sandbox.ParseUsers(cmp.Or(d.config.Users, sandbox.DefaultUsers(number(d.Instance))))
+	users, err := sandbox.ParseUsers(cmp.Or(d.config.Users, sandbox.DefaultUsers(instanceNumber(d.Instance))))
 	if err == nil {
 		err = users.ReserveInUse(nil) // of guests that run already
 	}
 	if err != nil {
 		return err
 	}
-	house, err := sandbox.NewBuilder(d.labels.Content())
+	builder, err := sandbox.NewBuilder(d.labels.Content())
 	if err != nil {
 		return fmt.Errorf("%w; start with --isolation=off to run guests without it", err)
 	}
-	d.onClose(house.Close)
-	if absent := house.Missing(); len(absent) > 0 {
+	d.onClose(builder.Close)
+	if absent := builder.Missing(); len(absent) > 0 {
 		d.log.Warn("this kernel lacks parts of what isolates guests", "absent", strings.Join(absent, ", "))
 	}
 	if d.config.Cores {
-		if err := house.EnableCoreScheduling(); err != nil {
+		if err := builder.EnableCoreScheduling(); err != nil {
 			d.log.Warn("guests may run on one core at the same time", "cause", err)
 		}
 	}
 	if why, absent := d.Groups.Absent()[kernel.DeviceController]; absent {
 		d.log.Warn("device control groups not available; only sandboxes keep guests from devices of others", "cause", why)
 	}
-	d.quarters = &sandbox.Isolation{Builder: house, Users: users}
+	d.isolation = &sandbox.Isolation{Builder: builder, Users: users}
 	return nil
 }
 
@@ -60,10 +60,10 @@ const (
 func (d *Daemon) findLabels() {
 	switch {
 	case d.config.Labels == LabelsOff:
-		d.noLabels = errors.New("the daemon was started with --security-labels=off")
+		d.noLabelsReason = errors.New("the daemon was started with --security-labels=off")
 		return
 	case !d.config.Isolated:
-		d.noLabels = errors.New("the daemon was started with --isolation=off")
+		d.noLabelsReason = errors.New("the daemon was started with --isolation=off")
 		return
 	}
 	required := d.config.Labels == LabelsRequired
@@ -79,5 +79,5 @@ func (d *Daemon) findLabels() {
 	case host != nil:
 		d.log.Info("security labels in use", "model", host.Model)
 	}
-	d.labels, d.noLabels = host, without
+	d.labels, d.noLabelsReason = host, without
 }

@@ -24,15 +24,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// settleTimeout bounds the time that readiness waits for pools, so that an
+// poolsTimeout bounds the time that readiness waits for pools, so that an
 // early client finds their volumes.
-const settleTimeout = 2 * time.Second
+const poolsTimeout = 2 * time.Second
 
 // recoverTimeout bounds the time that clients wait for the removal of leftover tiles and clones.
 // A hung file system does not delay them longer. A tile stays if its guest has not ended by then.
 const recoverTimeout = 10 * time.Second
 
-var errServing = errors.New("interrupted so that clients are served; it continues after that")
+var errServingFirst = errors.New("interrupted so that clients are served; it continues after that")
 
 // manyGuests is the number of guests that a host should be able to run. Limits that are
 // too low for it are logged when the daemon starts.
@@ -40,13 +40,13 @@ const manyGuests = 1000
 
 // openStore locks both directories against other daemons.
 func (d *Daemon) openStore(context.Context) error {
-	run, err := settleRun(d.config.Run)
+	run, err := resolveRunDir(d.config.Run)
 	if err != nil {
 		return err
 	}
-	d.Run, d.Instance = run, instance(run)
+	d.Run, d.Instance = run, instanceName(run)
 	if !sameDirectory(run, d.config.Data) { // otherwise the store holds it
-		lock, err := store.Hold(run, "run")
+		lock, err := store.LockDirectory(run, "run")
 		if err != nil {
 			return err
 		}
@@ -66,17 +66,17 @@ func (d *Daemon) openHost(context.Context) (err error) {
 		return err
 	}
 	d.openGroups()
-	if err := d.isolate(); err != nil {
+	if err := d.openIsolation(); err != nil {
 		return err
 	}
 	limits := resources.NewLimits(root, d.Groups, d.log)
-	d.warn(limits)
+	d.warnOfLimits(limits)
 	d.ledger = resources.NewLedger(d.Host)
 	d.ledger.Limits = limits
 	if d.Emulators, err = resources.NewEmulators(d.Store, d.config.Emulator, d.log); err != nil {
 		return err
 	}
-	d.Emulators.Quarters = d.quarters
+	d.Emulators.Isolation = d.isolation
 	d.Devices = resources.NewDevices(root)
 	return nil
 }
@@ -100,8 +100,8 @@ func (d *Daemon) openGroups() {
 	})
 }
 
-// warn raises the daemon's own limits, and logs other limits that are too low for this host.
-func (d *Daemon) warn(limits *resources.Limits) {
+// warnOfLimits raises the daemon's own limits, and logs other limits that are too low for this host.
+func (d *Daemon) warnOfLimits(limits *resources.Limits) {
 	warnings, err := limits.Prepare(manyGuests)
 	if err != nil {
 		d.log.Warn("cannot check the host's limits", "error", err)
@@ -121,20 +121,20 @@ func (d *Daemon) openNetworks(ctx context.Context) (err error) {
 		return err
 	}
 	d.onClose(func() error { d.Networks.Close(); return nil })
-	if err := d.seed(ctx); err != nil {
+	if err := d.defineDefaultNetwork(ctx); err != nil {
 		d.log.Warn("cannot define the default network; clients that expect it will say so", "error", err)
 	}
 	return nil
 }
 
-// seeds are records of the objects that were added to a fresh data directory.
-var seeds = store.Kind{Name: "seed", Version: 1}
+// seedKind are records of the objects that were added to a fresh data directory.
+var seedKind = store.Kind{Name: "seed", Version: 1}
 
-// seed defines the network that every libvirt client expects, once in the life of
+// defineDefaultNetwork defines the network that every libvirt client expects, once in the life of
 // a data directory. A user who removes it does not get it back.
-func (d *Daemon) seed(ctx context.Context) error {
+func (d *Daemon) defineDefaultNetwork(ctx context.Context) error {
 	var given bool
-	err := d.Store.Get(seeds, "default network", &given)
+	err := d.Store.Get(seedKind, "default network", &given)
 	if !fault.Is(err, fault.NotFound) {
 		return err
 	}
@@ -145,7 +145,7 @@ func (d *Daemon) seed(ctx context.Context) error {
 	if _, err := d.Networks.Define(ctx, scope.Daemon("the default network"), doc, false); err != nil && !fault.Is(err, fault.Exists) {
 		return err
 	}
-	return d.Store.Put(seeds, "default network", true)
+	return d.Store.Put(seedKind, "default network", true)
 }
 
 func (d *Daemon) openSecrets(context.Context) (err error) {
@@ -159,13 +159,13 @@ func (d *Daemon) openSecrets(context.Context) (err error) {
 
 func (d *Daemon) openPools(ctx context.Context) (err error) {
 	d.Pools, err = volume.Open(volume.Options{
-		Store: d.Store, Events: d.Events, Log: d.log, Secrets: d.Secrets, Boot: d.config.Boot, Quarters: d.quarters,
+		Store: d.Store, Events: d.Events, Log: d.log, Secrets: d.Secrets, Boot: d.config.Boot, Isolation: d.isolation,
 	})
 	if err != nil {
 		return err
 	}
 	d.onClose(func() error { d.Pools.Close(); return nil })
-	ctx, stop := context.WithTimeout(ctx, settleTimeout)
+	ctx, stop := context.WithTimeout(ctx, poolsTimeout)
 	defer stop()
 	if err := d.Pools.Settle(ctx); err != nil {
 		d.log.Warn("pools still being read; their volumes appear later", "error", err)
@@ -178,10 +178,10 @@ func (d *Daemon) openGuests(context.Context) (err error) {
 	d.Guests, err = guest.Open(guest.Config{
 		DataDir: filepath.Join(c.Data, "guest"), RunDir: filepath.Join(d.Run, "guest"), Instance: d.Instance,
 		Log: d.log, Store: d.Store, Events: d.Events, Emulators: d.Emulators, Ledger: d.ledger,
-		Starts:   resources.NewStarts(c.Kernel, runtime.NumCPU(), d.log),
+		Starts:   resources.NewStartQueue(c.Kernel, runtime.NumCPU(), d.log),
 		Networks: d.Networks, Pools: d.Pools, Secrets: d.Secrets, Cgroups: d.Groups, Kernel: c.Kernel, Boot: c.Boot,
-		Prepared: max(c.Prepared, 0), Quarters: d.quarters, StayFull: c.StayFull, GiveRNG: c.GiveRNG,
-		Labels: d.labels, NoLabels: d.noLabels, LabelsRequired: c.Labels == LabelsRequired,
+		Prepared: max(c.Prepared, 0), Quarters: d.isolation, StayFull: c.StayFull, GiveRNG: c.GiveRNG,
+		Labels: d.labels, NoLabels: d.noLabelsReason, LabelsRequired: c.Labels == LabelsRequired,
 	})
 	if err != nil {
 		return err
@@ -195,7 +195,7 @@ func (d *Daemon) openFleet(ctx context.Context) error {
 		Guests: d.Guests, Pools: d.Pools, Events: d.Events, Log: d.log, Images: filepath.Join(d.config.Data, "images"),
 	})
 	d.onClose(func() error { d.Fleet.Close(); return nil })
-	ctx, stop := context.WithTimeoutCause(ctx, recoverTimeout, errServing)
+	ctx, stop := context.WithTimeoutCause(ctx, recoverTimeout, errServingFirst)
 	defer stop()
 	d.Fleet.Recover(ctx)
 	return nil
@@ -207,14 +207,14 @@ func (d *Daemon) openAccess(context.Context) (err error) {
 		return err
 	}
 	d.onClose(d.Audit.Close)
-	d.Gate, err = authz.New(authz.Config{
-		File: d.rules(), Guests: d.Guests, Fleet: d.Fleet, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Log: d.log,
+	d.Authorizer, err = authz.New(authz.Config{
+		File: d.rulesFile(), Guests: d.Guests, Fleet: d.Fleet, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Log: d.log,
 	})
 	return err
 }
 
-// rules returns the file of access rules; empty: there is none.
-func (d *Daemon) rules() string {
+// rulesFile returns the file of access rules; empty: there is none.
+func (d *Daemon) rulesFile() string {
 	if d.config.Access != "" || d.Run != DefaultRun {
 		return d.config.Access
 	}

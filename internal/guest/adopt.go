@@ -72,7 +72,7 @@ func Open(c machine.Config) (*machine.Registry, error) {
 	if err := recoverUndefinitions(r); err != nil {
 		return nil, err
 	}
-	if err := r.Store.Settle(); err != nil {
+	if err := r.Store.MarkComplete(); err != nil {
 		r.Log.Error("cannot mark the store as settled; the next daemon searches for lost guests again", "error", err)
 	}
 	provision.SweepLabels(r)
@@ -125,7 +125,7 @@ func sweepSaved(r *machine.Registry) {
 	for _, path := range names {
 		uuid, rest, _ := strings.Cut(filepath.Base(path), ".")
 		var kept any
-		if rest == "save.partial" || rest == "save" && r.Store.Sound() && fault.Is(r.Store.Get(machine.Domains, uuid, &kept), fault.NotFound) {
+		if rest == "save.partial" || rest == "save" && r.Store.Complete() && fault.Is(r.Store.Get(machine.Domains, uuid, &kept), fault.NotFound) {
 			machine.RemoveFile(r.Log, path)
 		}
 	}
@@ -258,7 +258,7 @@ func (r *adopting) adopt(dir string) error {
 		return err
 	}
 	dropHalfWritten(r.Registry, dir)
-	records, err := operation.Files{Dir: dir}.Read()
+	records, err := operation.FileJournal{Dir: dir}.Read()
 	if err == nil {
 		err = r.GiveOperations(run, records)
 	}
@@ -385,7 +385,7 @@ func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecor
 	case g != nil || !started:
 	case rec.State.Persistent: // a later daemon may have the definition again
 		recordLeftover(r, rec.UUID, rec.Name, run.Log)
-	case r.Store.Sound(): // otherwise its definition may be lost
+	case r.Store.Complete(): // otherwise its definition may be lost
 		launch.DropSecretsOf(r, rec, run.Definition, run.Log)
 	}
 	if g == nil || !started {

@@ -33,7 +33,7 @@ func bareRegistry(t *testing.T) *machine.Registry {
 	dir := t.TempDir()
 	records, err := store.Open(dir)
 	if err == nil {
-		err = errors.Join(records.Settle(), records.Close())
+		err = errors.Join(records.MarkComplete(), records.Close())
 	}
 	if err == nil {
 		records, err = store.Open(dir) // one that is new might have lost something
@@ -270,7 +270,7 @@ func leaveUndefined(r *machine.Registry, t *testing.T, u undefinition) {
 		ID: "left", Kind: undefineKind.Name, Version: undefineKind.Version, Owner: undefinitionsOwner + u.UUID,
 		Objects: []string{uuidObject(u.UUID)}, Payload: payload,
 	}
-	if err := (operation.Stored{Store: r.Store}).Write(rec); err != nil {
+	if err := (operation.StoreJournal{Store: r.Store}).Write(rec); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -278,7 +278,7 @@ func leaveUndefined(r *machine.Registry, t *testing.T, u undefinition) {
 // undefinitionsLeft counts what the next daemon would find.
 func undefinitionsLeft(r *machine.Registry, t *testing.T) (n int) {
 	t.Helper()
-	all, err := operation.Stored{Store: r.Store}.ReadAll()
+	all, err := operation.StoreJournal{Store: r.Store}.ReadAll()
 	if err != nil {
 		t.Fatal(err)
 	}

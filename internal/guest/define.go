@@ -60,7 +60,7 @@ func understand(ctx context.Context, r *machine.Registry, doc string, validate b
 	if err != nil {
 		return u, err
 	}
-	caps, err := r.Emulators.Get(ctx, cmp.Or(def.Devices.Emulator, r.Emulators.Serving(def.OS.Arch)))
+	caps, err := r.Emulators.Get(ctx, cmp.Or(def.Devices.Emulator, r.Emulators.ForArch(def.OS.Arch)))
 	if err != nil {
 		return u, err
 	}

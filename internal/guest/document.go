@@ -9,11 +9,11 @@ import (
 // RecordKind is the kind of the records of persistent guests.
 var RecordKind = machine.Domains
 
-// Document returns the document that a guest's record defines.
-func Document(uuid string, version int, body []byte) (store.Document, error) {
+// DefinitionView returns the document that a guest's record defines.
+func DefinitionView(uuid string, version int, body []byte) (store.DefinitionView, error) {
 	var r machine.Record
 	err := machine.Domains.Decode(uuid, version, body, &r)
-	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.Fences) > 0}, err
+	return store.DefinitionView{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.Fences) > 0}, err
 }
 
 // WithFormats adds the format of each volume that a document's disks name without one. format returns ""

@@ -41,7 +41,7 @@ var qemuEvents = map[string]func(*machine.Guest, json.RawMessage){
 	"RESUME": func(g *machine.Guest, _ json.RawMessage) {
 		provision.HasSpaceAgain(g)
 		g.Advance(lifecycle.Resumed{})
-		g.Instance.Ops.Again()
+		g.Instance.Ops.RetryOwed()
 	},
 	"SUSPEND":      func(g *machine.Guest, _ json.RawMessage) { g.Advance(lifecycle.Slept{}) },
 	"WAKEUP":       func(g *machine.Guest, _ json.RawMessage) { g.Advance(lifecycle.Woke{}) },

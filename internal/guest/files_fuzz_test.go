@@ -179,7 +179,7 @@ func FuzzJournals(f *testing.F) {
 
 // readOperation reads the record of an operation, and opens it as a run would.
 func readOperation(r *machine.Registry, dir string) (any, error) {
-	records, err := operation.Files{Dir: dir}.Read()
+	records, err := operation.FileJournal{Dir: dir}.Read()
 	if err != nil || len(records) == 0 {
 		return nil, errors.Join(err, os.ErrNotExist)
 	}

@@ -18,7 +18,7 @@ import (
 
 // findSaved defines the guests of managed save images without a record. It runs before the loops start.
 func findSaved(r *machine.Registry) {
-	if r.Store.Sound() {
+	if r.Store.Complete() {
 		return
 	}
 	images, err := filepath.Glob(filepath.Join(r.SaveDir(), "*.save"))
@@ -65,7 +65,7 @@ func findRunning(g *machine.Guest, rec *machine.InstanceRecord, def *domain.Defi
 		return
 	}
 	var kept any
-	if g.Reg.Store.Sound() && !fault.Is(g.Reg.Store.Get(machine.Domains, g.Identity, &kept), fault.NotFound) {
+	if g.Reg.Store.Complete() && !fault.Is(g.Reg.Store.Get(machine.Domains, g.Identity, &kept), fault.NotFound) {
 		return // it is there, even if this daemon cannot read it
 	}
 	if other, err := g.Reg.ByName(rec.Name); err == nil && other != g {

@@ -71,14 +71,14 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	if err := a.Connect(t.Context(), scope.Daemon("a test"), nic); err == nil {
 		t.Fatal("the loopback has a macvtap")
 	}
-	noted, err := operation.Files{Dir: r.Dir}.Read()
+	noted, err := operation.FileJournal{Dir: r.Dir}.Read()
 	if err != nil || len(noted) != 1 || !strings.Contains(string(noted[0].Payload), `"IfName":"macvtap`) {
 		t.Errorf("a plug that is cut off leaves %+v (%v)", noted, err)
 	}
 	if err := op.Run(t.Context()); err == nil {
 		t.Error("it is plugged in")
 	}
-	if noted, err := (operation.Files{Dir: r.Dir}).Read(); err != nil || len(noted) > 0 {
+	if noted, err := (operation.FileJournal{Dir: r.Dir}).Read(); err != nil || len(noted) > 0 {
 		t.Errorf("a plug that failed is left to the next daemon: %+v (%v)", noted, err)
 	}
 }

@@ -18,11 +18,11 @@ var guestOperations = operation.Kinds[*machine.Instance]{
 }
 
 // Operations lists the open operations of all running guests, and the removals after undefinitions.
-func Operations(r *machine.Registry) (all []operation.Listed) {
+func Operations(r *machine.Registry) (all []operation.OwnedStatus) {
 	for _, set := range undefinitionSets(r) {
 		for _, op := range set.Operations() {
 			u := op.Work().(*undefinition)
-			all = append(all, operation.Listed{Status: op.Status(), Name: u.Name, UUID: u.UUID})
+			all = append(all, operation.OwnedStatus{Status: op.Status(), Name: u.Name, UUID: u.UUID})
 		}
 	}
 	for _, g := range r.All() {

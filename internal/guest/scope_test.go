@@ -20,7 +20,7 @@ import (
 )
 
 // Each verb refuses the zero value of a scope, and changes nothing.
-func TestVerbs_RefuseTheZeroScope(t *testing.T) {
+func TestVerbs_ZeroScope(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("there"))
 	ctx, none := d.ctx(), scope.Scope{}

@@ -114,7 +114,7 @@ func (u *undefinition) forget(ctx context.Context) error {
 // forgotten implements Probe.
 func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
 	var kept any
-	lost := u.guest == nil && !u.reg.Store.Sound() // the definition may be lost, so all files stay
+	lost := u.guest == nil && !u.reg.Store.Complete() // the definition may be lost, so all files stay
 	if fault.Is(u.reg.Store.Get(machine.Domains, u.UUID, &kept), fault.NotFound) && !lost {
 		return operation.Happened, nil
 	}
@@ -195,7 +195,7 @@ const undefinitionsOwner = "undefine-"
 func openUndefinitions(r *machine.Registry, uuid string, records []operation.Record) (*operation.Set[*machine.Registry], error) {
 	set, err := operation.Open(operation.Config[*machine.Registry]{
 		Owner: r, Name: undefinitionsOwner + uuid, Kinds: operation.Kinds[*machine.Registry]{undefineKind},
-		Stored: operation.Stored{Store: r.Store}, Apart: true, Log: r.Log.With("uuid", uuid), Life: r.Life,
+		Stored: operation.StoreJournal{Store: r.Store}, PerObject: true, Log: r.Log.With("uuid", uuid), Life: r.Life,
 		Turn: func(ctx context.Context, do func() error) error {
 			leave, err := r.Removing.Lock(ctx, uuid)
 			if err != nil {
@@ -233,7 +233,7 @@ func dropUndefinitions(r *machine.Registry, uuid string) {
 // recoverUndefinitions completes the undefinitions that an earlier daemon began. It holds the locks of
 // their UUIDs, so that no guest is made with one of them before.
 func recoverUndefinitions(r *machine.Registry) error {
-	all, err := operation.Stored{Store: r.Store}.ReadAll()
+	all, err := operation.StoreJournal{Store: r.Store}.ReadAll()
 	for owner, its := range all {
 		uuid, is := strings.CutPrefix(owner, undefinitionsOwner)
 		if !is {

@@ -47,7 +47,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := (operation.Files{Dir: dir}).Write(operation.Record{ID: kind, Kind: kind, Version: 1, Payload: text}); err != nil {
+		if err := (operation.FileJournal{Dir: dir}).Write(operation.Record{ID: kind, Kind: kind, Version: 1, Payload: text}); err != nil {
 			t.Fatal(err)
 		}
 	}

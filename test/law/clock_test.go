@@ -28,7 +28,7 @@ var wallReadings = map[string]string{
 	"internal/edge/libvirt/domaincalls/stats.go":    "as domain_allstats.go",
 	"internal/edge/libvirt/networkcalls/network.go": "when a lease ends, by dnsmasq's word, shown to a client",
 	"internal/mechanism/hostnet/lease.go":           "when a lease ends, by dnsmasq's word",
-	"internal/host/network/status.go":               "as hostnet/lease.go, shown to the host's name service",
+	"internal/host/network/statusfiles.go":          "as hostnet/lease.go, shown to the host's name service",
 	"internal/mechanism/qemu/afterstart.go":         "when a password ends, as its user said it: on the wall's clock",
 	"internal/mechanism/qemu/arguments_machine.go":  "the guest's own clock",
 	"internal/mechanism/qmp/session.go":             "a deadline long past, to end a read",

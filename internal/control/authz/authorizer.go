@@ -28,7 +28,7 @@ type Config struct {
 	Pools    *volume.Pools
 	Networks *network.Networks
 	// Secrets are the secrets that rules may name; nil: there are none.
-	Secrets *secret.Book
+	Secrets *secret.Secrets
 	Log     *slog.Logger
 }
 
@@ -139,7 +139,7 @@ func (g *Authorizer) Rule(w Principal, v Permission, o Resource) string {
 func (g *Authorizer) Restricted(w Principal) bool { return g.HasRules() && !w.Trusted() }
 
 // Guest returns the resource for a guest.
-func (g *Authorizer) Guest(of *guest.Guest) Resource { return GuestResource(g.Fleet.Of(of)) }
+func (g *Authorizer) Guest(of *guest.Guest) Resource { return GuestResource(g.Fleet.MemberOf(of)) }
 
 // GuestResource returns the resource for a guest of a set. The labels are unknown while its first definition is under
 // way, or if its marks cannot be parsed.

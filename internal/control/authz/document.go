@@ -205,7 +205,7 @@ func (g *Authorizer) checkNetwork(w Principal, doc string) (Resource, error) {
 	if err != nil {
 		return Resource{}, err
 	}
-	made := Resource{Kind: Network, Name: def.Name, definitionBytes: network.Written(doc)}
+	made := Resource{Kind: Network, Name: def.Name, definitionBytes: network.StoredBytes(doc)}
 	if err := g.Check(w, Networks, made); err != nil {
 		return made, err
 	}

@@ -180,7 +180,7 @@ func (g *Authorizer) objectsLike(like Resource) (all []objectUsage) {
 		}
 	case Network:
 		for _, n := range g.Networks.List() {
-			all = append(all, usageOfObject(Resource{Kind: Network, Name: n.Name(), definitionBytes: n.View().Written()}))
+			all = append(all, usageOfObject(Resource{Kind: Network, Name: n.Name(), definitionBytes: n.View().StoredBytes()}))
 		}
 	case Pool:
 		for _, p := range g.Pools.List() {

@@ -57,34 +57,34 @@ func (f *Fleet) Clone(ctx context.Context, sc scope.Scope, q CloneRequest, plan 
 		return Summary{}, err
 	}
 	defer release()
-	leave, err := f.shareTile(f.Of(g))
+	leave, err := f.shareTile(f.MemberOf(g))
 	if err != nil {
 		return Summary{}, err
 	}
 	defer leave()
-	c, err := f.cloningOf(def, q)
+	c, err := f.planClone(def, q)
 	if err != nil {
 		return Summary{}, err
 	}
 	c.fences = g.Fences()
 	if !q.Thin || q.DryRun || g.View().Template {
-		return c.all(ctx, sc, plan, report), nil
+		return c.cloneAll(ctx, sc, plan, report), nil
 	}
 	return f.cloneThin(ctx, sc, g, func(ctx context.Context) Summary {
 		defer release()
-		return c.all(ctx, sc, plan, report)
+		return c.cloneAll(ctx, sc, plan, report)
 	})
 }
 
-// all makes the clones, several at once.
-func (c *cloning) all(ctx context.Context, sc scope.Scope, plan func(Plan), report func(Result)) Summary {
-	names := c.q.Names
+// cloneAll makes the clones, several at once.
+func (c *clonePlan) cloneAll(ctx context.Context, sc scope.Scope, plan func(Plan), report func(Result)) Summary {
+	names := c.request.Names
 	ids := make([]string, len(names))
 	s := &schedule{
-		log: c.fleet.log, places: arrange(names, nil, unordered), names: names, parallel: clonesAtOnce, keepGoing: true,
+		log: c.fleet.log, order: orderGuests(names, nil, unordered), names: names, parallel: clonesAtOnce, keepGoing: true,
 		do: func(ctx context.Context, i int) Result {
 			ids[i] = uuid.NewString()
-			return c.clone(ctx, sc, names[i], ids[i])
+			return c.cloneOne(ctx, sc, names[i], ids[i])
 		},
 	}
 	return s.runAndCount(ctx, plan, func(i int, r Result) {
@@ -112,54 +112,54 @@ func (q *CloneRequest) check() error {
 	return q.Seed.check()
 }
 
-// cloning is the cloning of one guest.
-type cloning struct {
-	fleet  *Fleet
-	q      CloneRequest
-	source *domain.Definition
+// clonePlan says how one guest is cloned.
+type clonePlan struct {
+	fleet   *Fleet
+	request CloneRequest
+	source  *domain.Definition
 	// fences are the path limits that hold for the source's files.
 	fences machine.Fences
-	disks  []original
-	// seeds is the pool in which seeds are made.
-	seeds *volume.Pool
-	note  string
+	disks  []sourceDisk
+	// seedPool is the pool in which seeds are made.
+	seedPool *volume.Pool
+	note     string
 }
 
-// original is a disk that each clone gets its own copy of.
-type original struct {
-	at   int // index among the disks of the definition
-	from *volume.Pool
-	of   *volume.Volume
-	into *volume.Pool
-	ext  string // extension of the new volume's name
+// sourceDisk is a disk that each clone gets its own copy of.
+type sourceDisk struct {
+	index     int // index among the disks of the definition
+	pool      *volume.Pool
+	volume    *volume.Volume
+	target    *volume.Pool
+	extension string // extension of the new volume's name
 }
 
-// cloningOf finds every reason why a guest cannot be cloned, before anything is made.
-func (f *Fleet) cloningOf(d *domain.Definition, q CloneRequest) (*cloning, error) {
+// planClone finds every reason why a guest cannot be cloned, before anything is made.
+func (f *Fleet) planClone(d *domain.Definition, q CloneRequest) (*clonePlan, error) {
 	if err := checkCloneable(d); err != nil {
 		return nil, err
 	}
-	c := &cloning{fleet: f, q: q, source: d}
+	c := &clonePlan{fleet: f, request: q, source: d}
 	for i, disk := range d.Devices.Disks {
 		if disk.Source == nil || disk.Device == "cdrom" || disk.ReadOnly || disk.Shareable {
 			continue // shareable, so the clones share it
 		}
-		o, err := c.original(disk)
+		o, err := c.findSourceDisk(disk)
 		if err != nil {
 			return nil, fault.Wrap(err, fault.Of(err), fault.About(err), "domain %q cannot be cloned: disk %s", d.Name, disk.Target)
 		}
-		o.at = i
+		o.index = i
 		c.disks = append(c.disks, o)
 	}
-	if err := c.findSeeds(); err != nil {
+	if err := c.findSeedPool(); err != nil {
 		return nil, err
 	}
 	c.note = c.describe()
 	return c, nil
 }
 
-// original finds the volume of a disk, and the pool for its copies.
-func (c *cloning) original(disk *device.Disk) (o original, err error) {
+// findSourceDisk finds the volume of a disk, and the pool for its copies.
+func (c *clonePlan) findSourceDisk(disk *device.Disk) (o sourceDisk, err error) {
 	switch {
 	case disk.Device == "lun":
 		return o, fault.New(fault.Unsupported, fault.Domain, "is a LUN of the host, which two guests cannot share")
@@ -167,10 +167,10 @@ func (c *cloning) original(disk *device.Disk) (o original, err error) {
 		return o, fault.New(fault.Unsupported, fault.Domain, "is encrypted, and its copies would need secrets of their own, which is not built; copy the volume (virsh vol-create-from) and define the guest yourself")
 	}
 	if v := disk.Source.Volume; v != nil {
-		if o.from, err = c.fleet.pools.ByName(v.Pool); err == nil {
-			o.of, err = o.from.Volume(v.Volume)
+		if o.pool, err = c.fleet.pools.ByName(v.Pool); err == nil {
+			o.volume, err = o.pool.Volume(v.Volume)
 		}
-	} else if o.from, o.of, err = c.fleet.pools.ByPath(disk.Source.Path()); err != nil {
+	} else if o.pool, o.volume, err = c.fleet.pools.ByPath(disk.Source.Path()); err != nil {
 		err = fault.New(fault.NotFound, fault.Volume, "%s is in no active pool; make one of its folder (virsh pool-create-as NAME dir --target %s)",
 			disk.Source.Path(), fault.Word(filepath.Dir(disk.Source.Path())))
 	}
@@ -178,19 +178,19 @@ func (c *cloning) original(disk *device.Disk) (o original, err error) {
 		return o, err
 	}
 	// A guest can write any header into a raw disk, so the header must not decide the format.
-	if declared := cmp.Or(disk.Format, "raw"); declared != format(o.of) {
-		return o, fault.New(fault.Invalid, fault.Volume, "has format %s in the guest's definition and %s in pool %q; correct the one that is wrong", declared, o.of.Format, o.from.Name())
+	if declared := cmp.Or(disk.Format, "raw"); declared != format(o.volume) {
+		return o, fault.New(fault.Invalid, fault.Volume, "has format %s in the guest's definition and %s in pool %q; correct the one that is wrong", declared, o.volume.Format, o.pool.Name())
 	}
-	o.into, o.ext = o.from, filepath.Ext(o.of.Name)
-	if c.q.Pool != "" {
-		if o.into, err = c.fleet.pools.ByName(c.q.Pool); err != nil {
+	o.target, o.extension = o.pool, filepath.Ext(o.volume.Name)
+	if c.request.Pool != "" {
+		if o.target, err = c.fleet.pools.ByName(c.request.Pool); err != nil {
 			return o, err
 		}
 	}
-	if c.q.Thin {
-		o.ext = ".qcow2"
-		if t := o.into.View().Type; t == volume.Logical || t == volume.Disk {
-			return o, fault.New(fault.Unsupported, fault.Pool, "cannot have thin clones in pool %q, whose volumes are block devices; name a pool of files (--pool)", o.into.Name())
+	if c.request.Thin {
+		o.extension = ".qcow2"
+		if t := o.target.View().Type; t == volume.Logical || t == volume.Disk {
+			return o, fault.New(fault.Unsupported, fault.Pool, "cannot have thin clones in pool %q, whose volumes are block devices; name a pool of files (--pool)", o.target.Name())
 		}
 	}
 	return o, nil
@@ -204,16 +204,16 @@ func format(v *volume.Volume) string {
 	return string(v.Format)
 }
 
-// findSeeds chooses the pool for seeds.
-func (c *cloning) findSeeds() (err error) {
+// findSeedPool chooses the pool for seeds.
+func (c *clonePlan) findSeedPool() (err error) {
 	switch {
-	case c.q.Seed == nil:
-	case c.q.Pool != "":
-		c.seeds, err = c.fleet.pools.ByName(c.q.Pool)
+	case c.request.Seed == nil:
+	case c.request.Pool != "":
+		c.seedPool, err = c.fleet.pools.ByName(c.request.Pool)
 	case len(c.disks) > 0:
-		c.seeds = c.disks[0].into
+		c.seedPool = c.disks[0].target
 	default:
-		if c.seeds, err = c.fleet.pools.ByName("default"); err != nil {
+		if c.seedPool, err = c.fleet.pools.ByName("default"); err != nil {
 			err = fault.New(fault.Invalid, fault.Pool, "the guest has no disk whose pool could hold the seed, and there is no pool \"default\"; name a pool (--pool)")
 		}
 	}
@@ -221,16 +221,16 @@ func (c *cloning) findSeeds() (err error) {
 }
 
 // describe says what clones get and what they do not get.
-func (c *cloning) describe() string {
+func (c *clonePlan) describe() string {
 	var words []string
 	how := "copied"
-	if c.q.Thin {
+	if c.request.Thin {
 		how = "thin"
 	}
 	if n := len(c.disks); n > 0 {
 		words = append(words, fmt.Sprintf("%d disks %s", n, how))
 	}
-	if c.q.Seed != nil {
+	if c.request.Seed != nil {
 		words = append(words, "a seed")
 	}
 	if c.addsRNG() {
@@ -244,50 +244,50 @@ func (c *cloning) describe() string {
 
 // addsRNG says whether clones get a random number generator that the source lacks. They need one more than the
 // source did: without it clones could draw equal numbers.
-func (c *cloning) addsRNG() bool {
-	return !c.q.NoRNG && len(c.source.Devices.RNGs) == 0 && c.source.OS.Machine != "isapc"
+func (c *clonePlan) addsRNG() bool {
+	return !c.request.NoRNG && len(c.source.Devices.RNGs) == 0 && c.source.OS.Machine != "isapc"
 }
 
-// clone makes one clone, or removes all of it.
-func (c *cloning) clone(ctx context.Context, sc scope.Scope, name, id string) Result {
+// cloneOne makes one clone, or removes all of it.
+func (c *clonePlan) cloneOne(ctx context.Context, sc scope.Scope, name, id string) Result {
 	d := c.source.Clone()
 	err := newIdentity(d, name, id, c.fleet.newMAC)
 	if err == nil {
-		err = c.checkRoom(name)
+		err = c.checkNamesFree(name)
 	}
 	switch {
 	case err != nil:
 		return Result{Outcome: Failed, Error: err}
-	case c.q.DryRun:
+	case c.request.DryRun:
 		return Result{Outcome: Would, Note: c.note}
 	}
-	w := newCloneCreation(c, name, d)
-	return c.fleet.perform(ctx, sc, cloneKind.Name, w, &w.parts, c.note)
+	w := newCloneOperation(c, name, d)
+	return c.fleet.perform(ctx, sc, cloneKind.Name, w, &w.operationObjects, c.note)
 }
 
 // copyName names a clone's own volume.
-func (o *original) copyName(clone, target string) VolumeName {
-	return VolumeName{Pool: o.into.Name(), Name: clone + "-" + target + o.ext}
+func (o *sourceDisk) copyName(clone, target string) VolumeName {
+	return VolumeName{Pool: o.target.Name(), Name: clone + "-" + target + o.extension}
 }
 
-func (c *cloning) seedName(clone string) VolumeName {
-	return VolumeName{Pool: c.seeds.Name(), Name: clone + "-seed.iso"}
+func (c *clonePlan) seedName(clone string) VolumeName {
+	return VolumeName{Pool: c.seedPool.Name(), Name: clone + "-seed.iso"}
 }
 
 // volumes lists the volumes of a clone to be made.
-func (c *cloning) volumes(name string) []VolumeName {
+func (c *clonePlan) volumes(name string) []VolumeName {
 	var all []VolumeName
 	for _, o := range c.disks {
-		all = append(all, o.copyName(name, c.source.Devices.Disks[o.at].Target))
+		all = append(all, o.copyName(name, c.source.Devices.Disks[o.index].Target))
 	}
-	if c.seeds != nil {
+	if c.seedPool != nil {
 		all = append(all, c.seedName(name))
 	}
 	return all
 }
 
-// checkRoom refuses a clone whose name or volumes exist, before anything is made.
-func (c *cloning) checkRoom(name string) error {
+// checkNamesFree refuses a clone whose name or volumes exist, before anything is made.
+func (c *clonePlan) checkNamesFree(name string) error {
 	if _, err := c.fleet.guests.ByName(name); err == nil {
 		return fault.New(fault.Exists, fault.Domain, "domain %q already exists", name)
 	}

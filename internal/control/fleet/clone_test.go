@@ -194,7 +194,7 @@ func TestSeed_NewCloudInitInstance(t *testing.T) {
 	refused(t, err, fault.Invalid, "1048577 bytes")
 }
 
-func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
+func TestClone_VariablesOnDevice(t *testing.T) {
 	h := newHerd(t)
 	for name, text := range map[string]string{"code.fd": "code", "golden_VARS.fd": "of golden"} {
 		ok(t, os.WriteFile(filepath.Join(h.dir, name), []byte(text), 0o600))
@@ -240,11 +240,11 @@ func TestClone_CopiesUEFIVariables(t *testing.T) {
 	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
-	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"two"}})
+	c, err := h.planClone(def, CloneRequest{Source: "golden", Names: []string{"two"}})
 	ok(t, err)
 	c.source = def.Clone()
 	c.source.OS.Machine = "no-such-machine"
-	if r := c.clone(t.Context(), scope.Daemon("a test"), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
+	if r := c.cloneOne(t.Context(), scope.Daemon("a test"), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
 		t.Errorf("got %+v", r)
 	}
 	h.wants("files", files(t, filepath.Dir(path)), before...)
@@ -357,7 +357,7 @@ func TestRecover_RemovesUnfinishedClone(t *testing.T) {
 	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
-	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
+	c, err := h.planClone(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
 	ok(t, err)
 	c.cutOff(h, "one")
 	if len(files(t, dir)) == len(before) || len(h.chosen("one")) != 1 {
@@ -370,12 +370,12 @@ func TestRecover_RemovesUnfinishedClone(t *testing.T) {
 }
 
 // cutOff makes a clone except for the last step of the operation.
-func (c *cloning) cutOff(h *herd, name string) {
+func (c *clonePlan) cutOff(h *herd, name string) {
 	h.t.Helper()
 	id, d := uuid.NewString(), c.source.Clone()
 	ok(h.t, newIdentity(d, name, id, h.newMAC))
-	w := newCloneCreation(c, name, d)
-	h.cutOff(cloneKind.Name, w, &w.parts)
+	w := newCloneOperation(c, name, d)
+	h.cutOff(cloneKind.Name, w, &w.operationObjects)
 }
 
 // Undoing the only thin clone of a guest also removes the mark that keeps the guest from starting.
@@ -385,9 +385,9 @@ func TestRecover_ReleasesTemplateOfUnfinishedClone(t *testing.T) {
 	g := toClone(t, h)
 	def, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
-	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
+	c, err := h.planClone(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
 	ok(t, err)
-	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &templateOperation{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	c.cutOff(h, "one")
@@ -412,7 +412,7 @@ func TestRecover_KeepsTemplateWhilePoolInactive(t *testing.T) {
 	other, err := h.pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(t, err)
 	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
-	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &templateOperation{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
@@ -425,7 +425,7 @@ func TestRecover_KeepsTemplateWhilePoolInactive(t *testing.T) {
 		t.Error("it is a template no more")
 	}
 	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
-	refused(t, h.release(t.Context(), scope.Daemon("a test"), g, nil), fault.Busy, `"two"`)
+	refused(t, h.endTemplate(t.Context(), scope.Daemon("a test"), g, nil), fault.Busy, `"two"`)
 }
 
 func toClone(t *testing.T, h *herd) *guest.Guest {
@@ -436,7 +436,7 @@ func toClone(t *testing.T, h *herd) *guest.Guest {
 }
 
 // Promise: H4
-func TestClone_NamesWhatCannotBeCloned(t *testing.T) {
+func TestClone_RefusedDevices(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	ok(t, os.WriteFile(filepath.Join(h.dir, "stray.raw"), make([]byte, 512), 0o600))

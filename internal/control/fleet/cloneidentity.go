@@ -72,7 +72,7 @@ func renewDisplay(g *device.Graphics) {
 // withoutTile removes the tile from a guest's <metadata>.
 func withoutTile(metadata string) (string, error) {
 	m, err := ReadMarks(metadata)
-	if err != nil || m == noMarks {
+	if err != nil || m == emptyMarks {
 		return metadata, err
 	}
 	m = m.clone()

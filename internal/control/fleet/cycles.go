@@ -10,31 +10,31 @@ import (
 
 // breakCycles gives the guests of each dependency cycle the error that names it, and removes the dependencies within
 // it. The later steps see no cycles.
-func breakCycles(places []place, names []string) {
-	of := components(places)
+func breakCycles(entries []orderEntry, names []string) {
+	of := components(entries)
 	members := map[int][]int{}
 	for i, knot := range of {
 		members[knot] = append(members[knot], i)
 	}
 	for _, knot := range members {
-		if len(knot) == 1 && !slices.Contains(places[knot[0]].before, knot[0]) {
+		if len(knot) == 1 && !slices.Contains(entries[knot[0]].before, knot[0]) {
 			continue
 		}
-		why := shortestCycle(places, names, of, slices.MinFunc(knot, func(a, b int) int { return strings.Compare(names[a], names[b]) }))
+		why := shortestCycle(entries, names, of, slices.MinFunc(knot, func(a, b int) int { return strings.Compare(names[a], names[b]) }))
 		for _, i := range knot {
 			within := func(j int) bool { return of[j] == of[i] }
-			places[i].circle = why
-			places[i].before, places[i].behind = slices.DeleteFunc(places[i].before, within), slices.DeleteFunc(places[i].behind, within)
+			entries[i].cycleError = why
+			entries[i].before, entries[i].after = slices.DeleteFunc(entries[i].before, within), slices.DeleteFunc(entries[i].after, within)
 		}
 	}
 }
 
 // components returns for each guest the number of its strongly connected component: guests that depend on each
 // other share one (Tarjan's algorithm).
-func components(places []place) []int {
+func components(entries []orderEntry) []int {
 	const unseen = -1
-	of, low, seen := make([]int, len(places)), make([]int, len(places)), make([]int, len(places))
-	for i := range places {
+	of, low, seen := make([]int, len(entries)), make([]int, len(entries)), make([]int, len(entries))
+	for i := range entries {
 		of[i], seen[i] = unseen, unseen
 	}
 	var open []int
@@ -44,7 +44,7 @@ func components(places []place) []int {
 		low[i], seen[i] = count, count
 		count++
 		open = append(open, i)
-		for _, j := range places[i].before {
+		for _, j := range entries[i].before {
 			if seen[j] == unseen {
 				visit(j)
 			}
@@ -64,7 +64,7 @@ func components(places []place) []int {
 		}
 		open = open[:from]
 	}
-	for i := range places {
+	for i := range entries {
 		if seen[i] == unseen {
 			visit(i)
 		}
@@ -76,15 +76,15 @@ func components(places []place) []int {
 const maxNamedInCycle = 16
 
 // shortestCycle names the guests of the shortest cycle from a guest of a component back to that guest.
-func shortestCycle(places []place, names []string, of []int, first int) error {
+func shortestCycle(entries []orderEntry, names []string, of []int, first int) error {
 	from := map[int]int{} // the predecessor of each guest
 	last := first
 	for next := []int{first}; ; next = next[1:] {
 		last = next[0]
-		if slices.Contains(places[last].before, first) {
+		if slices.Contains(entries[last].before, first) {
 			break
 		}
-		for _, j := range places[last].before {
+		for _, j := range entries[last].before {
 			if _, known := from[j]; !known && of[j] == of[first] {
 				from[j] = last
 				next = append(next, j)

@@ -36,9 +36,9 @@ func (f *Fleet) define(ctx context.Context, sc scope.Scope, q Request, plan func
 		}
 		seen[names[i]] = i
 	}
-	places := arrange(names, nil, unordered)
+	entries := orderGuests(names, nil, unordered)
 	s := &schedule{
-		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
+		log: f.log, order: entries, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
 		do: func(ctx context.Context, i int) Result {
 			r, uuid := f.defineOne(ctx, sc, q, names[i], q.Documents[i])
 			if uuid != "" {
@@ -104,7 +104,7 @@ func (q *Request) seesGuest(f *Fleet) func(*guest.Guest) bool {
 	if q.Sees == nil {
 		return nil
 	}
-	return func(g *guest.Guest) bool { return q.Sees(f.Of(g)) }
+	return func(g *guest.Guest) bool { return q.Sees(f.MemberOf(g)) }
 }
 
 // equalDefinitions compares definitions by their XML.

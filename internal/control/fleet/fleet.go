@@ -39,20 +39,20 @@ type Fleet struct {
 	poolTurn chan struct{}
 
 	// read caches the parsed marks by the guest's UUID.
-	mu   sync.Mutex
-	read map[string]readOnce
-	// busy are the tiles that are being made or removed (alone), or the number of calls that clone their
+	mu          sync.Mutex
+	parsedMarks map[string]parsedMarks
+	// tileUsers are the tiles that are being made or removed (alone), or the number of calls that clone their
 	// guests, by tile name.
-	busy map[string]int
+	tileUsers map[string]int
 
-	ops    *operation.Set[*Fleet]
-	barred error // why making and removing tiles and clones is refused; nil: it is not
-	stop   context.CancelCauseFunc
+	ops     *operation.Set[*Fleet]
+	blocked error // why making and removing tiles and clones is refused; nil: it is not
+	stop    context.CancelCauseFunc
 }
 
-// readOnce is the parsed metadata of one guest. It shares the text of the definition, so an unchanged text
+// parsedMarks is the parsed metadata of one guest. It shares the text of the definition, so an unchanged text
 // compares by pointer.
-type readOnce struct {
+type parsedMarks struct {
 	metadata string
 	marks    *Marks
 	problem  string
@@ -62,7 +62,7 @@ type readOnce struct {
 func Open(c Config) *Fleet {
 	f := &Fleet{
 		guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, images: c.Images,
-		poolTurn: make(chan struct{}, 1), read: map[string]readOnce{}, busy: map[string]int{},
+		poolTurn: make(chan struct{}, 1), parsedMarks: map[string]parsedMarks{}, tileUsers: map[string]int{},
 	}
 	f.openOperations()
 	return f
@@ -81,7 +81,7 @@ type Member struct {
 
 // Select returns the guests that match any of the selectors, by name.
 func (f *Fleet) Select(selectors []Selector) []Member {
-	chooses := f.chooser(selectors)
+	chooses := f.matcher(selectors)
 	all := f.All()
 	chosen := all[:0]
 	for _, m := range all {
@@ -92,11 +92,11 @@ func (f *Fleet) Select(selectors []Selector) []Member {
 	return chosen
 }
 
-// Chooses says whether a guest matches any of the selectors.
-func (f *Fleet) Chooses(selectors []Selector, m Member) bool { return f.chooser(selectors)(m) }
+// Matches says whether a guest matches any of the selectors.
+func (f *Fleet) Matches(selectors []Selector, m Member) bool { return f.matcher(selectors)(m) }
 
-// chooser returns a function that matches guests against the selectors, with the pools as they are now.
-func (f *Fleet) chooser(selectors []Selector) func(Member) bool {
+// matcher returns a function that matches guests against the selectors, with the pools as they are now.
+func (f *Fleet) matcher(selectors []Selector) func(Member) bool {
 	var poolsOf func(string) []string
 	if slices.ContainsFunc(selectors, Selector.needsPools) {
 		poolsOf = f.poolsOf()
@@ -117,21 +117,21 @@ func (f *Fleet) All() []Member {
 			all = append(all, m)
 		}
 	}
-	if len(f.read) > 2*len(all)+64 {
-		f.forget(all)
+	if len(f.parsedMarks) > 2*len(all)+64 {
+		f.dropMarks(all)
 	}
 	return all
 }
 
-// Of returns one guest as a member, as it is now.
-func (f *Fleet) Of(g *guest.Guest) Member {
+// MemberOf returns one guest as a member, as it is now.
+func (f *Fleet) MemberOf(g *guest.Guest) Member {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.memberLocked(g, g.View())
 }
 
 func (f *Fleet) memberLocked(g *guest.Guest, v *guest.View) Member {
-	m := Member{Guest: g, View: v, Labels: noMarks.Labels, Marks: noMarks}
+	m := Member{Guest: g, View: v, Labels: emptyMarks.Labels, Marks: emptyMarks}
 	d := v.Inactive
 	if d == nil {
 		d = v.Active
@@ -145,28 +145,28 @@ func (f *Fleet) memberLocked(g *guest.Guest, v *guest.View) Member {
 }
 
 // readMarks parses marks unless the cache has them.
-func (f *Fleet) readMarks(uuid, metadata string) readOnce {
-	if r, known := f.read[uuid]; known && r.metadata == metadata {
+func (f *Fleet) readMarks(uuid, metadata string) parsedMarks {
+	if r, known := f.parsedMarks[uuid]; known && r.metadata == metadata {
 		return r
 	}
-	r := readOnce{metadata: metadata}
+	r := parsedMarks{metadata: metadata}
 	marks, err := ReadMarks(metadata)
 	if r.marks = marks; err != nil {
 		r.problem = err.Error()
 	}
-	f.read[uuid] = r
+	f.parsedMarks[uuid] = r
 	return r
 }
 
-// forget drops the cached marks of guests that were removed.
-func (f *Fleet) forget(all []Member) {
-	kept := make(map[string]readOnce, len(all))
+// dropMarks drops the cached marks of guests that were removed.
+func (f *Fleet) dropMarks(all []Member) {
+	kept := make(map[string]parsedMarks, len(all))
 	for _, m := range all {
-		if r, known := f.read[m.View.UUID]; known {
+		if r, known := f.parsedMarks[m.View.UUID]; known {
 			kept[m.View.UUID] = r
 		}
 	}
-	f.read = kept
+	f.parsedMarks = kept
 }
 
 // poolsOf returns a function that lists the pools which contain a disk's file. It reads only the pools' views.
@@ -197,7 +197,7 @@ func (f *Fleet) checkNamed(selectors []Selector, sees func(Member) bool) error {
 			continue
 		}
 		g, err := f.guests.ByName(name)
-		if err == nil && sees != nil && !sees(f.Of(g)) {
+		if err == nil && sees != nil && !sees(f.MemberOf(g)) {
 			err = fault.New(fault.NotFound, fault.Domain, "no domain with matching name '%s'", name) // the text of libvirt's own error
 		}
 		if err != nil {

@@ -29,7 +29,7 @@ type herd struct {
 	t      testing.TB
 	dir    string
 	pools  *volume.Pools
-	starts *resources.Starts
+	starts *resources.StartQueue
 }
 
 // OpenDaemon opens a whole daemon in a directory and returns its fleet. The external tests set it: package
@@ -174,7 +174,7 @@ func (h *herd) chosen(texts ...string) []string {
 		names = append(names, m.View.Name)
 	}
 	for _, m := range all {
-		if h.Chooses(chosen, m) != slices.Contains(names, m.View.Name) {
+		if h.Matches(chosen, m) != slices.Contains(names, m.View.Name) {
 			h.t.Errorf("%q: %s is chosen or not, by itself and among all", texts, m.View.Name)
 		}
 	}
@@ -342,8 +342,8 @@ func TestRun_CancelledShutdownDestroysNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(fault.New(fault.Aborted, fault.Call, "the client has gone"))
 	r := &run{fleet: h.Fleet, request: Request{Verb: Shutdown, Options: Options{Grace: time.Minute}}, action: actions[Shutdown]}
-	defer r.followEndings()()
-	if got := r.perform(ctx, h.Of(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
+	defer r.watchEnds()()
+	if got := r.perform(ctx, h.MemberOf(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
 		t.Errorf("got %+v", got)
 	}
 	if !g.View().State.Active() {
@@ -378,11 +378,11 @@ func TestRun_DestroyCancelsWaitingStart(t *testing.T) {
 	for st := h.starts.State(); st.Running < st.Limit; st = h.starts.State() {
 		release, err := h.starts.Admit(t.Context(), resources.StartRequest{Paused: true})
 		ok(t, err)
-		defer release(resources.Outcome{})
+		defer release(resources.LaunchOutcome{})
 	}
 	queued := func(name string) {
 		for tick := time.NewTicker(time.Millisecond); ; <-tick.C {
-			if slices.ContainsFunc(h.starts.Queue(), func(w resources.Waiting) bool { return w.Name == name }) {
+			if slices.ContainsFunc(h.starts.Queue(), func(w resources.WaitingStart) bool { return w.Name == name }) {
 				return
 			}
 			ok(t, t.Context().Err())

@@ -35,11 +35,11 @@ func FuzzSettings(f *testing.F) {
 		if s.memory != nil && (*s.memory == 0 || *s.memory > 1<<63) || s.vcpus != nil && (*s.vcpus == 0 || *s.vcpus > 4095) {
 			t.Fatalf("%s=%q is taken as %d bytes, %d processors", key, value, s.memory, s.vcpus)
 		}
-		marks, _, err := s.apply("web", noMarks)
+		marks, _, err := s.apply("web", emptyMarks)
 		if err != nil {
 			return
 		}
-		if _, err := s.changes(v, noMarks); err != nil && fault.Is(err, fault.Internal) {
+		if _, err := s.changes(v, emptyMarks); err != nil && fault.Is(err, fault.Internal) {
 			t.Fatal(err)
 		}
 		doc, err := marks.document()

@@ -66,27 +66,27 @@ type VolumeName struct{ Pool, Name string }
 
 func (n VolumeName) String() string { return n.Pool + "/" + n.Name }
 
-var noMarks = &Marks{}
+var emptyMarks = &Marks{}
 
 // ReadMarks parses the marks in a definition's <metadata>. The result is shared: do not change it.
 func ReadMarks(metadata string) (*Marks, error) {
 	if !strings.Contains(metadata, Namespace) {
-		return noMarks, nil
+		return emptyMarks, nil
 	}
 	doc, found, err := xmltree.MetadataElement(metadata, Namespace)
 	if err != nil || !found {
-		return noMarks, err
+		return emptyMarks, err
 	}
 	if len(doc) > maxMarks {
-		return noMarks, wrongMarks("are %d bytes long; at most %d", len(doc), maxMarks)
+		return emptyMarks, wrongMarks("are %d bytes long; at most %d", len(doc), maxMarks)
 	}
 	root, err := xmltree.Parse(doc)
 	if err != nil {
-		return noMarks, err
+		return emptyMarks, err
 	}
 	m, err := parseMarks(root)
 	if err != nil {
-		return noMarks, err
+		return emptyMarks, err
 	}
 	return m, nil
 }

@@ -65,7 +65,7 @@ func TestReadMarks_ForeignPrefix(t *testing.T) {
 			t.Errorf("%s: %+v, %v", metadata, m, err)
 		}
 	}
-	if m, err := ReadMarks(`<guest priority="2"/>`); err != nil || m != noMarks {
+	if m, err := ReadMarks(`<guest priority="2"/>`); err != nil || m != emptyMarks {
 		t.Errorf("an element of no namespace: %+v, %v", m, err)
 	}
 }
@@ -89,7 +89,7 @@ func TestReadMarks_Invalid(t *testing.T) {
 		in(`<l:label name="a" value="` + strings.Repeat("x", maxMarks) + `"/>`):               "at most 65536",
 	} {
 		m, err := ReadMarks(metadata)
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), says) || m != noMarks {
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), says) || m != emptyMarks {
 			t.Errorf("%.200s: got %v, want one that says %q", metadata, err, says)
 		}
 	}
@@ -128,7 +128,7 @@ func TestMarks_TotalBound(t *testing.T) {
 	if _, err := long.document(); !fault.Is(err, fault.Invalid) {
 		t.Errorf("they are written: %v", err)
 	}
-	metadata, err := mark("", "set/1", long.Volumes[:100])
+	metadata, err := addTileMarks("", "set/1", long.Volumes[:100])
 	ok(t, err)
 	if m, err := ReadMarks(metadata); err != nil || len(m.Volumes) != 100 {
 		t.Errorf("of 100 volumes %d are read: %v", len(m.Volumes), err)

@@ -21,10 +21,10 @@ var fleetKinds = operation.Kinds[*Fleet]{tileCreateKind, tileRemoveKind, cloneKi
 // openOperations opens the fleet's operations. If their records cannot be read, no new operation is begun: it
 // might use the volumes of an unread one.
 func (f *Fleet) openOperations() {
-	stored := operation.Stored{Store: f.store}
+	stored := operation.StoreJournal{Store: f.store}
 	life, stop := context.WithCancelCause(context.Background())
 	f.stop = stop
-	c := operation.Config[*Fleet]{Owner: f, Name: operationsName, Kinds: fleetKinds, Stored: stored, Apart: true, Log: f.log, Life: life}
+	c := operation.Config[*Fleet]{Owner: f, Name: operationsName, Kinds: fleetKinds, Stored: stored, PerObject: true, Log: f.log, Life: life}
 	all, err := stored.ReadAll()
 	if err == nil {
 		err = all[operationsName].Damaged
@@ -34,7 +34,7 @@ func (f *Fleet) openOperations() {
 	}
 	if err != nil {
 		f.ops = operation.New(c)
-		f.barred = fault.Wrap(err, fault.Failed, fault.Store, "cannot make or remove tiles and clones: the records of unfinished ones cannot be read")
+		f.blocked = fault.Wrap(err, fault.Failed, fault.Store, "cannot make or remove tiles and clones: the records of unfinished ones cannot be read")
 		f.log.Error("records of unfinished tiles and clones not readable; new ones refused", "error", err)
 	}
 }
@@ -54,10 +54,10 @@ func (f *Fleet) Close() {
 }
 
 // Operations lists the open operations.
-func (f *Fleet) Operations() []operation.Listed { return f.ops.List("", "") }
+func (f *Fleet) Operations() []operation.OwnedStatus { return f.ops.List("", "") }
 
-// worksOn says whether an operation works on an object.
-func (f *Fleet) worksOn(object string) bool {
+// hasOperationOn says whether an operation works on an object.
+func (f *Fleet) hasOperationOn(object string) bool {
 	for _, op := range f.ops.Operations() {
 		if op.Has(object) {
 			return true
@@ -67,7 +67,7 @@ func (f *Fleet) worksOn(object string) bool {
 }
 
 // perform runs an operation and returns its result.
-func (f *Fleet) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work, p *parts, note string) Result {
+func (f *Fleet) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work, p *operationObjects, note string) Result {
 	op, err := f.begin(sc, kind, w, p.objects())
 	if err == nil {
 		err = op.Run(ctx)
@@ -87,8 +87,8 @@ func (f *Fleet) perform(ctx context.Context, sc scope.Scope, kind string, w oper
 }
 
 func (f *Fleet) begin(sc scope.Scope, kind string, w operation.Work, objects []string) (*operation.Operation, error) {
-	if f.barred != nil {
-		return nil, f.barred
+	if f.blocked != nil {
+		return nil, f.blocked
 	}
 	op, err := f.ops.Begin(sc, kind, w, operation.Record{Objects: objects})
 	if conflict, is := errors.AsType[*operation.Conflict](err); is {

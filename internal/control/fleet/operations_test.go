@@ -48,7 +48,7 @@ func (h *herd) nextDaemon() {
 }
 
 // begun begins an operation whose daemon ends before the first step.
-func (h *herd) begun(kind string, w operation.Work, p *parts) {
+func (h *herd) begun(kind string, w operation.Work, p *operationObjects) {
 	h.t.Helper()
 	_, err := h.begin(scope.Daemon("a test"), kind, w, p.objects())
 	ok(h.t, err)
@@ -56,7 +56,7 @@ func (h *herd) begun(kind string, w operation.Work, p *parts) {
 }
 
 // cutOff runs an operation except for its last step.
-func (h *herd) cutOff(kind string, w operation.Work, p *parts) {
+func (h *herd) cutOff(kind string, w operation.Work, p *operationObjects) {
 	h.t.Helper()
 	_, err := h.begin(scope.Daemon("a test"), kind, w, p.objects())
 	ok(h.t, err)
@@ -69,8 +69,8 @@ func (h *herd) cutOff(kind string, w operation.Work, p *parts) {
 // halfMade makes a tile except for the removal of its record.
 func (h *herd) halfMade(doc string) {
 	h.t.Helper()
-	w := newTileCreation(h.Fleet, h.docs(doc))
-	h.cutOff(tileCreateKind.Name, w, &w.parts)
+	w := newTileCreateOperation(h.Fleet, h.docs(doc))
+	h.cutOff(tileCreateKind.Name, w, &w.operationObjects)
 }
 
 func (h *herd) docs(doc string) *tileDocuments {
@@ -83,12 +83,12 @@ func (h *herd) docs(doc string) *tileDocuments {
 // oldClone begins a clone with volumes in a daemon that ends.
 func (h *herd) oldClone(guest string, volumes ...string) {
 	h.t.Helper()
-	w := &cloneCreation{parts: parts{fleet: h.Fleet, Guests: []string{guest}}}
+	w := &cloneOperation{operationObjects: operationObjects{fleet: h.Fleet, Guests: []string{guest}}}
 	for _, name := range volumes {
 		pool, name, _ := strings.Cut(name, "/")
 		w.Volumes = append(w.Volumes, VolumeName{Pool: pool, Name: name})
 	}
-	h.begun(cloneKind.Name, w, &w.parts)
+	h.begun(cloneKind.Name, w, &w.operationObjects)
 }
 
 // left checks the number of open operations.
@@ -105,7 +105,7 @@ func (h *herd) tidied() {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for late := time.After(time.Minute); len(h.ops.Operations()) > 0; {
-		h.ops.Again()
+		h.ops.RetryOwed()
 		select {
 		case <-late:
 			h.t.Fatalf("there is left: %+v", h.ops.Operations()[0].Status())
@@ -118,11 +118,11 @@ func (h *herd) tidied() {
 
 // altered is a tile's creation with other steps.
 type altered struct {
-	*tileCreation
+	*tileCreateOperation
 	alter func([]operation.Step) []operation.Step
 }
 
-func (a *altered) Steps() []operation.Step { return a.alter(a.tileCreation.Steps()) }
+func (a *altered) Steps() []operation.Step { return a.alter(a.tileCreateOperation.Steps()) }
 
 // A tile whose record cannot be removed is not reported as made; the next daemon removes it.
 //
@@ -131,13 +131,13 @@ func TestCreateTiles_RecordNotWritten(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	var find func()
-	w := newTileCreation(h.Fleet, h.docs(twoGuests))
+	w := newTileCreateOperation(h.Fleet, h.docs(twoGuests))
 	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{Name: "misplace", Do: func(context.Context) error {
 			find = h.misplace()
 			return nil
 		}})
-	}}, &w.parts, "")
+	}}, &w.operationObjects, "")
 	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "removed as soon as possible") {
 		t.Errorf("its client is told %+v", r)
 	}
@@ -194,8 +194,8 @@ func TestRecover_KeepsRemainsInUse(t *testing.T) {
 	h.wants("guests", h.chosen("all"), "lab-1-a", "lab-1-b", "one")
 	h.tidied()
 
-	w := newTileRemoval(h.Fleet, h.tileNow("lab", 1))
-	h.begun(tileRemoveKind.Name, w, &w.parts)
+	w := newTileRemoveOperation(h.Fleet, h.readTile("lab", 1))
+	h.begun(tileRemoveKind.Name, w, &w.operationObjects)
 	h.Recover(t.Context())
 	h.wants("files without the tile", files(t, dir), "one.raw")
 	h.wants("guests without the tile", h.chosen("all"), "one")
@@ -259,13 +259,13 @@ func TestRecover_KeepsRemainsOfGuestThatRan(t *testing.T) {
 func TestCreateTiles_FailureKeepsRunningGuest(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	w := newTileCreation(h.Fleet, h.docs(twoGuests))
+	w := newTileCreateOperation(h.Fleet, h.docs(twoGuests))
 	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{Name: "use", Do: func(context.Context) error {
 			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a")
 			return errors.New("no room for more")
 		}})
-	}}, &w.parts, "")
+	}}, &w.operationObjects, "")
 	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), `no room for more; what was made is kept, because it is in use: domain "lab-1-a"`) {
 		t.Errorf("its client is told %+v", r)
 	}
@@ -327,8 +327,8 @@ func TestCreateTiles_HalfRemovedTile(t *testing.T) {
 	tt := template(t, twoGuests)
 	_, err := h.create(tt, 1, 1)
 	ok(t, err)
-	w := newTileRemoval(h.Fleet, h.tileNow("lab", 1))
-	h.begun(tileRemoveKind.Name, w, &w.parts)
+	w := newTileRemoveOperation(h.Fleet, h.readTile("lab", 1))
+	h.begun(tileRemoveKind.Name, w, &w.operationObjects)
 	got, err := h.create(tt, 1, 1)
 	h.wants("half removed", got, "lab/1 failed")
 	refused(t, err, fault.Exists, "removal was cut off")
@@ -340,7 +340,7 @@ func TestCreateTiles_HalfRemovedTile(t *testing.T) {
 func TestRemoveTiles_PendingUndo(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	w := newTileCreation(h.Fleet, h.docs(twoGuests))
+	w := newTileCreateOperation(h.Fleet, h.docs(twoGuests))
 	undone := make(chan error, 1)
 	r := h.perform(t.Context(), scope.Daemon("a test"), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
 		return append(steps, operation.Step{
@@ -354,7 +354,7 @@ func TestRemoveTiles_PendingUndo(t *testing.T) {
 				}
 			},
 		})
-	}}, &w.parts, "")
+	}}, &w.operationObjects, "")
 	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "not now; the remains will be removed as soon as possible") {
 		t.Errorf("its client is told %+v", r)
 	}
@@ -401,7 +401,7 @@ func TestRemoveTiles_PoolInactive(t *testing.T) {
 func TestOpen_UnreadableRecordRefusesNewOperations(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
-	ok(t, operation.Stored{Store: h.store}.Write(operation.Record{ID: uuid.NewString(), Owner: operationsName, Kind: "of a later daemon"}))
+	ok(t, operation.StoreJournal{Store: h.store}.Write(operation.Record{ID: uuid.NewString(), Owner: operationsName, Kind: "of a later daemon"}))
 	h.nextDaemon()
 	h.Recover(t.Context())
 	got, err := h.create(template(t, oneGuest), 1, 1)
@@ -480,7 +480,7 @@ func TestRecover_NewVolumeOfSameName(t *testing.T) {
 }
 
 // The error for a volume that is about to be removed says so.
-func TestCreateTiles_VolumeIsAboutToGo(t *testing.T) {
+func TestCreateTiles_VolumeBeingRemoved(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
 	h.halfMade(oneGuest)

@@ -4,16 +4,16 @@ import (
 	"slices"
 )
 
-// place is the position of one guest in a run.
-type place struct {
-	// before are the indexes of guests that must end first, behind those that wait for this one.
-	before, behind []int
+// orderEntry is the position of one guest in a run.
+type orderEntry struct {
+	// before are the indexes of guests that must end first, after those that wait for this one.
+	before, after []int
 	// group is the rank of the guest's priority: a group begins when all earlier groups have ended.
 	group int
 	// wave counts from 1: guests of one wave do not wait for each other.
 	wave int
-	// circle is the error that names the guest's dependency cycle; nil: none.
-	circle error
+	// cycleError is the error that names the guest's dependency cycle; nil: none.
+	cycleError error
 }
 
 // direction says how a verb uses dependencies.
@@ -22,54 +22,54 @@ type direction int
 const (
 	unordered         direction = iota // no order
 	dependenciesFirst                  // dependencies first
-	dependentsFirst                    // dependents first, the reverse of upwards
+	dependentsFirst                    // dependents first, the reverse of dependenciesFirst
 )
 
-// arrange orders the guests: lower priorities first, and each after the guests that it names. A dependency is
+// orderGuests orders the guests: lower priorities first, and each after the guests that it names. A dependency is
 // placed as early as its dependents, whatever its own priority. Names outside the set are ignored. Guests in a
 // dependency cycle get an error and no order among themselves; the order of all others stays.
-func arrange(names []string, marks []*Marks, d direction) []place {
-	places := make([]place, len(names))
+func orderGuests(names []string, marks []*Marks, d direction) []orderEntry {
+	entries := make([]orderEntry, len(names))
 	if d != unordered {
-		connect(places, names, marks)
-		breakCycles(places, names)
-		rank(places, marks, topological(places))
+		linkDependencies(entries, names, marks)
+		breakCycles(entries, names)
+		groupByPriority(entries, marks, topological(entries))
 	}
 	if d == dependentsFirst {
-		turnRound(places)
+		reverse(entries)
 	}
-	number(places)
-	return places
+	numberWaves(entries)
+	return entries
 }
 
-// connect enters each dependency once.
-func connect(places []place, names []string, marks []*Marks) {
+// linkDependencies records each dependency once, on both sides.
+func linkDependencies(entries []orderEntry, names []string, marks []*Marks) {
 	index := make(map[string]int, len(names))
 	for i, name := range names {
 		index[name] = i
 	}
-	for i := range places {
+	for i := range entries {
 		for _, name := range marks[i].After {
 			j, selected := index[name]
-			if selected && !slices.Contains(places[i].before, j) {
-				places[i].before = append(places[i].before, j)
-				places[j].behind = append(places[j].behind, i)
+			if selected && !slices.Contains(entries[i].before, j) {
+				entries[i].before = append(entries[i].before, j)
+				entries[j].after = append(entries[j].after, i)
 			}
 		}
 	}
 }
 
-// topological sorts guests so that each comes after its dependencies. cut has removed the cycles.
-func topological(places []place) []int {
-	left := make([]int, len(places))
-	sorted := make([]int, 0, len(places))
-	for i, p := range places {
+// topological sorts guests so that each comes after its dependencies. breakCycles has removed the cycles.
+func topological(entries []orderEntry) []int {
+	left := make([]int, len(entries))
+	sorted := make([]int, 0, len(entries))
+	for i, p := range entries {
 		if left[i] = len(p.before); left[i] == 0 {
 			sorted = append(sorted, i)
 		}
 	}
 	for next := 0; next < len(sorted); next++ {
-		for _, j := range places[sorted[next]].behind {
+		for _, j := range entries[sorted[next]].after {
 			if left[j]--; left[j] == 0 {
 				sorted = append(sorted, j)
 			}
@@ -78,52 +78,53 @@ func topological(places []place) []int {
 	return sorted
 }
 
-// rank groups guests by priority.
-func rank(places []place, marks []*Marks, sorted []int) {
-	priority := make([]int, len(places))
+// groupByPriority groups guests by priority.
+func groupByPriority(entries []orderEntry, marks []*Marks, sorted []int) {
+	priority := make([]int, len(entries))
 	for i, m := range marks {
 		priority[i] = m.Priority
 	}
 	for _, i := range slices.Backward(sorted) {
-		for _, j := range places[i].before {
+		for _, j := range entries[i].before {
 			priority[j] = min(priority[j], priority[i])
 		}
 	}
 	ranks := slices.Compact(slices.Sorted(slices.Values(priority)))
-	for i := range places {
-		places[i].group, _ = slices.BinarySearch(ranks, priority[i])
+	for i := range entries {
+		entries[i].group, _ = slices.BinarySearch(ranks, priority[i])
 	}
 }
 
-func turnRound(places []place) {
+// reverse turns the order round: dependents end before their dependencies.
+func reverse(entries []orderEntry) {
 	last := 0
-	for _, p := range places {
+	for _, p := range entries {
 		last = max(last, p.group)
 	}
-	for i := range places {
-		p := &places[i]
-		p.before, p.behind, p.group = p.behind, p.before, last-p.group
+	for i := range entries {
+		p := &entries[i]
+		p.before, p.after, p.group = p.after, p.before, last-p.group
 	}
 }
 
-// number numbers the waves: group by group, and within a group by the longest path of dependencies.
-func number(places []place) {
-	byGroup := make([]int, len(places))
-	left := make([]int, len(places))
-	for i := range places {
-		byGroup[i], left[i] = i, len(places[i].before)
+// numberWaves numbers the waves: group by group, and within a group by the longest path of dependencies.
+func numberWaves(entries []orderEntry) {
+	byGroup := make([]int, len(entries))
+	left := make([]int, len(entries))
+	for i := range entries {
+		byGroup[i], left[i] = i, len(entries[i].before)
 	}
-	slices.SortStableFunc(byGroup, func(a, b int) int { return places[a].group - places[b].group })
+	slices.SortStableFunc(byGroup, func(a, b int) int { return entries[a].group - entries[b].group })
 	last, group, base := 0, 0, 0
 	var ready []int
 	settle := func() {
 		for next := 0; next < len(ready); next++ {
 			i := ready[next]
-			places[i].wave = max(places[i].wave, base+1)
-			last = max(last, places[i].wave)
-			for _, j := range places[i].behind {
-				places[j].wave = max(places[j].wave, places[i].wave+1)
-				if left[j]--; left[j] == 0 && places[j].group == group {
+			entries[i].wave = max(entries[i].wave, base+1)
+			last = max(last, entries[i].wave)
+			for _, j := range entries[i].after {
+				entries[j].wave = max(entries[j].wave, entries[i].wave+1)
+				if left[j]--; left[j] == 0 && entries[j].group == group {
 					ready = append(ready, j)
 				}
 			}
@@ -132,8 +133,8 @@ func number(places []place) {
 	}
 	for from := 0; from < len(byGroup); {
 		to := from
-		group, base = places[byGroup[from]].group, last
-		for ; to < len(byGroup) && places[byGroup[to]].group == group; to++ {
+		group, base = entries[byGroup[from]].group, last
+		for ; to < len(byGroup) && entries[byGroup[to]].group == group; to++ {
 			if left[byGroup[to]] == 0 {
 				ready = append(ready, byGroup[to])
 			}

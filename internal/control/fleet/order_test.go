@@ -12,9 +12,9 @@ import (
 )
 
 // told prints an order as "wave: names", with bars between waves.
-func told(names []string, places []place) string {
+func told(names []string, entries []orderEntry) string {
 	var waves [][]string
-	for i, p := range places {
+	for i, p := range entries {
 		for len(waves) < p.wave {
 			waves = append(waves, nil)
 		}
@@ -45,7 +45,7 @@ func guests(t *testing.T, text string) (names []string, marks []*Marks) {
 	return names, marks
 }
 
-func TestArrange_Waves(t *testing.T) {
+func TestOrderGuests_Waves(t *testing.T) {
 	for _, c := range []struct{ guests, up, back string }{
 		{"a b c", "a b c", "a b c"},
 		{"a:5 b:-1 c", "b | c | a", "a | c | b"},
@@ -64,7 +64,7 @@ func TestArrange_Waves(t *testing.T) {
 			direction
 			want string
 		}{{dependenciesFirst, c.up}, {dependentsFirst, c.back}, {unordered, strings.Join(names, " ")}} {
-			if got := told(names, arrange(names, marks, way.direction)); got != way.want {
+			if got := told(names, orderGuests(names, marks, way.direction)); got != way.want {
 				t.Errorf("%s in direction %d: got %s, want %s", c.guests, way.direction, got, way.want)
 			}
 		}
@@ -75,7 +75,7 @@ func TestArrange_Waves(t *testing.T) {
 // depend on the cycle.
 //
 // Promise: A14
-func TestArrange_Cycle(t *testing.T) {
+func TestOrderGuests_Cycle(t *testing.T) {
 	for _, c := range []struct{ guests, waves, in, says string }{
 		{"a<a b<c c", "a c | b", "a", "a after a;"},
 		{"x<c c<b b<a a<c", "c b a | x", "c b a", "a after c after b after a;"},
@@ -84,18 +84,18 @@ func TestArrange_Cycle(t *testing.T) {
 		{"a<b<d b<a<x x<c<d c d<c y:-5<a", "c | d | a | y | x | b", "a b", "a after b after a;"},
 	} {
 		names, marks := guests(t, c.guests)
-		places := arrange(names, marks, dependenciesFirst)
+		entries := orderGuests(names, marks, dependenciesFirst)
 		var in []string
-		for i, p := range places {
-			if p.circle == nil {
+		for i, p := range entries {
+			if p.cycleError == nil {
 				continue
 			}
 			in = append(in, names[i])
-			if !fault.Is(p.circle, fault.Invalid) || !strings.Contains(p.circle.Error(), c.says) {
-				t.Errorf("%s: %s is told %v, not %q", c.guests, names[i], p.circle, c.says)
+			if !fault.Is(p.cycleError, fault.Invalid) || !strings.Contains(p.cycleError.Error(), c.says) {
+				t.Errorf("%s: %s is told %v, not %q", c.guests, names[i], p.cycleError, c.says)
 			}
 		}
-		if got := told(names, places); got != c.waves || strings.Join(in, " ") != c.in {
+		if got := told(names, entries); got != c.waves || strings.Join(in, " ") != c.in {
 			t.Errorf("%s: in circles are %q, and the waves are %s; want %s and %s", c.guests, in, got, c.in, c.waves)
 		}
 	}
@@ -104,20 +104,20 @@ func TestArrange_Cycle(t *testing.T) {
 // A cycle of the maximum number of guests is found quickly and named in few words.
 //
 // Promise: A14
-func TestArrange_LargeCycle(t *testing.T) {
+func TestOrderGuests_LargeCycle(t *testing.T) {
 	names, marks := make([]string, 16384), make([]*Marks, 16384)
 	for i := range names {
 		names[i] = fmt.Sprintf("g-%05d", i)
 		marks[i] = &Marks{After: []string{fmt.Sprintf("g-%05d", (i+1)%len(names))}}
 	}
-	places := arrange(names, marks, dependenciesFirst)
-	if why := fmt.Sprint(places[77].circle); len(why) > 1000 || !strings.Contains(why, "more after g-00000") {
+	entries := orderGuests(names, marks, dependenciesFirst)
+	if why := fmt.Sprint(entries[77].cycleError); len(why) > 1000 || !strings.Contains(why, "more after g-00000") {
 		t.Errorf("told in %d bytes: %.200s", len(why), why)
 	}
 }
 
-// TestArrange_Properties generates sets without cycles.
-func TestArrange_Properties(t *testing.T) {
+// TestOrderGuests_Properties generates sets without cycles.
+func TestOrderGuests_Properties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 20).Draw(t, "n")
 		names, marks := make([]string, n), make([]*Marks, n)
@@ -130,7 +130,7 @@ func TestArrange_Properties(t *testing.T) {
 				}
 			}
 		}
-		up, back := arrange(names, marks, dependenciesFirst), arrange(names, marks, dependentsFirst)
+		up, back := orderGuests(names, marks, dependenciesFirst), orderGuests(names, marks, dependentsFirst)
 		for i := range n {
 			for _, name := range marks[i].After {
 				j := slices.Index(names, name)

@@ -17,9 +17,9 @@ import (
 // maxNamed bounds how many clones an error names.
 const maxNamed = 10
 
-// release makes a template a plain guest again, unless thin clones use its disks: it would destroy them once
+// endTemplate makes a template a plain guest again, unless thin clones use its disks: it would destroy them once
 // it is started.
-func (f *Fleet) release(ctx context.Context, sc scope.Scope, g *guest.Guest, sees func(Member) bool) error {
+func (f *Fleet) endTemplate(ctx context.Context, sc scope.Scope, g *guest.Guest, sees func(Member) bool) error {
 	return g.EndTemplate(ctx, sc, func(ctx context.Context) error { return f.checkNoOverlays(ctx, g.View().Inactive, sees) })
 }
 
@@ -57,12 +57,12 @@ func (f *Fleet) overlays(ctx context.Context, d *domain.Definition, sees func(Me
 		if below == "" {
 			continue
 		}
-		for _, v := range f.pools.Above(ctx, below) {
+		for _, v := range f.pools.Overlays(ctx, below) {
 			name := ""
 			if sees == nil {
 				name = v.Pool + "/" + v.Name
 			}
-			if i := slices.IndexFunc(all, func(m Member) bool { return f.uses(m.View, v) }); i >= 0 && (sees == nil || sees(all[i])) {
+			if i := slices.IndexFunc(all, func(m Member) bool { return f.hasDisk(m.View, v) }); i >= 0 && (sees == nil || sees(all[i])) {
 				name = fmt.Sprintf("%q", all[i].View.Name)
 			}
 			if name == "" || !slices.Contains(names, name) {
@@ -73,8 +73,8 @@ func (f *Fleet) overlays(ctx context.Context, d *domain.Definition, sees func(Me
 	return names
 }
 
-// uses says whether a volume is a disk of a guest.
-func (f *Fleet) uses(guest *guest.View, v *volume.Volume) bool {
+// hasDisk says whether a volume is a disk of a guest.
+func (f *Fleet) hasDisk(guest *guest.View, v *volume.Volume) bool {
 	for _, d := range []*domain.Definition{guest.Active, guest.Inactive} {
 		if d != nil && slices.ContainsFunc(d.Devices.Disks, func(disk *device.Disk) bool { return f.pathOf(disk) == v.Path }) {
 			return true

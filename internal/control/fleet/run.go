@@ -148,7 +148,7 @@ func (f *Fleet) Run(ctx context.Context, sc scope.Scope, q Request, plan func(Pl
 	for i, m := range members {
 		names[i], marks[i] = m.View.Name, m.Marks
 	}
-	places := arrange(names, marks, a.order)
+	entries := orderGuests(names, marks, a.order)
 	r := &run{fleet: f, scope: sc, request: q, action: a}
 	if q.Verb == Set {
 		var err error
@@ -156,15 +156,15 @@ func (f *Fleet) Run(ctx context.Context, sc scope.Scope, q Request, plan func(Pl
 			return Summary{}, err
 		}
 	}
-	if a.waits && !q.DryRun {
-		defer r.followEndings()()
+	if a.waitsForEnd && !q.DryRun {
+		defer r.watchEnds()()
 	}
 	if q.DryRun {
 		q.Parallel = 1 // to report the plan in order
 	}
 	s := &schedule{
-		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
-		do: func(ctx context.Context, i int) Result { return r.perform(ctx, members[i], places[i].circle) },
+		log: f.log, order: entries, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
+		do: func(ctx context.Context, i int) Result { return r.perform(ctx, members[i], entries[i].cycleError) },
 	}
 	return s.runAndCount(ctx, plan, func(i int, r Result) {
 		r.Name, r.UUID = members[i].View.Name, members[i].View.UUID
@@ -198,10 +198,10 @@ func (q *Request) validate() error {
 // runAndCount runs the schedule and counts the results.
 func (s *schedule) runAndCount(ctx context.Context, plan func(Plan), report func(int, Result)) Summary {
 	waves := 0
-	for _, p := range s.places {
+	for _, p := range s.order {
 		waves = max(waves, p.wave)
 	}
-	plan(Plan{Total: len(s.places), Waves: waves, Parallel: s.parallel})
+	plan(Plan{Total: len(s.order), Waves: waves, Parallel: s.parallel})
 	var sum Summary
 	began := time.Now()
 	s.report = func(i int, r Result) {
@@ -232,22 +232,22 @@ func (s *Summary) count(o Outcome) {
 
 // run is one verb applied to a set.
 type run struct {
-	fleet    *Fleet
-	scope    scope.Scope
-	request  Request
-	action   action
-	endings  *endings
-	settings *settings
+	fleet      *Fleet
+	scope      scope.Scope
+	request    Request
+	action     verbAction
+	endWatcher *endWatcher
+	settings   *settings
 }
 
-// followEndings listens for the ends of guests until stop is called.
-func (r *run) followEndings() (stop func()) {
+// watchEnds listens for the ends of guests until stop is called.
+func (r *run) watchEnds() (stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	r.endings = newEndings(r.fleet.events)
+	r.endWatcher = newEndWatcher(r.fleet.events)
 	followed := make(chan struct{})
 	go func() {
 		defer close(followed)
-		r.endings.follow(ctx)
+		r.endWatcher.follow(ctx)
 	}()
 	return func() {
 		cancel(nil)
@@ -258,7 +258,7 @@ func (r *run) followEndings() (stop func()) {
 // perform applies the verb to one guest. For a guest in a dependency cycle, verbs that need an order fail; verbs
 // that end guests do not need one. Cancelling ctx does not interrupt work that has begun.
 func (r *run) perform(ctx context.Context, m Member, circle error) Result {
-	if now := r.fleet.Of(m.Guest); now.View.Current() != nil {
+	if now := r.fleet.MemberOf(m.Guest); now.View.Current() != nil {
 		m = now // the turn may come late, and the guest may have another name
 	}
 	if r.request.Admit != nil {
@@ -267,9 +267,9 @@ func (r *run) perform(ctx context.Context, m Member, circle error) Result {
 		}
 	}
 	if r.action.needsMarks && m.Problem != "" {
-		return Result{Outcome: Failed, Error: unreadable(m)}
+		return Result{Outcome: Failed, Error: marksError(m)}
 	}
-	if r.action.there(m.Guest) {
+	if r.action.isDone(m.Guest) {
 		return Result{Outcome: Unchanged}
 	}
 	if circle != nil && r.action.order == dependenciesFirst {
@@ -278,7 +278,7 @@ func (r *run) perform(ctx context.Context, m Member, circle error) Result {
 	if r.request.DryRun {
 		return r.dryRun(m)
 	}
-	t := &turn{run: r, guest: m.Guest, cancelled: ctx}
+	t := &guestTurn{run: r, guest: m.Guest, cancelled: ctx}
 	ctx = context.WithoutCancel(ctx)
 	if limit := r.request.Timeout; limit > 0 {
 		cause := fault.New(fault.Timeout, fault.Domain, "%s of domain %q did not end within %v", r.request.Verb, m.View.Name, limit)
@@ -292,7 +292,7 @@ func (r *run) perform(ctx context.Context, m Member, circle error) Result {
 	}
 	if result.Error != nil && result.Outcome == "" {
 		result.Outcome = Failed
-		if fault.Is(result.Error, fault.WrongState) && r.action.there(m.Guest) {
+		if fault.Is(result.Error, fault.WrongState) && r.action.isDone(m.Guest) {
 			return Result{Outcome: Unchanged} // another client did it meanwhile
 		}
 	}
@@ -302,8 +302,8 @@ func (r *run) perform(ctx context.Context, m Member, circle error) Result {
 	return result
 }
 
-// unreadable returns the error for marks that cannot be parsed, with the remedy.
-func unreadable(m Member) error {
+// marksError returns the error for marks that cannot be parsed, with the remedy.
+func marksError(m Member) error {
 	return fault.New(fault.Invalid, fault.Metadata, "%s; correct that element of domain %q, or remove it (virsh metadata %s %s --remove --config)",
 		m.Problem, m.View.Name, fault.Word(m.View.Name), Namespace)
 }
@@ -320,5 +320,5 @@ func (r *run) dryRun(m Member) Result {
 	case len(changes) == 0:
 		return Result{Outcome: Unchanged}
 	}
-	return Result{Outcome: Would, Note: describe(changes)}
+	return Result{Outcome: Would, Note: settingNames(changes)}
 }

@@ -13,7 +13,7 @@ import (
 // schedule works through a set in order. The caller's goroutine decides; up to parallel goroutines work.
 type schedule struct {
 	log      *slog.Logger
-	places   []place
+	order    []orderEntry
 	names    []string
 	parallel int
 	// keepGoing begins other guests after a failure.
@@ -24,13 +24,13 @@ type schedule struct {
 	do     func(ctx context.Context, i int) Result
 	report func(i int, r Result)
 
-	began   time.Time
-	left    []int // open dependencies of each guest
-	over    []bool
-	inGroup []int // unfinished guests of each group
-	group   int   // the current group
-	ready   []int
-	undone  int
+	began            time.Time
+	openDependencies []int // open dependencies of each guest
+	ended            []bool
+	inGroup          []int // unfinished guests of each group
+	group            int   // the current group
+	ready            []int
+	undone           int
 }
 
 // finished is the end of one turn.
@@ -54,7 +54,7 @@ func (s *schedule) run(ctx context.Context) {
 			i := s.ready[0]
 			s.ready = s.ready[1:]
 			running++
-			go func() { ended <- finished{i, s.turn(ctx, i)} }()
+			go func() { ended <- finished{i, s.runTurn(ctx, i)} }()
 		}
 		if running == 0 {
 			s.abandon(stopped)
@@ -74,10 +74,10 @@ func (s *schedule) run(ctx context.Context) {
 }
 
 func (s *schedule) prepare() {
-	s.began, s.undone = time.Now(), len(s.places)
-	s.left, s.over = make([]int, len(s.places)), make([]bool, len(s.places))
-	for i, p := range s.places {
-		s.left[i] = len(p.before)
+	s.began, s.undone = time.Now(), len(s.order)
+	s.openDependencies, s.ended = make([]int, len(s.order)), make([]bool, len(s.order))
+	for i, p := range s.order {
+		s.openDependencies[i] = len(p.before)
 		for len(s.inGroup) <= p.group {
 			s.inGroup = append(s.inGroup, 0)
 		}
@@ -91,14 +91,14 @@ func (s *schedule) openGroup() {
 	for s.group < len(s.inGroup) && s.inGroup[s.group] == 0 {
 		s.group++
 	}
-	for i, p := range s.places {
-		if p.group == s.group && s.left[i] == 0 && !s.over[i] {
+	for i, p := range s.order {
+		if p.group == s.group && s.openDependencies[i] == 0 && !s.ended[i] {
 			s.ready = append(s.ready, i)
 		}
 	}
 }
 
-func (s *schedule) turn(ctx context.Context, i int) Result {
+func (s *schedule) runTurn(ctx context.Context, i int) Result {
 	began := time.Now()
 	r := s.recoverTurn(ctx, i)
 	r.Queued, r.Took = began.Sub(s.began), time.Since(began)
@@ -119,20 +119,20 @@ func (s *schedule) recoverTurn(ctx context.Context, i int) (r Result) {
 // settle reports a result and makes the dependents ready, or skips them.
 func (s *schedule) settle(i int, r Result) {
 	group := s.group
-	s.end(i, r)
+	s.reportEnd(i, r)
 	for next := []finished{{i, r}}; len(next) > 0; next = next[1:] {
 		failed := next[0].result.Outcome == Failed || next[0].result.Outcome == Skipped
-		for _, j := range s.places[next[0].i].behind {
-			switch s.left[j]--; {
-			case s.over[j]:
+		for _, j := range s.order[next[0].i].after {
+			switch s.openDependencies[j]--; {
+			case s.ended[j]:
 			case s.strict && failed:
 				skipped := Result{
 					Outcome: Skipped, Queued: time.Since(s.began),
 					Note: fmt.Sprintf("it depends on %s, which was not done", s.names[next[0].i]),
 				}
-				s.end(j, skipped)
+				s.reportEnd(j, skipped)
 				next = append(next, finished{j, skipped})
-			case s.left[j] == 0 && s.places[j].group == group:
+			case s.openDependencies[j] == 0 && s.order[j].group == group:
 				s.ready = append(s.ready, j)
 			}
 		}
@@ -142,19 +142,19 @@ func (s *schedule) settle(i int, r Result) {
 	}
 }
 
-func (s *schedule) end(i int, r Result) {
-	s.over[i] = true
+func (s *schedule) reportEnd(i int, r Result) {
+	s.ended[i] = true
 	s.undone--
-	s.inGroup[s.places[i].group]--
-	r.Wave = s.places[i].wave
+	s.inGroup[s.order[i].group]--
+	r.Wave = s.order[i].wave
 	s.report(i, r)
 }
 
 // abandon reports every guest that was not begun.
 func (s *schedule) abandon(why error) {
-	for i := range s.places {
-		if !s.over[i] {
-			s.end(i, Result{Outcome: Cancelled, Error: why, Queued: time.Since(s.began)})
+	for i := range s.order {
+		if !s.ended[i] {
+			s.reportEnd(i, Result{Outcome: Cancelled, Error: why, Queued: time.Since(s.began)})
 		}
 	}
 }

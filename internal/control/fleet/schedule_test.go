@@ -20,8 +20,8 @@ import (
 func play(ctx context.Context, t *testing.T, text string, s schedule, broken ...string) (Summary, []string) {
 	t.Helper()
 	names, marks := guests(t, text)
-	places := arrange(names, marks, dependenciesFirst)
-	s.names, s.places = names, places
+	entries := orderGuests(names, marks, dependenciesFirst)
+	s.names, s.order = names, entries
 	if s.do == nil {
 		s.do = func(_ context.Context, i int) Result {
 			<-time.After(time.Second)
@@ -123,8 +123,8 @@ func TestSchedule_Properties(t *testing.T) {
 				}
 			}
 		}
-		places := arrange(names, marks, rapid.SampledFrom([]direction{dependenciesFirst, dependentsFirst, unordered}).Draw(t, "direction"))
-		s := schedule{places: places, names: names, parallel: rapid.IntRange(1, 4).Draw(t, "parallel"), keepGoing: true, strict: rapid.Bool().Draw(t, "strict")}
+		entries := orderGuests(names, marks, rapid.SampledFrom([]direction{dependenciesFirst, dependentsFirst, unordered}).Draw(t, "direction"))
+		s := schedule{order: entries, names: names, parallel: rapid.IntRange(1, 4).Draw(t, "parallel"), keepGoing: true, strict: rapid.Bool().Draw(t, "strict")}
 		var mu sync.Mutex
 		var atOnce atomic.Int32
 		over := make([]bool, n)
@@ -135,8 +135,8 @@ func TestSchedule_Properties(t *testing.T) {
 			defer atOnce.Add(-1)
 			mu.Lock()
 			defer mu.Unlock()
-			for j := range places {
-				if !over[j] && (slices.Contains(places[i].before, j) || places[j].group < places[i].group) {
+			for j := range entries {
+				if !over[j] && (slices.Contains(entries[i].before, j) || entries[j].group < entries[i].group) {
 					t.Errorf("%s has its turn before %s is over", names[i], names[j])
 				}
 			}
@@ -157,7 +157,7 @@ func TestSchedule_Properties(t *testing.T) {
 		if total := sum.Done + sum.Failed + sum.Skipped; total != n {
 			t.Fatalf("%d of %d are told: %+v", total, n, sum)
 		}
-		for i, p := range places {
+		for i, p := range entries {
 			blocked := slices.ContainsFunc(p.before, func(j int) bool { return outcomes[j] != Done })
 			if want := s.strict && blocked; want != (outcomes[i] == Skipped) {
 				t.Fatalf("%s is %s; blocked %v: %s", names[i], outcomes[i], blocked, strings.Join(names, " "))

@@ -37,14 +37,14 @@ func parseSettings(said map[string]string) (*settings, error) {
 	}
 	s := &settings{labels: map[string]string{}}
 	for _, key := range slices.Sorted(maps.Keys(said)) {
-		if err := s.understand(key, said[key]); err != nil {
+		if err := s.parse(key, said[key]); err != nil {
 			return nil, fault.Wrap(err, fault.Invalid, fault.Call, "cannot set %s", key)
 		}
 	}
 	return s, nil
 }
 
-func (s *settings) understand(key, value string) (err error) {
+func (s *settings) parse(key, value string) (err error) {
 	switch key {
 	case "memory":
 		s.memory, err = parsed(ParseSize(value))
@@ -151,19 +151,19 @@ func (s *settings) apply(name string, m *Marks) (*Marks, bool, error) {
 	return after, !same, after.check()
 }
 
-// change is one setting that differs from the guest's state.
-type change struct {
-	what string
-	// make applies it; the note says when it takes effect.
-	make func(t *tuning) (note string, err error)
+// settingChange is one setting that differs from the guest's state.
+type settingChange struct {
+	setting string
+	// apply applies it; the note says when it takes effect.
+	apply func(t *settingsChange) (note string, err error)
 }
 
 // changes returns the changes to make to a guest, in order.
-func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
-	var changes []change
-	add := func(what string, differs bool, do func(*tuning) (string, error)) {
+func (s *settings) changes(v *guest.View, m *Marks) ([]settingChange, error) {
+	var changes []settingChange
+	add := func(what string, differs bool, do func(*settingsChange) (string, error)) {
 		if differs {
-			changes = append(changes, change{what, do})
+			changes = append(changes, settingChange{what, do})
 		}
 	}
 	_, differ, err := s.apply(v.Name, m)
@@ -175,13 +175,13 @@ func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
 		return nil, fault.New(fault.NotFound, fault.Domain, "domain %q no longer exists", v.Name)
 	}
 	add("memory", s.memory != nil && anyDiffers(v, *s.memory, func(d *domain.Definition) uint64 { return d.CurrentMemory }) ||
-		s.memory != nil && v.Inactive != nil && v.Inactive.Memory != *s.memory, (*tuning).memory)
-	add("vcpus", s.vcpus != nil && anyDiffers(v, *s.vcpus, func(d *domain.Definition) uint { return d.VCPUs.Current }), (*tuning).vcpus)
-	add("autostart", s.autostart != nil && v.Autostart != *s.autostart, (*tuning).autostart)
-	add("template", s.template != nil && v.Template != *s.template, (*tuning).template)
-	add("title", s.title != nil && anyDiffers(v, *s.title, func(d *domain.Definition) string { return d.Title }), (*tuning).title)
-	add("description", s.description != nil && anyDiffers(v, *s.description, func(d *domain.Definition) string { return d.Description }), (*tuning).description)
-	add("labels, priority or order", differ, (*tuning).marks) // last, because a rule of access may depend on labels
+		s.memory != nil && v.Inactive != nil && v.Inactive.Memory != *s.memory, (*settingsChange).memory)
+	add("vcpus", s.vcpus != nil && anyDiffers(v, *s.vcpus, func(d *domain.Definition) uint { return d.VCPUs.Current }), (*settingsChange).vcpus)
+	add("autostart", s.autostart != nil && v.Autostart != *s.autostart, (*settingsChange).autostart)
+	add("template", s.template != nil && v.Template != *s.template, (*settingsChange).template)
+	add("title", s.title != nil && anyDiffers(v, *s.title, func(d *domain.Definition) string { return d.Title }), (*settingsChange).title)
+	add("description", s.description != nil && anyDiffers(v, *s.description, func(d *domain.Definition) string { return d.Description }), (*settingsChange).description)
+	add("labels, priority or order", differ, (*settingsChange).marks) // last, because a rule of access may depend on labels
 	return changes, nil
 }
 
@@ -190,10 +190,11 @@ func anyDiffers[T comparable](v *guest.View, want T, get func(*domain.Definition
 	return v.Active != nil && get(v.Active) != want || v.Inactive != nil && get(v.Inactive) != want
 }
 
-func describe(changes []change) string {
+// settingNames lists the names of the changed settings, for results.
+func settingNames(changes []settingChange) string {
 	words := make([]string, len(changes))
 	for i, c := range changes {
-		words[i] = c.what
+		words[i] = c.setting
 	}
 	return strings.Join(words, ", ")
 }

@@ -99,7 +99,7 @@ func (f *Fleet) CreateTiles(ctx context.Context, sc scope.Scope, t *TileTemplate
 			return Result{Outcome: Failed, Error: err}
 		}
 		defer leave()
-		return f.createTile(ctx, sc, docs, f.tileNow(set, first+i).members, dry)
+		return f.createTile(ctx, sc, docs, f.readTile(set, first+i).members, dry)
 	})
 }
 
@@ -110,25 +110,25 @@ const exclusive = -1
 // tile of the same name would have too.
 func (f *Fleet) lockTile(name string) (leave func(), err error) {
 	f.mu.Lock()
-	busy := f.busy[name]
+	busy := f.tileUsers[name]
 	if busy == 0 {
-		f.busy[name] = exclusive
+		f.tileUsers[name] = exclusive
 	}
 	f.mu.Unlock()
 	switch {
 	case busy == exclusive:
-		return nil, busyTile(name)
+		return nil, tileBusyError(name)
 	case busy > 0:
 		return nil, fault.New(fault.Busy, fault.Domain, "a guest of tile %s is being cloned; try again when that has ended", name)
 	}
 	return func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		delete(f.busy, name)
+		delete(f.tileUsers, name)
 	}, nil
 }
 
-func busyTile(name string) error {
+func tileBusyError(name string) error {
 	return fault.New(fault.Busy, fault.Domain, "tile %s is being made or removed by another call; try again when that has ended", name)
 }
 
@@ -141,21 +141,21 @@ func (f *Fleet) shareTile(m Member) (leave func(), err error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.busy[name] == exclusive {
-		return nil, busyTile(name)
+	if f.tileUsers[name] == exclusive {
+		return nil, tileBusyError(name)
 	}
-	f.busy[name]++
+	f.tileUsers[name]++
 	return func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if f.busy[name]--; f.busy[name] == 0 {
-			delete(f.busy, name)
+		if f.tileUsers[name]--; f.tileUsers[name] == 0 {
+			delete(f.tileUsers, name)
 		}
 	}, nil
 }
 
-// tileNow returns a tile as it is now; a tile that does not exist has no guests.
-func (f *Fleet) tileNow(set string, number int) TileState {
+// readTile returns a tile as it is now; a tile that does not exist has no guests.
+func (f *Fleet) readTile(set string, number int) TileState {
 	t := TileState{Set: set, Number: number}
 	for _, m := range f.All() {
 		if m.Labels[tileLabel] == t.Name() {
@@ -167,8 +167,8 @@ func (f *Fleet) tileNow(set string, number int) TileState {
 
 // forTiles does work on many tiles.
 func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result), do func(context.Context, int) Result) (Summary, error) {
-	places := arrange(names, nil, unordered)
-	s := &schedule{log: f.log, places: places, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
+	entries := orderGuests(names, nil, unordered)
+	s := &schedule{log: f.log, order: entries, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
 	return s.runAndCount(ctx, func(Plan) {}, func(i int, r Result) {
 		r.Name = names[i]
 		report(r)
@@ -178,7 +178,7 @@ func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result
 // createTile makes one tile. there are the guests of it that already exist.
 func (f *Fleet) createTile(ctx context.Context, sc scope.Scope, docs *tileDocuments, there []Member, dry bool) Result {
 	if len(there) > 0 {
-		if slices.ContainsFunc(there, func(m Member) bool { return f.worksOn(guestObject(m.View.UUID)) }) {
+		if slices.ContainsFunc(there, func(m Member) bool { return f.hasOperationOn(guestObject(m.View.UUID)) }) {
 			return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
 				"tile %s is there still: its making or removal was cut off; remove it first", docs.name)}
 		}
@@ -190,19 +190,19 @@ func (f *Fleet) createTile(ctx context.Context, sc scope.Scope, docs *tileDocume
 		}
 		return Result{Outcome: Unchanged}
 	}
-	if err := f.checkRoom(docs, dry); err != nil {
+	if err := f.checkNamesFree(docs, dry); err != nil {
 		return Result{Outcome: Failed, Error: err}
 	}
 	note := fmt.Sprintf("%d guests, %d volumes", len(docs.domains), len(docs.volumes))
 	if dry {
 		return Result{Outcome: Would, Note: note}
 	}
-	w := newTileCreation(f, docs)
-	return f.perform(ctx, sc, tileCreateKind.Name, w, &w.parts, note)
+	w := newTileCreateOperation(f, docs)
+	return f.perform(ctx, sc, tileCreateKind.Name, w, &w.operationObjects, note)
 }
 
-// checkRoom refuses a tile whose guests or volumes exist, before anything is made.
-func (f *Fleet) checkRoom(docs *tileDocuments, dry bool) error {
+// checkNamesFree refuses a tile whose guests or volumes exist, before anything is made.
+func (f *Fleet) checkNamesFree(docs *tileDocuments, dry bool) error {
 	for _, v := range docs.volumes {
 		if dry && f.lacksPool(v.Pool) {
 			continue // MakePool will make it
@@ -256,18 +256,18 @@ func (f *Fleet) RemoveTiles(ctx context.Context, sc scope.Scope, tiles string, d
 			return Result{Outcome: Failed, Error: err}
 		}
 		defer leave()
-		t := f.tileNow(chosen[i].Set, chosen[i].Number) // the tile may have changed before its turn
+		t := f.readTile(chosen[i].Set, chosen[i].Number) // the tile may have changed before its turn
 		if t.Guests == 0 {
 			return Result{Outcome: Unchanged}
 		}
-		if err := f.checkUnused(ctx, t.Name(), t.Volumes, f.users()); err != nil {
+		if err := f.checkUnused(ctx, t.Name(), t.Volumes, f.diskUsers()); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		w, note := newTileRemoval(f, t), fmt.Sprintf("%d guests, %d volumes", t.Guests, len(t.Volumes))
+		w, note := newTileRemoveOperation(f, t), fmt.Sprintf("%d guests, %d volumes", t.Guests, len(t.Volumes))
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
-		return f.perform(context.WithoutCancel(ctx), sc, tileRemoveKind.Name, w, &w.parts, note)
+		return f.perform(context.WithoutCancel(ctx), sc, tileRemoveKind.Name, w, &w.operationObjects, note)
 	})
 }
 

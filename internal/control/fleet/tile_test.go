@@ -46,9 +46,9 @@ func (h *herd) withPool() string {
 	return dir
 }
 
-// TestTiles_FreshDaemonMakesTheDefaultPool: there is no pool, and the template names "default". For another
+// TestMakePool_FreshDaemon: there is no pool, and the template names "default". For another
 // name, the error has the command that makes the pool.
-func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
+func TestMakePool_FreshDaemon(t *testing.T) {
 	h := newHerd(t)
 	tt := template(t, twoGuests)
 	_, err := h.CreateTiles(t.Context(), scope.Daemon("a test"), tt, "lab", 1, 1, true, func(r Result) {
@@ -273,7 +273,7 @@ func TestParseTile_Invalid(t *testing.T) {
 	}
 }
 
-func TestTemplate_PlaceholdersNeverBecomeMarkup(t *testing.T) {
+func TestParseTile_PlaceholdersStayText(t *testing.T) {
 	tt := template(t, `<tile><domain type='qemu'><name>{name}-{tile}</name><description a='{name}'>{name} {"json": 1} {{tile}}</description></domain></tile>`)
 	docs, err := tt.expand("a.b", 7)
 	ok(t, err)

@@ -17,17 +17,19 @@ import (
 var tileCreateKind = operation.Kind[*Fleet]{
 	Name: "tile-create", Version: 1,
 	Steps: []string{"volumes", "guests"}, Undo: []string{"volumes", "guests"},
-	Bind: func(f *Fleet) operation.Work { return &tileCreation{parts: parts{fleet: f}} },
+	Bind: func(f *Fleet) operation.Work {
+		return &tileCreateOperation{operationObjects: operationObjects{fleet: f}}
+	},
 }
 
-// tileCreation is the payload.
-type tileCreation struct {
-	parts
+// tileCreateOperation is the payload.
+type tileCreateOperation struct {
+	operationObjects
 	docs *tileDocuments // set only in the daemon that began it
 }
 
-func newTileCreation(f *Fleet, docs *tileDocuments) *tileCreation {
-	t := &tileCreation{parts: parts{fleet: f}, docs: docs}
+func newTileCreateOperation(f *Fleet, docs *tileDocuments) *tileCreateOperation {
+	t := &tileCreateOperation{operationObjects: operationObjects{fleet: f}, docs: docs}
 	for _, v := range docs.volumes {
 		t.Volumes = append(t.Volumes, v.VolumeName)
 	}
@@ -38,7 +40,7 @@ func newTileCreation(f *Fleet, docs *tileDocuments) *tileCreation {
 }
 
 // Steps implements operation.Work.
-func (t *tileCreation) Steps() []operation.Step {
+func (t *tileCreateOperation) Steps() []operation.Step {
 	return []operation.Step{
 		{Name: "volumes", Effect: operation.Lasting, Do: t.createVolumes, Undo: t.deleteVolumes},
 		{Name: "guests", Effect: operation.Lasting, Do: t.define, Undo: t.undefine},
@@ -46,17 +48,17 @@ func (t *tileCreation) Steps() []operation.Step {
 }
 
 // createVolumes makes the volumes in the template's order, so that one may be the backing file of a later one.
-func (t *tileCreation) createVolumes(ctx context.Context) error {
+func (t *tileCreateOperation) createVolumes(ctx context.Context) error {
 	for i, v := range t.docs.volumes {
 		if err := t.fleet.createVolume(ctx, t.op.Scope(), v); err != nil {
-			return errors.Join(fmt.Errorf("cannot create volume %s: %w", v.VolumeName, err), t.onlyFirst(i))
+			return errors.Join(fmt.Errorf("cannot create volume %s: %w", v.VolumeName, err), t.keepFirstVolumes(i))
 		}
 		failpoint.Reach("tile.volume")
 	}
 	return nil
 }
 
-func (t *tileCreation) define(ctx context.Context) error {
+func (t *tileCreateOperation) define(ctx context.Context) error {
 	for _, d := range t.docs.domains {
 		if err := context.Cause(ctx); err != nil {
 			return err
@@ -73,19 +75,21 @@ func (t *tileCreation) define(ctx context.Context) error {
 var tileRemoveKind = operation.Kind[*Fleet]{
 	Name: "tile-remove", Version: 1,
 	Steps: []string{"end", "undefine", "delete"},
-	Bind:  func(f *Fleet) operation.Work { return &tileRemoval{parts: parts{fleet: f}} },
+	Bind: func(f *Fleet) operation.Work {
+		return &tileRemoveOperation{operationObjects: operationObjects{fleet: f}}
+	},
 }
 
-// tileRemoval is the payload.
-type tileRemoval struct {
-	parts
+// tileRemoveOperation is the payload.
+type tileRemoveOperation struct {
+	operationObjects
 	Tile string // SET/NUMBER
 
 	refused bool // the tile is kept
 }
 
-func newTileRemoval(f *Fleet, tile TileState) *tileRemoval {
-	t := &tileRemoval{parts: parts{fleet: f, Volumes: tile.Volumes}, Tile: tile.Name()}
+func newTileRemoveOperation(f *Fleet, tile TileState) *tileRemoveOperation {
+	t := &tileRemoveOperation{operationObjects: operationObjects{fleet: f, Volumes: tile.Volumes}, Tile: tile.Name()}
 	for _, m := range tile.members {
 		t.Guests = append(t.Guests, m.View.UUID)
 	}
@@ -93,7 +97,7 @@ func newTileRemoval(f *Fleet, tile TileState) *tileRemoval {
 }
 
 // Steps implements operation.Work.
-func (t *tileRemoval) Steps() []operation.Step {
+func (t *tileRemoveOperation) Steps() []operation.Step {
 	return []operation.Step{
 		{Name: "end", Effect: operation.Lasting, Decisive: true, Do: t.end},
 		{Name: "undefine", Effect: operation.Lasting, Do: t.unlessRefused(t.undefineEnded)},
@@ -102,20 +106,20 @@ func (t *tileRemoval) Steps() []operation.Step {
 }
 
 // end ends the guests. The tile is kept if a guest does not end, or if a volume has another user by then.
-func (t *tileRemoval) end(ctx context.Context) error {
+func (t *tileRemoveOperation) end(ctx context.Context) error {
 	members := t.members()
 	if len(members) < len(t.Guests) {
 		return nil // some guests are already undefined
 	}
 	err := endAll(ctx, t.op.Scope(), members)
 	if err == nil { // checked again, because a volume may get another user while guests end
-		err = t.fleet.checkUnused(ctx, t.Tile, t.Volumes, t.fleet.users())
+		err = t.fleet.checkUnused(ctx, t.Tile, t.Volumes, t.fleet.diskUsers())
 	}
 	t.refused = err != nil
 	return operation.Final(err)
 }
 
-func (t *tileRemoval) unlessRefused(do func(context.Context) error) func(context.Context) error {
+func (t *tileRemoveOperation) unlessRefused(do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if t.refused {
 			return nil
@@ -124,7 +128,7 @@ func (t *tileRemoval) unlessRefused(do func(context.Context) error) func(context
 	}
 }
 
-func (t *tileRemoval) undefineEnded(ctx context.Context) error {
+func (t *tileRemoveOperation) undefineEnded(ctx context.Context) error {
 	return undefineAll(ctx, t.op.Scope(), t.members())
 }
 

@@ -45,7 +45,7 @@ func TestTiles_OneChangeAtATime(t *testing.T) {
 	_, err = h.clone(CloneRequest{Source: "lab-1", Names: []string{"one"}, Thin: true})
 	refused(t, err, fault.Busy, "by another call")
 	leave()
-	leave, err = h.shareTile(h.Of(g))
+	leave, err = h.shareTile(h.MemberOf(g))
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "lab-1", Names: []string{"one"}, Thin: true})
 	ok(t, err)
@@ -164,17 +164,17 @@ func TestSet_ConcurrentLabelChanges(t *testing.T) {
 	for tick := time.NewTicker(time.Millisecond); g.Job().Kind == domain.JobNone; <-tick.C {
 		ok(t, t.Context().Err())
 	}
-	m := h.Of(g)
+	m := h.MemberOf(g)
 	want, err := parseSettings(map[string]string{"label.note": "b"})
 	ok(t, err)
 	asked := &asking{Context: t.Context(), came: make(chan struct{})}
-	go func() { over <- h.set(asked, scope.Daemon("a test"), g, want, nil).Error }()
+	go func() { over <- h.applySettings(asked, scope.Daemon("a test"), g, want, nil).Error }()
 	<-asked.came
 	h.define(strings.Replace(doc(`<x:label name='team' value='b'/>`), "<name>", "<uuid>"+m.View.UUID+"</uuid><name>", 1))
 	ok(t, syscall.Kill(h.pid("marked"), syscall.SIGCONT))
 	ok(t, <-over)
 	ok(t, <-over)
-	if l := h.Of(g).Labels; l["team"] != "b" || l["note"] != "b" || len(l) != 2 {
+	if l := h.MemberOf(g).Labels; l["team"] != "b" || l["note"] != "b" || len(l) != 2 {
 		t.Errorf("its labels are %v", l)
 	}
 }

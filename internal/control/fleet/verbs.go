@@ -13,23 +13,23 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// action is how a verb works on a set and on each of its guests.
-type action struct {
+// verbAction is how a verb works on a set and on each of its guests.
+type verbAction struct {
 	order direction
 	// strict skips the dependents of a guest that failed.
 	strict bool
-	// waits says that the verb waits for guests to end.
-	waits bool
+	// waitsForEnd says that the verb waits for guests to end.
+	waitsForEnd bool
 	// needsMarks refuses a guest whose marks cannot be parsed: its order is unknown.
 	needsMarks bool
-	// there says that a guest is in the wanted state already.
-	there func(*guest.Guest) bool
+	// isDone says that a guest is in the wanted state already.
+	isDone func(*guest.Guest) bool
 	// do applies the verb. A result without outcome means done, or failed if it has an error.
-	do func(ctx context.Context, t *turn) Result
+	do func(ctx context.Context, t *guestTurn) Result
 }
 
-// turn is one guest's part of a run.
-type turn struct {
+// guestTurn is one guest's part of a run.
+type guestTurn struct {
 	*run
 	guest *guest.Guest
 	// cancelled ends when the run is cancelled: a turn that waits for the guest's own action then stops
@@ -37,22 +37,22 @@ type turn struct {
 	cancelled context.Context
 }
 
-func (t *turn) options() *Options { return &t.request.Options }
+func (t *guestTurn) options() *Options { return &t.request.Options }
 
 // actions are the verbs on existing guests. Destroy follows the order, but neither a failure nor a dependency
 // cycle stops it: it is the last resort.
-var actions = map[Verb]action{
-	Start:    {order: dependenciesFirst, strict: true, needsMarks: true, there: active, do: start},
-	Restore:  {order: dependenciesFirst, strict: true, needsMarks: true, there: active, do: restore},
-	Shutdown: {order: dependentsFirst, strict: true, waits: true, there: inactive, do: shutdown},
-	Destroy:  {order: dependentsFirst, there: inactive, do: destroy},
-	Save:     {order: dependentsFirst, strict: true, there: hasNoProcess, do: save},
-	Suspend:  {there: paused, do: plain(guest.Suspend)},
-	Resume:   {there: running, do: plain(guest.Resume)},
-	Reboot:   {there: never, do: reboot},
-	Reset:    {there: never, do: plain(guest.Reset)},
-	Undefine: {there: undefined, do: undefine},
-	Set:      {needsMarks: true, there: never, do: set},
+var actions = map[Verb]verbAction{
+	Start:    {order: dependenciesFirst, strict: true, needsMarks: true, isDone: active, do: start},
+	Restore:  {order: dependenciesFirst, strict: true, needsMarks: true, isDone: active, do: restore},
+	Shutdown: {order: dependentsFirst, strict: true, waitsForEnd: true, isDone: inactive, do: shutdown},
+	Destroy:  {order: dependentsFirst, isDone: inactive, do: destroy},
+	Save:     {order: dependentsFirst, strict: true, isDone: hasNoProcess, do: save},
+	Suspend:  {isDone: paused, do: withoutOptions(guest.Suspend)},
+	Resume:   {isDone: running, do: withoutOptions(guest.Resume)},
+	Reboot:   {isDone: never, do: reboot},
+	Reset:    {isDone: never, do: withoutOptions(guest.Reset)},
+	Undefine: {isDone: undefined, do: undefine},
+	Set:      {needsMarks: true, isDone: never, do: set},
 }
 
 func active(g *guest.Guest) bool    { return g.View().State.Active() }
@@ -80,18 +80,19 @@ func running(g *guest.Guest) bool {
 	return (v.State == domain.Running || v.State == domain.Blocked) && v.StuckSince.IsZero()
 }
 
-func plain(do func(context.Context, *guest.Guest, scope.Scope) error) func(context.Context, *turn) Result {
-	return func(ctx context.Context, t *turn) Result { return Result{Error: do(ctx, t.guest, t.scope)} }
+// withoutOptions makes a verb of a function that takes no options.
+func withoutOptions(do func(context.Context, *guest.Guest, scope.Scope) error) func(context.Context, *guestTurn) Result {
+	return func(ctx context.Context, t *guestTurn) Result { return Result{Error: do(ctx, t.guest, t.scope)} }
 }
 
-func start(ctx context.Context, t *turn) Result {
+func start(ctx context.Context, t *guestTurn) Result {
 	o := t.options()
 	return Result{Error: launch.Start(ctx, t.guest, t.scope, launch.StartOptions{
-		Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache, Priority: t.fleet.Of(t.guest).Marks.Priority,
+		Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache, Priority: t.fleet.MemberOf(t.guest).Marks.Priority,
 	})}
 }
 
-func restore(ctx context.Context, t *turn) Result {
+func restore(ctx context.Context, t *guestTurn) Result {
 	if v := t.guest.View(); !v.ManagedSave {
 		return Result{Error: fault.New(fault.WrongState, fault.Domain, "domain %q has no saved image to continue from; start it", v.Name)}
 	}
@@ -101,19 +102,19 @@ func restore(ctx context.Context, t *turn) Result {
 	return start(ctx, t)
 }
 
-func destroy(ctx context.Context, t *turn) Result {
+func destroy(ctx context.Context, t *guestTurn) Result {
 	return Result{Error: guest.Destroy(ctx, t.guest, t.scope, t.options().Graceful)}
 }
 
-func save(ctx context.Context, t *turn) Result {
+func save(ctx context.Context, t *guestTurn) Result {
 	return Result{Error: savestate.ManagedSave(ctx, t.guest, t.scope, savestate.SaveOptions{BypassCache: t.options().BypassCache})}
 }
 
-func reboot(ctx context.Context, t *turn) Result {
+func reboot(ctx context.Context, t *guestTurn) Result {
 	return Result{Error: guest.Reboot(ctx, t.guest, t.scope, t.options().Mode)}
 }
 
-func undefine(ctx context.Context, t *turn) Result {
+func undefine(ctx context.Context, t *guestTurn) Result {
 	o := t.options()
 	err := guest.Undefine(ctx, t.guest, t.scope, guest.UndefineOptions{ManagedSave: o.ManagedSave, NVRAM: o.NVRAM, KeepNVRAM: o.KeepNVRAM, TPM: o.TPM})
 	if err == nil && t.guest.View().State.Active() {
@@ -126,7 +127,7 @@ func undefine(ctx context.Context, t *turn) Result {
 const shutdownTimeout = 90 * time.Second
 
 // shutdown asks a guest to shut down and waits until it has. With a grace it destroys the guest after that.
-func shutdown(ctx context.Context, t *turn) Result {
+func shutdown(ctx context.Context, t *guestTurn) Result {
 	grace := t.options().Grace
 	if t.guest.View().Due { // the guest has no process to ask
 		return Result{Error: guest.Destroy(ctx, t.guest, t.scope, false), Note: "it was about to be started again, and is not"}
@@ -146,7 +147,7 @@ func shutdown(ctx context.Context, t *turn) Result {
 	return Result{Note: fmt.Sprintf("destroyed: %v", err)}
 }
 
-func askAndWait(ctx context.Context, t *turn) error {
+func askAndWait(ctx context.Context, t *guestTurn) error {
 	v := t.guest.View()
 	if v.State == domain.Paused {
 		return fault.New(fault.WrongState, fault.Domain, "domain %q is paused and cannot shut down; resume it, or destroy it", v.Name)
@@ -161,14 +162,14 @@ func askAndWait(ctx context.Context, t *turn) error {
 			"domain %q was asked to shut down and did not within %v", v.Name, patience))
 		defer stop()
 	}
-	ended, forget := t.endings.expect(t.guest)
+	ended, forget := t.endWatcher.watch(t.guest)
 	defer forget()
 	if err := guest.Shutdown(ctx, t.guest, t.scope, t.options().Mode); err != nil {
 		return err
 	}
 	ctx, stop := cancelWith(ctx, t.cancelled)
 	defer stop()
-	return wait(ctx, t.guest, ended)
+	return waitForEnd(ctx, t.guest, ended)
 }
 
 // cancelWith cancels ctx when another context ends.
@@ -181,6 +182,6 @@ func cancelWith(ctx, other context.Context) (context.Context, func()) {
 	}
 }
 
-func set(ctx context.Context, t *turn) Result {
-	return t.fleet.set(ctx, t.scope, t.guest, t.settings, t.request.Sees)
+func set(ctx context.Context, t *guestTurn) Result {
+	return t.fleet.applySettings(ctx, t.scope, t.guest, t.settings, t.request.Sees)
 }

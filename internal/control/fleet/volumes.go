@@ -28,8 +28,8 @@ func (f *Fleet) checkVolumeFree(v VolumeName) error {
 			v.Name, fault.Word(v.Pool))
 	}
 	switch _, err := p.Volume(v.Name); {
-	case err == nil && f.worksOn(volumeObject(v)):
-		f.ops.Again()
+	case err == nil && f.hasOperationOn(volumeObject(v)):
+		f.ops.RetryOwed()
 		return fault.New(fault.Busy, fault.Volume, "volume %s belongs to a tile or a clone that is being made or removed; try again when that has ended", v)
 	case err == nil:
 		return fault.New(fault.Exists, fault.Volume, "pool %q already has a volume %q; delete or rename it first", v.Pool, v.Name)
@@ -44,7 +44,7 @@ func (f *Fleet) checkVolumeFree(v VolumeName) error {
 func (f *Fleet) deleteVolume(ctx context.Context, sc scope.Scope, v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err == nil {
-		known := !p.View().Taken.IsZero()
+		known := !p.View().ReadAt.IsZero()
 		if err = p.DeleteVolume(ctx, sc, v.Name); known && fault.Is(err, fault.NotFound) {
 			return nil
 		}
@@ -55,14 +55,14 @@ func (f *Fleet) deleteVolume(ctx context.Context, sc scope.Scope, v VolumeName) 
 	return nil
 }
 
-// user is a guest that has a volume as its disk.
-type user struct{ name, tile string }
+// diskUser is a guest that has a volume as its disk.
+type diskUser struct{ name, tile string }
 
-// users maps volumes to the guests that have them as disks by their definitions. Keys are POOL/NAME and paths.
-func (f *Fleet) users() map[string][]user {
-	users := map[string][]user{}
+// diskUsers maps volumes to the guests that have them as disks by their definitions. Keys are POOL/NAME and paths.
+func (f *Fleet) diskUsers() map[string][]diskUser {
+	users := map[string][]diskUser{}
 	for _, m := range f.All() {
-		who := user{m.View.Name, m.Labels[tileLabel]}
+		who := diskUser{m.View.Name, m.Labels[tileLabel]}
 		for _, d := range []*domain.Definition{m.View.Active, m.View.Inactive} {
 			if d == nil {
 				continue
@@ -84,9 +84,9 @@ func (f *Fleet) users() map[string][]user {
 
 // checkUnused refuses to delete volumes that are disks of guests outside the tile, or backing files of other
 // volumes.
-func (f *Fleet) checkUnused(ctx context.Context, tile string, volumes []VolumeName, users map[string][]user) error {
+func (f *Fleet) checkUnused(ctx context.Context, tile string, volumes []VolumeName, users map[string][]diskUser) error {
 	for _, v := range volumes {
-		for _, u := range f.usersOf(v, users) {
+		for _, u := range f.diskUsersOf(v, users) {
 			if u.tile != tile {
 				return fault.New(fault.WrongState, fault.Volume,
 					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, tile, v)
@@ -107,7 +107,7 @@ func (f *Fleet) overlayOf(ctx context.Context, v VolumeName, but []VolumeName) (
 	if path == "" {
 		return name, false
 	}
-	for _, above := range f.pools.Above(ctx, path) {
+	for _, above := range f.pools.Overlays(ctx, path) {
 		if name = (VolumeName{above.Pool, above.Name}); !slices.Contains(but, name) {
 			return name, true
 		}
@@ -125,8 +125,8 @@ func (f *Fleet) pathOfVolume(v VolumeName) string {
 	return ""
 }
 
-// usersOf returns the users of a volume.
-func (f *Fleet) usersOf(v VolumeName, users map[string][]user) []user {
+// diskUsersOf returns the users of a volume.
+func (f *Fleet) diskUsersOf(v VolumeName, users map[string][]diskUser) []diskUser {
 	who := users[v.String()]
 	if path := f.pathOfVolume(v); path != "" {
 		who = slices.Concat(who, users[path])

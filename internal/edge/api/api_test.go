@@ -70,7 +70,7 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *testServer {
 		c(&l)
 	}
 	h := &testServer{t: t, events: d.Events, path: filepath.Join(dir, "lodge.sock")}
-	h.server = newServer(Config{Fleet: d.Fleet, Authorizer: d.Gate, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Log: log, Version: "test"}, l)
+	h.server = newServer(Config{Fleet: d.Fleet, Authorizer: d.Authorizer, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Log: log, Version: "test"}, l)
 	listener, err := listener.Listen(t.Context(), listener.Place{Path: h.path})
 	ok(t, err)
 	ctx, stop := context.WithCancelCause(context.Background())

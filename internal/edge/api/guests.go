@@ -63,14 +63,14 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	}
 	statistics.Refresh(s.Guests)
 	now := time.Now()
-	queue := map[string]resources.Waiting{}
+	queue := map[string]resources.WaitingStart{}
 	for _, w := range s.Starts.Queue() {
 		queue[w.Guest] = w
 	}
 	answer := &lodgev1.ListGuestsResponse{Guests: make([]*lodgev1.Guest, 0, len(members))}
 	for _, m := range members {
 		g := toGuest(m)
-		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.canSee(ctx, s.Fleet.Of(other)) }) {
+		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.canSee(ctx, s.Fleet.MemberOf(other)) }) {
 			g.Messages = append(g.Messages, validUTF8(clash))
 		}
 		sample := statistics.Sample(m.Guest)
@@ -124,7 +124,7 @@ func vcpus(d *domain.Definition) uint {
 }
 
 // waitReason returns why a guest waits, the most basic reason first; nil: it does not wait.
-func waitReason(m fleet.Member, sample *machine.Stats, queued resources.Waiting) *lodgev1.Wait {
+func waitReason(m fleet.Member, sample *machine.Stats, queued resources.WaitingStart) *lodgev1.Wait {
 	job := m.Guest.Job()
 	switch {
 	case queued.Guest != "":

@@ -211,7 +211,7 @@ func (s *Server) recheckGuest(q *fleet.Request, uuid string) error {
 	if err != nil {
 		return err
 	}
-	return q.Admit(s.Fleet.Of(g))
+	return q.Admit(s.Fleet.MemberOf(g))
 }
 
 // unchangedOutcomes are the outcomes of guests that were not changed. The audit has them only with an error.

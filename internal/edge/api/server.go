@@ -32,7 +32,7 @@ type Config struct {
 	Networks *network.Networks
 	Guests   *guest.Registry
 	Events   *event.Log
-	Starts   *resources.Starts
+	Starts   *resources.StartQueue
 	Kernel   kernel.Root
 	Log      *slog.Logger
 	// Groups may use the API, in addition to root and the daemon's own user.

@@ -52,7 +52,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	}
 	restricted := s.Authorizer.Restricted(caller(ctx))
 	for _, g := range s.Guests.All() {
-		if restricted && !s.canSee(ctx, s.Fleet.Of(g)) {
+		if restricted && !s.canSee(ctx, s.Fleet.MemberOf(g)) {
 			continue
 		}
 		answer.Guests++
@@ -94,7 +94,7 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 
 // operations returns the open operations that the client may see. Those on tiles and clones are shown to
 // clients that may see everything.
-func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
+func (s *Server) operations(ctx context.Context) (all []operation.OwnedStatus) {
 	principal := caller(ctx)
 	for _, o := range guest.Operations(s.Guests) {
 		if s.canSeeUUID(ctx, o.UUID) {
@@ -112,7 +112,7 @@ func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
 	return all
 }
 
-func toOperation(o operation.Listed) *lodgev1.Operation {
+func toOperation(o operation.OwnedStatus) *lodgev1.Operation {
 	m := &lodgev1.Operation{
 		Id: o.ID, Name: o.Name, Uuid: o.UUID, Kind: o.Kind, Objects: o.Objects, State: o.State.String(), Step: o.Step,
 		Began: timestamppb.New(o.Began), Since: timestamppb.New(o.Since),

@@ -86,11 +86,11 @@ func (w *watched) wants(e *lodgev1.Event) bool {
 	}
 	g, err := w.guests.ByUUID(e.GetUuid())
 	if err != nil {
-		wanted := w.known[e.GetUuid()] || w.fleet.Chooses(w.chosen, fleet.Member{View: &guest.View{Name: e.GetName(), UUID: e.GetUuid()}})
+		wanted := w.known[e.GetUuid()] || w.fleet.Matches(w.chosen, fleet.Member{View: &guest.View{Name: e.GetName(), UUID: e.GetUuid()}})
 		delete(w.known, e.GetUuid())
 		return wanted
 	}
-	if w.fleet.Chooses(w.chosen, w.fleet.Of(g)) {
+	if w.fleet.Matches(w.chosen, w.fleet.MemberOf(g)) {
 		w.known[e.GetUuid()] = true
 	}
 	return w.known[e.GetUuid()]

@@ -32,12 +32,12 @@ type Result struct {
 // recordReaders are the functions that read the records of each kind, by the record's kind in the store.
 var recordReaders = map[string]struct {
 	kind Kind
-	read func(id string, version int, body []byte) (store.Document, error)
+	read func(id string, version int, body []byte) (store.DefinitionView, error)
 }{
-	guest.RecordKind.Name:   {Domain, guest.Document},
-	network.RecordKind.Name: {Network, network.Document},
-	volume.RecordKind.Name:  {Pool, volume.Document},
-	secret.RecordKind.Name:  {Secret, secret.Document},
+	guest.RecordKind.Name:   {Domain, guest.DefinitionView},
+	network.RecordKind.Name: {Network, network.DefinitionView},
+	volume.RecordKind.Name:  {Pool, volume.DefinitionView},
+	secret.RecordKind.Name:  {Secret, secret.DefinitionView},
 }
 
 // Export writes every definition of a data directory's store into a tree below dir. It makes dir, or requires
@@ -115,7 +115,7 @@ func makeEmptyDir(dir string) (*os.Root, error) {
 
 // write writes a document and its links in the autostart and template folders. Definitions may contain passwords of
 // displays, so only the owner can read the files.
-func write(root *os.Root, kind Kind, d store.Document) (string, error) {
+func write(root *os.Root, kind Kind, d store.DefinitionView) (string, error) {
 	name := d.Name
 	if !isFileName(name) || uuid.Validate(name) == nil { // a UUID as a name could clash with the file of an object whose name is not a file name
 		name = d.UUID

@@ -110,17 +110,17 @@ func TestExport_ForeignDirectory(t *testing.T) {
 	ok(t, os.WriteFile(filepath.Join(outer, "tree/qemu/b.xml"), nil, 0o600))
 	ok(t, os.Symlink(outer, filepath.Join(outer, "tree/storage")))
 	for sort, name := range map[Kind]string{Domain: "a", Pool: "victim"} {
-		if _, err := write(root, sort, store.Document{Name: name, UUID: "u", XML: "<x/>"}); err == nil {
+		if _, err := write(root, sort, store.DefinitionView{Name: name, UUID: "u", XML: "<x/>"}); err == nil {
 			t.Errorf("a %s is written where a link leads", sort)
 		}
 	}
-	if _, err := write(root, Domain, store.Document{Name: "b", UUID: "u", XML: "<x/>"}); err == nil {
+	if _, err := write(root, Domain, store.DefinitionView{Name: "b", UUID: "u", XML: "<x/>"}); err == nil {
 		t.Error("an existing file is overwritten")
 	}
 	if text, err := os.ReadFile(victim); err != nil || !strings.HasPrefix(string(text), "as it was") {
 		t.Errorf("the file elsewhere has %q, %v", text, err)
 	}
-	if _, err := write(root, Domain, store.Document{Name: "c", UUID: "u", XML: "<x/>", Autostart: true}); err != nil {
+	if _, err := write(root, Domain, store.DefinitionView{Name: "c", UUID: "u", XML: "<x/>", Autostart: true}); err != nil {
 		t.Error(err)
 	}
 }

@@ -145,7 +145,7 @@ func newRestrictedServer(f testing.TB) *restrictedServer {
 	must(err)
 	f.Cleanup(d.Close)
 	h.backends = backendsOf(d)
-	h.server = New(rpc.Config{Backends: h.backends, Log: log, Authorizer: d.Gate})
+	h.server = New(rpc.Config{Backends: h.backends, Log: log, Authorizer: d.Authorizer})
 	must(os.Mkdir(filepath.Join(dir, "theirs"), 0o700))
 	for _, name := range []string{"a.img", hidden + ".img"} {
 		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))

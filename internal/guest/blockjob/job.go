@@ -375,7 +375,7 @@ func Follow(r *machine.Instance, c *hotplug.CleanupOp, object string) error {
 	if r.Ops.Find(hotplug.CleanupKind.Name, object) != nil {
 		return nil
 	}
-	op, err := r.Ops.Follow(scope.Daemon("giving back what a device leaves"), hotplug.CleanupKind.Name, c, operation.Record{Objects: []string{object}})
+	op, err := r.Ops.ForceBegin(scope.Daemon("giving back what a device leaves"), hotplug.CleanupKind.Name, c, operation.Record{Objects: []string{object}})
 	if err == nil {
 		r.Ops.Wake(op)
 	}

@@ -120,7 +120,7 @@ func dumpScreen(ctx context.Context, s *qmp.Session, memory int) error {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot pass memory for the screenshot to QEMU")
 	}
 	defer write.Close()
-	var set qemu.FileSet
+	var set qemu.FDSet
 	if err := s.ExecuteFD(ctx, write, "add-fd", nil, &set); err != nil {
 		return err
 	}

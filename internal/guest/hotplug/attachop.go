@@ -77,7 +77,7 @@ func (a *AttachOp) Opened(op *operation.Operation) (err error) {
 	return err
 }
 
-// Rehold implements operation.Rehold. QEMU may have the device already: it is asked later.
+// Rehold implements operation.Reholder. QEMU may have the device already: it is asked later.
 func (a *AttachOp) Rehold() {
 	r := a.R
 	notesNode(r, a.Dev)

@@ -104,7 +104,7 @@ func (c *CleanupOp) QEMUObjects() []string {
 	return []string{"alias/" + c.Alias}
 }
 
-// Rehold implements operation.Rehold.
+// Rehold implements operation.Reholder.
 func (c *CleanupOp) Rehold() {
 	r := c.R
 	if c.NIC != nil {

@@ -226,7 +226,7 @@ func planDetach(g *machine.Guest, dev, stored device.Device, async bool) (machin
 func awaitDetach(ctx context.Context, r *machine.Instance, d *DetachOp, patience time.Duration) error {
 	late := time.NewTimer(patience)
 	defer late.Stop()
-	moved := d.op.Moved()
+	moved := d.op.Stopped()
 	for range 2 {
 		select {
 		case <-moved:
@@ -242,7 +242,7 @@ func awaitDetach(ctx context.Context, r *machine.Instance, d *DetachOp, patience
 		if rest == nil {
 			return nil
 		}
-		moved = rest.Moved()
+		moved = rest.Stopped()
 	}
 	return nil
 }
@@ -259,7 +259,7 @@ func DeviceGone(g *machine.Guest, alias string) {
 	r.Surplus = r.Surplus || provision.HasNodes(g.Reg, dev)
 	r.DropNodes = r.Surplus
 	provision.ReturnMemory(g, r.Definition, dev)
-	follow, err := r.Ops.Follow(scope.Daemon("giving back what a device leaves"), CleanupKind.Name, rest, operation.Record{Objects: rest.QEMUObjects()})
+	follow, err := r.Ops.ForceBegin(scope.Daemon("giving back what a device leaves"), CleanupKind.Name, rest, operation.Record{Objects: rest.QEMUObjects()})
 	if err != nil {
 		g.Log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
 	}

@@ -55,7 +55,7 @@ func CheckSoleUser(ctx context.Context, g *machine.Guest, sc scope.Scope, d *dev
 // checkVolumesAbove refuses to change images that a volume has as its backing file.
 func checkVolumesAbove(ctx context.Context, r *machine.Registry, sc scope.Scope, changed image.Chain, above string) error {
 	for _, l := range changed {
-		for _, v := range r.Pools.Above(ctx, l.Path) {
+		for _, v := range r.Pools.Overlays(ctx, l.Path) {
 			if v.Path == above {
 				continue
 			}

@@ -267,7 +267,7 @@ func (m *MediaOp) forget(ctx context.Context) error {
 		}
 		return nil
 	}
-	rest, err := m.r.Ops.Follow(scope.Daemon("giving back what a device leaves"), CleanupKind.Name, &CleanupOp{R: m.r, Images: m.Old, For: filelabel.ImageOwner(m.Old...)}, operation.Record{})
+	rest, err := m.r.Ops.ForceBegin(scope.Daemon("giving back what a device leaves"), CleanupKind.Name, &CleanupOp{R: m.r, Images: m.Old, For: filelabel.ImageOwner(m.Old...)}, operation.Record{})
 	if err == nil {
 		m.r.Ops.Wake(rest)
 	}

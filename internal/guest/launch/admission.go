@@ -53,7 +53,7 @@ func (l *Launch) runAdmitted(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("it was not admitted: %w", err)
 	}
-	var o resources.Outcome
+	var o resources.LaunchOutcome
 	defer func() { release(o) }()
 	if err := within(ctx, machine.StartLimit, l.runQEMU, l.connectMonitor); err != nil {
 		return err

@@ -100,7 +100,7 @@ func (a *askedFirmware) fits(f *resources.Firmware) bool {
 	}
 	needsSMM := f.Has("requires-smm")
 	switch {
-	case !f.Suits(a.arch, a.machine),
+	case !f.Supports(a.arch, a.machine),
 		a.sleepToMem && !f.Has("acpi-s3"), a.sleepToDisk && !f.Has("acpi-s4"),
 		a.secure == device.On && !needsSMM, a.secure == device.Off && needsSMM,
 		a.smm == device.Off && needsSMM:
@@ -192,7 +192,7 @@ func secureFirmware(def *domain.Definition, f *resources.Firmware) {
 func findTemplate(def *domain.Definition, all []resources.Firmware) error {
 	o := &def.OS
 	for _, f := range all {
-		if !f.Flash || f.Code != o.Loader.Path || !f.Suits(o.Arch, o.Machine) || f.Stateless || o.Loader.Secure == device.On && !f.Has("requires-smm") {
+		if !f.Flash || f.Code != o.Loader.Path || !f.Supports(o.Arch, o.Machine) || f.Stateless || o.Loader.Secure == device.On && !f.Has("requires-smm") {
 			continue
 		}
 		if err := checkNamed(def, &f); err != nil {
@@ -208,7 +208,7 @@ func findTemplate(def *domain.Definition, all []resources.Firmware) error {
 		o.Loader.ReadOnly = device.On
 		return nil
 	}
-	if o.NVRAM.Template = resources.ListedTemplate(o.Loader.Path); o.NVRAM.Template != "" {
+	if o.NVRAM.Template = resources.BuiltInTemplate(o.Loader.Path); o.NVRAM.Template != "" {
 		o.Loader.ReadOnly = device.On
 	}
 	return nil

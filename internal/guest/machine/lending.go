@@ -48,7 +48,7 @@ type Written struct {
 }
 
 // FileSets asks QEMU for the descriptor sets of its block nodes.
-func FileSets(ctx context.Context, s *qmp.Session) (held []qemu.FileSet, err error) {
+func FileSets(ctx context.Context, s *qmp.Session) (held []qemu.FDSet, err error) {
 	err = s.Execute(ctx, "query-fdsets", nil, &held)
 	return held, err
 }

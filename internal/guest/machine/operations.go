@@ -21,9 +21,9 @@ func (r *Registry) GiveOperations(to *Instance, records []operation.Record) (err
 	to.Reg = r
 	to.Ops, err = operation.Open(operation.Config[*Instance]{
 		Owner: to, Name: to.UUID, Kinds: r.Kinds,
-		Files: operation.Files{Dir: to.Dir}, Stored: operation.Stored{Store: r.Store},
+		Files: operation.FileJournal{Dir: to.Dir}, Stored: operation.StoreJournal{Store: r.Store},
 		Boot: r.Boot, Log: to.Log, Life: r.Life,
-		Unanswered: NoAnswer, Drain: to.drainMonitor, Behind: to.unwrittenCause, Turn: to.unlessEnded,
+		Unanswered: NoAnswer, Drain: to.drainMonitor, OwnerOutdated: to.unwrittenCause, Turn: to.unlessEnded,
 	}, records)
 	return err
 }
@@ -60,7 +60,7 @@ func (r *Instance) BeginOperation(ctx context.Context, sc scope.Scope, kind stri
 			return nil, r.explainConflict(conflict)
 		}
 		select { // for example for the cleanup of a device that is gone
-		case <-conflict.Moved():
+		case <-conflict.Stopped():
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -79,7 +79,7 @@ func (r *Instance) Advance(ctx context.Context, op *operation.Operation) error {
 // Admits refuses a change outside of operations that an open operation conflicts with.
 func (r *Instance) Admits(class operation.Class, objects ...string) error {
 	var conflict *operation.Conflict
-	if err := r.Ops.Admits(class, objects...); errors.As(err, &conflict) && conflict.Admission == operation.Refuse {
+	if err := r.Ops.CheckConflict(class, objects...); errors.As(err, &conflict) && conflict.Admission == operation.Refuse {
 		return r.explainConflict(conflict)
 	}
 	return nil

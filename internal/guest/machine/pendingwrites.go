@@ -48,7 +48,7 @@ func (g *Guest) WritePending() {
 // written records that the instance record is up to date.
 func (r *Instance) written() {
 	r.behindhand.Store(nil)
-	r.Ops.Written()
+	r.Ops.OwnerWritten()
 }
 
 // unwrittenCause returns why the instance record is out of date. Nil: it is not.

@@ -54,7 +54,7 @@ func (g *Guest) StoreAhead() error {
 	if err := g.Store(); err != nil {
 		return err
 	}
-	return g.Reg.Store.Reserve(len(g.Record.Submitted) + len(g.Record.XML))
+	return g.Reg.Store.ReserveSpace(len(g.Record.Submitted) + len(g.Record.XML))
 }
 
 func (g *Guest) put() error {

@@ -38,11 +38,11 @@ type Config struct {
 	Emulators *resources.Emulators
 	Ledger    *resources.Ledger
 	// Starts admits the launches of guests. Nil: each launches at once.
-	Starts   *resources.Starts
+	Starts   *resources.StartQueue
 	Networks *network.Networks
 	Pools    *volume.Pools
 	// Secrets holds the keys of encrypted disks. Nil: there are none.
-	Secrets *secret.Book
+	Secrets *secret.Secrets
 	Cgroups *kernel.Cgroups
 	Kernel  kernel.Root
 	// Prepared is how many QEMUs the pool of prepared QEMUs may hold. 0: none.

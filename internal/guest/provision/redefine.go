@@ -44,7 +44,7 @@ func FollowOnce(g *machine.Guest, sc scope.Scope, id string, change func(config 
 	}
 	SetPathPolicy(g, sc, config)
 	before := g.Record.Followed
-	g.Record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.Instance != nil && !g.Instance.Ops.Remembers(id) }), id)
+	g.Record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.Instance != nil && !g.Instance.Ops.MayHaveRecord(id) }), id)
 	if err := Redefine(g, config); err != nil {
 		g.Record.Followed = before
 		return err

@@ -89,7 +89,7 @@ func userNetworks(rec *machine.InstanceRecord, dir string) (users []sandbox.User
 	for i := range rec.NICs {
 		add(&rec.NICs[i])
 	}
-	records, err := operation.Files{Dir: dir}.Read()
+	records, err := operation.FileJournal{Dir: dir}.Read()
 	if err != nil {
 		return users // such a guest is not adopted
 	}

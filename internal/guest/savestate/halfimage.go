@@ -139,7 +139,7 @@ func Outdate(g *machine.Guest, persistent bool) error {
 
 // forgetSaves removes the records of complete saves: their images have been removed since.
 func forgetSaves(dir string) error {
-	files := operation.Files{Dir: dir}
+	files := operation.FileJournal{Dir: dir}
 	all, err := files.Read()
 	for _, r := range all {
 		if r.Kind == SaveKind.Name && r.Decided {

@@ -84,7 +84,7 @@ func (m *MemoryImage) Ended() {
 	})
 }
 
-// Rehold implements operation.Rehold. Once the image is complete, the guest ends, whether its QEMU answers
+// Rehold implements operation.Reholder. Once the image is complete, the guest ends, whether its QEMU answers
 // or not, and does not count as crashed.
 func (s *SaveOp) Rehold() {
 	if s.op.Decided() {

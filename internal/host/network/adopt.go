@@ -23,7 +23,7 @@ const (
 // adoptAll adopts what an earlier daemon left running or unfinished. Each network has its own time limit, so
 // none delays the others.
 func (s *Networks) adoptAll(ctx context.Context) {
-	records, err := operation.Files{Dir: s.Run}.Read()
+	records, err := operation.FileJournal{Dir: s.Run}.Read()
 	if err != nil {
 		s.Log.Error("cannot read what an earlier daemon was cut off in", "error", err)
 	}
@@ -81,20 +81,20 @@ func (s *Networks) networkOf(id string) (*Network, error) {
 	if r == nil {
 		return n, err
 	}
-	return s.claim(r.Definition)
+	return s.register(r.Definition)
 }
 
 // adopt adopts a network. The caller has its turn.
 func (n *Network) adopt(ctx context.Context, r *running) error {
 	d := r.Definition
-	if r.Boot != n.home.boot || !linksExist(d) {
-		if r.Boot == n.home.boot {
-			n.home.Log.Warn("a network was found half gone and is ended", "network", n.name)
+	if r.Boot != n.networks.boot || !linksExist(d) {
+		if r.Boot == n.networks.boot {
+			n.networks.Log.Warn("a network was found half gone and is ended", "network", n.name)
 		}
-		return n.down(ctx, d)
+		return n.performStop(ctx, d)
 	}
 	// Guests are on its bridge, so a network that lacks something is adopted too.
-	err := errors.Join(forward(d), n.ensureComplete(ctx, d, r.Service))
+	err := errors.Join(enableForwarding(d), n.ensureComplete(ctx, d, r.Service))
 	v := View{}
 	if now := n.View(); now != nil {
 		v = *now
@@ -105,8 +105,8 @@ func (n *Network) adopt(ctx context.Context, r *running) error {
 	if err = errors.Join(err, n.recordRunning(d, v.chosenBridge)); err == nil {
 		return nil
 	}
-	n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
-	op, err := n.ops.Follow(scope.Daemon("mending a network"), repairKind.Name, &repair{n}, operation.Record{})
+	n.networks.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
+	op, err := n.ops.ForceBegin(scope.Daemon("mending a network"), repairKind.Name, &repairWork{n}, operation.Record{})
 	if err == nil {
 		_ = op.Run(ctx) // what cannot be made yet is tried again
 	}
@@ -117,17 +117,17 @@ func (n *Network) adopt(ctx context.Context, r *running) error {
 var repairKind = operation.Kind[*Network]{
 	Name: "network-mend", Version: 1, Class: operation.Change,
 	Steps: []string{"resume"},
-	Bind:  func(n *Network) operation.Work { return &repair{n} },
+	Bind:  func(n *Network) operation.Work { return &repairWork{n} },
 }
 
-type repair struct{ n *Network }
+type repairWork struct{ n *Network }
 
 // Steps implements operation.Work.
-func (m *repair) Steps() []operation.Step {
-	return []operation.Step{{Name: "resume", Effect: operation.Process, Decisive: true, Do: m.resume}}
+func (m *repairWork) Steps() []operation.Step {
+	return []operation.Step{{Name: "resume", Effect: operation.Process, Decisive: true, Do: m.completeNetwork}}
 }
 
-func (m *repair) resume(ctx context.Context) error {
+func (m *repairWork) completeNetwork(ctx context.Context) error {
 	n := m.n
 	v := n.View()
 	if v == nil || v.Live == nil {
@@ -135,13 +135,13 @@ func (m *repair) resume(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
 	defer cancel()
-	if err := errors.Join(forward(v.Live), n.ensureComplete(ctx, v.Live, nil)); err != nil {
+	if err := errors.Join(enableForwarding(v.Live), n.ensureComplete(ctx, v.Live, nil)); err != nil {
 		return err
 	}
 	if err := n.recordRunning(v.Live, v.chosenBridge); err != nil {
 		return err
 	}
-	n.home.Log.Info("a running network has all that belongs to it again", "network", n.name)
+	n.networks.Log.Info("a running network has all that belongs to it again", "network", n.name)
 	return nil
 }
 
@@ -157,16 +157,16 @@ func (n *Network) ensureComplete(ctx context.Context, d *Definition, was *hostne
 
 // ensureService ensures that the network's dnsmasq runs.
 func (n *Network) ensureService(ctx context.Context, d *Definition, was *hostnet.Process) error {
-	content, needed := d.service()
-	service, err := hostnet.AdoptDnsmasq(n.files(), was)
+	content, needed := d.dnsmasqContent()
+	service, err := hostnet.AdoptDnsmasq(n.dnsmasqFiles(), was)
 	if err != nil {
-		service, err = hostnet.AdoptDnsmasq(n.files(), nil) // one that was started just before a kill
+		service, err = hostnet.AdoptDnsmasq(n.dnsmasqFiles(), nil) // one that was started just before a kill
 	}
 	if err != nil {
 		if was != nil {
-			n.home.Log.Warn("the dnsmasq of a network has ended; a new one is started", "network", n.name, "reason", err)
+			n.networks.Log.Warn("the dnsmasq of a network has ended; a new one is started", "network", n.name, "reason", err)
 		}
-		return n.serve(ctx, d)
+		return n.startService(ctx, d)
 	}
 	switch configured, hosts := service.Has(content); {
 	case needed && configured && hosts:
@@ -179,13 +179,13 @@ func (n *Network) ensureService(ctx context.Context, d *Definition, was *hostnet
 	if err := service.Stop(ctx); err != nil {
 		return err
 	}
-	return n.serve(ctx, d)
+	return n.startService(ctx, d)
 }
 
 // linksExist reports whether the links of a network exist as they were made.
 func linksExist(d *Definition) bool {
 	if !d.Managed() {
-		return admitLinks(d) == nil
+		return checkLinks(d) == nil
 	}
 	own, _ := bridgeExists(d) // without an answer it counts as missing
 	return own

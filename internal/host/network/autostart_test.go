@@ -57,7 +57,7 @@ func TestAutostart_BridgeAppearsLate(t *testing.T) {
 func TestAutostart_BridgeAppearsAfterRestart(t *testing.T) {
 	linktest.Need(t)
 	d, n := lateNetworkOf(t)
-	n.home.Close()
+	n.networks.Close()
 	s := d.open(t)
 	n, err := s.ByName("late")
 	ok(t, err)
@@ -66,7 +66,7 @@ func TestAutostart_BridgeAppearsAfterRestart(t *testing.T) {
 	s.Close()
 	n, err = d.open(t).ByName("late")
 	ok(t, err)
-	if n.due || n.View().Active() {
+	if n.autostartDue || n.View().Active() {
 		t.Error("a network that its user has ended is started again")
 	}
 }
@@ -74,7 +74,7 @@ func TestAutostart_BridgeAppearsAfterRestart(t *testing.T) {
 func awaitStarted(t *testing.T, n *Network) {
 	t.Helper()
 	makeLateBridge(t)
-	for r := n.home.Events.ReaderAfter(0); ; {
+	for r := n.networks.Events.ReaderAfter(0); ; {
 		e, _, err := r.Next(t.Context())
 		ok(t, err)
 		if e.Payload == (event.NetworkChange{Change: event.Started}) {
@@ -95,7 +95,7 @@ func TestAutostart_EndsAfterUserAction(t *testing.T) {
 	}
 	ok(t, ended.Destroy(t.Context(), scope.Daemon("a test")))
 	for what, n := range map[string]*Network{"not marked any more": unmarked, "forgotten": forgotten, "started and ended": ended} {
-		if err := n.startDue(t.Context(), scope.Daemon("a test")); !fault.Is(err, fault.Aborted) {
+		if err := n.tryAutostart(t.Context(), scope.Daemon("a test")); !fault.Is(err, fault.Aborted) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

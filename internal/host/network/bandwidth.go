@@ -12,20 +12,20 @@ func CheckBandwidth(nic *device.NIC) error {
 	in := nic.Inbound
 	switch {
 	case nic.Outbound != nil:
-		return unbuilt(nic, "a bound of outbound traffic")
+		return unsupportedBandwidth(nic, "a bound of outbound traffic")
 	case in == nil:
 		return nil
 	case nic.Type == "user" || nic.Type == "direct":
-		return unbuilt(nic, "a bound of traffic on interfaces of type "+nic.Type)
+		return unsupportedBandwidth(nic, "a bound of traffic on interfaces of type "+nic.Type)
 	case in.Floor != 0:
-		return unbuilt(nic, "a floor of inbound traffic")
+		return unsupportedBandwidth(nic, "a floor of inbound traffic")
 	case in.Average == 0 || in.Average >= 1<<22 || in.Peak >= 1<<22 || in.Burst >= 1<<22:
 		return fault.New(fault.Invalid, fault.Config, "interface %s: an inbound average is needed, and all bounds below %d KiB", nic.MAC, uint64(1)<<22)
 	}
 	return nil
 }
 
-func unbuilt(nic *device.NIC, what string) error {
+func unsupportedBandwidth(nic *device.NIC, what string) error {
 	return fault.New(fault.Unsupported, fault.Config, "interface %s: %s is not supported; inbound average, peak and burst are", nic.MAC, what)
 }
 
@@ -35,7 +35,7 @@ func refuseOnLink(nic *device.NIC) error {
 	if nic.Inbound == nil {
 		return nil
 	}
-	return unbuilt(nic, "a bound of traffic on a network that forwards to interfaces of the host directly")
+	return unsupportedBandwidth(nic, "a bound of traffic on a network that forwards to interfaces of the host directly")
 }
 
 // SetBandwidth sets the limits on the host's end of a NIC.

@@ -37,13 +37,13 @@ func (d *Definition) check() error {
 	return nil
 }
 
-// invalid is the error for a single wrong value: libvirt's code for an invalid document.
-func invalid(format string, args ...any) error {
+// invalidError is the error for a single wrong value: libvirt's code for an invalid document.
+func invalidError(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.XML, format, args...)
 }
 
-// unsuitable is the error for valid values that cannot be combined.
-func unsuitable(format string, args ...any) error {
+// unsuitableError is the error for valid values that cannot be combined.
+func unsuitableError(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Config, format, args...)
 }
 
@@ -73,20 +73,20 @@ func (d *Definition) checkBridge() error {
 			name = strings.Replace(name, "%d", "0", 1)
 		}
 		if err := hostnet.CheckName(name); err != nil {
-			return invalid("%v", err)
+			return invalidError("%v", err)
 		}
 		if strings.ContainsAny(d.Bridge.Name, `,*"\`) { // dnsmasq would parse these and serve other bridges, too
-			return invalid("the bridge of network %q is called %q: leave out commas, asterisks, quotes and backslashes", d.Name, d.Bridge.Name)
+			return invalidError("the bridge of network %q is called %q: leave out commas, asterisks, quotes and backslashes", d.Name, d.Bridge.Name)
 		}
 	}
 	if d.MTU != 0 && (d.MTU < 68 || d.MTU > maxMTU) {
-		return invalid("an MTU of %d bytes is outside of 68 to %d", d.MTU, maxMTU)
+		return invalidError("an MTU of %d bytes is outside of 68 to %d", d.MTU, maxMTU)
 	}
 	if d.MAC == "" {
 		return nil
 	}
 	if !d.Managed() {
-		return unsuitable("network %q has forward mode %q and so no bridge to give the MAC address %s to", d.Name, d.Forward.Mode, d.MAC)
+		return unsuitableError("network %q has forward mode %q and so no bridge to give the MAC address %s to", d.Name, d.Forward.Mode, d.MAC)
 	}
 	return checkMAC(d.MAC)
 }
@@ -94,10 +94,10 @@ func (d *Definition) checkBridge() error {
 func checkMAC(s string) error {
 	mac, err := device.ParseMAC(s)
 	if err != nil {
-		return invalid("%v", err)
+		return invalidError("%v", err)
 	}
 	if mac[0]&1 != 0 {
-		return invalid("the MAC address %s is for groups, not for one", s)
+		return invalidError("the MAC address %s is for groups, not for one", s)
 	}
 	return nil
 }
@@ -106,28 +106,28 @@ func (d *Definition) checkForward() error {
 	seen := map[string]bool{}
 	for _, name := range d.Forward.Interfaces {
 		if err := hostnet.CheckName(name); err != nil {
-			return invalid("%v", err)
+			return invalidError("%v", err)
 		}
 		if seen[name] {
-			return invalid("network %q names interface %q twice", d.Name, name)
+			return invalidError("network %q names interface %q twice", d.Name, name)
 		}
 		seen[name] = true
 	}
 	if ways := max(len(d.IPs)+len(d.Routes), 1) * max(len(seen), 1); ways > maxWays {
-		return unsuitable("network %q has %d ways out, by each of its interfaces from each of its addresses and routes, and may have %d", d.Name, ways, maxWays)
+		return unsuitableError("network %q has %d ways out, by each of its interfaces from each of its addresses and routes, and may have %d", d.Name, ways, maxWays)
 	}
 	switch d.Forward.Mode {
 	case ForwardNone:
 	case ForwardNAT, ForwardRoute:
 		if len(d.IPs) == 0 {
-			return invalid("network %q forwards by %s and has no address; give it an <ip>", d.Name, d.Forward.Mode)
+			return invalidError("network %q forwards by %s and has no address; give it an <ip>", d.Name, d.Forward.Mode)
 		}
 	case ForwardOpen:
 		if len(d.IPs) == 0 {
-			return invalid("network %q is open and has no address; give it an <ip>", d.Name)
+			return invalidError("network %q is open and has no address; give it an <ip>", d.Name)
 		}
 		if len(d.Forward.Interfaces) > 0 {
-			return invalid("network %q is open, which leaves no interface to forward to", d.Name)
+			return invalidError("network %q is open, which leaves no interface to forward to", d.Name)
 		}
 	case ForwardBridge, ForwardPrivate, ForwardVEPA, ForwardPassthrough:
 		return d.checkUnmanaged()
@@ -137,23 +137,23 @@ func (d *Definition) checkForward() error {
 
 func (d *Definition) checkUnmanaged() error {
 	if len(d.IPs)+len(d.Routes) > 0 || d.DNS.describe() != nil || d.Domain != (Domain{}) {
-		return unsuitable("network %q has forward mode %q: addresses, routes, names and DHCP come from outside and cannot be defined", d.Name, d.Forward.Mode)
+		return unsuitableError("network %q has forward mode %q: addresses, routes, names and DHCP come from outside and cannot be defined", d.Name, d.Forward.Mode)
 	}
 	hasBridge, hasLinks := d.Bridge.Name != "", len(d.Forward.Interfaces) > 0
 	switch {
 	case hasBridge && hasLinks:
-		return invalid("network %q names both a bridge and interfaces to forward to; give one", d.Name)
+		return invalidError("network %q names both a bridge and interfaces to forward to; give one", d.Name)
 	case hasBridge && d.Forward.Mode != ForwardBridge:
-		return invalid("network %q has forward mode %q, which uses no bridge; name an interface", d.Name, d.Forward.Mode)
+		return invalidError("network %q has forward mode %q, which uses no bridge; name an interface", d.Name, d.Forward.Mode)
 	case !hasBridge && !hasLinks:
-		return invalid("network %q has forward mode %q and names neither a bridge nor an interface", d.Name, d.Forward.Mode)
+		return invalidError("network %q has forward mode %q and names neither a bridge nor an interface", d.Name, d.Forward.Mode)
 	}
 	return nil
 }
 
 func (d *Definition) checkAddresses() error {
 	if len(d.IPs) > maxIPs {
-		return unsuitable("network %q has %d addresses and may have %d", d.Name, len(d.IPs), maxIPs)
+		return unsuitableError("network %q has %d addresses and may have %d", d.Name, len(d.IPs), maxIPs)
 	}
 	served := map[bool]bool{} // is IPv4 -> DHCP has been seen
 	for i, ip := range d.IPs {
@@ -162,17 +162,17 @@ func (d *Definition) checkAddresses() error {
 		}
 		for _, other := range d.IPs[:i] {
 			if ip.Prefix().Overlaps(other.Prefix()) {
-				return unsuitable("the addresses %s and %s of network %q overlap", other.Prefix(), ip.Prefix(), d.Name)
+				return unsuitableError("the addresses %s and %s of network %q overlap", other.Prefix(), ip.Prefix(), d.Name)
 			}
 		}
 		if ip.TFTPRoot != "" && (!strings.HasPrefix(ip.TFTPRoot, "/") || !isOneLine(ip.TFTPRoot)) {
-			return invalid("the TFTP root %q is no absolute path", ip.TFTPRoot)
+			return invalidError("the TFTP root %q is no absolute path", ip.TFTPRoot)
 		}
 		if ip.DHCP == nil {
 			continue
 		}
 		if served[ip.Address.Is4()] {
-			return unsuitable("network %q serves DHCP on more than one address of a family", d.Name)
+			return unsuitableError("network %q serves DHCP on more than one address of a family", d.Name)
 		}
 		served[ip.Address.Is4()] = true
 		if err := ip.checkDHCP(); err != nil {
@@ -185,13 +185,13 @@ func (d *Definition) checkAddresses() error {
 func checkHostAddress(ip IP) error {
 	p := ip.Prefix()
 	if !p.IsValid() || ip.Bits == 0 {
-		return invalid("a prefix of %d bits does not go with address %s", ip.Bits, ip.Address)
+		return invalidError("a prefix of %d bits does not go with address %s", ip.Bits, ip.Address)
 	}
 	if ip.Address.IsUnspecified() || ip.Address.IsMulticast() || ip.Address.IsLoopback() {
-		return invalid("the host cannot have the address %s", ip.Address)
+		return invalidError("the host cannot have the address %s", ip.Address)
 	}
 	if ip.Address.Is4() && ip.Bits < 31 && (ip.Address == p.Masked().Addr() || ip.Address == lastAddress(p)) {
-		return invalid("the address %s is the first or the last of its network, which a host cannot have", p)
+		return invalidError("the address %s is the first or the last of its network, which a host cannot have", p)
 	}
 	return nil
 }
@@ -215,7 +215,7 @@ func (ip IP) checkDHCP() error {
 	sorted := slices.SortedFunc(slices.Values(ip.DHCP.Ranges), func(a, b Range) int { return a.First.Compare(b.First) })
 	for i := 1; i < len(sorted); i++ {
 		if before, r := sorted[i-1], sorted[i]; !before.Last.Less(r.First) {
-			return unsuitable("the DHCP ranges %s to %s and %s to %s overlap", before.First, before.Last, r.First, r.Last)
+			return unsuitableError("the DHCP ranges %s to %s and %s to %s overlap", before.First, before.Last, r.First, r.Last)
 		}
 	}
 	known := map[any]bool{}
@@ -226,7 +226,7 @@ func (ip IP) checkDHCP() error {
 		// The three cannot be confused with each other, and a missing value belongs to no host.
 		for _, is := range []any{"MAC " + h.MAC, "ID " + h.ID, h.Address} {
 			if known[is] && is != "MAC " && is != "ID " && is != (netip.Addr{}) {
-				return invalid("two DHCP hosts share a MAC address, an ID or an address (%s %s)", h.MAC+h.ID, addressText(h.Address))
+				return invalidError("two DHCP hosts share a MAC address, an ID or an address (%s %s)", h.MAC+h.ID, addressText(h.Address))
 			}
 			known[is] = true
 		}
@@ -236,10 +236,10 @@ func (ip IP) checkDHCP() error {
 		return nil
 	}
 	if ip.Address.Is6() {
-		return invalid("<bootp> is for IPv4 only")
+		return invalidError("<bootp> is for IPv4 only")
 	}
 	if b.File == "" || !isListItem(b.File) || !isListItem(b.Server) {
-		return invalid("<bootp> needs a file, and neither file nor server may hold a comma or a blank")
+		return invalidError("<bootp> needs a file, and neither file nor server may hold a comma or a blank")
 	}
 	return nil
 }
@@ -247,19 +247,19 @@ func (ip IP) checkDHCP() error {
 func (ip IP) checkRange(r Range) error {
 	p := ip.Prefix()
 	if !r.First.IsValid() || !r.Last.IsValid() {
-		return invalid("a DHCP range needs a start and an end")
+		return invalidError("a DHCP range needs a start and an end")
 	}
 	if !p.Contains(r.First) || !p.Contains(r.Last) {
-		return invalid("the DHCP range %s to %s is not within %s", r.First, r.Last, p.Masked())
+		return invalidError("the DHCP range %s to %s is not within %s", r.First, r.Last, p.Masked())
 	}
 	if r.Last.Less(r.First) {
-		return invalid("the DHCP range %s to %s ends before it starts", r.First, r.Last)
+		return invalidError("the DHCP range %s to %s ends before it starts", r.First, r.Last)
 	}
 	if ip.Address.Is4() && ip.Bits < 31 && (r.First == p.Masked().Addr() || r.Last == lastAddress(p)) {
-		return invalid("the DHCP range %s to %s holds the first or the last address of %s", r.First, r.Last, p.Masked())
+		return invalidError("the DHCP range %s to %s holds the first or the last address of %s", r.First, r.Last, p.Masked())
 	}
 	if extraAddresses(r) >= maxRange {
-		return unsuitable("the DHCP range %s to %s holds more than %d addresses", r.First, r.Last, maxRange)
+		return unsuitableError("the DHCP range %s to %s holds more than %d addresses", r.First, r.Last, maxRange)
 	}
 	return nil
 }
@@ -276,7 +276,7 @@ func extraAddresses(r Range) uint64 {
 
 func (ip IP) checkHost(h Host) error {
 	if h.MAC == "" && h.Name == "" && h.ID == "" {
-		return invalid("a DHCP host needs a MAC address, a name or an ID to be known by")
+		return invalidError("a DHCP host needs a MAC address, a name or an ID to be known by")
 	}
 	if h.MAC != "" {
 		if err := checkMAC(h.MAC); err != nil {
@@ -284,38 +284,38 @@ func (ip IP) checkHost(h Host) error {
 		}
 	}
 	if h.Name != "" && !isHostName(h.Name) {
-		return invalid("%q is no name for a DHCP host", h.Name)
+		return invalidError("%q is no name for a DHCP host", h.Name)
 	}
 	if h.ID != "" && !isListItem(h.ID) {
-		return invalid("%q is no DHCP client ID", h.ID)
+		return invalidError("%q is no DHCP client ID", h.ID)
 	}
 	switch {
 	case ip.Address.Is4() && h.ID != "":
-		return invalid("DHCP host %q: IDs are for IPv6; use the MAC address", h.ID)
+		return invalidError("DHCP host %q: IDs are for IPv6; use the MAC address", h.ID)
 	case ip.Address.Is6() && h.MAC != "":
-		return invalid("DHCP host %s: IPv6 knows hosts by ID or name, not by MAC address", h.MAC)
+		return invalidError("DHCP host %s: IPv6 knows hosts by ID or name, not by MAC address", h.MAC)
 	case !h.Address.IsValid():
 		if h.Name == "" {
-			return invalid("DHCP host %s%s has neither an address nor a name to be given", h.MAC, h.ID)
+			return invalidError("DHCP host %s%s has neither an address nor a name to be given", h.MAC, h.ID)
 		}
 	case !ip.Prefix().Contains(h.Address) || h.Address == ip.Address:
-		return invalid("the address %s of a DHCP host is not within %s, or is the host's own", h.Address, ip.Prefix().Masked())
+		return invalidError("the address %s of a DHCP host is not within %s, or is the host's own", h.Address, ip.Prefix().Masked())
 	}
 	return nil
 }
 
 func (d *Definition) checkDNS() error {
 	if d.Domain.Name != "" && !isHostName(d.Domain.Name) || d.Domain.Name == "" && d.Domain.LocalOnly != device.Unset {
-		return invalid("%q is no name for a DNS domain", d.Domain.Name)
+		return invalidError("%q is no name for a DNS domain", d.Domain.Name)
 	}
 	for _, f := range d.DNS.Forwarders {
 		if f.Domain == "" && !f.Address.IsValid() || f.Domain != "" && !isHostName(f.Domain) {
-			return invalid("a DNS forwarder needs a domain or an address")
+			return invalidError("a DNS forwarder needs a domain or an address")
 		}
 	}
 	for _, t := range d.DNS.TXTs {
 		if t.Name == "" || !isListItem(t.Name) || !isOneLine(t.Value) {
-			return invalid("the DNS text record %q has no name, or holds a blank in it or a line end", t.Name)
+			return invalidError("the DNS text record %q has no name, or holds a blank in it or a line end", t.Name)
 		}
 	}
 	named := map[netip.Addr]bool{}
@@ -324,7 +324,7 @@ func (d *Definition) checkDNS() error {
 			return err
 		}
 		if named[h.Address] {
-			return invalid("two DNS hosts have the address %s; give one all the names", h.Address)
+			return invalidError("two DNS hosts have the address %s; give one all the names", h.Address)
 		}
 		named[h.Address] = true
 	}
@@ -335,7 +335,7 @@ func (d *Definition) checkDNS() error {
 	}
 	for _, o := range d.Options {
 		if !isOneLine(o) {
-			return invalid("a dnsmasq option holds a line end")
+			return invalidError("a dnsmasq option holds a line end")
 		}
 	}
 	return nil
@@ -343,11 +343,11 @@ func (d *Definition) checkDNS() error {
 
 func checkNameHost(h NameHost) error {
 	if !h.Address.IsValid() || len(h.Names) == 0 {
-		return invalid("a DNS host needs an address and a name")
+		return invalidError("a DNS host needs an address and a name")
 	}
 	for _, n := range h.Names {
 		if !isHostName(n) {
-			return invalid("%q is no name for a DNS host", n)
+			return invalidError("%q is no name for a DNS host", n)
 		}
 	}
 	return nil
@@ -355,18 +355,18 @@ func checkNameHost(h NameHost) error {
 
 func (s SRV) check() error {
 	if s.Service == "" || s.Protocol == "" {
-		return invalid("a DNS service record needs a service and a protocol")
+		return invalidError("a DNS service record needs a service and a protocol")
 	}
 	for _, name := range []string{s.Service, s.Protocol, s.Domain, s.Target} {
 		if name != "" && !isHostName(name) {
-			return invalid("%q is no name for a DNS service record", name)
+			return invalidError("%q is no name for a DNS service record", name)
 		}
 	}
 	if s.Target == "" && (s.Port != 0 || s.Priority != 0 || s.Weight != 0) {
-		return invalid("the DNS service record %q needs a target to have a port, a priority or a weight", s.Service)
+		return invalidError("the DNS service record %q needs a target to have a port, a priority or a weight", s.Service)
 	}
 	if s.Port > 65535 || s.Priority > 65535 || s.Weight > 65535 {
-		return invalid("a number of the DNS service record %q is above 65535", s.Service)
+		return invalidError("a number of the DNS service record %q is above 65535", s.Service)
 	}
 	return nil
 }
@@ -374,14 +374,14 @@ func (s SRV) check() error {
 func (d *Definition) checkRoutes() error {
 	for _, r := range d.Routes {
 		if !r.Destination.IsValid() || r.Destination != r.Destination.Masked() {
-			return invalid("the route %s has bits beyond its prefix", r.Destination)
+			return invalidError("the route %s has bits beyond its prefix", r.Destination)
 		}
 		near := false
 		for _, ip := range d.IPs {
 			near = near || ip.Prefix().Contains(r.Gateway)
 		}
 		if !near {
-			return unsuitable("the gateway %s of the route to %s is in none of the networks of %q", r.Gateway, r.Destination, d.Name)
+			return unsuitableError("the gateway %s of the route to %s is in none of the networks of %q", r.Gateway, r.Destination, d.Name)
 		}
 	}
 	return nil
@@ -391,10 +391,10 @@ func (d *Definition) checkPortGroups() error {
 	seen, defaults := map[string]bool{}, 0
 	for _, g := range d.PortGroups {
 		if g.Name == "" {
-			return invalid("a port group of network %q has no name", d.Name)
+			return invalidError("a port group of network %q has no name", d.Name)
 		}
 		if seen[g.Name] {
-			return unsuitable("two port groups of network %q have the name %q", d.Name, g.Name)
+			return unsuitableError("two port groups of network %q have the name %q", d.Name, g.Name)
 		}
 		seen[g.Name] = true
 		if g.Default == device.On {
@@ -402,14 +402,14 @@ func (d *Definition) checkPortGroups() error {
 		}
 	}
 	if defaults > 1 {
-		return unsuitable("network %q has more than one default port group", d.Name)
+		return unsuitableError("network %q has more than one default port group", d.Name)
 	}
 	return nil
 }
 
 // checkServed refuses texts that dnsmasq would parse differently from their meaning.
 func (d *Definition) checkServed() error {
-	content, _ := d.service()
+	content, _ := d.dnsmasqContent()
 	return content.Check()
 }
 

@@ -55,11 +55,11 @@ func TestDefinition_Golden(t *testing.T) {
 				t.Errorf("printed again: %v\n%s", err, twice)
 			}
 			served := "nothing is served\n"
-			if c, needed := d.service(); needed {
+			if c, needed := d.dnsmasqContent(); needed {
 				served = c.Config + "-- hosts\n" + c.Hosts + "-- names\n" + c.Names
 			}
 			golden(t, stem+".served", served)
-			if c, needed := d.service(); needed {
+			if c, needed := d.dnsmasqContent(); needed {
 				acceptable(t, c)
 			}
 		})
@@ -171,7 +171,7 @@ func TestDefinition_Refused(t *testing.T) {
 func TestDefinition_ControlCharacterInName(t *testing.T) {
 	for _, name := range []string{"a\tb", "a\x1b[2J", "a\u009b2J"} {
 		s := &Networks{byName: map[string]*Network{}, byUUID: map[string]*Network{}}
-		if _, err := s.claim(&Definition{Name: name}); !fault.Is(err, fault.Invalid) {
+		if _, err := s.register(&Definition{Name: name}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -196,7 +196,7 @@ func TestDefinition_LongTextForDnsmasq(t *testing.T) {
 		doc := "<network><name>n</name><bridge name='br0'/>" + inner + "</network>"
 		d, err := Parse(strings.Replace(doc, "@", "a"+option, 1), true)
 		ok(t, err)
-		if c, _ := d.service(); !strings.Contains(c.Config+c.Hosts, option) {
+		if c, _ := d.dnsmasqContent(); !strings.Contains(c.Config+c.Hosts, option) {
 			t.Fatalf("%s is not served: %s", what, c.Config)
 		}
 		if _, err = Parse(strings.Replace(doc, "@", strings.Repeat("a", 1024)+option, 1), true); err == nil || !strings.Contains(err.Error(), "a dnsmasq configuration line can have 1023 bytes") {
@@ -301,7 +301,7 @@ func TestDefinition_HostNamedLikeKeyword(t *testing.T) {
 	} {
 		d, err := Parse("<network><name>n</name>"+dhcp("<host mac='52:54:00:00:00:01' name='"+name+"' ip='10.0.0.2'/>")+"</network>", true)
 		ok(t, err)
-		c, _ := d.service()
+		c, _ := d.dnsmasqContent()
 		if want := "52:54:00:00:00:01,10.0.0.2" + want + "\n"; c.Hosts != want {
 			t.Errorf("%q is served as %q, not %q", name, c.Hosts, want)
 		}
@@ -311,8 +311,8 @@ func TestDefinition_HostNamedLikeKeyword(t *testing.T) {
 	}
 }
 
-// TestUpdates_AmbiguousEntryIsShown: an update must match one entry, and the error lists the matches.
-func TestUpdates_AmbiguousEntryIsShown(t *testing.T) {
+// TestUpdate_AmbiguousEntryShown: an update must match one entry, and the error lists the matches.
+func TestUpdate_AmbiguousEntryShown(t *testing.T) {
 	d, err := Parse("<network><name>n</name>"+dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.2'/><host mac='52:54:00:00:00:02' ip='10.0.0.3'/>")+"</network>", true)
 	ok(t, err)
 	_, err = d.apply(Update{Command: Modify, Section: SectionDHCPHost, Parent: -1, XML: "<host mac='52:54:00:00:00:01' ip='10.0.0.3'/>"})
@@ -357,8 +357,8 @@ func TestDefinition_EmptyElements(t *testing.T) {
 	}
 }
 
-// TestBridgeRow_LeavesTheNumberOpen: libvirt replaces "virbr%d" by a free name.
-func TestBridgeRow_LeavesTheNumberOpen(t *testing.T) {
+// TestXML_BridgePattern: libvirt replaces "virbr%d" by a free name.
+func TestXML_BridgePattern(t *testing.T) {
 	for name, is := range map[string]bool{"virbr%d": true, "br%d.5": true, "%d": true, "br%s": false, "br%d%d": false, "br%": false, "br0": false, "": false} {
 		_, err := Parse("<network><name>n</name><bridge name='"+name+"'/></network>", true)
 		if isBridgePattern(name) != is || (err != nil) != (!is && strings.Contains(name, "%")) {
@@ -366,10 +366,10 @@ func TestBridgeRow_LeavesTheNumberOpen(t *testing.T) {
 		}
 	}
 	taken := map[string]bool{"br0": true, "br1": true}
-	if name, err := freeBridge("br%d", func(name string) bool { return taken[name] }); name != "br2" || err != nil {
+	if name, err := freeBridgeName("br%d", func(name string) bool { return taken[name] }); name != "br2" || err != nil {
 		t.Errorf("free is %q, %v", name, err)
 	}
-	if name, err := freeBridge("a-name-so-long%d", func(name string) bool { return true }); err == nil {
+	if name, err := freeBridgeName("a-name-so-long%d", func(name string) bool { return true }); err == nil {
 		t.Errorf("free is %q", name)
 	}
 	for name, row := range map[string]string{"virbr3": "virbr%d", "br12": "br%d", "12": "virbr%d", "lan": "virbr%d", "": "virbr%d"} {
@@ -457,13 +457,13 @@ func TestUpdate_Sections(t *testing.T) {
 	}
 }
 
-func TestClash_Routes(t *testing.T) {
+func TestConflictingRoute(t *testing.T) {
 	routes := []hostnet.Route{{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"}, {Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "eth0"}}
 	for prefix, want := range map[string]string{
 		"192.168.122.1/24": "eth0", "192.168.0.1/16": "eth0", "192.168.122.129/25": "", "10.1.0.1/24": "", "10.0.0.1/8": "vpn", "172.16.0.1/12": "",
 	} {
 		got := ""
-		if r := clash(netip.MustParsePrefix(prefix), routes); r != nil {
+		if r := conflictingRoute(netip.MustParsePrefix(prefix), routes); r != nil {
 			got = r.Device
 		}
 		if got != want {
@@ -475,7 +475,7 @@ func TestClash_Routes(t *testing.T) {
 // A network inside of a route's addresses, or around them, would take their traffic. Link-local addresses are
 // on every link.
 // Promise: A3
-func TestClash_Overlap(t *testing.T) {
+func TestOverlappingLink(t *testing.T) {
 	routes := []hostnet.Route{
 		{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"},
 		{Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "virbr0"},
@@ -484,7 +484,7 @@ func TestClash_Overlap(t *testing.T) {
 	for prefix, want := range map[string]string{
 		"192.168.122.129/25": "virbr0", "192.168.0.1/16": "virbr0", "192.168.123.1/24": "", "10.1.0.1/24": "", "fe80::1/64": "",
 	} {
-		if got := overlap(netip.MustParsePrefix(prefix), routes, func(device string) bool { return device != "vpn" }); got != want {
+		if got := overlappingLink(netip.MustParsePrefix(prefix), routes, func(device string) bool { return device != "vpn" }); got != want {
 			t.Errorf("%s overlaps %q, want %q", prefix, got, want)
 		}
 	}
@@ -499,7 +499,7 @@ func TestDefaultNetwork_AvoidsHostNetworks(t *testing.T) {
 	}
 }
 
-func TestSearch_FreeName(t *testing.T) {
+func TestTryNames_FreeName(t *testing.T) {
 	next := uint64(3)
 	count := func(n uint64) uint64 { next += n; return next }
 	var tried []string
@@ -549,7 +549,7 @@ func FuzzParse(f *testing.F) {
 		if twice, _ := again.XML(1); twice != printed {
 			t.Fatalf("changes when printed again:\n%s\n%s", printed, twice)
 		}
-		c, _ := d.service()
+		c, _ := d.dnsmasqContent()
 		for line := range strings.Lines(c.Config + c.Hosts + c.Names) {
 			if strings.TrimSuffix(line, "\n") == "" || strings.ContainsFunc(line[:len(line)-1], func(r rune) bool { return r < ' ' && r != '\t' }) {
 				t.Fatalf("%q in the configuration of dnsmasq", line)

@@ -7,9 +7,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
 )
 
-// TestDisplayAddress_IsTheHostsInTheNetwork: for a managed network it is the address that its definition
+// TestDisplayAddress_HostsAddressInNetwork: for a managed network it is the address that its definition
 // gives.
-func TestDisplayAddress_IsTheHostsInTheNetwork(t *testing.T) {
+func TestDisplayAddress_HostsAddressInNetwork(t *testing.T) {
 	linktest.Need(t)
 	s := newDaemon(t).open(t)
 	t.Cleanup(func() { endAll(t, s) })

@@ -68,7 +68,7 @@ func (n *Network) SetMetadata(ctx context.Context, sc scope.Scope, t Text, text,
 		return d, errors.Join(err, d.checkNames())
 	})
 	if err == nil {
-		n.home.Events.Append(n.source(), event.NetworkMetadata{Kind: string(t), URI: uri})
+		n.networks.Events.Append(n.source(), event.NetworkMetadata{Kind: string(t), URI: uri})
 	}
 	return err
 }

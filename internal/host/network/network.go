@@ -19,22 +19,22 @@ import (
 
 // Network is one network. Verbs that change it take turns; all other methods read the view and never wait.
 type Network struct {
-	home       *Networks
+	networks   *Networks
 	uuid, name string
 
-	turn chan struct{} // holds one token; the holder may change the network
-	view atomic.Pointer[View]
-	gone bool // undefined and out of the registry; guarded by turn
-	due  bool // autostart is still pending in this boot; guarded by turn
+	turn         chan struct{} // holds one token; the holder may change the network
+	view         atomic.Pointer[View]
+	gone         bool // undefined and out of the registry; guarded by turn
+	autostartDue bool // autostart is still pending in this boot; guarded by turn
 
 	service  *hostnet.Dnsmasq // of a running network that serves; guarded by turn
 	followed []string         // operations with a stored change; guarded by turn
 	// ops are the open operations. Their steps run with the turn.
 	ops *operation.Set[*Network]
 
-	// Values that no other network gets until the verb ends; guarded by home.mu.
-	reserved string      // the name of a bridge, see reserve; "" for none
-	starting *Definition // its addresses, see claimAddresses; nil for none
+	// Values that no other network gets until the verb ends; guarded by networks.mu.
+	reservedBridge     string      // the name of a bridge, see Networks.reserveBridge; "" for none
+	startingDefinition *Definition // its addresses, see claimAddresses; nil for none
 
 	// ports are the connected NICs, by the host's interface name. portMu guards them, not the turn, so that a
 	// guest's start does not wait for a verb.
@@ -61,8 +61,8 @@ type View struct {
 	Config    *Definition
 	Autostart bool
 
-	submitted string // the document of Config as it was given
-	written   uint64 // bytes that are kept of the definitions; publish counts them
+	submitted   string // the document of Config as it was given
+	storedBytes uint64 // bytes that are kept of the definitions; publish counts them
 	// chosenBridge says that Lodge chose the bridge's name in Config or, without Config, in Live.
 	chosenBridge bool
 }
@@ -85,7 +85,7 @@ func (v *View) current() *Definition {
 var errGone = errors.New("the network is gone")
 
 func (s *Networks) newNetwork(uuid, name string) *Network {
-	n := &Network{home: s, uuid: uuid, name: name, turn: make(chan struct{}, 1), ports: map[string]Port{}, chosenParents: map[string]int{}}
+	n := &Network{networks: s, uuid: uuid, name: name, turn: make(chan struct{}, 1), ports: map[string]Port{}, chosenParents: map[string]int{}}
 	n.turn <- struct{}{}
 	n.ops = operation.New(n.operations())
 	return n
@@ -101,9 +101,9 @@ func (n *Network) UUID() string { return n.uuid }
 func (n *Network) View() *View { return n.view.Load() }
 
 func (n *Network) publish(v View) {
-	v.written = v.size()
+	v.storedBytes = v.countStoredBytes()
 	n.view.Store(&v)
-	n.home.status.schedule(n)
+	n.networks.status.schedule(n)
 }
 
 // turnWait is how long a verb waits for another one on the same network; each ends within about half of that.
@@ -117,7 +117,7 @@ func (n *Network) change(ctx context.Context, do func() error) error {
 		}
 		err := do()
 		if n.View() == nil { // it did not come to be
-			n.unregister()
+			n.remove()
 		}
 		return err
 	})
@@ -133,9 +133,9 @@ func (n *Network) withTurn(ctx context.Context, do func() error) error {
 		return fault.Wrap(context.Cause(bounded), fault.Of(context.Cause(bounded)), fault.Network, "network %q is busy", n.name)
 	}
 	defer func() {
-		n.home.mu.Lock()
-		n.reserved, n.starting = "", nil
-		n.home.mu.Unlock()
+		n.networks.mu.Lock()
+		n.reservedBridge, n.startingDefinition = "", nil
+		n.networks.mu.Unlock()
 		n.turn <- struct{}{}
 	}()
 	return do()
@@ -144,7 +144,7 @@ func (n *Network) withTurn(ctx context.Context, do func() error) error {
 func (n *Network) source() event.Source { return event.Source{Name: n.name, UUID: n.uuid, ID: -1} }
 
 func (n *Network) emit(c event.Change) {
-	n.home.Events.Append(n.source(), event.NetworkChange{Change: c})
+	n.networks.Events.Append(n.source(), event.NetworkChange{Change: c})
 }
 
 // XML returns the document of the network as it runs. With inactive, or if it does not run, it is the stored
@@ -185,8 +185,8 @@ func (n *Network) save(v View) error {
 // storeRecord stores a record with the operations that it has followed, earlier ones included. The caller has the
 // turn.
 func (n *Network) storeRecord(r record, more ...string) error {
-	r.Followed = append(slices.DeleteFunc(slices.Clone(n.followed), func(id string) bool { return !n.ops.Remembers(id) }), more...)
-	if err := n.home.Store.Put(kind, n.uuid, r); err != nil {
+	r.Followed = append(slices.DeleteFunc(slices.Clone(n.followed), func(id string) bool { return !n.ops.MayHaveRecord(id) }), more...)
+	if err := n.networks.Store.Put(recordKind, n.uuid, r); err != nil {
 		return err
 	}
 	n.followed = r.Followed
@@ -202,14 +202,14 @@ func (v *View) record() (*record, error) {
 	return &record{Submitted: v.submitted, Definition: doc, Autostart: v.Autostart, ChosenBridge: v.chosenBridge}, nil
 }
 
-// Written estimates the stored bytes of a definition: the submitted document and the parsed one.
-func Written(doc string) uint64 { return 2 * uint64(len(doc)) }
+// StoredBytes estimates the stored bytes of a definition: the submitted document and the parsed one.
+func StoredBytes(doc string) uint64 { return 2 * uint64(len(doc)) }
 
-// Written returns the network's stored bytes.
-func (v *View) Written() uint64 { return v.written }
+// StoredBytes returns the network's stored bytes.
+func (v *View) StoredBytes() uint64 { return v.storedBytes }
 
-// size counts the stored bytes: the larger one of the active and the stored definition.
-func (v *View) size() uint64 {
+// countStoredBytes counts the stored bytes: the larger one of the active and the stored definition.
+func (v *View) countStoredBytes() uint64 {
 	most := 0
 	for _, d := range []*Definition{v.Config, v.Live} {
 		if d == nil {
@@ -247,11 +247,11 @@ func (n *Network) Undefine(ctx context.Context, sc scope.Scope) error {
 		if !v.Persistent() {
 			return fault.New(fault.WrongState, fault.Network, "network %q is transient; there is nothing to undefine", n.name)
 		}
-		if err := n.home.Store.Delete(kind, n.uuid); err != nil {
+		if err := n.networks.Store.Delete(recordKind, n.uuid); err != nil {
 			return err
 		}
 		if !v.Active() {
-			n.unregister()
+			n.remove()
 		} else {
 			v.Config, v.Autostart, v.submitted = nil, false, ""
 			n.publish(v)
@@ -261,14 +261,14 @@ func (n *Network) Undefine(ctx context.Context, sc scope.Scope) error {
 	})
 }
 
-// unregister removes the network from the registry. The caller has the turn.
-func (n *Network) unregister() {
+// remove removes the network, with its leases and its pending autostart. The caller has the turn.
+func (n *Network) remove() {
 	failpoint.Reach("network.vanish")
 	n.gone = true
-	n.clearDue()
+	n.clearAutostartDue()
 	n.removeLeases()
-	n.home.forget(n) // last, because then a new network may have its UUID, and files named by it
-	n.home.status.schedule(n)
+	n.networks.unregister(n) // last, because then a new network may have its UUID, and files named by it
+	n.networks.status.schedule(n)
 }
 
 // SetAutostart sets whether the network starts with the host.
@@ -306,17 +306,17 @@ func (n *Network) Start(ctx context.Context, sc scope.Scope) error {
 
 // start runs with the turn.
 func (n *Network) start(ctx context.Context, sc scope.Scope, d *Definition, chosen bool) error {
-	if n.ops.Behind != nil {
-		return n.ops.Behind()
+	if n.ops.OwnerOutdated != nil {
+		return n.ops.OwnerOutdated()
 	}
 	if err := n.ops.End(ctx, operation.Nothing); err != nil {
 		return fault.Wrap(err, fault.Busy, fault.Network, "network %q has not been removed completely yet; this is tried again", n.name)
 	}
-	d, err := n.rename(d, chosen)
+	d, err := n.renameBridge(d, chosen)
 	if err != nil {
 		return err
 	}
-	if err := n.up(ctx, sc, d, chosen); err != nil {
+	if err := n.performStart(ctx, sc, d, chosen); err != nil {
 		return fault.Wrap(err, startFault(err), fault.Network, "cannot start network %q", n.name)
 	}
 	v := View{}
@@ -327,7 +327,7 @@ func (n *Network) start(ctx context.Context, sc scope.Scope, d *Definition, chos
 	if v.Config == nil {
 		v.chosenBridge = chosen
 	}
-	n.clearDue()
+	n.clearAutostartDue()
 	n.publish(v)
 	n.emit(event.Started)
 	return nil
@@ -344,9 +344,9 @@ func startFault(err error) fault.Kind {
 	}
 }
 
-// rename gives a network another bridge name if Lodge chose the name and another link took it in the meantime.
+// renameBridge gives a network another bridge name if Lodge chose the name and another link took it in the meantime.
 // It stores the new name. The caller has the turn.
-func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
+func (n *Network) renameBridge(d *Definition, chosen bool) (*Definition, error) {
 	if !chosen {
 		return d, nil
 	}
@@ -355,12 +355,12 @@ func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 		return nil, err
 	}
 	changed := *d
-	changed.Bridge.Name, err = n.home.reserve(n, func(used map[string]bool) (string, error) {
+	changed.Bridge.Name, err = n.networks.reserveBridge(n, func(used map[string]bool) (string, error) {
 		isTaken := func(name string) bool { return used[name] || taken[name] }
 		if now := d.Bridge.Name; !isTaken(now) {
 			return now, nil
 		}
-		return freeBridge(patternOf(d.Bridge.Name), isTaken)
+		return freeBridgeName(patternOf(d.Bridge.Name), isTaken)
 	})
 	if err != nil || changed.Bridge.Name == d.Bridge.Name {
 		return d, err
@@ -388,7 +388,7 @@ func (n *Network) Destroy(ctx context.Context, sc scope.Scope) error {
 		if !v.Active() {
 			return fault.New(fault.WrongState, fault.Network, "network %q is not active", n.name)
 		}
-		err := n.down(ctx, v.Live)
+		err := n.performStop(ctx, v.Live)
 		if err != nil && !n.ops.Has(stopKind.Name) { // it was not begun
 			return err
 		}
@@ -396,7 +396,7 @@ func (n *Network) Destroy(ctx context.Context, sc scope.Scope) error {
 		if v.Persistent() {
 			n.publish(v)
 		} else {
-			n.unregister()
+			n.remove()
 		}
 		n.emit(event.Stopped)
 		return err

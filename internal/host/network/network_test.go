@@ -296,7 +296,7 @@ func TestDestroy_LeavesNothing(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(d.Run, n.UUID()+"*"))
 	ok(t, err)
-	records, err := operation.Files{Dir: d.Run}.Read()
+	records, err := operation.FileJournal{Dir: d.Run}.Read()
 	ok(t, err)
 	if len(left)+len(records) > 0 {
 		t.Errorf("files are left: %v, and records: %v", left, records)
@@ -338,7 +338,7 @@ func TestAdopt_UndoesInterruptedStart(t *testing.T) {
 	n := started(t, s, natNetwork("net6", 6))
 	bridge, err := n.BridgeName()
 	ok(t, err)
-	cutOff(t, n, startKind.Name, &start{links{n: n, Definition: n.View().Live}})
+	cutOff(t, n, startKind.Name, &startWork{linkWork{n: n, Definition: n.View().Live}})
 	ok(t, os.Remove(n.runningFile())) // as if the daemon had died before the start was complete
 	s.Close()
 	s = d.open(t)
@@ -579,7 +579,7 @@ func TestUpdate_FailureKeepsService(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net30", 30))
-	served, _ := n.View().Live.service()
+	served, _ := n.View().Live.dnsmasqContent()
 	serves := func(when string) {
 		t.Helper()
 		if n.service == nil {
@@ -604,7 +604,7 @@ func TestUpdate_FailureKeepsService(t *testing.T) {
 	}
 	serves("dnsmasq refuses")
 
-	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // a newer record, which an older daemon does not overwrite
+	newer := store.Kind{Name: recordKind.Name, Version: recordKind.Version + 1} // a newer record, which an older daemon does not overwrite
 	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
 	add := Update{Command: AddLast, Section: SectionDHCPHost, Parent: -1, Affect: both, XML: "<host mac='52:54:00:00:00:09' ip='10.77.30.77'/>"}
 	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil {
@@ -638,7 +638,7 @@ func TestUpdate_RefusedIsNotRecorded(t *testing.T) {
 	s := networks(t)
 	n := started(t, s, natNetwork("net36", 36))
 	inTheWay := markIsRefused(t, n)
-	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // a newer record, which an older daemon does not overwrite
+	newer := store.Kind{Name: recordKind.Name, Version: recordKind.Version + 1} // a newer record, which an older daemon does not overwrite
 	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
 	add := Update{Command: AddLast, Section: SectionDNSSRV, Affect: Affect{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
 	if err := n.Update(t.Context(), scope.Daemon("a test"), add); err == nil {
@@ -688,7 +688,7 @@ func servedAgain(t *testing.T, n *Network) {
 			t.Fatal("it is not served within half a minute")
 		}
 	}
-	if served, _ := n.View().Live.service(); n.service == nil {
+	if served, _ := n.View().Live.dnsmasqContent(); n.service == nil {
 		t.Error("it lacks nothing, and is not served")
 	} else if config, hosts := n.service.Has(served); !config || !hosts {
 		t.Error("it is served as something else")
@@ -727,7 +727,7 @@ func TestRelease_MacvtapNameReused(t *testing.T) {
 // Guests that start at the same time get different interfaces, and an interface for one guest only is never
 // given to two.
 // Promise: F36
-func TestPickParent_Concurrently(t *testing.T) {
+func TestChooseParent_Concurrently(t *testing.T) {
 	s := &Networks{Config: Config{Log: slog.New(slog.DiscardHandler)}, status: newStatusWriter("")}
 	n := s.newNetwork("6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a44", "lent")
 	d := &Definition{Forward: Forward{Mode: ForwardPassthrough, Interfaces: []string{"a", "b"}}}
@@ -807,7 +807,7 @@ func TestAttach_InboundLimitOnLink(t *testing.T) {
 
 // A link with the name of a NIC that a killed daemon was making is that NIC only if its MAC address matches.
 // Promise: F9
-func TestTakeBack_ComparesMACAddress(t *testing.T) {
+func TestMayBelongTo_ComparesMACAddress(t *testing.T) {
 	mac := func(text string) net.HardwareAddr {
 		a, err := net.ParseMAC(text)
 		ok(t, err)
@@ -1167,7 +1167,7 @@ func TestUpdate_Quota(t *testing.T) {
 	transient, err := s.Create(t.Context(), scope.Daemon("a test"), natNetwork("transient", 72), false)
 	ok(t, err)
 	for _, n := range []*Network{kept, transient} {
-		before := n.View().Written()
+		before := n.View().StoredBytes()
 		if before == 0 {
 			t.Errorf("%s takes nothing", n.Name())
 		}
@@ -1190,11 +1190,11 @@ func TestUpdate_Quota(t *testing.T) {
 				t.Errorf("%s of %s: %v", what, n.Name(), err)
 			}
 		}
-		if after := n.View().Written(); after != before {
+		if after := n.View().StoredBytes(); after != before {
 			t.Errorf("%s has %d bytes, after %d", n.Name(), after, before)
 		}
 		ok(t, n.SetMetadata(t.Context(), bounded, TextDescription, "short", "", "", live))
-		if after := n.View().Written(); after <= before || after > most {
+		if after := n.View().StoredBytes(); after <= before || after > most {
 			t.Errorf("%s has %d bytes, after %d", n.Name(), after, before)
 		}
 	}
@@ -1226,7 +1226,7 @@ func TestAdopt_DnsmasqCannotRun(t *testing.T) {
 
 // lacks reports whether a part of the network is still missing.
 func (n *Network) lacks() (so bool) {
-	_ = n.change(n.home.work, func() error { so = len(n.ops.Operations()) > 0; return nil }) // a network that is gone lacks nothing
+	_ = n.change(n.networks.work, func() error { so = len(n.ops.Operations()) > 0; return nil }) // a network that is gone lacks nothing
 	return so
 }
 
@@ -1279,7 +1279,7 @@ func TestDefine_BridgeNamesConcurrently(t *testing.T) {
 		t.Cleanup(func() { ok(t, hostnet.Remove(d.Bridge.Name)) })
 		return func() error {
 			return n.change(t.Context(), func() error {
-				renamed, err := n.rename(&d, true)
+				renamed, err := n.renameBridge(&d, true)
 				ok(t, err)
 				moved[renamed.Bridge.Name] = true
 				return meanwhile()
@@ -1353,7 +1353,7 @@ func TestUpdate_InterruptedKeepsLaterDefine(t *testing.T) {
 
 // Of two networks with the same addresses that start at the same time, one is refused, as it is when they
 // start in turn.
-func TestAdmit_SameAddressesConcurrently(t *testing.T) {
+func TestStart_SameAddressesConcurrently(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
 	define := func(name, address string) (*Network, *Definition) {
@@ -1365,11 +1365,11 @@ func TestAdmit_SameAddressesConcurrently(t *testing.T) {
 	two, second := define("two", "10.77.48.129")
 	three, third := define("three", "10.77.49.1")
 	admitted := func(n *Network, d *Definition) (err error) {
-		_ = n.change(t.Context(), func() error { err = n.admit(d); return nil }) // no other network has them
+		_ = n.change(t.Context(), func() error { err = n.checkStart(d); return nil }) // no other network has them
 		return err
 	}
 	ok(t, one.change(t.Context(), func() error {
-		ok(t, one.admit(first))
+		ok(t, one.checkStart(first))
 		if err := admitted(two, second); !fault.Is(err, fault.Busy) {
 			t.Errorf("the same addresses: %v", err)
 		}
@@ -1428,7 +1428,7 @@ func TestDestroy_LeftoversAreRemovedLater(t *testing.T) {
 	doc := strings.Replace(natNetwork("net54", 54), "<bridge", "<uuid>"+id+"</uuid><bridge name='br-left'", 1)
 	n, err := s.Create(t.Context(), scope.Daemon("a test"), doc, true)
 	ok(t, err)
-	inTheWay := n.files().Hosts
+	inTheWay := n.dnsmasqFiles().Hosts
 	end := func() {
 		t.Helper()
 		ok(t, os.Remove(inTheWay))
@@ -1460,7 +1460,7 @@ func TestDestroy_LeftoversAreRemovedLater(t *testing.T) {
 	ok(t, os.RemoveAll(inTheWay))
 	within(t, "nothing is left", func() bool {
 		left, err := filepath.Glob(filepath.Join(d.Run, "*"+id+"*"))
-		records, unread := operation.Files{Dir: d.Run}.Read()
+		records, unread := operation.FileJournal{Dir: d.Run}.Read()
 		return len(left)+len(records) == 0 && err == nil && unread == nil
 	})
 }
@@ -1471,7 +1471,7 @@ func TestAdopt_OperationOfNewerDaemon(t *testing.T) {
 	d := newDaemon(t)
 	s := d.open(t)
 	n := started(t, s, natNetwork("net55", 55))
-	files := operation.Files{Dir: d.Run}
+	files := operation.FileJournal{Dir: d.Run}
 	record := operation.Record{ID: "later", Kind: "network-mirror", Version: 1, Owner: n.UUID()}
 	ok(t, files.Write(record))
 	s.Close()
@@ -1499,11 +1499,11 @@ func TestKinds_NameTheirSteps(t *testing.T) {
 		if !managed {
 			d.Forward.Mode = ForwardBridge
 		}
-		made := links{n: n, Definition: &d}
+		made := linkWork{n: n, Definition: &d}
 		for _, w := range []struct {
 			operation.Kind[*Network]
 			work operation.Work
-		}{{startKind, &start{made}}, {stopKind, &stop{made}}, {updateKind, &updating{}}, {updateKind, &updating{Saved: &record{}}}, {repairKind, &repair{}}} {
+		}{{startKind, &startWork{made}}, {stopKind, &stopWork{made}}, {updateKind, &updateWork{}}, {updateKind, &updateWork{Saved: &record{}}}, {repairKind, &repairWork{}}} {
 			ok(t, w.Check(w.work))
 		}
 	}
@@ -1573,7 +1573,7 @@ func TestStart_CancelledWhileDnsmasqForks(t *testing.T) {
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	ok(t, err)
 	for _, path := range lines {
-		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), n.files().Config) {
+		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), n.dnsmasqFiles().Config) {
 			t.Errorf("%s is left: %q", path, line)
 		}
 	}
@@ -1595,7 +1595,7 @@ func TestAdopt_KeepsLeasesOfUnreadableRecords(t *testing.T) {
 	}
 	whole, err := store.Open(filepath.Join(d.dir, "whole"))
 	ok(t, err)
-	ok(t, errors.Join(whole.Settle(), whole.Close()))
+	ok(t, errors.Join(whole.MarkComplete(), whole.Close()))
 	d.Store, err = store.Open(filepath.Join(d.dir, "whole"))
 	ok(t, err)
 	d.open(t).Close()
@@ -1616,7 +1616,7 @@ func TestUpdate_InterruptedIsAtomic(t *testing.T) {
 	domains := func() [3]string {
 		t.Helper()
 		var kept record
-		ok(t, d.Store.Get(kind, n.uuid, &kept))
+		ok(t, d.Store.Get(recordKind, n.uuid, &kept))
 		stored, err := Parse(kept.Definition, false)
 		ok(t, err)
 		v := n.View()
@@ -1628,7 +1628,7 @@ func TestUpdate_InterruptedIsAtomic(t *testing.T) {
 		live, config := *after.Live, *after.Config
 		live.Domain.Name, config.Domain.Name = to, to
 		after.Live, after.Config = &live, &config
-		u := &updating{n: n, before: n.View().Live, Live: &live, config: &config}
+		u := &updateWork{n: n, before: n.View().Live, Live: &live, config: &config}
 		var err error
 		u.Saved, err = after.record()
 		ok(t, err)
@@ -1636,7 +1636,7 @@ func TestUpdate_InterruptedIsAtomic(t *testing.T) {
 			cutOff(t, n, updateKind.Name, u)
 			err := u.reconfigure(t.Context())
 			if err == nil && isStored {
-				err = u.store(t.Context())
+				err = u.storeDefinition(t.Context())
 			}
 			return err
 		}))
@@ -1693,7 +1693,7 @@ func TestRestart_GuestStartsMeanwhile(t *testing.T) {
 	onItsBridge(t, "late45", "net45")
 	release()
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))
-	n.reconnectLate(port) // the NIC is on no bridge then
+	n.connectNewPort(port) // the NIC is on no bridge then
 	if l, err := hostnet.ByName("late45"); err != nil || l.Master != 0 {
 		t.Errorf("%+v, %v", l, err)
 	}

@@ -35,8 +35,8 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// kind is the record of a definition; its key is the UUID.
-var kind = store.Kind{Name: "network", Version: 1}
+// recordKind is the record of a definition; its key is the UUID.
+var recordKind = store.Kind{Name: "network", Version: 1}
 
 // record is a network's record in the store.
 type record struct {
@@ -96,7 +96,7 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 	}
 	s.dropHalfWritten()
 	if watch, err := s.firewall.Watch(); err == nil { // before the first rule is made
-		s.workers.Go(func() { s.guard(watch) })
+		s.workers.Go(func() { s.watchRules(watch) })
 	} else {
 		c.Log.Warn("firewall rules that another program takes away come back with the next daemon only", "error", err)
 	}
@@ -107,7 +107,7 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 		c.Log.Warn("the host's name service learns of guests' addresses when the next guest starts only", "error", err)
 	}
 	if watch, err := hostnet.WatchForwarding(); err == nil {
-		s.workers.Go(func() { s.guardForwarding(watch) })
+		s.workers.Go(func() { s.watchForwarding(watch) })
 	} else {
 		c.Log.Warn("when the host's forwarding is turned off, it is on again with the next daemon only", "error", err)
 	}
@@ -134,14 +134,14 @@ func (s *Networks) dropHalfWritten() {
 // dropLeases removes the leases of networks that are neither defined nor running, unless the store may have
 // lost definitions.
 func (s *Networks) dropLeases() {
-	if !s.Store.Sound() {
+	if !s.Store.Complete() {
 		return
 	}
 	found, _ := filepath.Glob(filepath.Join(s.Data, "*.leases")) // as above
 	for _, path := range found {
 		id := strings.TrimSuffix(filepath.Base(path), ".leases")
 		var kept any
-		if _, err := s.ByUUID(id); err == nil || !fault.Is(s.Store.Get(kind, id, &kept), fault.NotFound) {
+		if _, err := s.ByUUID(id); err == nil || !fault.Is(s.Store.Get(recordKind, id, &kept), fault.NotFound) {
 			continue
 		}
 		_ = os.Remove(path) // or the next daemon does
@@ -171,7 +171,7 @@ func (s *Networks) Close() {
 }
 
 func (s *Networks) load() error {
-	return s.Store.Each(kind, func(id string, decode func(any) error) error {
+	return s.Store.Each(recordKind, func(id string, decode func(any) error) error {
 		var r record
 		if err := decode(&r); err != nil {
 			s.Log.Error("cannot read the record of a network; it is left as it is", "uuid", id, "error", err)
@@ -268,7 +268,7 @@ func (s *Networks) withNetwork(ctx context.Context, d Definition, do func(n *Net
 		return nil, err
 	}
 	for {
-		n, err := s.claim(&d)
+		n, err := s.register(&d)
 		if err != nil {
 			return nil, err
 		}
@@ -299,8 +299,8 @@ func linkNames() (map[string]bool, error) {
 	return names, nil
 }
 
-// claim finds the network of a definition, or adds a new one without a view. It sets the definition's UUID.
-func (s *Networks) claim(d *Definition) (*Network, error) {
+// register finds the network of a definition, or adds a new one without a view. It sets the definition's UUID.
+func (s *Networks) register(d *Definition) (*Network, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	byName := s.byName[d.Name]
@@ -328,7 +328,7 @@ func (s *Networks) claim(d *Definition) (*Network, error) {
 	return n, nil
 }
 
-func (s *Networks) forget(n *Network) {
+func (s *Networks) unregister(n *Network) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(n.ops.Operations()) > 0 {
@@ -367,10 +367,10 @@ func (s *Networks) fillIn(n *Network, d *Definition, taken map[string]bool) (cho
 		}
 		asked, row = "", asked
 	}
-	d.Bridge.Name, err = s.reserve(n, func(used map[string]bool) (string, error) {
+	d.Bridge.Name, err = s.reserveBridge(n, func(used map[string]bool) (string, error) {
 		switch {
 		case asked == "":
-			return freeBridge(row, func(name string) bool { return used[name] || taken[name] })
+			return freeBridgeName(row, func(name string) bool { return used[name] || taken[name] })
 		case used[asked]: // without the other network's name, which this client may not know
 			return "", fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or omit it", asked)
 		}
@@ -379,26 +379,26 @@ func (s *Networks) fillIn(n *Network, d *Definition, taken map[string]bool) (cho
 	return asked == "" || chosen && asked == before.Bridge.Name, err
 }
 
-// reserve lets choose pick a bridge name that no other network uses, and reserves it until the end of the
+// reserveBridge lets choose pick a bridge name that no other network uses, and reserves it until the end of the
 // verb, when the view has it. The caller has the turn.
-func (s *Networks) reserve(n *Network, choose func(used map[string]bool) (string, error)) (name string, err error) {
+func (s *Networks) reserveBridge(n *Network, choose func(used map[string]bool) (string, error)) (name string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if name, err = choose(s.bridges(n)); err == nil {
-		n.reserved = name
+	if name, err = choose(s.usedBridges(n)); err == nil {
+		n.reservedBridge = name
 	}
 	return name, err
 }
 
-// bridges returns the names of the bridges of other networks, present and reserved. The caller holds mu.
-func (s *Networks) bridges(except *Network) map[string]bool {
+// usedBridges returns the names of the bridges of other networks, present and reserved. The caller holds mu.
+func (s *Networks) usedBridges(except *Network) map[string]bool {
 	used := make(map[string]bool, len(s.byUUID))
 	for _, n := range s.byUUID {
 		if n == except {
 			continue
 		}
-		used[n.reserved] = true
-		n.addLeftovers(used)
+		used[n.reservedBridge] = true
+		n.addLeftoverBridges(used)
 		v := n.View()
 		if v == nil {
 			continue
@@ -410,7 +410,7 @@ func (s *Networks) bridges(except *Network) map[string]bool {
 		}
 	}
 	for _, n := range s.leftovers {
-		n.addLeftovers(used)
+		n.addLeftoverBridges(used)
 	}
 	return used
 }

@@ -112,12 +112,12 @@ func hostFault(err error) error {
 func (s *Networks) addNewPort(p nicTarget, port Port) (release func()) {
 	release = s.addPort(p, port)
 	if p.network != nil {
-		p.network.reconnectLate(port)
+		p.network.connectNewPort(port)
 	}
 	return release
 }
 
-// AdoptNIC enters the NIC of a guest that an earlier daemon started, and returns the release that AttachNIC
+// AdoptNIC counts the NIC of a guest that an earlier daemon started, and returns the release that AttachNIC
 // returned then.
 func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func(), err error) {
 	if nic.Type == "user" || ifName == "" {
@@ -163,7 +163,7 @@ func parentOf(l hostnet.Link, all []hostnet.Link) string {
 	return "?" // it was moved to another network namespace
 }
 
-// addPort counts a NIC for its network and returns the function that undoes everything.
+// addPort counts a NIC as a port of its network. The release removes the port again.
 func (s *Networks) addPort(p nicTarget, port Port) (release func()) {
 	if n := p.network; n != nil {
 		n.portMu.Lock()
@@ -171,21 +171,25 @@ func (s *Networks) addPort(p nicTarget, port Port) (release func()) {
 		n.portMu.Unlock()
 		s.status.schedule(n)
 	}
-	return func() {
-		if n := p.network; n != nil {
-			n.portMu.Lock()
-			if n.ports[port.Interface] == port { // another NIC may have the name by now
-				delete(n.ports, port.Interface)
-			}
-			n.portMu.Unlock()
-			s.status.schedule(n)
+	return func() { s.removePort(p.network, port) }
+}
+
+// removePort removes a port from its network (nil: it is on none), and removes a macvtap from the host. Nothing removes
+// a tap: the kernel frees it when its last file is closed.
+func (s *Networks) removePort(n *Network, port Port) {
+	if n != nil {
+		n.portMu.Lock()
+		if n.ports[port.Interface] == port { // another NIC may have the name by now
+			delete(n.ports, port.Interface)
 		}
-		if port.Parent == "" {
-			return
-		}
-		if err := hostnet.RemoveSame(port.Interface, port.Index); err != nil {
-			s.Log.Error("cannot remove the macvtap of a guest", "interface", port.Interface, "owner", port.Owner, "error", err)
-		}
+		n.portMu.Unlock()
+		s.status.schedule(n)
+	}
+	if port.Parent == "" {
+		return
+	}
+	if err := hostnet.RemoveSame(port.Interface, port.Index); err != nil {
+		s.Log.Error("cannot remove the macvtap of a guest", "interface", port.Interface, "owner", port.Owner, "error", err)
 	}
 }
 
@@ -315,7 +319,7 @@ func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p nicTarget
 		Up: nic.Link != "down", Existing: p.existing,
 	}
 	if p.existing && nic.Target == "" {
-		return unsuitable("a NIC that brings its own tap needs the name of it as target")
+		return unsuitableError("a NIC that brings its own tap needs the name of it as target")
 	}
 	if mac, err := net.ParseMAC(nic.MAC); err == nil && len(mac) == 6 && !p.existing {
 		// Higher than any other address, so that the bridge never takes it for its own.
@@ -345,7 +349,7 @@ func noteFreeName(note func(ifName string) error, ifName string) error {
 func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p nicTarget, note func(ifName string) error) error {
 	mac, err := net.ParseMAC(nic.MAC)
 	if err != nil {
-		return unsuitable("%q is no MAC address", nic.MAC)
+		return unsuitableError("%q is no MAC address", nic.MAC)
 	}
 	m := hostnet.Macvtap{
 		Parent: p.parent, Mode: p.mode, MAC: mac, MTU: p.mtu,

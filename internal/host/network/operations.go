@@ -13,19 +13,19 @@ import (
 // its code; this file connects the runner to networks. The records are in the run directory, next to the files
 // about running networks.
 
-var kinds = operation.Kinds[*Network]{startKind, stopKind, updateKind, repairKind}
+var operationKinds = operation.Kinds[*Network]{startKind, stopKind, updateKind, repairKind}
 
 // operations configures a network's operations. The boot is not given: if the run directory outlives it, files
 // must be removed, too.
 func (n *Network) operations() operation.Config[*Network] {
 	return operation.Config[*Network]{
-		Owner: n, Name: n.uuid, Kinds: kinds, Files: operation.Files{Dir: n.home.Run},
-		Log: n.home.Log.With("network", n.name), Turn: n.withTurn, Life: n.home.work,
+		Owner: n, Name: n.uuid, Kinds: operationKinds, Files: operation.FileJournal{Dir: n.networks.Run},
+		Log: n.networks.Log.With("network", n.name), Turn: n.withTurn, Life: n.networks.work,
 	}
 }
 
 // Operations lists the open operations.
-func (s *Networks) Operations() (all []operation.Listed) {
+func (s *Networks) Operations() (all []operation.OwnedStatus) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, n := range slices.Concat(slices.Collect(maps.Values(s.byUUID)), slices.Collect(maps.Values(s.leftovers))) {
@@ -49,19 +49,19 @@ func (n *Network) resumeOperations(ctx context.Context, records []operation.Reco
 	config := n.operations()
 	ops, err := operation.Open(config, records)
 	if err != nil {
-		config.Behind = func() error { return err }
+		config.OwnerOutdated = func() error { return err }
 		n.ops = operation.New(config)
 		return err
 	}
 	n.ops = ops
 	if err := n.ops.End(ctx, operation.Nothing); err != nil {
-		n.home.Log.Error("what an earlier daemon was cut off in is not done or taken back yet; that is tried again", "network", n.name, "error", err)
+		n.networks.Log.Error("what an earlier daemon was cut off in is not done or taken back yet; that is tried again", "network", n.name, "error", err)
 	}
 	return nil
 }
 
-// links is the payload of operations on a network's links, rules and processes.
-type links struct {
+// linkWork is the payload of operations on a network's links, rules and processes.
+type linkWork struct {
 	Definition *Definition
 
 	n      *Network
@@ -69,14 +69,14 @@ type links struct {
 }
 
 // Ended implements operation.Ender.
-func (l *links) Ended() {
-	l.n.home.mu.Lock()
-	defer l.n.home.mu.Unlock()
-	delete(l.n.home.leftovers, l.n.uuid)
+func (l *linkWork) Ended() {
+	l.n.networks.mu.Lock()
+	defer l.n.networks.mu.Unlock()
+	delete(l.n.networks.leftovers, l.n.uuid)
 }
 
-// addLeftovers adds the bridges that may have remains, so that no other network gets their names.
-func (n *Network) addLeftovers(used map[string]bool) {
+// addLeftoverBridges adds the bridges that may have remains, so that no other network gets their names.
+func (n *Network) addLeftoverBridges(used map[string]bool) {
 	for _, op := range n.ops.Operations() {
 		if w, is := op.Work().(interface{ bridge() string }); is {
 			used[w.bridge()] = true
@@ -84,8 +84,10 @@ func (n *Network) addLeftovers(used map[string]bool) {
 	}
 }
 
-func (l *links) bridge() string { return l.Definition.Bridge.Name }
+func (l *linkWork) bridge() string { return l.Definition.Bridge.Name }
 
-func (l *links) removeRules(context.Context) error { return l.n.home.firewall.Remove(l.bridge()) }
+func (l *linkWork) removeRules(context.Context) error {
+	return l.n.networks.firewall.Remove(l.bridge())
+}
 
-func (l *links) endService(ctx context.Context) error { return l.n.stopService(ctx) }
+func (l *linkWork) endService(ctx context.Context) error { return l.n.stopService(ctx) }

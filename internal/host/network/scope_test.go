@@ -9,7 +9,7 @@ import (
 )
 
 // Each verb refuses the zero value of a scope, and changes nothing.
-func TestVerbs_RefuseTheZeroScope(t *testing.T) {
+func TestVerbs_ZeroScope(t *testing.T) {
 	s := networks(t)
 	n, err := s.Define(t.Context(), scope.Daemon("a test"), natNetwork("there", 73), false)
 	ok(t, err)

@@ -15,38 +15,38 @@ import (
 var startKind = operation.Kind[*Network]{
 	Name: "network-start", Version: 1, Class: operation.Change,
 	Steps: []string{"bridge", "addresses", "rules", "service", "run"}, Undo: []string{"bridge", "rules", "service"},
-	Bind: func(n *Network) operation.Work { return &start{links{n: n}} },
+	Bind: func(n *Network) operation.Work { return &startWork{linkWork{n: n}} },
 }
 
-type start struct{ links }
+type startWork struct{ linkWork }
 
 // Steps implements operation.Work.
-func (s *start) Steps() []operation.Step {
-	run := operation.Step{Name: "run", Effect: operation.Boot, Decisive: true, Do: s.run, Probe: s.runs}
+func (s *startWork) Steps() []operation.Step {
+	run := operation.Step{Name: "run", Effect: operation.Boot, Decisive: true, Do: s.recordRunning, Probe: s.probeRunning}
 	if !s.Definition.Managed() {
 		return []operation.Step{run}
 	}
 	return []operation.Step{
 		{Name: "bridge", Effect: operation.Boot, Do: s.makeBridge, Undo: s.removeBridge},
-		{Name: "addresses", Effect: operation.Boot, Do: s.address},
+		{Name: "addresses", Effect: operation.Boot, Do: s.addAddresses},
 		{Name: "rules", Effect: operation.Boot, Do: s.makeRules, Undo: s.removeRules},
-		{Name: "service", Effect: operation.Boot, Do: s.serve, Undo: s.endService},
+		{Name: "service", Effect: operation.Boot, Do: s.startService, Undo: s.endService},
 		run,
 	}
 }
 
-// up makes everything that a network consists of, or nothing. The caller has the turn.
-func (n *Network) up(ctx context.Context, sc scope.Scope, d *Definition, chosen bool) error {
-	if err := n.admit(d); err != nil {
+// performStart makes everything that a network consists of, or nothing. The caller has the turn.
+func (n *Network) performStart(ctx context.Context, sc scope.Scope, d *Definition, chosen bool) error {
+	if err := n.checkStart(d); err != nil {
 		return err
 	}
-	return n.perform(ctx, sc, startKind.Name, &start{links{Definition: d, n: n, chosen: chosen}})
+	return n.perform(ctx, sc, startKind.Name, &startWork{linkWork{Definition: d, n: n, chosen: chosen}})
 }
 
-// admit refuses early what cannot work on this host.
-func (n *Network) admit(d *Definition) error {
+// checkStart refuses early what cannot work on this host.
+func (n *Network) checkStart(d *Definition) error {
 	if !d.Managed() {
-		return admitLinks(d)
+		return checkLinks(d)
 	}
 	switch l, err := hostnet.ByName(d.Bridge.Name); {
 	case err == nil && l.Kind == "bridge" && l.MAC.String() == d.MAC:
@@ -55,7 +55,7 @@ func (n *Network) admit(d *Definition) error {
 	case !fault.Is(err, fault.NotFound):
 		return fault.New(fault.Exists, fault.Network, "the bridge name %q is taken by another interface of the host", d.Bridge.Name)
 	}
-	if err := n.home.claimAddresses(n, d); err != nil { // before reading the routes, which include networks that have claimed and started
+	if err := n.networks.claimAddresses(n, d); err != nil { // before reading the routes, which include networks that have claimed and started
 		return err
 	}
 	routes, err := hostnet.Routes()
@@ -64,23 +64,23 @@ func (n *Network) admit(d *Definition) error {
 	}
 	bridges := n.otherBridges() // a network may not take even a part of these routes
 	for _, ip := range d.IPs {
-		device := overlap(ip.Prefix(), routes, func(device string) bool { return bridges[device] })
-		if r := clash(ip.Prefix(), routes); r != nil {
+		device := overlappingLink(ip.Prefix(), routes, func(device string) bool { return bridges[device] })
+		if r := conflictingRoute(ip.Prefix(), routes); r != nil {
 			device = r.Device
 		}
 		if device != "" {
-			return inUse(ip, device)
+			return addressesInUse(ip, device)
 		}
 	}
 	return nil
 }
 
-func inUse(ip IP, device string) error {
+func addressesInUse(ip IP, device string) error {
 	return fault.New(fault.Busy, fault.Network, "the addresses %s are already in use on the host's interface %q; choose others", ip.Prefix().Masked(), device)
 }
 
-// admitLinks checks that the links of an unmanaged network exist.
-func admitLinks(d *Definition) error {
+// checkLinks checks that the links of an unmanaged network exist.
+func checkLinks(d *Definition) error {
 	if d.direct() {
 		for _, name := range d.Forward.Interfaces {
 			if _, err := hostnet.ByName(name); err != nil {
@@ -100,7 +100,7 @@ func checkIsBridge(name string) error {
 	return err
 }
 
-func (s *start) makeBridge(context.Context) error {
+func (s *startWork) makeBridge(context.Context) error {
 	d := s.Definition
 	mac, err := net.ParseMAC(d.MAC)
 	if err != nil {
@@ -111,8 +111,8 @@ func (s *start) makeBridge(context.Context) error {
 	})
 }
 
-func (s *start) address(context.Context) error {
-	if err := address(s.Definition); err != nil {
+func (s *startWork) addAddresses(context.Context) error {
+	if err := assignAddresses(s.Definition); err != nil {
 		return err
 	}
 	if err := hostnet.SetUp(s.bridge()); err != nil {
@@ -123,21 +123,23 @@ func (s *start) address(context.Context) error {
 			return err
 		}
 	}
-	return forward(s.Definition)
+	return enableForwarding(s.Definition)
 }
 
-func (s *start) makeRules(context.Context) error { return s.n.applyRules(s.Definition) }
+func (s *startWork) makeRules(context.Context) error { return s.n.applyRules(s.Definition) }
 
-func (s *start) serve(ctx context.Context) error { return s.n.serve(ctx, s.Definition) }
+func (s *startWork) startService(ctx context.Context) error {
+	return s.n.startService(ctx, s.Definition)
+}
 
-// run records that the network runs. Its guests are on the bridge before the next daemon could take the
+// recordRunning records that the network runs. Its guests are on the bridge before the next daemon could take the
 // network for complete.
-func (s *start) run(context.Context) error {
+func (s *startWork) recordRunning(context.Context) error {
 	s.n.reconnectGuests(s.Definition)
 	return s.n.recordRunning(s.Definition, s.chosen)
 }
 
-func (s *start) runs(context.Context, operation.Gone) (operation.Verdict, error) {
+func (s *startWork) probeRunning(context.Context, operation.Gone) (operation.Verdict, error) {
 	r, err := s.n.readRunning()
 	if r == nil {
 		return operation.Never, err
@@ -145,7 +147,7 @@ func (s *start) runs(context.Context, operation.Gone) (operation.Verdict, error)
 	return operation.Happened, nil
 }
 
-func address(d *Definition) error {
+func assignAddresses(d *Definition) error {
 	six := d.IPv6.Or(false)
 	for _, ip := range d.IPs {
 		six = six || ip.Address.Is6()

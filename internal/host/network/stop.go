@@ -16,14 +16,14 @@ import (
 var stopKind = operation.Kind[*Network]{
 	Name: "network-stop", Version: 1, Class: operation.Change,
 	Steps: []string{"bridge", "rules", "service", "forget"},
-	Bind:  func(n *Network) operation.Work { return &stop{links{n: n}} },
+	Bind:  func(n *Network) operation.Work { return &stopWork{linkWork{n: n}} },
 }
 
-type stop struct{ links }
+type stopWork struct{ linkWork }
 
 // Steps implements operation.Work.
-func (s *stop) Steps() []operation.Step {
-	forget := operation.Step{Name: "forget", Effect: operation.Boot, Do: s.forget}
+func (s *stopWork) Steps() []operation.Step {
+	forget := operation.Step{Name: "forget", Effect: operation.Boot, Do: s.forgetRunning}
 	if !s.Definition.Managed() {
 		forget.Decisive = true
 		return []operation.Step{forget}
@@ -36,10 +36,10 @@ func (s *stop) Steps() []operation.Step {
 	}
 }
 
-// down stops a network, even if the stop cannot be recorded or the request is cancelled. What cannot be
+// performStop stops a network, even if the stop cannot be recorded or the request is cancelled. What cannot be
 // removed now is removed later; an error says so only for the bridge. The caller has the turn.
-func (n *Network) down(ctx context.Context, d *Definition) error {
-	op, err := n.ops.Follow(scope.Daemon("taking down what an earlier daemon left of a network"), stopKind.Name, &stop{links{Definition: d, n: n}}, operation.Record{})
+func (n *Network) performStop(ctx context.Context, d *Definition) error {
+	op, err := n.ops.ForceBegin(scope.Daemon("taking down what an earlier daemon left of a network"), stopKind.Name, &stopWork{linkWork{Definition: d, n: n}}, operation.Record{})
 	if err != nil {
 		return err
 	}
@@ -53,11 +53,11 @@ func (n *Network) down(ctx context.Context, d *Definition) error {
 	return nil
 }
 
-// forget removes the record that the network runs: nothing of it is left.
-func (s *stop) forget(context.Context) error {
+// forgetRunning removes the record that the network runs: nothing of it is left.
+func (s *stopWork) forgetRunning(context.Context) error {
 	if s.Definition.Managed() {
-		if err := s.n.home.status.remove(s.bridge()); err != nil {
-			s.n.home.Log.Warn("the host's name service has addresses of a network that has ended", "network", s.n.name, "error", err)
+		if err := s.n.networks.status.remove(s.bridge()); err != nil {
+			s.n.networks.Log.Warn("the host's name service has addresses of a network that has ended", "network", s.n.name, "error", err)
 		}
 	}
 	err := os.Remove(s.n.runningFile())
@@ -68,7 +68,7 @@ func (s *stop) forget(context.Context) error {
 }
 
 // removeBridge removes a network's bridge, but no other link that has its name.
-func (l *links) removeBridge(context.Context) error {
+func (l *linkWork) removeBridge(context.Context) error {
 	if own, err := bridgeExists(l.Definition); !own {
 		return err
 	}

@@ -97,7 +97,7 @@ func (n *Network) edit(ctx context.Context, sc scope.Scope, s Affect, change fun
 			}
 			*part.d = &changed
 		}
-		if err := sc.ReserveNetwork(n.name, after.size()); err != nil {
+		if err := sc.ReserveNetwork(n.name, after.countStoredBytes()); err != nil {
 			return err
 		}
 		return n.replace(ctx, sc, v, after)
@@ -113,7 +113,7 @@ func (n *Network) replace(ctx context.Context, sc scope.Scope, before, after Vie
 		n.publish(after)
 		return nil
 	}
-	u := &updating{Live: after.Live, n: n, before: before.Live, config: after.Config}
+	u := &updateWork{Live: after.Live, n: n, before: before.Live, config: after.Config}
 	if _, err := u.Live.storedXML(); err != nil {
 		return err
 	}
@@ -131,11 +131,11 @@ func (n *Network) replace(ctx context.Context, sc scope.Scope, before, after Vie
 var updateKind = operation.Kind[*Network]{
 	Name: "network-update", Version: 1, Class: operation.Change,
 	Steps: []string{"service", "store", "run"}, Undo: []string{"service"},
-	Bind: func(n *Network) operation.Work { return &updating{n: n} },
+	Bind: func(n *Network) operation.Work { return &updateWork{n: n} },
 }
 
-// updating is the payload.
-type updating struct {
+// updateWork is the payload.
+type updateWork struct {
 	Live  *Definition // that is to run
 	Saved *record     `json:",omitempty"` // the record to store; nil: the stored one stays
 
@@ -147,31 +147,31 @@ type updating struct {
 }
 
 // Steps implements operation.Work.
-func (u *updating) Steps() []operation.Step {
-	service := operation.Step{Name: "service", Effect: operation.Process, Do: u.reconfigure, Undo: u.revert}
-	run := operation.Step{Name: "run", Effect: operation.Process, Do: u.run}
+func (u *updateWork) Steps() []operation.Step {
+	service := operation.Step{Name: "service", Effect: operation.Process, Do: u.reconfigure, Undo: u.undoReconfigure}
+	run := operation.Step{Name: "run", Effect: operation.Process, Do: u.recordRunning}
 	if u.Saved == nil {
-		run.Decisive, run.Probe = true, u.recorded
+		run.Decisive, run.Probe = true, u.probeRunning
 		return []operation.Step{service, run}
 	}
-	return []operation.Step{service, {Name: "store", Effect: operation.Process, Decisive: true, Do: u.store, Probe: u.stored}, run}
+	return []operation.Step{service, {Name: "store", Effect: operation.Process, Decisive: true, Do: u.storeDefinition, Probe: u.probeStored}, run}
 }
 
 // Opened implements operation.Opener.
-func (u *updating) Opened(op *operation.Operation) error {
+func (u *updateWork) Opened(op *operation.Operation) error {
 	u.id = op.ID()
 	return nil
 }
 
-func (u *updating) reconfigure(ctx context.Context) error {
+func (u *updateWork) reconfigure(ctx context.Context) error {
 	err := u.n.reconfigure(ctx, u.n.View().Live, u.Live)
 	u.reconfigured = err == nil
 	return err
 }
 
-// revert restores a running network, however far the change had come. A network that is adopted follows its
+// undoReconfigure restores a running network, however far the change had come. A network that is adopted follows its
 // record, which does not have the change yet.
-func (u *updating) revert(ctx context.Context) error {
+func (u *updateWork) undoReconfigure(ctx context.Context) error {
 	n := u.n
 	if u.before == nil {
 		return nil
@@ -182,10 +182,10 @@ func (u *updating) revert(ctx context.Context) error {
 	if err := n.applyRules(u.before); err != nil {
 		return err
 	}
-	return n.serve(ctx, u.before)
+	return n.startService(ctx, u.before)
 }
 
-func (u *updating) store(context.Context) error {
+func (u *updateWork) storeDefinition(context.Context) error {
 	if err := u.n.storeRecord(*u.Saved, u.id); err != nil {
 		return err
 	}
@@ -195,14 +195,14 @@ func (u *updating) store(context.Context) error {
 	return nil
 }
 
-func (u *updating) stored(context.Context, operation.Gone) (operation.Verdict, error) {
+func (u *updateWork) probeStored(context.Context, operation.Gone) (operation.Verdict, error) {
 	if slices.Contains(u.n.followed, u.id) {
 		return operation.Happened, nil
 	}
 	return operation.Never, nil
 }
 
-func (u *updating) recorded(context.Context, operation.Gone) (operation.Verdict, error) {
+func (u *updateWork) probeRunning(context.Context, operation.Gone) (operation.Verdict, error) {
 	r, err := u.n.readRunning()
 	if r == nil || r.Followed != u.id {
 		return operation.Never, err
@@ -210,9 +210,9 @@ func (u *updating) recorded(context.Context, operation.Gone) (operation.Verdict,
 	return operation.Happened, nil
 }
 
-// run records the running state and publishes it. Before a network is adopted that is all, because it follows
+// recordRunning records the running state and publishes it. Before a network is adopted that is all, because it follows
 // the record.
-func (u *updating) run(ctx context.Context) error {
+func (u *updateWork) recordRunning(ctx context.Context) error {
 	n := u.n
 	now := n.View()
 	if now == nil || now.Live == nil {
@@ -228,7 +228,7 @@ func (u *updating) run(ctx context.Context) error {
 			return err
 		}
 	}
-	err := n.writeRunning(running{Boot: n.home.boot, Definition: u.Live, ChosenBridge: now.chosenBridge, Followed: u.id})
+	err := n.writeRunning(running{Boot: n.networks.boot, Definition: u.Live, ChosenBridge: now.chosenBridge, Followed: u.id})
 	if err == nil || u.Saved != nil { // the change is decided
 		v := *now
 		v.Live = u.Live
@@ -241,12 +241,12 @@ func (u *updating) run(ctx context.Context) error {
 func (n *Network) reconfigure(ctx context.Context, before, after *Definition) error {
 	rules, some := after.rules()
 	if some && !slices.Equal(before.Forward.Interfaces, after.Forward.Interfaces) {
-		if err := n.home.firewall.Apply(rules); err != nil {
+		if err := n.networks.firewall.Apply(rules); err != nil {
 			return err
 		}
 	}
-	was, _ := before.service()
-	is, needed := after.service()
+	was, _ := before.dnsmasqContent()
+	is, needed := after.dnsmasqContent()
 	switch {
 	case was == is:
 		return nil
@@ -256,7 +256,7 @@ func (n *Network) reconfigure(ctx context.Context, before, after *Definition) er
 	if err := n.stopService(ctx); err != nil {
 		return err
 	}
-	return n.serve(ctx, after)
+	return n.startService(ctx, after)
 }
 
 // apply returns the definition with one entry changed. Parts shared with the old definition are not modified.
@@ -281,7 +281,7 @@ func (d Definition) applyDHCP(u Update) (Definition, error) {
 	if d.IPs[i].DHCP != nil {
 		dhcp = *d.IPs[i].DHCP
 	}
-	if err := d.oneDHCP(u, i); err != nil {
+	if err := d.checkOneDHCP(u, i); err != nil {
 		return d, err
 	}
 	at := d.IPs[i].Address
@@ -312,8 +312,8 @@ func sameFamily(element string, of, given netip.Addr) error {
 	return fault.New(fault.WrongState, fault.Network, "the address %s of the <%s> is not of the family of the <ip> %s that it is for", given, element, of)
 }
 
-// oneDHCP refuses DHCP on an <ip> if another one of its family has it.
-func (d *Definition) oneDHCP(u Update, i int) error {
+// checkOneDHCP refuses DHCP on an <ip> if another one of its family has it.
+func (d *Definition) checkOneDHCP(u Update, i int) error {
 	if u.Command != AddFirst && u.Command != AddLast {
 		return nil
 	}

@@ -31,18 +31,18 @@ func Parse(doc string, strict bool) (Definition, error) {
 	if err != nil {
 		return Definition{}, err
 	}
-	d.takeTexts(submitted)
+	d.copyTexts(submitted)
 	if err := checkOptions(submitted); err != nil {
 		return Definition{}, err
 	}
-	if err := d.refuseLost(submitted, &x, strict); err != nil {
+	if err := d.refuseUnsupported(submitted, &x, strict); err != nil {
 		return Definition{}, err
 	}
 	return d, d.check()
 }
 
-// takeTexts reads what libvirtxml has no fields for, or would not preserve.
-func (d *Definition) takeTexts(submitted *xmltree.Element) {
+// copyTexts reads what libvirtxml has no fields for, or would not preserve.
+func (d *Definition) copyTexts(submitted *xmltree.Element) {
 	for _, e := range submitted.Elements("title", "description", "metadata") {
 		switch e.Name {
 		case "title":
@@ -67,12 +67,12 @@ func checkOptions(submitted *xmltree.Element) error {
 	return nil
 }
 
-func (d *Definition) refuseLost(submitted *xmltree.Element, x *libvirtxml.Network, strict bool) error {
-	known, err := tree(x)
+func (d *Definition) refuseUnsupported(submitted *xmltree.Element, x *libvirtxml.Network, strict bool) error {
+	known, err := toTree(x)
 	if err != nil {
 		return err
 	}
-	understood, err := tree(d.toLibvirtXML())
+	understood, err := toTree(d.toLibvirtXML())
 	if err != nil {
 		return err
 	}
@@ -126,25 +126,25 @@ func withoutEmpty(root *xmltree.Element) *xmltree.Element {
 	return &out
 }
 
-// nothing are attributes with which an element requests only the default.
-var nothing = map[string]xmltree.Attr{
+// defaultAttrs are attributes with which an element requests only the default.
+var defaultAttrs = map[string]xmltree.Attr{
 	"forward": {Name: "mode", Value: string(forwardIsolated)},
 	"mtu":     {Name: "size", Value: "0"},
 }
 
-// requestsAnything says whether an element at the top of a document requests anything. Elements that libvirt refuses when
-// empty are kept.
+// requestsAnything says whether an element at the top of a document requests anything. Elements that libvirt refuses
+// when empty are kept.
 func requestsAnything(e *xmltree.Element) bool {
 	switch e.Name {
 	case "vlan", "virtualport":
 		return true
 	case "forward", "mtu":
-		return len(e.Elements()) > 0 || len(e.Attrs) > 1 || len(e.Attrs) == 1 && e.Attrs[0] != nothing[e.Name]
+		return len(e.Elements()) > 0 || len(e.Attrs) > 1 || len(e.Attrs) == 1 && e.Attrs[0] != defaultAttrs[e.Name]
 	}
 	return e.Says()
 }
 
-func tree(x *libvirtxml.Network) (*xmltree.Element, error) {
+func toTree(x *libvirtxml.Network) (*xmltree.Element, error) {
 	text, err := xmltree.Format(x)
 	if err != nil {
 		return nil, err
@@ -154,11 +154,11 @@ func tree(x *libvirtxml.Network) (*xmltree.Element, error) {
 
 // XML returns a definition's document as libvirt prints it, with the number of connected NICs.
 func (d *Definition) XML(connections int) (string, error) {
-	root, err := tree(d.toLibvirtXML())
+	root, err := toTree(d.toLibvirtXML())
 	if err != nil {
 		return "", err
 	}
-	arrange(root)
+	orderElements(root)
 	if connections > 0 {
 		root.Attrs = append(root.Attrs, xmltree.Attr{Name: "connections", Value: strconv.Itoa(connections)})
 	}
@@ -201,21 +201,21 @@ var libvirtOrder = map[string][]string{
 	"portgroup": {"name", "default"},
 }
 
-func arrange(e *xmltree.Element) {
+func orderElements(e *xmltree.Element) {
 	if order, ok := libvirtOrder[e.Name]; ok {
 		slices.SortStableFunc(e.Attrs, func(a, b xmltree.Attr) int {
 			return slices.Index(order, a.Name) - slices.Index(order, b.Name)
 		})
-		slices.SortStableFunc(e.Children, func(a, b xmltree.Node) int { return place(order, a) - place(order, b) })
+		slices.SortStableFunc(e.Children, func(a, b xmltree.Node) int { return elementPosition(order, a) - elementPosition(order, b) })
 	}
 	for _, c := range e.Elements() {
 		if c.Name != "metadata" {
-			arrange(c)
+			orderElements(c)
 		}
 	}
 }
 
-func place(order []string, n xmltree.Node) int {
+func elementPosition(order []string, n xmltree.Node) int {
 	if e, ok := n.(*xmltree.Element); ok {
 		return slices.Index(order, e.Name)
 	}

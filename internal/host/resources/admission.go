@@ -16,8 +16,8 @@ import (
 const (
 	// maxWaitingStarts bounds the queue; the start after that is refused.
 	maxWaitingStarts = 16384
-	// lookEvery is the maximum age of the host's load figures while guests start.
-	lookEvery = 50 * time.Millisecond
+	// loadAge is the maximum age of the host's load figures while guests start.
+	loadAge = 50 * time.Millisecond
 	// stuckAfter is how long a launch counts as one that uses the host. Where launches are slow, the limit is
 	// stuckTimes their usual duration.
 	stuckAfter = 5 * time.Second
@@ -53,14 +53,14 @@ type StartRequest struct {
 	Priority int
 }
 
-// Outcome is how an admitted launch ended.
-type Outcome struct {
+// LaunchOutcome is how an admitted launch ended.
+type LaunchOutcome struct {
 	// PID is the QEMU process whose monitor has answered; 0 if the launch failed.
 	PID int
 }
 
-// Waiting is a start in the queue.
-type Waiting struct {
+// WaitingStart is a start in the queue.
+type WaitingStart struct {
 	Guest, Name string
 	Since       time.Time
 	// Position counts from 1, the next to start.
@@ -68,8 +68,8 @@ type Waiting struct {
 	Reason   string
 }
 
-// StartsState is the state of admission at one moment.
-type StartsState struct {
+// StartQueueState is the state of admission at one moment.
+type StartQueueState struct {
 	// Limit is how many launches may run at once, and Running is how many do. Stuck launches take so long that
 	// they no longer count.
 	Limit, Running, Stuck, Waiting int
@@ -81,60 +81,60 @@ type StartsState struct {
 	Why string
 }
 
-// Starts admits starts of guests: as many at once as the host can take, within the available memory. The
+// StartQueue admits starts of guests: as many at once as the host can take, within the available memory. The
 // others wait in order of priority and then of arrival. A start that waits for memory blocks those behind it,
 // but only for memoryHold.
 //
 // A start holds a slot from the launch of QEMU until its monitor answers, because it uses the processor in
 // that time. A start that waits for a file system or a network holds no slot. A launch that hangs stops
-// counting after some seconds. A nil *Starts admits everything at once.
-type Starts struct {
-	read     func() (signs, error)
+// counting after some seconds. A nil *StartQueue admits everything at once.
+type StartQueue struct {
+	read     func() (hostLoad, error)
 	resident func(pid int) (uint64, error)
 	log      *slog.Logger
 
-	looking sync.Mutex // held while the host is read
+	loadReading sync.Mutex // held while the host is read
 
-	mu      sync.Mutex
-	looked  time.Time
-	pace    pace
-	memory  promises
-	queue   []*waiter
-	placed  map[*place]struct{}
-	arrived uint64
-	latency time.Duration // of a launch, a moving average
-	moved   time.Time     // when the first in the queue was last admitted
-	timer   *time.Timer   // runs while a start waits or a guest settles
+	mu             sync.Mutex
+	loadReadAt     time.Time
+	pace           launchPace
+	memory         memoryPromises
+	queue          []*queuedStart
+	launches       map[*launch]struct{}
+	arrivals       uint64
+	latency        time.Duration // of a launch, a moving average
+	headAdmittedAt time.Time     // when the first in the queue was last admitted
+	timer          *time.Timer   // runs while a start waits or a guest settles
 }
 
-// waiter is a start in the queue.
-type waiter struct {
+// queuedStart is a start in the queue.
+type queuedStart struct {
 	StartRequest
-	since   time.Time
-	due     time.Time // the queue's order: since, moved by the priority
-	number  uint64
-	verdict chan verdict // has room for one
-	// short is when the start was first found to lack memory; zero if it was not.
-	short  time.Time
-	reason string
+	since  time.Time
+	due    time.Time // the queue's order: since, moved by the priority
+	number uint64
+	answer chan startAnswer // has room for one
+	// shortSince is when the start was first found to lack memory; zero if it was not.
+	shortSince time.Time
+	reason     string
 }
 
-type verdict struct {
-	place *place
-	err   error
+type startAnswer struct {
+	launch *launch
+	err    error
 }
 
-// place is a launch under way.
-type place struct {
+// launch is a launch under way.
+type launch struct {
 	StartRequest
 	began    time.Time
 	expected uint64
 }
 
-// NewStarts makes an empty queue for the host that root describes.
-func NewStarts(root kernel.Root, processors int, log *slog.Logger) *Starts {
-	s := newStarts(processors, log)
-	s.read = (&signReader{root: root}).read
+// NewStartQueue makes an empty queue for the host that root describes.
+func NewStartQueue(root kernel.Root, processors int, log *slog.Logger) *StartQueue {
+	s := newStartQueue(processors, log)
+	s.read = (&loadReader{root: root}).read
 	s.resident = func(pid int) (uint64, error) {
 		p, err := root.Process(pid)
 		return p.Resident, err
@@ -142,89 +142,89 @@ func NewStarts(root kernel.Root, processors int, log *slog.Logger) *Starts {
 	return s
 }
 
-func newStarts(processors int, log *slog.Logger) *Starts {
-	return &Starts{log: log, pace: newPace(processors), memory: newPromises(), placed: map[*place]struct{}{}}
+func newStartQueue(processors int, log *slog.Logger) *StartQueue {
+	return &StartQueue{log: log, pace: newLaunchPace(processors), memory: newMemoryPromises(), launches: map[*launch]struct{}{}}
 }
 
 // Admit waits until the guest may start. The caller calls release once: when QEMU's monitor has answered or
 // the launch has failed. fault.NoCapacity gives the sums of the missing memory. Cancelling ctx removes the
 // start from the queue.
-func (s *Starts) Admit(ctx context.Context, q StartRequest) (release func(Outcome), err error) {
+func (s *StartQueue) Admit(ctx context.Context, q StartRequest) (release func(LaunchOutcome), err error) {
 	if s == nil {
-		return func(Outcome) {}, nil
+		return func(LaunchOutcome) {}, nil
 	}
-	s.look(false)
+	s.readLoad(false)
 	w, err := s.enqueue(q)
 	if err != nil {
 		return nil, err
 	}
-	var v verdict
+	var v startAnswer
 	select {
-	case v = <-w.verdict:
+	case v = <-w.answer:
 	case <-ctx.Done():
-		s.leave(w)
+		s.cancelWait(w)
 		return nil, context.Cause(ctx)
 	}
 	if v.err != nil {
 		return nil, v.err
 	}
-	return s.releaser(v.place), nil
+	return s.releaser(v.launch), nil
 }
 
-// releaser returns the release of a place, which takes effect once.
-func (s *Starts) releaser(p *place) func(Outcome) {
+// releaser returns the release of a launch, which takes effect once.
+func (s *StartQueue) releaser(p *launch) func(LaunchOutcome) {
 	var once sync.Once
-	return func(o Outcome) { once.Do(func() { s.release(p, o) }) }
+	return func(o LaunchOutcome) { once.Do(func() { s.release(p, o) }) }
 }
 
-func (s *Starts) enqueue(q StartRequest) (*waiter, error) {
+func (s *StartQueue) enqueue(q StartRequest) (*queuedStart, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.memory.impossible(q); err != nil {
+	if err := s.memory.checkFitsEmptyHost(q); err != nil {
 		return nil, err
 	}
 	if len(s.queue) >= maxWaitingStarts {
 		return nil, fault.New(fault.NoCapacity, fault.Host, "%d guests already wait to be started, the maximum; try again later", len(s.queue))
 	}
-	s.arrived++
+	s.arrivals++
 	now := time.Now()
 	later := time.Duration(min(max(q.Priority, -mostSteps), mostSteps)) * priorityStep
-	w := &waiter{StartRequest: q, since: now, due: now.Add(later), number: s.arrived, verdict: make(chan verdict, 1), reason: "its turn"}
-	at, _ := slices.BinarySearchFunc(s.queue, w, before)
+	w := &queuedStart{StartRequest: q, since: now, due: now.Add(later), number: s.arrivals, answer: make(chan startAnswer, 1), reason: "its turn"}
+	at, _ := slices.BinarySearchFunc(s.queue, w, compareQueued)
 	s.queue = slices.Insert(s.queue, at, w)
-	s.grant()
+	s.admitWaiting()
 	return w, nil
 }
 
-// before is the order of the queue.
-func before(a, b *waiter) int {
+// compareQueued is the order of the queue.
+func compareQueued(a, b *queuedStart) int {
 	return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.number, b.number))
 }
 
-// leave removes a start whose caller has stopped waiting. A start that was admitted at the same moment gives
-// its place back.
-func (s *Starts) leave(w *waiter) {
+// cancelWait removes a start whose caller has stopped waiting. A start that was admitted at the same moment
+// releases its slot.
+func (s *StartQueue) cancelWait(w *queuedStart) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at, found := slices.BinarySearchFunc(s.queue, w, before); found {
+	if at, found := slices.BinarySearchFunc(s.queue, w, compareQueued); found {
 		s.queue = slices.Delete(s.queue, at, at+1)
-	} else if v := <-w.verdict; v.place != nil {
-		delete(s.placed, v.place)
+	} else if v := <-w.answer; v.launch != nil {
+		delete(s.launches, v.launch)
 	}
-	s.grant()
+	s.admitWaiting()
 }
 
 // release ends a launch and keeps the guest's promised memory reserved until the guest has touched it.
-func (s *Starts) release(p *place, o Outcome) {
+func (s *StartQueue) release(p *launch, o LaunchOutcome) {
 	var resident uint64
 	if o.PID > 0 {
 		resident, _ = s.resident(o.PID) // a process that has ended touches nothing
 	}
-	s.look(false)
+	s.readLoad(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	delete(s.placed, p)
+	delete(s.launches, p)
 	if o.PID > 0 {
 		took := now.Sub(p.began)
 		if s.latency == 0 {
@@ -232,14 +232,14 @@ func (s *Starts) release(p *place, o Outcome) {
 		}
 		s.latency += (took - s.latency) / 8
 		s.pace.finished(now)
-		s.memory.launched(p, o.PID, resident, now)
+		s.memory.addSettling(p, o.PID, resident, now)
 	}
-	s.grant()
+	s.admitWaiting()
 }
 
-// grant admits the starts that the host can take, in order. The caller holds the lock.
-func (s *Starts) grant() {
-	defer s.arm()
+// admitWaiting admits the starts that the host can take, in order. The caller holds the lock.
+func (s *StartQueue) admitWaiting() {
+	defer s.setTimer()
 	now := time.Now()
 	running, _ := s.counts(now)
 	for at := 0; at < min(len(s.queue), maxPassed); {
@@ -249,21 +249,21 @@ func (s *Starts) grant() {
 			w.reason = s.pace.reason()
 			return
 		}
-		expected, err := s.memory.admit(w.StartRequest, s.placed)
+		expected, err := s.memory.checkFitsNow(w.StartRequest, s.launches)
 		if err == nil {
-			p := &place{StartRequest: w.StartRequest, began: now, expected: expected}
-			s.placed[p] = struct{}{}
+			p := &launch{StartRequest: w.StartRequest, began: now, expected: expected}
+			s.launches[p] = struct{}{}
 			running++
 			if at == 0 {
-				s.moved = now
+				s.headAdmittedAt = now
 			}
-			s.dismiss(at, verdict{place: p})
+			s.answer(at, startAnswer{launch: p})
 			continue
 		}
 		w.reason = "memory promised to guests that have just started"
-		switch lacked := s.lacked(w, now); {
-		case lacked >= memoryWait, len(s.placed) == 0 && !s.memory.settles(): // no more memory will be freed
-			s.dismiss(at, verdict{err: err})
+		switch lacked := s.shortFor(w, now); {
+		case lacked >= memoryWait, len(s.launches) == 0 && !s.memory.hasSettling(): // no more memory will be freed
+			s.answer(at, startAnswer{err: err})
 		case lacked < memoryHold:
 			return
 		default:
@@ -272,24 +272,24 @@ func (s *Starts) grant() {
 	}
 }
 
-// lacked is how long a start has lacked memory while the queue did not move.
-func (s *Starts) lacked(w *waiter, now time.Time) time.Duration {
-	if w.short.IsZero() {
-		w.short = now
+// shortFor is how long a start has lacked memory while the queue did not move.
+func (s *StartQueue) shortFor(w *queuedStart, now time.Time) time.Duration {
+	if w.shortSince.IsZero() {
+		w.shortSince = now
 	}
-	return min(now.Sub(w.short), now.Sub(s.moved))
+	return min(now.Sub(w.shortSince), now.Sub(s.headAdmittedAt))
 }
 
-// dismiss answers a start and removes it from the queue.
-func (s *Starts) dismiss(at int, v verdict) {
-	s.queue[at].verdict <- v
+// answer answers a start and removes it from the queue.
+func (s *StartQueue) answer(at int, v startAnswer) {
+	s.queue[at].answer <- v
 	s.queue = slices.Delete(s.queue, at, at+1)
 }
 
 // counts returns the launches that use the host and those that hang.
-func (s *Starts) counts(now time.Time) (running, stuck int) {
+func (s *StartQueue) counts(now time.Time) (running, stuck int) {
 	patience := max(stuckAfter, stuckTimes*s.latency)
-	for p := range s.placed {
+	for p := range s.launches {
 		if now.Sub(p.began) < patience {
 			running++
 		} else {
@@ -299,12 +299,12 @@ func (s *Starts) counts(now time.Time) (running, stuck int) {
 	return running, stuck
 }
 
-// arm sets the timer that checks the host while a start waits, because no other event may move the queue.
+// setTimer sets the timer that checks the host while a start waits, because no other event may move the queue.
 // While guests only settle, it checks less often.
-func (s *Starts) arm() {
-	next := lookEvery
+func (s *StartQueue) setTimer() {
+	next := loadAge
 	switch {
-	case len(s.queue) == 0 && !s.memory.settles():
+	case len(s.queue) == 0 && !s.memory.hasSettling():
 		if s.timer != nil {
 			s.timer.Stop()
 			s.timer = nil
@@ -320,26 +320,26 @@ func (s *Starts) arm() {
 	}
 }
 
-func (s *Starts) tick() {
-	s.look(true)
+func (s *StartQueue) tick() {
+	s.readLoad(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.grant()
+	s.admitWaiting()
 }
 
-// look reads the host's load if the last figures are old, or always if anyway is set. If another goroutine is
+// readLoad reads the host's load if the last figures are old, or always if anyway is set. If another goroutine is
 // reading, it keeps the last figures, or waits if there are none.
-func (s *Starts) look(anyway bool) {
-	if !s.looking.TryLock() {
-		if !s.isBlind() {
+func (s *StartQueue) readLoad(anyway bool) {
+	if !s.loadReading.TryLock() {
+		if !s.isLoadUnknown() {
 			return
 		}
-		s.looking.Lock()
+		s.loadReading.Lock()
 	}
-	defer s.looking.Unlock()
+	defer s.loadReading.Unlock()
 	s.mu.Lock()
-	fresh := time.Since(s.looked) < lookEvery
-	settling := s.memory.oldest()
+	fresh := time.Since(s.loadReadAt) < loadAge
+	settling := s.memory.oldestSettling()
 	s.mu.Unlock()
 	if fresh && !anyway {
 		return
@@ -347,53 +347,53 @@ func (s *Starts) look(anyway bool) {
 	for _, g := range settling {
 		// A process that has ended touches nothing more.
 		if n, err := s.resident(g.pid); err == nil {
-			g.read = n
+			g.lastRead = n
 		} else {
-			g.gone = true
+			g.ended = true
 		}
 	}
 	now, err := s.read() // last, so that memory touched meanwhile is counted twice rather than missed
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.looked = time.Now()
+	s.loadReadAt = time.Now()
 	if err != nil {
 		s.log.Debug("host load not read; starts keep their pace", "error", err)
 	} else {
-		s.memory.see(now.memory)
-		s.pace.look(s.looked, now)
+		s.memory.setHost(now.memory)
+		s.pace.applyLoad(s.loadReadAt, now)
 	}
-	s.memory.settle(settling, s.looked)
+	s.memory.updateSettling(settling, s.loadReadAt)
 }
 
-// isBlind says that the host's load has never been read.
-func (s *Starts) isBlind() bool {
+// isLoadUnknown says that the host's load has never been read.
+func (s *StartQueue) isLoadUnknown() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.looked.IsZero()
+	return s.loadReadAt.IsZero()
 }
 
 // Queue lists the waiting starts in the order in which they will be admitted.
-func (s *Starts) Queue() []Waiting {
+func (s *StartQueue) Queue() []WaitingStart {
 	if s == nil {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]Waiting, len(s.queue))
+	all := make([]WaitingStart, len(s.queue))
 	for i, w := range s.queue {
-		all[i] = Waiting{Guest: w.Guest, Name: w.Name, Since: w.since, Position: i + 1, Reason: w.reason}
+		all[i] = WaitingStart{Guest: w.Guest, Name: w.Name, Since: w.since, Position: i + 1, Reason: w.reason}
 	}
 	return all
 }
 
 // State returns the state of admission now.
-func (s *Starts) State() StartsState {
+func (s *StartQueue) State() StartQueueState {
 	if s == nil {
-		return StartsState{}
+		return StartQueueState{}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := StartsState{Limit: s.pace.limit, Waiting: len(s.queue), Settling: len(s.memory.settling), Promised: s.memory.promised(s.placed), Why: s.pace.why}
+	st := StartQueueState{Limit: s.pace.limit, Waiting: len(s.queue), Settling: len(s.memory.settling), Promised: s.memory.promised(s.launches), Why: s.pace.why}
 	st.Running, st.Stuck = s.counts(time.Now())
 	if len(s.queue) > 0 {
 		st.Why = s.queue[0].reason

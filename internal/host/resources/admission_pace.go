@@ -39,28 +39,28 @@ const (
 	firstHold, lastHold = 4, 64
 	// cutPause is the minimum time between two cuts for lack of memory.
 	cutPause = 500 * time.Millisecond
-	// rest is how long no start must have had to wait before the learned limit is forgotten.
-	rest = 30 * time.Second
+	// forgetAfter is how long no start must have had to wait before the learned limit is forgotten.
+	forgetAfter = 30 * time.Second
 )
 
-// signs are the host's load figures. Counters run since boot.
-type signs struct {
+// hostLoad are the host's load figures. Counters run since boot.
+type hostLoad struct {
 	memory   kernel.Memory
 	runnable uint64
-	// told says that the kernel reports pressure (PSI), which gives the three times below.
-	told                            bool
+	// hasPressure says that the kernel reports pressure (PSI), which gives the three times below.
+	hasPressure                     bool
 	cpuSome, memorySome, memoryFull time.Duration
 	// stalls counts waits for memory, where the kernel does not report pressure.
 	stalls uint64
 }
 
-// signReader reads a host's load figures: at most five small files.
-type signReader struct {
-	root kernel.Root
-	mute bool // the kernel does not report pressure
+// loadReader reads a host's load figures: at most five small files.
+type loadReader struct {
+	root            kernel.Root
+	withoutPressure bool // the kernel does not report pressure
 }
 
-func (r *signReader) read() (s signs, err error) {
+func (r *loadReader) read() (s hostLoad, err error) {
 	if s.memory, err = r.root.Memory(); err != nil {
 		return s, err
 	}
@@ -69,16 +69,16 @@ func (r *signReader) read() (s signs, err error) {
 		return s, err
 	}
 	s.runnable = queue.Runnable - min(queue.Runnable, 1) // without this reader's own thread
-	if !r.mute {
+	if !r.withoutPressure {
 		cpu, err := r.root.Pressure(kernel.CPUPressure)
 		if err == nil {
 			var memory kernel.Pressure
 			memory, err = r.root.Pressure(kernel.MemoryPressure)
-			s.told, s.cpuSome, s.memorySome, s.memoryFull = err == nil, cpu.Some.Total, memory.Some.Total, memory.Full.Total
+			s.hasPressure, s.cpuSome, s.memorySome, s.memoryFull = err == nil, cpu.Some.Total, memory.Some.Total, memory.Full.Total
 		}
-		r.mute = fault.Is(err, fault.NotFound)
+		r.withoutPressure = fault.Is(err, fault.NotFound)
 	}
-	if !s.told {
+	if !s.hasPressure {
 		s.stalls, err = r.root.AllocationStalls()
 		if fault.Is(err, fault.NotFound) {
 			err = nil
@@ -87,14 +87,14 @@ func (r *signReader) read() (s signs, err error) {
 	return s, err
 }
 
-// pace decides how many launches run at once. It adds slots while processors have time left and more slots
+// launchPace decides how many launches run at once. It adds slots while processors have time left and more slots
 // give more throughput. It removes slots, in proportion, when memory is short or threads crowd.
-type pace struct {
+type launchPace struct {
 	processors int
 	limit      int
 	why        string
 
-	last   signs
+	last   hostLoad
 	lastAt time.Time
 	cutAt  time.Time
 	heldAt time.Time // when a start last had to wait for a slot
@@ -102,42 +102,42 @@ type pace struct {
 	// about the limit.
 	heldBack bool
 
-	window   window
-	before   trial
-	hold     int // windows in which the limit is not raised
-	nextHold int
+	window      throughputWindow
+	baseline    raiseBaseline
+	holdWindows int // windows in which the limit is not raised
+	nextHold    int
 }
 
-// window is a measurement since began.
-type window struct {
+// throughputWindow is a measurement since began.
+type throughputWindow struct {
 	began    time.Time
 	finished int
-	looks    int
-	runnable float64 // sum over all looks
+	samples  int
+	runnable float64 // sum over all samples
 	stall    time.Duration
-	looked   time.Duration // the time that stall is a share of
+	sampled  time.Duration // the time that stall is a share of
 }
 
-// trial is the limit before the last raise, with its throughput in starts per second.
-type trial struct {
+// raiseBaseline is the limit before the last raise, with its throughput in starts per second.
+type raiseBaseline struct {
 	limit      int
 	throughput float64
 }
 
-func newPace(processors int) pace {
+func newLaunchPace(processors int) launchPace {
 	processors = max(processors, 1)
-	return pace{processors: processors, limit: min(firstPerCPU*processors, maxLaunches), why: "the number of processors", nextHold: firstHold}
+	return launchPace{processors: processors, limit: min(firstPerCPU*processors, maxLaunches), why: "the number of processors", nextHold: firstHold}
 }
 
 // floor is the limit that crowding cannot lower.
-func (p *pace) floor() int { return min(firstPerCPU*p.processors, maxLaunches) }
+func (p *launchPace) floor() int { return min(firstPerCPU*p.processors, maxLaunches) }
 
-func (p *pace) reason() string {
+func (p *launchPace) reason() string {
 	return fmt.Sprintf("one of %d places for launches, which follow %s", p.limit, p.why)
 }
 
 // finished counts the end of a launch, and closes the window if it is long enough.
-func (p *pace) finished(now time.Time) {
+func (p *launchPace) finished(now time.Time) {
 	if p.window.began.IsZero() {
 		p.window.began = now // the first end starts the measurement
 		return
@@ -147,95 +147,95 @@ func (p *pace) finished(now time.Time) {
 		p.heldAt = now
 	}
 	if p.window.finished >= max(windowStarts, p.limit) && now.Sub(p.window.began) >= windowTime {
-		p.judge(now)
+		p.closeWindow(now)
 	}
 }
 
-// look applies new load figures.
-func (p *pace) look(now time.Time, s signs) {
+// applyLoad applies new load figures.
+func (p *launchPace) applyLoad(now time.Time, s hostLoad) {
 	last, passed := p.last, now.Sub(p.lastAt)
 	first := p.lastAt.IsZero()
 	p.last, p.lastAt = s, now
-	if first || passed <= 0 || passed > rest {
+	if first || passed <= 0 || passed > forgetAfter {
 		return
 	}
-	p.window.looks++
+	p.window.samples++
 	p.window.runnable += float64(s.runnable)
-	if s.told && last.told {
+	if s.hasPressure && last.hasPressure {
 		p.window.stall += s.cpuSome - last.cpuSome
-		p.window.looked += passed
+		p.window.sampled += passed
 	}
 	short := ""
 	switch share := func(d time.Duration) float64 { return float64(d) / float64(passed) }; {
-	case s.told && last.told && share(s.memoryFull-last.memoryFull) > memoryFull:
+	case s.hasPressure && last.hasPressure && share(s.memoryFull-last.memoryFull) > memoryFull:
 		short = "that everything waits for memory"
-	case s.told && last.told && share(s.memorySome-last.memorySome) > memorySome:
+	case s.hasPressure && last.hasPressure && share(s.memorySome-last.memorySome) > memorySome:
 		short = "that threads wait for memory"
-	case !s.told && !last.told && s.stalls > last.stalls:
+	case !s.hasPressure && !last.hasPressure && s.stalls > last.stalls:
 		short = "that memory has to be freed before it is given"
 	}
 	if short != "" && now.Sub(p.cutAt) >= cutPause {
-		p.set(p.limit*7/10, short)
+		p.setLimit(p.limit*7/10, short)
 		p.cutAt = now
-		p.restart(now)
+		p.restartWindow(now)
 	}
-	if !p.heldAt.IsZero() && now.Sub(p.heldAt) > rest {
-		*p = newPace(p.processors)
+	if !p.heldAt.IsZero() && now.Sub(p.heldAt) > forgetAfter {
+		*p = newLaunchPace(p.processors)
 		p.last, p.lastAt = s, now
 	}
 }
 
-func (p *pace) set(limit int, why string) {
+func (p *launchPace) setLimit(limit int, why string) {
 	p.limit = min(max(limit, 1), maxLaunches)
 	p.why = why
 }
 
-// restart begins an empty window and drops the trial, whose baseline no longer holds.
-func (p *pace) restart(now time.Time) {
-	p.window, p.before, p.heldBack = window{began: now}, trial{}, false
+// restartWindow begins an empty window and drops the baseline, which no longer holds.
+func (p *launchPace) restartWindow(now time.Time) {
+	p.window, p.baseline, p.heldBack = throughputWindow{began: now}, raiseBaseline{}, false
 }
 
-// judge closes a window and sets the limit.
-func (p *pace) judge(now time.Time) {
-	w, held, before := p.window, p.heldBack, p.before
-	p.window, p.before, p.heldBack = window{began: now}, trial{}, false
+// closeWindow closes a window and sets the limit.
+func (p *launchPace) closeWindow(now time.Time) {
+	w, held, before := p.window, p.heldBack, p.baseline
+	p.window, p.baseline, p.heldBack = throughputWindow{began: now}, raiseBaseline{}, false
 	if !held {
 		return
 	}
 	throughput := float64(w.finished) / now.Sub(w.began).Seconds()
-	idle, crowded := p.crowd(w)
+	idle, crowded := p.crowding(w)
 	switch {
-	case before.limit > 0 && before.limit < p.limit && throughput < before.needed(p.limit):
-		p.set(before.limit, fmt.Sprintf("that %d at once finished no more", p.limit))
-		p.hold, p.nextHold = p.nextHold, min(2*p.nextHold, lastHold)
+	case before.limit > 0 && before.limit < p.limit && throughput < before.neededThroughput(p.limit):
+		p.setLimit(before.limit, fmt.Sprintf("that %d at once finished no more", p.limit))
+		p.holdWindows, p.nextHold = p.nextHold, min(2*p.nextHold, lastHold)
 	case crowded && p.limit > p.floor():
-		p.set(max(p.limit-max(p.limit/crowdedShrink, 1), p.floor()), "that threads crowd the processors")
-	case p.hold > 0:
-		p.hold--
+		p.setLimit(max(p.limit-max(p.limit/crowdedShrink, 1), p.floor()), "that threads crowd the processors")
+	case p.holdWindows > 0:
+		p.holdWindows--
 	case (idle || p.limit < p.floor()) && p.limit < maxLaunches:
 		if before.limit > 0 {
 			p.nextHold = firstHold // the last raise gained throughput
 		}
 		if p.limit >= p.floor() { // below the floor, where lack of memory put it, the limit must recover
-			p.before = trial{p.limit, throughput}
+			p.baseline = raiseBaseline{p.limit, throughput}
 		}
-		p.set(p.limit+max(p.limit/4, 1), "that the processors have time left")
+		p.setLimit(p.limit+max(p.limit/4, 1), "that the processors have time left")
 	}
 }
 
-// needed is the throughput that justifies a raise.
-func (t trial) needed(limit int) float64 {
+// neededThroughput is the throughput that justifies a raise.
+func (t raiseBaseline) neededThroughput(limit int) float64 {
 	return t.throughput * (1 + gain*(float64(limit)/float64(t.limit)-1))
 }
 
-// crowd says whether processors were idle or crowded in the window. Without a look they were neither.
-func (p *pace) crowd(w window) (idle, crowded bool) {
-	if w.looks == 0 {
+// crowding says whether processors were idle or crowded in the window. Without a sample they were neither.
+func (p *launchPace) crowding(w throughputWindow) (idle, crowded bool) {
+	if w.samples == 0 {
 		return false, false
 	}
-	queue := w.runnable / float64(w.looks) / float64(p.processors)
+	queue := w.runnable / float64(w.samples) / float64(p.processors)
 	idle = queue < idleQueue
-	if w.looked > 0 && float64(w.stall)/float64(w.looked) < idleStall {
+	if w.sampled > 0 && float64(w.stall)/float64(w.sampled) < idleStall {
 		idle = true
 	}
 	return idle, queue > crowdedQueue && !idle

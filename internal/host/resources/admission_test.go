@@ -59,13 +59,13 @@ func newMachine(processors int) *machine {
 }
 
 // starts returns admission on the machine, which runs until the test ends.
-func (m *machine) starts(t *testing.T) *Starts {
+func (m *machine) starts(t *testing.T) *StartQueue {
 	t.Helper()
-	s := newStarts(m.processors, slog.New(slog.DiscardHandler))
-	s.read = func() (signs, error) {
+	s := newStartQueue(m.processors, slog.New(slog.DiscardHandler))
+	s.read = func() (hostLoad, error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return signs{memory: m.memory, runnable: uint64(len(m.runnable())), told: true, cpuSome: m.stalled, memorySome: m.full, memoryFull: m.full}, nil
+		return hostLoad{memory: m.memory, runnable: uint64(len(m.runnable())), hasPressure: true, cpuSome: m.stalled, memorySome: m.full, memoryFull: m.full}, nil
 	}
 	s.resident = func(pid int) (uint64, error) {
 		m.mu.Lock()
@@ -145,7 +145,7 @@ func (m *machine) advance() {
 }
 
 // launch passes admission and runs.
-func (m *machine) launch(ctx context.Context, s *Starts, q StartRequest, l simulated) error {
+func (m *machine) launch(ctx context.Context, s *StartQueue, q StartRequest, l simulated) error {
 	release, err := s.Admit(ctx, q)
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (m *machine) launch(ctx context.Context, s *Starts, q StartRequest, l simul
 	m.touched[pid] = 0
 	m.mu.Unlock()
 	<-l.done
-	release(Outcome{PID: pid})
+	release(LaunchOutcome{PID: pid})
 	if !q.Paused {
 		const boot = 2000 // in steps
 		m.mu.Lock()
@@ -190,7 +190,7 @@ func (m *machine) storm(t *testing.T, count int, l simulated) time.Duration {
 // the processors busy.
 //
 // Promise: W6
-func TestStarts_StormOnBusyProcessor(t *testing.T) {
+func TestStartQueue_StormOnBusyProcessor(t *testing.T) {
 	for _, processors := range []int{1, 2, 16} {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMachine(processors)
@@ -206,7 +206,7 @@ func TestStarts_StormOnBusyProcessor(t *testing.T) {
 }
 
 // Where starts mostly sleep, far more of them than processors must overlap.
-func TestStarts_StormOfSleepers(t *testing.T) {
+func TestStartQueue_StormOfSleepers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		took := m.storm(t, 1000, simulated{sleep: 50 * time.Millisecond, work: 2 * time.Millisecond})
@@ -218,7 +218,7 @@ func TestStarts_StormOfSleepers(t *testing.T) {
 
 // Where everything waits for one lock, more launches at once finish no sooner, however idle the processors
 // are.
-func TestStarts_StormBehindOneLock(t *testing.T) {
+func TestStartQueue_StormBehindOneLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		took := m.storm(t, 400, simulated{work: time.Millisecond, serial: 10 * time.Millisecond})
@@ -232,7 +232,7 @@ func TestStarts_StormBehindOneLock(t *testing.T) {
 }
 
 // Lack of memory lowers the limit to one; afterwards it recovers.
-func TestStarts_MemoryPressureLowersLimit(t *testing.T) {
+func TestStartQueue_MemoryPressureLowersLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -265,19 +265,19 @@ func TestStarts_MemoryPressureLowersLimit(t *testing.T) {
 // been read.
 //
 // Promise: W6
-func TestStarts_FirstReadPrecedesAdmission(t *testing.T) {
+func TestStartQueue_FirstReadPrecedesAdmission(t *testing.T) {
 	m := newMachine(4)
 	s := m.starts(t)
 	read := s.read
 	var others sync.WaitGroup
 	var first sync.Once
-	s.read = func() (signs, error) {
+	s.read = func() (hostLoad, error) {
 		first.Do(func() {
 			others.Go(func() {
 				release, err := s.Admit(t.Context(), StartRequest{Memory: 64 * gib, Whole: true})
 				if err == nil {
 					t.Error("a guest that is larger than the host is admitted")
-					release(Outcome{})
+					release(LaunchOutcome{})
 				}
 			})
 			for range 1000 { // long enough for the second start to find the reader, which it must wait for
@@ -299,7 +299,7 @@ func TestStarts_FirstReadPrecedesAdmission(t *testing.T) {
 // any left are refused with the sums.
 //
 // Promise: W6
-func TestStarts_BootStormPacedByMemory(t *testing.T) {
+func TestStartQueue_BootStormPacedByMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -341,7 +341,7 @@ func TestStarts_BootStormPacedByMemory(t *testing.T) {
 	})
 }
 
-func TestStarts_ImpossibleGuestRefusedAtOnce(t *testing.T) {
+func TestStartQueue_GuestLargerThanHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s, began := m.starts(t), time.Now()
@@ -354,7 +354,7 @@ func TestStarts_ImpossibleGuestRefusedAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		release(Outcome{})
+		release(LaunchOutcome{})
 		m.mu.Lock()
 		m.memory.Available = 3 * gib
 		m.mu.Unlock()
@@ -366,7 +366,7 @@ func TestStarts_ImpossibleGuestRefusedAtOnce(t *testing.T) {
 }
 
 // If guests of a kind took little memory, the next of that kind is expected to take little.
-func TestStarts_ExpectsMemoryOfSameKind(t *testing.T) {
+func TestStartQueue_ExpectsMemoryOfSameKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -386,7 +386,7 @@ func TestStarts_ExpectsMemoryOfSameKind(t *testing.T) {
 					m.touched[pid] = gib
 					m.memory.Available -= gib
 					m.mu.Unlock()
-					release(Outcome{PID: pid})
+					release(LaunchOutcome{PID: pid})
 				})
 			}
 			all.Wait()
@@ -404,11 +404,11 @@ func TestStarts_ExpectsMemoryOfSameKind(t *testing.T) {
 }
 
 // Launches that hang stop counting after some seconds, and are reported.
-func TestStarts_HungLaunchReleasesSlot(t *testing.T) {
+func TestStartQueue_HungLaunchReleasesSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
-		var hung []func(Outcome)
+		var hung []func(LaunchOutcome)
 		for range 4 {
 			release, err := s.Admit(t.Context(), StartRequest{Memory: 1, Paused: true})
 			if err != nil {
@@ -427,8 +427,8 @@ func TestStarts_HungLaunchReleasesSlot(t *testing.T) {
 			t.Errorf("%+v", st)
 		}
 		for _, release := range hung {
-			release(Outcome{})
-			release(Outcome{}) // the second call does nothing
+			release(LaunchOutcome{})
+			release(LaunchOutcome{}) // the second call does nothing
 		}
 		if st := s.State(); st.Stuck != 0 {
 			t.Errorf("%+v", st)
@@ -437,11 +437,11 @@ func TestStarts_HungLaunchReleasesSlot(t *testing.T) {
 }
 
 // Promise: W6
-func TestStarts_QueueOrderedAndVisible(t *testing.T) {
+func TestStartQueue_QueueOrderedAndVisible(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
-		var held []func(Outcome)
+		var held []func(LaunchOutcome)
 		for range 2 {
 			release, err := s.Admit(t.Context(), StartRequest{Memory: 1, Paused: true})
 			if err != nil {
@@ -468,7 +468,7 @@ func TestStarts_QueueOrderedAndVisible(t *testing.T) {
 				}
 				order = append(order, q.Name) // one at a time, because each holds its slot
 				<-time.After(10 * time.Millisecond)
-				release(Outcome{})
+				release(LaunchOutcome{})
 			})
 			synctest.Wait()
 		}
@@ -487,12 +487,12 @@ func TestStarts_QueueOrderedAndVisible(t *testing.T) {
 		if st := s.State(); st.Waiting != 4 || st.Running != 2 {
 			t.Errorf("after one has gone: %+v", st)
 		}
-		held[0](Outcome{})
+		held[0](LaunchOutcome{})
 		all.Wait()
 		if got := strings.Join(order, " "); got != "a b c d" {
 			t.Errorf("they started as %s", got)
 		}
-		held[1](Outcome{})
+		held[1](LaunchOutcome{})
 		if st := s.State(); st.Waiting+st.Running != 0 || s.timer != nil {
 			t.Errorf("something is left: %+v", st)
 		}
@@ -501,7 +501,7 @@ func TestStarts_QueueOrderedAndVisible(t *testing.T) {
 
 var errDestroyed = errors.New("destroyed meanwhile")
 
-func TestStarts_QueueBounded(t *testing.T) {
+func TestStartQueue_QueueBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
@@ -523,47 +523,47 @@ func TestStarts_QueueBounded(t *testing.T) {
 }
 
 // A nil queue, and a host that reports nothing, delay no start.
-func TestStarts_HostWithoutFigures(t *testing.T) {
-	var none *Starts
+func TestStartQueue_HostWithoutFigures(t *testing.T) {
+	var none *StartQueue
 	if release, err := none.Admit(t.Context(), StartRequest{Memory: 1 << 60}); err != nil {
 		t.Error(err)
 	} else {
-		release(Outcome{})
+		release(LaunchOutcome{})
 	}
-	s := NewStarts(kernel.At(t.TempDir()), 2, slog.New(slog.DiscardHandler))
+	s := NewStartQueue(kernel.At(t.TempDir()), 2, slog.New(slog.DiscardHandler))
 	if _, err := s.Admit(t.Context(), StartRequest{Memory: 1 << 60}); err != nil {
 		t.Error(err)
 	}
-	live := NewStarts(kernel.Root{}, 2, slog.New(slog.DiscardHandler))
+	live := NewStartQueue(kernel.Root{}, 2, slog.New(slog.DiscardHandler))
 	release, err := live.Admit(t.Context(), StartRequest{Memory: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
-	release(Outcome{})
+	release(LaunchOutcome{})
 	if st := live.State(); st.Limit != 4 || st.Running != 0 {
 		t.Errorf("%+v", st)
 	}
 }
 
 // Without pressure figures, waits for memory are used in their place; without those, nothing is.
-func TestSignReader_WithAndWithoutPressure(t *testing.T) {
+func TestLoadReader_WithAndWithoutPressure(t *testing.T) {
 	const pressure = "some avg10=1.00 avg60=0.50 avg300=0.10 total=%d\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=%d\n"
 	told := map[string]string{
 		"proc/loadavg": "0 0 0 9/1000 1", "proc/pressure/cpu": fmt.Sprintf(pressure, 7000, 0), "proc/pressure/memory": fmt.Sprintf(pressure, 3000, 2000),
 	}
 	for name, c := range map[string]struct {
 		files map[string]string
-		want  signs
+		want  hostLoad
 	}{
-		"pressure": {told, signs{runnable: 8, told: true, cpuSome: 7 * time.Millisecond, memorySome: 3 * time.Millisecond, memoryFull: 2 * time.Millisecond}},
+		"pressure": {told, hostLoad{runnable: 8, hasPressure: true, cpuSome: 7 * time.Millisecond, memorySome: 3 * time.Millisecond, memoryFull: 2 * time.Millisecond}},
 		"waits for memory": {
 			map[string]string{"proc/vmstat": "nr_free_pages 5\nallocstall_normal 40\nallocstall_movable 2\ncompact_stall 7\n"},
-			signs{stalls: 42},
+			hostLoad{stalls: 42},
 		},
-		"nothing": {nil, signs{}},
+		"nothing": {nil, hostLoad{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &signReader{root: kernel.At(tree(t, roomy, c.files))}
+			r := &loadReader{root: kernel.At(tree(t, roomy, c.files))}
 			c.want.memory = kernel.Memory{Total: 16 * gib, Free: 16 * gib}
 			for range 2 { // the second look has baselines
 				if got, err := r.read(); err != nil || got != c.want {
@@ -572,21 +572,21 @@ func TestSignReader_WithAndWithoutPressure(t *testing.T) {
 			}
 		})
 	}
-	p := newPace(4)
+	p := newLaunchPace(4)
 	began := time.Now()
-	p.look(began, signs{stalls: 5})
-	p.look(began.Add(time.Second), signs{stalls: 5})
+	p.applyLoad(began, hostLoad{stalls: 5})
+	p.applyLoad(began.Add(time.Second), hostLoad{stalls: 5})
 	if p.limit != 8 {
 		t.Errorf("no wait for memory moved the limit to %d", p.limit)
 	}
-	p.look(began.Add(2*time.Second), signs{stalls: 6})
+	p.applyLoad(began.Add(2*time.Second), hostLoad{stalls: 6})
 	if p.limit != 5 || !strings.Contains(p.reason(), "freed") {
 		t.Errorf("a wait for memory moved the limit to %d: %s", p.limit, p.reason())
 	}
 }
 
 // boot admits a guest, launches it at once, and lets it touch an amount of memory over a time.
-func (m *machine) boot(ctx context.Context, s *Starts, q StartRequest, touches uint64, over time.Duration) error {
+func (m *machine) boot(ctx context.Context, s *StartQueue, q StartRequest, touches uint64, over time.Duration) error {
 	release, err := s.Admit(ctx, q)
 	if err != nil {
 		return err
@@ -597,12 +597,12 @@ func (m *machine) boot(ctx context.Context, s *Starts, q StartRequest, touches u
 	m.touched[pid] = 8 << 20
 	m.touching = append(m.touching, &toucher{pid, touches / uint64(steps), steps})
 	m.mu.Unlock()
-	release(Outcome{PID: pid})
+	release(LaunchOutcome{PID: pid})
 	return nil
 }
 
 // A start that stops waiting for memory leaves no state that could refuse the next one.
-func TestStarts_CancelledWaitLeavesNoState(t *testing.T) {
+func TestStartQueue_CancelledWaitLeavesNoState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -647,7 +647,7 @@ func TestStarts_CancelledWaitLeavesNoState(t *testing.T) {
 
 // A large guest waits for memory and is not passed at first. It does not block small guests for long, and is
 // refused in the end. The next large guest gets the full time again.
-func TestStarts_LargeGuestAmongSmallOnes(t *testing.T) {
+func TestStartQueue_LargeGuestAmongSmallOnes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -701,7 +701,7 @@ func TestStarts_LargeGuestAmongSmallOnes(t *testing.T) {
 }
 
 // Waiting starts learn how much the first guests took, even if those took it slowly.
-func TestStarts_SlowBootStormContinues(t *testing.T) {
+func TestStartQueue_SlowBootStormContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -718,7 +718,7 @@ func TestStarts_SlowBootStormContinues(t *testing.T) {
 }
 
 // All guests that started at once are looked at, and their memory predicts that of the next.
-func TestStarts_EverySettlingGuestIsRead(t *testing.T) {
+func TestStartQueue_EverySettlingGuestIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -735,7 +735,7 @@ func TestStarts_EverySettlingGuestIsRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer release(Outcome{})
+		defer release(LaunchOutcome{})
 		if st := s.State(); st.Promised < 96<<20 {
 			t.Errorf("the next is expected to take %d MiB", st.Promised>>20)
 		}
@@ -743,7 +743,7 @@ func TestStarts_EverySettlingGuestIsRead(t *testing.T) {
 }
 
 // Lower priorities start first, but a start that has waited long enough precedes them.
-func TestStarts_PriorityWithoutStarvation(t *testing.T) {
+func TestStartQueue_PriorityWithoutStarvation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
@@ -764,7 +764,7 @@ func TestStarts_PriorityWithoutStarvation(t *testing.T) {
 				}
 				order = append(order, name)
 				<-time.After(time.Second)
-				release(Outcome{})
+				release(LaunchOutcome{})
 			})
 			synctest.Wait()
 		}
@@ -785,18 +785,18 @@ func TestStarts_PriorityWithoutStarvation(t *testing.T) {
 
 // A figure that could not be read once, for instance for lack of descriptors, is read again and does not count
 // as lack of memory.
-func TestSignReader_RetriesFailedFile(t *testing.T) {
+func TestLoadReader_RetriesFailedFile(t *testing.T) {
 	const pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
 	dir := tree(t, roomy, map[string]string{"proc/pressure/cpu": pressure, "proc/pressure/memory/not-a-file": "", "proc/vmstat": "allocstall_normal 40\n"})
-	r, p, at := &signReader{root: kernel.At(dir)}, newPace(2), time.Now()
+	r, p, at := &loadReader{root: kernel.At(dir)}, newLaunchPace(2), time.Now()
 	look := func(told bool) {
 		t.Helper()
 		s, err := r.read()
-		if err != nil || s.told != told {
+		if err != nil || s.hasPressure != told {
 			t.Errorf("got %+v, %v", s, err)
 		}
 		at = at.Add(time.Second)
-		p.look(at, s)
+		p.applyLoad(at, s)
 	}
 	look(false)
 	if err := os.RemoveAll(filepath.Join(dir, "proc/pressure/memory")); err != nil {
@@ -804,25 +804,25 @@ func TestSignReader_RetriesFailedFile(t *testing.T) {
 	}
 	put(t, dir, "proc/pressure/memory", pressure)
 	look(true)
-	r.mute = true
+	r.withoutPressure = true
 	look(false)
-	if p.limit != newPace(2).limit {
+	if p.limit != newLaunchPace(2).limit {
 		t.Errorf("the limit is %d: %s", p.limit, p.reason())
 	}
 }
 
 // Memory promised to a launch that hangs may come back, so others wait for it.
-func TestStarts_WaitsForMemoryOfHungLaunch(t *testing.T) {
+func TestStartQueue_WaitsForMemoryOfHungLaunch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newMachine(2).starts(t)
 		release, err := s.Admit(t.Context(), StartRequest{Memory: 12 * gib})
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(2*stuckAfter, func() { release(Outcome{}) })
+		time.AfterFunc(2*stuckAfter, func() { release(LaunchOutcome{}) })
 		if release, err = s.Admit(t.Context(), StartRequest{Memory: 12 * gib}); err != nil {
 			t.Fatal(err)
 		}
-		release(Outcome{})
+		release(LaunchOutcome{})
 	})
 }

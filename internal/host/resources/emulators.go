@@ -26,27 +26,27 @@ var emulatorKind = store.Kind{Name: "emulator", Version: 1}
 // callers ask at the same time, and again only when its file has changed. The answer outlives the daemon. A
 // failed probe is an answer too.
 type Emulators struct {
-	// Quarters is the sandbox for probes; nil: they run without one.
-	Quarters *sandbox.Isolation
+	// Isolation is the sandbox for probes; nil: they run without one.
+	Isolation *sandbox.Isolation
 
-	store  *store.Store
-	log    *slog.Logger
-	usual  string
-	flight singleflight.Group
+	store         *store.Store
+	log           *slog.Logger
+	defaultBinary string
+	probing       singleflight.Group
 
-	mu     sync.RWMutex
-	known  map[string]*qemucaps.Capabilities
-	looked map[string]time.Time // when a binary's file was last compared with the stored answer
+	mu        sync.RWMutex
+	known     map[string]*qemucaps.Capabilities
+	checkedAt map[string]time.Time // when a binary's file was last compared with the stored answer
 }
 
-// fresh is how long one comparison of a binary's file serves all callers, so that thousands of definitions or
+// checkAge is how long one comparison of a binary's file serves all callers, so that thousands of definitions or
 // starts a second do not each open it. A file that is replaced within this time counts as replaced just after
 // it.
-const fresh = 50 * time.Millisecond
+const checkAge = 50 * time.Millisecond
 
-// NewEmulators reads the answers that earlier daemons stored. usual is the binary of guests that name none.
-func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, error) {
-	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemucaps.Capabilities{}, looked: map[string]time.Time{}}
+// NewEmulators reads the answers that earlier daemons stored. defaultBinary is the binary of guests that name none.
+func NewEmulators(s *store.Store, defaultBinary string, log *slog.Logger) (*Emulators, error) {
+	e := &Emulators{store: s, log: log, defaultBinary: defaultBinary, known: map[string]*qemucaps.Capabilities{}, checkedAt: map[string]time.Time{}}
 	err := s.Each(emulatorKind, func(path string, decode func(any) error) error {
 		c := new(qemucaps.Capabilities)
 		if err := decode(c); err != nil {
@@ -59,33 +59,33 @@ func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, e
 	return e, err
 }
 
-// Usual is the binary of guests that name none.
-func (e *Emulators) Usual() string { return e.usual }
+// Default is the binary of guests that name none.
+func (e *Emulators) Default() string { return e.defaultBinary }
 
-// Serving is the binary for guests of an architecture that name none. A host may have one for i686 in addition
-// to the usual one.
-func (e *Emulators) Serving(arch string) string {
+// ForArch is the binary for guests of an architecture that name none. A host may have one for i686 in addition
+// to the default one.
+func (e *Emulators) ForArch(arch string) string {
 	if arch != "i686" {
-		return e.usual
+		return e.defaultBinary
 	}
-	sibling := filepath.Join(filepath.Dir(e.usual), "qemu-system-i386")
+	sibling := filepath.Join(filepath.Dir(e.defaultBinary), "qemu-system-i386")
 	if _, err := os.Stat(sibling); err != nil {
-		return e.usual
+		return e.defaultBinary
 	}
 	return sibling
 }
 
 // Get returns a binary's capabilities. It probes a binary that is new or has changed. An empty path means the
-// usual one.
+// default one.
 func (e *Emulators) Get(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
 	if binary == "" {
-		binary = e.usual
+		binary = e.defaultBinary
 	}
 	if c, err := e.current(ctx, binary); c != nil || err != nil {
 		return c, err
 	}
 	// The probe serves all its waiters, so it must not end with the first caller's context.
-	answer := e.flight.DoChan(binary, func() (any, error) { return e.probe(context.WithoutCancel(ctx), binary) })
+	answer := e.probing.DoChan(binary, func() (any, error) { return e.probe(context.WithoutCancel(ctx), binary) })
 	select {
 	case r := <-answer:
 		if r.Err != nil {
@@ -100,7 +100,7 @@ func (e *Emulators) Get(ctx context.Context, binary string) (*qemucaps.Capabilit
 // Known returns what Get last returned for a binary, without waiting.
 func (e *Emulators) Known(binary string) (*qemucaps.Capabilities, error) {
 	if binary == "" {
-		binary = e.usual
+		binary = e.defaultBinary
 	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -114,10 +114,10 @@ func (e *Emulators) Known(binary string) (*qemucaps.Capabilities, error) {
 // time is not executed either: while the kernel loads one program, it holds a lock that blocks others.
 func (e *Emulators) current(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
 	e.mu.RLock()
-	c, looked := e.known[binary], e.looked[binary]
+	c, looked := e.known[binary], e.checkedAt[binary]
 	e.mu.RUnlock()
 	began := time.Now()
-	if c != nil && began.Sub(looked) < fresh {
+	if c != nil && began.Sub(looked) < checkAge {
 		return c, nil
 	}
 	return fsguard.Do(ctx, binary, func() (*qemucaps.Capabilities, error) {
@@ -127,7 +127,7 @@ func (e *Emulators) current(ctx context.Context, binary string) (*qemucaps.Capab
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.known[binary] == c {
-			e.looked[binary] = began
+			e.checkedAt[binary] = began
 		}
 		return c, nil
 	}, nil)
@@ -146,12 +146,12 @@ func readHead(binary string) error {
 }
 
 func (e *Emulators) probe(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
-	c, err := qemuprobe.Probe(ctx, binary, e.Quarters)
+	c, err := qemuprobe.Probe(ctx, binary, e.Isolation)
 	if err != nil {
 		return nil, err
 	}
-	if c.Arch == "i386" && binary != e.usual {
-		full, err := e.Get(ctx, e.usual)
+	if c.Arch == "i386" && binary != e.defaultBinary {
+		full, err := e.Get(ctx, e.defaultBinary)
 		if err != nil {
 			return nil, err
 		}
@@ -164,6 +164,6 @@ func (e *Emulators) probe(ctx context.Context, binary string) (*qemucaps.Capabil
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.known[binary] = c
-	delete(e.looked, binary)
+	delete(e.checkedAt, binary)
 	return c, nil
 }

@@ -54,8 +54,8 @@ type firmwareTarget struct {
 	Machines     []string `json:"machines"`
 }
 
-// Suits says whether the firmware runs on a machine type, given its full name.
-func (f *Firmware) Suits(arch, machine string) bool {
+// Supports says whether the firmware runs on a machine type, given its full name.
+func (f *Firmware) Supports(arch, machine string) bool {
 	for _, t := range f.targets {
 		if t.Architecture != arch {
 			continue
@@ -104,15 +104,15 @@ func FirmwaresIn(dirs ...string) ([]Firmware, error) {
 	return list, errors.Join(errs...)
 }
 
-// listedTemplates are the pairs of image and template that libvirt has built in for images without a
+// builtInTemplates are the pairs of image and template that libvirt has built in for images without a
 // description.
-var listedTemplates = map[string]string{
+var builtInTemplates = map[string]string{
 	"/usr/share/OVMF/OVMF_CODE.fd":         "/usr/share/OVMF/OVMF_VARS.fd",
 	"/usr/share/OVMF/OVMF_CODE.secboot.fd": "/usr/share/OVMF/OVMF_VARS.fd",
 }
 
-// ListedTemplate returns the built-in template of an image that has no description, or "".
-func ListedTemplate(code string) string { return listedTemplates[code] }
+// BuiltInTemplate returns the built-in template of an image that has no description, or "".
+func BuiltInTemplate(code string) string { return builtInTemplates[code] }
 
 // readFirmware returns nil for an image that is not UEFI or not installed.
 func readFirmware(file string) (*Firmware, error) {

@@ -59,10 +59,10 @@ func TestFirmwares(t *testing.T) {
 	if !list[2].Stateless || plain.Stateless {
 		t.Error("which firmware keeps no variables is not told")
 	}
-	if !secure.Has("secure-boot") || secure.Suits("x86_64", "pc-i440fx-7.2") || !secure.Suits("x86_64", "pc-q35-7.2") {
+	if !secure.Has("secure-boot") || secure.Supports("x86_64", "pc-i440fx-7.2") || !secure.Supports("x86_64", "pc-q35-7.2") {
 		t.Errorf("the secure one is %+v", secure)
 	}
-	if !plain.Flash || plain.Template != filepath.Join(vendor, "VARS.fd") || plain.Suits("aarch64", "pc-q35-7.2") || !plain.Suits("x86_64", "pc-i440fx-7.2") {
+	if !plain.Flash || plain.Template != filepath.Join(vendor, "VARS.fd") || plain.Supports("aarch64", "pc-q35-7.2") || !plain.Supports("x86_64", "pc-i440fx-7.2") {
 		t.Errorf("the plain one is %+v", plain)
 	}
 }

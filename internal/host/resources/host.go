@@ -88,7 +88,7 @@ func (inv *Inventory) readFacts() (*Facts, error) {
 // hostUUID prefers the firmware's UUID, unless the maker left it blank: then all its digits are the same.
 func hostUUID(firmware *kernel.DMI, others ...string) uuid.UUID {
 	if firmware != nil {
-		if id, err := uuid.Parse(firmware.UUID); err == nil && !blank(id) {
+		if id, err := uuid.Parse(firmware.UUID); err == nil && !isPlaceholderUUID(id) {
 			return id
 		}
 	}
@@ -100,7 +100,7 @@ func hostUUID(firmware *kernel.DMI, others ...string) uuid.UUID {
 	return uuid.UUID{}
 }
 
-func blank(id uuid.UUID) bool {
+func isPlaceholderUUID(id uuid.UUID) bool {
 	for _, b := range id {
 		if b != id[0] || b>>4 != b&0xf {
 			return false

@@ -44,7 +44,7 @@ func (l *Ledger) Reserve(guest string, want topology.Reservation, need Need) err
 	facts := l.inventory.Facts()
 	if want.Memory > facts.Memory {
 		return fault.New(fault.NoCapacity, fault.Host, "the guest wants %s of memory and this host has %s in total",
-			bytes(want.Memory), bytes(facts.Memory))
+			formatBytes(want.Memory), formatBytes(facts.Memory))
 	}
 	if missing := want.CPUs.Minus(facts.Topology.Online); !missing.IsEmpty() {
 		return fault.New(fault.NoCapacity, fault.Host, "the guest wants exclusive use of processors %s, and %s are offline", want.CPUs, missing)
@@ -54,27 +54,27 @@ func (l *Ledger) Reserve(guest string, want topology.Reservation, need Need) err
 	if err != nil {
 		return err
 	}
-	if err := l.enter(guest, want, pools); err != nil {
+	if err := l.addIfFits(guest, want, pools); err != nil {
 		return err
 	}
 	need.Pages = want.Pages
-	if err := l.Limits.take(guest, need); err != nil {
+	if err := l.Limits.reserve(guest, need); err != nil {
 		l.Release(guest)
 		return err
 	}
 	return nil
 }
 
-func (l *Ledger) enter(guest string, want topology.Reservation, pools map[poolID]topology.PagePool) error {
+func (l *Ledger) addIfFits(guest string, want topology.Reservation, pools map[poolID]topology.PagePool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, twice := l.held[guest]; twice {
 		return fault.New(fault.Exists, fault.Host, "guest %q already has a reservation on this host", guest)
 	}
-	if err := l.admitPages(want.Pages, pools); err != nil {
+	if err := l.checkPages(want.Pages, pools); err != nil {
 		return err
 	}
-	if err := l.admitCPUs(want.CPUs); err != nil {
+	if err := l.checkCPUs(want.CPUs); err != nil {
 		return err
 	}
 	l.held[guest] = want
@@ -88,7 +88,7 @@ func (l *Ledger) Extend(guest string, by topology.Reservation) error {
 	if err != nil {
 		return err
 	}
-	if err := l.widen(guest, by, pools, facts.Memory); err != nil {
+	if err := l.extendIfFits(guest, by, pools, facts.Memory); err != nil {
 		return err
 	}
 	if err := l.Limits.extend(guest, by.Pages); err != nil {
@@ -98,7 +98,7 @@ func (l *Ledger) Extend(guest string, by topology.Reservation) error {
 	return nil
 }
 
-func (l *Ledger) widen(guest string, by topology.Reservation, pools map[poolID]topology.PagePool, most uint64) error {
+func (l *Ledger) extendIfFits(guest string, by topology.Reservation, pools map[poolID]topology.PagePool, most uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	held, is := l.held[guest]
@@ -107,9 +107,9 @@ func (l *Ledger) widen(guest string, by topology.Reservation, pools map[poolID]t
 	}
 	sum := held.Plus(by)
 	if sum.Memory > most {
-		return fault.New(fault.NoCapacity, fault.Host, "the guest would have %s of memory and this host has %s in total", bytes(sum.Memory), bytes(most))
+		return fault.New(fault.NoCapacity, fault.Host, "the guest would have %s of memory and this host has %s in total", formatBytes(sum.Memory), formatBytes(most))
 	}
-	if err := l.admitPages(by.Pages, pools); err != nil {
+	if err := l.checkPages(by.Pages, pools); err != nil {
 		return err
 	}
 	l.held[guest] = sum
@@ -184,7 +184,7 @@ func (l *Ledger) readPools(demands []topology.PageDemand) (map[poolID]topology.P
 			}
 			i := slices.IndexFunc(list, func(p topology.PagePool) bool { return p.Size == d.Size })
 			if i <= 0 { // the first pool holds the base pages
-				return nil, fault.New(fault.NoCapacity, fault.Host, "this host has no huge pages of %s", bytes(d.Size))
+				return nil, fault.New(fault.NoCapacity, fault.Host, "this host has no huge pages of %s", formatBytes(d.Size))
 			}
 			pools[poolID{cell, d.Size}] = list[i]
 		}
@@ -192,9 +192,9 @@ func (l *Ledger) readPools(demands []topology.PageDemand) (map[poolID]topology.P
 	return pools, nil
 }
 
-// admitPages checks each demand against its cell's pool and against the whole host's. The pages must be free
+// checkPages checks each demand against its cell's pool and against the whole host's. The pages must be free
 // now, and the pool must be large enough for this guest and the guests that hold pages of it.
-func (l *Ledger) admitPages(demands []topology.PageDemand, pools map[poolID]topology.PagePool) error {
+func (l *Ledger) checkPages(demands []topology.PageDemand, pools map[poolID]topology.PagePool) error {
 	want := sumPages(demands)
 	held := map[poolID]uint64{}
 	for _, r := range l.held {
@@ -215,7 +215,7 @@ func (l *Ledger) admitPages(demands []topology.PageDemand, pools map[poolID]topo
 			}
 			return fault.New(fault.NoCapacity, fault.Host,
 				"the guest wants %d huge pages of %s and %s has %d left (%d in all, %d free, %d held by other guests); get more with: echo %d > %s/nr_hugepages",
-				want[id], bytes(id.size), where, left, pool.Total, pool.Free, held[id], pool.Total+want[id]-left, kernel.HugePageDir(id.cell, id.size))
+				want[id], formatBytes(id.size), where, left, pool.Total, pool.Free, held[id], pool.Total+want[id]-left, kernel.HugePageDir(id.cell, id.size))
 		}
 	}
 	return nil
@@ -233,7 +233,7 @@ func sumPages(demands []topology.PageDemand) map[poolID]uint64 {
 	return sums
 }
 
-func (l *Ledger) admitCPUs(want topology.CPUSet) error {
+func (l *Ledger) checkCPUs(want topology.CPUSet) error {
 	for guest, r := range l.held {
 		if taken := r.CPUs.Intersect(want); !taken.IsEmpty() {
 			return fault.New(fault.NoCapacity, fault.Host, "the guest wants exclusive use of processors %s, and guest %q has %s", want, guest, taken)

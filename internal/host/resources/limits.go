@@ -45,23 +45,23 @@ const AIOContext = 1024
 // 0.
 const maxBridgePorts = 1<<10 - 1
 
-// bound is a limit that guests may reach.
-type bound struct {
+// hostLimit is a limit that guests may reach.
+type hostLimit struct {
 	kernel.Ceiling
-	// of returns how much of the limit a need takes.
-	of func(Need) uint64
+	// need returns how much of the limit a need takes.
+	need func(Need) uint64
 	// remedy is the command that raises the limit to n.
 	remedy func(n uint64) string
-	// step is a sensible raise: enough for many more guests with the same need.
-	step uint64
+	// headroom is a sensible raise: enough for many more guests with the same need.
+	headroom uint64
 }
 
 const (
 	// limitsAge is how old the readings of the host's limits may be when a guest starts. Later grants are
 	// added to them.
 	limitsAge = 100 * time.Millisecond
-	// room is how many more guests of the same kind a raised limit is meant for.
-	room = 4096
+	// raiseForGuests is how many more guests of the same kind a raised limit is meant for.
+	raiseForGuests = 4096
 )
 
 // Limits checks the needs of starting guests against the limits of the host, of its control groups and of the
@@ -85,14 +85,14 @@ type Limits struct {
 	mu     sync.Mutex
 	read   time.Time // when the last reading began
 	freed  time.Time // when a guest last released something
-	bounds []bound
+	limits []hostLimit
 	// bridges are the port counts of bridges, each read on demand.
 	bridges map[string]bridgePorts
 	// held are the needs of guests that start or run. starting are the guests that the last counters may lack,
 	// with the time when they had taken their needs; zero: not yet.
 	held     map[string]Need
 	starting map[string]time.Time
-	// others is what the rest of the host took of each bound when no guest was starting.
+	// others is what the rest of the host took of each limit when no guest was starting.
 	others map[string]uint64
 }
 
@@ -126,9 +126,9 @@ func NewLimits(root kernel.Root, groups *kernel.Cgroups, log *slog.Logger) *Limi
 	return l
 }
 
-// take grants a guest its need, or refuses with the limit, its value, the need and the command that raises the
+// reserve grants a guest its need, or refuses with the limit, its value, the need and the command that raises the
 // limit.
-func (l *Limits) take(guest string, n Need) error {
+func (l *Limits) reserve(guest string, n Need) error {
 	if l == nil {
 		return nil
 	}
@@ -142,25 +142,25 @@ func (l *Limits) take(guest string, n Need) error {
 	return err
 }
 
-// grant checks a need against bounds that are no older than age.
+// grant checks a need against limits that are no older than age.
 func (l *Limits) grant(guest string, n Need, age time.Duration) error {
 	if err := l.refresh(age); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for slices.ContainsFunc(n.Bridges, l.unread) {
+	for slices.ContainsFunc(n.Bridges, l.isBridgeStale) {
 		l.mu.Unlock()
 		l.readBridges(n.Bridges)
 		l.mu.Lock()
 	}
-	for _, b := range l.bounds {
-		if err := l.fits(b, n); err != nil {
+	for _, b := range l.limits {
+		if err := l.check(b, n); err != nil {
 			return err
 		}
 	}
 	for _, bridge := range n.Bridges {
-		if err := l.fits(l.bridgeBound(bridge), n); err != nil {
+		if err := l.check(l.bridgeLimit(bridge), n); err != nil {
 			return err
 		}
 	}
@@ -178,8 +178,8 @@ func (l *Limits) extend(guest string, pages []topology.PageDemand) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, b := range l.bounds {
-		if err := l.fits(b, Need{Pages: pages}); err != nil {
+	for _, b := range l.limits {
+		if err := l.check(b, Need{Pages: pages}); err != nil {
 			return err
 		}
 	}
@@ -203,7 +203,7 @@ func (l *Limits) reduce(guest string, pages []topology.PageDemand) {
 	}
 }
 
-// outdated says whether a guest has released something since the bounds were read.
+// outdated says whether a guest has released something since the limits were read.
 func (l *Limits) outdated() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -249,34 +249,34 @@ func (l *Limits) release(guest string) {
 	delete(l.starting, guest)
 }
 
-// fits checks a need against a bound. The kernel's counter may or may not include the grants of starting
+// check checks a need against a limit. The kernel's counter may or may not include the grants of starting
 // guests. They are counted twice unless the sum of all held needs proves that there is room.
-func (l *Limits) fits(b bound, n Need) error {
-	need := b.of(n)
+func (l *Limits) check(b hostLimit, n Need) error {
+	need := b.need(n)
 	if need == 0 {
 		return nil
 	}
 	var starting, held uint64
 	for guest := range l.starting {
-		starting += b.of(l.held[guest])
+		starting += b.need(l.held[guest])
 	}
 	if b.Used+starting+need <= b.Max {
 		return nil
 	}
 	if starting > 0 && b.Used+need <= b.Max {
 		for _, other := range l.held {
-			held += b.of(other)
+			held += b.need(other)
 		}
 		if others, known := l.others[b.Name]; known && others+held+need <= b.Max {
 			return nil
 		}
 	}
 	return fault.New(fault.NoCapacity, fault.Host, "the guest needs %d of %s, which is %d, with %d in use and %d promised to starting guests; %s",
-		need, b.Name, b.Max, b.Used, starting, b.remedy(b.Used+starting+need+b.step))
+		need, b.Name, b.Max, b.Used, starting, b.remedy(b.Used+starting+need+b.headroom))
 }
 
-// refresh reads the bounds if they are older than age. If another goroutine is reading, it keeps the last
-// bounds, unless there are none or age is zero.
+// refresh reads the limits if they are older than age. If another goroutine is reading, it keeps the last
+// figures, unless there are none or age is zero.
 func (l *Limits) refresh(age time.Duration) error {
 	l.mu.Lock()
 	fresh := time.Since(l.read) < age
@@ -296,13 +296,13 @@ func (l *Limits) refresh(age time.Duration) error {
 		return nil // the goroutine that held the lock has read them
 	}
 	at := time.Now()
-	all, err := l.readBounds()
+	all, err := l.readLimits()
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.bounds, l.read = all, at
+	l.limits, l.read = all, at
 	maps.DeleteFunc(l.starting, func(_ string, taken time.Time) bool { return !taken.IsZero() && taken.Before(at) })
 	for _, b := range all {
 		l.noteOthers(b)
@@ -316,36 +316,36 @@ func (l *Limits) readSince(asked time.Time) bool {
 	return l.read.After(asked)
 }
 
-// noteOthers stores how much of a bound the rest of the host uses, if no guest is starting.
-func (l *Limits) noteOthers(b bound) {
+// noteOthers stores how much of a limit the rest of the host uses, if no guest is starting.
+func (l *Limits) noteOthers(b hostLimit) {
 	if len(l.starting) > 0 {
 		return
 	}
 	var held uint64
 	for _, n := range l.held {
-		held += b.of(n)
+		held += b.need(n)
 	}
 	l.others[b.Name] = b.Used - min(held, b.Used)
 }
 
-func (l *Limits) readBounds() ([]bound, error) {
+func (l *Limits) readLimits() ([]hostLimit, error) {
 	ceilings, err := l.root.Ceilings()
 	if err != nil {
 		return nil, err
 	}
-	all := make([]bound, 0, len(ceilings)+4)
+	all := make([]hostLimit, 0, len(ceilings)+4)
 	for _, c := range ceilings {
-		of := hostWide[c.Name]
-		all = append(all, bound{c, of, sysctl(c.Name), of(plainGuest) * room})
+		of := needOf[c.Name]
+		all = append(all, hostLimit{c, of, sysctl(c.Name), of(typicalGuest) * raiseForGuests})
 	}
 	for _, c := range l.root.GroupCeilings(l.threads, "pids.max", "pids.current") {
-		all = append(all, bound{c, threadsOf, groupRemedy(c.Name), plainGuest.Threads * room})
+		all = append(all, hostLimit{c, threadsOf, groupRemedy(c.Name), typicalGuest.Threads * raiseForGuests})
 	}
-	return append(all, l.pageBounds()...), nil
+	return append(all, l.pageLimits()...), nil
 }
 
-// hostWide maps the kernel's limits to the part of a need that counts against them.
-var hostWide = map[string]func(Need) uint64{
+// needOf maps the kernel's limits to the part of a need that counts against them.
+var needOf = map[string]func(Need) uint64{
 	"fs.aio-max-nr":      func(n Need) uint64 { return n.AIO },
 	"fs.file-max":        func(n Need) uint64 { return n.Files },
 	"kernel.pty.max":     func(n Need) uint64 { return n.PTYs },
@@ -375,9 +375,9 @@ func groupRemedy(file string) func(uint64) string {
 	}
 }
 
-// pageBounds returns the bounds of control groups on huge pages, in bytes. The file names depend on the
+// pageLimits returns the limits of control groups on huge pages, in bytes. The file names depend on the
 // version: hugetlb.2MB.max, hugetlb.2MB.limit_in_bytes.
-func (l *Limits) pageBounds() (all []bound) {
+func (l *Limits) pageLimits() (all []hostLimit) {
 	for _, size := range l.sizes {
 		of := func(n Need) (sum uint64) {
 			for _, d := range n.Pages {
@@ -387,19 +387,19 @@ func (l *Limits) pageBounds() (all []bound) {
 			}
 			return sum
 		}
-		prefix := "hugetlb." + strings.ReplaceAll(strings.ReplaceAll(bytes(size), " ", ""), "iB", "B")
+		prefix := "hugetlb." + strings.ReplaceAll(strings.ReplaceAll(formatBytes(size), " ", ""), "iB", "B")
 		for _, files := range [][2]string{{".max", ".current"}, {".limit_in_bytes", ".usage_in_bytes"}} {
 			for _, c := range l.root.GroupCeilings(l.pages, prefix+files[0], prefix+files[1]) {
-				all = append(all, bound{c, of, groupRemedy(c.Name), 0})
+				all = append(all, hostLimit{c, of, groupRemedy(c.Name), 0})
 			}
 		}
 	}
 	return all
 }
 
-// unread says that a bridge was not read since the bounds were. Guests that started in between would not be
+// isBridgeStale says that a bridge was not read since the limits were. Guests that started in between would not be
 // counted at all.
-func (l *Limits) unread(bridge string) bool { return l.bridges[bridge].read.Before(l.read) }
+func (l *Limits) isBridgeStale(bridge string) bool { return l.bridges[bridge].read.Before(l.read) }
 
 // readBridges counts the ports of bridges.
 func (l *Limits) readBridges(names []string) {
@@ -409,20 +409,20 @@ func (l *Limits) readBridges(names []string) {
 		maps.DeleteFunc(l.bridges, func(name string, old bridgePorts) bool {
 			forget := now.read.Sub(old.read) > time.Minute
 			if forget {
-				delete(l.others, l.bridgeBound(name).Name)
+				delete(l.others, l.bridgeLimit(name).Name)
 			}
 			return forget
 		})
 		l.bridges[name] = now
-		l.noteOthers(l.bridgeBound(name))
+		l.noteOthers(l.bridgeLimit(name))
 		l.mu.Unlock()
 	}
 }
 
-func (l *Limits) bridgeBound(name string) bound {
-	return bound{
+func (l *Limits) bridgeLimit(name string) hostLimit {
+	return hostLimit{
 		Ceiling: kernel.Ceiling{Name: "the ports of bridge " + name, Max: maxBridgePorts, Used: l.bridges[name].used},
-		of: func(n Need) (count uint64) {
+		need: func(n Need) (count uint64) {
 			for _, b := range n.Bridges {
 				if b == name {
 					count++
@@ -484,12 +484,12 @@ func (l *Limits) raise(limit kernel.ProcessLimit, needed, wanted uint64) error {
 	return fault.Wrap(err, fault.NoCapacity, fault.Host, "the guest needs %d of the daemon's limit %s, which is %d; raise it with: %s", needed, limit.Name, soft, remedy)
 }
 
-// plainGuest is the need of a usual guest with a pty and with disks on native I/O.
-var plainGuest = Need{Threads: 8, Files: 64, PTYs: 1, AIO: AIOContext, DaemonFiles: 8}
+// typicalGuest is the need of a usual guest with a pty and with disks on native I/O.
+var typicalGuest = Need{Threads: 8, Files: 64, PTYs: 1, AIO: AIOContext, DaemonFiles: 8}
 
-// fewestFiles is the minimum limit of open files that the daemon sets for itself and for QEMU: many times the
+// minOpenFiles is the minimum limit of open files that the daemon sets for itself and for QEMU: many times the
 // need of a guest with many disks and queues.
-const fewestFiles = 1 << 16
+const minOpenFiles = 1 << 16
 
 // Prepare sets the daemon's own limits for a number of guests when the daemon starts. Warnings name the limits
 // that will stop this host earlier.
@@ -498,13 +498,13 @@ func (l *Limits) Prepare(guests uint64) (warnings []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	needed := l.root.OpenFileCount() + guests*plainGuest.DaemonFiles
-	wanted := max(2*needed, fewestFiles)
+	needed := l.root.OpenFileCount() + guests*typicalGuest.DaemonFiles
+	wanted := max(2*needed, minOpenFiles)
 	if err = kernel.OpenFiles.Set(wanted); err != nil {
 		wanted = hard
 		if err = kernel.OpenFiles.Set(hard); err == nil && hard < needed {
 			warnings = append(warnings, fmt.Sprintf("this daemon may open %d files: it stops this host after about %d more guests; raise it with: prlimit --pid %d --nofile=%d:%d",
-				hard, (hard-min(l.root.OpenFileCount(), hard))/plainGuest.DaemonFiles, os.Getpid(), needed, needed))
+				hard, (hard-min(l.root.OpenFileCount(), hard))/typicalGuest.DaemonFiles, os.Getpid(), needed, needed))
 		}
 	}
 	if err != nil {
@@ -518,8 +518,8 @@ func (l *Limits) Prepare(guests uint64) (warnings []string, err error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, b := range l.bounds {
-		each := b.of(plainGuest)
+	for _, b := range l.limits {
+		each := b.need(typicalGuest)
 		if each == 0 {
 			continue
 		}

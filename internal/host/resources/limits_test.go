@@ -119,11 +119,11 @@ func TestLimits_RefusalNamesRemedy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := limitsOf(tree(t, append([]map[string]string{roomy}, c.host...)...))
-			if err := l.take("fits", c.fits); err != nil {
+			if err := l.reserve("fits", c.fits); err != nil {
 				t.Errorf("what fits is refused: %v", err)
 			}
 			l.release("fits")
-			err := l.take("above", c.above)
+			err := l.reserve("above", c.above)
 			if !fault.Is(err, fault.NoCapacity) {
 				t.Fatalf("got %v, want no capacity", err)
 			}
@@ -146,15 +146,15 @@ func TestLimits_BridgePorts(t *testing.T) {
 		ports[fmt.Sprintf("sys/class/net/br0/brif/tap%d", i)] = ""
 	}
 	l := limitsOf(tree(t, roomy, ports))
-	if err := l.take("both", Need{Bridges: []string{"br0", "br1", "br0"}}); err != nil {
+	if err := l.reserve("both", Need{Bridges: []string{"br0", "br1", "br0"}}); err != nil {
 		t.Fatal(err)
 	}
-	err := l.take("one more", Need{Bridges: []string{"br0"}})
+	err := l.reserve("one more", Need{Bridges: []string{"br0"}})
 	if !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "1 of the ports of bridge br0, which is 1023") || !strings.Contains(err.Error(), "ip link add") {
 		t.Fatalf("got %v", err)
 	}
 	l.release("both")
-	if err := l.take("one more", Need{Bridges: []string{"br0", "br0"}}); err != nil {
+	if err := l.reserve("one more", Need{Bridges: []string{"br0", "br0"}}); err != nil {
 		t.Errorf("what was given back is not there: %v", err)
 	}
 }
@@ -167,7 +167,7 @@ func TestLimits_GrantCountsUntilTaken(t *testing.T) {
 		l := limitsOf(dir)
 		used := 2 // of the rest of the host
 		take := func(i int) error {
-			return l.take(fmt.Sprint(i), Need{AIO: AIOContext})
+			return l.reserve(fmt.Sprint(i), Need{AIO: AIOContext})
 		}
 		for i := range 62 {
 			if i > 0 && i%3 == 0 { // a third have opened their contexts, and half of those have reported it
@@ -206,15 +206,15 @@ func TestLimits_ReadTenTimesASecondAtMost(t *testing.T) {
 	dir := tree(t, roomy)
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
-		if err := l.take("a", Need{PTYs: 1}); err != nil {
+		if err := l.reserve("a", Need{PTYs: 1}); err != nil {
 			t.Fatal(err)
 		}
 		put(t, dir, "proc/sys/kernel/pty/max", "10")
-		if err := l.take("b", Need{PTYs: 1}); err != nil {
+		if err := l.reserve("b", Need{PTYs: 1}); err != nil {
 			t.Errorf("fresh limits were read again: %v", err)
 		}
 		<-time.After(limitsAge)
-		if err := l.take("c", Need{PTYs: 1}); !fault.Is(err, fault.NoCapacity) {
+		if err := l.reserve("c", Need{PTYs: 1}); !fault.Is(err, fault.NoCapacity) {
 			t.Errorf("old limits were not read again: %v", err)
 		}
 	})
@@ -256,14 +256,14 @@ func TestLimits_DaemonRaisesOwnLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("open files: %d of %d before, %d now; %q", before, hard, now, warnings)
-	if now < min(hard, fewestFiles) {
+	if now < min(hard, minOpenFiles) {
 		t.Errorf("%d open files are allowed, of %d", now, hard)
 	}
-	if err := l.take("a", Need{Files: 100, DaemonFiles: 8}); err != nil {
+	if err := l.reserve("a", Need{Files: 100, DaemonFiles: 8}); err != nil {
 		t.Error(err)
 	}
 	// More than the kernel allows for any process.
-	err = l.take("b", Need{DaemonFiles: 1 << 40})
+	err = l.reserve("b", Need{DaemonFiles: 1 << 40})
 	if !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "nofile") || !strings.Contains(err.Error(), "raise it with: ") {
 		t.Errorf("got %v", err)
 	}
@@ -273,7 +273,7 @@ func TestLimits_DaemonRaisesOwnLimits(t *testing.T) {
 func TestLimits_LockedMemory(t *testing.T) {
 	need := Need{Locked: 1 << 60}
 	may := limitsOf(tree(t, roomy, map[string]string{"proc/self/status": "Name:\tlodged\nCapEff:\t0000000000004000\n"}))
-	if err := may.take("a", need); err != nil {
+	if err := may.reserve("a", need); err != nil {
 		t.Error(err)
 	}
 	soft, _, err := kernel.LockedMemory.Get()
@@ -284,7 +284,7 @@ func TestLimits_LockedMemory(t *testing.T) {
 		t.Skip("this process may lock any amount of memory")
 	}
 	mayNot := limitsOf(tree(t, roomy, map[string]string{"proc/self/status": "CapEff:\t0000000000000400\n"}))
-	err = mayNot.take("a", need)
+	err = mayNot.reserve("a", need)
 	if now, _, e := kernel.LockedMemory.Get(); e != nil || err == nil && now < need.Locked {
 		t.Errorf("nothing refused, and the limit is %d: %v", now, e)
 	}
@@ -304,19 +304,19 @@ func TestLimits_StaleCounters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
 		need := Need{AIO: AIOContext, Bridges: []string{"br0"}}
-		if err := l.take("a", need); err != nil {
+		if err := l.reserve("a", need); err != nil {
 			t.Fatal(err)
 		}
 		put(t, dir, "proc/sys/fs/aio-nr", "65536")
 		put(t, dir, "sys/class/net/br0/brif/last", "")
 		l.started("a")
 		for _, n := range []Need{{AIO: AIOContext}, {Bridges: []string{"br0"}}} {
-			if err := l.take("b", n); !fault.Is(err, fault.NoCapacity) {
+			if err := l.reserve("b", n); !fault.Is(err, fault.NoCapacity) {
 				t.Fatalf("one more than fit: %v", err)
 			}
 			<-time.After(limitsAge)
 		}
-		if err := l.take("b", need); err == nil {
+		if err := l.reserve("b", need); err == nil {
 			t.Fatal("one more than fit")
 		}
 		<-time.After(time.Millisecond)
@@ -324,11 +324,11 @@ func TestLimits_StaleCounters(t *testing.T) {
 		if err := os.Remove(filepath.Join(dir, "sys/class/net/br0/brif/last")); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.take("c", need); err == nil {
+		if err := l.reserve("c", need); err == nil {
 			t.Fatal("the counters were read anew without a reason")
 		}
 		l.release("a")
-		if err := l.take("c", need); err != nil {
+		if err := l.reserve("c", need); err != nil {
 			t.Errorf("what was just given back is refused: %v", err)
 		}
 	})
@@ -349,18 +349,18 @@ func TestLimits_AdoptedGuestsCountedOnce(t *testing.T) {
 		}
 		// Each of the four has taken its need before the next one asks.
 		for i := range 4 {
-			if err := l.take(fmt.Sprint("new ", i), need); err != nil {
+			if err := l.reserve(fmt.Sprint("new ", i), need); err != nil {
 				t.Fatalf("guest %d of 4: %v", i+1, err)
 			}
 			put(t, dir, "proc/sys/fs/aio-nr", fmt.Sprint((61+i)*AIOContext))
 			<-time.After(limitsAge)
 		}
-		if err := l.take("above", need); !fault.Is(err, fault.NoCapacity) {
+		if err := l.reserve("above", need); !fault.Is(err, fault.NoCapacity) {
 			t.Fatalf("one more than fit: %v", err)
 		}
 		l.release("old 7")
 		put(t, dir, "proc/sys/fs/aio-nr", fmt.Sprint(63*AIOContext))
-		if err := l.take("instead", need); err != nil {
+		if err := l.reserve("instead", need); err != nil {
 			t.Errorf("what an adopted guest had is not there: %v", err)
 		}
 	})

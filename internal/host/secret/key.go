@@ -56,7 +56,7 @@ func (k *key) close() {
 // seal encrypts a value. The secret's UUID is authenticated, so that one secret's value cannot be passed off
 // as another's.
 func (k *key) seal(id string, value []byte) ([]byte, error) {
-	aead, err := k.aead()
+	aead, err := k.newAEAD()
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (k *key) seal(id string, value []byte) ([]byte, error) {
 
 // open decrypts what seal encrypted.
 func (k *key) open(id string, sealed []byte) ([]byte, error) {
-	aead, err := k.aead()
+	aead, err := k.newAEAD()
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (k *key) open(id string, sealed []byte) ([]byte, error) {
 
 func additionalData(id string) []byte { return []byte("lodge secret 1 " + id) }
 
-func (k *key) aead() (cipher.AEAD, error) {
+func (k *key) newAEAD() (cipher.AEAD, error) {
 	if k.page == nil {
 		return nil, errors.New("the daemon is ending")
 	}

@@ -8,8 +8,8 @@ import (
 )
 
 // Each verb refuses the zero value of a scope, and changes nothing.
-func TestVerbs_RefuseTheZeroScope(t *testing.T) {
-	b, none := &Book{}, scope.Scope{} // the zero book has nothing that a verb could touch
+func TestVerbs_ZeroScope(t *testing.T) {
+	b, none := &Secrets{}, scope.Scope{} // the zero Secrets has nothing that a verb could touch
 	_, defined := b.Define(none, "<secret/>", false)
 	_, shown := b.Show(none, "id")
 	for verb, err := range map[string]error{

@@ -21,12 +21,12 @@ const (
 	value    = "correct horse battery staple"
 )
 
-// shelf is a data directory with a book that can be closed and reopened.
+// shelf is a data directory with secrets that can be closed and reopened.
 type shelf struct {
 	t    *testing.T
 	dir  string
 	kept *store.Store
-	*Book
+	*Secrets
 }
 
 func open(t *testing.T) *shelf {
@@ -50,7 +50,7 @@ func (s *shelf) reopen() {
 	if s.kept, err = store.Open(s.dir); err != nil {
 		s.t.Fatal(err)
 	}
-	s.Book, err = Open(Config{Store: s.kept, Key: filepath.Join(s.dir, "secret.key"), Events: event.NewLog(), Log: slog.New(slog.DiscardHandler)})
+	s.Secrets, err = Open(Config{Store: s.kept, Key: filepath.Join(s.dir, "secret.key"), Events: event.NewLog(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func (s *shelf) holds(id string) {
 }
 
 // Promise: K1
-func TestBook_ValuesOutliveDaemonUnlessEphemeral(t *testing.T) {
+func TestSecrets_ValuesOutliveDaemonUnlessEphemeral(t *testing.T) {
 	s := open(t)
 	lasting, passing := s.define("private='yes'", "/a"), s.define("ephemeral='yes'", "/b")
 	s.holds(lasting)
@@ -102,11 +102,11 @@ func TestValue_AfterClose(t *testing.T) {
 	}
 }
 
-// TestBook_NoClearTextOnDisk: no file contains the value, or anything of an ephemeral secret, and only root
+// TestSecrets_NoClearTextOnDisk: no file contains the value, or anything of an ephemeral secret, and only root
 // can read the key.
 //
 // Promise: K1
-func TestBook_NoClearTextOnDisk(t *testing.T) {
+func TestSecrets_NoClearTextOnDisk(t *testing.T) {
 	s := open(t)
 	s.define("", "/a")
 	ephemeral := s.define("ephemeral='yes'", "/b")
@@ -188,11 +188,11 @@ func TestDefine_Refused(t *testing.T) {
 	s.holds(private)
 }
 
-// TestBook_Damage: a key that is missing, truncated or readable by others, or a damaged record, costs the
+// TestSecrets_Damage: a key that is missing, truncated or readable by others, or a damaged record, costs the
 // values and not the daemon.
 //
 // Promise: K3
-func TestBook_Damage(t *testing.T) {
+func TestSecrets_Damage(t *testing.T) {
 	for name, damage := range map[string]func(key string) error{
 		"lost":   os.Remove,
 		"cut":    func(key string) error { return os.Truncate(key, 5) },
@@ -224,11 +224,11 @@ func TestBook_Damage(t *testing.T) {
 	}
 }
 
-// TestBook_KeyFileRemoved: the key file is written again while the daemon has the key, and a key that has
+// TestSecrets_KeyFileRemoved: the key file is written again while the daemon has the key, and a key that has
 // encrypted values is never replaced.
 //
 // Promise: K3
-func TestBook_KeyFileRemoved(t *testing.T) {
+func TestSecrets_KeyFileRemoved(t *testing.T) {
 	s := open(t)
 	id := s.define("", "/a")
 	for _, use := range []func() error{
@@ -275,7 +275,7 @@ func TestBook_KeyFileRemoved(t *testing.T) {
 func TestOpen_DamagedRecord(t *testing.T) {
 	s := open(t)
 	id := s.define("", "/a")
-	if err := s.kept.Put(kind, diskUUID, "nonsense"); err != nil {
+	if err := s.kept.Put(recordKind, diskUUID, "nonsense"); err != nil {
 		t.Fatal(err)
 	}
 	s.close()

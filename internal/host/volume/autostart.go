@@ -17,16 +17,16 @@ const (
 	autostarting = time.Hour
 )
 
-// startWithHost starts a pool with autostart in the background. It counts as settled after the first try.
-func (ps *Pools) startWithHost(p *Pool) {
+// autostart starts a pool with autostart in the background. It counts as settled after the first try.
+func (ps *Pools) autostart(p *Pool) {
 	p.mu.Lock()
-	p.due = true
+	p.autostartDue = true
 	p.mu.Unlock()
 	p.adopting.Store(true)
 	ps.adopted.Go(func() {
 		try := func() (struct{}, error) {
 			defer p.adopting.Store(false)
-			return struct{}{}, p.startDue(ps.life)
+			return struct{}{}, p.tryAutostart(ps.life)
 		}
 		told := func(err error, pause time.Duration) {
 			ps.log.Warn("pool autostart failed; it is tried again", "pool", p.name, "error", err, "pause", pause)
@@ -39,8 +39,8 @@ func (ps *Pools) startWithHost(p *Pool) {
 	})
 }
 
-// startDue starts a pool unless it was started or undefined, or lost its autostart mark meanwhile.
-func (p *Pool) startDue(ctx context.Context) error {
+// tryAutostart starts a pool unless it was started or undefined, or lost its autostart mark meanwhile.
+func (p *Pool) tryAutostart(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*longTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 	defer cancel()
 	settled := backoff.Permanent(fault.New(fault.Aborted, fault.Pool, "pool %q no longer has autostart", p.name))
@@ -51,7 +51,7 @@ func (p *Pool) startDue(ctx context.Context) error {
 	}
 	defer p.releaseTurn()
 	p.mu.Lock()
-	due, d, doc := p.due && p.autostart, p.saved, p.savedDoc
+	due, d, doc := p.autostartDue && p.autostart, p.saved, p.savedDoc
 	p.mu.Unlock()
 	if !due {
 		return settled

@@ -68,7 +68,7 @@ func TestAutostart_EndsAfterUserAction(t *testing.T) {
 			must(t, os.Mkdir(folder, 0o700))
 		}
 		do(p)
-		if err := p.startDue(t.Context()); !fault.Is(err, fault.Aborted) {
+		if err := p.tryAutostart(t.Context()); !fault.Is(err, fault.Aborted) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -189,7 +189,7 @@ func TestUpload_LongBackingFileName(t *testing.T) {
 
 // An upload by a client limited to folders is not taken for a saved guest, because a restore trusts the
 // definition inside. An upload that is no save image gets no owner's mark.
-func TestUpload_IsNoSavedGuest(t *testing.T) {
+func TestUpload_NotTakenForSavedGuest(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	path := d.volume(p, volXML("disk", "raw", mib, "")).Path

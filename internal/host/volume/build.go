@@ -39,7 +39,7 @@ func (p *Pool) Build(ctx context.Context, sc scope.Scope, how Build) error {
 		return err
 	}
 	defer p.releaseTurn()
-	d, err := p.idle("build")
+	d, err := p.inactiveDefinition("build")
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (p *Pool) build(ctx context.Context, d *definition, how Build) error {
 	if d.kind != FS && (how == KeepExisting || how == Overwrite) {
 		return fault.New(fault.WrongState, fault.Pool, "a pool of type %q has no device to make a file system on", d.kind)
 	}
-	if err := runInLane(ctx, p.lane, func() error { return makeTarget(d) }); err != nil {
+	if err := runInWorker(ctx, p.worker, func() error { return makeTarget(d) }); err != nil {
 		return err
 	}
 	failpoint.Reach("pool.built")
@@ -194,7 +194,7 @@ func (p *Pool) Delete(ctx context.Context, sc scope.Scope) error {
 		return err
 	}
 	defer p.releaseTurn()
-	d, err := p.idle("delete")
+	d, err := p.inactiveDefinition("delete")
 	if err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (p *Pool) Delete(ctx context.Context, sc scope.Scope) error {
 	if d.kind != Dir {
 		return fault.New(fault.Unsupported, fault.Config, "the storage of a pool of type %q is not deleted", d.kind)
 	}
-	err = runInLane(ctx, p.lane, func() error { return removeTarget(d.target) })
+	err = runInWorker(ctx, p.worker, func() error { return removeTarget(d.target) })
 	failpoint.Reach("pool.deleted")
 	if err != nil {
 		kind := fault.Failed

@@ -29,7 +29,7 @@ func (p *Pool) CloneVolume(ctx context.Context, sc scope.Scope, doc string, from
 	if _, err := from.beginJob(sc, source, "copying", false); err != nil {
 		return nil, err
 	}
-	return p.make(ctx, sc, w, func() { from.endJob(source, sc.Client()) }, func(ctx context.Context, j *job) (*draft, error) {
+	return p.createVolume(ctx, sc, w, func() { from.endJob(source, sc.Client()) }, func(ctx context.Context, j *job) (*draft, error) {
 		if w.capacity == nil || *w.capacity < origin.Virtual {
 			w.capacity = &origin.Virtual
 		}
@@ -160,7 +160,7 @@ func (p *Pool) draftConversion(ctx context.Context, sc scope.Scope, w *volumeReq
 // checkBacking refuses an undeclared backing file unless it is a volume too. A guest may have written the header,
 // so a copy could otherwise expose any file of the host.
 func (ps *Pools) checkBacking(v *Volume, chain image.Chain) error {
-	if v.claims == "" {
+	if v.claimedBacking == "" {
 		return nil
 	}
 	for _, l := range chain[1:] {
@@ -174,7 +174,7 @@ func (ps *Pools) checkBacking(v *Volume, chain image.Chain) error {
 
 // openUnwritten opens a volume for reading, unless a guest writes to it: the copy would mix different moments.
 func (p *Pool) openUnwritten(ctx context.Context, sc scope.Scope, v *Volume) (*os.File, error) {
-	return ask(ctx, p.lane, answerTime, func() (*os.File, error) {
+	return runWithin(ctx, p.worker, answerTime, func() (*os.File, error) {
 		f, err := p.openToRead(sc, v)
 		if err != nil {
 			return nil, err

@@ -73,7 +73,7 @@ func (p *Pool) CreateVolume(ctx context.Context, sc scope.Scope, doc string, o C
 	if o.Reflink {
 		return nil, fault.New(fault.Invalid, fault.Volume, "a new volume has no source to share blocks with")
 	}
-	return p.make(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+	return p.createVolume(ctx, sc, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
 		if p.blockBackend() != nil {
 			return draftBlockVolume(w, o)
 		}
@@ -145,9 +145,9 @@ func (ps *Pools) inspectBacking(ctx context.Context, sc scope.Scope, b *image.Ba
 	return chain[0].Info, nil
 }
 
-// make makes a volume's file: it reserves the name, fills the file, sets its owner and shows the volume. On
+// createVolume makes a volume's file: it reserves the name, fills the file, sets its owner and shows the volume. On
 // failure it removes the file again. after is called once, when no work is left.
-func (p *Pool) make(ctx context.Context, sc scope.Scope, w *volumeRequest, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
+func (p *Pool) createVolume(ctx context.Context, sc scope.Scope, w *volumeRequest, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
 	if _, err := p.Volume(w.name); err == nil {
 		after()
 		return nil, fault.New(fault.Exists, fault.Volume, "volume %q already exists in pool %q", w.name, p.name)
@@ -177,7 +177,7 @@ func (p *Pool) make(ctx context.Context, sc scope.Scope, w *volumeRequest, after
 
 // writeDraft makes the file of a drafted volume.
 func (p *Pool) writeDraft(ctx context.Context, sc scope.Scope, w *volumeRequest, d *draft) error {
-	used, err := p.active()
+	used, err := p.activeDefinition()
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (p *Pool) writeDraft(ctx context.Context, sc scope.Scope, w *volumeRequest,
 	if view := p.View(); d.space > view.Available {
 		return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes and the pool has %d; ask for a smaller allocation to make it thin", d.space, view.Available)
 	}
-	f, inode, err := p.reserve(ctx, w.name, d.plan)
+	f, inode, err := p.createFile(ctx, w.name, d.plan)
 	if err != nil {
 		return err
 	}
@@ -205,27 +205,27 @@ func (p *Pool) writeDraft(ctx context.Context, sc scope.Scope, w *volumeRequest,
 		err = closeChecked(ctx, sc, f)
 	}
 	if err == nil {
-		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode, Encryption: w.encryption})
+		err = p.completeVolume(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode, Encryption: w.encryption})
 	}
 	if err != nil {
-		p.discard(w.name, inode)
+		p.discardVolume(w.name, inode)
 	}
 	return err
 }
 
-// reserve makes a volume's file and shows the volume, so that its progress is visible. The file gets its name
+// createFile makes a volume's file and shows the volume, so that its progress is visible. The file gets its name
 // after the record says that it is incomplete.
-func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
+func (p *Pool) createFile(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
 	type made struct {
 		f      *os.File
 		inode  uint64
 		marked bool
 	}
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return nil, 0, err
 	}
-	m, err := ask(ctx, p.lane, answerTime, func() (made, error) {
+	m, err := runWithin(ctx, p.worker, answerTime, func() (made, error) {
 		if err := d.mounted(); err != nil {
 			return made{}, err
 		}
@@ -242,18 +242,18 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 	err = p.declare(name, declaration{Format: plan.Format, Inode: m.inode, Building: true, Marked: m.marked})
 	if err == nil {
 		failpoint.Reach("volume.declared")
-		err = runInLane(ctx, p.lane, func() error { return p.nameVolume(d, name, m.f, m.inode, plan) })
+		err = runInWorker(ctx, p.worker, func() error { return p.nameVolume(d, name, m.f, m.inode, plan) })
 	}
 	if err != nil {
 		_ = m.f.Close() // nothing was written
-		p.discard(name, m.inode)
+		p.discardVolume(name, m.inode)
 		return nil, 0, err
 	}
 	failpoint.Reach("volume.named")
 	return m.f, m.inode, nil
 }
 
-// nameVolume names a volume's file, in the lane, and shows the volume.
+// nameVolume names a volume's file, in the worker, and shows the volume.
 func (p *Pool) nameVolume(d *definition, name string, f *os.File, inode uint64, plan image.Plan) error {
 	if err := nameFile(f, d.target, name); err != nil {
 		return err
@@ -261,37 +261,37 @@ func (p *Pool) nameVolume(d *definition, name string, f *os.File, inode uint64, 
 	v, err := readVolumeIn(p.name, d.target, name, declaration{Format: image.Raw, Inode: inode})
 	if err == nil && v != nil {
 		v.Format, v.Virtual = plan.Format, plan.Virtual
-		p.show(d, v)
+		p.showVolume(d, v)
 	}
 	return nil
 }
 
-// complete records that a volume is complete and reads it.
-func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
+// completeVolume records that a volume is complete and reads it.
+func (p *Pool) completeVolume(ctx context.Context, name string, d declaration) error {
 	if err := p.declare(name, d); err != nil {
 		return err
 	}
-	used, err := p.active()
+	used, err := p.activeDefinition()
 	if err != nil {
 		return err
 	}
-	return runInLane(ctx, p.lane, func() error {
+	return runInWorker(ctx, p.worker, func() error {
 		unmarkIncomplete(used.target, name)
-		return p.refreshVolumeInLane(used, name)
+		return p.refreshVolumeInWorker(used, name)
 	})
 }
 
-// discard removes an incomplete volume.
-func (p *Pool) discard(name string, inode uint64) {
+// discardVolume removes an incomplete volume.
+func (p *Pool) discardVolume(name string, inode uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.pools.life), closeTime)
 	defer cancel()
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err == nil {
-		err = runInLane(ctx, p.lane, func() error {
+		err = runInWorker(ctx, p.worker, func() error {
 			if isOpenByGuest(d.target, name, inode) {
-				return errors.Join(fault.New(fault.Busy, fault.Volume, "a guest has it open"), p.keepForGuest(d.target, name), p.refreshVolumeInLane(d, name))
+				return errors.Join(fault.New(fault.Busy, fault.Volume, "a guest has it open"), p.keepForGuest(d.target, name), p.refreshVolumeInWorker(d, name))
 			}
-			p.hide(d, name)
+			p.hideVolume(d, name)
 			return removeInode(d.target, name, inode)
 		})
 	}
@@ -328,20 +328,20 @@ func (p *Pool) keepForGuest(target, name string) error {
 	return p.declare(name, d)
 }
 
-// show and hide change one volume of a pool's view, if the pool still has the same definition.
-func (p *Pool) show(d *definition, v *Volume) {
+// showVolume and hideVolume change one volume of a pool's view, if the pool still has the same definition.
+func (p *Pool) showVolume(d *definition, v *Volume) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used == d {
+	if p.active == d {
 		p.volumes = with(p.volumes, v)
 		p.publish()
 	}
 }
 
-func (p *Pool) hide(d *definition, name string) {
+func (p *Pool) hideVolume(d *definition, name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used == d {
+	if p.active == d {
 		p.volumes = without(p.volumes, name)
 		p.publish()
 	}
@@ -349,17 +349,17 @@ func (p *Pool) hide(d *definition, name string) {
 
 // refreshVolume reads one volume and the pool's sizes again.
 func (p *Pool) refreshVolume(ctx context.Context, name string) error {
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return err
 	}
-	return runInLane(ctx, p.lane, func() error { return p.refreshVolumeInLane(d, name) })
+	return runInWorker(ctx, p.worker, func() error { return p.refreshVolumeInWorker(d, name) })
 }
 
-// refreshVolumeInLane is refreshVolume, in the lane.
-func (p *Pool) refreshVolumeInLane(d *definition, name string) error {
+// refreshVolumeInWorker is refreshVolume, in the worker.
+func (p *Pool) refreshVolumeInWorker(d *definition, name string) error {
 	if c := d.blockBackend(); c != nil {
-		return p.surveyOne(c, d, name)
+		return p.readBlockPool(c, d, name)
 	}
 	p.mu.Lock()
 	declared := p.declared[name]
@@ -369,14 +369,14 @@ func (p *Pool) refreshVolumeInLane(d *definition, name string) error {
 		return err
 	}
 	if v == nil {
-		p.hide(d, name)
+		p.hideVolume(d, name)
 		return fault.New(fault.NotFound, fault.Volume, "no volume %q in pool %q", name, p.name)
 	}
-	p.show(d, v)
+	p.showVolume(d, v)
 	return p.refreshSizes(d)
 }
 
-// refreshSizes reads the sizes of the pool's file system, in the lane. Those of block devices change only with
+// refreshSizes reads the sizes of the pool's file system, in the worker. Those of block devices change only with
 // their volumes.
 func (p *Pool) refreshSizes(d *definition) error {
 	if d.blockBackend() != nil {
@@ -390,13 +390,13 @@ func (p *Pool) refreshSizes(d *definition) error {
 		return err
 	}
 	defer dir.Close()
-	s, perms, err := measure(dir)
+	s, perms, err := readSizes(dir)
 	if err != nil {
-		return dirFault(err, d.target)
+		return wrapDirError(err, d.target)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used == d {
+	if p.active == d {
 		p.space, p.perms = s, perms
 		p.publish()
 	}

@@ -118,9 +118,9 @@ func (d *definition) readFeatures(features *xmltree.Element) error {
 	return nil
 }
 
-// absent are libvirt's types that are not supported, each with an alternative. Disks of type network are not
+// unsupportedTypes are libvirt's types that are not supported, each with an alternative. Disks of type network are not
 // supported either, so no text proposes them.
-var absent = map[Type]string{
+var unsupportedTypes = map[Type]string{
 	"iscsi":        "log in on the host (iscsiadm), and give guests the device under /dev/disk/by-path as a disk of type block, or make a pool of type disk or logical of it",
 	"iscsi-direct": "log in on the host (iscsiadm), and give guests the device under /dev/disk/by-path as a disk of type block, or make a pool of type disk or logical of it",
 	"scsi":         "give guests the device under /dev/disk/by-path as a disk of type block, or make a pool of type disk or logical of it",
@@ -139,7 +139,7 @@ func checkType(t Type) error {
 	case "":
 		return fault.New(fault.Invalid, fault.XML, "the pool has no type")
 	}
-	if why, ok := absent[t]; ok {
+	if why, ok := unsupportedTypes[t]; ok {
 		return fault.New(fault.Unsupported, fault.Config, "pools of type %q are not built: %s", t, why)
 	}
 	return fault.New(fault.Invalid, fault.XML, "unknown pool type %q", t)
@@ -183,8 +183,8 @@ func (d *definition) fixTarget(path string) error {
 	return nil
 }
 
-// place is the value that two pools cannot share: the directory of the volumes or, if that is /dev, the disk.
-func (d *definition) place() string {
+// storageID is the value that two pools cannot share: the directory of the volumes or, if that is /dev, the disk.
+func (d *definition) storageID() string {
 	if d.kind == Disk {
 		return d.device
 	}

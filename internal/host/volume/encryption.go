@@ -68,8 +68,8 @@ func (e *encryption) element() *xmltree.Element {
 	if e == nil {
 		return root
 	}
-	root.Children = append(root.Children, field{"uuid", e.Secret}.on(typedElement("secret", "passphrase")))
-	add := func(name string, fields ...field) {
+	root.Children = append(root.Children, attribute{"uuid", e.Secret}.on(typedElement("secret", "passphrase")))
+	add := func(name string, fields ...attribute) {
 		child := element(name)
 		for _, f := range fields {
 			if f.value != "" {
@@ -84,8 +84,8 @@ func (e *encryption) element() *xmltree.Element {
 	if e.Bits != 0 {
 		bits = strconv.FormatUint(uint64(e.Bits), 10)
 	}
-	add("cipher", field{"name", e.Cipher}, field{"size", bits}, field{"mode", e.Mode}, field{"hash", e.Hash})
-	add("ivgen", field{"name", e.IV}, field{"hash", e.IVHash})
+	add("cipher", attribute{"name", e.Cipher}, attribute{"size", bits}, attribute{"mode", e.Mode}, attribute{"hash", e.Hash})
+	add("ivgen", attribute{"name", e.IV}, attribute{"hash", e.IVHash})
 	return root
 }
 

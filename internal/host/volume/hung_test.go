@@ -132,10 +132,10 @@ func TestHungPool_DoesNotDelayDaemonStart(t *testing.T) {
 
 // A bug in work on one pool costs its caller, not the daemon.
 // Promise: W1
-func TestLane_PanicFailsOnlyItsCaller(t *testing.T) {
+func TestWorker_PanicFailsOnlyItsCaller(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
-	wantKind(t, runInLane(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
+	wantKind(t, runInWorker(t.Context(), p.worker, func() error { panic("a bug") }), fault.Internal)
 	if _, err := p.beginJob(scope.Daemon("a test"), "disk", "test", true); err != nil {
 		t.Fatal(err)
 	}
@@ -144,25 +144,25 @@ func TestLane_PanicFailsOnlyItsCaller(t *testing.T) {
 		t.Errorf("the mark is left: %v", jobs)
 	}
 	d.volume(p, volXML("disk", "raw", mib, ""))
-	p.lane.stop() // as the daemon ends
+	p.worker.stop() // as the daemon ends
 	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	must(t, p.Undefine(t.Context(), scope.Daemon("a test")))
 }
 
-func TestLane_Bound(t *testing.T) {
-	l := newLane()
+func TestWorker_QueueBound(t *testing.T) {
+	l := newWorker()
 	defer l.stop()
 	block, begun := make(chan struct{}), make(chan struct{})
-	results := make(chan error, laneDepth+2)
-	ask1 := func(work func() error) { results <- runInLane(t.Context(), l, work) }
+	results := make(chan error, workerQueue+2)
+	ask1 := func(work func() error) { results <- runInWorker(t.Context(), l, work) }
 	go ask1(func() error { close(begun); <-block; return nil })
 	<-begun
-	for range laneDepth + 1 {
+	for range workerQueue + 1 {
 		go ask1(func() error { return nil })
 	}
 	wantKind(t, <-results, fault.Busy) // one more than the queue holds
 	close(block)
-	for range laneDepth + 1 {
+	for range workerQueue + 1 {
 		must(t, <-results)
 	}
 }
@@ -170,20 +170,20 @@ func TestLane_Bound(t *testing.T) {
 // A task that makes progress is waited for, however long it takes; one that does not is given up. Before, a
 // refresh of a large pool ended the copies that ran in it.
 // Promise: W1
-func TestLane_WaitsWhileTaskProgresses(t *testing.T) {
+func TestRunWithin_TaskProgresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ps := &Pools{}
 		ps.life, ps.end = context.WithCancelCause(t.Context())
-		p := &Pool{pools: ps, name: "a", lane: newLane(), used: &definition{kind: Logical}, jobs: map[string]*job{}}
+		p := &Pool{pools: ps, name: "a", worker: newWorker(), active: &definition{kind: Logical}, jobs: map[string]*job{}}
 		nothing := func() error { return nil }
 		var busy sync.WaitGroup
 		read := func(work func()) {
-			busy.Go(func() { _ = runInLane(t.Context(), p.lane, func() error { work(); return nil }) })
+			busy.Go(func() { _ = runInWorker(t.Context(), p.worker, func() error { work(); return nil }) })
 			synctest.Wait()
 		}
 		read(func() {
 			for range 100 {
-				p.lane.progress()
+				p.worker.progress()
 				<-time.After(time.Second)
 			}
 		})
@@ -198,33 +198,33 @@ func TestLane_WaitsWhileTaskProgresses(t *testing.T) {
 				return context.Cause(ctx)
 			}
 		}))
-		wantKind(t, tryInLane(t.Context(), p.lane, nothing), fault.Timeout) // readers do not wait
-		must(t, runInLane(t.Context(), p.lane, nothing))
+		wantKind(t, tryInWorker(t.Context(), p.worker, nothing), fault.Timeout) // readers do not wait
+		must(t, runInWorker(t.Context(), p.worker, nothing))
 		goOn := make(chan struct{})
 		read(func() { <-goOn })
 		began := time.Now()
-		wantKind(t, runInLane(t.Context(), p.lane, nothing), fault.Timeout)
+		wantKind(t, runInWorker(t.Context(), p.worker, nothing), fault.Timeout)
 		if waited := time.Since(began); waited != answerTime {
 			t.Errorf("given up after %v", waited)
 		}
 		close(goOn)
 		busy.Wait()
-		p.lane.stop()
-		<-p.lane.done
+		p.worker.stop()
+		<-p.worker.done
 	})
 }
 
-func TestLane_LateAnswerIsDiscarded(t *testing.T) {
-	l := newLane()
+func TestRunWithin_LateAnswerDiscarded(t *testing.T) {
+	l := newWorker()
 	defer l.stop()
 	block, discarded := make(chan struct{}), make(chan int, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go cancel(fault.New(fault.Aborted, fault.Call, "gone"))
-	_, err := ask(ctx, l, time.Minute, func() (int, error) { <-block; return 7, nil }, func(n int) { discarded <- n })
+	_, err := runWithin(ctx, l, time.Minute, func() (int, error) { <-block; return 7, nil }, func(n int) { discarded <- n })
 	wantKind(t, err, fault.Aborted)
 	close(block)
 	// Either it never began, or its answer was delivered.
-	if _, err := ask(t.Context(), l, time.Minute, func() (int, error) { return 0, nil }, nil); err != nil {
+	if _, err := runWithin(t.Context(), l, time.Minute, func() (int, error) { return 0, nil }, nil); err != nil {
 		t.Fatal(err)
 	}
 	select {

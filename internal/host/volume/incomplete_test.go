@@ -84,17 +84,17 @@ func TestRefresh_KeepsVolumeBeingMade(t *testing.T) {
 	p := d.dirPool("a")
 	_, err := p.beginJob(scope.Daemon("a test"), "disk", "creation", true)
 	must(t, err)
-	f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
+	f, inode, err := p.createFile(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
 	must(t, err)
 	defer f.Close()
 	must(t, p.reattach(t.Context()))
-	must(t, p.complete(t.Context(), "disk", declaration{Format: image.Raw, Inode: inode}))
+	must(t, p.completeVolume(t.Context(), "disk", declaration{Format: image.Raw, Inode: inode}))
 	p.endJob("disk", "")
 	must(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if names := dirNames(t, p); names != "disk" {
 		t.Errorf("there is %q", names)
 	}
-	left, _, err := p.reserve(t.Context(), "left", image.Plan{Format: image.Raw, Virtual: mib})
+	left, _, err := p.createFile(t.Context(), "left", image.Plan{Format: image.Raw, Virtual: mib})
 	must(t, err)
 	must(t, left.Close())
 	must(t, p.reattach(t.Context()))
@@ -119,7 +119,7 @@ func TestStart_TargetNotMountedYet(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not done so
 	must(t, p.Start(t.Context(), scope.Daemon("a test"), NoBuild))
 	v := d.volume(p, volXML("disk", "raw", mib, ""))
-	half, _, err := p.reserve(t.Context(), "half", image.Plan{Format: image.Raw, Virtual: mib}) // then its daemon is killed
+	half, _, err := p.createFile(t.Context(), "half", image.Plan{Format: image.Raw, Virtual: mib}) // then its daemon is killed
 	must(t, err)
 	must(t, half.Close())
 	must(t, os.WriteFile(v.Path, append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, mib)...), 0o600))
@@ -156,7 +156,7 @@ func TestCreateVolume_FailureKeepsGuestsDisk(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		d := newDaemon(t)
 		p := d.dirPool("p")
-		f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
+		f, inode, err := p.createFile(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
 		must(t, err)
 		must(t, f.Close())
 		end := openAsGuest(t, f.Name())
@@ -164,7 +164,7 @@ func TestCreateVolume_FailureKeepsGuestsDisk(t *testing.T) {
 		if refused {
 			takesAgain = d.refuseChanges()
 		}
-		p.discard("disk", inode)
+		p.discardVolume("disk", inode)
 		takesAgain()
 		d.restart()
 		end()

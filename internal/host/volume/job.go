@@ -32,10 +32,10 @@ type job struct {
 	exclusive bool
 	users     map[string]int // uses by client; more than one only for readers
 	begun     time.Time
-	share     atomic.Uint64 // bits of a float64, 0 to 1
+	done      atomic.Uint64 // bits of a float64, 0 to 1
 }
 
-func (j *job) progress(share float64) { j.share.Store(math.Float64bits(share)) }
+func (j *job) progress(share float64) { j.done.Store(math.Float64bits(share)) }
 
 // Job is work on a volume that is under way.
 type Job struct {
@@ -52,7 +52,7 @@ func (p *Pool) Jobs() []Job {
 	var out []Job
 	for _, name := range slices.Sorted(maps.Keys(p.jobs)) {
 		j := p.jobs[name]
-		out = append(out, Job{Volume: name, Verb: j.verb, Begun: j.begun, Done: math.Float64frombits(j.share.Load())})
+		out = append(out, Job{Volume: name, Verb: j.verb, Begun: j.begun, Done: math.Float64frombits(j.done.Load())})
 	}
 	return out
 }
@@ -68,8 +68,8 @@ func (p *Pool) beginJob(sc scope.Scope, name, verb string, exclusive bool) (*job
 	if p.pools.life.Err() != nil {
 		return nil, context.Cause(p.pools.life)
 	}
-	if p.used == nil || p.stopping {
-		return nil, p.inactive()
+	if p.active == nil || p.stopping {
+		return nil, p.inactiveError()
 	}
 	j := p.jobs[name]
 	switch {
@@ -158,7 +158,7 @@ func (p *Pool) runJob(ctx context.Context, sc scope.Scope, name string, work fun
 		case <-watch.C:
 			if asked == nil {
 				asked = make(chan error, 1)
-				go func(answer chan<- error) { answer <- p.answers(ctx) }(asked) // ends with ctx
+				go func(answer chan<- error) { answer <- p.checkAnswering(ctx) }(asked) // ends with ctx
 			}
 		case err := <-asked:
 			if asked = nil; fault.Is(err, fault.Timeout) {
@@ -181,11 +181,11 @@ func (p *Pool) awaitCleanup(done <-chan error, cause error) error {
 	}
 }
 
-// answers checks whether the pool's file system answers.
-func (p *Pool) answers(ctx context.Context) error {
-	d, err := p.active()
+// checkAnswering checks whether the pool's file system answers.
+func (p *Pool) checkAnswering(ctx context.Context) error {
+	d, err := p.activeDefinition()
 	if err != nil {
 		return err
 	}
-	return runInLane(ctx, p.lane, func() error { return p.refreshSizes(d) })
+	return runInWorker(ctx, p.worker, func() error { return p.refreshSizes(d) })
 }

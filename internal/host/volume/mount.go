@@ -39,7 +39,7 @@ func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error
 	case there.Source != "":
 		return false, fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", there.Source, d.target, d.source())
 	}
-	at, err := ask(ctx, p.lane, answerTime, func() (string, error) { return realDir(d.target) }, nil)
+	at, err := runWithin(ctx, p.worker, answerTime, func() (string, error) { return realDir(d.target) }, nil)
 	if err == nil && d.kind == FS {
 		err = fsguard.Run(ctx, d.device, func() error { return checkGuestsAt(d.device) })
 	}

@@ -21,35 +21,35 @@ import (
 type Pool struct {
 	pools      *Pools
 	name, uuid string
-	lane       *lane
+	worker     *worker
 	// turn holds one token; the holder may start, stop, define and so on.
 	turn chan struct{}
 
 	// adopting says that the pool is being reactivated after Open.
 	adopting atomic.Bool
 
-	claimed string // see Pools.reservePlace; guarded by the lock of pools
+	reservedStorageID string // see Pools.reserveStorage; guarded by the lock of pools
 
 	// published is replaced as a whole, with mu held.
 	published atomic.Pointer[View]
 
-	mu       sync.Mutex  // guards the fields below and is never held during slow work
-	saved    *definition // nil for a transient pool
-	savedDoc string      // as submitted
-	used     *definition // the definition that an active pool was started with; nil if inactive
-	usedDoc  string
-	building bool
-	stopping bool // it is being stopped, and no new work on its volumes begins
+	mu        sync.Mutex  // guards the fields below and is never held during slow work
+	saved     *definition // nil for a transient pool
+	savedDoc  string      // as submitted
+	active    *definition // the definition that an active pool was started with; nil if inactive
+	activeDoc string
+	building  bool
+	stopping  bool // it is being stopped, and no new work on its volumes begins
 	// autostart is only for persistent pools.
-	autostart bool
-	due       bool // to be started in this boot
-	reading
-	taken    time.Time
-	stale    string
-	declared map[string]declaration // by volume
-	home     uint64                 // the inode of the folder where those were last seen; 0: unknown
-	jobs     map[string]*job        // by volume
-	gone     bool
+	autostart    bool
+	autostartDue bool // to be started in this boot
+	poolContents
+	readAt         time.Time
+	stale          string
+	declared       map[string]declaration // by volume
+	declaredFolder uint64                 // the inode of the folder where those were last seen; 0: unknown
+	jobs           map[string]*job        // by volume
+	gone           bool
 }
 
 // Name gives the pool's name, which never changes.
@@ -82,7 +82,7 @@ func (p *Pool) releaseTurn() { p.turn <- struct{}{} }
 
 // publish makes the view from the present state, with mu held.
 func (p *Pool) publish() {
-	d := p.used
+	d := p.active
 	if d == nil {
 		d = p.saved
 	}
@@ -93,18 +93,18 @@ func (p *Pool) publish() {
 		return
 	}
 	v := &View{
-		Name: p.name, UUID: p.uuid, Type: d.kind, Target: d.target, place: d.place(),
+		Name: p.name, UUID: p.uuid, Type: d.kind, Target: d.target, storageID: d.storageID(),
 		Persistent: p.saved != nil, Autostart: p.autostart, Stale: p.stale,
 	}
 	if p.saved != nil {
-		v.next = p.saved.place()
+		v.nextStorageID = p.saved.storageID()
 	}
 	switch {
-	case p.used != nil:
+	case p.active != nil:
 		v.State = Running
 		v.Capacity, v.Allocation, v.Available = p.space.capacity, p.space.allocation, p.space.available
-		v.Volumes, v.Taken = p.volumes, p.taken
-		if p.stale != "" && !p.taken.IsZero() {
+		v.Volumes, v.ReadAt = p.volumes, p.readAt
+		if p.stale != "" && !p.readAt.IsZero() {
 			v.State = Inaccessible
 		}
 	case p.building:
@@ -113,21 +113,21 @@ func (p *Pool) publish() {
 	p.published.Store(v)
 }
 
-// active returns the definition that an active pool runs with.
-func (p *Pool) active() (*definition, error) {
+// activeDefinition returns the definition that an active pool runs with.
+func (p *Pool) activeDefinition() (*definition, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used == nil {
-		return nil, p.inactive()
+	if p.active == nil {
+		return nil, p.inactiveError()
 	}
-	return p.used, nil
+	return p.active, nil
 }
 
-// idle returns the saved definition of an inactive pool.
-func (p *Pool) idle(doing string) (*definition, error) {
+// inactiveDefinition returns the saved definition of an inactive pool.
+func (p *Pool) inactiveDefinition(doing string) (*definition, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used != nil {
+	if p.active != nil {
 		return nil, fault.New(fault.WrongState, fault.Pool, "cannot %s pool %q while it is active; stop it first", doing, p.name)
 	}
 	return p.saved, nil
@@ -141,12 +141,12 @@ func (p *Pool) emit(payload event.Payload) {
 // definition.
 func (p *Pool) XML(inactive bool) (string, error) {
 	p.mu.Lock()
-	d, s := p.used, p.space
+	d, s := p.active, p.space
 	if d == nil || inactive && p.saved != nil {
 		d, s = p.saved, space{}
 	} else {
 		shown := *d
-		if p.perms != noPermissions && !p.taken.IsZero() {
+		if p.perms != noPermissions && !p.readAt.IsZero() {
 			shown.perms = p.perms
 		}
 		d = &shown
@@ -175,7 +175,7 @@ func (p *Pool) Start(ctx context.Context, sc scope.Scope, build Build) error {
 
 // start starts the pool with a definition. The caller has its turn.
 func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build) (err error) {
-	if _, err := p.idle("start"); err != nil {
+	if _, err := p.inactiveDefinition("start"); err != nil {
 		return fault.New(fault.WrongState, fault.Pool, "pool %q is already active", p.name)
 	}
 	if build != NoBuild {
@@ -193,40 +193,40 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 		}
 	}()
 	failpoint.Reach("pool.attached")
-	r, err := ask(ctx, p.lane, answerTime, func() (reading, error) { return p.sweepAndRead(d) }, nil)
+	r, err := runWithin(ctx, p.worker, answerTime, func() (poolContents, error) { return p.resolveIncompleteAndRead(d) }, nil)
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
-	due := p.due
-	p.used, p.usedDoc, p.due = d, doc, false
-	p.applyReading(r)
+	due := p.autostartDue
+	p.active, p.activeDoc, p.autostartDue = d, doc, false
+	p.applyContents(r)
 	p.mu.Unlock()
-	if err = p.save(); err != nil {
+	if err = p.saveRecord(); err != nil {
 		p.mu.Lock()
-		p.used, p.usedDoc, p.due = nil, "", due
+		p.active, p.activeDoc, p.autostartDue = nil, "", due
 		p.publish()
 		p.mu.Unlock()
 		return err
 	}
-	p.forgetMissing()
+	p.undeclareMissing()
 	p.emit(event.PoolChange{Change: event.Started})
 	return nil
 }
 
-// sweepAndRead reads the pool, in its lane, after removing the incomplete files of a killed daemon.
-func (p *Pool) sweepAndRead(d *definition) (reading, error) {
+// resolveIncompleteAndRead reads the pool, in its worker, after removing the incomplete files of a killed daemon.
+func (p *Pool) resolveIncompleteAndRead(d *definition) (poolContents, error) {
 	p.mu.Lock()
-	declared, home := maps.Clone(p.declared), p.home
+	declared, home := maps.Clone(p.declared), p.declaredFolder
 	p.mu.Unlock()
-	if d.blockBackend() == nil && isHome(d.target, home) {
-		p.sweep(d.target, declared)
+	if d.blockBackend() == nil && isDeclaredFolder(d.target, home) {
+		p.resolveIncomplete(d.target, declared)
 	}
 	return p.read(d, declared)
 }
 
-// isHome says whether a pool's folder may be the one where its declared volumes were last seen.
-func isHome(target string, home uint64) bool {
+// isDeclaredFolder says whether a pool's folder may be the one where its declared volumes were last seen.
+func isDeclaredFolder(target string, home uint64) bool {
 	dir, err := openDir(target)
 	if err != nil {
 		return false
@@ -236,20 +236,20 @@ func isHome(target string, home uint64) bool {
 	return home == 0 || unix.Fstat(int(dir.Fd()), &st) == nil && st.Ino == home
 }
 
-// applyReading takes over a reading, with mu held. Volumes with a job stay as they were: their headers may be half
-// written.
-func (p *Pool) applyReading(r reading) {
+// applyContents takes over the result of a reading, with mu held. Volumes with a job stay as they were: their
+// headers may be half written.
+func (p *Pool) applyContents(r poolContents) {
 	for name, j := range p.jobs {
-		if i, ok := find(p.volumes, name); ok && j.exclusive {
+		if i, ok := indexOf(p.volumes, name); ok && j.exclusive {
 			r.volumes = with(r.volumes, p.volumes[i])
 		}
 	}
-	p.reading, p.taken, p.stale = r, time.Now(), ""
-	if p.home == 0 || len(p.declared) == 0 || slices.ContainsFunc(r.volumes, func(v *Volume) bool {
+	p.poolContents, p.readAt, p.stale = r, time.Now(), ""
+	if p.declaredFolder == 0 || len(p.declared) == 0 || slices.ContainsFunc(r.volumes, func(v *Volume) bool {
 		d, known := p.declared[v.Name]
 		return known && d.Inode == v.inode
 	}) {
-		p.home = r.folder
+		p.declaredFolder = r.folder
 	}
 	p.publish()
 }
@@ -259,11 +259,11 @@ func (p *Pool) Refresh(ctx context.Context, sc scope.Scope) error {
 	if err := sc.Check(); err != nil {
 		return err
 	}
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return err
 	}
-	err = runInLane(ctx, p.lane, func() error {
+	err = runInWorker(ctx, p.worker, func() error {
 		p.mu.Lock()
 		declared := maps.Clone(p.declared)
 		p.mu.Unlock()
@@ -271,20 +271,20 @@ func (p *Pool) Refresh(ctx context.Context, sc scope.Scope) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		switch {
-		case p.used != d: // stopped in the meantime
+		case p.active != d: // stopped in the meantime
 		case err != nil:
 			p.stale = err.Error()
 			p.publish()
 		default:
-			p.applyReading(r)
+			p.applyContents(r)
 		}
 		return err
 	})
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.About(err), "cannot refresh pool %q", p.name)
 	}
-	if len(p.missing()) > 0 && p.takeTurn(ctx) == nil { // otherwise the next refresh does it
-		p.forgetMissing()
+	if len(p.missingVolumes()) > 0 && p.takeTurn(ctx) == nil { // otherwise the next refresh does it
+		p.undeclareMissing()
 		p.releaseTurn()
 	}
 	p.emit(event.PoolRefresh{})
@@ -293,11 +293,11 @@ func (p *Pool) Refresh(ctx context.Context, sc scope.Scope) error {
 
 // Fresh updates the sizes of a pool if its file system answers at once, and returns the view.
 func (p *Pool) Fresh(ctx context.Context) View {
-	d, err := p.active()
-	if err != nil || p.lane.stuck() > patience {
+	d, err := p.activeDefinition()
+	if err != nil || p.worker.stuck() > staleAfter {
 		return p.View()
 	}
-	if err := tryInLane(ctx, p.lane, func() error { return p.refreshSizes(d) }); err != nil {
+	if err := tryInWorker(ctx, p.worker, func() error { return p.refreshSizes(d) }); err != nil {
 		p.pools.log.Debug("pool not refreshed", "pool", p.name, "error", err)
 	}
 	return p.View()
@@ -312,11 +312,11 @@ func (p *Pool) Stop(ctx context.Context, sc scope.Scope) error {
 		return err
 	}
 	defer p.releaseTurn()
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return err
 	}
-	if err := p.save(); err != nil { // otherwise the store would still say that it is active
+	if err := p.saveRecord(); err != nil { // otherwise the store would still say that it is active
 		return err
 	}
 	if err := p.blockNewJobs(); err != nil {
@@ -338,7 +338,7 @@ func (p *Pool) Stop(ctx context.Context, sc scope.Scope) error {
 		return err
 	}
 	p.mu.Lock()
-	p.used, p.usedDoc, p.reading, p.taken, p.stale, p.stopping = nil, "", reading{}, time.Time{}, "", false
+	p.active, p.activeDoc, p.poolContents, p.readAt, p.stale, p.stopping = nil, "", poolContents{}, time.Time{}, "", false
 	transient := p.saved == nil
 	p.publish()
 	p.mu.Unlock()
@@ -358,7 +358,7 @@ func (p *Pool) Undefine(ctx context.Context, sc scope.Scope) error {
 		return err
 	}
 	defer p.releaseTurn()
-	if _, err := p.idle("undefine"); err != nil {
+	if _, err := p.inactiveDefinition("undefine"); err != nil {
 		return err
 	}
 	if err := p.deleteRecords(); err != nil {
@@ -386,7 +386,7 @@ func (p *Pool) SetAutostart(ctx context.Context, sc scope.Scope, on bool) error 
 	p.autostart = on
 	p.publish()
 	p.mu.Unlock()
-	if err := p.save(); err != nil {
+	if err := p.saveRecord(); err != nil {
 		p.mu.Lock()
 		p.autostart = before
 		p.publish()

@@ -26,12 +26,12 @@ type Options struct {
 	Events *event.Log
 	Log    *slog.Logger
 	// Secrets decrypt encrypted volumes; nil: none can be made.
-	Secrets *secret.Book
+	Secrets *secret.Secrets
 	// Boot identifies this boot of the host (/proc/sys/kernel/random/boot_id). Active pools stay active while
 	// it is the same. After a boot, pools with autostart are started.
 	Boot string
-	// Quarters is the sandbox of qemu-img; nil: it runs without one.
-	Quarters *sandbox.Isolation
+	// Isolation is the sandbox of qemu-img; nil: it runs without one.
+	Isolation *sandbox.Isolation
 }
 
 // Pools are all pools of a daemon.
@@ -40,7 +40,7 @@ type Pools struct {
 	events  *event.Log
 	log     *slog.Logger
 	boot    string
-	secrets *secret.Book
+	secrets *secret.Secrets
 	images  *image.Tool   // nil where there is no qemu-img
 	unlock  time.Duration // of encrypted volumes; 0: QEMU's default
 
@@ -60,7 +60,7 @@ var errStopping = errors.New("the daemon is stopping")
 // Open reads the records of all pools and starts to reactivate the active ones, in the background and in
 // parallel. It does not wait for them; Settle does.
 func Open(o Options) (*Pools, error) {
-	images, err := image.FindTool(o.Quarters, o.Log)
+	images, err := image.FindTool(o.Isolation, o.Log)
 	if err != nil {
 		o.Log.Warn("only raw volumes can be made", "error", err)
 	}
@@ -102,7 +102,7 @@ func Open(o Options) (*Pools, error) {
 // or that the store has lost.
 func (ps *Pools) isForgotten(id string) bool {
 	var kept any
-	return ps.store.Sound() && fault.Is(ps.store.Get(poolKind, id, &kept), fault.NotFound)
+	return ps.store.Complete() && fault.Is(ps.store.Get(poolKind, id, &kept), fault.NotFound)
 }
 
 // Settle waits until every active pool has been read once, has failed, or does not answer: it stops waiting
@@ -138,7 +138,7 @@ func (ps *Pools) adopting() (silent, reading int) {
 	for _, p := range ps.List() {
 		switch {
 		case !p.adopting.Load():
-		case p.lane.stuck() > silentTime:
+		case p.worker.stuck() > silentTime:
 			silent++
 		default:
 			reading++
@@ -158,8 +158,8 @@ func (ps *Pools) Close() {
 		ps.work.Wait()
 		ps.adopted.Wait()
 		for _, p := range ps.List() {
-			p.lane.stop()
-			<-p.lane.done
+			p.worker.stop()
+			<-p.worker.done
 		}
 		close(ended)
 	}()
@@ -223,7 +223,7 @@ func (ps *Pools) ByPath(path string) (*Pool, *Volume, error) {
 			if !view.Active() || view.Target != dir {
 				continue
 			}
-			if i, ok := find(view.Volumes, name); ok {
+			if i, ok := indexOf(view.Volumes, name); ok {
 				return p, view.Volumes[i], nil
 			}
 		}
@@ -231,8 +231,8 @@ func (ps *Pools) ByPath(path string) (*Pool, *Volume, error) {
 	return nil, nil, fault.New(fault.NotFound, fault.Volume, "no storage volume with path %q", path)
 }
 
-// Above returns the volumes of active pools that have an image as their backing file, as they are now.
-func (ps *Pools) Above(ctx context.Context, path string) (found []*Volume) {
+// Overlays returns the volumes of active pools that have an image as their backing file, as they are now.
+func (ps *Pools) Overlays(ctx context.Context, path string) (found []*Volume) {
 	for _, p := range ps.List() {
 		for _, v := range p.View().Volumes {
 			if v.Backing == nil || v.backingPath != path {
@@ -269,9 +269,9 @@ func (ps *Pools) Resolve(pool, volume string, declared image.Format) (path strin
 // readFormat returns the format for reading a volume. say names where the format can be declared. The format is
 // detected, unless the bytes alone would name a backing file.
 func (v *Volume) readFormat(declared image.Format, say string) (image.Format, error) {
-	if declared == "" && v.claims != "" {
+	if declared == "" && v.claimedBacking != "" {
 		return "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, and a guest could have written that header; if it is right, declare it: "+
-			say, v.Name, v.Pool, v.Format, v.claims, v.Format)
+			say, v.Name, v.Pool, v.Format, v.claimedBacking, v.Format)
 	}
 	return cmp.Or(declared, v.Format), nil
 }
@@ -285,7 +285,7 @@ func (ps *Pools) Define(ctx context.Context, sc scope.Scope, doc string, validat
 	if err != nil {
 		return nil, err
 	}
-	p, release, err := ps.claim(ctx, d)
+	p, release, err := ps.findOrAdd(ctx, d)
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +295,7 @@ func (ps *Pools) Define(ctx context.Context, sc scope.Scope, doc string, validat
 	p.saved, p.savedDoc = d, doc
 	p.publish()
 	p.mu.Unlock()
-	if err := p.save(); err != nil {
+	if err := p.saveRecord(); err != nil {
 		p.mu.Lock()
 		p.saved, p.savedDoc = old, oldDoc
 		p.publish()
@@ -316,7 +316,7 @@ func (ps *Pools) Create(ctx context.Context, sc scope.Scope, doc string, validat
 	if err != nil {
 		return nil, err
 	}
-	p, release, err := ps.claim(ctx, d)
+	p, release, err := ps.findOrAdd(ctx, d)
 	if err != nil {
 		return nil, err
 	}
@@ -328,14 +328,14 @@ func (ps *Pools) Create(ctx context.Context, sc scope.Scope, doc string, validat
 	return p, nil
 }
 
-// claim finds or makes the pool of a definition and takes its turn. release returns the turn.
-func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error) {
+// findOrAdd finds or makes the pool of a definition and takes its turn. release returns the turn.
+func (ps *Pools) findOrAdd(ctx context.Context, d *definition) (*Pool, func(), error) {
 	for {
 		ps.mu.Lock()
-		p, fresh, err := ps.match(d)
+		p, fresh, err := ps.findByIdentity(d)
 		if fresh {
-			p = ps.insert(d.name, d.uuid, nil)
-			p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target, place: d.place()})
+			p = ps.add(d.name, d.uuid, nil)
+			p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target, storageID: d.storageID()})
 			<-p.turn // no one else can have it yet
 		}
 		ps.mu.Unlock()
@@ -348,38 +348,38 @@ func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error
 		case err != nil:
 			return nil, nil, err
 		}
-		if err := ps.reservePlace(p, d); err != nil {
+		if err := ps.reserveStorage(p, d); err != nil {
 			p.releaseTurn()
 			return nil, nil, err
 		}
-		return p, func() { ps.releasePlace(p); p.releaseTurn() }, nil
+		return p, func() { ps.releaseStorage(p); p.releaseTurn() }, nil
 	}
 }
 
-// reservePlace reserves the place of a definition until the pool's view has it, or the request failed. Another pool
-// may have taken the place while this one waited for its turn.
-func (ps *Pools) reservePlace(p *Pool, d *definition) error {
+// reserveStorage reserves the storage of a definition until the pool's view has it, or the request failed. Another
+// pool may have taken the storage while this one waited for its turn.
+func (ps *Pools) reserveStorage(p *Pool, d *definition) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	_, _, err := ps.match(d)
+	_, _, err := ps.findByIdentity(d)
 	if err == nil {
-		p.claimed = d.place()
+		p.reservedStorageID = d.storageID()
 	}
 	return err
 }
 
-func (ps *Pools) releasePlace(p *Pool) {
+func (ps *Pools) releaseStorage(p *Pool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	p.claimed = ""
+	p.reservedStorageID = ""
 }
 
 // maxPools bounds the number of pools: the longest list of libvirt's protocol.
 const maxPools = 16384
 
-// match finds the pool with a definition's name and UUID. fresh means that there is none and that one can be
+// findByIdentity finds the pool with a definition's name and UUID. fresh means that there is none and that one can be
 // made.
-func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
+func (ps *Pools) findByIdentity(d *definition) (p *Pool, fresh bool, err error) {
 	if ps.life.Err() != nil {
 		return nil, false, context.Cause(ps.life)
 	}
@@ -393,24 +393,25 @@ func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
 		return nil, false, fault.New(fault.NoCapacity, fault.Pool, "there are already %d pools, the maximum; undefine one", maxPools)
 	}
 	for _, other := range ps.byUUID {
-		if other != named && slices.Contains(other.places(), d.place()) {
-			return nil, false, fault.New(fault.Exists, fault.Pool, "another pool has the target %s", d.place()) // this client may not know the name
+		if other != named && slices.Contains(other.storageIDs(), d.storageID()) {
+			// This client may not know the name.
+			return nil, false, fault.New(fault.Exists, fault.Pool, "another pool has the target %s", d.storageID())
 		}
 	}
 	return named, named == nil, nil
 }
 
-// places are where a pool has its volumes, where it will have them after its next start, and where it is about
+// storageIDs are where a pool has its volumes, where it will have them after its next start, and where it is about
 // to have them. The caller holds the map's lock.
-func (p *Pool) places() []string {
+func (p *Pool) storageIDs() []string {
 	v := p.published.Load()
-	return []string{v.place, v.next, p.claimed}
+	return []string{v.storageID, v.nextStorageID, p.reservedStorageID}
 }
 
-// insert adds a pool. The caller holds the map's lock.
-func (ps *Pools) insert(name, id string, declared map[string]declaration) *Pool {
+// add adds a pool. The caller holds the map's lock.
+func (ps *Pools) add(name, id string, declared map[string]declaration) *Pool {
 	p := &Pool{
-		pools: ps, name: name, uuid: id, lane: newLane(), turn: make(chan struct{}, 1),
+		pools: ps, name: name, uuid: id, worker: newWorker(), turn: make(chan struct{}, 1),
 		declared: declared, jobs: map[string]*job{},
 	}
 	if p.declared == nil {
@@ -430,5 +431,5 @@ func (ps *Pools) remove(p *Pool) {
 	p.mu.Lock()
 	p.gone = true
 	p.mu.Unlock()
-	p.lane.stop()
+	p.worker.stop()
 }

@@ -25,7 +25,7 @@ type poolRecord struct {
 	Used      string `json:"used,omitempty"`  // the active definition; "" for an inactive pool
 	Autostart bool   `json:"autostart,omitempty"`
 	Boot      string `json:"boot,omitempty"` // the boot when it was started
-	Home      uint64 `json:"home,omitempty"` // see Pool.home
+	Home      uint64 `json:"home,omitempty"` // see Pool.declaredFolder
 }
 
 // declaration is the record of a volume from when it was made.
@@ -43,16 +43,16 @@ type declaration struct {
 	Remake *image.Plan `json:"remake,omitempty"`
 }
 
-// save writes the pool's record. The caller has its turn.
-func (p *Pool) save() error {
+// saveRecord writes the pool's record. The caller has its turn.
+func (p *Pool) saveRecord() error {
 	return p.pools.store.Put(poolKind, p.uuid, p.record())
 }
 
 func (p *Pool) record() poolRecord {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := poolRecord{Saved: p.savedDoc, Used: p.usedDoc, Autostart: p.autostart, Boot: p.pools.boot, Home: p.home}
-	if p.due {
+	r := poolRecord{Saved: p.savedDoc, Used: p.activeDoc, Autostart: p.autostart, Boot: p.pools.boot, Home: p.declaredFolder}
+	if p.autostartDue {
 		r.Boot = "" // the next daemon continues this
 	}
 	return r
@@ -76,8 +76,8 @@ func (p *Pool) deleteRecords() error {
 	return nil
 }
 
-// unregister is the rest of deleteRecords, after the pool's record. It leaves the lists last: from then on a new pool may
-// have its UUID, and the records of volumes have the UUID in their keys.
+// unregister is the rest of deleteRecords, after the pool's record. It leaves the lists last: from then on a new pool
+// may have its UUID, and the records of volumes have the UUID in their keys.
 func (p *Pool) unregister() {
 	failpoint.Reach("pool.forgotten")
 	p.mu.Lock()
@@ -93,7 +93,7 @@ func (p *Pool) unregister() {
 // dropUnused removes a pool that was made for a failed request.
 func (p *Pool) dropUnused() {
 	p.mu.Lock()
-	nothing := p.saved == nil && p.used == nil
+	nothing := p.saved == nil && p.active == nil
 	p.mu.Unlock()
 	if nothing {
 		p.pools.remove(p)
@@ -122,30 +122,30 @@ func (p *Pool) undeclare(name string) {
 	}
 }
 
-// forgetMissing deletes the declarations of volumes with files that are gone or were replaced. A file that could
+// undeclareMissing deletes the declarations of volumes with files that are gone or were replaced. A file that could
 // not be read keeps its declaration, which prevents a guest's bytes from being taken for a header. The caller
 // has the pool's turn.
-func (p *Pool) forgetMissing() {
-	for _, name := range p.missing() {
+func (p *Pool) undeclareMissing() {
+	for _, name := range p.missingVolumes() {
 		if _, err := p.beginJob(scope.Daemon("forgetting an unfinished volume"), name, "forgetting", true); err != nil {
 			continue // a job works on it, or the pool was stopped
 		}
-		if slices.Contains(p.missing(), name) { // it was not made again meanwhile
+		if slices.Contains(p.missingVolumes(), name) { // it was not made again meanwhile
 			p.undeclare(name)
 		}
 		p.endJob(name, "")
 	}
 }
 
-// missing returns the declared volumes that the last reading did not find.
-func (p *Pool) missing() (names []string) {
+// missingVolumes returns the declared volumes that the last reading did not find.
+func (p *Pool) missingVolumes() (names []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used == nil || p.folder != p.home {
+	if p.active == nil || p.folder != p.declaredFolder {
 		return nil // nothing was read, or another folder: perhaps the file system is not mounted yet
 	}
 	for name, d := range p.declared {
-		i, ok := find(p.volumes, name)
+		i, ok := indexOf(p.volumes, name)
 		if ok && p.volumes[i].inode != d.Inode || !ok && !slices.Contains(p.unread, name) {
 			names = append(names, name)
 		}
@@ -153,8 +153,8 @@ func (p *Pool) missing() (names []string) {
 	return names
 }
 
-// sweep removes, in the lane, files that were never completed, and completes interrupted wipes.
-func (p *Pool) sweep(target string, declared map[string]declaration) {
+// resolveIncomplete removes, in the worker, files that were never completed, and completes interrupted wipes.
+func (p *Pool) resolveIncomplete(target string, declared map[string]declaration) {
 	for name, d := range declared {
 		if !d.Building && d.Remake == nil || p.isChanging(name) { // made by this daemon, whose clients need not wait for the pool to be reactivated
 			continue
@@ -216,7 +216,7 @@ func (p *Pool) resumeWipe(target, name string, d *declaration) error {
 	if err := f.Truncate(0); err != nil {
 		return err
 	}
-	if err := p.pools.images.Make(p.steady(), f, *d.Remake); err != nil {
+	if err := p.pools.images.Make(p.uninterruptedContext(), f, *d.Remake); err != nil {
 		return err
 	}
 	d.Remake, d.Marked = nil, false
@@ -308,8 +308,8 @@ func (ps *Pools) restore(id string, r poolRecord, declared map[string]declaratio
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	p := ps.insert(name.name, id, declared)
-	p.saved, p.savedDoc, p.used, p.usedDoc, p.autostart, p.home = saved, r.Saved, used, r.Used, r.Autostart, r.Home
+	p := ps.add(name.name, id, declared)
+	p.saved, p.savedDoc, p.active, p.activeDoc, p.autostart, p.declaredFolder = saved, r.Saved, used, r.Used, r.Autostart, r.Home
 	if used != nil {
 		p.stale = "it has not been read yet"
 	}
@@ -319,9 +319,9 @@ func (ps *Pools) restore(id string, r poolRecord, declared map[string]declaratio
 
 // adopt reactivates an active pool, or starts one with autostart after a boot, in the background.
 func (ps *Pools) adopt(p *Pool, r poolRecord) {
-	if p.used == nil {
+	if p.active == nil {
 		if r.Autostart && r.Boot != ps.boot {
-			ps.startWithHost(p)
+			ps.autostart(p)
 		}
 		return
 	}
@@ -343,33 +343,33 @@ func (p *Pool) reattach(ctx context.Context) error {
 		return err
 	}
 	defer p.releaseTurn()
-	d, err := p.active()
+	d, err := p.activeDefinition()
 	if err != nil {
 		return err
 	}
 	if _, err = p.attach(ctx, d); err == nil {
-		err = runInLane(ctx, p.lane, func() error {
-			r, err := p.sweepAndRead(d)
+		err = runInWorker(ctx, p.worker, func() error {
+			r, err := p.resolveIncompleteAndRead(d)
 			if err != nil {
 				return err
 			}
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if p.used == d {
-				p.applyReading(r)
+			if p.active == d {
+				p.applyContents(r)
 			}
 			return nil
 		})
 	}
 	switch {
 	case err == nil:
-		p.forgetMissing()
+		p.undeclareMissing()
 		return nil
 	case fault.Is(err, fault.Timeout) || fault.Is(err, fault.Aborted) || p.pools.life.Err() != nil:
 		return err
 	}
 	p.mu.Lock()
-	p.used, p.usedDoc, p.stale = nil, "", ""
+	p.active, p.activeDoc, p.stale = nil, "", ""
 	transient := p.saved == nil
 	p.publish()
 	p.mu.Unlock()
@@ -378,7 +378,7 @@ func (p *Pool) reattach(ctx context.Context) error {
 		p.unregister()
 		return failed
 	}
-	if failed := p.save(); failed != nil {
+	if failed := p.saveRecord(); failed != nil {
 		return failed
 	}
 	return err

@@ -8,7 +8,7 @@ import (
 )
 
 // A scope that was lost on the way gives no rights: each verb refuses the zero value, and changes nothing.
-func TestVerbs_RefuseTheZeroScope(t *testing.T) {
+func TestVerbs_ZeroScope(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	d.volume(p, volXML("disk", "raw", mib, ""))

@@ -56,7 +56,7 @@ func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, 
 			err = p.cancelWipe(name)
 		}
 		if err == nil && sc.Folders() != nil { // the volume may be the disk of a guest without path limits
-			err = runInLane(ctx, p.lane, func() error { return image.RecordBeforeWrite(f) })
+			err = runInWorker(ctx, p.worker, func() error { return image.RecordBeforeWrite(f) })
 		}
 		if err != nil {
 			_ = f.Close() // nothing was written
@@ -71,7 +71,7 @@ func (p *Pool) Upload(ctx context.Context, sc scope.Scope, name string, offset, 
 
 // lockAgainstGuests keeps guests from opening a file until it is closed. Some file systems ask their server.
 func (p *Pool) lockAgainstGuests(ctx context.Context, f *os.File) error {
-	return runInLane(ctx, p.lane, func() error { _, err := image.LockToWrite(f); return err })
+	return runInWorker(ctx, p.worker, func() error { _, err := image.LockToWrite(f); return err })
 }
 
 // checkUnused refuses a file that a guest has open.
@@ -207,7 +207,7 @@ func (p *Pool) Download(ctx context.Context, sc scope.Scope, name string, offset
 		f    *os.File
 		size int64
 	}
-	o, err := ask(ctx, p.lane, answerTime, func() (opened, error) {
+	o, err := runWithin(ctx, p.worker, answerTime, func() (opened, error) {
 		f, err := p.openToRead(sc, v)
 		if err != nil {
 			return opened{}, err

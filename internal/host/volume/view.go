@@ -39,13 +39,13 @@ type View struct {
 	Capacity, Allocation, Available uint64
 	// Volumes by name.
 	Volumes []*Volume
-	// Taken is when the volumes were last read; zero before the first time.
-	Taken time.Time
+	// ReadAt is when the volumes were last read; zero before the first time.
+	ReadAt time.Time
 	// Stale says why the view may be out of date, or is "".
 	Stale string
 
-	place string
-	next  string // the place in the saved definition; "" for a transient pool
+	storageID     string
+	nextStorageID string // that of the saved definition; "" for a transient pool
 }
 
 // Active says whether the pool is started, whether its file system answers or not.
@@ -73,7 +73,7 @@ type Volume struct {
 	image.Info
 	Problem string
 
-	claims                     string // the backing file by an undeclared header, quoted; empty: none
+	claimedBacking             string // the backing file by an undeclared header, quoted; empty: none
 	perms                      permissions
 	inode                      uint64
 	atime, mtime, ctime, btime unix.StatxTimestamp
@@ -89,14 +89,14 @@ func (v *Volume) Key() string { return v.Path }
 // XML returns the volume's document.
 func (v *Volume) XML() (string, error) { return xmltree.Format(v.document()) }
 
-// find returns the index of a name among sorted volumes.
-func find(volumes []*Volume, name string) (int, bool) {
+// indexOf returns the index of a name among sorted volumes.
+func indexOf(volumes []*Volume, name string) (int, bool) {
 	return slices.BinarySearchFunc(volumes, name, func(v *Volume, name string) int { return strings.Compare(v.Name, name) })
 }
 
 // with and without return a changed copy, because views share the slice.
 func with(volumes []*Volume, v *Volume) []*Volume {
-	i, ok := find(volumes, v.Name)
+	i, ok := indexOf(volumes, v.Name)
 	if ok {
 		volumes = slices.Clone(volumes)
 		volumes[i] = v
@@ -106,7 +106,7 @@ func with(volumes []*Volume, v *Volume) []*Volume {
 }
 
 func without(volumes []*Volume, name string) []*Volume {
-	i, ok := find(volumes, name)
+	i, ok := indexOf(volumes, name)
 	if !ok {
 		return volumes
 	}
@@ -116,7 +116,7 @@ func without(volumes []*Volume, name string) []*Volume {
 // View returns the pool's state as last known. It never waits.
 func (p *Pool) View() View {
 	v := *p.published.Load()
-	if d := p.lane.stuck(); d > patience && v.Active() {
+	if d := p.worker.stuck(); d > staleAfter && v.Active() {
 		v.State = Inaccessible
 		v.Stale = fmt.Sprintf("its file system has not answered for %v", d.Round(time.Second))
 	}
@@ -127,9 +127,9 @@ func (p *Pool) View() View {
 func (p *Pool) Volume(name string) (*Volume, error) {
 	view := p.View()
 	if !view.Active() {
-		return nil, p.inactive()
+		return nil, p.inactiveError()
 	}
-	if i, ok := find(view.Volumes, name); ok {
+	if i, ok := indexOf(view.Volumes, name); ok {
 		return view.Volumes[i], nil
 	}
 	return nil, fault.New(fault.NotFound, fault.Volume, "no volume %q in pool %q", name, p.name)
@@ -139,11 +139,11 @@ func (p *Pool) Volume(name string) (*Volume, error) {
 func (p *Pool) Volumes() ([]*Volume, error) {
 	view := p.View()
 	if !view.Active() {
-		return nil, p.inactive()
+		return nil, p.inactiveError()
 	}
 	return view.Volumes, nil
 }
 
-func (p *Pool) inactive() error {
+func (p *Pool) inactiveError() error {
 	return fault.New(fault.WrongState, fault.Pool, "pool %q is not active; start it first", p.name)
 }

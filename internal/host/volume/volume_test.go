@@ -203,7 +203,7 @@ func TestDefine_SameTargetIsRefused(t *testing.T) {
 	wantKind(t, err, fault.Exists)
 	moves, err := parsePool(own(later), "", true)
 	must(t, err)
-	_, release, err := d.claim(t.Context(), moves)
+	_, release, err := d.findOrAdd(t.Context(), moves)
 	must(t, err)
 	_, err = d.Create(t.Context(), scope.Daemon("a test"), dirXML("b", later), true, NoBuild)
 	wantKind(t, err, fault.Exists)
@@ -278,9 +278,9 @@ func TestDefine_RefusedDocuments(t *testing.T) {
 	}
 }
 
-// TestPools_WhatLibvirtIgnores: parts of documents that libvirt accepts without effect, and how the pool is
+// TestDefine_ElementsThatLibvirtIgnores: parts of documents that libvirt accepts without effect, and how the pool is
 // shown then.
-func TestPools_WhatLibvirtIgnores(t *testing.T) {
+func TestDefine_ElementsThatLibvirtIgnores(t *testing.T) {
 	const device, target = "<device path='/dev/vdz'/>", "<target><path>/x</path></target>"
 	for _, c := range []struct{ kind, inner, shown string }{
 		{"dir", "<source><dir path='/y'/></source>" + target, "<source>\n  </source>"},
@@ -317,8 +317,8 @@ func TestPools_WhatLibvirtIgnores(t *testing.T) {
 	}
 }
 
-// TestPools_SharesWithoutASlash: they are mounted with the source in the form that mount takes.
-func TestPools_SharesWithoutASlash(t *testing.T) {
+// TestMountSource_ShareWithoutSlash: they are mounted with the source in the form that mount takes.
+func TestMountSource_ShareWithoutSlash(t *testing.T) {
 	for dir, want := range map[string][3]string{ // nfs, cifs, glusterfs
 		"share":     {"h:share", "//h/share", "h:share"},
 		"/share":    {"h:/share", "//h/share", "h:/share"},
@@ -335,9 +335,9 @@ func TestPools_SharesWithoutASlash(t *testing.T) {
 	}
 }
 
-// TestPools_AbsentTypesSayWhatServes: no hint names a type that is not built either.
-func TestPools_AbsentTypesSayWhatServes(t *testing.T) {
-	for kind := range absent {
+// TestDefine_UnsupportedTypeNamesAlternative: no hint names a type that is not built either.
+func TestDefine_UnsupportedTypeNamesAlternative(t *testing.T) {
+	for kind := range unsupportedTypes {
 		_, err := parsePool("<pool type='"+string(kind)+"'><name>a</name></pool>", "", false)
 		if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "not built: ") || strings.Contains(err.Error(), "network source") {
 			t.Errorf("%s: %v", kind, err)
@@ -1077,13 +1077,13 @@ func TestRefresh_KeepsUnreadDeclarations(t *testing.T) {
 
 	goOn, blocked := make(chan struct{}), make(chan error, 1)
 	go func() {
-		_, err := ask(t.Context(), p.lane, time.Minute, func() (struct{}, error) { <-goOn; return struct{}{}, nil }, nil)
+		_, err := runWithin(t.Context(), p.worker, time.Minute, func() (struct{}, error) { <-goOn; return struct{}{}, nil }, nil)
 		blocked <- err
 	}()
-	until(t, "the lane is busy", func() bool { return p.lane.stuck() > 0 })
+	until(t, "the worker is busy", func() bool { return p.worker.stuck() > 0 })
 	refreshed := make(chan error, 1)
 	go func() { refreshed <- p.Refresh(t.Context(), scope.Daemon("a test")) }()
-	until(t, "a refresh waits", func() bool { return len(p.lane.tasks) == 1 })
+	until(t, "a refresh waits", func() bool { return len(p.worker.tasks) == 1 })
 	must(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	close(goOn)
 	must(t, errors.Join(<-blocked, <-refreshed))
@@ -1294,7 +1294,7 @@ func TestDefine_PoolCountBound(t *testing.T) {
 	}
 	d, err := parsePool(dirXML("one-more", t.TempDir()), "", true)
 	must(t, err)
-	_, _, err = ps.match(d)
+	_, _, err = ps.findByIdentity(d)
 	wantKind(t, err, fault.NoCapacity)
 }
 
@@ -1305,7 +1305,7 @@ func TestOpen_KeepsDeclarationsOfUnreadablePool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	d.volume(p, volXML("disk", "raw", mib, ""))
-	must(t, d.store.Settle())
+	must(t, d.store.MarkComplete())
 	newer := poolKind
 	newer.Version++
 	must(t, d.store.Put(newer, p.uuid, "of a layout that is not known yet"))

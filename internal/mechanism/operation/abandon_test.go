@@ -59,7 +59,7 @@ func TestRun_AbandonedStep(t *testing.T) {
 			owner := &tapOwner{giveUp: func() { giveUp(nil) }}
 			s := New(Config[*tapOwner]{
 				Owner: owner, Kinds: Kinds[*tapOwner]{{Name: "tap", Version: 1, Bind: func(o *tapOwner) Work { return &tap{o} }}},
-				Files: Files{Dir: t.TempDir()}, Log: slog.New(slog.DiscardHandler), Life: t.Context(),
+				Files: FileJournal{Dir: t.TempDir()}, Log: slog.New(slog.DiscardHandler), Life: t.Context(),
 				Unanswered: func(err error) bool { return errors.Is(err, errNoAnswer) },
 				Drain:      func(context.Context) error { owner.opened = c.opened; return c.drain },
 			})

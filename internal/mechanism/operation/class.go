@@ -31,8 +31,8 @@ type Admission int
 
 // Admissions.
 const (
-	// Go: both may be open.
-	Go Admission = iota
+	// Allow: both may be open.
+	Allow Admission = iota
 	// Wait: the new one waits until the open one has ended.
 	Wait
 	// Refuse: the new one makes no sense now; libvirt answers 55, operation invalid.
@@ -44,31 +44,31 @@ const (
 var admissions = [2][6][6]Admission{
 	{ // the same object
 		//       change  disk job move    backup  unplug  cleanup
-		Change:  {Wait, Wait, Wait, Wait, Wait, Go},
-		DiskJob: {Refuse, Refuse, Refuse, Refuse, Refuse, Go},
-		Move:    {Wait, Wait, Wait, Wait, Wait, Go},
-		Backup:  {Refuse, Refuse, Refuse, Refuse, Refuse, Go},
-		Unplug:  {Go, Refuse, Go, Go, Go, Go},
-		Cleanup: {Wait, Wait, Wait, Wait, Wait, Go},
+		Change:  {Wait, Wait, Wait, Wait, Wait, Allow},
+		DiskJob: {Refuse, Refuse, Refuse, Refuse, Refuse, Allow},
+		Move:    {Wait, Wait, Wait, Wait, Wait, Allow},
+		Backup:  {Refuse, Refuse, Refuse, Refuse, Refuse, Allow},
+		Unplug:  {Allow, Refuse, Allow, Allow, Allow, Allow},
+		Cleanup: {Wait, Wait, Wait, Wait, Wait, Allow},
 	},
 	{ // other objects
-		Change:  {Wait, Wait, Wait, Wait, Wait, Go},
-		DiskJob: {Go, Go, Refuse, Go, Go, Go},
-		Move:    {Wait, Wait, Wait, Wait, Wait, Go},
-		Backup:  {Go, Go, Refuse, Refuse, Go, Go},
-		Unplug:  {Go, Go, Go, Go, Go, Go},
-		Cleanup: {Go, Go, Go, Go, Go, Go},
+		Change:  {Wait, Wait, Wait, Wait, Wait, Allow},
+		DiskJob: {Allow, Allow, Refuse, Allow, Allow, Allow},
+		Move:    {Wait, Wait, Wait, Wait, Wait, Allow},
+		Backup:  {Allow, Allow, Refuse, Refuse, Allow, Allow},
+		Unplug:  {Allow, Allow, Allow, Allow, Allow, Allow},
+		Cleanup: {Allow, Allow, Allow, Allow, Allow, Allow},
 	},
 }
 
 // Admit says whether a new operation may begin beside an open one of the same owner.
 func Admit(open Class, openObjects []string, next Class, objects []string) Admission {
-	if share(openObjects, objects) {
+	if shareObject(openObjects, objects) {
 		return admissions[0][open][next]
 	}
 	return admissions[1][open][next]
 }
 
-func share(a, b []string) bool {
+func shareObject(a, b []string) bool {
 	return slices.ContainsFunc(a, func(object string) bool { return slices.Contains(b, object) })
 }

@@ -19,7 +19,7 @@ cleanup    wait/go       wait/go       wait/go       wait/go       wait/go      
 `
 
 func TestAdmit_EveryPair(t *testing.T) {
-	words := map[Admission]string{Go: "go", Wait: "wait", Refuse: "refuse"}
+	words := map[Admission]string{Allow: "go", Wait: "wait", Refuse: "refuse"}
 	var table strings.Builder
 	fmt.Fprintf(&table, "\n%-11s", "open")
 	for next := Change; next <= Cleanup; next++ {

@@ -21,7 +21,7 @@ func TestOwed_EndedOwner(t *testing.T) {
 		owner := &debtor{}
 		s := New(Config[*debtor]{
 			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
-			Files: Files{Dir: t.TempDir()}, Log: slog.New(slog.DiscardHandler), Life: life,
+			Files: FileJournal{Dir: t.TempDir()}, Log: slog.New(slog.DiscardHandler), Life: life,
 			Turn: func(_ context.Context, do func() error) error {
 				if settling.Load() {
 					asked.Add(1)
@@ -30,7 +30,7 @@ func TestOwed_EndedOwner(t *testing.T) {
 				return do()
 			},
 		})
-		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
+		op, err := s.ForceBegin(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestOwed_EndedOwner(t *testing.T) {
 }
 
 type stuckJournal struct {
-	Files
+	FileJournal
 	in, out chan struct{}
 }
 
@@ -78,7 +78,7 @@ func TestBegin_RecordNotWritten(t *testing.T) {
 		close(j.out)
 		synctest.Wait()
 		select {
-		case <-c.Moved():
+		case <-c.Stopped():
 		case <-time.After(time.Hour):
 			t.Errorf("who waits for it is not told; %d open", len(s.Operations()))
 		}

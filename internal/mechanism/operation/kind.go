@@ -21,9 +21,9 @@ type Opener interface{ Opened(*Operation) error }
 // come in the owner's loop and must not block.
 type Ender interface{ Ended() }
 
-// Rehold is a Work that holds resources of the host while it is open. The next
+// Reholder is a Work that holds resources of the host while it is open. The next
 // daemon calls it before the owner's loop runs; it must not ask anything that may be slow.
-type Rehold interface{ Rehold() }
+type Reholder interface{ Rehold() }
 
 // Kind describes the operations of one kind, for owners of type O.
 type Kind[O any] struct {
@@ -51,8 +51,8 @@ func (k Kind[O]) Check(w Work) error {
 	return nil
 }
 
-// open makes the work from a record.
-func (k Kind[O]) open(owner O, r Record) (Work, error) {
+// decodeWork makes the work from a record.
+func (k Kind[O]) decodeWork(owner O, r Record) (Work, error) {
 	if r.Version != k.Version {
 		return nil, fmt.Errorf("operation %s (%s) has version %d, and this daemon knows version %d", r.ID, r.Kind, r.Version, k.Version)
 	}

@@ -488,7 +488,7 @@ func cutTwice(t *testing.T, p plan, first, second int, gone Gone) (wrong string,
 	return w.judge(c, "1"), died
 }
 
-func TestRecord_KeepsThePayload(t *testing.T) {
+func TestRecord_KeepsPayload(t *testing.T) {
 	w := newWorld()
 	d := w.daemon(t)
 	p := &plan{w: w, Name: "op", Lives: []Lifetime{Process, Process}, Decisive: 1, Probed: true, Waits: 0}
@@ -506,10 +506,10 @@ func TestRecord_KeepsThePayload(t *testing.T) {
 	}
 }
 
-// apart returns a daemon with Apart set: its owner has many objects.
+// apart returns a daemon with PerObject set: its owner has many objects.
 func (w *world) apart(t failer) *daemon {
 	d := w.daemon(t)
-	d.Apart = true
+	d.PerObject = true
 	return d
 }
 
@@ -527,7 +527,7 @@ func (d *daemon) owedOf(t *testing.T, objects ...string) *Operation {
 	return op
 }
 
-func TestApart_OwedLeavesItsObjects(t *testing.T) {
+func TestPerObject_OwedLeavesItsObjects(t *testing.T) {
 	w := newWorld()
 	d := w.apart(t)
 	old := d.owedOf(t, "volume/a", "volume/b")
@@ -550,8 +550,8 @@ func TestApart_OwedLeavesItsObjects(t *testing.T) {
 	}
 }
 
-// TestApart_RecoversNewestFirst: a later effect may depend on an earlier one.
-func TestApart_RecoversNewestFirst(t *testing.T) {
+// TestPerObject_RecoversNewestFirst: a later effect may depend on an earlier one.
+func TestPerObject_RecoversNewestFirst(t *testing.T) {
 	w := newWorld()
 	d := w.apart(t)
 	for i := range 3 {
@@ -561,15 +561,15 @@ func TestApart_RecoversNewestFirst(t *testing.T) {
 		}
 	}
 	for _, op := range d.Operations() {
-		op.become(Unanswered, "", nil)
+		op.setState(Unanswered, "", nil)
 	}
 	if err := d.Recover(t.Context()); err != nil || !slices.Equal(w.undone, []string{"2.0", "1.0", "0.0"}) {
 		t.Errorf("they were undone in the order %v, %v", w.undone, err)
 	}
 }
 
-// TestBegin_OneOfMany: of several clients that begin at once, one gets the object.
-func TestBegin_OneOfMany(t *testing.T) {
+// TestBegin_Concurrently: of several clients that begin at once, one gets the object.
+func TestBegin_Concurrently(t *testing.T) {
 	d := newWorld().apart(t)
 	d.Stored = &lockedJournal{Journal: d.w}
 	begun := make(chan error)
@@ -602,24 +602,24 @@ func (l *lockedJournal) Write(r Record) error {
 	return l.Journal.Write(r)
 }
 
-// TestAdmits: an action without an operation is judged like one of its class, and leaves no record.
-func TestAdmits(t *testing.T) {
+// TestCheckConflict: an action without an operation is judged like one of its class, and leaves no record.
+func TestCheckConflict(t *testing.T) {
 	d := newWorld().daemon(t)
 	d.Kinds = Kinds[*world]{{Name: "plan", Version: 1, Class: DiskJob, Bind: d.Kinds[0].Bind}}
-	if err := d.Admits(Move); err != nil {
+	if err := d.CheckConflict(Move); err != nil {
 		t.Errorf("nothing is open: %v", err)
 	}
 	if _, err := d.Begin(scope.Daemon("a test"), "plan", &plan{w: d.w, Name: "job", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"disk/a"}}); err != nil {
 		t.Fatal(err)
 	}
 	var conflict *Conflict
-	if err := d.Admits(Move); !errors.As(err, &conflict) || conflict.Admission != Refuse {
+	if err := d.CheckConflict(Move); !errors.As(err, &conflict) || conflict.Admission != Refuse {
 		t.Errorf("a move beside a disk job: %v", err)
 	}
-	if err := d.Admits(Change, "disk/b"); err != nil {
+	if err := d.CheckConflict(Change, "disk/b"); err != nil {
 		t.Errorf("another disk: %v", err)
 	}
-	if err := d.Admits(Change, "disk/a"); !errors.As(err, &conflict) || conflict.Admission != Refuse {
+	if err := d.CheckConflict(Change, "disk/a"); !errors.As(err, &conflict) || conflict.Admission != Refuse {
 		t.Errorf("that disk: %v", err)
 	}
 	if n := len(d.Operations()); n != 1 {

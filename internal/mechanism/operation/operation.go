@@ -37,48 +37,48 @@ func (s State) String() string { return stateNames[s] }
 // Operation is an open operation. The goroutine that advances it holds advancing; fields that
 // others read are guarded by mu.
 type Operation struct {
-	set     settings
-	scope   scope.Scope // of the client that asked, or what its record has of it
-	class   Class
-	work    Work
-	steps   []Step
-	decides int // the decisive step; len(steps): the removal of the record decides
+	set      ownerSet
+	scope    scope.Scope // of the client that asked, or what its record has of it
+	class    Class
+	work     Work
+	steps    []Step
+	decisive int // the index of the decisive step; len(steps): the removal of the record decides
 
 	advancing sync.Mutex
 	rec       Record
 	next      int  // the step that is done or undone next
 	backward  bool // next is undone
 	decided   bool // it goes forward, whatever happens to a step
-	alive     Gone // whether the process or the boot had ended when it was last advanced
-	failed    []error
+	gone      Gone // whether the process or the boot had ended when it was last advanced
+	failures  []error
 
-	mu     sync.Mutex
-	state  State
-	step   string // the current step
-	cause  error  // why it is owed, or unanswered
-	result error  // the result for its client
-	since  time.Time
-	moved  chan struct{} // closed when it is no longer running or waiting
-	nudge  chan struct{} // capacity one; tells a retry not to wait longer
+	mu      sync.Mutex
+	state   State
+	step    string // the current step
+	cause   error  // why it is owed, or unanswered
+	result  error  // the result for its client
+	since   time.Time
+	stopped chan struct{} // closed when it is no longer running or waiting
+	wake    chan struct{} // capacity one; tells a retry not to wait longer
 
-	retrying  bool // a goroutine retries the owed step; guarded by advancing
-	told      bool // "owed" was logged; guarded by advancing
-	unwritten bool // its record could not be written; guarded by advancing
+	retrying   bool // a goroutine retries the owed step; guarded by advancing
+	owedLogged bool // "owed" was logged; guarded by advancing
+	unwritten  bool // its record could not be written; guarded by advancing
 }
 
-func newOperation(set settings, r Record, class Class, w Work, sc scope.Scope) (*Operation, error) {
-	op := &Operation{set: set, scope: sc, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
+func newOperation(set ownerSet, r Record, class Class, w Work, sc scope.Scope) (*Operation, error) {
+	op := &Operation{set: set, scope: sc, rec: r, class: class, work: w, since: r.Began, stopped: make(chan struct{}), wake: make(chan struct{}, 1)}
 	if o, is := w.(Opener); is {
 		if err := o.Opened(op); err != nil {
 			return nil, err
 		}
 	}
 	op.steps = w.Steps()
-	op.decides = slices.IndexFunc(op.steps, func(s Step) bool { return s.Decisive })
-	if op.decides < 0 {
-		op.decides = len(op.steps)
+	op.decisive = slices.IndexFunc(op.steps, func(s Step) bool { return s.Decisive })
+	if op.decisive < 0 {
+		op.decisive = len(op.steps)
 	}
-	if op.decides == 0 && op.steps[0].Probe == nil {
+	if op.decisive == 0 && op.steps[0].Probe == nil {
 		op.rec.Decided = true
 	}
 	return op, nil
@@ -91,9 +91,9 @@ func (op *Operation) ID() string { return op.rec.ID }
 // client's limits, too. When a step is tried again later, or by the next daemon, it has what the record says.
 func (op *Operation) Scope() scope.Scope { return op.scope }
 
-// leaveCall has the steps that follow work within what the record says of the scope: the call of the client may
+// useRecordedScope limits the steps that follow to what the record says of the scope: the call of the client may
 // have ended, and its reservations with it. The caller holds advancing.
-func (op *Operation) leaveCall() { op.scope = op.rec.Scope.Scope() }
+func (op *Operation) useRecordedScope() { op.scope = op.rec.Scope.Scope() }
 
 // Kind is the name of its kind.
 func (op *Operation) Kind() string { return op.rec.Kind }
@@ -132,8 +132,8 @@ type Status struct {
 	Cause   error     // why it is owed; nil: it is not owed
 }
 
-// Listed is an operation with its owner.
-type Listed struct {
+// OwnedStatus is an operation with its owner.
+type OwnedStatus struct {
 	Status
 
 	Name, UUID string // of the guest or network; both are empty for one on tiles or clones
@@ -153,11 +153,13 @@ func (op *Operation) Err() error {
 	return op.result
 }
 
-// Moved is closed when the operation has ended, is owed or unanswered. Clients that
+// Stopped is closed when the operation has ended, is owed or unanswered. Clients that
 // wait for it may continue then.
-func (op *Operation) Moved() <-chan struct{} { return op.moved }
+func (op *Operation) Stopped() <-chan struct{} { return op.stopped }
 
-func (op *Operation) become(s State, step string, cause error) {
+// setState changes the state and the current step. A client that waits may continue when the state is no longer
+// Running or Waiting.
+func (op *Operation) setState(s State, step string, cause error) {
 	op.mu.Lock()
 	defer op.mu.Unlock()
 	if s != op.state {
@@ -166,43 +168,44 @@ func (op *Operation) become(s State, step string, cause error) {
 	op.state, op.step, op.cause = s, step, cause
 	if s > Waiting {
 		select {
-		case <-op.moved:
+		case <-op.stopped:
 		default:
-			close(op.moved)
+			close(op.stopped)
 		}
 	}
 }
 
-func (op *Operation) name(i int) string {
+func (op *Operation) stepName(i int) string {
 	if i < 0 || i >= len(op.steps) {
 		return ""
 	}
 	return op.steps[i].Name
 }
 
-// gone returns TheBoot if the host has booted since the operation was begun, else Nothing: it checks the boot alone.
-func (op *Operation) gone(boot string) Gone {
+// goneAfterReboot returns TheBoot if the host has booted since the operation was begun, else Nothing. It does not
+// check whether the process has ended.
+func (op *Operation) goneAfterReboot(boot string) Gone {
 	if boot != "" && op.rec.Boot != boot {
 		return TheBoot
 	}
 	return Nothing
 }
 
-// lasting reports whether the record must outlive the boot.
-func (op *Operation) lasting() bool {
+// outlivesBoot reports whether the record must outlive the boot.
+func (op *Operation) outlivesBoot() bool {
 	return slices.ContainsFunc(op.steps, func(s Step) bool { return s.Effect == Lasting })
 }
 
 func (op *Operation) journal() Journal {
 	files, stored := op.set.journals()
-	if files == nil || op.lasting() {
+	if files == nil || op.outlivesBoot() {
 		return stored
 	}
 	return files
 }
 
-// write stores the record in its present state.
-func (op *Operation) write() (err error) {
+// writeRecord stores the record in its present state.
+func (op *Operation) writeRecord() (err error) {
 	if op.rec.Payload, err = marshal(op.work); err != nil {
 		return err
 	}
@@ -210,22 +213,22 @@ func (op *Operation) write() (err error) {
 }
 
 // Save stores a payload that a step has changed, before that step has any effect.
-func (op *Operation) Save() error { return op.write() }
+func (op *Operation) Save() error { return op.writeRecord() }
 
-// writeLate writes a record whose write failed before.
-func (op *Operation) writeLate() {
+// retryWrite writes a record whose write failed before.
+func (op *Operation) retryWrite() {
 	if !op.advancing.TryLock() {
 		return // its next step is soon done; the write is tried after it
 	}
 	defer op.advancing.Unlock()
 	if op.Status().State != Ended {
-		op.writeAgain()
+		op.retryWriteLocked()
 	}
 }
 
-func (op *Operation) writeAgain() {
+func (op *Operation) retryWriteLocked() {
 	if op.unwritten {
-		op.unwritten = op.write() != nil
+		op.unwritten = op.writeRecord() != nil
 	}
 }
 
@@ -239,7 +242,7 @@ func (op *Operation) run(ctx context.Context, late bool) error {
 	defer op.advancing.Unlock()
 	defer op.markIfPanicked()
 	if late {
-		op.leaveCall()
+		op.useRecordedScope()
 	}
 	switch op.Status().State {
 	case Running, Waiting:
@@ -253,7 +256,7 @@ func (op *Operation) run(ctx context.Context, late bool) error {
 	case Owed:
 		return op.Status().Cause
 	}
-	return errors.Join(op.failed...)
+	return errors.Join(op.failures...)
 }
 
 // drainLimit bounds the wait for QEMU after a client has given up. A QEMU that answers takes milliseconds.
@@ -273,7 +276,7 @@ func (op *Operation) settleAbandoned(ctx context.Context, cause error) error {
 	}
 	ctx, stop = context.WithTimeout(ctx, undoLimit)
 	defer stop()
-	if op.probe(ctx, op.alive); op.decided {
+	if op.probe(ctx, op.gone); op.decided {
 		return op.Err() // it happened before the client gave up
 	}
 	return cause
@@ -282,7 +285,7 @@ func (op *Operation) settleAbandoned(ctx context.Context, cause error) error {
 // markIfPanicked marks an operation whose step panicked as unanswered.
 func (op *Operation) markIfPanicked() {
 	if s := op.Status(); s.State == Running {
-		op.become(Unanswered, s.Step, nil)
+		op.setState(Unanswered, s.Step, nil)
 	}
 }
 
@@ -293,30 +296,31 @@ func (op *Operation) Abort(ctx context.Context, cause error) (bool, error) {
 	if s := op.Status().State; s != Waiting || op.decided {
 		return false, nil
 	}
-	return true, op.goBack(ctx, op.next, cause)
+	return true, op.undoFrom(ctx, op.next, cause)
 }
 
 // advance continues in the present direction.
 func (op *Operation) advance(ctx context.Context) error {
 	if op.backward {
-		return op.back(ctx)
+		return op.undoSteps(ctx)
 	}
-	return op.forward(ctx)
+	return op.doSteps(ctx)
 }
 
-func (op *Operation) forward(ctx context.Context) error {
+// doSteps does the steps from next on, and ends the operation after the last one.
+func (op *Operation) doSteps(ctx context.Context) error {
 	for ; op.next < len(op.steps); op.next++ {
 		s := &op.steps[op.next]
-		if !s.Effect.outlives(op.alive) {
+		if !s.Effect.outlives(op.gone) {
 			continue
 		}
-		op.become(Running, s.Name, nil)
-		err := op.do(ctx, s)
-		if err == nil && op.next == op.decides {
+		op.setState(Running, s.Name, nil)
+		err := op.doStep(ctx, s)
+		if err == nil && op.next == op.decisive {
 			err = op.decide()
 		}
 		if err != nil {
-			if done, err := op.stopped(ctx, s, err); !done {
+			if done, err := op.handleFailure(ctx, s, err); !done {
 				return err
 			}
 		}
@@ -324,26 +328,26 @@ func (op *Operation) forward(ctx context.Context) error {
 	return op.finish(ctx)
 }
 
-// stopped handles a step that was not done. Done says that the next step follows all the same.
-func (op *Operation) stopped(ctx context.Context, s *Step, err error) (done bool, _ error) {
+// handleFailure handles a step that was not done. Done says that the next step follows all the same.
+func (op *Operation) handleFailure(ctx context.Context, s *Step, err error) (done bool, _ error) {
 	switch {
 	case s.Waits && errors.Is(err, ErrWaiting):
-		op.become(Waiting, s.Name, nil)
+		op.setState(Waiting, s.Name, nil)
 		return false, nil
 	case !op.decided && op.set.unanswered(err):
-		op.become(Unanswered, s.Name, err)
+		op.setState(Unanswered, s.Name, err)
 		return false, err
 	case !op.decided:
-		return false, op.goBack(ctx, op.next, err)
+		return false, op.undoFrom(ctx, op.next, err)
 	case isFinal(err):
 		op.set.log().Warn("operation step failed for good; next step follows", "kind", op.rec.Kind, "step", s.Name, "error", err)
-		op.failed = append(op.failed, err)
+		op.failures = append(op.failures, err)
 		return true, nil
 	}
-	return false, op.owe(s.Name, err)
+	return false, op.retryLater(s.Name, err)
 }
 
-func (op *Operation) do(ctx context.Context, s *Step) error {
+func (op *Operation) doStep(ctx context.Context, s *Step) error {
 	if s.Do == nil {
 		return nil
 	}
@@ -359,12 +363,12 @@ func (op *Operation) do(ctx context.Context, s *Step) error {
 
 // decide records that the operation goes forward from now on, if nothing else tells so.
 func (op *Operation) decide() error {
-	if op.rec.Decided || op.steps[op.decides].Probe != nil || op.decides == len(op.steps)-1 {
+	if op.rec.Decided || op.steps[op.decisive].Probe != nil || op.decisive == len(op.steps)-1 {
 		op.decided = true
 		return nil
 	}
 	op.rec.Decided = true
-	err := op.write()
+	err := op.writeRecord()
 	op.decided, op.rec.Decided = err == nil, err == nil
 	return err
 }
@@ -372,42 +376,43 @@ func (op *Operation) decide() error {
 // endsByRemoval reports whether the next daemon undoes the operation as long as the record exists.
 func (op *Operation) endsByRemoval() bool {
 	last := len(op.steps) - 1
-	return !op.backward && !op.rec.Decided && (op.decides > last || op.decides == last && op.steps[last].Probe == nil)
+	return !op.backward && !op.rec.Decided && (op.decisive > last || op.decisive == last && op.steps[last].Probe == nil)
 }
 
-// goBack undoes the steps up to and including from, because of cause.
-func (op *Operation) goBack(ctx context.Context, from int, cause error) error {
-	op.failed = append(op.failed, cause)
+// undoFrom undoes the steps up to and including from, because of cause.
+func (op *Operation) undoFrom(ctx context.Context, from int, cause error) error {
+	op.failures = append(op.failures, cause)
 	op.next, op.backward = min(from, len(op.steps)-1), true
 	if slices.ContainsFunc(op.steps, func(s Step) bool { return s.Waits }) {
 		op.rec.Back = true
-		if err := op.write(); err != nil {
+		if err := op.writeRecord(); err != nil {
 			op.set.log().Warn("cannot record that the operation goes back", "kind", op.rec.Kind, "error", err)
 		}
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer stop()
-	return op.back(ctx)
+	return op.undoSteps(ctx)
 }
 
 // undoLimit bounds the undo that a caller waits for. Longer work is owed.
 const undoLimit = 30 * time.Second
 
-func (op *Operation) back(ctx context.Context) error {
+// undoSteps undoes the steps from next down to the first, and ends the operation.
+func (op *Operation) undoSteps(ctx context.Context) error {
 	for ; op.next >= 0; op.next-- {
-		if err := op.undo(ctx, &op.steps[op.next]); err != nil {
-			return errors.Join(errors.Join(op.failed...), op.owe(op.name(op.next), err))
+		if err := op.undoStep(ctx, &op.steps[op.next]); err != nil {
+			return errors.Join(errors.Join(op.failures...), op.retryLater(op.stepName(op.next), err))
 		}
 	}
 	return op.finish(ctx)
 }
 
-// undo undoes one step, if its effect is there.
-func (op *Operation) undo(ctx context.Context, s *Step) error {
-	if s.Undo == nil || !s.Effect.outlives(op.alive) {
+// undoStep undoes one step, if its effect is there.
+func (op *Operation) undoStep(ctx context.Context, s *Step) error {
+	if s.Undo == nil || !s.Effect.outlives(op.gone) {
 		return nil
 	}
-	op.become(Running, s.Name, nil)
+	op.setState(Running, s.Name, nil)
 	failpoint.Reach(op.rec.Kind + "." + s.Name + ".undo")
 	err := s.Undo(ctx)
 	if err == nil || isFinal(err) {
@@ -420,27 +425,27 @@ func (op *Operation) undo(ctx context.Context, s *Step) error {
 // finish ends an operation. If it is done and its record decides by removal, it
 // goes back when the record cannot be removed.
 func (op *Operation) finish(ctx context.Context) error {
-	err := errors.Join(op.failed...)
+	err := errors.Join(op.failures...)
 	if e := op.set.finish(op); e != nil {
 		e = fmt.Errorf("cannot remove the record of the operation %s: %w", op.rec.Kind, e)
 		switch {
 		case op.backward:
-			return errors.Join(err, op.owe("", e))
+			return errors.Join(err, op.retryLater("", e))
 		case op.endsByRemoval():
 			op.decided = false
-			return op.goBack(ctx, len(op.steps)-1, e)
+			return op.undoFrom(ctx, len(op.steps)-1, e)
 		}
 		op.rec.Decided = true
-		if op.write() != nil {
+		if op.writeRecord() != nil {
 			op.rec.Decided = false // then only a Probe tells
 		}
-		_ = op.owe("", e) // the request itself is done
+		_ = op.retryLater("", e) // the request itself is done
 		return err
 	}
 	op.mu.Lock()
 	op.result = err
 	op.mu.Unlock()
-	op.become(Ended, "", nil)
+	op.setState(Ended, "", nil)
 	return err
 }
 
@@ -451,7 +456,7 @@ func (op *Operation) recover(ctx context.Context) {
 	}
 	defer op.advancing.Unlock()
 	defer op.markIfPanicked()
-	op.leaveCall()
+	op.useRecordedScope()
 	switch op.Status().State {
 	case Unanswered, Waiting:
 		op.probe(ctx, Nothing)
@@ -465,65 +470,66 @@ func (op *Operation) end(ctx context.Context, gone Gone) {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
 	defer op.markIfPanicked()
-	op.leaveCall()
+	op.useRecordedScope()
 	switch op.Status().State {
 	case Ended:
 	case Owed:
-		op.alive = gone
+		op.gone = gone
 		_ = op.advance(ctx) // its state holds the result
 	default:
 		op.probe(ctx, gone)
 	}
 }
 
-// probe finds out which side is true and continues there.
+// probe finds out on which side of the decisive step the operation is, and continues there.
 func (op *Operation) probe(ctx context.Context, gone Gone) {
-	op.alive = gone
-	verdict, err := op.side(ctx)
+	op.gone = gone
+	verdict, err := op.probeDecisive(ctx)
 	if err != nil {
-		op.become(Unanswered, op.name(op.decides), err)
+		op.setState(Unanswered, op.stepName(op.decisive), err)
 		return
 	}
 	op.set.log().Info("interrupted operation settled", "kind", op.rec.Kind, "id", op.rec.ID, "found", verdict.String())
 	switch verdict {
 	case Happened:
 		op.decided = true
-		op.next = op.decides + 1
-		if op.steps[op.decides].Probe == nil {
-			op.next = op.decides
+		op.next = op.decisive + 1
+		if op.steps[op.decisive].Probe == nil {
+			op.next = op.decisive
 		}
-		_ = op.forward(ctx)
+		_ = op.doSteps(ctx)
 	case NotYet:
-		op.waitOn(ctx)
+		op.resumeWait(ctx)
 	default:
-		op.next, op.backward = min(op.decides, len(op.steps)-1), true
-		_ = op.back(ctx)
+		op.next, op.backward = min(op.decisive, len(op.steps)-1), true
+		_ = op.undoSteps(ctx)
 	}
 }
 
-func (op *Operation) side(ctx context.Context) (Verdict, error) {
+// probeDecisive asks the record, or the Probe of the decisive step, whether that step was made.
+func (op *Operation) probeDecisive(ctx context.Context) (Verdict, error) {
 	if op.rec.Decided {
 		return Happened, nil
 	}
-	if op.rec.Back || op.decides == len(op.steps) {
+	if op.rec.Back || op.decisive == len(op.steps) {
 		return Never, nil
 	}
-	s := &op.steps[op.decides]
-	if s.Probe == nil || !s.Effect.outlives(op.alive) {
+	s := &op.steps[op.decisive]
+	if s.Probe == nil || !s.Effect.outlives(op.gone) {
 		return Never, nil
 	}
-	return s.Probe(ctx, op.alive)
+	return s.Probe(ctx, op.gone)
 }
 
-// waitOn undoes the steps after the first one that waits, and continues there.
-func (op *Operation) waitOn(ctx context.Context) {
+// resumeWait undoes the steps after the first one that waits, and continues there.
+func (op *Operation) resumeWait(ctx context.Context) {
 	first := slices.IndexFunc(op.steps, func(s Step) bool { return s.Waits })
-	for i := op.decides - 1; i > first; i-- {
-		if err := op.undo(ctx, &op.steps[i]); err != nil {
-			op.become(Unanswered, op.name(i), err)
+	for i := op.decisive - 1; i > first; i-- {
+		if err := op.undoStep(ctx, &op.steps[i]); err != nil {
+			op.setState(Unanswered, op.stepName(i), err)
 			return
 		}
 	}
 	op.next = max(first, 0)
-	_ = op.forward(ctx)
+	_ = op.doSteps(ctx)
 }

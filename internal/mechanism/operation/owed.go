@@ -14,27 +14,28 @@ const (
 	tryLimit   = 30 * time.Second
 )
 
-// owe retries a step with growing pauses, until it is done or the daemon ends.
-func (op *Operation) owe(step string, cause error) error {
-	op.become(Owed, step, cause)
-	if !op.told {
-		op.told = true
+// retryLater marks the operation as owed, and retries the step with growing pauses until it is done or the daemon
+// ends.
+func (op *Operation) retryLater(step string, cause error) error {
+	op.setState(Owed, step, cause)
+	if !op.owedLogged {
+		op.owedLogged = true
 		op.set.log().Warn("operation step failed; it is tried again", "kind", op.rec.Kind, "step", step, "error", cause)
 	}
 	if !op.retrying {
 		op.retrying = true
-		op.set.goRetry(op.retry)
+		op.set.goRetry(op.retryLoop)
 	}
 	return cause
 }
 
-func (op *Operation) retry() {
+func (op *Operation) retryLoop() {
 	ctx := op.set.life()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
-		case <-op.nudge:
+		case <-op.wake:
 			pause = firstPause
 		case <-ctx.Done():
 		}
@@ -60,8 +61,8 @@ func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 	if op.Status().State == Owed {
 		ctx, stop := context.WithTimeout(ctx, tryLimit)
 		defer stop()
-		op.writeAgain()
-		op.leaveCall()
+		op.retryWriteLocked()
+		op.useRecordedScope()
 		_ = op.advance(ctx) // its state says what became of it
 	}
 	if op.Status().State == Owed {
@@ -74,7 +75,7 @@ func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 // releaseObjects gives objects of an owed operation to a new one. An operation that is being
 // tried right now keeps them.
 func (op *Operation) releaseObjects(objects []string) error {
-	if op.Status().State != Owed || !share(op.Objects(), objects) || !op.advancing.TryLock() {
+	if op.Status().State != Owed || !shareObject(op.Objects(), objects) || !op.advancing.TryLock() {
 		return nil
 	}
 	defer op.advancing.Unlock()
@@ -83,7 +84,7 @@ func (op *Operation) releaseObjects(objects []string) error {
 	}
 	before := op.Objects()
 	op.setObjects(slices.DeleteFunc(slices.Clone(before), func(object string) bool { return slices.Contains(objects, object) }))
-	err := op.write()
+	err := op.writeRecord()
 	if err != nil {
 		op.setObjects(before)
 	}
@@ -99,12 +100,13 @@ func (op *Operation) setObjects(objects []string) {
 // wakeRetry makes a retry continue without waiting longer.
 func (op *Operation) wakeRetry() {
 	select {
-	case op.nudge <- struct{}{}:
+	case op.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (op *Operation) again() {
+// wakeIfOwed retries an owed step at once.
+func (op *Operation) wakeIfOwed() {
 	if op.Status().State == Owed {
 		op.wakeRetry()
 	}

@@ -44,19 +44,19 @@ type Journal interface {
 	Remove(Record) error
 }
 
-// Files is a journal in a directory that does not outlive a boot of the host.
+// FileJournal is a journal in a directory that does not outlive a boot of the host.
 // Nothing is synced.
-type Files struct{ Dir string }
+type FileJournal struct{ Dir string }
 
 const filePrefix, fileSuffix = "operation-", ".json"
 
-func (f Files) path(id string) string { return filepath.Join(f.Dir, filePrefix+id+fileSuffix) }
+func (f FileJournal) path(id string) string { return filepath.Join(f.Dir, filePrefix+id+fileSuffix) }
 
 // Write implements Journal.
-func (f Files) Write(r Record) error { return atomicfile.WriteJSON(f.path(r.ID), r) }
+func (f FileJournal) Write(r Record) error { return atomicfile.WriteJSON(f.path(r.ID), r) }
 
 // Remove implements Journal.
-func (f Files) Remove(r Record) error {
+func (f FileJournal) Remove(r Record) error {
 	if err := os.Remove(f.path(r.ID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -65,7 +65,7 @@ func (f Files) Remove(r Record) error {
 
 // Read returns the records, oldest first; with an error, those that can be read. It
 // removes files that a killed daemon was writing.
-func (f Files) Read() ([]Record, error) {
+func (f FileJournal) Read() ([]Record, error) {
 	entries, err := os.ReadDir(f.Dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -92,31 +92,31 @@ func (f Files) Read() ([]Record, error) {
 	return all, errors.Join(failed...)
 }
 
-// Stored is a journal in the daemon's store, which outlives a boot. Changes are on
+// StoreJournal is a journal in the daemon's store, which outlives a boot. Changes are on
 // disk when Write and Remove return.
-type Stored struct{ Store *store.Store }
+type StoreJournal struct{ Store *store.Store }
 
-var kept = store.Kind{Name: "operation", Version: 1}
+var storedKind = store.Kind{Name: "operation", Version: 1}
 
 func (r Record) key() string { return r.Owner + "/" + r.ID }
 
 // Write implements Journal.
-func (s Stored) Write(r Record) error { return s.Store.Put(kept, r.key(), r) }
+func (s StoreJournal) Write(r Record) error { return s.Store.Put(storedKind, r.key(), r) }
 
 // Remove implements Journal.
-func (s Stored) Remove(r Record) error { return s.Store.Delete(kept, r.key()) }
+func (s StoreJournal) Remove(r Record) error { return s.Store.Delete(storedKind, r.key()) }
 
-// Owned holds the records of one owner, oldest first. Damaged says that there are
+// OwnerRecords holds the records of one owner, oldest first. Damaged says that there are
 // others that cannot be read.
-type Owned struct {
+type OwnerRecords struct {
 	Records []Record
 	Damaged error
 }
 
 // ReadAll returns all records by their owner.
-func (s Stored) ReadAll() (map[string]Owned, error) {
-	all := map[string]Owned{}
-	err := s.Store.Each(kept, func(key string, decode func(any) error) error {
+func (s StoreJournal) ReadAll() (map[string]OwnerRecords, error) {
+	all := map[string]OwnerRecords{}
+	err := s.Store.Each(storedKind, func(key string, decode func(any) error) error {
 		owner, id, _ := strings.Cut(key, "/")
 		var r Record
 		o := all[owner]

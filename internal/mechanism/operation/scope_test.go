@@ -42,7 +42,7 @@ func scopedSet(life context.Context, t *testing.T, dir string, o *scopedOwner, r
 	t.Helper()
 	s, err := Open(Config[*scopedOwner]{
 		Owner: o, Kinds: Kinds[*scopedOwner]{{Name: "scoped", Version: 1, Bind: func(o *scopedOwner) Work { return &scoped{o: o} }}},
-		Files: Files{Dir: dir}, Stored: Files{Dir: dir}, Log: slog.New(slog.DiscardHandler), Life: life,
+		Files: FileJournal{Dir: dir}, Stored: FileJournal{Dir: dir}, Log: slog.New(slog.DiscardHandler), Life: life,
 	}, records)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func scopedSet(life context.Context, t *testing.T, dir string, o *scopedOwner, r
 
 // The client's limits apply while its call lasts. A later try, and the next daemon, keep its folders, and
 // do not ask again for rights that were granted.
-func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
+func TestSteps_UseRecordedScope(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := errors.New("full")
 		client := scopetest.Client(scopetest.Limits{
@@ -77,7 +77,7 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 		if err := o.seen[0].ReserveVolume("pool", "name"); !errors.Is(err, full) {
 			t.Errorf("in the client's call a step may make a volume: %v", err)
 		}
-		records, err := Files{Dir: dir}.Read()
+		records, err := FileJournal{Dir: dir}.Read()
 		if err != nil || len(records) != 1 {
 			t.Fatal(records, err)
 		}
@@ -97,11 +97,11 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 }
 
 // A record without a scope opens nothing, and no operation begins without one.
-func TestBegin_RefusesTheZeroScope(t *testing.T) {
+func TestBegin_ZeroScope(t *testing.T) {
 	o, dir := &scopedOwner{}, t.TempDir()
 	s := scopedSet(t.Context(), t, dir, o)
 	_, begun := s.Begin(scope.Scope{}, "scoped", &scoped{o: o}, Record{})
-	_, followed := s.Follow(scope.Scope{}, "scoped", &scoped{o: o}, Record{})
+	_, followed := s.ForceBegin(scope.Scope{}, "scoped", &scoped{o: o}, Record{})
 	if !fault.Is(begun, fault.Denied) || !fault.Is(followed, fault.Denied) || len(s.Operations()) > 0 {
 		t.Errorf("begun: %v, followed: %v", begun, followed)
 	}

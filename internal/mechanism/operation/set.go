@@ -33,12 +33,12 @@ type Config[O any] struct {
 	// Drain waits until QEMU has carried out all that it was asked. It is called when a client gives up during a
 	// step: the operation is then settled before the client has its answer. Nil, or an error: it waits for Recover.
 	Drain func(context.Context) error
-	// Apart says that the owner has many objects. Operations block each other only if
+	// PerObject says that the owner has many objects. Operations block each other only if
 	// they share an object, and an owed one leaves its objects to a new one.
-	Apart bool
-	// Behind returns why the owner's own record is not up to date. While it does,
+	PerObject bool
+	// OwnerOutdated returns why the owner's own record is not up to date. While it does,
 	// nothing is begun, and records stay. Nil: it always is.
-	Behind func() error
+	OwnerOutdated func() error
 	// Turn runs the work that the runner does without a caller (owed or woken steps) once
 	// the owner has time for it. An error means that it had none, and the owed step is
 	// tried later. Nil: such steps need no turn.
@@ -73,7 +73,7 @@ func Open[O any](c Config[O], records []Record) (*Set[O], error) {
 		if !known {
 			return nil, fmt.Errorf("%w (%s of kind %q)", ErrUnknown, r.ID, r.Kind)
 		}
-		w, err := k.open(c.Owner, r)
+		w, err := k.decodeWork(c.Owner, r)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
@@ -90,7 +90,7 @@ func Open[O any](c Config[O], records []Record) (*Set[O], error) {
 // Rehold makes open operations hold the resources that they held in an earlier daemon.
 func (s *Set[O]) Rehold() {
 	for _, op := range s.Operations() {
-		if w, is := op.work.(Rehold); is {
+		if w, is := op.work.(Reholder); is {
 			w.Rehold()
 		}
 	}
@@ -98,8 +98,8 @@ func (s *Set[O]) Rehold() {
 
 // Begin writes the record of a new operation. Run does its steps, within the scope.
 func (s *Set[O]) Begin(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
-	if s.Behind != nil {
-		if err := s.Behind(); err != nil {
+	if s.OwnerOutdated != nil {
+		if err := s.OwnerOutdated(); err != nil {
 			return nil, err
 		}
 	}
@@ -107,7 +107,7 @@ func (s *Set[O]) Begin(sc scope.Scope, kind string, w Work, asked Record) (*Oper
 	if err != nil {
 		return nil, err
 	}
-	if s.Apart {
+	if s.PerObject {
 		for _, open := range s.Operations() {
 			if err := open.releaseObjects(op.rec.Objects); err != nil {
 				return nil, err
@@ -116,27 +116,27 @@ func (s *Set[O]) Begin(sc scope.Scope, kind string, w Work, asked Record) (*Oper
 	}
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
-	if err := s.claim(op); err != nil {
+	if err := s.addUnlessConflict(op); err != nil {
 		return nil, err
 	}
-	if err := op.write(); err != nil {
-		s.drop(op)
-		op.become(Ended, "", nil) // for others that wait for it
+	if err := op.writeRecord(); err != nil {
+		s.forget(op)
+		op.setState(Ended, "", nil) // for others that wait for it
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot record the operation before its first step (%s)", kind)
 	}
 	return op, nil
 }
 
-// Follow begins an operation for an event that has already happened. It goes
+// ForceBegin begins an operation for an event that has already happened. It goes
 // forward from its first step. It begins despite conflicting operations, and also if its
 // record cannot be written: the write is tried again with the owner's record or the next step.
-func (s *Set[O]) Follow(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
+func (s *Set[O]) ForceBegin(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
 	op, err := s.prepare(sc, kind, w, asked)
 	if err != nil {
 		return nil, err
 	}
 	op.decided = true
-	if err := op.write(); err != nil {
+	if err := op.writeRecord(); err != nil {
 		s.Log.Error("operation not recorded; the write is tried again", "kind", kind, "error", err)
 		op.unwritten = true
 	}
@@ -158,8 +158,8 @@ func (s *Set[O]) prepare(sc scope.Scope, kind string, w Work, asked Record) (*Op
 	return newOperation(s, r, k.Class, w, sc)
 }
 
-// claim adds a new operation, unless another one conflicts with it.
-func (s *Set[O]) claim(op *Operation) error {
+// addUnlessConflict adds a new operation, unless another one conflicts with it.
+func (s *Set[O]) addUnlessConflict(op *Operation) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.conflictLocked(op); err != nil {
@@ -169,7 +169,7 @@ func (s *Set[O]) claim(op *Operation) error {
 	return nil
 }
 
-func (s *Set[O]) drop(op *Operation) {
+func (s *Set[O]) forget(op *Operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open = slices.DeleteFunc(s.open, func(o *Operation) bool { return o == op })
@@ -192,15 +192,15 @@ func (s *Set[O]) Operations() []*Operation {
 }
 
 // List returns the open ones, with the name and the UUID of their owner.
-func (s *Set[O]) List(name, uuid string) (all []Listed) {
+func (s *Set[O]) List(name, uuid string) (all []OwnedStatus) {
 	for _, op := range s.Operations() {
-		all = append(all, Listed{op.Status(), name, uuid})
+		all = append(all, OwnedStatus{op.Status(), name, uuid})
 	}
 	return all
 }
 
-// Remembers reports whether the next daemon may find a record of the operation with an ID.
-func (s *Set[O]) Remembers(id string) bool {
+// MayHaveRecord reports whether the next daemon may find a record of the operation with an ID.
+func (s *Set[O]) MayHaveRecord(id string) bool {
 	if s == nil {
 		return false
 	}
@@ -237,15 +237,15 @@ type Conflict struct {
 	op        *Operation
 }
 
-// Moved is closed when the other operation is neither running nor waiting.
-func (c *Conflict) Moved() <-chan struct{} { return c.op.moved }
+// Stopped is closed when the other operation is neither running nor waiting.
+func (c *Conflict) Stopped() <-chan struct{} { return c.op.stopped }
 
 func (c *Conflict) Error() string {
 	return fmt.Sprintf("operation %s of kind %s is in the way", c.With.ID, c.With.Kind)
 }
 
-// Admits refuses an action that may not run beside the open operations, as Begin does.
-func (s *Set[O]) Admits(class Class, objects ...string) error {
+// CheckConflict refuses an action that may not run beside the open operations, as Begin does.
+func (s *Set[O]) CheckConflict(class Class, objects ...string) error {
 	if s == nil {
 		return nil
 	}
@@ -260,14 +260,14 @@ func (s *Set[O]) conflictLocked(next *Operation) error {
 	for _, op := range s.open {
 		status := op.Status()
 		verdict := Admit(op.class, status.Objects, next.class, next.rec.Objects)
-		if (s.Apart || status.State == Owed) && !share(status.Objects, next.rec.Objects) {
-			verdict = Go // its visible effect is done; it blocks its own objects only
+		if (s.PerObject || status.State == Owed) && !shareObject(status.Objects, next.rec.Objects) {
+			verdict = Allow // its visible effect is done; it blocks its own objects only
 		}
 		if verdict > worst.Admission {
 			worst = Conflict{verdict, status, op}
 		}
 	}
-	if worst.Admission == Go {
+	if worst.Admission == Allow {
 		return nil
 	}
 	return &worst
@@ -279,7 +279,7 @@ func (s *Set[O]) conflictLocked(next *Operation) error {
 func (s *Set[O]) Recover(ctx context.Context) error {
 	var all []error
 	open := s.Operations()
-	if s.Apart { // a later effect may depend on an earlier one
+	if s.PerObject { // a later effect may depend on an earlier one
 		slices.Reverse(open)
 	}
 	for _, op := range open {
@@ -295,16 +295,16 @@ func (s *Set[O]) Recover(ctx context.Context) error {
 func (s *Set[O]) End(ctx context.Context, gone Gone) error {
 	var all []error
 	for _, op := range slices.Backward(s.Operations()) {
-		if op.end(ctx, max(gone, op.gone(s.Boot))); op.Status().State != Ended {
+		if op.end(ctx, max(gone, op.goneAfterReboot(s.Boot))); op.Status().State != Ended {
 			all = append(all, fmt.Errorf("operation %s has not ended: %w", op.rec.Kind, op.Status().Cause))
 		}
 	}
 	return errors.Join(all...)
 }
 
-// Written says that the owner's own record is up to date: records of ended operations
+// OwnerWritten says that the owner's own record is up to date: records of ended operations
 // are removed, and records whose write failed are written.
-func (s *Set[O]) Written() {
+func (s *Set[O]) OwnerWritten() {
 	if s == nil {
 		return
 	}
@@ -313,30 +313,30 @@ func (s *Set[O]) Written() {
 	s.ended = nil
 	s.mu.Unlock()
 	for _, op := range done {
-		if err := s.remove(op); err != nil {
+		if err := s.removeRecord(op); err != nil {
 			s.Log.Error("cannot remove the record of an operation that has ended", "kind", op.rec.Kind, "id", op.rec.ID, "error", err)
-			s.removeLater(op)
+			s.removeRecordLater(op)
 		}
 	}
 	for _, op := range open {
-		op.writeLate()
+		op.retryWrite()
 	}
 }
 
-// removeLater keeps an ended operation's record for later removal. The next daemon
+// removeRecordLater keeps an ended operation's record for later removal. The next daemon
 // would repeat its steps, which is allowed.
-func (s *Set[O]) removeLater(op *Operation) {
+func (s *Set[O]) removeRecordLater(op *Operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = append(s.ended, op)
 }
 
-// remove deletes the record of an ended operation.
-func (s *Set[O]) remove(op *Operation) error {
+// removeRecord deletes the record of an ended operation.
+func (s *Set[O]) removeRecord(op *Operation) error {
 	if err := op.journal().Remove(op.rec); err != nil {
 		return err
 	}
-	s.drop(op)
+	s.forget(op)
 	if w, is := op.work.(Ender); is {
 		w.Ended()
 	}
@@ -348,18 +348,18 @@ func (s *Set[O]) Wake(op *Operation) {
 	s.retries.Go(func() { _ = s.inTurn(s.Life, func() error { return op.run(s.Life, true) }) }) // its state holds the result
 }
 
-// Again retries owed operations at once.
-func (s *Set[O]) Again() {
+// RetryOwed retries owed operations at once.
+func (s *Set[O]) RetryOwed() {
 	for _, op := range s.Operations() {
-		op.again()
+		op.wakeIfOwed()
 	}
 }
 
 // Close waits for running retries. Life has ended before.
 func (s *Set[O]) Close() { s.retries.Wait() }
 
-// settings is the part of a set that its operations use.
-type settings interface {
+// ownerSet is the part of a set that its operations use.
+type ownerSet interface {
 	journals() (files, stored Journal)
 	log() *slog.Logger
 	unanswered(error) bool
@@ -394,18 +394,18 @@ func (s *Set[O]) inTurn(ctx context.Context, do func() error) error {
 // finish removes an operation and its record. While the owner's own record is
 // behind, the operation's record stays.
 func (s *Set[O]) finish(op *Operation) error {
-	if s.Behind == nil {
-		return s.remove(op)
+	if s.OwnerOutdated == nil {
+		return s.removeRecord(op)
 	}
-	behind := s.Behind()
+	behind := s.OwnerOutdated()
 	switch {
 	case behind == nil:
-		return s.remove(op)
+		return s.removeRecord(op)
 	case op.endsByRemoval():
 		return behind
 	}
-	s.drop(op)
-	s.removeLater(op)
+	s.forget(op)
+	s.removeRecordLater(op)
 	return nil
 }
 

@@ -28,16 +28,16 @@ func (w *debt) Steps() []Step {
 	}}}
 }
 
-// TestOwed_TriedInTheOwnersTurn: no owed step is tried while the owner is busy,
+// TestOwed_TriedInOwnersTurn: no owed step is tried while the owner is busy,
 // and it is tried soon after.
-func TestOwed_TriedInTheOwnersTurn(t *testing.T) {
+func TestOwed_TriedInOwnersTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
 		turn, owner := make(chan struct{}, 1), &debtor{}
 		turn <- struct{}{}
 		s := New(Config[*debtor]{
 			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
-			Files: Files{Dir: t.TempDir()}, Log: slog.New(slog.DiscardHandler), Life: life,
+			Files: FileJournal{Dir: t.TempDir()}, Log: slog.New(slog.DiscardHandler), Life: life,
 			Turn: func(ctx context.Context, do func() error) error {
 				select {
 				case <-turn:
@@ -49,7 +49,7 @@ func TestOwed_TriedInTheOwnersTurn(t *testing.T) {
 			},
 		})
 		<-turn
-		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
+		op, err := s.ForceBegin(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,16 +72,16 @@ func TestOwed_TriedInTheOwnersTurn(t *testing.T) {
 	})
 }
 
-// TestFollow_RecordWrittenLater: a record that did not fit is written once there is space.
-func TestFollow_RecordWrittenLater(t *testing.T) {
+// TestForceBegin_RecordWrittenLater: a record that did not fit is written once there is space.
+func TestForceBegin_RecordWrittenLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
-		files, owner := Files{Dir: filepath.Join(t.TempDir(), "full")}, &debtor{}
+		files, owner := FileJournal{Dir: filepath.Join(t.TempDir(), "full")}, &debtor{}
 		s := New(Config[*debtor]{
 			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
 			Files: files, Log: slog.New(slog.DiscardHandler), Life: life,
 		})
-		op, err := s.Follow(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
+		op, err := s.ForceBegin(scope.Daemon("a test"), "debt", &debt{owner}, Record{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +102,7 @@ func TestFollow_RecordWrittenLater(t *testing.T) {
 
 // TestFiles_DamagedRecord: readable records are returned, with an error.
 func TestFiles_DamagedRecord(t *testing.T) {
-	f := Files{Dir: t.TempDir()}
+	f := FileJournal{Dir: t.TempDir()}
 	for _, id := range []string{"a", "c"} {
 		if err := f.Write(Record{ID: id}); err != nil {
 			t.Fatal(err)

@@ -15,11 +15,11 @@ import (
 func AssignAliases(d *domain.Definition) {
 	s := &d.Devices
 	all := s.All()
-	n := naming{next: map[string]int{}, seats: controllersByKey(s)}
-	root := n.seats[controllerKey{"pci", 0}]
+	n := aliasing{next: map[string]int{}, controllers: controllersByKey(s)}
+	root := n.controllers[controllerKey{"pci", 0}]
 	n.express = root != nil && root.Model == "pcie-root"
 	for _, dev := range all {
-		n.take(dev.Common().Alias)
+		n.reserve(dev.Common().Alias)
 	}
 	for _, dev := range all {
 		if info := dev.Common(); info.Alias == "" {
@@ -29,7 +29,7 @@ func AssignAliases(d *domain.Definition) {
 	if len(s.Consoles) > 0 && mirrorsSerial(s, s.Consoles[0]) {
 		s.Consoles[0].Alias = s.Serials[0].Alias
 	}
-	next := after(highestNode(s))
+	next := counterFrom(highestNode(s))
 	for _, d := range slices.Backward(s.Disks) {
 		d.Number(next)
 	}
@@ -38,7 +38,7 @@ func AssignAliases(d *domain.Definition) {
 // SetChains gives the disks of a starting guest their backing chains, and numbers all images as libvirt
 // does: from the last disk to the first, and in each from the top down. An empty drive uses a number too.
 func SetChains(s *device.Set, found map[string]device.DiskAttachment) {
-	next := after(0)
+	next := counterFrom(0)
 	for _, d := range slices.Backward(s.Disks) {
 		if d.Source == nil {
 			next()
@@ -50,8 +50,8 @@ func SetChains(s *device.Set, found map[string]device.DiskAttachment) {
 	}
 }
 
-// after counts on from a number.
-func after(last uint) (next func() uint) {
+// counterFrom counts on from a number.
+func counterFrom(last uint) (next func() uint) {
 	return func() uint { last++; return last }
 }
 
@@ -69,15 +69,15 @@ func mirrorsSerial(s *device.Set, c *device.Char) bool {
 	return len(s.Consoles) > 0 && c == s.Consoles[0] && c.TargetType == "serial" && len(s.Serials) > 0
 }
 
-// naming is the state of the aliases assigned so far.
-type naming struct {
-	next    map[string]int // by prefix: the number after the highest
-	seats   map[controllerKey]*device.Controller
-	express bool // the machine's root bus is of PCI Express
+// aliasing is the state of the aliases assigned so far.
+type aliasing struct {
+	next        map[string]int // by prefix: the number after the highest
+	controllers map[controllerKey]*device.Controller
+	express     bool // the machine's root bus is of PCI Express
 }
 
-// take records the alias of a device.
-func (n *naming) take(name string) {
+// reserve records the alias of a device.
+func (n *aliasing) reserve(name string) {
 	prefix := strings.TrimRight(name, "0123456789")
 	if number, err := strconv.Atoi(name[len(prefix):]); err == nil {
 		n.next[prefix] = max(n.next[prefix], number+1)
@@ -86,7 +86,7 @@ func (n *naming) take(name string) {
 
 // alias returns the name of a device. A name that ends in a free number gets the one
 // after the highest.
-func (n *naming) alias(dev device.Device) string {
+func (n *aliasing) alias(dev device.Device) string {
 	switch d := dev.(type) {
 	case *device.Disk:
 		return n.diskAlias(d)
@@ -113,7 +113,7 @@ var prefixes = map[string]string{
 	"hub": "hub", "watchdog": "watchdog", "memballoon": "balloon", "rng": "rng", "panic": "panic", "vsock": "vsock",
 }
 
-func (n *naming) diskAlias(d *device.Disk) string {
+func (n *aliasing) diskAlias(d *device.Disk) string {
 	at, ok := d.Address.(device.Drive)
 	switch {
 	case !ok:
@@ -125,8 +125,8 @@ func (n *naming) diskAlias(d *device.Disk) string {
 }
 
 // isLSI reports whether a SCSI controller is of the model that has no targets.
-func (n *naming) isLSI(index uint) bool {
-	c := n.seats[controllerKey{"scsi", index}]
+func (n *aliasing) isLSI(index uint) bool {
+	c := n.controllers[controllerKey{"scsi", index}]
 	return c != nil && c.Model == "lsilogic"
 }
 
@@ -136,7 +136,7 @@ func targetNumber(target string) uint {
 	return n
 }
 
-func (n *naming) controllerAlias(c *device.Controller) string {
+func (n *aliasing) controllerAlias(c *device.Controller) string {
 	switch {
 	case c.Type == "pci" && c.Model == "pcie-root":
 		return "pcie.0"

@@ -52,22 +52,22 @@ type Command struct {
 // firstFile is the number of the first descriptor after the standard ones.
 const firstFile = 3
 
-// builder collects the parts of a guest.
+// builder collects the arguments of a guest's QEMU.
 type builder struct {
 	*Plan
-	machine board
-	// live: the guest runs, so files are passed by name.
-	live bool
+	board board
+	// running: the guest runs, so files are passed by name.
+	running bool
 	// dryRun checks that arguments can be made, without attachments, ports and sockets, which only a start
 	// has.
 	dryRun bool
 
-	args  []string
-	env   []string
-	files []*os.File
-	sets  []uint
-	parts []part
-	boot  bootOrder
+	args    []string
+	env     []string
+	files   []*os.File
+	fdSets  []uint
+	pending []argument
+	boot    bootOrder
 	// controllersByKey are the controllers that devices refer to.
 	controllersByKey map[controllerKey]*device.Controller
 	// consolePorts are the ports of the virtio consoles that say none.
@@ -75,7 +75,7 @@ type builder struct {
 }
 
 func newBuilder(p *Plan) *builder {
-	b := &builder{Plan: p, machine: boardOf(p.Definition.OS.Machine)}
+	b := &builder{Plan: p, board: boardOf(p.Definition.OS.Machine)}
 	b.boot = newBootOrder(p.Definition)
 	b.controllersByKey = controllersByKey(&p.Definition.Devices)
 	return b
@@ -91,78 +91,78 @@ func Arguments(p *Plan) (*Command, error) {
 	return &Command{Args: b.args, Env: b.env, Files: b.files}, nil
 }
 
-// addAll adds all parts in the order of libvirt: a part comes after the parts that it refers to.
+// addAll adds all arguments in the order of libvirt: an object comes after the objects that it refers to.
 func (b *builder) addAll() error {
 	for _, step := range []func() error{
-		b.process, b.board, b.processor, b.memory, b.identity, b.control, b.clock, b.power, b.starting, b.modules,
+		b.programOptions, b.machine, b.cpu, b.memory, b.uuidAndSMBIOS, b.monitor, b.clock, b.powerManagement, b.bootOptions, b.memoryDevices,
 		b.controllers, b.disks, b.nics, b.chars, b.tpms, b.inputs, b.audios, b.graphics, b.videos, b.sounds,
 		b.redirs, b.hostDevices, b.watchdogs, b.balloon, b.rngs, b.panics, b.vsock, b.addExtras,
 	} {
 		if err := step(); err != nil {
 			return err
 		}
-		if err := b.flush(); err != nil {
+		if err := b.writePending(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// option adds a word and its value.
-func (b *builder) option(name string, value fmt.Stringer) {
+// addOption adds an option and its value.
+func (b *builder) addOption(name string, value fmt.Stringer) {
 	b.args = append(b.args, "-"+name, value.String())
 }
 
-func (b *builder) word(words ...string) { b.args = append(b.args, words...) }
+func (b *builder) addWords(words ...string) { b.args = append(b.args, words...) }
 
-// flush moves the collected parts to the command line.
-func (b *builder) flush() error {
+// writePending moves the collected arguments to the command line.
+func (b *builder) writePending() error {
 	if b.dryRun {
-		b.parts = nil
+		b.pending = nil
 	}
-	for _, p := range b.parts {
-		argument, err := p.argument()
+	for _, p := range b.pending {
+		argument, err := p.commandLine()
 		if err != nil {
 			return fault.Wrap(err, fault.Internal, fault.Config, "cannot write -%s", p.option)
 		}
-		b.word("-"+p.option, argument)
+		b.addWords("-"+p.option, argument)
 	}
-	b.parts = nil
+	b.pending = nil
 	return nil
 }
 
-func (b *builder) part(option string, props properties) {
+func (b *builder) add(option string, props properties) {
 	if b.dryRun {
 		return // a dry run has no reader for them
 	}
-	b.parts = append(b.parts, part{option: option, props: props})
+	b.pending = append(b.pending, argument{option: option, props: props})
 }
 
-// object adds a QEMU object that is no device.
-func (b *builder) object(typ, id string, rest ...property) error {
+// addObject adds a QEMU object that is no device.
+func (b *builder) addObject(typ, id string, rest ...property) error {
 	if !b.Capabilities.HasObject(typ) {
 		return unsupported("this QEMU has no object %s", typ)
 	}
-	b.part("object", append(properties{{"qom-type", typ}, {"id", id}}, rest...))
+	b.add("object", append(properties{{"qom-type", typ}, {"id", id}}, rest...))
 	return nil
 }
 
-// device adds a device, if the binary has it.
-func (b *builder) device(driver string, rest properties) error {
+// addDevice adds a device, if the binary has it.
+func (b *builder) addDevice(driver string, rest properties) error {
 	if !b.Capabilities.HasDevice(driver) {
 		return unsupported("this QEMU has no device %s", driver)
 	}
 	if b.dryRun {
 		return nil
 	}
-	b.part("device", append(properties{{"driver", driver}}, rest...))
+	b.add("device", append(properties{{"driver", driver}}, rest...))
 	return nil
 }
 
-// pass passes a file and returns the name that QEMU uses for it.
-func (b *builder) pass(f *os.File, name string) string {
-	if b.live {
-		b.parts = append(b.parts, part{option: "getfd", props: properties{{"fdname", name}}, file: f})
+// passFile passes a file and returns the name that QEMU uses for it.
+func (b *builder) passFile(f *os.File, name string) string {
+	if b.running {
+		b.pending = append(b.pending, argument{option: "getfd", props: properties{{"fdname", name}}, file: f})
 		return name
 	}
 	b.files = append(b.files, f)
@@ -190,16 +190,16 @@ func invalid(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Config, format, args...)
 }
 
-// process adds the options for the program rather than the machine.
-func (b *builder) process() error {
+// programOptions adds the options for the program rather than the machine.
+func (b *builder) programOptions() error {
 	d := b.Definition
-	name := list{}
+	name := optionList{}
 	name.add("guest", d.Name)
 	name.raw("debug-threads=on")
-	b.option("name", name)
-	b.word("-S", "-no-user-config", "-nodefaults", "-display", "none")
+	b.addOption("name", name)
+	b.addWords("-S", "-no-user-config", "-nodefaults", "-display", "none")
 	if b.Capabilities.HasOption("sandbox", "spawn") {
-		b.word("-sandbox", sandboxOptions)
+		b.addWords("-sandbox", sandboxOptions)
 	}
 	return nil
 }
@@ -207,13 +207,13 @@ func (b *builder) process() error {
 // sandboxOptions are QEMU's own seccomp options. They add to the filter of package sandbox.
 const sandboxOptions = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
-// control adds the monitor.
-func (b *builder) control() error {
+// monitor adds the monitor.
+func (b *builder) monitor() error {
 	fd := strconv.Itoa(firstFile)
 	if b.Monitor != nil {
-		fd = b.pass(b.Monitor, "monitor")
+		fd = b.passFile(b.Monitor, "monitor")
 	}
-	b.word("-chardev", "socket,id=charmonitor,fd="+fd+",server=on,wait=off",
+	b.addWords("-chardev", "socket,id=charmonitor,fd="+fd+",server=on,wait=off",
 		"-mon", "chardev=charmonitor,id=monitor,mode=control")
 	return nil
 }
@@ -222,10 +222,10 @@ func (b *builder) control() error {
 func (b *builder) addExtras() error {
 	d := b.Definition
 	if b.Incoming {
-		b.word("-incoming", "defer")
+		b.addWords("-incoming", "defer")
 	}
-	b.word("-msg", "timestamp=on")
-	b.word(d.QEMUArgs...)
+	b.addWords("-msg", "timestamp=on")
+	b.addWords(d.QEMUArgs...)
 	for _, e := range d.QEMUEnv {
 		b.env = append(b.env, e.Name+"="+e.Value)
 	}

@@ -10,21 +10,21 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// processor adds the CPU model that the guest sees, and the number of CPUs.
-func (b *builder) processor() error {
+// cpu adds the CPU model that the guest sees, and the number of CPUs.
+func (b *builder) cpu() error {
 	model, err := b.cpuModel()
 	if err != nil {
 		return err
 	}
 	if model != nil {
-		b.option("cpu", model)
+		b.addOption("cpu", model)
 	}
-	return b.count()
+	return b.smp()
 }
 
 // cpuModel is the model with the changes to it; nil leaves the choice to
 // the machine.
-func (b *builder) cpuModel() (list, error) {
+func (b *builder) cpuModel() (optionList, error) {
 	base, err := b.baseModel()
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (b *builder) cpuModel() (list, error) {
 	case len(extras) == 0 && len(cpu.Features) == 0:
 		return nil, nil
 	default:
-		base = list{"qemu64"}
+		base = optionList{"qemu64"}
 	}
 	features, err := b.cpuFeatures()
 	if err != nil {
@@ -48,21 +48,21 @@ func (b *builder) cpuModel() (list, error) {
 	return slices.Concat(base, features, extras), nil
 }
 
-func (b *builder) baseModel() (list, error) {
+func (b *builder) baseModel() (optionList, error) {
 	cpu, acc := b.Definition.CPU, b.accelerator()
 	switch cpu.Mode {
 	case "":
 		return nil, nil
 	case "host-passthrough":
 		if acc.Name != "kvm" {
-			return list{"max"}, b.atStart(unsupported("CPU mode host-passthrough needs domain type kvm; an emulated guest can have maximum"))
+			return optionList{"max"}, b.unlessDryRun(unsupported("CPU mode host-passthrough needs domain type kvm; an emulated guest can have maximum"))
 		}
 		if !acc.HostCPU {
 			return nil, unsupported("CPU mode host-passthrough cannot be used on this host: %s", acc.HostCPUReason)
 		}
-		return migratable(list{"host"}, cpu.Migratable), nil
+		return migratable(optionList{"host"}, cpu.Migratable), nil
 	case "maximum":
-		return migratable(list{"max"}, cpu.Migratable), nil
+		return migratable(optionList{"max"}, cpu.Migratable), nil
 	case "host-model":
 		return hostModel(acc), nil
 	case "custom":
@@ -71,19 +71,19 @@ func (b *builder) baseModel() (list, error) {
 	return nil, unsupported("CPU mode %q is not built", cpu.Mode)
 }
 
-func migratable(model list, s device.Switch) list {
+func migratable(model optionList, s device.Switch) optionList {
 	model.onOff("migratable", s)
 	return model
 }
 
 // hostModel is the named model that is closest to the accelerator's features, with
 // the differences.
-func hostModel(acc qemucaps.Accelerator) list {
+func hostModel(acc qemucaps.Accelerator) optionList {
 	h := acc.HostModel
 	if h.Base == "" {
-		return list{acc.BestModel()}
+		return optionList{acc.BestModel()}
 	}
-	model := list{h.Base}
+	model := optionList{h.Base}
 	for _, name := range h.Added {
 		model.raw(name + "=on")
 	}
@@ -96,7 +96,7 @@ func hostModel(acc qemucaps.Accelerator) list {
 // vendors are the vendor strings of processors, by libvirt's names of the vendors.
 var vendors = map[string]string{"Intel": "GenuineIntel", "AMD": "AuthenticAMD", "Hygon": "HygonGenuine"}
 
-func (b *builder) namedModel(acc qemucaps.Accelerator) (list, error) {
+func (b *builder) namedModel(acc qemucaps.Accelerator) (optionList, error) {
 	cpu := b.Definition.CPU
 	model, ok := acc.Model(cpu.Model)
 	if !ok {
@@ -113,7 +113,7 @@ func (b *builder) namedModel(acc qemucaps.Accelerator) (list, error) {
 		return nil, unsupported("CPU model %s needs features that this host cannot give a %s guest: %s",
 			cpu.Model, acc.Name, strings.Join(missing, ", "))
 	}
-	words := list{model.Name}
+	words := optionList{model.Name}
 	if cpu.Check == "full" {
 		words.raw("enforce=on")
 	}
@@ -143,8 +143,8 @@ func featureName(name string) string {
 	return name
 }
 
-func (b *builder) cpuFeatures() (list, error) {
-	words := list{}
+func (b *builder) cpuFeatures() (optionList, error) {
+	words := optionList{}
 	host := b.accelerator().HostModel.Features
 	for _, f := range b.Definition.CPU.Features {
 		name := featureName(f.Name)
@@ -179,9 +179,9 @@ func isWord(text string) bool {
 
 // cpuExtras are the properties of the processor that other elements of a
 // definition set.
-func (b *builder) cpuExtras() (list, error) {
+func (b *builder) cpuExtras() (optionList, error) {
 	cpu, f := b.Definition.CPU, b.Definition.Features
-	words := list{}
+	words := optionList{}
 	if cpu.VendorID != "" {
 		if len(cpu.VendorID) != vendorLength || !isVendor(cpu.VendorID) {
 			return nil, invalid("CPU vendor_id %q is not of %d characters without commas", cpu.VendorID, vendorLength)
@@ -228,7 +228,7 @@ func onlyIfOn(s device.Switch) device.Switch {
 
 // cacheWords select the cache that the guest sees. Only host-passthrough and maximum can
 // use the host's cache, and only their model has the option for it.
-func cacheWords(words *list, cpu *domain.CPU) error {
+func cacheWords(words *optionList, cpu *domain.CPU) error {
 	c := cpu.Cache
 	if c == nil {
 		return nil
@@ -259,7 +259,7 @@ func isVendor(text string) bool {
 	return len(text) <= vendorLength && !strings.ContainsFunc(text, func(r rune) bool { return r == ',' || r < ' ' || r > '~' })
 }
 
-func (b *builder) hyperV(words *list) error {
+func (b *builder) hyperV(words *optionList) error {
 	h := b.Definition.Features.HyperV
 	if h == nil {
 		return nil
@@ -301,8 +301,8 @@ func (b *builder) hyperV(words *list) error {
 	return nil
 }
 
-// count adds the number of processors, the maximum, and their topology.
-func (b *builder) count() error {
+// smp adds the number of processors, the maximum, and their topology.
+func (b *builder) smp() error {
 	d := b.Definition
 	m, _ := b.Capabilities.Machine(d.OS.Machine)
 	most := d.VCPUs.Max
@@ -312,7 +312,7 @@ func (b *builder) count() error {
 	if d.VCPUs.Current < most && !m.HotplugCPUs {
 		return unsupported("machine type %s cannot have vcpus plugged in: the current number must be the maximum", m.Name)
 	}
-	smp := list{number(d.VCPUs.Current)}
+	smp := optionList{number(d.VCPUs.Current)}
 	if d.VCPUs.Current != most {
 		smp.add("maxcpus", number(most))
 	}
@@ -329,7 +329,7 @@ func (b *builder) count() error {
 	}
 	smp.add("cores", number(t.Cores))
 	smp.add("threads", number(t.Threads))
-	b.option("smp", smp)
+	b.addOption("smp", smp)
 	return nil
 }
 

@@ -23,14 +23,14 @@ func (b *builder) accelerator() qemucaps.Accelerator {
 	return b.Capabilities.Accelerator(name)
 }
 
-// board adds the machine and its accelerator.
-func (b *builder) board() error {
+// machine adds the machine and its accelerator.
+func (b *builder) machine() error {
 	d := b.Definition
 	m, ok := b.Capabilities.Machine(d.OS.Machine)
-	if !ok || b.machine == otherBoard {
+	if !ok || b.board == otherBoard {
 		return unsupported("this QEMU has no machine type %q any more", d.OS.Machine)
 	}
-	machine := list{escape(m.Name)}
+	machine := optionList{escape(m.Name)}
 	machine.raw("usb=off", "dump-guest-core=off")
 	if len(d.CPU.Cells) == 0 {
 		machine.add("memory-backend", m.DefaultRAMID)
@@ -39,19 +39,19 @@ func (b *builder) board() error {
 	if err := b.firmware(&machine); err != nil {
 		return err
 	}
-	if err := b.flush(); err != nil { // objects that the machine refers to come first
+	if err := b.writePending(); err != nil { // objects that the machine refers to come first
 		return err
 	}
-	b.option("machine", machine)
+	b.addOption("machine", machine)
 	return b.accelerate()
 }
 
-func (b *builder) boardSwitches(machine *list) {
+func (b *builder) boardSwitches(machine *optionList) {
 	f := b.Definition.Features
 	if b.Definition.Backing.NoSharePages {
 		machine.raw("mem-merge=off")
 	}
-	if b.machine != microvm {
+	if b.board != microvm {
 		machine.onOff("vmport", f.VMPort)
 		machine.onOff("smm", f.SMM)
 		if b.timer("hpet").Present == device.Off {
@@ -88,19 +88,19 @@ func (b *builder) accelerate() error {
 	if !acc.Usable {
 		return unsupported("domain type %q cannot be used on this host: %s", b.Definition.Virt, acc.Reason)
 	}
-	how := list{acc.Name}
+	how := optionList{acc.Name}
 	if acc.Name == "tcg" {
 		how.raw("thread=multi")
 		if size := b.Definition.Features.TCGTBCache; size > 0 {
 			how.add("tb-size", strconv.FormatUint(max(size>>20, 1), 10))
 		}
 	}
-	b.option("accel", how)
+	b.addOption("accel", how)
 	return nil
 }
 
 // firmware adds the firmware; SeaBIOS if the definition names none.
-func (b *builder) firmware(machine *list) error {
+func (b *builder) firmware(machine *optionList) error {
 	o := b.Definition.OS
 	if o.Loader.Path == "" {
 		if o.Firmware != "" && o.Firmware != "bios" {
@@ -109,11 +109,11 @@ func (b *builder) firmware(machine *list) error {
 		return nil
 	}
 	if o.Loader.Type != "pflash" {
-		b.word("-bios", o.Loader.Path)
+		b.addWords("-bios", o.Loader.Path)
 		return nil
 	}
 	if o.Loader.Secure == device.On {
-		b.word("-global", "driver=cfi.pflash01,property=secure,value=on")
+		b.addWords("-global", "driver=cfi.pflash01,property=secure,value=on")
 	}
 	readOnly := o.Loader.ReadOnly != device.Off
 	b.flash("libvirt-pflash0", "file", o.Loader.Path, o.Loader.Format, readOnly)
@@ -142,7 +142,7 @@ func (b *builder) flash(node, driver, path, format string, readOnly bool) {
 	if format == "" {
 		format = "raw"
 	}
-	path = b.open(path)
+	path = b.qemuPath(path)
 	flash := properties{
 		{"driver", format},
 		{"node-name", node + "-format"},
@@ -154,13 +154,13 @@ func (b *builder) flash(node, driver, path, format string, readOnly bool) {
 	if slices.Contains(backed, format) {
 		flash.add("backing", nil)
 	}
-	b.part("blockdev", flash)
+	b.add("blockdev", flash)
 }
 
-// identity adds the UUID and the other identifiers that the guest can read.
-func (b *builder) identity() error {
+// uuidAndSMBIOS adds the UUID and the other identifiers that the guest can read.
+func (b *builder) uuidAndSMBIOS() error {
 	d := b.Definition
-	b.word("-uuid", d.UUID)
+	b.addWords("-uuid", d.UUID)
 	if err := b.smbios(); err != nil {
 		return err
 	}
@@ -169,20 +169,20 @@ func (b *builder) identity() error {
 			if !strings.HasPrefix(e.Name, "opt/") {
 				return invalid("firmware configuration %q: names begin with opt/, the others are the machine's own", e.Name)
 			}
-			entry := list{}
+			entry := optionList{}
 			entry.add("name", e.Name)
 			entry.text("string", e.Value)
 			entry.text("file", e.File)
-			b.option("fw_cfg", entry)
+			b.addOption("fw_cfg", entry)
 		}
 	}
 	if d.GenID != "" {
-		if err := b.device("vmgenid", properties{{"guid", d.GenID}, {"id", "vmgenid0"}}); err != nil {
+		if err := b.addDevice("vmgenid", properties{{"guid", d.GenID}, {"id", "vmgenid0"}}); err != nil {
 			return err
 		}
 	}
 	if d.Features.VMCoreInfo == device.On {
-		return b.device("vmcoreinfo", nil)
+		return b.addDevice("vmcoreinfo", nil)
 	}
 	return nil
 }
@@ -212,11 +212,11 @@ func (b *builder) smbios() error {
 		return err
 	}
 	if len(s.OEMStrings) > 0 {
-		table := list{"type=11"}
+		table := optionList{"type=11"}
 		for _, text := range s.OEMStrings {
 			table.add("value", text)
 		}
-		b.option("smbios", table)
+		b.addOption("smbios", table)
 	}
 	return nil
 }
@@ -233,14 +233,14 @@ func (b *builder) smbiosTable(number string, entries []domain.SysInfoEntry) erro
 	if len(entries) == 0 {
 		return nil
 	}
-	table := list{"type=" + number}
+	table := optionList{"type=" + number}
 	for _, e := range entries {
 		if !slices.Contains(smbiosFields[number], e.Name) {
 			return unsupported("sysinfo entry %q is not built", e.Name)
 		}
 		table.add(e.Name, e.Value)
 	}
-	b.option("smbios", table)
+	b.addOption("smbios", table)
 	return nil
 }
 
@@ -258,7 +258,7 @@ func (b *builder) clock() error {
 	if err != nil {
 		return err
 	}
-	rtc := list{"base=" + base}
+	rtc := optionList{"base=" + base}
 	t := b.timer("rtc")
 	switch t.Track {
 	case "", "boot":
@@ -278,7 +278,7 @@ func (b *builder) clock() error {
 	default:
 		return unsupported("timer rtc cannot have the tick policy %q", t.TickPolicy)
 	}
-	b.option("rtc", rtc)
+	b.addOption("rtc", rtc)
 	return b.timers()
 }
 
@@ -345,7 +345,7 @@ func (b *builder) pit(t domain.Timer) error {
 	case "", "catchup":
 	case "delay", "discard":
 		if b.accelerator().Name == "kvm" {
-			b.word("-global", "kvm-pit.lost_tick_policy="+t.TickPolicy)
+			b.addWords("-global", "kvm-pit.lost_tick_policy="+t.TickPolicy)
 		}
 	default:
 		return unsupported("timer pit cannot have the tick policy %q", t.TickPolicy)
@@ -353,25 +353,25 @@ func (b *builder) pit(t domain.Timer) error {
 	return nil
 }
 
-// power adds the reactions to sleep, end and crash of the guest.
-func (b *builder) power() error {
+// powerManagement adds the reactions to sleep, end and crash of the guest.
+func (b *builder) powerManagement() error {
 	d := b.Definition
-	b.word("-no-shutdown")
+	b.addWords("-no-shutdown")
 	for what, action := range map[string]string{"on_poweroff": d.OnPoweroff, "on_reboot": d.OnReboot, "on_crash": d.OnCrash} {
 		if action == "rename-restart" {
 			return unsupported("%s with %s is not built", what, action)
 		}
 	}
 	if d.OnReboot == "destroy" || d.OnReboot == "preserve" {
-		b.word("-action", "reboot=shutdown")
+		b.addWords("-action", "reboot=shutdown")
 	}
 	// Without ACPI a guest learns of plugged devices through its ports only.
 	const byACPI = "acpi-pci-hotplug-with-bridge-support"
-	if b.machine == q35 && !d.Features.ACPI && b.Capabilities.HasProperty("ICH9-LPC", byACPI) {
-		b.word("-global", "ICH9-LPC."+byACPI+"=off")
+	if b.board == q35 && !d.Features.ACPI && b.Capabilities.HasProperty("ICH9-LPC", byACPI) {
+		b.addWords("-global", "ICH9-LPC."+byACPI+"=off")
 	}
 	bridge := "PIIX4_PM"
-	if b.machine == q35 {
+	if b.board == q35 {
 		bridge = "ICH9-LPC"
 	}
 	for _, state := range []struct {
@@ -381,23 +381,23 @@ func (b *builder) power() error {
 		if state.s == device.Unset {
 			continue
 		}
-		if b.machine == microvm {
+		if b.board == microvm {
 			return unsupported("machine type microvm cannot suspend")
 		}
 		value := "0"
 		if state.s == device.Off {
 			value = "1"
 		}
-		b.word("-global", fmt.Sprintf("%s.%s=%s", bridge, state.name, value))
+		b.addWords("-global", fmt.Sprintf("%s.%s=%s", bridge, state.name, value))
 	}
 	return nil
 }
 
-// starting is what the firmware starts, and a kernel that is started without it.
-func (b *builder) starting() error {
+// bootOptions is what the firmware starts, and a kernel that is started without it.
+func (b *builder) bootOptions() error {
 	o := b.Definition.OS
-	if b.machine != microvm {
-		boot := list{}
+	if b.board != microvm {
+		boot := optionList{}
 		boot.onOff("menu", o.BootMenu)
 		if o.BootMenuTimeout > 0 {
 			boot.add("splash-time", strconv.FormatUint(uint64(o.BootMenuTimeout), 10))
@@ -406,18 +406,18 @@ func (b *builder) starting() error {
 			boot.add("reboot-timeout", strconv.Itoa(*o.RebootTimeout))
 		}
 		boot.raw("strict=on")
-		b.option("boot", boot)
+		b.addOption("boot", boot)
 	}
 	if strings.Contains(o.Initrd, ",") {
 		return invalid("the initrd %s has a comma in its path, by which QEMU takes it for several files where the kernel is one of Multiboot; rename it", o.Initrd)
 	}
 	for _, file := range [][2]string{{"kernel", o.Kernel}, {"initrd", o.Initrd}, {"append", o.Cmdline}, {"dtb", o.DTB}} {
 		if file[1] != "" {
-			b.word("-"+file[0], file[1])
+			b.addWords("-"+file[0], file[1])
 		}
 	}
 	if o.BIOSSerial == device.On && !b.hasGraphicsSwitch() {
-		return b.device("sga", nil)
+		return b.addDevice("sga", nil)
 	}
 	return nil
 }

@@ -18,10 +18,10 @@ func (b *builder) memory() error {
 	if d.MemorySlots > 0 {
 		size += ",slots=" + number(d.MemorySlots) + ",maxmem=" + strconv.FormatUint(d.MaxMemory>>10, 10) + "k"
 	}
-	b.word("-m", size)
-	b.word("-overcommit", "mem-lock="+device.Bool(d.Backing.Locked).String())
+	b.addWords("-m", size)
+	b.addWords("-overcommit", "mem-lock="+device.Bool(d.Backing.Locked).String())
 	for id := range d.IOThreads {
-		if err := b.object("iothread", "iothread"+number(id+1)); err != nil {
+		if err := b.addObject("iothread", "iothread"+number(id+1)); err != nil {
 			return err
 		}
 	}
@@ -29,7 +29,7 @@ func (b *builder) memory() error {
 		m, _ := b.Capabilities.Machine(d.OS.Machine)
 		return b.memoryBackend(m.DefaultRAMID, ramSize(d), b.ramOf(nil))
 	}
-	if b.machine == microvm {
+	if b.board == microvm {
 		return unsupported("machine type microvm has no NUMA cells")
 	}
 	return b.cells()
@@ -57,22 +57,22 @@ func (b *builder) cells() error {
 		if err := b.memoryBackend(id, wholeMiB(cell.Memory), b.ramOf(cell)); err != nil {
 			return err
 		}
-		if err := b.flush(); err != nil {
+		if err := b.writePending(); err != nil {
 			return err
 		}
-		node := list{"node"}
+		node := optionList{"node"}
 		node.add("nodeid", number(cell.ID))
 		node.raw(ranges("cpus", cell.CPUs)...)
 		node.add("memdev", id)
-		b.option("numa", node)
+		b.addOption("numa", node)
 	}
 	for _, cell := range d.CPU.Cells {
 		for _, to := range cell.Distances {
-			dist := list{"dist"}
+			dist := optionList{"dist"}
 			dist.add("src", number(cell.ID))
 			dist.add("dst", number(to.Cell))
 			dist.add("val", number(to.Value))
-			b.option("numa", dist)
+			b.addOption("numa", dist)
 		}
 	}
 	return nil
@@ -134,7 +134,7 @@ func (b *builder) memoryBackend(id string, size uint64, from ram) error {
 	if err := from.bind(&props); err != nil {
 		return err
 	}
-	return b.object(kind, id, props...)
+	return b.addObject(kind, id, props...)
 }
 
 // hugePages finds the size of the pages of a cell; 0 is the host's own huge

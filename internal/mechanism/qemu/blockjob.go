@@ -63,7 +63,7 @@ func jobStep(command, job string) Step {
 // RemoveImage returns the command that removes the node of an image that a job has taken out of a chain.
 // Nodes above it must be removed first.
 func RemoveImage(number uint) *Step {
-	step := removal("blockdev", FormatNode(number))
+	step := removeStep("blockdev", FormatNode(number))
 	return &step
 }
 

@@ -46,7 +46,7 @@ func TestCommit_Steps(t *testing.T) {
 }
 
 // A file is not lent twice, and only files that QEMU holds are taken back.
-func TestLend_IsRepeatable(t *testing.T) {
+func TestGrantWrite_Repeated(t *testing.T) {
 	steps := func(all []Step) (texts []string) {
 		for _, s := range all {
 			texts = append(texts, saidOne(t, s))
@@ -54,25 +54,25 @@ func TestLend_IsRepeatable(t *testing.T) {
 		return texts
 	}
 	write, read := os.Stdout, os.Stdin
-	own := HandedFile{FD: 7, Mark: "/images/base.qcow2"}
-	toWrite, toRead := HandedFile{FD: 8, Mark: grantedWrite}, HandedFile{FD: 9, Mark: grantedRead}
+	own := FDSetFile{FD: 7, Mark: "/images/base.qcow2"}
+	toWrite, toRead := FDSetFile{FD: 8, Mark: writeMark}, FDSetFile{FD: 9, Mark: readMark}
 	for name, c := range map[string]struct {
-		held       []FileSet
+		held       []FDSet
 		lend, back []string
 	}{
 		"nothing": {nil, []string{`add-fd {"fdset-id":3,"opaque":"lent to write"}`, `add-fd {"fdset-id":3,"opaque":"lent to read"}`}, nil},
 		"as started": {
-			[]FileSet{{ID: 3, Files: []HandedFile{own}}, {ID: 4, Files: []HandedFile{toWrite, toRead}}},
+			[]FDSet{{ID: 3, Files: []FDSetFile{own}}, {ID: 4, Files: []FDSetFile{toWrite, toRead}}},
 			[]string{`add-fd {"fdset-id":3,"opaque":"lent to write"}`, `add-fd {"fdset-id":3,"opaque":"lent to read"}`, `remove-fd {"fdset-id":3,"fd":7}`},
 			nil,
 		},
 		"half": {
-			[]FileSet{{ID: 3, Files: []HandedFile{toWrite, own}}},
+			[]FDSet{{ID: 3, Files: []FDSetFile{toWrite, own}}},
 			[]string{`add-fd {"fdset-id":3,"opaque":"lent to read"}`, `remove-fd {"fdset-id":3,"fd":7}`},
 			[]string{`remove-fd {"fdset-id":3,"fd":8}`},
 		},
 		"all": {
-			[]FileSet{{ID: 3, Files: []HandedFile{toWrite, toRead}}},
+			[]FDSet{{ID: 3, Files: []FDSetFile{toWrite, toRead}}},
 			nil,
 			[]string{`remove-fd {"fdset-id":3,"fd":8}`, `remove-fd {"fdset-id":3,"fd":9}`},
 		},

@@ -33,7 +33,7 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 		return "", unsupported("this QEMU has no character devices of type %s", c.Type)
 	}
 	if f := b.Sockets[alias]; f != nil {
-		c.socket = b.pass(f, "socket-"+alias)
+		c.socket = b.passFile(f, "socket-"+alias)
 	}
 	if path := b.Relays[alias]; path != "" {
 		c.Path = path
@@ -41,12 +41,12 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 	// A file that is handed over has been emptied already if the definition wants that.
 	// QEMU would try to empty it again, and cannot do that with devices.
 	if c.Type == "file" && b.Files[c.Path] != nil {
-		c.Path, c.Append = b.open(c.Path), device.On
+		c.Path, c.Append = b.qemuPath(c.Path), device.On
 	}
 	if c.LogFile != "" && b.Files[c.LogFile] != nil {
-		c.LogFile, c.LogAppend = b.open(c.LogFile), device.On
+		c.LogFile, c.LogAppend = b.qemuPath(c.LogFile), device.On
 	}
-	b.parts = append(b.parts, part{option: "chardev", back: c})
+	b.pending = append(b.pending, argument{option: "chardev", back: c})
 	return c.id, nil
 }
 
@@ -118,7 +118,7 @@ func (c *chardev) connects() bool { return c.Mode == "connect" }
 
 // argument describes the backend on the command line.
 func (c *chardev) argument() string {
-	l := list{c.driver()}
+	l := optionList{c.driver()}
 	l.add("id", c.id)
 	switch c.Type {
 	case "unix":
@@ -158,7 +158,7 @@ func (c *chardev) argument() string {
 }
 
 // serving adds the options that say whether QEMU listens or connects.
-func (c *chardev) serving(l *list) {
+func (c *chardev) serving(l *optionList) {
 	if !c.connects() {
 		l.raw("server=on", "wait=off")
 		return

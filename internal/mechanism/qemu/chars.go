@@ -42,7 +42,7 @@ func (b *builder) char(c *device.Char) error {
 	if err := b.place(&props, &c.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }
 
 func (b *builder) charProperties(c *device.Char) (driver string, props properties, err error) {
@@ -66,7 +66,7 @@ func (b *builder) serialProperties(c *device.Char) (string, properties, error) {
 	switch c.TargetType {
 	case "isa-serial":
 		if c.Port >= isaPorts {
-			err := b.atStart(unsupported("serial port %d: there are %d of target type isa-serial; use pci-serial for more", c.Port, isaPorts))
+			err := b.unlessDryRun(unsupported("serial port %d: there are %d of target type isa-serial; use pci-serial for more", c.Port, isaPorts))
 			if err != nil {
 				return "", nil, err
 			}
@@ -123,7 +123,7 @@ func (b *builder) redir(r *device.Redir) error {
 	if err := b.place(&props, &r.Info); err != nil {
 		return err
 	}
-	return b.device("usb-redir", props)
+	return b.addDevice("usb-redir", props)
 }
 
 // tpms make trusted platform modules; an emulated one is a program that
@@ -131,7 +131,7 @@ func (b *builder) redir(r *device.Redir) error {
 func (b *builder) tpms() error {
 	for _, t := range b.Definition.Devices.TPMs {
 		id := "tpm-" + t.Alias
-		dev := list{t.Type}
+		dev := optionList{t.Type}
 		dev.add("id", id)
 		switch t.Type {
 		case "emulator":
@@ -139,10 +139,10 @@ func (b *builder) tpms() error {
 			if path == "" && !b.dryRun {
 				return invalid("the emulator of %s does not run", t.Alias)
 			}
-			socket := list{"socket"}
+			socket := optionList{"socket"}
 			socket.add("id", "chr"+t.Alias)
 			socket.add("path", path)
-			b.option("chardev", socket)
+			b.addOption("chardev", socket)
 			dev.add("chardev", "chr"+t.Alias)
 		case "passthrough":
 			dev.text("path", t.Path)
@@ -152,8 +152,8 @@ func (b *builder) tpms() error {
 		if t.Model != "tpm-tis" && t.Model != "tpm-crb" {
 			return unsupported("TPMs of model %q are not built", t.Model)
 		}
-		b.option("tpmdev", dev)
-		if err := b.device(t.Model, properties{{"tpmdev", id}, {"id", t.Alias}}); err != nil {
+		b.addOption("tpmdev", dev)
+		if err := b.addDevice(t.Model, properties{{"tpmdev", id}, {"id", t.Alias}}); err != nil {
 			return err
 		}
 	}
@@ -172,13 +172,13 @@ func (b *builder) inputs() error {
 
 func (b *builder) input(in *device.Input) error {
 	if in.Bus == "ps2" {
-		if b.machine == microvm {
+		if b.board == microvm {
 			return unsupported("machine type microvm has no ps2 bus for a %s", in.Type)
 		}
 		return nil
 	}
 	if in.Type == "evdev" {
-		return b.object("input-linux", in.Alias, property{"evdev", in.Source})
+		return b.addObject("input-linux", in.Alias, property{"evdev", in.Source})
 	}
 	props := properties{{"id", in.Alias}}
 	driver := ""
@@ -204,5 +204,5 @@ func (b *builder) input(in *device.Input) error {
 	if err := b.place(&props, &in.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }

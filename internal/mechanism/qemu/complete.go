@@ -87,9 +87,9 @@ func dryRun(d *domain.Definition, c *qemucaps.Capabilities) error {
 	return b.addAll()
 }
 
-// atStart ignores an error in a dry run that libvirt reports at the start only: the definition may be for
+// unlessDryRun ignores an error in a dry run that libvirt reports at the start only: the definition may be for
 // another host, or unfinished.
-func (b *builder) atStart(err error) error {
+func (b *builder) unlessDryRun(err error) error {
 	if b.dryRun {
 		return nil
 	}

@@ -66,7 +66,7 @@ func (b *builder) controller(c *device.Controller) error {
 	if err := b.place(&props, &c.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }
 
 // controllerProperties returns the device of a controller. Without a driver the
@@ -91,15 +91,15 @@ func (b *builder) controllerProperties(c *device.Controller) (driver string, pro
 		}
 		return "ich9-ahci", properties{{"id", c.Alias}}, nil
 	case "ide":
-		if b.machine != i440fx || c.Index != 0 {
+		if b.board != i440fx || c.Index != 0 {
 			return "", nil, unsupported("only machine type pc has an IDE controller, and only one")
 		}
 		return "", nil, nil
 	case "fdc":
 		switch {
-		case c.Index != 0 || b.machine == microvm:
+		case c.Index != 0 || b.board == microvm:
 			return "", nil, unsupported("machine type %s has no floppy controller %d", b.Definition.OS.Machine, c.Index)
-		case b.machine == q35:
+		case b.board == q35:
 			return "isa-fdc", properties{{"id", c.Alias}}, nil
 		}
 		return "", nil, nil
@@ -227,10 +227,10 @@ func (b *builder) virtio(name, model string, eventIdx, iommu, ats, packed device
 	props.toggle("iommu_platform", iommu)
 	props.toggle("ats", ats)
 	props.toggle("packed", packed)
-	if b.machine == isapc {
+	if b.board == isapc {
 		return "", unsupported("machine type isapc has no PCI bus for a %s; use machine type pc or q35", name)
 	}
-	if b.machine == microvm {
+	if b.board == microvm {
 		if model != "" && model != "virtio" {
 			return "", unsupported("virtio devices of machine type microvm have no model %q", model)
 		}
@@ -323,7 +323,7 @@ func (b *builder) usbBus(index uint) string {
 
 // isBoardDrives reports whether a controller is the one for drives that the machine has on its board.
 func (b *builder) isBoardDrives(c *device.Controller) bool {
-	return isBoardDrives(c, b.machine == q35)
+	return isBoardDrives(c, b.board == q35)
 }
 
 // controllerName returns QEMU's name of a controller that devices refer to. A controller on the board has a fixed
@@ -347,5 +347,5 @@ func (b *builder) hub(h *device.Hub) error {
 	if err := b.place(&props, &h.Info); err != nil {
 		return err
 	}
-	return b.device("usb-hub", props)
+	return b.addDevice("usb-hub", props)
 }

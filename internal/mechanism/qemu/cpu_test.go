@@ -8,7 +8,7 @@ import (
 
 // The host's caches can only be passed through to host processors: QEMU has no such
 // option for other models.
-func TestCPUCache_NamesTheHostsOnlyForItsProcessor(t *testing.T) {
+func TestCPUCache_HostProcessorOnly(t *testing.T) {
 	for _, c := range []struct {
 		cpu  domain.CPU
 		want string
@@ -18,7 +18,7 @@ func TestCPUCache_NamesTheHostsOnlyForItsProcessor(t *testing.T) {
 		{domain.CPU{Mode: "maximum", Cache: &domain.CPUCache{Mode: "disable", Level: -1}}, "l3-cache=off,host-cache-info=off"},
 		{domain.CPU{Mode: "maximum", Cache: &domain.CPUCache{Mode: "passthrough", Level: -1}}, "host-cache-info=on,l3-cache=off"},
 	} {
-		var words list
+		var words optionList
 		if err := cacheWords(&words, &c.cpu); err != nil || words.String() != c.want {
 			t.Errorf("%s, cache %s: %q, %v", c.cpu.Mode, c.cpu.Cache.Mode, words, err)
 		}

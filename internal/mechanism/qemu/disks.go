@@ -35,7 +35,7 @@ func (b *builder) disk(d *device.Disk) error {
 	}
 	if present {
 		make := b.nodes
-		if d.Encryption != nil && !b.live { // its passphrase is for the monitor only
+		if d.Encryption != nil && !b.running { // its passphrase is for the monitor only
 			make = b.addPlaceholder
 		}
 		top, err := make(d, a)
@@ -58,7 +58,7 @@ func (b *builder) disk(d *device.Disk) error {
 		props.add("wwn", wwn)
 	}
 	b.driveOptions(d, &props)
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }
 
 // formats that a disk may be declared to have, and luks, which an encrypted raw
@@ -93,11 +93,11 @@ func (b *builder) nodes(d *device.Disk, a device.DiskAttachment) (string, error)
 		if i == 0 {
 			layer = append(layer, keyProperties(d, l.Format)...)
 		}
-		b.part("blockdev", layer)
+		b.add("blockdev", layer)
 		below = FormatNode(numbers[i])
 	}
 	if d.CopyOnRead == device.On {
-		b.part("blockdev", properties{{"driver", "copy-on-read"}, {"node-name", TopNode(d)}, {"file", below}, {"discard", "unmap"}})
+		b.add("blockdev", properties{{"driver", "copy-on-read"}, {"node-name", TopNode(d)}, {"file", below}, {"discard", "unmap"}})
 	}
 	return TopNode(d), nil
 }
@@ -107,10 +107,10 @@ func (b *builder) nodes(d *device.Disk, a device.DiskAttachment) (string, error)
 func removeNodes(d *device.Disk) []Step {
 	var steps []Step
 	if d.CopyOnRead == device.On && d.Source != nil {
-		steps = append(steps, removal("blockdev", TopNode(d)))
+		steps = append(steps, removeStep("blockdev", TopNode(d)))
 	}
 	for _, number := range d.Nodes() {
-		steps = append(steps, removal("blockdev", FormatNode(number)))
+		steps = append(steps, removeStep("blockdev", FormatNode(number)))
 	}
 	return steps
 }
@@ -180,7 +180,7 @@ func (b *builder) storage(d *device.Disk, l device.Layer, number uint) (properti
 	}
 	path := l.Path
 	if l.File != nil {
-		path = b.handOver(l.File, number)
+		path = b.addFDSet(l.File, number)
 	}
 	props := properties{{"driver", driver}, {"filename", path}, {"node-name", storageNode(number)}}
 	switch d.IO {
@@ -252,12 +252,12 @@ func (b *builder) drive(d *device.Disk, node string) (driver string, props prope
 	if err := b.place(&props, &d.Info); err != nil {
 		return "", nil, err
 	}
-	contents(&props, d, node)
+	driveProperties(&props, d, node)
 	props.add("id", d.Alias)
 	return driver, props, nil
 }
 
-func contents(props *properties, d *device.Disk, node string) {
+func driveProperties(props *properties, d *device.Disk, node string) {
 	if d.Shareable && d.Bus != "fdc" {
 		props.add("share-rw", true)
 	}
@@ -273,7 +273,7 @@ func (b *builder) usbDisk(d *device.Disk, node string) (driver string, props pro
 		if err := b.place(&props, &d.Info); err != nil {
 			return "", nil, err
 		}
-		contents(&props, d, node)
+		driveProperties(&props, d, node)
 		props.add("id", d.Alias)
 		return "usb-storage", props, nil
 	case "cdrom":
@@ -281,11 +281,11 @@ func (b *builder) usbDisk(d *device.Disk, node string) (driver string, props pro
 		if err := b.place(&bridge, &d.Info); err != nil {
 			return "", nil, err
 		}
-		if err := b.device("usb-bot", bridge); err != nil {
+		if err := b.addDevice("usb-bot", bridge); err != nil {
 			return "", nil, err
 		}
 		props = properties{{"bus", d.Alias + "-bridge.0"}, {"scsi-id", 0}, {"lun", 0}}
-		contents(&props, d, node)
+		driveProperties(&props, d, node)
 		props.add("id", d.Alias)
 		return "scsi-cd", props, nil
 	}
@@ -316,7 +316,7 @@ func (b *builder) ataDisk(d *device.Disk, props *properties) (string, error) {
 	name := b.controllerName(d.Bus, at.Controller)
 	if d.Bus == "ide" {
 		if at.Bus > 1 || at.Unit > 1 {
-			err := b.atStart(unsupported("disk %s is at %s, and an IDE controller has buses 0 and 1 with units 0 and 1; change its address, or use bus sata", d.Target, at))
+			err := b.unlessDryRun(unsupported("disk %s is at %s, and an IDE controller has buses 0 and 1 with units 0 and 1; change its address, or use bus sata", d.Target, at))
 			if err != nil {
 				return "", err
 			}
@@ -325,7 +325,7 @@ func (b *builder) ataDisk(d *device.Disk, props *properties) (string, error) {
 		props.add("unit", at.Unit)
 	} else {
 		if at.Unit > 5 {
-			err := b.atStart(unsupported("disk %s is at %s, and a SATA controller has units 0 to 5; change its address", d.Target, at))
+			err := b.unlessDryRun(unsupported("disk %s is at %s, and a SATA controller has units 0 to 5; change its address", d.Target, at))
 			if err != nil {
 				return "", err
 			}
@@ -427,7 +427,7 @@ func (b *builder) bootDisk(d *device.Disk, props *properties) {
 		return
 	}
 	if at, ok := d.Address.(device.Drive); ok && order > 0 {
-		b.word("-global", fmt.Sprintf("isa-fdc.bootindex%c=%d", 'A'+rune(at.Unit&1), order))
+		b.addWords("-global", fmt.Sprintf("isa-fdc.bootindex%c=%d", 'A'+rune(at.Unit&1), order))
 	}
 }
 

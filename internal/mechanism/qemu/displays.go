@@ -13,7 +13,7 @@ func (b *builder) audios() error {
 		if a.Type != "none" && a.Type != "spice" {
 			return unsupported("audio backends of type %q are not built", a.Type)
 		}
-		b.part("audiodev", properties{{"id", "audio" + number(a.ID)}, {"driver", a.Type}})
+		b.add("audiodev", properties{{"id", "audio" + number(a.ID)}, {"driver", a.Type}})
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func listenOf(g *device.Graphics) device.Listen {
 const firstVNC = 5900
 
 func (b *builder) vnc(g *device.Graphics) error {
-	vnc := list{}
+	vnc := optionList{}
 	switch l := listenOf(g); l.Type {
 	case "socket":
 		path, err := b.displaySocket(g)
@@ -115,12 +115,12 @@ func (b *builder) vnc(g *device.Graphics) error {
 	if name := b.audioOf(g.AudioID); name != "" {
 		vnc.add("audiodev", name)
 	}
-	b.option("vnc", vnc)
+	b.addOption("vnc", vnc)
 	if g.KeyMap != "" {
 		if !isWord(g.KeyMap) {
 			return invalid("%q is no keymap", g.KeyMap)
 		}
-		b.word("-k", g.KeyMap)
+		b.addWords("-k", g.KeyMap)
 	}
 	return nil
 }
@@ -162,7 +162,7 @@ func (b *builder) spice(g *device.Graphics) error {
 	if g.TLSPort != 0 {
 		return noSpiceTLS("@tlsPort")
 	}
-	spice := list{}
+	spice := optionList{}
 	switch l := listenOf(g); l.Type {
 	case "socket":
 		path, err := b.displaySocket(g)
@@ -191,9 +191,9 @@ func (b *builder) spice(g *device.Graphics) error {
 		spice.text("rendernode", g.RenderNode)
 	}
 	spice.raw("seamless-migration=on")
-	b.option("spice", spice)
+	b.addOption("spice", spice)
 	if g.KeyMap != "" && isWord(g.KeyMap) {
-		b.word("-k", g.KeyMap)
+		b.addWords("-k", g.KeyMap)
 	}
 	return nil
 }
@@ -202,7 +202,7 @@ func noSpiceTLS(at string) error {
 	return unsupported("devices/graphics/%s: spice over TLS is not built; have the display listen on this host only, without secure channels, and reach it by SSH", at)
 }
 
-func spiceOptions(spice *list, o device.SpiceOptions) error {
+func spiceOptions(spice *optionList, o device.SpiceOptions) error {
 	if o.DefaultMode == "secure" {
 		return noSpiceTLS("@defaultMode")
 	}
@@ -284,7 +284,7 @@ func (b *builder) video(v *device.Video) error {
 	if err := b.place(&props, &v.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }
 
 // qxl sizes its memories in bytes and megabytes, in turn.
@@ -308,7 +308,7 @@ func (b *builder) virtioVideo(v *device.Video, primary bool, props *properties) 
 		gl = "-gl"
 	}
 	switch {
-	case b.machine == microvm || b.machine == isapc: // it has no bus for it
+	case b.board == microvm || b.board == isapc: // it has no bus for it
 		return "virtio-gpu" + gl + "-device"
 	case primary:
 		return "virtio-vga" + gl
@@ -350,7 +350,7 @@ func (b *builder) sound(s *device.Sound) error {
 	if err := b.place(&props, &s.Info); err != nil {
 		return err
 	}
-	if err := b.device(driver, props); err != nil || !isHDA {
+	if err := b.addDevice(driver, props); err != nil || !isHDA {
 		return err
 	}
 	codecs := s.Codecs
@@ -364,7 +364,7 @@ func (b *builder) sound(s *device.Sound) error {
 		}
 		props := properties{{"id", s.Alias + "-codec" + strconv.Itoa(i)}, {"bus", s.Alias + ".0"}, {"cad", i}}
 		props.text("audiodev", audio)
-		if err := b.device(driver, props); err != nil {
+		if err := b.addDevice(driver, props); err != nil {
 			return err
 		}
 	}

@@ -16,7 +16,7 @@ func (b *builder) addPlaceholder(d *device.Disk, a device.DiskAttachment) (strin
 	if err := b.checkEncryption(d); err != nil {
 		return "", err
 	}
-	b.part("blockdev", properties{{"driver", "null-co"}, {"node-name", placeholderName(d)}, {"size", a.Size}, {"read-only", d.ReadOnly}, {"read-zeroes", true}})
+	b.add("blockdev", properties{{"driver", "null-co"}, {"node-name", placeholderName(d)}, {"size", a.Size}, {"read-only", d.ReadOnly}, {"read-zeroes", true}})
 	return placeholderName(d), nil
 }
 
@@ -48,7 +48,7 @@ func (b *builder) addKey(d *device.Disk) error {
 	if err := b.checkEncryption(d); err != nil {
 		return err
 	}
-	return b.object("secret", keyName(d), property{"data", base64.StdEncoding.EncodeToString(b.Keys[d.Alias])}, property{"format", "base64"})
+	return b.addObject("secret", keyName(d), property{"data", base64.StdEncoding.EncodeToString(b.Keys[d.Alias])}, property{"format", "base64"})
 }
 
 // keyProperties are the properties of an encrypted image that name its passphrase.
@@ -69,24 +69,24 @@ func removeKey(p *Plan, d *device.Disk) []Step {
 	if layers := p.Disks[d.Alias].Layers; d.Encryption == nil || len(layers) > 0 && layers[0].Format == "qcow2" {
 		return nil
 	}
-	return []Step{removal("object", keyName(d))}
+	return []Step{removeStep("object", keyName(d))}
 }
 
 // Unlock returns the commands that open the image of an encrypted disk and replace the placeholder. The
 // plan holds the passphrase, which is removed from QEMU if possible.
 func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 	b := newBuilder(p)
-	b.live = true
+	b.running = true
 	top, err := b.nodes(d, p.Disks[d.Alias])
 	if err != nil {
 		return nil, err
 	}
 	var steps []Step
-	for _, part := range b.parts {
-		steps = append(steps, part.step())
+	for _, part := range b.pending {
+		steps = append(steps, part.monitorStep())
 	}
 	steps = append(steps,
 		Step{Command: "qom-set", Args: properties{{"path", "/machine/peripheral/" + d.Alias}, {"property", "drive"}, {"value", top}}},
-		removal("blockdev", placeholderName(d)))
-	return slices.Concat(steps, removeKey(p, d), removeSets(b.sets)), nil
+		removeStep("blockdev", placeholderName(d)))
+	return slices.Concat(steps, removeKey(p, d), removeFDSets(b.fdSets)), nil
 }

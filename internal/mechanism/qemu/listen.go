@@ -114,12 +114,12 @@ func filterClients(fd int, at netip.Addr, port uint16) error {
 	return os.NewSyscallError("setsockopt", err)
 }
 
-// word is a 32-bit word of a packet: its offset, the mask to apply (0: none) and the expected value.
-type word struct{ at, mask, is uint32 }
+// bpfWord is a 32-bit word of a packet: its offset, the mask to apply (0: none) and the expected value.
+type bpfWord struct{ at, mask, is uint32 }
 
 // addressWords returns the words of an IP header that contain a destination address; none for the
 // unspecified address.
-func addressWords(at netip.Addr) []word {
+func addressWords(at netip.Addr) []bpfWord {
 	const (
 		header = 0xfff00000 // the offset where a filter finds the IP header
 		kind   = 0xf0000000
@@ -128,11 +128,11 @@ func addressWords(at netip.Addr) []word {
 	case at.IsUnspecified():
 		return nil
 	case at.Is4():
-		return []word{{header, kind, 4 << 28}, {header + 16, 0, binary.BigEndian.Uint32(text)}}
+		return []bpfWord{{header, kind, 4 << 28}, {header + 16, 0, binary.BigEndian.Uint32(text)}}
 	default:
-		words := []word{{header, kind, 6 << 28}}
+		words := []bpfWord{{header, kind, 6 << 28}}
 		for i := uint32(0); i < 16; i += 4 {
-			words = append(words, word{header + 24 + i, 0, binary.BigEndian.Uint32(text[i:])})
+			words = append(words, bpfWord{header + 24 + i, 0, binary.BigEndian.Uint32(text[i:])})
 		}
 		return words
 	}

@@ -33,7 +33,7 @@ func (b *builder) nic(n *device.NIC) error {
 	if err := b.place(&props, &n.Info); err != nil {
 		return err
 	}
-	return b.device(driver, props)
+	return b.addDevice(driver, props)
 }
 
 func (b *builder) netdev(n *device.NIC) error {
@@ -41,10 +41,10 @@ func (b *builder) netdev(n *device.NIC) error {
 	a := b.NICs[n.Alias]
 	switch {
 	case n.Type == "user" && a != nil && a.Wire != nil:
-		b.part("netdev", properties{{"type", "socket"}, {"fd", b.pass(a.Wire, "wire-"+n.Alias)}, {"id", id}})
+		b.add("netdev", properties{{"type", "socket"}, {"fd", b.passFile(a.Wire, "wire-"+n.Alias)}, {"id", id}})
 		return nil
 	case n.Type == "user":
-		b.part("netdev", properties{{"type", "user"}, {"id", id}})
+		b.add("netdev", properties{{"type", "user"}, {"id", id}})
 		return nil
 	case a != nil && len(a.Tap) > 0:
 	case b.dryRun:
@@ -59,7 +59,7 @@ func (b *builder) netdev(n *device.NIC) error {
 		b.passAll(&props, "vhostfd", n.Alias, a.VHost)
 	}
 	props.add("id", id)
-	b.part("netdev", props)
+	b.add("netdev", props)
 	return nil
 }
 
@@ -80,7 +80,7 @@ func UserNetwork() []string {
 func (b *builder) passAll(props *properties, name, alias string, files []*os.File) {
 	names := make([]string, len(files))
 	for i, f := range files {
-		names[i] = b.pass(f, fmt.Sprintf("%s-%s-%d", name, alias, i))
+		names[i] = b.passFile(f, fmt.Sprintf("%s-%s-%d", name, alias, i))
 	}
 	if len(files) > 1 {
 		name += "s"
@@ -151,7 +151,7 @@ func (b *builder) virtioCard(n *device.NIC) (string, properties, error) {
 	}
 	if queues > 1 {
 		props.add("mq", true)
-		if b.machine != microvm {
+		if b.board != microvm {
 			props.add("vectors", 2*queues+2)
 		}
 	}

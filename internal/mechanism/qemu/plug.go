@@ -21,18 +21,18 @@ type Step struct {
 // a path, Plug chooses one and stores it in the device.
 func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	b := newBuilder(p)
-	b.live = true
+	b.running = true
 	if err := b.addPluggable(dev); err != nil {
 		return nil, err
 	}
-	steps := make([]Step, len(b.parts))
-	for i, part := range b.parts {
-		steps[i] = part.step()
+	steps := make([]Step, len(b.pending))
+	for i, part := range b.pending {
+		steps[i] = part.monitorStep()
 	}
 	if d, ok := dev.(*device.Disk); ok {
 		steps = append(steps, removeKey(p, d)...)
 	}
-	return append(steps, removeSets(b.sets)...), nil
+	return append(steps, removeFDSets(b.fdSets)...), nil
 }
 
 // TakesPCI reports whether a running guest accepts PCI hotplug: machine type pc announces devices by ACPI
@@ -70,7 +70,7 @@ func (b *builder) addPluggable(dev device.Device) error {
 	case *device.VSock:
 		return b.vsockOf(d)
 	case *device.Memory:
-		return b.module(d)
+		return b.memoryDevice(d)
 	}
 	return cannotPlug(dev)
 }
@@ -79,14 +79,14 @@ func (b *builder) addPluggable(dev device.Device) error {
 // reports that it did.
 func Unplug(dev device.Device) (request Step, after []Step, err error) {
 	after, err = removeBackend(dev)
-	return removal("device", dev.Common().Alias), after, err
+	return removeStep("device", dev.Common().Alias), after, err
 }
 
 // removeBackend returns the commands that remove the backend of a device, or the reason why it cannot be
 // unplugged.
 func removeBackend(dev device.Device) ([]Step, error) {
 	alias := dev.Common().Alias
-	chardev := removal("chardev", "char"+alias)
+	chardev := removeStep("chardev", "char"+alias)
 	switch d := dev.(type) {
 	case *device.Disk:
 		switch {
@@ -99,11 +99,11 @@ func removeBackend(dev device.Device) ([]Step, error) {
 		}
 		after := removeNodes(d)
 		if d.Encryption != nil {
-			after = append(after, removal("object", keyName(d))) // if it is still there
+			after = append(after, removeStep("object", keyName(d))) // if it is still there
 		}
 		return after, nil
 	case *device.NIC:
-		return []Step{removal("netdev", "host"+alias)}, nil
+		return []Step{removeStep("netdev", "host"+alias)}, nil
 	case *device.Controller:
 		if d.Type != "scsi" && d.Type != "virtio-serial" {
 			return nil, unsupported("controllers of type %s cannot be plugged into a running domain", d.Type)
@@ -120,7 +120,7 @@ func removeBackend(dev device.Device) ([]Step, error) {
 		}
 		return nil, nil
 	case *device.RNG:
-		after := []Step{removal("object", "obj"+alias)}
+		after := []Step{removeStep("object", "obj"+alias)}
 		if d.Backend == "egd" {
 			after = append(after, chardev)
 		}
@@ -133,7 +133,7 @@ func removeBackend(dev device.Device) ([]Step, error) {
 	case *device.HostDevice, *device.Balloon, *device.VSock:
 		return nil, nil
 	case *device.Memory:
-		return []Step{removal("object", "mem"+alias)}, nil
+		return []Step{removeStep("object", "mem"+alias)}, nil
 	case *device.Redir: // QEMU removes its host's end with it
 		return nil, nil
 	}
@@ -157,35 +157,35 @@ func ChangeMedia(p *Plan, before, medium *device.Disk, force bool) ([]Step, erro
 		{Command: "blockdev-remove-medium", Args: properties{id}},
 	}
 	if before.Source != nil && before.Source.Index != 0 {
-		steps[1].Undo = insertion(before)
+		steps[1].Undo = insertMedium(before)
 		steps = append(steps, removeNodes(before)...)
 	}
 	a, present := p.Disks[medium.Alias]
 	if present && medium.Source != nil {
 		b := newBuilder(p)
-		b.live = true
-		medium.Number(after(highestNode(&p.Definition.Devices)))
+		b.running = true
+		medium.Number(counterFrom(highestNode(&p.Definition.Devices)))
 		if _, err := b.nodes(medium, a); err != nil {
 			return nil, err
 		}
-		for _, part := range b.parts {
-			steps = append(steps, part.step())
+		for _, part := range b.pending {
+			steps = append(steps, part.monitorStep())
 		}
-		steps = append(append(steps, *insertion(medium)), removeSets(b.sets)...)
+		steps = append(append(steps, *insertMedium(medium)), removeFDSets(b.fdSets)...)
 	}
 	if medium.Tray != "open" {
 		steps = append(steps, Step{Command: "blockdev-close-tray", Args: properties{id}})
 	}
-	return addsFirst(steps), nil
+	return orderSteps(steps), nil
 }
 
-func insertion(d *device.Disk) *Step {
+func insertMedium(d *device.Disk) *Step {
 	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", backendOf(d)}, {"node-name", TopNode(d)}}}
 }
 
-// addsFirst moves commands that add before commands that remove: if the new medium cannot be opened, the
+// orderSteps moves commands that add before commands that remove: if the new medium cannot be opened, the
 // old one is still there.
-func addsFirst(steps []Step) []Step {
+func orderSteps(steps []Step) []Step {
 	var first, rest, last []Step
 	for _, s := range steps {
 		switch s.Command {

@@ -24,7 +24,7 @@ const disk = `<disk type='file' device='%s'><driver name='qemu' type='%s' %s/><s
 
 // A definition that cannot be built is refused, with the name of the unsupported part.
 // Promise: A3, A21
-func TestRefusals(t *testing.T) {
+func TestComplete_Refused(t *testing.T) {
 	c := testCapabilities(t)
 	q35 := func(devices string) string { return fmt.Sprintf(shell, "qemu", "", "q35", devices) }
 	top := func(elements string) string { return fmt.Sprintf(shell, "qemu", elements, "q35", "") }
@@ -76,7 +76,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // A guest that libvirt accepts but cannot start is accepted too, and its start reports what to do.
-func TestStart_RefusesWhatMayBeDefined(t *testing.T) {
+func TestArguments_RefusedAtStart(t *testing.T) {
 	c := testCapabilities(t)
 	const numa = `<maxMemory slots='2' unit='MiB'>512</maxMemory><vcpu current='1'>2</vcpu><cpu mode='custom' match='exact'><model>qemu64</model><numa><cell id='0' cpus='0-1' memory='65536' unit='KiB'/></numa></cpu>`
 	for doc, names := range map[string]string{

@@ -44,11 +44,12 @@ func (a Answers) ask(ctx context.Context, s *qmp.Session, command string, args m
 	case err != nil:
 		return err
 	}
-	a[question(command, args)] = answer
+	a[answerKey(command, args)] = answer
 	return nil
 }
 
-func question(command string, args map[string]any) string {
+// answerKey is the key of a command's answer: the command with its arguments.
+func answerKey(command string, args map[string]any) string {
 	if len(args) == 0 {
 		return command
 	}
@@ -61,7 +62,7 @@ func question(command string, args map[string]any) string {
 
 // get decodes an answer; a missing one leaves into as it is.
 func (a Answers) get(into any, command string, args map[string]any) error {
-	answer, ok := a[question(command, args)]
+	answer, ok := a[answerKey(command, args)]
 	if !ok {
 		return nil
 	}
@@ -71,7 +72,7 @@ func (a Answers) get(into any, command string, args map[string]any) error {
 	return nil
 }
 
-type object = map[string]any
+type arguments = map[string]any
 
 // propertyTypes are the devices and objects whose properties arguments branch on.
 var propertyTypes = strings.Fields(`
@@ -87,16 +88,16 @@ var propertyTypes = strings.Fields(`
 
 // The queries for the lists of types. They leave out abstract types.
 var (
-	deviceTypes  = object{"implements": "device", "abstract": false}
-	objectTypes  = object{"implements": "user-creatable", "abstract": false}
-	chardevTypes = object{"implements": "chardev", "abstract": false}
-	accelTypes   = object{"implements": "accel", "abstract": false}
+	deviceTypes  = arguments{"implements": "device", "abstract": false}
+	objectTypes  = arguments{"implements": "user-creatable", "abstract": false}
+	chardevTypes = arguments{"implements": "chardev", "abstract": false}
+	accelTypes   = arguments{"implements": "accel", "abstract": false}
 )
 
 // askAll asks everything that does not depend on the accelerator.
 func (a Answers) askAll(ctx context.Context, s *qmp.Session) error {
 	// Listing types loads QEMU's modules, and some modules add options.
-	for _, types := range []object{deviceTypes, objectTypes, chardevTypes, accelTypes} {
+	for _, types := range []arguments{deviceTypes, objectTypes, chardevTypes, accelTypes} {
 		if err := a.ask(ctx, s, "qom-list-types", types); err != nil {
 			return err
 		}
@@ -115,14 +116,14 @@ func (a Answers) askAll(ctx context.Context, s *qmp.Session) error {
 	}
 	for _, m := range machines {
 		if m.Alias != "" {
-			if err := a.ask(ctx, s, "qom-list-properties", object{"typename": m.Name + "-machine"}); err != nil {
+			if err := a.ask(ctx, s, "qom-list-properties", arguments{"typename": m.Name + "-machine"}); err != nil {
 				return err
 			}
 		}
 	}
 	for _, typ := range propertyTypes {
 		for _, command := range []string{"device-list-properties", "qom-list-properties"} {
-			if err := a.ask(ctx, s, command, object{"typename": typ}); err != nil {
+			if err := a.ask(ctx, s, command, arguments{"typename": typ}); err != nil {
 				return err
 			}
 		}
@@ -191,7 +192,7 @@ func (a Answers) fillTypes(c *qemucaps.Capabilities) error {
 }
 
 // types lists the names of types, sorted.
-func (a Answers) types(which object) ([]string, error) {
+func (a Answers) types(which arguments) ([]string, error) {
 	var list []struct{ Name string }
 	err := a.get(&list, "qom-list-types", which)
 	names := make([]string, 0, len(list))
@@ -246,7 +247,7 @@ func (a Answers) fillProperty(c *qemucaps.Capabilities, name, typ string) error 
 	var names []string
 	for _, command := range []string{"device-list-properties", "qom-list-properties"} {
 		var list []struct{ Name string }
-		if err := a.get(&list, command, object{"typename": typ}); err != nil {
+		if err := a.get(&list, command, arguments{"typename": typ}); err != nil {
 			return err
 		}
 		for _, p := range list {

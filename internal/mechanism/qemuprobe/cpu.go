@@ -32,8 +32,8 @@ func (a Answers) askCPUs(ctx context.Context, s *qmp.Session, accelerator string
 	return nil
 }
 
-func expansionOf(model string) object {
-	return object{"type": "static", "model": object{"name": model}}
+func expansionOf(model string) arguments {
+	return arguments{"type": "static", "model": arguments{"name": model}}
 }
 
 func (a Answers) models() ([]qemucaps.CPUModel, error) {
@@ -63,9 +63,9 @@ func (a Answers) models() ([]qemucaps.CPUModel, error) {
 	return models, err
 }
 
-// candidate reports whether a model may describe the host: a usable one with
+// isCandidate reports whether a model may describe the host: a usable one with
 // a stable name. qemu64 and its like describe no real processor.
-func candidate(m qemucaps.CPUModel) bool {
+func isCandidate(m qemucaps.CPUModel) bool {
 	synthetic := []string{"qemu32", "qemu64", "kvm32", "kvm64"}
 	return m.Usable && m.HasStableName() && !slices.Contains(synthetic, m.Name)
 }
@@ -135,7 +135,7 @@ func (a Answers) FillCPUs(acc *qemucaps.Accelerator) error {
 			return err
 		}
 		acc.Models[i].Features, acc.Models[i].Signature = sortedKeys(e.features), e.signature
-		if candidate(m) && len(e.features) > 0 && e.vendor == host.vendor && (acc.HostModel.Base == "" || closer(host, e, best)) {
+		if isCandidate(m) && len(e.features) > 0 && e.vendor == host.vendor && (acc.HostModel.Base == "" || isCloser(host, e, best)) {
 			acc.HostModel.Base, best = m.Name, e
 		}
 	}
@@ -146,9 +146,9 @@ func (a Answers) FillCPUs(acc *qemucaps.Accelerator) error {
 	return nil
 }
 
-// closer reports whether model a describes the host better than b does: one with
+// isCloser reports whether model a describes the host better than b does: one with
 // the host's signature first, then the fewest features to mention.
-func closer(host, a, b expansion) bool {
+func isCloser(host, a, b expansion) bool {
 	same := func(e expansion) bool {
 		return qemucaps.CPUDefinition{Name: e.name, Signature: e.signature}.IsSoldAs(host.signature)
 	}

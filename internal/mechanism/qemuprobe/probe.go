@@ -20,7 +20,7 @@ const probeTimeout = time.Minute
 // each accelerator once or twice for a trial guest and, if that works, once to ask about CPU models. An
 // accelerator that does not work is a result with a reason, not an error. The result holds as long as it
 // Matches. QEMU runs in a sandbox like a guest's, unless isolation is nil.
-func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qemucaps.Capabilities, error) {
+func Probe(ctx context.Context, binary string, isolation *sandbox.Isolation) (*qemucaps.Capabilities, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout,
 		fault.New(fault.Timeout, fault.Host, "probing %s took more than %s", binary, probeTimeout))
 	defer cancel()
@@ -29,7 +29,7 @@ func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qe
 	if err != nil {
 		return nil, fault.Wrap(err, fault.NotFound, fault.Host, "cannot probe QEMU")
 	}
-	of := target{binary, quarters}
+	of := target{binary, isolation}
 	said, err := query(ctx, of, "tcg:kvm", Answers.askAll)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s", binary)

@@ -142,11 +142,11 @@ func TestCPUModels_RecordedAnswers(t *testing.T) {
 
 func TestHostModel_NearestNamedModel(t *testing.T) {
 	props := func(vendor string, family, model int, features ...string) json.RawMessage {
-		all := object{"vendor": vendor, "family": family, "model": model, "avx9": false}
+		all := arguments{"vendor": vendor, "family": family, "model": model, "avx9": false}
 		for _, f := range features {
 			all[f] = true
 		}
-		text, err := json.Marshal(object{"model": object{"name": "base", "props": all}})
+		text, err := json.Marshal(arguments{"model": arguments{"name": "base", "props": all}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +170,7 @@ func TestHostModel_NearestNamedModel(t *testing.T) {
 		"New-v2":   props("GenuineIntel", 6, 85, "sse", "avx", "avx2", "spec-ctrl", "extra"),
 		"Other":    props("AuthenticAMD", 6, 85, "sse", "avx", "avx2", "spec-ctrl", "extra"),
 	} {
-		a[question("query-cpu-model-expansion", expansionOf(name))] = text
+		a[answerKey("query-cpu-model-expansion", expansionOf(name))] = text
 	}
 	kvm := qemucaps.Accelerator{Name: "kvm"}
 	if err := a.FillCPUs(&kvm); err != nil {

@@ -84,7 +84,7 @@ func TestTrial_SlowProcessors(t *testing.T) {
 	}
 }
 
-func TestGist(t *testing.T) {
+func TestFirstLines(t *testing.T) {
 	printed := "qemu-system-x86_64: warning: host doesn't support\nqemu-system-x86_64: -cpu: no\n\nKVM internal error. Suberror: 1\nextra data[0]: 0x1\nthird\n"
 	if got := firstLines(printed); got != "-cpu: no; KVM internal error. Suberror: 1" {
 		t.Errorf("got %q", got)

@@ -59,7 +59,7 @@ func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot start %s", spec.Binary)
 	}
-	p, err := watch(pid, pidfd)
+	p, err := newProcess(pid, pidfd)
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL) // not waited for yet, so the pid is still this child's
 		_, _ = unix.Wait4(pid, nil, 0, nil)

@@ -63,7 +63,7 @@ func RemoveDeserted(path string) error {
 	folder, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
 		defer unix.Close(folder) //nolint:errcheck // an O_PATH descriptor has nothing to lose
-		if deserted(fmt.Sprintf("/proc/self/fd/%d/%s", folder, filepath.Base(path))) {
+		if isDeserted(fmt.Sprintf("/proc/self/fd/%d/%s", folder, filepath.Base(path))) {
 			err = unix.Unlinkat(folder, filepath.Base(path), 0)
 		}
 	}
@@ -73,9 +73,9 @@ func RemoveDeserted(path string) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove the socket %s, which has no listener", path)
 }
 
-// deserted reports whether path is a socket without a listener. A symbolic link is not followed: it could
+// isDeserted reports whether path is a socket without a listener. A symbolic link is not followed: it could
 // lead to any socket of the host.
-func deserted(path string) bool {
+func isDeserted(path string) bool {
 	at, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false

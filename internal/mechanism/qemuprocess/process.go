@@ -59,7 +59,7 @@ func Adopt(pid int, startTime uint64) (*Process, error) {
 	case err != nil:
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot attach to process %d", pid)
 	}
-	p, err := watch(pid, pidfd)
+	p, err := newProcess(pid, pidfd)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
 		return nil, fault.New(fault.NotFound, fault.Host, "process %d has ended", pid)
@@ -72,8 +72,8 @@ func Adopt(pid int, startTime uint64) (*Process, error) {
 	return p, nil
 }
 
-// watch makes a Process from a pidfd, which the Process owns from here on.
-func watch(pid, pidfd int) (*Process, error) {
+// newProcess makes a Process from a pidfd, which the Process owns from here on.
+func newProcess(pid, pidfd int) (*Process, error) {
 	// The poller accepts only a descriptor that does not block.
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		_ = unix.Close(pidfd)
@@ -92,13 +92,13 @@ func watch(pid, pidfd int) (*Process, error) {
 		_ = p.pidfd.Close()
 		return nil, err
 	}
-	go p.await()
+	go p.waitForExit()
 	return p, nil
 }
 
-// await reaps the process when it ends. It stops early when Release closes
+// waitForExit reaps the process when it ends. It stops early when Release closes
 // the pidfd.
-func (p *Process) await() {
+func (p *Process) waitForExit() {
 	err := p.raw.Read(func(fd uintptr) bool {
 		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		if n, err := unix.Poll(ready, 0); err != nil || n == 0 {

@@ -100,12 +100,12 @@ func TestOpen_OneDamagedRecord(t *testing.T) {
 // when a page of the file was written to the wrong block.
 // Promise: S3
 func TestOpen_RecordInWrongPlace(t *testing.T) {
-	sealed := seal("guest", "a", 1, 1, []byte("{}"))
+	sealed := encodeRecord("guest", "a", 1, 1, []byte("{}"))
 	for _, c := range []struct {
 		kind, key string
 		own       bool
 	}{{"guest", "a", true}, {"guest", "b", false}, {"network", "a", false}} {
-		if r, err := unsealAs(c.kind, c.key, sealed); (err == nil) != c.own || r.kind != c.kind || r.key != c.key {
+		if r, err := decodeAs(c.kind, c.key, sealed); (err == nil) != c.own || r.kind != c.kind || r.key != c.key {
 			t.Errorf("as %s %q: %+v, %v", c.kind, c.key, r, err)
 		}
 	}
@@ -224,8 +224,8 @@ func TestRepair_LostPage(t *testing.T) {
 	s = reopen(t, dir)
 	defer closeStore(t, s)
 	whole, bad := readable(t, s)
-	if len(whole) < many-1 || len(bad) > 0 || s.Sound() {
-		t.Fatalf("%d of %d records are left, %v bad, sound: %v", len(whole), many-1, bad, s.Sound())
+	if len(whole) < many-1 || len(bad) > 0 || s.Complete() {
+		t.Fatalf("%d of %d records are left, %v bad, sound: %v", len(whole), many-1, bad, s.Complete())
 	}
 }
 
@@ -239,11 +239,11 @@ func TestRepair_ForgedRecordInAnother(t *testing.T) {
 		must(t, s.Put(guests, "theirs", guest{Name: "as it was"}))
 		const line, behind = " 0 18446744073709551615 1 `guest` `theirs`", "\"}\n"
 		sum := crc32.Checksum([]byte(line+behind), castagnoli)
-		must(t, s.Put(guests, "own", guest{Name: fmt.Sprintf("%s%08x%s", sealMark, sum, line)}))
+		must(t, s.Put(guests, "own", guest{Name: fmt.Sprintf("%s%08x%s", recordMark, sum, line)}))
 		must(t, s.Put(guests, "last", guest{}))
 		must(t, s.Close())
 		damage(t, dir, func(file []byte) []byte {
-			clear(file[head*4096 : head*4096+pageHead+metaSize])
+			clear(file[head*4096 : head*4096+pageHeader+metaSize])
 			return file
 		})
 		s = reopen(t, dir)
@@ -393,7 +393,7 @@ func TestOpen_OlderAndNewerFormats(t *testing.T) {
 	must(t, s.Close())
 	file, err := os.ReadFile(Path(dir))
 	must(t, err)
-	if !bytes.Contains(file, []byte(sealMark)) {
+	if !bytes.Contains(file, []byte(recordMark)) {
 		t.Error("the old record was given no checksum")
 	}
 	if s, err := Open(dir); !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "format 3") {
@@ -441,27 +441,27 @@ func FuzzOpenFile(f *testing.F) {
 	word := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}
 	for at := uint32(0); int(at) < len(pristine); at += page {
 		// The number, kind, count and overflow of a page, and the first bytes of its elements.
-		for _, field := range []uint32{0, 8, 10, 12, pageHead, pageHead + 4, pageHead + 8, pageHead + 12} {
+		for _, field := range []uint32{0, 8, 10, 12, pageHeader, pageHeader + 4, pageHeader + 8, pageHeader + 12} {
 			f.Add(word[:4], at+field, true)
 		}
 		f.Add([]byte{1, 0, 0}, at+8, true)
 	}
-	for field := uint32(pageHead); field < pageHead+metaSize; field += 8 {
+	for field := uint32(pageHeader); field < pageHeader+metaSize; field += 8 {
 		f.Add(word, field, true)
 		f.Add([]byte{3}, field, false)
 	}
 	for at, rest := 0, pristine; ; {
-		i := bytes.Index(rest, []byte(sealMark))
+		i := bytes.Index(rest, []byte(recordMark))
 		if i < 0 {
 			break
 		}
-		f.Add([]byte("9"), uint32(at+i+len(sealMark)+10), false)
+		f.Add([]byte("9"), uint32(at+i+len(recordMark)+10), false)
 		at, rest = at+i+1, rest[i+1:]
 	}
 	f.Fuzz(func(t *testing.T, part []byte, at uint32, sums bool) {
 		file := bytes.Clone(pristine)
 		copy(file[int(at)%len(file):], part)
-		for head := pageHead; sums && head < 2*page; head += page {
+		for head := pageHeader; sums && head < 2*page; head += page {
 			sum := fnv.New64a()
 			_, _ = sum.Write(file[head : head+metaSize-8])
 			binary.NativeEndian.PutUint64(file[head+metaSize-8:], sum.Sum64())

@@ -1,7 +1,7 @@
 package store
 
-// Document is the definition in a record, for clients that read definitions from elsewhere.
-type Document struct {
+// DefinitionView is the definition in a record, for clients that read definitions from elsewhere.
+type DefinitionView struct {
 	Name, UUID string
 	// XML is the definition in libvirt's form; empty: there is never one.
 	XML       string

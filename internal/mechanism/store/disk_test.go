@@ -69,13 +69,13 @@ func soon(t *testing.T, change func() error) {
 }
 
 // Promise: S7
-func TestReserve_ChangeOnFullDisk(t *testing.T) {
+func TestReserveSpace_ChangeOnFullDisk(t *testing.T) {
 	dir := small(t, "4m")
 	s, err := OpenLogged(dir, quiet)
 	must(t, err)
 	must(t, s.Put(guests, "g", guest{Name: "before"}))
 	big := guest{Name: strings.Repeat("x", 100<<10)}
-	must(t, s.Reserve(len(big.Name)))
+	must(t, s.ReserveSpace(len(big.Name)))
 	free := stuff(t, dir)
 	for n := range 8 { // each takes as much as the one before
 		big.Name += strings.Repeat("y", n)
@@ -83,7 +83,7 @@ func TestReserve_ChangeOnFullDisk(t *testing.T) {
 			t.Fatalf("change %d: %v", n, err)
 		}
 	}
-	if err := s.Reserve(16 << 20); !fault.Is(err, fault.NoCapacity) {
+	if err := s.ReserveSpace(16 << 20); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("room that there is not was kept: %v", err)
 	}
 	free()

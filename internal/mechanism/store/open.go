@@ -44,14 +44,14 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot make data directory %s", dir)
 	}
-	lock, err := Hold(dir, "data")
+	lock, err := LockDirectory(dir, "data")
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, known: contents{}, uncertain: map[id]bool{}}
+	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, known: contents{}, uncertain: map[recordID]bool{}}
 	s.idle.L = &s.mu
-	s.now.Store(&opened{})
-	err = s.attach()
+	s.current.Store(&opened{})
+	err = s.checkAndOpen()
 	if fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported) {
 		return nil, errors.Join(err, lock.Close())
 	}
@@ -59,10 +59,10 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 	return s, nil
 }
 
-// Hold locks a directory for this process until the returned file is
+// LockDirectory locks a directory for this process until the returned file is
 // closed. Name is the flag that gives a daemon another directory, for the error. The lock is
 // on the directory because that can be opened whatever happened to the files in it.
-func Hold(dir, name string) (*os.File, error) { return hold(dir, name, lockWait) }
+func LockDirectory(dir, name string) (*os.File, error) { return lockDirectory(dir, name, lockWait) }
 
 // checkOwner refuses a directory where other users could replace the store's
 // files.
@@ -77,7 +77,7 @@ func checkOwner(dir *os.File, name string) error {
 	return nil
 }
 
-func hold(dir, name string, wait time.Duration) (*os.File, error) {
+func lockDirectory(dir, name string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot open %s directory %s", name, dir)
@@ -106,30 +106,30 @@ func hold(dir, name string, wait time.Duration) (*os.File, error) {
 // ensureOpen makes sure that the file is open. A file that just failed to open is
 // not tried again at once, because each try reads it through.
 func (s *Store) ensureOpen() error {
-	if s.now.Load().db != nil {
-		if err := s.checkPlace(); err != nil || s.now.Load().db != nil {
+	if s.current.Load().db != nil {
+		if err := s.checkSameFile(); err != nil || s.current.Load().db != nil {
 			return err
 		}
 	}
-	if s.failed != nil && time.Since(s.tried) < reopenAfter {
-		return s.failed
+	if s.lastError != nil && time.Since(s.lastTry) < reopenAfter {
+		return s.lastError
 	}
-	return s.attach()
+	return s.checkAndOpen()
 }
 
-// attach opens the file. If that fails the records are those that can be read from it, or
+// checkAndOpen opens the file. If that fails the records are those that can be read from it, or
 // those that were known when it was last open.
-func (s *Store) attach() error {
-	all, err := s.admit()
+func (s *Store) checkAndOpen() error {
+	all, err := s.checkAndRepair()
 	if err == nil {
-		err = s.openFile(all)
+		err = s.openBolt(all)
 	}
-	s.tried = time.Now()
+	s.lastTry = time.Now()
 	if err == nil || s.authoritative {
 		return s.explain(err)
 	}
-	all, report, failed := gather(s.path)
-	s.whole.Store(failed == nil && report.Whole())
+	all, report, failed := readAll(s.path)
+	s.fileWhole.Store(failed == nil && report.Whole())
 	if failed == nil {
 		s.logProblems(report)
 		s.setRecords(all)
@@ -148,12 +148,12 @@ func (s *Store) setRecords(all contents) {
 	s.known = all
 }
 
-// admit checks the file, repairs it until bbolt may open it, and returns the records
+// checkAndRepair checks the file, repairs it until bbolt may open it, and returns the records
 // in it.
-func (s *Store) admit() (contents, error) {
+func (s *Store) checkAndRepair() (contents, error) {
 	found := contents{}
-	r, err := inspect(s.path, func(name id, rec sealed) { found[name] = rec })
-	empty := missing(err) || err == nil && r.Size == 0
+	r, err := checkFile(s.path, func(name recordID, rec storedRecord) { found[name] = rec })
+	empty := isMissing(err) || err == nil && r.Size == 0
 	switch {
 	case empty && s.authoritative:
 		err := s.rewrite(s.known, false)
@@ -162,7 +162,7 @@ func (s *Store) admit() (contents, error) {
 		}
 		return s.known, err
 	case empty:
-		return s.startEmpty()
+		return s.createEmpty()
 	case err != nil:
 		return nil, err
 	case r.Format > presentFormat:
@@ -172,30 +172,30 @@ func (s *Store) admit() (contents, error) {
 	}
 	s.serial = max(s.serial, r.serial)
 	if s.authoritative {
-		return s.known, s.restore(found, r)
+		return s.known, s.restoreKnown(found, r)
 	}
-	_, lost := found[unsettled]
-	s.whole.Store(r.Whole() && !lost)
-	if !r.Broken && !r.oneHead && len(r.lost) == 0 {
+	_, lost := found[unsettledID]
+	s.fileWhole.Store(r.Whole() && !lost)
+	if !r.Broken && !r.oneMeta && len(r.lost) == 0 {
 		s.logProblems(r)
 		return found, nil
 	}
-	all, r, err := gather(s.path)
+	all, r, err := readAll(s.path)
 	if err != nil {
 		return nil, err
 	}
 	s.serial = max(s.serial, r.serial)
 	s.logProblems(r)
 	if !r.Broken {
-		return found, nil // the next change overwrites a head that a crash tore
+		return found, nil // the next change overwrites a meta page that a crash tore
 	}
 	return all, s.rewrite(all, !r.Whole())
 }
 
-// restore makes sure that the file holds the known records. Other differences than a change
+// restoreKnown makes sure that the file holds the known records. Other differences than a change
 // whose caller was told that it failed come from another program.
-func (s *Store) restore(found contents, r *Report) error {
-	differs := func(name id) bool {
+func (s *Store) restoreKnown(found contents, r *Report) error {
+	differs := func(name recordID) bool {
 		a, there := found[name]
 		b, known := s.known[name]
 		return !s.uncertain[name] && (there != known || a.version != b.version || !bytes.Equal(a.body, b.body) || !bytes.Equal(a.damaged, b.damaged))
@@ -213,10 +213,10 @@ func (s *Store) restore(found contents, r *Report) error {
 	return s.rewrite(s.known, damaged)
 }
 
-// startEmpty makes a new file where none exists, though one may have existed before.
-func (s *Store) startEmpty() (contents, error) {
-	s.whole.Store(false)
-	all := contents{unsettled: {version: formatKind.Version, body: []byte("true")}}
+// createEmpty makes a new file where none exists, though one may have existed before.
+func (s *Store) createEmpty() (contents, error) {
+	s.fileWhole.Store(false)
+	all := contents{unsettledID: {version: formatKind.Version, body: []byte("true")}}
 	err := s.rewrite(all, false)
 	if entries, _ := os.ReadDir(s.dir); err == nil && slices.ContainsFunc(entries, isForeign) { // otherwise the directory is new
 		s.log.Error("data directory not empty but without a store; if a daemon has used it, all records except those of running or saved guests are lost; if the store is elsewhere, stop the daemon and move it here", "file", s.path)
@@ -240,10 +240,10 @@ func (s *Store) logProblems(r *Report) {
 // A damaged file keeps a second name beside it. One of the two exists at every moment.
 func (s *Store) rewrite(all contents, damaged bool) error {
 	fresh := s.path + ".new"
-	if err := os.Remove(fresh); err != nil && !missing(err) {
+	if err := os.Remove(fresh); err != nil && !isMissing(err) {
 		return err
 	}
-	if err := s.fill(fresh, all); err != nil {
+	if err := s.writeRecords(fresh, all); err != nil {
 		_ = os.Remove(fresh) // or at the next try
 		return err
 	}
@@ -264,8 +264,8 @@ func (s *Store) rewrite(all contents, damaged bool) error {
 	return syncDir(s.dir)
 }
 
-// fill writes records into a new file.
-func (s *Store) fill(path string, all contents) error {
+// writeRecords writes records into a new file.
+func (s *Store) writeRecords(path string, all contents) error {
 	s.serial++
 	_, err := recoverPanics(func() error {
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, FreelistType: bbolt.FreelistMapType})
@@ -279,24 +279,24 @@ func (s *Store) fill(path string, all contents) error {
 					return err
 				}
 				b.FillPercent = 0.9 // the keys come in order
-				if err := b.Put([]byte(name.key), all.sealed(name)); err != nil {
+				if err := b.Put([]byte(name.key), all.encode(name)); err != nil {
 					return err
 				}
 			}
-			return s.mark(tx)
+			return s.writeFormat(tx)
 		})
 		return errors.Join(err, db.Close())
 	})
 	return err
 }
 
-// mark writes the file's format.
-func (s *Store) mark(tx *bbolt.Tx) error {
+// writeFormat writes the file's format.
+func (s *Store) writeFormat(tx *bbolt.Tx) error {
 	b, err := tx.CreateBucketIfNotExists([]byte(formatKind.Name))
 	if err != nil {
 		return err
 	}
-	return b.Put([]byte(formatKey), seal(formatKind.Name, formatKey, formatKind.Version, s.serial, []byte(strconv.Itoa(presentFormat))))
+	return b.Put([]byte(formatKey), encodeRecord(formatKind.Name, formatKey, formatKind.Version, s.serial, []byte(strconv.Itoa(presentFormat))))
 }
 
 // putAside gives a damaged file a second name. The file stays under it.
@@ -313,8 +313,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// openFile opens a checked file with bbolt. The file holds exactly these records.
-func (s *Store) openFile(all contents) error {
+// openBolt opens a checked file with bbolt. The file holds exactly these records.
+func (s *Store) openBolt(all contents) error {
 	var file *os.File
 	options := &bbolt.Options{
 		Timeout: lockWait, FreelistType: bbolt.FreelistMapType,
@@ -336,7 +336,7 @@ func (s *Store) openFile(all contents) error {
 	if err != nil {
 		return err
 	}
-	s.now.Store(&opened{db: db, file: file})
+	s.current.Store(&opened{db: db, file: file})
 	if !s.authoritative {
 		s.setRecords(all)
 		s.authoritative = true
@@ -344,14 +344,14 @@ func (s *Store) openFile(all contents) error {
 	if err := s.migrate(); err != nil {
 		s.log.Warn("cannot migrate records of an earlier format; tried again at the next start", "error", s.explain(err))
 	}
-	s.notePosition()
+	s.noteFileState()
 	return nil
 }
 
 // migrate brings a file of format 1 to the present format.
 func (s *Store) migrate() error {
 	_, err := recoverPanics(func() error {
-		db := s.now.Load().db
+		db := s.current.Load().db
 		if err := db.View(func(tx *bbolt.Tx) error {
 			if b := tx.Bucket([]byte(formatKind.Name)); b != nil && b.Get([]byte(formatKey)) != nil {
 				return errPresent
@@ -361,7 +361,7 @@ func (s *Store) migrate() error {
 			return err
 		}
 		s.serial++
-		return db.Update(func(tx *bbolt.Tx) error { return errors.Join(s.sealAll(tx), s.mark(tx)) })
+		return db.Update(func(tx *bbolt.Tx) error { return errors.Join(s.addHeaders(tx), s.writeFormat(tx)) })
 	})
 	if errors.Is(err, errPresent) {
 		return nil
@@ -371,28 +371,28 @@ func (s *Store) migrate() error {
 
 var errPresent = errors.New("the format is the present one")
 
-// sealAll gives each bare record its header line.
-func (s *Store) sealAll(tx *bbolt.Tx) error {
+// addHeaders gives each bare record its header line.
+func (s *Store) addHeaders(tx *bbolt.Tx) error {
 	return tx.ForEach(func(kind []byte, b *bbolt.Bucket) error {
 		bare := contents{}
 		err := b.ForEach(func(key, value []byte) error {
-			if r, err := unsealAs(string(kind), string(key), value); err == nil && r.bare {
+			if r, err := decodeAs(string(kind), string(key), value); err == nil && r.bare {
 				r.serial = s.serial
-				bare[id{string(kind), string(key)}] = r
+				bare[recordID{string(kind), string(key)}] = r
 			}
 			return nil
 		})
 		for name := range bare {
-			err = errors.Join(err, b.Put([]byte(name.key), bare.sealed(name)))
+			err = errors.Join(err, b.Put([]byte(name.key), bare.encode(name)))
 		}
 		return err
 	})
 }
 
-// detach closes the open file. After a panic bbolt may never release its own locks;
+// closeFile closes the open file. After a panic bbolt may never release its own locks;
 // then only the file's lock is released and the database is abandoned.
-func (s *Store) detach(panicked bool) {
-	v := s.now.Load()
+func (s *Store) closeFile(panicked bool) {
+	v := s.current.Load()
 	if v.db == nil {
 		return
 	}
@@ -401,15 +401,15 @@ func (s *Store) detach(panicked bool) {
 	} else if err := v.db.Close(); err != nil {
 		s.log.Warn("cannot close the store's file cleanly", "error", err)
 	}
-	s.now.Store(&opened{})
+	s.current.Store(&opened{})
 }
 
 // isFull reports whether there is no space left.
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// isHarmless reports whether a write failed before it changed anything that counts. A failed
+// changedNothing reports whether a write failed before it changed anything that counts. A failed
 // sync is not harmless: nothing tells then which bytes are on disk.
-func isHarmless(err error) bool {
+func changedNothing(err error) bool {
 	var write *fs.PathError
 	return errors.As(err, &write) && write.Op == "write" && isFull(write.Err)
 }

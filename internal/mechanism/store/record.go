@@ -21,12 +21,12 @@ import (
 // copies from the earlier. Before format 2 a record was bare JSON,
 // {"version":N,"record":...}; such a record is read, and rewritten when the file is
 // opened.
-const sealMark = "lodge/2 "
+const recordMark = "lodge/2 "
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sealed is a record as it was read. Its checksum, if it has one, is verified.
-type sealed struct {
+// storedRecord is a record as it was read. Its checksum, if it has one, is verified.
+type storedRecord struct {
 	kind, key string
 	version   int
 	serial    uint64
@@ -35,41 +35,41 @@ type sealed struct {
 	damaged   []byte // the bytes in the file if they cannot be read; the other fields are empty then
 }
 
-func seal(kind, key string, version int, serial uint64, body []byte) []byte {
-	rest := append([]byte(about(kind, key, version, serial, len(body))+"\n"), body...)
-	out := make([]byte, 0, len(sealMark)+8+len(rest))
-	out = fmt.Appendf(out, "%s%08x", sealMark, crc32.Checksum(rest, castagnoli))
+func encodeRecord(kind, key string, version int, serial uint64, body []byte) []byte {
+	rest := append([]byte(header(kind, key, version, serial, len(body))+"\n"), body...)
+	out := make([]byte, 0, len(recordMark)+8+len(rest))
+	out = fmt.Appendf(out, "%s%08x", recordMark, crc32.Checksum(rest, castagnoli))
 	return append(out, rest...)
 }
 
-// about is what the line says behind its checksum.
-func about(kind, key string, version int, serial uint64, length int) string {
+// header is what the line says behind its checksum.
+func header(kind, key string, version int, serial uint64, length int) string {
 	return fmt.Sprintf(" %d %d %d %s %s", length, serial, version, strconv.Quote(kind), strconv.Quote(key))
 }
 
-// take parses the part behind the checksum, and accepts only the exact form that about writes. Otherwise text
+// parseHeader parses the part behind the checksum, and accepts only the exact form that header writes. Otherwise text
 // that a client put into its own record, without a lone quotation mark, could pass as another record in a search.
-func (r *sealed) take(line string) (length int, ok bool) {
+func (r *storedRecord) parseHeader(line string) (length int, ok bool) {
 	_, err := fmt.Sscanf(line, " %d %d %d %q %q", &length, &r.serial, &r.version, &r.kind, &r.key)
-	return length, err == nil && length >= 0 && line == about(r.kind, r.key, r.version, r.serial, length)
+	return length, err == nil && length >= 0 && line == header(r.kind, r.key, r.version, r.serial, length)
 }
 
-// unseal reads a record that fills all of data.
-func unseal(data []byte) (sealed, error) {
-	var r sealed
+// decodeRecord reads a record that fills all of data.
+func decodeRecord(data []byte) (storedRecord, error) {
+	var r storedRecord
 	if bytes.HasPrefix(data, []byte("{")) {
-		return unsealBare(data)
+		return decodeBare(data)
 	}
-	if !bytes.HasPrefix(data, []byte(sealMark)) || len(data) < len(sealMark)+8 {
+	if !bytes.HasPrefix(data, []byte(recordMark)) || len(data) < len(recordMark)+8 {
 		return r, errDamaged("it does not begin like a record")
 	}
-	sum, err := strconv.ParseUint(string(data[len(sealMark):len(sealMark)+8]), 16, 32)
-	rest := data[len(sealMark)+8:]
+	sum, err := strconv.ParseUint(string(data[len(recordMark):len(recordMark)+8]), 16, 32)
+	rest := data[len(recordMark)+8:]
 	end := bytes.IndexByte(rest, '\n')
 	if err != nil || end < 0 {
 		return r, errDamaged("its first line is broken")
 	}
-	length, ok := r.take(string(rest[:end]))
+	length, ok := r.parseHeader(string(rest[:end]))
 	if !ok {
 		return r, errDamaged("its first line is broken")
 	}
@@ -83,20 +83,20 @@ func unseal(data []byte) (sealed, error) {
 	return r, nil
 }
 
-func unsealBare(data []byte) (sealed, error) {
+func decodeBare(data []byte) (storedRecord, error) {
 	var e struct {
 		Version *int            `json:"version"`
 		Record  json.RawMessage `json:"record"`
 	}
 	if err := json.Unmarshal(data, &e); err != nil || e.Version == nil || e.Record == nil {
-		return sealed{}, errDamaged("it is not complete JSON")
+		return storedRecord{}, errDamaged("it is not complete JSON")
 	}
-	return sealed{version: *e.Version, body: e.Record, bare: true}, nil
+	return storedRecord{version: *e.Version, body: e.Record, bare: true}, nil
 }
 
-// unsealAs reads a record, and refuses one that belongs to another kind or key.
-func unsealAs(kind, key string, data []byte) (sealed, error) {
-	r, err := unseal(data)
+// decodeAs reads a record, and refuses one that belongs to another kind or key.
+func decodeAs(kind, key string, data []byte) (storedRecord, error) {
+	r, err := decodeRecord(data)
 	if err == nil && !r.bare && (r.kind != kind || r.key != key) {
 		err = errDamaged(fmt.Sprintf("it belongs to %s %q", r.kind, r.key))
 	}
@@ -110,7 +110,7 @@ func errDamaged(how string) error {
 
 // decode decodes a stored record into the value that into points to.
 func (k Kind) decode(key string, data []byte, into any) error {
-	r, err := unsealAs(k.Name, key, data)
+	r, err := decodeAs(k.Name, key, data)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Store, "cannot read %s %q", k.Name, key)
 	}
@@ -120,7 +120,7 @@ func (k Kind) decode(key string, data []byte, into any) error {
 // Decode decodes the JSON of a record, as Visit returns it, into the value that into
 // points to. It upgrades the record through each later layout.
 func (k Kind) Decode(key string, version int, body json.RawMessage, into any) (err error) {
-	if err := k.admit(key, version); err != nil {
+	if err := k.checkVersion(key, version); err != nil {
 		return err
 	}
 	for v := version; v < k.Version && k.Older != nil; v++ {
@@ -134,8 +134,8 @@ func (k Kind) Decode(key string, version int, body json.RawMessage, into any) (e
 	return nil
 }
 
-// admit refuses a record that a newer daemon has written.
-func (k Kind) admit(key string, version int) error {
+// checkVersion refuses a record that a newer daemon has written.
+func (k Kind) checkVersion(key string, version int) error {
 	if version <= k.Version {
 		return nil
 	}

@@ -21,7 +21,7 @@ import (
 //	branch  position, key size u32, child u64, each
 //	leaf    flags, position, key size, value size u32, each
 const (
-	pageHead    = 16
+	pageHeader  = 16
 	elementSize = 16
 	metaSize    = 64
 
@@ -50,19 +50,19 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s %q: %s", p.Kind, p.Key, p.Text)
 }
 
-// span is a range of keys of a kind, low to below high, whose page cannot be
+// keyRange is a range of keys of a kind, low to below high, whose page cannot be
 // read. An empty kind means all kinds; a nil high has no end.
-type span struct {
+type keyRange struct {
 	kind      string
 	low, high []byte
 }
 
-func (s span) holds(kind, key string) bool {
+func (s keyRange) contains(kind, key string) bool {
 	return (s.kind == "" || s.kind == kind) && bytes.Compare([]byte(key), s.low) >= 0 &&
 		(s.high == nil || bytes.Compare([]byte(key), s.high) < 0)
 }
 
-// meta is a head of the file. There are two, written alternately.
+// meta is a meta page, a head of the file. There are two, written alternately.
 type meta struct {
 	pageSize                           int
 	root, freelist, pages, transaction uint64
@@ -78,25 +78,25 @@ type scan struct {
 	visit func(kind string, key, value []byte)
 
 	problems []Problem
-	oneHead  bool   // the other is torn or damaged
-	broken   bool   // the tree cannot be trusted
-	lost     []span // ranges that the tree no longer reaches
-	unread   error  // a failed read: perhaps the disk is failing, not the file
+	oneMeta  bool       // the other is torn or damaged
+	broken   bool       // the tree cannot be trusted
+	lost     []keyRange // ranges that the tree no longer reaches
+	unread   error      // a failed read: perhaps the disk is failing, not the file
 }
 
-// look makes one pass through a file.
-func look(from io.ReaderAt, size int64, visit func(kind string, key, value []byte)) *scan {
+// scanFile makes one pass through a file.
+func scanFile(from io.ReaderAt, size int64, visit func(kind string, key, value []byte)) *scan {
 	s := &scan{from: from, size: size, seen: map[uint64]bool{}, visit: visit}
-	if !s.heads() {
-		s.damaged(span{}, "both heads of the file are damaged")
+	if !s.readMetas() {
+		s.addDamage(keyRange{}, "both heads of the file are damaged")
 		return s
 	}
-	s.tree("", s.root, 0, span{})
-	s.free()
+	s.walkTree("", s.root, 0, keyRange{})
+	s.checkFreeList()
 	return s
 }
 
-func (s *scan) damaged(lost span, format string, args ...any) {
+func (s *scan) addDamage(lost keyRange, format string, args ...any) {
 	s.broken = true
 	s.lost = append(s.lost, lost)
 	s.problems = append(s.problems, Problem{Text: fmt.Sprintf(format, args...)})
@@ -117,32 +117,32 @@ func (s *scan) read(at int64, n int) []byte {
 	return b
 }
 
-// heads finds the later of the two whole heads. A crash in the middle of a write leaves a
-// torn head, and then no client was told that its change is written. It looks the same as
-// later damage to the last head.
-func (s *scan) heads() bool {
+// readMetas finds the later of the two whole meta pages. A crash in the middle of a write leaves a
+// torn one, and then no client was told that its change is written. It looks the same as
+// later damage to the last meta page.
+func (s *scan) readMetas() bool {
 	sizes := []int{4096}
 	for size := 1 << 9; size <= 1<<16; size <<= 1 {
 		sizes = append(sizes, size)
 	}
-	first, firstWhole := s.head(0)
+	first, firstWhole := s.readMeta(0)
 	if firstWhole {
 		sizes = []int{first.pageSize}
 		s.meta = first
 	}
 	for _, size := range sizes {
-		second, whole := s.head(int64(size))
+		second, whole := s.readMeta(int64(size))
 		if whole && (!firstWhole || second.transaction > first.transaction) {
-			s.meta, s.oneHead = second, !firstWhole
+			s.meta, s.oneMeta = second, !firstWhole
 			return true
 		}
-		s.oneHead = s.oneHead || firstWhole && !whole
+		s.oneMeta = s.oneMeta || firstWhole && !whole
 	}
 	return firstWhole
 }
 
-func (s *scan) head(at int64) (meta, bool) {
-	b := s.read(at+pageHead, metaSize)
+func (s *scan) readMeta(at int64) (meta, bool) {
+	b := s.read(at+pageHeader, metaSize)
 	if b == nil {
 		return meta{}, false
 	}
@@ -170,7 +170,7 @@ func (s *scan) page(id uint64) (body []byte, flags uint16, count int, wrong stri
 		return nil, 0, 0, "lies outside the file"
 	}
 	at := int64(id) * int64(s.pageSize)
-	h := s.read(at, pageHead)
+	h := s.read(at, pageHeader)
 	if h == nil {
 		return nil, 0, 0, "cannot be read"
 	}
@@ -193,26 +193,26 @@ func (s *scan) page(id uint64) (body []byte, flags uint16, count int, wrong stri
 	return body, order.Uint16(h[8:]), int(order.Uint16(h[10:])), ""
 }
 
-// tree walks a tree of pages whose keys are in a span. The kind is empty in the
+// walkTree walks a tree of pages whose keys are in a range. The kind is empty in the
 // tree of kinds.
-func (s *scan) tree(kind string, id uint64, depth int, in span) {
+func (s *scan) walkTree(kind string, id uint64, depth int, in keyRange) {
 	in.kind = kind
 	body, flags, count, wrong := s.page(id)
 	switch {
 	case wrong != "":
-		s.damaged(in, "page %d%s %s", id, of(kind), wrong)
+		s.addDamage(in, "page %d%s %s", id, ofKind(kind), wrong)
 	case depth > maxDepth:
-		s.damaged(in, "page %d%s lies too deep in the tree", id, of(kind))
+		s.addDamage(in, "page %d%s lies too deep in the tree", id, ofKind(kind))
 	case flags == flagLeaf:
-		s.leaf(kind, body, count, in, fmt.Sprintf("page %d%s", id, of(kind)))
+		s.walkLeaf(kind, body, count, in, fmt.Sprintf("page %d%s", id, ofKind(kind)))
 	case flags == flagBranch && count > 0:
-		s.branch(kind, body, count, id, depth, in)
+		s.walkBranch(kind, body, count, id, depth, in)
 	default:
-		s.damaged(in, "page %d%s has an unknown type", id, of(kind))
+		s.addDamage(in, "page %d%s has an unknown type", id, ofKind(kind))
 	}
 }
 
-func of(kind string) string {
+func ofKind(kind string) string {
 	if kind == "" {
 		return ""
 	}
@@ -224,89 +224,89 @@ type child struct {
 	id  uint64
 }
 
-func (s *scan) branch(kind string, body []byte, count int, id uint64, depth int, in span) {
+func (s *scan) walkBranch(kind string, body []byte, count int, id uint64, depth int, in keyRange) {
 	order := binary.NativeEndian
 	var children []child
 	for i := range count {
-		at := pageHead + i*elementSize
+		at := pageHeader + i*elementSize
 		if at+elementSize > len(body) {
 			break
 		}
-		key := cut(body, at, uint64(order.Uint32(body[at:])), uint64(order.Uint32(body[at+4:])))
-		if key == nil || !within(key, in) || i > 0 && bytes.Compare(children[i-1].key, key) >= 0 {
+		key := elementBytes(body, at, uint64(order.Uint32(body[at:])), uint64(order.Uint32(body[at+4:])))
+		if key == nil || !inRange(key, in) || i > 0 && bytes.Compare(children[i-1].key, key) >= 0 {
 			break
 		}
 		children = append(children, child{key, order.Uint64(body[at+8:])})
 	}
 	if len(children) < count {
-		s.damaged(in, "page %d%s has invalid children", id, of(kind))
+		s.addDamage(in, "page %d%s has invalid children", id, ofKind(kind))
 		return
 	}
 	for i, c := range children {
-		below := span{low: c.key, high: in.high}
+		below := keyRange{low: c.key, high: in.high}
 		if i+1 < len(children) {
 			below.high = children[i+1].key
 		}
-		s.tree(kind, c.id, depth+1, below)
+		s.walkTree(kind, c.id, depth+1, below)
 	}
 }
 
-// leaf visits the elements of a leaf. If one element is wrong the others are
+// walkLeaf visits the elements of a leaf. If one element is wrong the others are
 // still visited, and the tree counts as broken.
-func (s *scan) leaf(kind string, body []byte, count int, in span, name string) {
+func (s *scan) walkLeaf(kind string, body []byte, count int, in keyRange, name string) {
 	order := binary.NativeEndian
 	var last []byte
 	for i := range count {
-		at := pageHead + i*elementSize
+		at := pageHeader + i*elementSize
 		if at+elementSize > len(body) {
-			s.damaged(in, "%s ends early", name)
+			s.addDamage(in, "%s ends early", name)
 			return
 		}
 		position, size := uint64(order.Uint32(body[at+4:])), uint64(order.Uint32(body[at+8:]))
-		key := cut(body, at, position, size)
-		value := cut(body, at, position+size, uint64(order.Uint32(body[at+12:])))
+		key := elementBytes(body, at, position, size)
+		value := elementBytes(body, at, position+size, uint64(order.Uint32(body[at+12:])))
 		bucket := order.Uint32(body[at:])&flagBucket != 0
-		if key == nil || value == nil || !within(key, in) || i > 0 && bytes.Compare(last, key) >= 0 || bucket != (kind == "") {
-			s.damaged(in, "%s has an invalid element", name)
+		if key == nil || value == nil || !inRange(key, in) || i > 0 && bytes.Compare(last, key) >= 0 || bucket != (kind == "") {
+			s.addDamage(in, "%s has an invalid element", name)
 			continue
 		}
 		last = key
 		if bucket {
-			s.bucket(string(key), value)
+			s.walkBucket(string(key), value)
 		} else {
 			s.visit(kind, key, value)
 		}
 	}
 }
 
-// bucket visits the records of a kind: a tree, or one leaf inside the element.
-func (s *scan) bucket(kind string, value []byte) {
-	if len(value) < pageHead {
-		s.damaged(span{kind: kind}, "the records of kind %s have no root page", kind)
+// walkBucket visits the records of a kind: a tree, or one leaf inside the element.
+func (s *scan) walkBucket(kind string, value []byte) {
+	if len(value) < pageHeader {
+		s.addDamage(keyRange{kind: kind}, "the records of kind %s have no root page", kind)
 		return
 	}
 	if root := binary.NativeEndian.Uint64(value); root != 0 {
-		s.tree(kind, root, 0, span{})
+		s.walkTree(kind, root, 0, keyRange{})
 		return
 	}
-	page := value[pageHead:]
-	if len(page) < pageHead || binary.NativeEndian.Uint16(page[8:]) != flagLeaf {
-		s.damaged(span{kind: kind}, "the records of kind %s are not a valid leaf", kind)
+	page := value[pageHeader:]
+	if len(page) < pageHeader || binary.NativeEndian.Uint16(page[8:]) != flagLeaf {
+		s.addDamage(keyRange{kind: kind}, "the records of kind %s are not a valid leaf", kind)
 		return
 	}
-	s.leaf(kind, page, int(binary.NativeEndian.Uint16(page[10:])), span{kind: kind}, "the page"+of(kind))
+	s.walkLeaf(kind, page, int(binary.NativeEndian.Uint16(page[10:])), keyRange{kind: kind}, "the page"+ofKind(kind))
 }
 
-// free checks the list of free pages. If a used page were on it, the next change would
+// checkFreeList checks the list of free pages. If a used page were on it, the next change would
 // overwrite its records.
-func (s *scan) free() {
+func (s *scan) checkFreeList() {
 	if s.freelist == noFreelist || s.broken {
 		return
 	}
 	body, flags, count, wrong := s.page(s.freelist)
 	ids := uint64(count)
-	at := pageHead
-	if wrong == "" && flags == flagFreelist && count == math.MaxUint16 && len(body) >= pageHead+8 {
+	at := pageHeader
+	if wrong == "" && flags == flagFreelist && count == math.MaxUint16 && len(body) >= pageHeader+8 {
 		ids, at = binary.NativeEndian.Uint64(body[at:]), at+8
 	}
 	if wrong != "" || flags != flagFreelist || ids > uint64(len(body)-at)/8 {
@@ -325,9 +325,9 @@ func (s *scan) free() {
 	}
 }
 
-// cut returns size bytes at a position relative to an element; nil if the range
+// elementBytes returns size bytes at a position relative to an element; nil if the range
 // leaves the page.
-func cut(body []byte, element int, position, size uint64) []byte {
+func elementBytes(body []byte, element int, position, size uint64) []byte {
 	from := uint64(element) + position
 	to := from + size
 	if to > uint64(len(body)) {
@@ -336,6 +336,6 @@ func cut(body []byte, element int, position, size uint64) []byte {
 	return slices.Clip(body[from:to])
 }
 
-func within(key []byte, in span) bool {
+func inRange(key []byte, in keyRange) bool {
 	return bytes.Compare(key, in.low) >= 0 && (in.high == nil || bytes.Compare(key, in.high) < 0)
 }

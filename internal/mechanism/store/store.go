@@ -52,9 +52,9 @@ type Store struct {
 	lock      *os.File // the data directory, locked against other daemons
 	log       *slog.Logger
 
-	now   atomic.Pointer[opened]
-	whole atomic.Bool  // the file was whole when it was checked at the start
-	size  atomic.Int64 // how many bytes of the open file count
+	current   atomic.Pointer[opened]
+	fileWhole atomic.Bool  // the file was whole when it was checked at the start
+	usedSize  atomic.Int64 // how many bytes of the open file count
 
 	memory sync.RWMutex
 	known  contents // all records: of the open file, or the readable ones of a file that cannot be opened
@@ -62,12 +62,12 @@ type Store struct {
 	// Only the goroutine that commits, Open and Close use these fields.
 	authoritative bool // known was acknowledged, or read from the open file: it counts, whatever a file holds
 	serial        uint64
-	uncertain     map[id]bool // records that a failed transaction may have changed
-	transaction   int         // the last one of the open file
-	length        int64       // of the open file after that
-	torn          bool        // another program changed the open file: bbolt may hang if it is called again
-	tried         time.Time   // when opening was last tried
-	failed        error       // why that, or the last transaction, failed; nil: it succeeded
+	uncertain     map[recordID]bool // records that a failed transaction may have changed
+	transaction   int               // the last one of the open file
+	fileSize      int64             // of the open file after that
+	torn          bool              // another program changed the open file: bbolt may hang if it is called again
+	lastTry       time.Time         // when opening was last tried
+	lastError     error             // why that, or the last transaction, failed; nil: it succeeded
 
 	trouble atomic.Pointer[error] // failed, for other goroutines
 
@@ -139,17 +139,17 @@ func (s *Store) DamagedFiles() []string {
 	return names
 }
 
-// Sound reports that no record is missing: nothing was
-// lost, and everything could be read. It is false for a file that was just made.
-func (s *Store) Sound() bool { return s.whole.Load() && len(s.DamagedFiles()) == 0 }
+// Complete reports that no record is missing: nothing was lost, and everything could be read. It is false for a
+// file that was just made.
+func (s *Store) Complete() bool { return s.fileWhole.Load() && len(s.DamagedFiles()) == 0 }
 
-// Settle records that the missing contents of a new file were looked for elsewhere: the
-// next daemon takes the file for sound.
-func (s *Store) Settle() error {
-	if s.Sound() {
+// MarkComplete records that the missing contents of a new file were looked for elsewhere: the
+// next daemon takes the file for complete.
+func (s *Store) MarkComplete() error {
+	if s.Complete() {
 		return nil
 	}
-	return s.Delete(formatKind, unsettled.key)
+	return s.Delete(formatKind, unsettledID.key)
 }
 
 // write queues one change, and returns when it is on disk. It does not delay to collect
@@ -183,22 +183,22 @@ func (s *Store) commit() {
 		if len(all) == 0 {
 			return
 		}
-		s.transact(all)
+		s.writeChanges(all)
 	}
 }
 
-// transact writes changes in one transaction. If the store refuses one, because
+// writeChanges writes changes in one transaction. If the store refuses one, because
 // of its key or its size, nothing changes for it and the others are written.
 // If the file turns out to be bad it is reopened, once.
-func (s *Store) transact(all []*change) {
+func (s *Store) writeChanges(all []*change) {
 	failpoint.Reach("store.commit")
 	refused := make([]error, len(all))
 	err := s.ensureOpen()
 	if err == nil {
 		var again bool
-		if again, err = s.try(all, refused); again {
-			if err = s.attach(); err == nil {
-				_, err = s.try(all, refused)
+		if again, err = s.tryTransaction(all, refused); again {
+			if err = s.checkAndOpen(); err == nil {
+				_, err = s.tryTransaction(all, refused)
 			}
 		}
 	}
@@ -209,30 +209,30 @@ func (s *Store) transact(all []*change) {
 	}
 }
 
-// try runs one transaction. Again means that the file has to be reopened.
-func (s *Store) try(all []*change, refused []error) (again bool, err error) {
-	db := s.now.Load().db
+// tryTransaction runs one transaction. Again means that the file has to be reopened.
+func (s *Store) tryTransaction(all []*change, refused []error) (again bool, err error) {
+	db := s.current.Load().db
 	s.serial++
 	panicked, err := recoverPanics(func() error {
 		return db.Update(func(tx *bbolt.Tx) error {
 			for i, c := range all {
-				refused[i] = s.apply(tx, c)
+				refused[i] = s.applyChange(tx, c)
 			}
 			return nil
 		})
 	})
 	if err == nil {
 		s.cacheWritten(all, refused)
-		s.notePosition()
+		s.noteFileState()
 		return false, nil
 	}
-	if !panicked && isHarmless(err) {
+	if !panicked && changedNothing(err) {
 		return false, s.explain(err) // without space the present state is unchanged
 	}
 	for _, c := range all {
-		s.uncertain[id{c.kind.Name, c.key}] = true
+		s.uncertain[recordID{c.kind.Name, c.key}] = true
 	}
-	s.detach(panicked)
+	s.closeFile(panicked)
 	return true, s.explain(err)
 }
 
@@ -241,17 +241,17 @@ func (s *Store) cacheWritten(all []*change, refused []error) {
 	s.memory.Lock()
 	defer s.memory.Unlock()
 	for i, c := range all {
-		name := id{c.kind.Name, c.key}
+		name := recordID{c.kind.Name, c.key}
 		if c.remove && refused[i] == nil {
 			delete(s.known, name)
 		} else if refused[i] == nil {
-			s.known[name] = sealed{kind: name.kind, key: name.key, version: c.kind.Version, serial: s.serial, body: c.body}
+			s.known[name] = storedRecord{kind: name.kind, key: name.key, version: c.kind.Version, serial: s.serial, body: c.body}
 		}
 	}
 }
 
-// apply applies one change.
-func (s *Store) apply(tx *bbolt.Tx, c *change) error {
+// applyChange applies one change.
+func (s *Store) applyChange(tx *bbolt.Tx, c *change) error {
 	b, err := tx.Bucket([]byte(c.kind.Name)), error(nil)
 	if b == nil && c.remove {
 		return nil
@@ -263,8 +263,8 @@ func (s *Store) apply(tx *bbolt.Tx, c *change) error {
 	}
 	old := b.Get([]byte(c.key))
 	if old != nil {
-		if r, err := unsealAs(c.kind.Name, c.key, old); err == nil {
-			if err := c.kind.admit(c.key, r.version); err != nil {
+		if r, err := decodeAs(c.kind.Name, c.key, old); err == nil {
+			if err := c.kind.checkVersion(c.key, r.version); err != nil {
 				return err
 			}
 		}
@@ -272,13 +272,13 @@ func (s *Store) apply(tx *bbolt.Tx, c *change) error {
 	if c.remove {
 		return b.Delete([]byte(c.key))
 	}
-	return b.Put([]byte(c.key), seal(c.kind.Name, c.key, c.kind.Version, s.serial, c.body))
+	return b.Put([]byte(c.key), encodeRecord(c.kind.Name, c.key, c.kind.Version, s.serial, c.body))
 }
 
 // setTrouble stores why changes are refused, and logs when that begins and ends.
 func (s *Store) setTrouble(err error) {
-	was := s.failed
-	s.failed = err
+	was := s.lastError
+	s.lastError = err
 	s.trouble.Store(&err)
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):
@@ -291,7 +291,7 @@ func (s *Store) setTrouble(err error) {
 // Get decodes a record into the value that into points to.
 func (s *Store) Get(k Kind, key string, into any) error {
 	s.memory.RLock()
-	value := s.known.sealed(id{k.Name, key})
+	value := s.known.encode(recordID{k.Name, key})
 	s.memory.RUnlock()
 	if value == nil {
 		return fault.New(fault.NotFound, fault.Store, "no %s %q in the store", k.Name, key)
@@ -312,20 +312,20 @@ func (s *Store) Each(k Kind, visit func(key string, decode func(into any) error)
 	}
 	s.memory.RUnlock()
 	for _, name := range some.sorted() {
-		if err := visit(name.key, func(into any) error { return k.decode(name.key, some.sealed(name), into) }); err != nil {
+		if err := visit(name.key, func(into any) error { return k.decode(name.key, some.encode(name), into) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sealed returns a record in its file form; nil: it does not exist.
-func (c contents) sealed(name id) []byte {
+// encode returns a record in its file form; nil: it does not exist.
+func (c contents) encode(name recordID) []byte {
 	r, there := c[name]
 	if !there || r.damaged != nil {
 		return r.damaged
 	}
-	return seal(name.kind, name.key, r.version, r.serial, r.body)
+	return encodeRecord(name.kind, name.key, r.version, r.serial, r.body)
 }
 
 // Close waits for writers and closes the file. Later changes are refused. The file is
@@ -344,13 +344,13 @@ func (s *Store) Close() error {
 		s.setTrouble(err)
 	}
 	var err error
-	if db := s.now.Load().db; db != nil && !s.torn {
+	if db := s.current.Load().db; db != nil && !s.torn {
 		if err = db.Close(); errors.Is(err, berrors.ErrDatabaseNotOpen) {
 			err = nil
 		}
 	}
 	if look {
-		_, failed := s.admit()
+		_, failed := s.checkAndRepair()
 		s.setTrouble(s.explain(failed))
 	}
 	return errors.Join(err, s.lock.Close())

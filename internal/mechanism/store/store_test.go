@@ -106,7 +106,7 @@ func TestGet_NewerRecord(t *testing.T) {
 	}
 }
 
-func TestEach_VisitorEndsTheWalk(t *testing.T) {
+func TestEach_VisitorFails(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
 	for _, k := range []string{"a", "b"} {
@@ -165,14 +165,14 @@ func TestPut_FailedChangeIsUndone(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	must(t, s.Put(guests, "before", guest{Name: "before"}))
-	must(t, s.now.Load().db.Update(func(tx *bbolt.Tx) error {
+	must(t, s.current.Load().db.Update(func(tx *bbolt.Tx) error {
 		for range 2 {
-			must(t, s.apply(tx, &change{kind: guests, key: "new", body: []byte("{}")}))
+			must(t, s.applyChange(tx, &change{kind: guests, key: "new", body: []byte("{}")}))
 		}
-		return s.apply(tx, &change{kind: guests, key: "before", remove: true})
+		return s.applyChange(tx, &change{kind: guests, key: "before", remove: true})
 	}))
-	s.uncertain[id{guests.Name, "new"}], s.uncertain[id{guests.Name, "before"}] = true, true
-	s.detach(false)
+	s.uncertain[recordID{guests.Name, "new"}], s.uncertain[recordID{guests.Name, "before"}] = true, true
+	s.closeFile(false)
 	must(t, s.Put(guests, "after", guest{Name: "after"}))
 	if aside := s.DamagedFiles(); len(aside) > 0 {
 		t.Errorf("a file in which nothing is damaged was put aside: %v", aside)

@@ -14,7 +14,7 @@ const checkTries = 20
 // Check checks a data directory's store and changes nothing. A daemon may
 // hold it at the same time.
 func Check(dir string) (*Report, error) {
-	_, r, err := read(dir)
+	_, r, err := readConsistent(dir)
 	return r, err
 }
 
@@ -22,7 +22,7 @@ func Check(dir string) (*Report, error) {
 // its layout, and returns the report of Check. It also reads records outside their
 // place. A daemon may hold the directory at the same time.
 func Visit(dir string, visit func(kind, key string, version int, body []byte) error) (*Report, error) {
-	all, r, err := read(dir)
+	all, r, err := readConsistent(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -35,19 +35,19 @@ func Visit(dir string, visit func(kind, key string, version int, body []byte) er
 	return r, nil
 }
 
-// read collects the records of a store in one consistent state.
-func read(dir string) (contents, *Report, error) {
+// readConsistent collects the records of a store in one consistent state.
+func readConsistent(dir string) (contents, *Report, error) {
 	for try := 1; ; try++ {
-		before, err := transaction(Path(dir))
+		before, err := lastTransaction(Path(dir))
 		if err != nil {
 			return nil, nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot read the store of %s", dir)
 		}
-		all, r, err := gather(Path(dir))
+		all, r, err := readAll(Path(dir))
 		if err != nil {
 			return nil, nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot read the store of %s", dir)
 		}
 		// Pages of a state are not overwritten before the next state.
-		after, err := transaction(Path(dir))
+		after, err := lastTransaction(Path(dir))
 		switch {
 		case err == nil && after == before:
 			return all, r, nil
@@ -57,15 +57,15 @@ func read(dir string) (contents, *Report, error) {
 	}
 }
 
-// transaction returns the number of a file's last transaction.
-func transaction(path string) (uint64, error) {
-	f, size, err := open(path)
+// lastTransaction returns the number of a file's last transaction.
+func lastTransaction(path string) (uint64, error) {
+	f, size, err := openToRead(path)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
 	s := &scan{from: f, size: size}
-	s.heads()
+	s.readMetas()
 	return s.transaction, nil
 }
 
@@ -73,14 +73,14 @@ func transaction(path string) (uint64, error) {
 // place. It keeps the old file and returns its new name. A whole store
 // is left unchanged. No daemon may hold the directory.
 func Repair(dir string, log *slog.Logger) (r *Report, aside string, err error) {
-	lock, err := hold(dir, "data", 0)
+	lock, err := lockDirectory(dir, "data", 0)
 	if err != nil {
 		return nil, "", err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	s := &Store{dir: dir, path: Path(dir), log: log, uncertain: map[id]bool{}}
+	s := &Store{dir: dir, path: Path(dir), log: log, uncertain: map[recordID]bool{}}
 	s.idle.L = &s.mu
-	all, r, err := gather(s.path)
+	all, r, err := readAll(s.path)
 	switch {
 	case err != nil:
 		return nil, "", fault.Wrap(err, fault.Failed, fault.Store, "cannot read the store of %s", dir)

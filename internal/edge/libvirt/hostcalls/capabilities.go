@@ -145,7 +145,7 @@ func connectGetCapabilities(ctx context.Context, h *rpc.Handlers, _ *rpc.Request
 		return nil, err
 	}
 	guests := []*qemucaps.Capabilities{caps}
-	if other := h.Emulators.Serving("i686"); other != caps.Binary.Path {
+	if other := h.Emulators.ForArch("i686"); other != caps.Binary.Path {
 		if c, err := h.Emulators.Get(ctx, other); err == nil { // a binary that cannot be probed runs no guest
 			guests = append(guests, c)
 		}

@@ -39,7 +39,7 @@ func connectGetDomainCapabilities(ctx context.Context, h *rpc.Handlers, s *rpc.R
 	}
 	// A firmware descriptor that cannot be parsed hides that firmware only.
 	firmwares, _ := resources.Firmwares()
-	o.Firmwares = slices.DeleteFunc(firmwares, func(f resources.Firmware) bool { return !f.Suits(o.Caps.Arch, o.Machine.Name) })
+	o.Firmwares = slices.DeleteFunc(firmwares, func(f resources.Firmware) bool { return !f.Supports(o.Caps.Arch, o.Machine.Name) })
 	_, err = os.Stat("/dev/vfio/vfio")
 	o.VFIO = err == nil && h.Host.Facts().IOMMU && o.Caps.HasDevice("vfio-pci")
 	_, err = exec.LookPath("swtpm")
@@ -51,7 +51,7 @@ func connectGetDomainCapabilities(ctx context.Context, h *rpc.Handlers, s *rpc.R
 // resolveDomainCaps finds the binary, the architecture, the domain type and the machine type that
 // a client names. Omitted ones have the host's defaults.
 func resolveDomainCaps(ctx context.Context, h *rpc.Handlers, s *rpc.Request, binary, arch, domainType, machine *string) (*DomainCaps, error) {
-	caps, err := emulator(ctx, h, s, cmp.Or(rpc.StringValue(binary), h.Emulators.Serving(rpc.StringValue(arch))))
+	caps, err := emulator(ctx, h, s, cmp.Or(rpc.StringValue(binary), h.Emulators.ForArch(rpc.StringValue(arch))))
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func resolveDomainCaps(ctx context.Context, h *rpc.Handlers, s *rpc.Request, bin
 // So a read-only client may not name one, and a restricted client may name only the
 // programs that the rules allow.
 func emulator(ctx context.Context, h *rpc.Handlers, s *rpc.Request, binary string) (*qemucaps.Capabilities, error) {
-	if binary != "" && binary != h.Emulators.Usual() && binary != h.Emulators.Serving("i686") {
+	if binary != "" && binary != h.Emulators.Default() && binary != h.Emulators.ForArch("i686") {
 		if _, err := h.Emulators.Known(binary); err != nil {
 			if err := s.DenyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {
 				return nil, err

@@ -25,7 +25,7 @@ type Backends struct {
 	Guests    *guest.Registry
 	Pools     *volume.Pools
 	Networks  *network.Networks
-	Secrets   *secret.Book
+	Secrets   *secret.Secrets
 	Events    *event.Log
 	Host      *resources.Inventory
 	Devices   *resources.Devices
