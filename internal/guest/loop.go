@@ -131,9 +131,9 @@ func carryOut(g *machine.Guest, e lifecycle.Effect) {
 		g.Instance.End(machine.EndGracefully)
 	case lifecycle.DumpCore:
 		savestate.DumpCore(g)
-	case lifecycle.Restart:
+	case lifecycle.ResetMachine:
 		restartMachine(g)
-	case lifecycle.StartAgain:
+	case lifecycle.RestartGuest:
 		startAgain(g, "QEMU ended unexpectedly: "+g.Revival.Cause)
 	case lifecycle.Forget:
 		forget(g)

@@ -25,7 +25,7 @@ func Suspend(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
 // is dumped, because the restart resumes it. It runs in the loop.
 func isSuspended(g *machine.Guest) error {
 	provision.HasSpaceAgain(g)
-	if g.State.Restarting || g.State.Dumping && lifecycle.Revives(g.State.Policy.OnCrash) {
+	if g.State.Restarting || g.State.Dumping && lifecycle.RestartsOnCrash(g.State.Policy.OnCrash) {
 		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted, which resumes it; suspend it again afterwards", g.Record.Name)
 	}
 	return nil

@@ -105,7 +105,7 @@ func toRevive(g *machine.Guest) bool {
 		d, is := g.Reg.IsStartPending(g.Identity)
 		return is && g.Inactive != nil && (d.Once || g.Record.Autostart)
 	}
-	return g.Inactive != nil && lifecycle.Revives(g.Inactive.OnCrash)
+	return g.Inactive != nil && lifecycle.RestartsOnCrash(g.Inactive.OnCrash)
 }
 
 // notRevived decides how to go on after a failed start. It runs in the loop.

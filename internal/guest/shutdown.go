@@ -31,7 +31,7 @@ const (
 
 // Shutdown asks the guest to shut down. It returns when the guest has been asked.
 func Shutdown(ctx context.Context, g *machine.Guest, sc scope.Scope, mode ShutdownMode) error {
-	return askGuest(ctx, g, sc, lifecycle.Shut, mode, "powerdown", lifecycle.ShutdownAsked{})
+	return askGuest(ctx, g, sc, lifecycle.Shutdown, mode, "powerdown", lifecycle.ShutdownAsked{})
 }
 
 // Reboot asks the guest to reboot. With ACPI this is a power-off, which Lodge answers with a reset.
@@ -73,7 +73,7 @@ func askGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, verb lifecy
 func Reset(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
 	return commands(ctx, g, sc, lifecycle.Reset, nil, func() []qemu.Step {
 		steps := resetSteps(g)
-		if g.State.Kept() {
+		if g.State.IsPreserved() {
 			steps = append(steps, qemu.Step{Command: "cont"})
 		}
 		return steps

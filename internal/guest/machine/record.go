@@ -117,7 +117,7 @@ type InstanceRecord struct {
 // Revives reports whether a guest has crashed and is to be started again if its QEMU ends in state s. A guest
 // that ends with its client is not started again: it would run without its client.
 func (r *InstanceRecord) Revives(s lifecycle.State) bool {
-	return s.EndFor == "" && lifecycle.Revives(s.Policy.OnCrash) && !r.AutoDestroy
+	return s.EndFor == "" && lifecycle.RestartsOnCrash(s.Policy.OnCrash) && !r.AutoDestroy
 }
 
 // HeldNIC is a host interface that outlives QEMU and must be removed.

@@ -39,7 +39,7 @@ func Save(ctx context.Context, g *machine.Guest, sc scope.Scope, path string, o 
 
 // ManagedSave saves the guest to the image from which its next start restores it.
 func ManagedSave(ctx context.Context, g *machine.Guest, sc scope.Scope, o SaveOptions) error {
-	return g.MoveMemory(ctx, sc, lifecycle.Managed, domain.JobSave, func(p *machine.Progress) (machine.Work, error) {
+	return g.MoveMemory(ctx, sc, lifecycle.ManagedSave, domain.JobSave, func(p *machine.Progress) (machine.Work, error) {
 		if err := fenceSaved(g, sc, o.XML); err != nil {
 			return nil, err
 		}
