@@ -99,7 +99,7 @@ func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 func TestAJournalOfLabelsIsBounded(t *testing.T) {
 	l := &filelabel.Labels{Path: filepath.Join(t.TempDir(), "journal")}
 	l.Files = []filelabel.LeasedFile{{Path: strings.Repeat("x", filelabel.MaxJournal)}}
-	if err := l.Keep(); !fault.Is(err, fault.NoCapacity) {
+	if err := l.WriteJournal(); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a journal that is too long to be read is kept: %v", err)
 	}
 }

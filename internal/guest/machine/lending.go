@@ -24,7 +24,7 @@ func (r *Registry) IsShown(chain image.Chain, run *Instance, d *device.Disk) err
 		if i > 0 && l.Path != images[i].Path() {
 			return fault.New(fault.WrongState, fault.Volume, "the chain has %s where the guest uses %s; restore the backing file name in the header above (qemu-img rebase -u)", l.Path, images[i].Path())
 		}
-		at, _, err := filelabel.WhereIs(l.File)
+		at, _, err := filelabel.PathAndID(l.File)
 		if err != nil {
 			return err
 		}

@@ -109,7 +109,7 @@ func checkAlone(ctx context.Context, r *machine.Registry, run *machine.Instance,
 	if run.PID == 0 || !fault.Is(err, fault.Busy) {
 		return err
 	}
-	if at, _, e := filelabel.WhereIs(top.File); e == nil && r.Kernel.HasOpen(run.PID, at) {
+	if at, _, e := filelabel.PathAndID(top.File); e == nil && r.Kernel.HasOpen(run.PID, at) {
 		return nil
 	}
 	return err

@@ -50,7 +50,7 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 // opened for QEMU.
 func CheckHostFiles(ctx context.Context, sc scope.Scope, def *domain.Definition) error {
 	for _, path := range bootFiles(def) {
-		if !filelabel.OfTheHost(path) {
+		if !filelabel.IsHostFile(path) {
 			continue
 		}
 		f, err := machine.OpenNamed(ctx, sc, path, unix.O_RDONLY)

@@ -133,7 +133,7 @@ func labelDir(r *machine.Registry) string { return filepath.Join(r.DataDir, "lab
 // NewLabels makes the labels of a guest that starts; nil: the host enforces none.
 func NewLabels(r *machine.Registry, uuid string, g seclabel.Guest, log *slog.Logger) *filelabel.Labels {
 	l := &filelabel.Labels{
-		Host: r.Labels, Book: &r.LabelLeases, Log: log, UUID: uuid, Path: filepath.Join(labelDir(r), uuid+filelabel.LabelSuffix),
+		Host: r.Labels, Leases: &r.LabelLeases, Log: log, UUID: uuid, Path: filepath.Join(labelDir(r), uuid+filelabel.LabelSuffix),
 		Turn: make(chan struct{}, 1), Labelled: filelabel.Labelled{Guest: g}, Root: r.Kernel,
 	}
 	if l.Host != nil {
@@ -159,7 +159,7 @@ func LoadLabels(r *machine.Registry) {
 			continue
 		}
 		for _, f := range l.Files {
-			r.LabelLeases.Restore(f.FileID, l.User(f.For), f.Before, f.After)
+			r.LabelLeases.Restore(f.FileID, l.LeaseUser(f.For), f.Before, f.After)
 		}
 		if r.Labels != nil {
 			r.Labels.Reserve(l.Guest, uuid)

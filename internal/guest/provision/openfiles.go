@@ -46,13 +46,13 @@ func shownFiles(def *domain.Definition) []string {
 	}
 	slices.Sort(paths)
 	read := ReadFiles(def)
-	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || filelabel.OfTheHost(p) || slices.Contains(read, p) })
+	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || filelabel.IsHostFile(p) || slices.Contains(read, p) })
 }
 
 // ReadFiles returns the files that QEMU only reads, to the end, while it makes the machine. Files of the
 // host's programs are left out: every guest may read them.
 func ReadFiles(def *domain.Definition) []string {
-	return slices.DeleteFunc(bootFiles(def), filelabel.OfTheHost)
+	return slices.DeleteFunc(bootFiles(def), filelabel.IsHostFile)
 }
 
 // bootFiles returns all files that QEMU reads for a definition while it makes the machine.

@@ -238,7 +238,7 @@ func forgetHeader(r *machine.Registry, path string) {
 // HeaderTurn locks the header of an open image and returns the image's real path. A reader during a change
 // would read neither header. The lock belongs to the file, under any name.
 func HeaderTurn(ctx context.Context, r *machine.Registry, f *os.File) (path string, leave func(), err error) {
-	path, id, err := filelabel.WhereIs(f)
+	path, id, err := filelabel.PathAndID(f)
 	if err != nil {
 		return "", nil, err
 	}
