@@ -180,7 +180,7 @@ func (d *Daemon) openGuests(context.Context) (err error) {
 		Log: d.log, Store: d.Store, Events: d.Events, Emulators: d.Emulators, Ledger: d.ledger,
 		Starts:   resources.NewStarts(c.Kernel, runtime.NumCPU(), d.log),
 		Networks: d.Networks, Pools: d.Pools, Secrets: d.Secrets, Cgroups: d.Groups, Kernel: c.Kernel, Boot: c.Boot,
-		Prepared: max(c.Prepared, 0), Quarters: d.quarters, StayFull: c.StayFull, GiveRNG: c.GiveRNG,
+		Prepared: max(c.Prepared, 0), Isolation: d.quarters, KeepFullPaused: c.StayFull, AddRNG: c.GiveRNG,
 		Labels: d.labels, NoLabels: d.noLabels, LabelsRequired: c.Labels == LabelsRequired,
 	})
 	if err != nil {

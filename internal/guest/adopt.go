@@ -85,7 +85,7 @@ func Open(c machine.Config) (*machine.Registry, error) {
 	r.Loops.Go(func() { statistics.RunSampler(r.Life, r.Sampler) })
 	r.Loops.Go(func() { launch.RunPool(r.Life, r.WarmPool, scope.Daemon("preparing QEMUs for starts")) })
 	r.Loops.Go(func() {
-		provision.RunSpaceWatch(r.Life, r.SpaceWatch, scope.Daemon("resuming a guest whose disk has room again"))
+		provision.RunSpaceWatch(r.Life, r.SpaceWatch, scope.Daemon("resuming a guest whose disk has space again"))
 	})
 	r.Loops.Go(func() { console.BoundLogs(r.Life, r) })
 	return r, nil
@@ -260,7 +260,7 @@ func (r *adopting) adopt(dir string) error {
 	dropHalfWritten(r.Registry, dir)
 	records, err := operation.Files{Dir: dir}.Read()
 	if err == nil {
-		err = r.GiveOperations(run, records)
+		err = r.SetOperations(run, records)
 	}
 	if err != nil {
 		return err
@@ -285,7 +285,7 @@ func dropHalfWritten(r *machine.Registry, dir string) {
 // takeUp makes a running guest this daemon's own.
 func (r *adopting) takeUp(run *machine.Instance, rec *machine.InstanceRecord, process *qemuprocess.Process) {
 	run.Process = process
-	run.Hold("process watch", func(context.Context) error { process.Release(); return nil })
+	run.PushRelease("process watch", func(context.Context) error { process.Release(); return nil })
 	if err := launch.Seal(run); err != nil { // an older daemon may not have sealed it
 		run.Log.Error("cannot seal the run directory; QEMU may still write to it", "error", err)
 	}
@@ -299,8 +299,8 @@ func (r *adopting) takeUp(run *machine.Instance, rec *machine.InstanceRecord, pr
 	g.State.Persistent = g.Inactive != nil // the store decides
 	savestate.SettleManaged(g, run)
 	g.Live.Store(run)
-	if len(run.NoRoom) > 0 && !r.StayFull {
-		provision.WaitForSpace(r.SpaceWatch, g, run.NoRoom)
+	if len(run.FullDisks) > 0 && !r.KeepFullPaused {
+		provision.WaitForSpace(r.SpaceWatch, g, run.FullDisks)
 	}
 	r.SetID(g, rec.ID)
 	r.reattach(g, run)
@@ -317,12 +317,12 @@ func adopted(r *machine.Registry, rec *machine.InstanceRecord) *machine.Guest {
 	g := r.GuestsByUUID[rec.UUID]
 	if g == nil {
 		g = newGuest(r, rec.Name, rec.UUID)
-		g.Record.Fences = rec.Fences
+		g.Record.PathLimits = rec.PathLimits
 		r.GuestsByUUID[rec.UUID] = g
 		if other := r.GuestsByName[rec.Name]; other == nil {
 			r.GuestsByName[rec.Name] = g
 		} else { // after the store was restored from a backup, for example
-			g.Log.Error("running guest has the name of another guest; find it by UUID", "other", other.Identity)
+			g.Log.Error("running guest has the name of another guest; find it by UUID", "other", other.UUID)
 		}
 	}
 	return g
@@ -361,8 +361,8 @@ func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecor
 	r.Mu.RLock()
 	g := r.GuestsByUUID[rec.UUID]
 	r.Mu.RUnlock()
-	run.Guest, run.Alone = g, true
-	if g != nil && started && rec.Revives(rec.State) {
+	run.Guest, run.BeforeLoop = g, true
+	if g != nil && started && rec.RestartsAfterCrash(rec.State) {
 		noteCrash(r, rec.UUID) // autostart starts it again
 	}
 	if g == nil && started && rec.State.Persistent { // no other record has its definition any more
@@ -373,11 +373,11 @@ func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecor
 		savestate.SettleManaged(g, run) // it may need resources that are released below
 	}
 	_ = run.ReleaseAll(ctx) // each failure has been logged
-	r.GiveBackLater(run)
+	r.RetryReleases(run)
 	if !started {
 		sc := scope.Daemon("a start that was cut off")
 		if g != nil {
-			sc = sc.Noting(g.View().Fences)
+			sc = sc.Noting(g.View().PathLimits)
 		}
 		launch.DropHalfNVRAM(ctx, sc, run)
 	}
@@ -399,10 +399,10 @@ func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecor
 func rehold(r *machine.Registry, run *machine.Instance) {
 	hotplug.ReholdClaims(r, run) // released last: only then no later daemon finds a record that names them
 	provision.HoldUser(r, run)
-	run.Hold("run directory", run.RemoveDir)
+	run.PushRelease("run directory", run.RemoveDir)
 	provision.ReholdLabels(r, run)
 	r.Ledger.Restore(run.UUID, provision.Demand(run.Definition), statistics.Need(r, run.Definition)) // the guest already has it: this cannot be refused
-	run.Hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
+	run.PushRelease("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
 	for _, at := range run.Taken {
 		hotplug.HoldDevice(r, run, at)
 	}
@@ -412,7 +412,7 @@ func rehold(r *machine.Registry, run *machine.Instance) {
 			run.Log.Info("interface of an adopted guest is missing", "interface", n.IfName, "cause", err)
 			continue
 		}
-		run.Hold(n.What(), release)
+		run.PushRelease(n.ReleaseName(), release)
 	}
 	provision.ReholdRest(r, run)
 }

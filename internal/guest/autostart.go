@@ -74,7 +74,7 @@ func Autostart(ctx context.Context, r *machine.Registry) {
 // autostartLate starts the guests of a boot as soon as the store accepts the list: its disk may have been
 // full. If they were started without it, the next daemon would start each of them again.
 func autostartLate(ctx context.Context, r *machine.Registry, sc scope.Scope) {
-	if machine.UntilDone(ctx, lastPause, func() error { return noteDues(r) }) != nil {
+	if machine.RetryUntilDone(ctx, lastPause, func() error { return noteDues(r) }) != nil {
 		return // the daemon stops
 	}
 	r.Log.Info("this boot's autostart is noted now, and begins")
@@ -108,7 +108,7 @@ func chooseDues(r *machine.Registry) {
 			continue
 		}
 		r.PendingStarts.Mu.Lock()
-		r.PendingStarts.Left[g.Identity] = machine.PendingStart{Boot: r.Boot, Once: v.AutostartOnce}
+		r.PendingStarts.Left[g.UUID] = machine.PendingStart{Boot: r.Boot, Once: v.AutostartOnce}
 		r.PendingStarts.Mu.Unlock()
 	}
 }
@@ -133,7 +133,7 @@ func noteDues(r *machine.Registry) error {
 // autostart starts one guest of the list: after a crash at once, otherwise if its mark is still set. A
 // failed start is repeated after a pause.
 func autostart(ctx context.Context, g *machine.Guest, sc scope.Scope) {
-	d, _ := g.Reg.IsStartPending(g.Identity)
+	d, _ := g.Reg.IsStartPending(g.UUID)
 	v := g.View()
 	switch {
 	case d.Crashed:
@@ -149,7 +149,7 @@ func autostart(ctx context.Context, g *machine.Guest, sc scope.Scope) {
 			g.Log.Error("cannot take back the mark for one autostart", "error", err)
 		}
 	case !d.Once && !v.Autostart: // the user has cleared the mark since
-		g.Reg.HasStarted(g.Identity)
+		g.Reg.HasStarted(g.UUID)
 		return
 	}
 	failpoint.Reach("autostart.start")
@@ -158,8 +158,8 @@ func autostart(ctx context.Context, g *machine.Guest, sc scope.Scope) {
 		return // the daemon stops: the next one continues
 	}
 	_ = g.Change(ctx, sc, "", func() error { // otherwise it is gone, or the daemon stops
-		if _, is := g.Reg.IsStartPending(g.Identity); is { // otherwise the user was faster
-			g.Revival.Boot = true
+		if _, is := g.Reg.IsStartPending(g.UUID); is { // otherwise the user was faster
+			g.Restarts.Boot = true
 			notRevived(g, err)
 		}
 		return nil

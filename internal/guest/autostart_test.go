@@ -35,7 +35,7 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 		s, err := store.Open(filepath.Join(d.dir, "data"))
 		ok(t, err)
 		for _, name := range []string{"left", "ended", "unmarked"} {
-			ok(t, s.Put(store.Kind{Name: "autostart", Version: 1}, byName[name].UUID(), map[string]any{"Boot": "first"}))
+			ok(t, s.Put(store.Kind{Name: "autostart", Version: 1}, byName[name].UUID, map[string]any{"Boot": "first"}))
 		}
 		ok(t, s.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", "first"))
 		ok(t, s.Close())

@@ -183,7 +183,7 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
 	run.SaveConsumed = true
 	var rec machine.Record
-	run.Hold("what takes long", func(context.Context) error { return r.Store.Get(machine.Domains, claimedUUID, &rec) })
+	run.PushRelease("what takes long", func(context.Context) error { return r.Store.Get(machine.Domains, claimedUUID, &rec) })
 	l := &launch.Launch{Guest: g, Instance: run, From: &savestate.SavedImage{Managed: true}}
 	l.Unwind(t.Context(), scope.Daemon("a test"))
 	if !rec.ManagedSave {
@@ -208,7 +208,7 @@ func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
 	run.SaveConsumed = true
 	var undone bool
-	run.Hold("something", func(context.Context) error { undone = true; return nil })
+	run.PushRelease("something", func(context.Context) error { undone = true; return nil })
 	begun := make(chan struct{})
 	go func() {
 		_ = g.Perform(context.WithoutCancel(t.Context()), scope.Daemon("a test"), "", domain.JobStart, 0, func() (machine.Work, error) {
@@ -352,7 +352,7 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 			if err := recoverUndefinitions(r); err != nil {
 				t.Fatal(err)
 			}
-			leave, err := r.Removing.Lock(t.Context(), claimedUUID) // the first try has been made
+			leave, err := r.RemovalLocks.Lock(t.Context(), claimedUUID) // the first try has been made
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -409,7 +409,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 		}
 	}
 	g := guestOf(t, r, claimedUUID, vars)
-	g.Record.Fences = map[string][]string{vars: {folder}}
+	g.Record.PathLimits = map[string][]string{vars: {folder}}
 	g.Publish()
 	cutOff := func() {
 		rec := &machine.InstanceRecord{UUID: claimedUUID}

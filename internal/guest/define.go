@@ -36,14 +36,14 @@ func Define(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 				return err
 			}
 			def := u.After(provision.CurrentDefinition(g))
-			if err := machine.AskBound(sc, g.Identity, def, doc); err != nil {
+			if err := machine.ReserveQuota(sc, g.UUID, def, doc); err != nil {
 				return err
 			}
-			before := g.Record.Fences
+			before := g.Record.PathLimits
 			provision.SetPathPolicy(g, sc, def)
 			err := define(g, def, doc)
 			if err != nil {
-				g.Record.Fences = before
+				g.Record.PathLimits = before
 			}
 			return err
 		})
@@ -68,8 +68,8 @@ func understand(ctx context.Context, r *machine.Registry, doc string, validate b
 		if err := provision.CheckLabels(r, def); err != nil {
 			return err
 		}
-		gives := r.GiveRNG && provision.LacksRNG(def)
-		if err := domainxml.Complete(def, machine.Completion(caps)); err != nil {
+		gives := r.AddRNG && provision.LacksRNG(def)
+		if err := domainxml.Complete(def, machine.HostDefaults(caps)); err != nil {
 			return err
 		}
 		if err := def.Check(); err != nil {
@@ -135,7 +135,7 @@ type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVR
 
 // Undefine removes the persistent definition. A running guest becomes transient.
 func Undefine(ctx context.Context, g *machine.Guest, sc scope.Scope, o UndefineOptions) error {
-	leave, err := g.Reg.Removing.Lock(ctx, g.Identity)
+	leave, err := g.Reg.RemovalLocks.Lock(ctx, g.UUID)
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Domain, "cannot undefine domain %q yet", g.Name())
 	}
@@ -181,7 +181,7 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 		savestate.RemoveManagedSaveNow(g)
 	}
 	if g.Instance == nil {
-		g.GiveUpRevival() // the next guest of this UUID has not crashed
+		g.CancelRestart() // the next guest of this UUID has not crashed
 	}
 	g.State.Persistent, g.Record.Autostart, g.Record.AutostartOnce = false, false, false
 	g.WriteInstance()
@@ -300,7 +300,7 @@ func rename(g *machine.Guest, sc scope.Scope, name string) error {
 	}
 	def := g.Inactive.Clone()
 	def.Name = name
-	if err := g.Bounded(sc, def); err != nil {
+	if err := g.ReserveQuota(sc, def); err != nil {
 		return err
 	}
 	from := g.Record.Name
@@ -312,7 +312,7 @@ func rename(g *machine.Guest, sc scope.Scope, name string) error {
 		return err
 	}
 	g.Reg.DropName(from)
-	g.Reg.Events.Append(event.Source{Name: from, UUID: g.Identity, ID: g.ID()}, event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
+	g.Reg.Events.Append(event.Source{Name: from, UUID: g.UUID, ID: g.ID()}, event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
 	g.Announce(event.DomainChange{Change: event.Defined, Detail: event.DetailRenamed})
 	return nil
 }

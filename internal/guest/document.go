@@ -13,7 +13,7 @@ var RecordKind = machine.Domains
 func Document(uuid string, version int, body []byte) (store.Document, error) {
 	var r machine.Record
 	err := machine.Domains.Decode(uuid, version, body, &r)
-	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.Fences) > 0}, err
+	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.PathLimits) > 0}, err
 }
 
 // WithFormats adds the format of each volume that a document's disks name without one. format returns ""

@@ -73,7 +73,7 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 				t.Errorf("the message does not contain %q: %s", word, told)
 			}
 		}
-		id := strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1)
+		id := strings.Replace(doc, "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1)
 		d.define(id)
 		d.wantRNGs(g, 1)
 		d.define(inactive(t, g))
@@ -119,9 +119,9 @@ func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 		d.wantRNGs(g, 1)
 		remove(g)
 		d.wantRNGs(g, 0)
-		d.define(strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+		d.define(strings.Replace(doc, "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1))
 		d.wantRNGs(g, 0)
-		run, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1), launch.StartOptions{Paused: true})
+		run, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(doc, "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1), launch.StartOptions{Paused: true})
 		ok(t, err)
 		d.wantRNGs(run, 0)
 		ok(t, guest.Destroy(d.ctx(), run, scope.Daemon("a test"), false))
@@ -167,7 +167,7 @@ func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
 		g, err := d.ByName(name)
 		ok(t, err)
 		d.wantRNGs(g, 0)
-		d.define(strings.Replace(small(name), "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+		d.define(strings.Replace(small(name), "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1))
 		if len(g.View().Inactive.Devices.RNGs) > 0 {
 			t.Errorf("%s is given a source when it is defined again", name)
 		}

@@ -49,7 +49,7 @@ func diskOf(kind, path, more string) string {
 }
 
 func again(doc string, g *guest.Guest) string {
-	return strings.Replace(doc, "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1)
+	return strings.Replace(doc, "<name>", "<uuid>"+g.UUID+"</uuid><name>", 1)
 }
 
 // A client may go on to use what its guest was given by others, and not in another way: a

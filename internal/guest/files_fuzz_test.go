@@ -117,7 +117,7 @@ func FuzzJournals(f *testing.F) {
 	steps := []hotplug.Undoing{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
 	add(0, machine.InstanceRecord{
 		Name: "a", UUID: "u", ID: 3, XML: fuzzedGuest, PID: 7, Messages: []string{"m"}, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0", Bridge: "br0"}},
-		NoRoom: []string{"vda"},
+		FullDisks: []string{"vda"},
 	})
 	for kind, payload := range map[string]any{
 		hotplug.MediaKind.Name:    hotplug.MediaOp{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
@@ -184,5 +184,5 @@ func readOperation(r *machine.Registry, dir string) (any, error) {
 		return nil, errors.Join(err, os.ErrNotExist)
 	}
 	run := machine.NewInstance(machine.InstanceRecord{Name: "a", UUID: records[0].Owner}, dir, kernel.Root{}, r.Log)
-	return records[0], r.GiveOperations(run, records)
+	return records[0], r.SetOperations(run, records)
 }

@@ -117,7 +117,7 @@ func (d *daemon) open() {
 	var err error
 	d.whole, err = whole.Open(d.t.Context(), c)
 	if d.isolated && fault.Is(err, fault.Unsupported) {
-		d.t.Skipf("no chambers here: %v", err)
+		d.t.Skipf("no sandbox here: %v", err)
 	}
 	if err != nil {
 		d.t.Fatal(err)
@@ -294,7 +294,7 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 	}
 	// A definition while it runs makes it persistent.
 	ok(t, func() error {
-		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), false)
+		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID+"</uuid><name>", 1), false)
 		return err
 	}())
 	if !g.View().Persistent {
@@ -335,7 +335,7 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	ok(t, syscall.Kill(pid, syscall.SIGKILL))
 	d.open()
 
-	g, err := d.ByUUID(running.UUID())
+	g, err := d.ByUUID(running.UUID)
 	ok(t, err)
 	after := g.View()
 	if after.State != domain.Running || after.ID != before.ID || !after.StuckSince.IsZero() {
@@ -343,7 +343,7 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	}
 	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
 	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
-	g, err = d.ByUUID(paused.UUID())
+	g, err = d.ByUUID(paused.UUID)
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
 	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
@@ -490,7 +490,7 @@ func TestConflictingDefinitionsAreRefused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("taken"))
 	_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), small("taken"), false)
-	refused(t, err, fault.Exists, "already exists with uuid "+g.UUID())
+	refused(t, err, fault.Exists, "already exists with uuid "+g.UUID)
 	other := d.define(small("other"))
 	refused(t, guest.Rename(d.ctx(), other, scope.Daemon("a test"), "taken"), fault.Exists, "taken")
 	ok(t, guest.Rename(d.ctx(), other, scope.Daemon("a test"), "renamed"))

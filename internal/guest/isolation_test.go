@@ -67,9 +67,9 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	}
 	g := d.define(small("bounded", "<controller type='usb' model='qemu-xhci'/>"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	group := d.groups.Guest(g.UUID())
+	group := d.groups.Guest(g.UUID)
 	if said := d.opensIn(group, "/dev/urandom"); said != "" {
-		t.Errorf("it may not open a device of every chamber: %s", said)
+		t.Errorf("it may not open a device of every sandbox: %s", said)
 	}
 	if d.opensIn(group, other) == "" {
 		t.Error("it may open any device")
@@ -138,7 +138,7 @@ func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 	}
 	g := d.define(growing("pages"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	group := d.groups.Guest(g.UUID())
+	group := d.groups.Guest(g.UUID)
 	if takes(group) == "" {
 		t.Error("a guest without huge pages takes those of others")
 	}
@@ -198,7 +198,7 @@ func TestIsolationIsTold(t *testing.T) {
 // Promise: I7
 func TestGuestsShareNoCore(t *testing.T) {
 	d := newDaemonOf(t, true)
-	if err := d.Quarters.Builder.EnableCoreScheduling(); err != nil {
+	if err := d.Isolation.Builder.EnableCoreScheduling(); err != nil {
 		t.Skip(err)
 	}
 	cookies := map[uint64]string{}

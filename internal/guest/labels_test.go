@@ -138,7 +138,7 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	running("adopted")
 	// The pair of an adopted guest is not given to another.
 	taken := d.define(strings.Replace(small("taken"), "<devices>", "<seclabel type='static' model='selinux'><label>"+process+"</label></seclabel><devices>", 1))
-	refused(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, one.UUID())
+	refused(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, one.UUID)
 
 	ok(t, guest.Destroy(d.ctx(), d.again(one), scope.Daemon("a test"), false))
 	settled(t, d, one)
@@ -171,7 +171,7 @@ func (d *daemon) within(g *guest.Guest, path string) string {
 func settled(t *testing.T, d *daemon, g *guest.Guest) {
 	t.Helper()
 	eventually(t, g.Name()+" has released its resources", func() bool {
-		return d.again(g).View().Active == nil && gone(filepath.Join(d.dir, "run/guest", g.UUID()))
+		return d.again(g).View().Active == nil && gone(filepath.Join(d.dir, "run/guest", g.UUID))
 	})
 }
 
@@ -397,7 +397,7 @@ func TestGuestsHaveProfiles(t *testing.T) {
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, fileDisk(disk, "disk", "vda", "virtio", ""),
 		fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), `<graphics type='vnc'/>`))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	name := "lodge-" + d.Instance + "-" + g.UUID()
+	name := "lodge-" + d.Instance + "-" + g.UUID
 	if said := d.told("proc/thread-self/attr/apparmor/exec"); said != "exec "+name {
 		t.Errorf("QEMU enters %q", said)
 	}

@@ -385,7 +385,7 @@ func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 	d.settle(g, domain.ShutOff)
 	kept := func() bool {
 		var r struct{ ManagedSave bool }
-		ok(t, d.store.Get(store.Kind{Name: "domain", Version: 1}, g.UUID(), &r))
+		ok(t, d.store.Get(store.Kind{Name: "domain", Version: 1}, g.UUID, &r))
 		return r.ManagedSave
 	}
 	if !kept() {

@@ -16,22 +16,22 @@ import (
 
 func newGuest(r *machine.Registry, name, uuid string) *machine.Guest {
 	g := &machine.Guest{
-		Reg:      r,
-		Identity: uuid,
-		Log:      r.Log.With("domain", name, "uuid", uuid),
-		Mailbox:  make(chan *machine.Task, machine.MailboxSize),
-		Ended:    make(chan struct{}),
-		Since:    time.Now(),
-		Record:   machine.Record{Name: name},
-		State:    lifecycle.State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown},
-		Turn:     time.NewTimer(machine.WaitForTurn),
-		Late:     time.NewTimer(machine.WriteAgain),
+		Reg:        r,
+		UUID:       uuid,
+		Log:        r.Log.With("domain", name, "uuid", uuid),
+		Mailbox:    make(chan *machine.Task, machine.MailboxSize),
+		Ended:      make(chan struct{}),
+		Since:      time.Now(),
+		Record:     machine.Record{Name: name},
+		State:      lifecycle.State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown},
+		Turn:       time.NewTimer(machine.WaitForTurn),
+		WriteRetry: time.NewTimer(machine.WriteRetryPause),
 	}
-	g.StatsCache = &machine.StatsCache{Take: func(ctx context.Context, last *machine.Stats, thorough bool, early func(*machine.Stats)) (*machine.Stats, error) {
+	g.StatsCache = &machine.StatsCache{Sample: func(ctx context.Context, last *machine.Stats, thorough bool, early func(*machine.Stats)) (*machine.Stats, error) {
 		return statistics.Measure(ctx, g, last, thorough, early)
 	}}
 	g.Turn.Stop()
-	g.Late.Stop()
+	g.WriteRetry.Stop()
 	g.Publish()
 	return g
 }
@@ -60,7 +60,7 @@ func loop(ctx context.Context, g *machine.Guest) {
 			settleJob(g, o)
 		case <-g.Turn.C:
 			g.Expire()
-		case <-g.Late.C:
+		case <-g.WriteRetry.C:
 			g.WritePending()
 		}
 	}
@@ -83,7 +83,7 @@ func handleEvents(g *machine.Guest) bool {
 func retire(g *machine.Guest) {
 	g.Finished = true
 	g.Turn.Stop()
-	g.Late.Stop()
+	g.WriteRetry.Stop()
 	reason := machine.ErrGone(g.Name())
 	for _, t := range append(g.Waiting, g.Destroyers...) {
 		t.Answer(reason)
@@ -101,7 +101,7 @@ func retire(g *machine.Guest) {
 // awaitWork waits until the current job has undone itself. Requests of the job to the loop, such as to
 // settle an image, are still served: otherwise the job would wait for the loop, and the loop for the job.
 func awaitWork(g *machine.Guest, reason error) {
-	late := time.NewTimer(machine.RetirePatience)
+	late := time.NewTimer(machine.JobUndoPatience)
 	defer late.Stop()
 	for g.CurrentJob != nil {
 		select {
@@ -134,7 +134,7 @@ func carryOut(g *machine.Guest, e lifecycle.Effect) {
 	case lifecycle.ResetMachine:
 		restartMachine(g)
 	case lifecycle.RestartGuest:
-		startAgain(g, "QEMU ended unexpectedly: "+g.Revival.Cause)
+		startAgain(g, "QEMU ended unexpectedly: "+g.Restarts.Cause)
 	case lifecycle.Forget:
 		forget(g)
 	}
@@ -142,11 +142,11 @@ func carryOut(g *machine.Guest, e lifecycle.Effect) {
 
 // forget removes the guest from the registry and ends its loop.
 func forget(g *machine.Guest) {
-	recordLeftover(g.Reg, g.Identity, g.Record.Name, g.Log)
-	g.Reg.HasStarted(g.Identity)
-	g.Reg.UniqueIndex.Set(g.Identity, nil)
+	recordLeftover(g.Reg, g.UUID, g.Record.Name, g.Log)
+	g.Reg.HasStarted(g.UUID)
+	g.Reg.UniqueIndex.Set(g.UUID, nil)
 	g.Reg.Remove(g)
-	g.DismissDestroyers(nil) // it has ended, as they asked
+	g.AnswerDestroyers(nil) // it has ended, as they asked
 	g.Finished = true
 }
 
@@ -190,7 +190,7 @@ func continueAfter(g *machine.Guest) {
 	if g.Instance.Ending() {
 		return
 	}
-	g.DismissDestroyers(nil)
+	g.AnswerDestroyers(nil)
 	if g.Instance != nil && g.Instance.NeedsResync {
 		startResync(g)
 	}

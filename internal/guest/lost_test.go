@@ -38,7 +38,7 @@ func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	if !runs.View().Persistent || !saved.View().Persistent {
 		t.Error("a guest that was persistent is transient")
 	}
-	if _, err := d.ByUUID(idle.UUID()); err == nil {
+	if _, err := d.ByUUID(idle.UUID); err == nil {
 		t.Error("a guest came back from nowhere")
 	}
 	aside := d.store.DamagedFiles()
@@ -168,7 +168,7 @@ func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 	} {
 		g := d.define(small("taken"))
 		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-		state := filepath.Join(d.dir, "data/guest/tpm", g.UUID())
+		state := filepath.Join(d.dir, "data/guest/tpm", g.UUID)
 		ok(t, os.MkdirAll(state, 0o700))
 		ok(t, os.WriteFile(filepath.Join(state, "tpm2-00.permall"), []byte("secret"), 0o600))
 		var now []byte
@@ -179,13 +179,13 @@ func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 			ok(t, os.WriteFile(path, backup, 0o600))
 			end()
 		})
-		if g, err := d.ByUUID(g.UUID()); err == nil {
+		if g, err := d.ByUUID(g.UUID); err == nil {
 			ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 		}
 		if gone(state) {
 			t.Errorf("it ended %s: the state of its TPM is gone", name)
 		}
-		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("thief"), "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1), false)
+		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("thief"), "</name>", "</name><uuid>"+g.UUID+"</uuid>", 1), false)
 		refused(t, err, fault.Exists, "another name")
 		d.reopen(func() { ok(t, os.WriteFile(path, now, 0o600)) })
 		ok(t, guest.Undefine(d.ctx(), d.again(g), scope.Daemon("a test"), guest.UndefineOptions{}))

@@ -65,7 +65,7 @@ func findRunning(g *machine.Guest, rec *machine.InstanceRecord, def *domain.Defi
 		return
 	}
 	var kept any
-	if g.Reg.Store.Sound() && !fault.Is(g.Reg.Store.Get(machine.Domains, g.Identity, &kept), fault.NotFound) {
+	if g.Reg.Store.Sound() && !fault.Is(g.Reg.Store.Get(machine.Domains, g.UUID, &kept), fault.NotFound) {
 		return // it is there, even if this daemon cannot read it
 	}
 	if other, err := g.Reg.ByName(rec.Name); err == nil && other != g {
@@ -87,7 +87,7 @@ func findRunning(g *machine.Guest, rec *machine.InstanceRecord, def *domain.Defi
 func found(g *machine.Guest, def *domain.Definition, text string, saved bool) {
 	g.Log.Error("store has lost the definition; defined again as it ran. Check it: later changes and autostart are lost")
 	g.Inactive = def
-	g.Record = machine.Record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved, Fences: g.Record.Fences}
+	g.Record = machine.Record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved, PathLimits: g.Record.PathLimits}
 	g.State.Persistent, g.State.Policy = true, machine.Policy(def)
 	if err := g.Store(); err != nil {
 		g.Log.Error("cannot store the recovered definition", "error", err)

@@ -60,7 +60,7 @@ func (g *taken) says(event, data string) {
 }
 
 // A guest that its user suspends stays so also where a disk that is full has paused it by then: it does not go on when
-// there is room.
+// there is space.
 // Promise: S11
 func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
@@ -76,8 +76,8 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 		}
 		provision.ResumeWithSpace(t.Context(), g.Guest, scope.Daemon("a test"))
 		g.now(func() {
-			if g.State.ResumeFor != "" || len(g.run.NoRoom) > 0 {
-				t.Errorf("it is let go on (%q), or waits for room: %q", g.State.ResumeFor, g.run.NoRoom)
+			if g.State.ResumeFor != "" || len(g.run.FullDisks) > 0 {
+				t.Errorf("it is let go on (%q), or waits for space: %q", g.State.ResumeFor, g.run.FullDisks)
 			}
 		})
 	})
@@ -122,7 +122,7 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.play("guest-fsfreeze-freeze ") // it does not answer
 		g.attend()
-		line, frozen := g.run.Agent.Keep(nil), make(chan error, 1)
+		line, frozen := g.run.Agent.LoadOrStore(nil), make(chan error, 1)
 		go func() {
 			_, err := provision.Freeze(context.Background(), g.Guest, scope.Daemon("a test"), nil)
 			frozen <- err
@@ -131,7 +131,7 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 		if _, err := provision.AgentHostname(context.Background(), g.Guest, scope.Daemon("a test")); !fault.Is(err, fault.Busy) {
 			t.Errorf("another is told: %v", err)
 		}
-		if len(frozen) > 0 || g.run.Agent.Keep(nil) != line {
+		if len(frozen) > 0 || g.run.Agent.LoadOrStore(nil) != line {
 			t.Error("the command that was under way has lost its agent")
 		}
 		if err := <-frozen; !fault.Is(err, fault.Unresponsive) {
@@ -155,7 +155,7 @@ func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 			}
 		})
 		end()
-		pass(2 * machine.LastTry)
+		pass(2 * machine.MaxReleasePause)
 		g.now(func() {
 			if g.State.Dumping || !g.State.Restarting {
 				t.Error("it is not restarted after that")
@@ -201,7 +201,7 @@ func crashed(r *machine.Registry, name string) *machine.Guest {
 	g := newGuest(r, name, claimedUUID)
 	g.Inactive = &domain.Definition{OnCrash: "restart"}
 	r.Boot = "this"
-	noteCrash(r, g.Identity)
+	noteCrash(r, g.UUID)
 	run(r, g)
 	return g
 }
@@ -222,8 +222,8 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 	autostart(t.Context(), g, scope.Daemon("a test"))
 	waits := false
 	_ = g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
-		waits = g.Revival.Cancel != nil
-		g.GiveUpRevival()
+		waits = g.Restarts.Cancel != nil
+		g.CancelRestart()
 		return nil
 	})
 	close(over)
@@ -263,7 +263,7 @@ func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
 	if err := <-destroyed; err != nil {
 		t.Fatal(err)
 	}
-	if _, due := r.IsStartPending(g.Identity); due || g.View().Due {
+	if _, due := r.IsStartPending(g.UUID); due || g.View().StartPending {
 		t.Error("it was destroyed, and is to be started again")
 	}
 }

@@ -67,11 +67,11 @@ func setWords(g *machine.Guest, sc scope.Scope, a machine.Affect, changed func(*
 		if after, err = changed(g.Instance.Definition); err != nil {
 			return nil, err
 		}
-		if _, err := g.Instance.Text(after); err != nil {
+		if _, err := g.Instance.FormatForRecord(after); err != nil {
 			return nil, err
 		}
 	}
-	if err := g.Bounded(sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
+	if err := g.ReserveQuota(sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
 		return nil, err
 	}
 	switch {

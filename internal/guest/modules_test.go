@@ -27,7 +27,7 @@ func growing(name string, devices ...string) string {
 const module = `<memory model='dimm'><target><size unit='MiB'>128</size><node>0</node></target></memory>`
 
 // held is the memory that the books have of a guest, in MiB.
-func (d *daemon) held(g *guest.Guest) uint64 { return d.Ledger.Held()[g.UUID()].Memory / mib }
+func (d *daemon) held(g *guest.Guest) uint64 { return d.Ledger.Held()[g.UUID].Memory / mib }
 
 func (d *daemon) wantMemory(g *guest.Guest, modules int, size uint64) {
 	d.t.Helper()
@@ -65,7 +65,7 @@ func TestMemoryIsPluggedIn(t *testing.T) {
 	ok(t, hotplug.DetachAlias(d.ctx(), g, scope.Daemon("a test"), "dimm1", machine.Affect{Live: true}))
 	d.wantMemory(g, 2, 256)
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
-	if held, is := d.Ledger.Held()[g.UUID()]; is {
+	if held, is := d.Ledger.Held()[g.UUID]; is {
 		t.Errorf("the books have %+v of a guest that has ended", held)
 	}
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))

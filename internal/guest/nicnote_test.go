@@ -56,7 +56,7 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 		t.Errorf("a start that is cut off leaves %+v", rec)
 	}
 
-	if err := g.Reg.GiveOperations(r, nil); err != nil {
+	if err := g.Reg.SetOperations(r, nil); err != nil {
 		t.Fatal(err)
 	}
 	nic := &device.NIC{Info: def.Devices.NICs[0].Info, Type: "direct", HostDev: "lo", DirectMode: "bridge", MAC: "52:54:00:01:09:02"}

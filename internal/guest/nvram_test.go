@@ -28,7 +28,7 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 		return strings.Replace(small(name, devices...), "</os>",
 			"<loader readonly='yes' type='pflash'>"+code+"</loader><nvram template='/usr/share/OVMF/OVMF_VARS_4M.fd'/></os>", 1)
 	}
-	path := func(g *guest.Guest) string { return filepath.Join(d.dir, "data/guest/nvram", g.UUID()+"_VARS.fd") }
+	path := func(g *guest.Guest) string { return filepath.Join(d.dir, "data/guest/nvram", g.UUID+"_VARS.fd") }
 	create := func(name string) *guest.Guest {
 		g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), doc(name), launch.StartOptions{Paused: true})
 		ok(t, err)

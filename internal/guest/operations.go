@@ -27,7 +27,7 @@ func Operations(r *machine.Registry) (all []operation.Listed) {
 	}
 	for _, g := range r.All() {
 		if run := g.Live.Load(); run != nil {
-			all = append(all, run.Ops.List(g.Name(), g.Identity)...)
+			all = append(all, run.Ops.List(g.Name(), g.UUID)...)
 		}
 	}
 	return all

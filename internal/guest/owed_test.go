@@ -37,7 +37,7 @@ func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	cutOff := operation.Record{ID: "a", Kind: hotplug.UpdateKind.Name, Version: hotplug.UpdateKind.Version, Objects: []string{"settings"}, Payload: payload}
-	if err := bareRegistry(t).GiveOperations(r, []operation.Record{cutOff}); err != nil {
+	if err := bareRegistry(t).SetOperations(r, []operation.Record{cutOff}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Perform(t.Context(), scope.Daemon("a test"), hotplug.UpdateKind.Name, &hotplug.UpdateOp{R: r, NextActive: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
@@ -54,7 +54,7 @@ func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := machine.NewInstance(machine.InstanceRecord{Name: "ended"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
-		if err := bareRegistry(t).GiveOperations(r, []operation.Record{{ID: "a", Kind: kind, Version: 1, Payload: payload}}); err != nil {
+		if err := bareRegistry(t).SetOperations(r, []operation.Record{{ID: "a", Kind: kind, Version: 1, Payload: payload}}); err != nil {
 			t.Fatal(err)
 		}
 		tried := 0
@@ -151,7 +151,7 @@ func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 		"a restore": func(g *machine.Guest) { g.Instance.Resuming = true },
 		"a restart": func(g *machine.Guest) { g.State.Restarting = true },
 		"a panic":   func(g *machine.Guest) { g.State.Dumping = true },
-		"room":      func(g *machine.Guest) { g.Instance.NoRoom = []string{"/a"} },
+		"space":     func(g *machine.Guest) { g.Instance.FullDisks = []string{"/a"} },
 		"nothing":   func(*machine.Guest) {},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -186,7 +186,7 @@ func TestAnUndefineTakesNoOtherVariables(t *testing.T) {
 func cutOffSave(g *machine.Guest) {
 	payload, err := json.Marshal(savestate.SaveOp{MemoryImage: savestate.MemoryImage{Path: filepath.Join(g.Instance.Dir, "image"), WasRunning: true}})
 	if err == nil {
-		err = g.Reg.GiveOperations(g.Instance, []operation.Record{{ID: "s", Kind: savestate.SaveKind.Name, Version: 1, Boot: g.Reg.Boot, Payload: payload}})
+		err = g.Reg.SetOperations(g.Instance, []operation.Record{{ID: "s", Kind: savestate.SaveKind.Name, Version: 1, Boot: g.Reg.Boot, Payload: payload}})
 	}
 	if err != nil {
 		panic(err)
@@ -196,7 +196,7 @@ func cutOffSave(g *machine.Guest) {
 // A step that is tried again and again leaves one cleanup.
 func TestCleanup_IsBegunOnce(t *testing.T) {
 	r := machine.NewInstance(machine.InstanceRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
-	if err := bareRegistry(t).GiveOperations(r, nil); err != nil {
+	if err := bareRegistry(t).SetOperations(r, nil); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

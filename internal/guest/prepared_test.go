@@ -187,7 +187,7 @@ func TestWhatChangedIsStartedCold(t *testing.T) {
 	ok(t, os.WriteFile(firmware, image, 0o600))
 	doc := strings.Replace(small("changing"), "</type>", "</type><loader type='rom'>"+firmware+"</loader>", 1)
 	g := d.define(doc)
-	uuid := "<uuid>" + g.UUID() + "</uuid><name>"
+	uuid := "<uuid>" + g.UUID + "</uuid><name>"
 	for what, change := range map[string]func(){
 		"the definition": func() { d.define(strings.Replace(strings.Replace(doc, "64<", "65<", 1), "<name>", uuid, 1)) },
 		"the firmware":   func() { ok(t, os.Chtimes(firmware, time.Now(), time.Now())) },
@@ -241,14 +241,14 @@ func TestAFailedStartEndsWhatWasPrepared(t *testing.T) {
 	ok(t, guest.Prepare(d.ctx(), g))
 	pid := launch.ListPrepared(d.Registry)[0].PID
 	d.define(strings.Replace(small("failing", `<disk type='file' device='disk'><source file='`+filepath.Join(t.TempDir(), "none")+`'/><target dev='vda' bus='virtio'/></disk>`),
-		"<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1))
+		"<name>", "<uuid>"+g.UUID+"</uuid><name>", 1))
 	if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}); err == nil || !strings.Contains(err.Error(), "disk vda") {
 		t.Fatalf("a start without its disk: %v", err)
 	}
 	if syscall.Kill(pid, 0) == nil {
 		t.Error("the prepared process lives on")
 	}
-	if dir := d.groups.Guest(g.UUID()).Path(kernel.CPUController); dir != "" && !gone(dir) {
+	if dir := d.groups.Guest(g.UUID).Path(kernel.CPUController); dir != "" && !gone(dir) {
 		t.Errorf("control group %s is left", dir)
 	}
 }

@@ -50,14 +50,14 @@ func asideAs(r *machine.Registry, id, dir string) *machine.Guest {
 // endQuarantine ends the quarantine when the QEMU has ended. The guest is then shut off, or forgotten if it
 // has no definition. If the process cannot be found, it checks again and again.
 func endQuarantine(r *machine.Registry, g *machine.Guest, dir string) {
-	if process, err := findProcess(r, machine.NewInstance(machine.InstanceRecord{UUID: g.Identity}, dir, r.Kernel, g.Log)); err == nil && process != nil {
+	if process, err := findProcess(r, machine.NewInstance(machine.InstanceRecord{UUID: g.UUID}, dir, r.Kernel, g.Log)); err == nil && process != nil {
 		select {
 		case <-process.Exited():
 		case <-r.Life.Done():
 		}
 		process.Release()
 	}
-	_ = machine.UntilDone(r.Life, machine.LastTry, func() error { // fails when the daemon stops
+	_ = machine.RetryUntilDone(r.Life, machine.MaxReleasePause, func() error { // fails when the daemon stops
 		over := false
 		err := g.Perform(r.Life, scope.Daemon("the end of a guest in quarantine"), "", domain.JobDestroy, machine.ReleaseLimit, func() (machine.Work, error) {
 			if over = g.Quarantine == ""; over {

@@ -352,12 +352,12 @@ func resync(g *machine.Guest) {
 // not answer, it closes the session and asks again on the next one.
 func startResync(g *machine.Guest) {
 	r, s := g.Instance, g.Instance.Session.Load()
-	if s == nil || r.Lost.Load() != nil {
+	if s == nil || r.LostAt.Load() != nil {
 		return // the next session repeats the query
 	}
 	r.NeedsResync = false
 	rejoin := planRejoin(g, r, s)
-	g.StartInternal(domain.JobQuery, machine.ModifyLimit, func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
+	g.StartInternalJob(domain.JobQuery, machine.ModifyLimit, func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 		settled, err := rejoin(ctx, sc)
 		if err != nil {
 			g.Log.Warn("cannot query QEMU about missed events", "error", err)

@@ -19,7 +19,7 @@ func newRegistry(c machine.Config) *machine.Registry {
 		Config: c, Log: c.Log, Store: c.Store, Events: c.Events,
 		GuestsByName: map[string]*machine.Guest{}, GuestsByUUID: map[string]*machine.Guest{}, GuestsByID: map[int]*machine.Guest{},
 		Undefinitions: map[string]*operation.Set[*machine.Registry]{},
-		Kinds:         guestOperations, CarryOut: carryOut, HandleEvent: handleEvent,
+		Kinds:         guestOperations, ApplyEffect: carryOut, HandleEvent: handleEvent,
 	}
 	r.Life, r.Stop = context.WithCancelCause(context.Background())
 	r.Sampler = statistics.NewSampler(r.StatsCaches)
@@ -52,7 +52,7 @@ func Close(r *machine.Registry) {
 // found is gone before do ran, it tries again with a new one, so that no client is refused because of it.
 func claimed(ctx context.Context, r *machine.Registry, name, uuid string, do func(*machine.Guest) error) (*machine.Guest, error) {
 	for {
-		leave, err := r.Removing.Lock(ctx, uuid)
+		leave, err := r.RemovalLocks.Lock(ctx, uuid)
 		if err != nil {
 			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the previous domain with UUID %s are still being removed", name, uuid)
 		}
@@ -108,7 +108,7 @@ func claim(r *machine.Registry, name, uuid string, mayBeNew bool) (g *machine.Gu
 	case known != nil:
 		return nil, fault.New(fault.Exists, fault.Domain, "domain '%s' is already defined with uuid %s", known.Name(), uuid)
 	default:
-		return nil, fault.New(fault.Exists, fault.Domain, "domain '%s' already exists with uuid %s", name, named.Identity)
+		return nil, fault.New(fault.Exists, fault.Domain, "domain '%s' already exists with uuid %s", name, named.UUID)
 	}
 }
 

@@ -46,23 +46,23 @@ func noteCrash(r *machine.Registry, uuid string) {
 
 // startAgain starts the guest after its pause. It runs in the loop.
 func startAgain(g *machine.Guest, why string) {
-	v := &g.Revival
+	v := &g.Restarts
 	v.Stop()
-	if time.Since(v.Last) > steadyRun {
+	if time.Since(v.LastCrash) > steadyRun {
 		v.Crashes = 0
 	}
 	v.Crashes++
-	v.Last = time.Now()
+	v.LastCrash = time.Now()
 	pause := pauseBefore(v.Crashes)
-	v.Words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash requests a restart, which is tried after %v; cancel it with virsh destroy %s",
-		why, v.Crashes, v.Last.UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.Record.Name))
+	v.Message = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash requests a restart, which is tried after %v; cancel it with virsh destroy %s",
+		why, v.Crashes, v.LastCrash.UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.Record.Name))
 	g.Log.Warn("guest crashed; starting it again after a pause", "cause", why, "crashes", v.Crashes, "pause", pause)
 	startAfter(g, pause)
 }
 
 // startAfter starts the guest after a pause. It runs in the loop.
 func startAfter(g *machine.Guest, pause time.Duration) {
-	v := &g.Revival
+	v := &g.Restarts
 	ctx, cancel := context.WithCancelCause(g.Reg.Life)
 	v.Cancel = func() { cancel(errors.New("it is started or given up")) }
 	g.Publish()
@@ -101,8 +101,8 @@ func reviveAfter(ctx context.Context, g *machine.Guest, sc scope.Scope, pause ti
 
 // toRevive reports whether the pending start is still wanted. It runs in the loop.
 func toRevive(g *machine.Guest) bool {
-	if g.Revival.Boot {
-		d, is := g.Reg.IsStartPending(g.Identity)
+	if g.Restarts.Boot {
+		d, is := g.Reg.IsStartPending(g.UUID)
 		return is && g.Inactive != nil && (d.Once || g.Record.Autostart)
 	}
 	return g.Inactive != nil && lifecycle.RestartsOnCrash(g.Inactive.OnCrash)
@@ -111,10 +111,10 @@ func toRevive(g *machine.Guest) bool {
 // notRevived decides how to go on after a failed start. It runs in the loop.
 func notRevived(g *machine.Guest, err error) {
 	if fault.Is(err, fault.Aborted) || g.Instance != nil {
-		g.GiveUpRevival()
+		g.CancelRestart()
 		return
 	}
-	if g.Revival.Boot {
+	if g.Restarts.Boot {
 		autostartAgain(g, err)
 		return
 	}
@@ -123,19 +123,19 @@ func notRevived(g *machine.Guest, err error) {
 
 // autostartAgain repeats a failed start at boot. It runs in the loop.
 func autostartAgain(g *machine.Guest, err error) {
-	v := &g.Revival
+	v := &g.Restarts
 	v.Stop()
-	*v = machine.Revival{Boot: true, Crashes: v.Crashes + 1}
+	*v = machine.Restarts{Boot: true, Crashes: v.Crashes + 1}
 	const said = "cannot start a guest that is marked for autostart"
 	if v.Crashes >= mostAutostarts {
-		g.Reg.HasStarted(g.Identity)
-		v.Words = fmt.Sprintf("autostart failed (%v) after %d tries and was given up; start the domain manually", err, v.Crashes)
+		g.Reg.HasStarted(g.UUID)
+		v.Message = fmt.Sprintf("autostart failed (%v) after %d tries and was given up; start the domain manually", err, v.Crashes)
 		g.Log.Error(said+"; giving up", "error", err, "tries", v.Crashes)
 		g.Publish()
 		return
 	}
 	pause := pauseBefore(v.Crashes + 1)
-	v.Words = fmt.Sprintf("autostart failed (%v; try %d, at %s) and is tried again after %v; cancel it with virsh destroy %s",
+	v.Message = fmt.Sprintf("autostart failed (%v; try %d, at %s) and is tried again after %v; cancel it with virsh destroy %s",
 		err, v.Crashes, time.Now().UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.Record.Name))
 	g.Log.Error(said, "error", err, "tries", v.Crashes, "pause", pause)
 	startAfter(g, pause)

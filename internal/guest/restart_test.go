@@ -48,7 +48,7 @@ func (d *daemon) reopen(meanwhile func()) {
 // again finds a guest in the present daemon.
 func (d *daemon) again(g *guest.Guest) *guest.Guest {
 	d.t.Helper()
-	found, err := d.ByUUID(g.UUID())
+	found, err := d.ByUUID(g.UUID)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func leaveRecord(t *testing.T, g *guest.Guest, kind string, decided bool, payloa
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	ok(t, err)
 	record, err := json.Marshal(map[string]any{
-		"ID": kind, "Kind": kind, "Version": 1, "Owner": g.UUID(), "Boot": strings.TrimSpace(string(boot)), "Decided": decided, "Payload": payload,
+		"ID": kind, "Kind": kind, "Version": 1, "Owner": g.UUID, "Boot": strings.TrimSpace(string(boot)), "Decided": decided, "Payload": payload,
 	})
 	ok(t, err)
 	ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "operation-"+kind+".json"), record, 0o600))
@@ -116,9 +116,9 @@ func (d *daemon) stored(g *guest.Guest, change func(map[string]any)) {
 	s, err := store.Open(filepath.Join(d.dir, "data"))
 	ok(d.t, err)
 	var r map[string]any
-	ok(d.t, s.Get(domains, g.UUID(), &r))
+	ok(d.t, s.Get(domains, g.UUID, &r))
 	change(r)
-	ok(d.t, s.Put(domains, g.UUID(), r))
+	ok(d.t, s.Put(domains, g.UUID, r))
 	ok(d.t, s.Close())
 }
 
@@ -162,7 +162,7 @@ func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 	}
 	refused(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "transient")
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
-	if _, err := d.ByUUID(g.UUID()); !fault.Is(err, fault.NotFound) {
+	if _, err := d.ByUUID(g.UUID); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it is still there after its end: %v", err)
 	}
 }
@@ -177,7 +177,7 @@ func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
 	}
 	g := d.define(of("a"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	d.define(strings.Replace(of("b"), "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+	d.define(strings.Replace(of("b"), "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1))
 	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	for range 2 {
 		metadata := g.View().Active.Metadata
@@ -244,7 +244,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 			d := newDaemon(t)
 			g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), small("transient"), launch.StartOptions{})
 			ok(t, err)
-			pid, id := d.pid("transient"), g.UUID()
+			pid, id := d.pid("transient"), g.UUID
 			end := sync.OnceFunc(func() {
 				ok(t, syscall.Kill(pid, syscall.SIGKILL))
 				reap(t, pid)
@@ -254,7 +254,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 				ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "run.json"), []byte(strings.Replace(damage, "%s", id, 1)), 0o600))
 			})
 			all := d.All()
-			if called = cmp.Or(called, id); len(all) != 1 || all[0].UUID() != id || all[0].Name() != called || !all[0].View().Quarantined {
+			if called = cmp.Or(called, id); len(all) != 1 || all[0].UUID != id || all[0].Name() != called || !all[0].View().Quarantined {
 				t.Fatalf("of a guest that runs is shown: %+v", all)
 			}
 			same := strings.Replace(small(called), "<memory", "<uuid>"+id+"</uuid><memory", 1)
@@ -292,7 +292,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 		text, r["XML"] = r["XML"], "<domain"
 		writeRecord(t, g, r)
 	})
-	state := filepath.Join(d.dir, "data/guest/tpm", g.UUID(), "tpm2-00.permall")
+	state := filepath.Join(d.dir, "data/guest/tpm", g.UUID, "tpm2-00.permall")
 	ok(t, os.MkdirAll(filepath.Dir(state), 0o700))
 	ok(t, os.WriteFile(state, nil, 0o600))
 	ok(t, guest.Undefine(d.ctx(), d.again(g), scope.Daemon("a test"), guest.UndefineOptions{}))
@@ -367,7 +367,7 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 		}
 	})
 	ok(t, launch.Start(d.ctx(), d.again(other), scope.Daemon("a test"), launch.StartOptions{}))
-	if _, err := d.ByUUID(idle.UUID()); !fault.Is(err, fault.NotFound) {
+	if _, err := d.ByUUID(idle.UUID); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a definition that cannot be read is served: %v", err)
 	}
 	g = d.again(g)
@@ -379,7 +379,7 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	ok(t, savestate.RemoveManagedSave(d.ctx(), g, scope.Daemon("a test")))
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	var kept map[string]any
-	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for an administrator who can repair it
+	ok(t, d.store.Get(domains, g.UUID, &kept)) // for an administrator who can repair it
 }
 
 // Promise: G6
@@ -501,7 +501,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 			return answer
 		}}))
 		close(owner)
-		if uuid := <-asked; uuid != g.UUID() {
+		if uuid := <-asked; uuid != g.UUID {
 			t.Errorf("it is asked of %s", uuid)
 		}
 	}
@@ -975,22 +975,22 @@ func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 	paths := map[string]string{}
 	for _, name := range []string{"left", "replaced"} {
 		g := d.define(small(name))
-		paths[g.UUID()] = filepath.Join(d.dir, name)
+		paths[g.UUID] = filepath.Join(d.dir, name)
 		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		pid := d.pid(name)
 		ok(t, syscall.Kill(pid, syscall.SIGSTOP)) // the save waits for it
 		saved := make(chan error, 1)
 		go func() {
-			saved <- savestate.Save(d.ctx(), g, scope.Daemon("a test"), paths[g.UUID()], savestate.SaveOptions{})
+			saved <- savestate.Save(d.ctx(), g, scope.Daemon("a test"), paths[g.UUID], savestate.SaveOptions{})
 		}()
 		note := map[string]any{}
-		eventually(t, "the image that is begun is noted", func() bool { return d.store.Get(kind, g.UUID(), &note) == nil })
+		eventually(t, "the image that is begun is noted", func() bool { return d.store.Get(kind, g.UUID, &note) == nil })
 		ok(t, syscall.Kill(pid, syscall.SIGCONT))
 		ok(t, <-saved)
-		if err := d.store.Get(kind, g.UUID(), &map[string]any{}); !fault.Is(err, fault.NotFound) {
+		if err := d.store.Get(kind, g.UUID, &map[string]any{}); !fault.Is(err, fault.NotFound) {
 			t.Errorf("the note of an image that is complete: %v", err)
 		}
-		notes[g.UUID()] = note
+		notes[g.UUID] = note
 	}
 	replaced := filepath.Join(d.dir, "replaced.partial")
 	d.boot = "second"

@@ -98,8 +98,8 @@ func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), owned))
 	d.crash(g)
 	refused(t, guest.AbortJob(d.ctx(), g, scope.Daemon("a test")), fault.WrongState, "") // the steps after its end have begun by then
-	if v := g.View(); v.Due || v.State.Active() || guest.IsDue(d.Registry, g.UUID()) {
-		t.Errorf("it is %s, and is to be started: %v", v.State, v.Due)
+	if v := g.View(); v.StartPending || v.State.Active() || guest.IsDue(d.Registry, g.UUID) {
+		t.Errorf("it is %s, and is to be started: %v", v.State, v.StartPending)
 	}
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), owned))
 	pid := d.pid("owned")
@@ -108,7 +108,7 @@ func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 		_, err := syscall.Wait4(pid, nil, 0, nil)
 		ok(t, err)
 	})
-	if guest.IsDue(d.Registry, g.UUID()) {
+	if guest.IsDue(d.Registry, g.UUID) {
 		t.Error("it is to be started by the next daemon")
 	}
 }

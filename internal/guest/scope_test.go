@@ -26,7 +26,7 @@ func TestVerbs_RefuseTheZeroScope(t *testing.T) {
 	both, path := machine.Affect{Config: true}, d.dir+"/none"
 	second := func(_ any, err error) error { return err }
 	disk := "<disk type='file'><source file='" + path + "'/><target dev='vdb' bus='virtio'/></disk>"
-	_, _, still := g.KeepStill(ctx, none)
+	_, _, still := g.KeepShutOff(ctx, none)
 	_, _, screen := console.Screenshot(ctx, g, none, 0)
 	title := "a title"
 	for verb, err := range map[string]error{
@@ -35,8 +35,8 @@ func TestVerbs_RefuseTheZeroScope(t *testing.T) {
 		"restore":       second(guest.Restore(ctx, d.Registry, none, path, savestate.SaveOptions{})),
 		"saved XML":     second(savestate.SavedXML(ctx, d.Registry, none, path, false)),
 		"edit saved":    savestate.RedefineSaved(ctx, d.Registry, none, path, savestate.SaveOptions{}),
-		"copy NVRAM":    second(launch.CopyNVRAM(ctx, d.Registry, none, path, g.UUID())),
-		"drop NVRAM":    launch.DropNVRAM(ctx, d.Registry, none, g.UUID()),
+		"copy NVRAM":    second(launch.CopyNVRAM(ctx, d.Registry, none, path, g.UUID)),
+		"drop NVRAM":    launch.DropNVRAM(ctx, d.Registry, none, g.UUID),
 		"detach PCI":    provision.DetachFromHost(ctx, d.Registry, none, kernel.PCIAddress{}),
 		"reattach PCI":  provision.ReattachToHost(ctx, d.Registry, none, kernel.PCIAddress{}),
 		"start":         launch.Start(ctx, g, none, launch.StartOptions{}),

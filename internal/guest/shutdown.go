@@ -128,7 +128,7 @@ func commands(ctx context.Context, g *machine.Guest, sc scope.Scope, verb lifecy
 // as a dump has stopped the guest, while an interrupted operation is open, or when the monitor is lost. It
 // is false, too, for a guest that resumes when its disk has space again or its panic is handled.
 func IsPaused(v *machine.View) bool {
-	return v.State == domain.Paused && v.StuckSince.IsZero() && v.Job.Kind == domain.JobNone && !v.Owed
+	return v.State == domain.Paused && v.StuckSince.IsZero() && v.Job.Kind == domain.JobNone && !v.WillResume
 }
 
 // restartMachine resets the machine and resumes it, which turns a power-off into a reboot. It runs in the
@@ -144,7 +144,7 @@ func restartMachine(g *machine.Guest) {
 				err = machine.Execute(ctx, s, step)
 			}
 		}
-		if err != nil && r.Unrestarted.Passes() {
+		if err != nil && r.LogNotReset.Passes() {
 			g.Log.Error("cannot restart the machine; guest stays stopped", "error", err)
 		}
 		if s != nil && hotplug.Unanswered(err) {

@@ -561,11 +561,11 @@ func takeOver(t *testing.T, root string, c machine.Config) *taken {
 	rec := machine.InstanceRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: takenPID, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
 	r := machine.NewInstance(rec, dir, c.Kernel, g.Log)
 	r.Definition, r.Process = def, released(t)
-	r.Hold("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.RemoveDir(ctx) })
-	r.Hold("reservation", func(context.Context) error { c.Ledger.Release(takenUUID); return nil })
-	r.Hold("interface vnet0", func(context.Context) error { g.returned["nic"]++; return nil })
+	r.PushRelease("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.RemoveDir(ctx) })
+	r.PushRelease("reservation", func(context.Context) error { c.Ledger.Release(takenUUID); return nil })
+	r.PushRelease("interface vnet0", func(context.Context) error { g.returned["nic"]++; return nil })
 	r.Guest = g.Guest
-	if err := reg.GiveOperations(r, nil); err != nil {
+	if err := reg.SetOperations(r, nil); err != nil {
 		t.Fatal(err)
 	}
 	g.run, g.Instance = r, r
@@ -678,7 +678,7 @@ func (g *taken) play(line string) {
 	case word == "cut":
 		_ = conn.Close()
 	case word == "back":
-		if g.run.Lost.Load() != nil {
+		if g.run.LostAt.Load() != nil {
 			go handOver(g.Guest, g.run, g.connect())
 		}
 	case word == "save": // an earlier daemon began one
@@ -710,7 +710,7 @@ func (g *taken) play(line string) {
 func (g *taken) attend() {
 	ours, theirs := net.Pipe()
 	s := agent.New(ours)
-	if g.run.Agent.Keep(s) == s {
+	if g.run.Agent.LoadOrStore(s) == s {
 		go g.serve(theirs)
 		return
 	}

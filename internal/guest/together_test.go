@@ -61,7 +61,7 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 		},
 	} {
 		err := d.whileStopped(g, c.change, func() {
-			d.define(strings.Replace(small("busy", `<controller type='usb' model='qemu-xhci'/>`), "<name>", "<uuid>"+g.UUID()+"</uuid><title>"+title+"</title><name>", 1))
+			d.define(strings.Replace(small("busy", `<controller type='usb' model='qemu-xhci'/>`), "<name>", "<uuid>"+g.UUID+"</uuid><title>"+title+"</title><name>", 1))
 		})
 		ok(t, err)
 		if now := g.View().Inactive; now.Title != title || !c.made(now) {
@@ -107,7 +107,7 @@ func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 	eventually(t, "the rename waits", func() bool { return guest.Waiting(g) == 1 })
 	created := make(chan error, 1)
 	go func() {
-		_, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), launch.StartOptions{})
+		_, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID+"</uuid><name>", 1), launch.StartOptions{})
 		created <- err
 	}()
 	eventually(t, "the start waits", func() bool { return guest.Waiting(g) == 2 })

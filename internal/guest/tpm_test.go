@@ -36,7 +36,7 @@ func testTPM(t *testing.T, isolated bool) {
 	d := newDaemonOf(t, isolated)
 	g := d.define(small("tpm", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	own := filepath.Join(d.dir, "run/guest", g.UUID())
+	own := filepath.Join(d.dir, "run/guest", g.UUID)
 	if isolated {
 		own = filepath.Join(own, "own")
 	}
@@ -71,10 +71,10 @@ func testTPM(t *testing.T, isolated bool) {
 		t.Errorf("its limits of file size and descriptors are\n%s", limits)
 	}
 	// The next start has another user, who must find the same state.
-	before := stateOf(t, d, g.UUID())
+	before := stateOf(t, d, g.UUID)
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	// In the meantime it belongs to root: another guest may get the number of the old user.
-	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID()), func(path string, e os.DirEntry, err error) error {
+	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID), func(path string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -85,7 +85,7 @@ func testTPM(t *testing.T, isolated bool) {
 		return err
 	}))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	if after := stateOf(t, d, g.UUID()); !os.SameFile(before, after) || before.Sys().(*syscall.Stat_t).Uid == after.Sys().(*syscall.Stat_t).Uid {
+	if after := stateOf(t, d, g.UUID); !os.SameFile(before, after) || before.Sys().(*syscall.Stat_t).Uid == after.Sys().(*syscall.Stat_t).Uid {
 		t.Errorf("the state belonged to user %d, and now to %d", before.Sys().(*syscall.Stat_t).Uid, after.Sys().(*syscall.Stat_t).Uid)
 	}
 }
@@ -144,9 +144,9 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 		}, false},
 	} {
 		g := c.begin(name, c.more)
-		stateOf(t, d, g.UUID())
+		stateOf(t, d, g.UUID)
 		c.end(g)
-		if _, err := os.Stat(filepath.Join(d.dir, "data/guest/tpm", g.UUID())); (err == nil) != c.stays {
+		if _, err := os.Stat(filepath.Join(d.dir, "data/guest/tpm", g.UUID)); (err == nil) != c.stays {
 			t.Errorf("%s: after the guest's end its TPM's state: %v", name, err)
 		}
 	}

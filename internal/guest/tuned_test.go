@@ -18,7 +18,7 @@ func TestLimitsThatAreRefusedInPartAreAsBefore(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
-	dir := d.groups.Guest(g.UUID()).Path(kernel.CPUController)
+	dir := d.groups.Guest(g.UUID).Path(kernel.CPUController)
 	if dir == "" {
 		t.Skip("this host has no control groups for processors")
 	}

@@ -70,7 +70,7 @@ func uuidObject(uuid string) string { return "uuid/" + uuid }
 
 // newUndefinition makes the operation, and finds the files to remove.
 func newUndefinition(ctx context.Context, g *machine.Guest, sc scope.Scope, o UndefineOptions) (*undefinition, error) {
-	u := &undefinition{Name: g.Name(), UUID: g.Identity, reg: g.Reg, guest: g, options: o, sc: sc}
+	u := &undefinition{Name: g.Name(), UUID: g.UUID, reg: g.Reg, guest: g, options: o, sc: sc}
 	// A user chose the path of the variables, and its file system may hang. So the caller waits for it
 	// here, and not the loop.
 	var err error
@@ -78,10 +78,10 @@ func newUndefinition(ctx context.Context, g *machine.Guest, sc scope.Scope, o Un
 		return nil, err
 	}
 	if o.NVRAM && u.found != "" {
-		u.NVRAM, u.Held = u.found, sc.Noting(g.View().Fences).FoldersOf(u.found)
+		u.NVRAM, u.Held = u.found, sc.Noting(g.View().PathLimits).FoldersOf(u.found)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !launch.KeepsTPM(def)) {
-		_, err := os.Stat(provision.TPMState(g.Reg, g.Identity))
+		_, err := os.Stat(provision.TPMState(g.Reg, g.UUID))
 		u.TPM = err == nil
 	}
 	return u, nil
@@ -137,15 +137,15 @@ func (u *undefinition) removeVariables(ctx context.Context) error {
 	if u.NVRAM == "" || u.another() {
 		return nil
 	}
-	if u.reg.UniqueIndex.Others(u.UUID, machine.UniqueKey{What: machine.NVRAMKey, Value: u.NVRAM}) {
+	if u.reg.UniqueIndex.Others(u.UUID, machine.UniqueKey{Kind: machine.NVRAMKey, Value: u.NVRAM}) {
 		u.reg.Log.Warn("UEFI variables of an undefined guest are used by another guest; kept", "uuid", u.UUID, "path", u.NVRAM)
 		return nil
 	}
-	err := fsguard.Run(ctx, u.NVRAM, func() error { return machine.RemoveNamed(u.NVRAM, u.Held) })
+	err := fsguard.Run(ctx, u.NVRAM, func() error { return machine.RemoveIfExists(u.NVRAM, u.Held) })
 	asked := u.guest != nil && !u.tried && ctx.Err() == nil
 	u.tried = true
 	if asked {
-		return operation.Final(fault.Wrap(err, machine.Failure(err), fault.Domain,
+		return operation.Final(fault.Wrap(err, machine.FailureKind(err), fault.Domain,
 			"domain %q is undefined, but its UEFI variables were not removed; remove %s yourself", u.Name, u.NVRAM))
 	}
 	return err
@@ -197,7 +197,7 @@ func openUndefinitions(r *machine.Registry, uuid string, records []operation.Rec
 		Owner: r, Name: undefinitionsOwner + uuid, Kinds: operation.Kinds[*machine.Registry]{undefineKind},
 		Stored: operation.Stored{Store: r.Store}, Apart: true, Log: r.Log.With("uuid", uuid), Life: r.Life,
 		Turn: func(ctx context.Context, do func() error) error {
-			leave, err := r.Removing.Lock(ctx, uuid)
+			leave, err := r.RemovalLocks.Lock(ctx, uuid)
 			if err != nil {
 				return err
 			}
@@ -246,7 +246,7 @@ func recoverUndefinitions(r *machine.Registry) error {
 		if set == nil {
 			continue
 		}
-		leave, e := r.Removing.Lock(r.Life, uuid) // the lock is free at this time
+		leave, e := r.RemovalLocks.Lock(r.Life, uuid) // the lock is free at this time
 		if e != nil {
 			return e
 		}

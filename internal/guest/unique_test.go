@@ -21,7 +21,7 @@ func crowd(definitions ...*domain.Definition) *machine.Registry {
 }
 
 func seat(r *machine.Registry, d *domain.Definition) {
-	g := &machine.Guest{Reg: r, Identity: d.UUID}
+	g := &machine.Guest{Reg: r, UUID: d.UUID}
 	g.Record.Name, g.Inactive = d.Name, d
 	g.Publish()
 	r.GuestsByUUID[d.UUID] = g

@@ -117,7 +117,7 @@ func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 	ok(t, guest.Undefine(d.ctx(), gone, scope.Daemon("a test"), guest.UndefineOptions{ManagedSave: true}))
 	ok(t, savestate.RemoveManagedSave(d.ctx(), bare, scope.Daemon("a test")))
 	d.reopen(func() {})
-	if _, err := d.ByUUID(gone.UUID()); err == nil {
+	if _, err := d.ByUUID(gone.UUID); err == nil {
 		t.Error("a guest that was undefined is back")
 	}
 	if d.again(bare).View().ManagedSave {
@@ -141,7 +141,7 @@ func TestAStartThatIsStruckOffLate(t *testing.T) {
 	guest.Autostart(d.ctx(), d.Registry)
 	due := func() bool {
 		var noted any
-		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID(), &noted) == nil
+		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID, &noted) == nil
 	}
 	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "autostart failed") })
 	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
@@ -182,7 +182,7 @@ func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
 	}
 	g := d.define(of("a", ""))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	d.define(of("b", "<uuid>"+g.UUID()+"</uuid>"))
+	d.define(of("b", "<uuid>"+g.UUID+"</uuid>"))
 	find := d.misplace()
 	if err := guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}); err == nil {
 		t.Error("it is undefined")
@@ -204,7 +204,7 @@ func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 	d := newDaemon(t)
 	doc := small("twice")
 	g := d.define(doc)
-	doc = strings.Replace(doc, "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1)
+	doc = strings.Replace(doc, "</name>", "</name><uuid>"+g.UUID+"</uuid>", 1)
 	image := filepath.Join(d.dir, "image")
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), image, savestate.SaveOptions{}))

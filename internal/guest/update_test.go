@@ -41,7 +41,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		if err := <-done; err == nil {
 			t.Fatal("it is done without a monitor")
 		}
-		d.define(strings.Replace(small(name), "<name>", "<uuid>"+g.UUID()+"</uuid><title>stored</title><on_crash>restart</on_crash><name>", 1))
+		d.define(strings.Replace(small(name), "<name>", "<uuid>"+g.UUID+"</uuid><title>stored</title><on_crash>restart</on_crash><name>", 1))
 		title := "running"
 		ok(t, guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Title, &title, "", "", machine.Affect{Live: true}))
 		goOn(pid)

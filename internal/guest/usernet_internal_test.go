@@ -30,7 +30,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Quarters = &sandbox.Isolation{Users: users}
+	r.Isolation = &sandbox.Isolation{Users: users}
 	served := func(n uint32) *machine.HeldNIC {
 		return &machine.HeldNIC{Alias: "net0", User: &sandbox.User{UID: first + n, GID: first + n}}
 	}
@@ -68,7 +68,7 @@ func TestUserNetwork_AnotherGuestsUserIsNotFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Quarters = &sandbox.Isolation{Users: users}
+	r.Isolation = &sandbox.Isolation{Users: users}
 	user, err := users.Take("another")
 	if err != nil {
 		t.Fatal(err)

@@ -594,7 +594,7 @@ func (r *Rules) mayNameLink(w Principal, v Permission, o Resource, row string) b
 // another channel. A process with that end can run anything in the guest, as root.
 func agentSocket(e *xmltree.Element) string {
 	sort, path := e.Attr("type"), e.Child("source").Attr("path")
-	if e.Name != "channel" || !machine.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
+	if e.Name != "channel" || !machine.IsAgentChannel(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
 		return ""
 	}
 	return sort + " " + path

@@ -175,7 +175,7 @@ func (g *Authorizer) sameKind(like Resource) (all []claim) {
 	switch like.Kind {
 	case Guest:
 		for _, m := range g.Fleet.All() {
-			all = append(all, claim{GuestResource(m), m.View.UUID, usageOf(m.View.Written, m.View.Active, m.View.Inactive)})
+			all = append(all, claim{GuestResource(m), m.View.UUID, usageOf(m.View.StoredBytes, m.View.Active, m.View.Inactive)})
 		}
 	case Network:
 		for _, n := range g.Networks.List() {

@@ -10,22 +10,22 @@ type Verb string
 
 // Verbs that depend on the guest's state.
 const (
-	Start     Verb = "start"
-	Restore   Verb = "restore"
-	Suspend   Verb = "suspend"
-	Resume    Verb = "resume"
-	Shutdown      Verb = "shut down"
-	Reboot    Verb = "reboot"
-	Reset     Verb = "reset"
-	Destroy   Verb = "destroy"
-	Save      Verb = "save"
-	Dump      Verb = "dump"
-	Wake      Verb = "wake up"
-	Change    Verb = "change" // any change of a running guest
-	Rename    Verb = "rename"
-	Autostart Verb = "mark for autostart"
-	Undefine  Verb = "undefine"
-	ManagedSave   Verb = "save under management"
+	Start       Verb = "start"
+	Restore     Verb = "restore"
+	Suspend     Verb = "suspend"
+	Resume      Verb = "resume"
+	Shutdown    Verb = "shut down"
+	Reboot      Verb = "reboot"
+	Reset       Verb = "reset"
+	Destroy     Verb = "destroy"
+	Save        Verb = "save"
+	Dump        Verb = "dump"
+	Wake        Verb = "wake up"
+	Change      Verb = "change" // any change of a running guest
+	Rename      Verb = "rename"
+	Autostart   Verb = "mark for autostart"
+	Undefine    Verb = "undefine"
+	ManagedSave Verb = "save under management"
 )
 
 // Admit refuses v for a guest in state s if the state does not allow it; the error is for

@@ -77,6 +77,6 @@ func (Announce) effect()       {}
 func (AnnounceReboot) effect() {}
 func (End) effect()            {}
 func (DumpCore) effect()       {}
-func (ResetMachine) effect()        {}
-func (RestartGuest) effect()     {}
+func (ResetMachine) effect()   {}
+func (RestartGuest) effect()   {}
 func (Forget) effect()         {}

@@ -324,4 +324,6 @@ func ended(s State) (State, []Effect) {
 
 // RestartsOnCrash reports whether a policy for crashes has the guest started again when its
 // process is gone.
-func RestartsOnCrash(onCrash string) bool { return onCrash == "restart" || onCrash == "coredump-restart" }
+func RestartsOnCrash(onCrash string) bool {
+	return onCrash == "restart" || onCrash == "coredump-restart"
+}

@@ -42,13 +42,13 @@ var BlockCommitKind = operation.Kind[*machine.Instance]{
 // blockCommit is the journalled payload of a commit.
 type blockCommit struct {
 	diskJob
-	Active bool              // the base replaces the image that the guest writes
-	Speed  uint64            `json:",omitempty"` // bytes a second; 0: no limit
-	Base   machine.Written   // the image that the job writes to
-	Block  bool              `json:",omitempty"` // the base is a block device
-	Gone   []machine.Written // the committed images, from the top down; they leave the chain
-	Above  *machine.Written  `json:",omitempty"` // the image on top of the first of Gone; nil: that one is the active image
-	Lent   []machine.Written // the images that QEMU may write to for the job
+	Active bool                // the base replaces the image that the guest writes
+	Speed  uint64              `json:",omitempty"` // bytes a second; 0: no limit
+	Base   machine.LentImage   // the image that the job writes to
+	Block  bool                `json:",omitempty"` // the base is a block device
+	Gone   []machine.LentImage // the committed images, from the top down; they leave the chain
+	Above  *machine.LentImage  `json:",omitempty"` // the image on top of the first of Gone; nil: that one is the active image
+	Lent   []machine.LentImage // the images that QEMU may write to for the job
 	// Was and Will are the backing file references in the header of Above, before and after the commit.
 	Was, Will image.Backing
 	// Ran says that the guest was running when the pivot stopped it.
@@ -145,8 +145,8 @@ func BlockCommit(ctx context.Context, g *machine.Guest, sc scope.Scope, disk str
 // newBlockCommit makes the payload of a commit of the images in s.
 func newBlockCommit(r *machine.Instance, d *device.Disk, s span, o CommitOptions) *blockCommit {
 	images := d.Images()
-	at := func(place int) machine.Written {
-		return machine.Written{Number: images[place].Index, Path: images[place].Path(), Format: formatAt(d, place)}
+	at := func(place int) machine.LentImage {
+		return machine.LentImage{Number: images[place].Index, Path: images[place].Path(), Format: formatAt(d, place)}
 	}
 	c := &blockCommit{
 		diskJob: diskJob{Target: d.Target, Job: "commit-" + d.Target + "-" + qemu.FormatNode(images[s.top].Index), Path: d.Source.Path(), Kind: "commit"},
@@ -155,7 +155,7 @@ func newBlockCommit(r *machine.Instance, d *device.Disk, s span, o CommitOptions
 	for place := s.top; place < s.base; place++ {
 		c.Gone = append(c.Gone, at(place))
 	}
-	c.Lent = []machine.Written{c.Base}
+	c.Lent = []machine.LentImage{c.Base}
 	if c.Active {
 		c.Kind = "active-commit"
 		return c
@@ -179,7 +179,7 @@ func (c *blockCommit) objects() []string {
 // admitCommit refuses images with other users. It also computes the new backing file name of the image
 // above.
 func admitCommit(ctx context.Context, g *machine.Guest, sc scope.Scope, c *blockCommit, relative bool) error {
-	chain, err := provision.OpenShownFile(ctx, g.Reg, sc, c.r, g.View().Fences, c.disk)
+	chain, err := provision.OpenShownFile(ctx, g.Reg, sc, c.r, g.View().PathLimits, c.disk)
 	if err != nil {
 		return err
 	}
@@ -522,7 +522,7 @@ func (c *blockCommit) shortenStored(sc scope.Scope, g *machine.Guest) error {
 	return provision.FollowOnce(g, sc, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		d := statistics.FindDiskByName(config, c.Target)
 		d.Backing = slices.DeleteFunc(slices.Clone(d.Backing), func(l device.BackingLayer) bool {
-			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w machine.Written) bool { return w.Path == l.Source.Path() })
+			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w machine.LentImage) bool { return w.Path == l.Source.Path() })
 		})
 		return config, nil
 	})
@@ -603,7 +603,7 @@ func (c *blockCommit) inHeader(ctx context.Context, sc scope.Scope) (verdict ope
 
 // onImage opens an image for reading and calls do with it. An image that was removed is skipped without an
 // error.
-func onImage(ctx context.Context, sc scope.Scope, w machine.Written, do func(*os.File) error) error {
+func onImage(ctx context.Context, sc scope.Scope, w machine.LentImage, do func(*os.File) error) error {
 	f, err := machine.OpenNamed(ctx, sc, w.Path, unix.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

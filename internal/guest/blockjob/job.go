@@ -262,7 +262,7 @@ func findJob(ctx context.Context, r *machine.Instance, name string) (*qemu.Job, 
 
 // awaitJob waits until a job has one of the statuses, or is gone (nil).
 func awaitJob(ctx context.Context, r *machine.Instance, name string, statuses ...qemu.JobStatus) (*qemu.Job, error) {
-	for wait := machine.FirstLook; ; wait = min(2*wait, machine.LastLook) {
+	for wait := machine.FirstPoll; ; wait = min(2*wait, machine.MaxPoll) {
 		job, err := findJob(ctx, r, name)
 		if err != nil || job == nil || slices.Contains(statuses, job.Status) {
 			return job, err
@@ -333,7 +333,7 @@ func ImageObject(number uint) string { return fmt.Sprintf("image/%d", number) }
 
 // takeBackImages withdraws QEMU's write access to images. An image that QEMU keeps open until its guest
 // runs is left to a cleanup.
-func takeBackImages(ctx context.Context, r *machine.Instance, sc scope.Scope, all []machine.Written) error {
+func takeBackImages(ctx context.Context, r *machine.Instance, sc scope.Scope, all []machine.LentImage) error {
 	for _, w := range all {
 		if r.Guest == nil || provision.IsOver(r) { // the labels are restored when the guest ends
 			if err := provision.ForgetNote(ctx, w); err != nil {
@@ -353,7 +353,7 @@ func takeBackImages(ctx context.Context, r *machine.Instance, sc scope.Scope, al
 }
 
 // emptySet closes the descriptors that QEMU was lent for an image which the guest writes to from now on.
-func emptySet(ctx context.Context, r *machine.Instance, w machine.Written) error {
+func emptySet(ctx context.Context, r *machine.Instance, w machine.LentImage) error {
 	s, err := r.Monitor()
 	if err != nil {
 		return err
@@ -366,8 +366,8 @@ func emptySet(ctx context.Context, r *machine.Instance, w machine.Written) error
 }
 
 // cleanUpLater begins a cleanup that closes what QEMU was lent for an image, once the guest runs.
-func cleanUpLater(r *machine.Instance, w machine.Written) error {
-	return Follow(r, &hotplug.CleanupOp{R: r, Lent: []machine.Written{w}}, ImageObject(w.Number))
+func cleanUpLater(r *machine.Instance, w machine.LentImage) error {
+	return Follow(r, &hotplug.CleanupOp{R: r, Lent: []machine.LentImage{w}}, ImageObject(w.Number))
 }
 
 // Follow begins a cleanup, unless an earlier attempt has begun the same one.
@@ -383,7 +383,7 @@ func Follow(r *machine.Instance, c *hotplug.CleanupOp, object string) error {
 }
 
 // dropImages closes in QEMU the images that a job has removed from a chain, from the top down.
-func dropImages(ctx context.Context, r *machine.Instance, all []machine.Written) error {
+func dropImages(ctx context.Context, r *machine.Instance, all []machine.LentImage) error {
 	if !provision.IsOver(r) {
 		kept, err := closeDropped(ctx, r, all)
 		if err != nil || kept {
@@ -400,7 +400,7 @@ func dropImages(ctx context.Context, r *machine.Instance, all []machine.Written)
 
 // closeDropped closes images in QEMU and restores their labels. kept means that a cleanup does this later,
 // with all that follows.
-func closeDropped(ctx context.Context, r *machine.Instance, all []machine.Written) (kept bool, err error) {
+func closeDropped(ctx context.Context, r *machine.Instance, all []machine.LentImage) (kept bool, err error) {
 	s, err := r.Monitor()
 	if err != nil {
 		return false, err

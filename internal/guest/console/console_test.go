@@ -128,7 +128,7 @@ func TestAUsersLinkLeadsToNoOthersTerminal(t *testing.T) {
 
 // TestPicturesThatNobodyReadsAreBounded: they are memory of the host's.
 func TestPicturesThatNobodyReadsAreBounded(t *testing.T) {
-	var p machine.Pictures
+	var p machine.OpenScreenshots
 	if !take(&p, 2*maxPicture) {
 		t.Error("one alone is not taken")
 	}

@@ -51,7 +51,7 @@ const maxPicture = 256 << 20
 type picture struct {
 	*io.SectionReader
 	memory *os.File
-	of     *machine.Pictures
+	of     *machine.OpenScreenshots
 }
 
 func (p picture) Close() error {
@@ -60,7 +60,7 @@ func (p picture) Close() error {
 }
 
 // take counts one more picture, unless all together are too large. A single picture always fits.
-func take(p *machine.Pictures, size int64) bool {
+func take(p *machine.OpenScreenshots, size int64) bool {
 	if all := p.Bytes.Add(size); all > size && all > maxPicture {
 		givePicture(p, size)
 		return false
@@ -68,7 +68,7 @@ func take(p *machine.Pictures, size int64) bool {
 	return true
 }
 
-func givePicture(p *machine.Pictures, size int64) { p.Bytes.Add(-size) }
+func givePicture(p *machine.OpenScreenshots, size int64) { p.Bytes.Add(-size) }
 
 // takePicture lets QEMU write the picture into a memfd. QEMU's control group is charged for the memory. The
 // memfd has no name and ends with the reader.
@@ -104,13 +104,13 @@ func takePicture(ctx context.Context, r *machine.Instance) (_ io.ReadCloser, err
 	if err == nil && info.Size() > maxPicture {
 		err = fault.New(fault.Failed, fault.Domain, "QEMU wrote a picture of %d bytes, more than the limit of %d", info.Size(), maxPicture)
 	}
-	if err == nil && !take(&r.Pictures, info.Size()) {
+	if err == nil && !take(&r.Screenshots, info.Size()) {
 		err = fault.New(fault.NoCapacity, fault.Domain, "open screenshots of domain %q exceed %d MiB; read or close them first", r.Name, maxPicture>>20)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return picture{io.NewSectionReader(memory, 0, info.Size()), memory, &r.Pictures}, nil
+	return picture{io.NewSectionReader(memory, 0, info.Size()), memory, &r.Screenshots}, nil
 }
 
 // dumpScreen passes QEMU the memory to write to, as a descriptor set that exists only during the call.

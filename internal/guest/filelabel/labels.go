@@ -28,13 +28,13 @@ import (
 // Labels are the labels of a running guest. One goroutine at a time works on them (see inTurn). A guest
 // without labels has a nil *labels, on which all methods do nothing.
 type Labels struct {
-	Host *seclabel.Host // nil: labels are off now, and old ones are only restored
-	Root kernel.Root
+	Host   *seclabel.Host // nil: labels are off now, and old ones are only restored
+	Root   kernel.Root
 	Leases *LabelLeases
-	Log  *slog.Logger
-	UUID string
-	Path string // the journal's path
-	Turn chan struct{}
+	Log    *slog.Logger
+	UUID   string
+	Path   string // the journal's path
+	Turn   chan struct{}
 	Labelled
 }
 
@@ -150,7 +150,7 @@ type FileLabel struct {
 	By    string
 }
 
-// LeaseUser names the user of a file in the book that all guests share.
+// LeaseUser names the user of a file in the leases that all guests share.
 func (l *Labels) LeaseUser(by string) string { return l.UUID + " " + by }
 
 // Lend labels files and journals the labels from before. A file on a file system without labels is logged,
@@ -194,7 +194,7 @@ func (l *Labels) Lend(ctx context.Context, all []FileLabel) (remarks []string, e
 	return remarks, err
 }
 
-// addFile enters a file in the book. It returns nil if the file needs no change.
+// addFile enters a file in the leases. It returns nil if the file needs no change.
 func (l *Labels) addFile(ctx context.Context, w FileLabel) (*LeasedFile, error) {
 	if w.Label == "" {
 		return nil, nil

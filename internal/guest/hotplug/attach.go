@@ -50,7 +50,7 @@ func withDevice(g *machine.Guest, dev device.Device) (*domain.Definition, error)
 // completeDevice completes a device that is added to a definition: its defaults, and its address among the
 // others.
 func completeDevice(def *domain.Definition, dev device.Device, caps *qemucaps.Capabilities, live bool) error {
-	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.Completion(caps)); err != nil {
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.HostDefaults(caps)); err != nil {
 		return err
 	}
 	if err := def.CheckDevice(dev); err != nil {
@@ -144,7 +144,7 @@ func planControllers(def *domain.Definition, dev device.Device, caps *qemucaps.C
 	if !is || d.Bus != "scsi" && d.Bus != "" {
 		return nil, nil
 	}
-	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.Completion(caps)); err != nil || d.Bus != "scsi" {
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.HostDefaults(caps)); err != nil || d.Bus != "scsi" {
 		return nil, err
 	}
 	missing, err := def.Devices.MissingControllers(d, true)
@@ -168,10 +168,10 @@ func admitPlug(g *machine.Guest, sc scope.Scope, def *domain.Definition, dev dev
 	with := def.Clone()
 	err := with.Add(dev)
 	if err == nil {
-		err = g.Bounded(sc, with)
+		err = g.ReserveQuota(sc, with)
 	}
 	if err == nil {
-		_, err = g.Instance.Text(with)
+		_, err = g.Instance.FormatForRecord(with)
 	}
 	return err
 }

@@ -85,7 +85,7 @@ func (a *AttachOp) Rehold() {
 		a.Defined = true
 		return
 	}
-	provision.RelayAgain(r.Reg.Life, r, a.op.Scope().Noting(r.Fences), a.Dev)
+	provision.RelayAgain(r.Reg.Life, r, a.op.Scope().Noting(r.PathLimits), a.Dev)
 	if m, is := a.Dev.(*device.Memory); is {
 		demand := provision.ModuleDemand(r.Definition, m)
 		r.Reg.Ledger.Add(r.UUID, demand)
@@ -101,7 +101,7 @@ func (a *AttachOp) Rehold() {
 	}
 	if nic, is := a.Dev.(*device.NIC); is && a.NIC != nil {
 		if release, err := provision.ReadoptNIC(r.Reg, r, nic, a.NIC); err == nil { // otherwise the interface ended with its last descriptor
-			a.what, a.release = a.NIC.What(), release
+			a.what, a.release = a.NIC.ReleaseName(), release
 		}
 	}
 }
@@ -219,7 +219,7 @@ func (a *AttachOp) Connect(ctx context.Context, sc scope.Scope, n *device.NIC) e
 	}
 	a.Plan.NICs[n.Alias], n.Target = made, made.IfName
 	a.NIC = &machine.HeldNIC{Alias: n.Alias, IfName: made.IfName, Bridge: made.Bridge}
-	a.what, a.release = a.NIC.What(), release
+	a.what, a.release = a.NIC.ReleaseName(), release
 	return nil
 }
 
@@ -327,7 +327,7 @@ func addAttached(g *machine.Guest, a *AttachOp) error {
 		return err
 	}
 	if a.release != nil {
-		a.R.Hold(a.what, a.release)
+		a.R.PushRelease(a.what, a.release)
 	}
 	if a.NIC != nil {
 		a.R.NICs = append(a.R.NICs, *a.NIC)

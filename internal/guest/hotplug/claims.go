@@ -32,14 +32,14 @@ func claimDevice(r *machine.Registry, at kernel.PCIAddress, by *machine.Instance
 func HoldClaim(r *machine.Registry, run *machine.Instance, at kernel.PCIAddress) error {
 	release, err := claimDevice(r, at, run)
 	if err == nil {
-		run.Hold(claimOf(at), release)
+		run.PushRelease(claimOf(at), release)
 	}
 	return err
 }
 
 // dropClaimAt drops the claim on a PCI device that the guest no longer has. It runs in the loop.
 func dropClaimAt(r *machine.Instance, at kernel.PCIAddress) {
-	if r.Noticed { // the end of the instance drops it
+	if r.ExitHandled { // the end of the instance drops it
 		return
 	}
 	if drop := r.TakeRelease(claimOf(at)); drop != nil {
@@ -49,7 +49,7 @@ func dropClaimAt(r *machine.Instance, at kernel.PCIAddress) {
 
 // HoldDevice pushes the release that returns a device to the host's driver.
 func HoldDevice(r *machine.Registry, run *machine.Instance, at kernel.PCIAddress) {
-	run.Hold(deviceHold(at), Returning(r, run, at))
+	run.PushRelease(deviceHold(at), Returning(r, run, at))
 }
 
 // Returning returns a device to the host's driver, unless another run has claimed it: a late attempt no

@@ -30,11 +30,11 @@ var CleanupKind = operation.Kind[*machine.Instance]{
 
 // CleanupOp is the journalled payload of a cleanup.
 type CleanupOp struct {
-	Alias   string            `json:",omitempty"` // the device's alias; empty: only images of a drive
-	Objects []Undoing         `json:",omitempty"` // the commands that remove its objects
-	NIC     *machine.HeldNIC  `json:",omitempty"`
-	Images  []uint            `json:",omitempty"` // the numbers of the images that QEMU must close
-	Lent    []machine.Written `json:",omitempty"` // the images to which QEMU no longer needs write access
+	Alias   string              `json:",omitempty"` // the device's alias; empty: only images of a drive
+	Objects []Undoing           `json:",omitempty"` // the commands that remove its objects
+	NIC     *machine.HeldNIC    `json:",omitempty"`
+	Images  []uint              `json:",omitempty"` // the numbers of the images that QEMU must close
+	Lent    []machine.LentImage `json:",omitempty"` // the images to which QEMU no longer needs write access
 	// Device is a PCI device of the host. Nil: none. Taken says that the host's driver gets it back.
 	Device *kernel.PCIAddress `json:",omitempty"`
 	Taken  bool               `json:",omitempty"`
@@ -228,7 +228,7 @@ func NewUndoing(step *qemu.Step) (Undoing, error) {
 // them: a paused QEMU does not close them.
 func ForgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept bool, err error) {
 	sets := func() (steps []qemu.Step, err error) {
-		held, err := machine.FileSets(ctx, s)
+		held, err := machine.QueryFDSets(ctx, s)
 		return qemu.ForgetImages(held, numbers), err
 	}
 	steps, err := sets()
@@ -247,7 +247,7 @@ func ForgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept boo
 // insist repeats a command for at most about a second: QEMU releases the objects behind a device somewhat
 // later than the device.
 func insist(ctx context.Context, s *qmp.Session, u Undoing) error {
-	for wait := machine.FirstLook; ; wait *= 2 {
+	for wait := machine.FirstPoll; ; wait *= 2 {
 		err := s.Execute(ctx, u.Command, u.Args, nil)
 		if !inUse(err) || wait > time.Second {
 			return err

@@ -124,7 +124,7 @@ func (d *DetachOp) follow(sc scope.Scope, g *machine.Guest) error {
 		return nil
 	}
 	return provision.FollowOnce(g, sc, d.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
-		dev, err := machine.FindLike(&config.Devices, d.saved)
+		dev, err := machine.FindMatching(&config.Devices, d.saved)
 		if fault.Is(err, fault.NotFound) {
 			return config, nil
 		}
@@ -142,7 +142,7 @@ func Detach(ctx context.Context, g *machine.Guest, sc scope.Scope, doc string, a
 	if err != nil {
 		return err
 	}
-	return detach(ctx, g, sc, a, func(s *device.Set) (device.Device, error) { return machine.FindLike(s, like) }, false)
+	return detach(ctx, g, sc, a, func(s *device.Set) (device.Device, error) { return machine.FindMatching(s, like) }, false)
 }
 
 // DetachAlias detaches the device of that alias, and does not wait for the guest.
@@ -252,7 +252,7 @@ func awaitDetach(ctx context.Context, r *machine.Instance, d *DetachOp, patience
 func DeviceGone(g *machine.Guest, alias string) {
 	r := g.Instance
 	dev := r.Definition.Devices.ByAlias(alias)
-	if dev == nil || r.Noticed { // what an ended guest held is released as a whole
+	if dev == nil || r.ExitHandled { // what an ended guest held is released as a whole
 		return
 	}
 	rest := NewCleanup(r, dev)

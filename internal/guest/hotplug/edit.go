@@ -39,7 +39,7 @@ func edit(ctx context.Context, g *machine.Guest, sc scope.Scope, a machine.Affec
 			if config, err = stored(); err != nil {
 				return nil, err
 			}
-			if err := g.Bounded(sc, config); err != nil {
+			if err := g.ReserveQuota(sc, config); err != nil {
 				return nil, err
 			}
 			provision.SetPathPolicy(g, sc, config)

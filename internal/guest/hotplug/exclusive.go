@@ -32,7 +32,7 @@ func CheckSoleUser(ctx context.Context, g *machine.Guest, sc scope.Scope, d *dev
 	looked := map[[2]string]bool{} // by source and format: a guest's live and stored disks are mostly the same
 	for _, other := range g.Reg.All() {
 		for _, disk := range disksOfAll(other.View()) {
-			what := [2]string{machine.SourceOf(disk), disk.Format}
+			what := [2]string{machine.SourceName(disk), disk.Format}
 			if other == g && disk.Target == d.Target || looked[what] {
 				continue
 			}

@@ -61,7 +61,7 @@ func AddIOThread(ctx context.Context, g *machine.Guest, sc scope.Scope, id uint,
 		if err != nil {
 			return nil, err
 		}
-		if err := g.Bounded(sc, after); err != nil {
+		if err := g.ReserveQuota(sc, after); err != nil {
 			return nil, err
 		}
 		return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {

@@ -84,7 +84,7 @@ func planMedia(g *machine.Guest, before, after *device.Disk, config *domain.Defi
 	}
 	numberNode(r, def, after)
 	if config != nil {
-		saved, err := machine.FindLike(&config.Devices, after)
+		saved, err := machine.FindMatching(&config.Devices, after)
 		if err != nil {
 			return nil, err
 		}
@@ -94,7 +94,7 @@ func planMedia(g *machine.Guest, before, after *device.Disk, config *domain.Defi
 	if err := updateIn(&with.Devices, after); err != nil {
 		return nil, err
 	}
-	if _, err := r.Text(with); err != nil {
+	if _, err := r.FormatForRecord(with); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {

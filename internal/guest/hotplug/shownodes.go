@@ -20,7 +20,7 @@ func ShortenNodes(g *machine.Guest) {
 	}
 	r.DropNodes = false
 	def := r.Definition
-	g.StartInternal(domain.JobModify, machine.ModifyLimit, func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
+	g.StartInternalJob(domain.JobModify, machine.ModifyLimit, func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 		failpoint.Reach("unplug.nodes")
 		if err := provision.AllowDevices(ctx, g.Reg, r.UUID, def); err != nil {
 			g.Log.Warn("cannot revoke device nodes; the guest may still open those of a detached device", "error", err)

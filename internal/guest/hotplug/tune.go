@@ -59,7 +59,7 @@ func planTune(g *machine.Guest, sc scope.Scope, change func(*domain.Definition) 
 	if err != nil {
 		return nil, err
 	}
-	if err := g.Bounded(sc, after); err != nil {
+	if err := g.ReserveQuota(sc, after); err != nil {
 		return nil, err
 	}
 	if err := provision.CheckPins(g.Reg, before, after); err != nil {

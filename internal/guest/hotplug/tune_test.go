@@ -84,7 +84,7 @@ func TestDevicesAreFoundByWhatNamesThem(t *testing.T) {
 		"an RNG that is not said well enough": {like: &device.RNG{Backend: "random"}, fails: fault.Invalid},
 		"an RNG that its address tells apart": {like: &device.RNG{Info: at(6), Backend: "random"}, want: set.RNGs[0]},
 	} {
-		got, err := machine.FindLike(set, c.like)
+		got, err := machine.FindMatching(set, c.like)
 		if c.want == nil {
 			if !fault.Is(err, c.fails) {
 				t.Errorf("%s: %v, want %v", name, err, c.fails)

@@ -82,7 +82,7 @@ func (u *UpdateOp) Opened(op *operation.Operation) (err error) {
 func UpdateWith(g *machine.Guest, u *UpdateOp, after, config *domain.Definition) (_ machine.Work, err error) {
 	r := g.Instance
 	u.R, u.first, u.NextActive, u.ofActive, u.OfActive = r, true, after, r.Definition, r.XML
-	if u.Active, err = r.Text(after); err != nil {
+	if u.Active, err = r.FormatForRecord(after); err != nil {
 		return nil, err
 	}
 	if config != nil {
@@ -165,7 +165,7 @@ func (u *UpdateOp) plug(ctx context.Context, s *qmp.Session, after *domain.Defin
 
 // takenBy applies the change to a running definition.
 func (u *UpdateOp) takenBy(d *domain.Definition) {
-	machine.TakeSettings(d, u.ofActive, u.NextActive)
+	machine.MergeSettings(d, u.ofActive, u.NextActive)
 	if u.VCPUs != 0 { // a resync may have changed the number
 		d.VCPUs.Current = min(u.NextActive.VCPUs.Current, d.VCPUs.Max)
 	}
@@ -199,7 +199,7 @@ func (u *UpdateOp) follow(sc scope.Scope, g *machine.Guest) error {
 		return nil
 	}
 	return provision.FollowOnce(g, sc, u.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
-		machine.TakeSettings(config, u.ofConfig, u.config)
+		machine.MergeSettings(config, u.ofConfig, u.config)
 		return config, nil
 	})
 }
@@ -246,7 +246,7 @@ func Update(ctx context.Context, g *machine.Guest, sc scope.Scope, doc string, a
 // planUpdate plans to change a device of the running guest in place.
 func planUpdate(g *machine.Guest, dev device.Device, config *domain.Definition, force bool) (machine.Work, error) {
 	r := g.Instance
-	before, err := machine.FindLike(&r.Definition.Devices, dev)
+	before, err := machine.FindMatching(&r.Definition.Devices, dev)
 	if err != nil {
 		return nil, err
 	}

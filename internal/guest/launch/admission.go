@@ -86,7 +86,7 @@ func (l *Launch) checkHost(context.Context) error {
 // checkLocked refuses a guest if its memory cannot be locked because the daemon's own limit is too low.
 func (l *Launch) checkLocked() error {
 	def := l.Instance.Definition
-	if !def.Backing.Locked || l.Guest.Reg.Quarters == nil {
+	if !def.Backing.Locked || l.Guest.Reg.Isolation == nil {
 		return nil
 	}
 	var own unix.Rlimit

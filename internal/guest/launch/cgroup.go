@@ -12,8 +12,8 @@ import (
 func (l *Launch) makeGroup(ctx context.Context) error {
 	group := l.Guest.Reg.Cgroups.Guest(l.Instance.UUID)
 	run := l.Instance
-	run.Hold("sockets", func(ctx context.Context) error { return provision.RemoveSockets(ctx, run) })
-	run.Hold("control group", group.Clear) // it may have been made in part
+	run.PushRelease("sockets", func(ctx context.Context) error { return provision.RemoveSockets(ctx, run) })
+	run.PushRelease("control group", group.Clear) // it may have been made in part
 	if err := group.Create(); err != nil {
 		return err
 	}

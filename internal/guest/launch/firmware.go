@@ -245,7 +245,7 @@ func (l *Launch) makeNVRAM(ctx context.Context) error {
 	}
 	err = copyTemplate(ctx, l.Sc, &o.NVRAM)
 	l.Instance.MadeNVRAM = err == nil && !there
-	return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot make the guest's UEFI variables")
+	return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot make the guest's UEFI variables")
 }
 
 // checkTemplate refuses to make variables without a template, or on a block device.
@@ -268,7 +268,7 @@ func DropHalfNVRAM(ctx context.Context, sc scope.Scope, r *machine.Instance) {
 		return
 	}
 	held := sc.FoldersOf(path)
-	if err := fsguard.Run(ctx, path, func() error { return machine.RemoveNamed(savestate.Partial(path), held) }); err != nil {
+	if err := fsguard.Run(ctx, path, func() error { return machine.RemoveIfExists(savestate.Partial(path), held) }); err != nil {
 		r.Log.Warn("cannot remove an incomplete file of UEFI variables", "path", savestate.Partial(path), "error", err)
 	}
 }

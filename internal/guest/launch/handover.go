@@ -20,7 +20,7 @@ import (
 // takeUser gives the guest a user and a directory that this user owns.
 func (l *Launch) takeUser(context.Context) error {
 	r := l.Guest.Reg
-	if r.Quarters == nil {
+	if r.Isolation == nil {
 		return nil
 	}
 	if l.Instance.User == nil { // a prepared QEMU has a user already

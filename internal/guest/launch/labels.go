@@ -26,7 +26,7 @@ func (l *Launch) takeLabel(context.Context) error {
 	}
 	labels := provision.NewLabels(r, l.Instance.UUID, named, l.Instance.Log)
 	l.Instance.Labels = labels
-	l.Instance.Hold("label", labels.End)
+	l.Instance.PushRelease("label", labels.End)
 	provision.ShowLabels(l.Instance, named)
 	l.Instance.Isolation = append(l.Instance.Isolation, provision.LabelBarrier(r))
 	if named.Own == "" {

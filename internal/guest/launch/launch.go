@@ -54,14 +54,14 @@ func (l *Launch) Unwind(ctx context.Context, sc scope.Scope) {
 		}
 	}
 	if l.resumed {
-		l.Instance.Ran = hasResumed(l.Instance)
+		l.Instance.VCPUsRan = hasResumed(l.Instance)
 		s.Close()
 	}
 	if l.From != nil { // this may take long; a daemon that ends here would leave an image without an owner
 		_ = l.Guest.Change(ctx, sc, "", func() error { savestate.SettleImage(l.Guest, l.Instance); return nil })
 	}
 	_ = l.Instance.ReleaseAll(ctx) // each failure has been logged
-	l.Guest.Reg.GiveBackLater(l.Instance)
+	l.Guest.Reg.RetryReleases(l.Instance)
 	if l.Guest.View().Inactive == nil {
 		dropMadeNVRAM(l.Guest.Reg, &l.Instance.InstanceRecord, l.Instance.Definition, l.Instance.Log)
 	}
@@ -73,7 +73,7 @@ func (l *Launch) makeDirectory(ctx context.Context) error {
 		return err
 	}
 	provision.HoldUser(l.Guest.Reg, l.Instance)
-	l.Instance.Hold("run directory", l.Instance.RemoveDir)
+	l.Instance.PushRelease("run directory", l.Instance.RemoveDir)
 	if entered, err := l.enterPrepared(ctx); entered || err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (l *Launch) journal(context.Context) error {
 
 // describe updates the definition in the instance record to the current one.
 func (l *Launch) describe() (err error) {
-	l.Instance.XML, err = l.Instance.Text(l.Instance.Definition)
+	l.Instance.XML, err = l.Instance.FormatForRecord(l.Instance.Definition)
 	return err
 }
 
@@ -112,7 +112,7 @@ func (l *Launch) reserve(context.Context) error {
 	if err := ledger.Reserve(uuid, provision.Demand(l.Instance.Definition), statistics.Need(l.Guest.Reg, l.Instance.Definition)); err != nil {
 		return err
 	}
-	l.Instance.Hold("reservation", func(context.Context) error { ledger.Release(uuid); return nil })
+	l.Instance.PushRelease("reservation", func(context.Context) error { ledger.Release(uuid); return nil })
 	return nil
 }
 

@@ -25,7 +25,7 @@ func CopyNVRAM(ctx context.Context, r *machine.Registry, sc scope.Scope, from, u
 		return path, err
 	}
 	err = copyFile(ctx, sc, from, path)
-	return path, fault.Wrap(err, machine.Failure(err), fault.Host, "cannot copy the UEFI variables")
+	return path, fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot copy the UEFI variables")
 }
 
 // dropMadeNVRAM removes the UEFI variables that a run made at the default path.

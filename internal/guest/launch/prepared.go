@@ -35,7 +35,7 @@ func prepare(ctx context.Context, r *machine.Registry, sc scope.Scope, def *doma
 	}
 	p.Reg = r
 	if g, err := r.ByUUID(def.UUID); err == nil {
-		sc = sc.Noting(g.View().Fences)
+		sc = sc.Noting(g.View().PathLimits)
 	}
 	defer func() {
 		if err != nil {
@@ -45,8 +45,8 @@ func prepare(ctx context.Context, r *machine.Registry, sc scope.Scope, def *doma
 	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if r.Quarters != nil {
-		user, err := r.Quarters.Users.Take(def.UUID)
+	if r.Isolation != nil {
+		user, err := r.Isolation.Users.Take(def.UUID)
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +140,7 @@ func end(ctx context.Context, p *machine.PreparedQEMU) error {
 		return err // the user must not be reused while any of its processes may be left
 	}
 	if p.User != nil {
-		return p.Reg.Quarters.Users.Free(*p.User)
+		return p.Reg.Isolation.Users.Free(*p.User)
 	}
 	return nil
 }
@@ -214,7 +214,7 @@ func (l *Launch) enterPrepared(ctx context.Context) (entered bool, err error) {
 	}
 	failpoint.Reach("prepare.entered")
 	p.Dir, l.prepared = l.Instance.Dir, p
-	l.Instance.Hold("control group", p.Group.Clear) // also if the start fails before it makes a group
+	l.Instance.PushRelease("control group", p.Group.Clear) // also if the start fails before it makes a group
 	return true, nil
 }
 

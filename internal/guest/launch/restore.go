@@ -21,7 +21,7 @@ func PlanRestoreFrom(g *machine.Guest, path string, o savestate.SaveOptions) mac
 		if err != nil {
 			return nil, err
 		}
-		if image.Def.UUID != g.Identity || image.Def.Name != g.Name() {
+		if image.Def.UUID != g.UUID || image.Def.Name != g.Name() {
 			image.Close()
 			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was replaced by another one just now", path)
 		}
@@ -57,7 +57,7 @@ func planRestore(g *machine.Guest, image *savestate.SavedImage, o StartOptions) 
 	return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 		defer image.Close()
 		r, err := launchGuest(ctx, g, sc, image.Def, image.XML, o, image)
-		if r != nil && r.Ran && image.Managed { // the guest ran, and its start failed
+		if r != nil && r.VCPUsRan && image.Managed { // the guest ran, and its start failed
 			err = fmt.Errorf("%w; it had run before that, so its managed save image no longer fits its disks and was removed", err)
 		}
 		if err != nil {

@@ -48,7 +48,7 @@ func (l *Launch) runQEMU(ctx context.Context) (err error) {
 func (l *Launch) adopt(p *qemuprocess.Process) {
 	l.Instance.Process, l.Instance.PID, l.Instance.StartTime = p, p.PID, p.StartTime
 	provision.SetOOMScore(l.Guest.Reg, l.Instance.Name, p.PID, provision.OOMScore(l.opts.Priority))
-	l.Instance.Hold("process watch", func(context.Context) error { p.Release(); return nil })
+	l.Instance.PushRelease("process watch", func(context.Context) error { p.Release(); return nil })
 }
 
 // execute launches QEMU. The daemon listens on the monitor's socket before QEMU starts, so that connecting

@@ -27,7 +27,7 @@ import (
 // were checked when the guest got them.
 func boundStart(g *machine.Guest, sc scope.Scope, def *domain.Definition, submitted string, from *savestate.SavedImage) error {
 	if from == nil {
-		return machine.AskBound(sc, g.Identity, def, submitted)
+		return machine.ReserveQuota(sc, g.UUID, def, submitted)
 	}
 	whole, err := savestate.Completed(def)
 	if err != nil {
@@ -36,7 +36,7 @@ func boundStart(g *machine.Guest, sc scope.Scope, def *domain.Definition, submit
 	if from.Managed {
 		whole.Tune.Shares, whole.Blkio.Weight = 0, 0
 	}
-	return machine.AskBound(sc, g.Identity, whole, submitted)
+	return machine.ReserveQuota(sc, g.UUID, whole, submitted)
 }
 
 // StartOptions are the options of one start. The zero value boots the guest and sets its vCPUs going.
@@ -102,14 +102,14 @@ func commitStart(g *machine.Guest, r *machine.Instance, f lifecycle.Started, o S
 	g.Quarantine = ""
 	failpoint.Reach("launch.take")
 	g.State.Policy = machine.Policy(r.Definition)
-	g.Revived()
+	g.NoteRestarted()
 	g.Reg.SetID(g, r.ID)
 	g.Live.Store(r)
 	for _, change := range r.Dropped {
 		g.Announce(change)
 	}
 	g.Advance(f)
-	g.Reg.HasStarted(g.Identity)
+	g.Reg.HasStarted(g.UUID)
 	WatchTPM(g, r)
 	if r.AutoDestroy {
 		go destroyWith(g, o, r)
@@ -159,16 +159,16 @@ func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *dom
 	if from != nil && def.GenID != "" {
 		def.GenID = uuid.NewString() // the guest may have run on from this image before, and must be told
 	}
-	fences := g.View().Fences
-	sc = sc.Noting(fences)
+	limits := g.View().PathLimits
+	sc = sc.Noting(limits)
 	qemu.AssignAliases(def)
 	l := &Launch{Guest: g, Sc: sc, opts: o, From: from, Instance: machine.NewInstance(machine.InstanceRecord{
-		Name: def.Name, UUID: def.UUID, ID: g.Reg.NewID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, Fences: fences,
+		Name: def.Name, UUID: def.UUID, ID: g.Reg.NewID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, PathLimits: limits,
 		AutoDestroy: o.AutoDestroy && o.Owner != nil, FromManaged: from != nil && from.Managed,
 	}, g.Reg.GuestDir(def.UUID), g.Reg.Kernel, g.Log)}
 	l.Instance.Definition = def
 	l.Instance.Guest = g
-	if err := g.Reg.GiveOperations(l.Instance, nil); err != nil {
+	if err := g.Reg.SetOperations(l.Instance, nil); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -197,10 +197,10 @@ func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *dom
 // findDisks opens the images of the disks. A missing disk is dropped if its startup policy allows that.
 func (l *Launch) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
-	fences, run := l.Guest.View().Fences, l.Instance
-	run.Hold("disks", func(ctx context.Context) error { return provision.TakeBackDisks(ctx, l.Guest.Reg, run) })
+	limits, run := l.Guest.View().PathLimits, l.Instance
+	run.PushRelease("disks", func(ctx context.Context) error { return provision.TakeBackDisks(ctx, l.Guest.Reg, run) })
 	for _, d := range slices.Clone(l.Instance.Definition.Devices.Disks) {
-		a, present, err := provision.FindDisk(ctx, l.Guest.Reg, machine.Fenced(l.Sc, fences, d), l.Instance, d)
+		a, present, err := provision.FindDisk(ctx, l.Guest.Reg, machine.DiskScope(l.Sc, limits, d), l.Instance, d)
 		if missing := (*provision.Absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, provision.IsDrive(d)) {
 			l.dropDisk(d, err)
 			continue
@@ -238,7 +238,7 @@ func (l *Launch) AttachNICs(ctx context.Context) error {
 		if a == nil {
 			continue // type user: QEMU needs no interface of the host
 		}
-		l.Instance.Hold("interface "+a.IfName, release)
+		l.Instance.PushRelease("interface "+a.IfName, release)
 		l.plan.NICs[n.Alias] = a
 		n.Target = a.IfName
 		failpoint.Reach("launch.nic")

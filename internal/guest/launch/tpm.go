@@ -128,7 +128,7 @@ func runTPM(r *machine.Registry, c *exec.Cmd, run *machine.Instance, state strin
 	}
 	c.Env, c.Dir = provision.Environment(own), "/"
 	c.SysProcAttr.Credential = &syscall.Credential{Uid: run.User.UID, Gid: run.User.GID}
-	err := r.Quarters.Builder.Run(place, func() (int, <-chan struct{}, error) {
+	err := r.Isolation.Builder.Run(place, func() (int, <-chan struct{}, error) {
 		if err := c.Start(); err != nil {
 			return 0, nil, err
 		}

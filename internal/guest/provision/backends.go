@@ -29,7 +29,7 @@ func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qem
 	if b.Reconnects() {
 		path, err := start(&r.Relays, r, alias, b.Path, held)
 		if err != nil {
-			return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot make a relay to the socket %s", b.Path)
+			return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot make a relay to the socket %s", b.Path)
 		}
 		if p.Relays == nil {
 			p.Relays = map[string]string{}
@@ -37,12 +37,12 @@ func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qem
 		p.Relays[alias] = path
 		return nil
 	}
-	conn, err := machine.ConnectHeld(ctx, b.Path, held)
+	conn, err := machine.ConnectPermitted(ctx, b.Path, held)
 	if err != nil {
-		return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot connect to the socket %s", b.Path)
+		return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot connect to the socket %s", b.Path)
 	}
 	defer conn.Close()
-	f, err := machine.CopyOf(conn, b.Path)
+	f, err := machine.DupConn(conn, b.Path)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot pass the socket %s to QEMU", b.Path)
 	}
@@ -59,7 +59,7 @@ func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qem
 func Dial(ctx context.Context, r *machine.Instance, path string) (net.Conn, error) {
 	conn, err := connect(ctx, path)
 	if err != nil {
-		return nil, fault.Wrap(err, machine.Failure(err), fault.Device, "cannot connect to %s", path)
+		return nil, fault.Wrap(err, machine.FailureKind(err), fault.Device, "cannot connect to %s", path)
 	}
 	if r.User == nil || filepath.Dir(path) != OwnPath(r) {
 		return conn, nil

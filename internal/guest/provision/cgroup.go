@@ -106,7 +106,7 @@ func Launch(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domai
 		return nil, err
 	}
 	own := place.WritableDirs[0].Path
-	spec.Builder, spec.Sandbox, spec.Dir = r.Quarters.Builder, place, own
+	spec.Builder, spec.Sandbox, spec.Dir = r.Isolation.Builder, place, own
 	spec.Env = overruled(Environment(own), c.Env)
 	return qemuprocess.Launch(ctx, spec)
 }

@@ -21,7 +21,7 @@ import (
 func IsOver(r *machine.Instance) bool { return r.Process == nil || r.Gone() }
 
 // ForgetNote removes the note that protects an image while QEMU could write to it.
-func ForgetNote(ctx context.Context, w machine.Written) error {
+func ForgetNote(ctx context.Context, w machine.LentImage) error {
 	_, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.RemoveRecord(w.Path, image.Format(w.Format)) }, nil)
 	if fault.Is(err, fault.NotFound) {
 		return nil
@@ -118,7 +118,7 @@ func checkAlone(ctx context.Context, r *machine.Registry, run *machine.Instance,
 // TakeBackDisks checks the headers of a guest's writable images after its QEMU has ended. A backing file
 // name that QEMU was not given is not followed.
 func TakeBackDisks(ctx context.Context, r *machine.Registry, run *machine.Instance) error {
-	ctx, stop := context.WithTimeout(ctx, machine.CloseTime)
+	ctx, stop := context.WithTimeout(ctx, machine.CloseTimeout)
 	defer stop()
 	for _, d := range run.LastDefinition().Devices.Disks {
 		if d.Source == nil || d.ReadOnly {
@@ -160,14 +160,14 @@ func ReholdRest(r *machine.Registry, run *machine.Instance) {
 	for _, g := range run.Definition.Devices.Graphics {
 		if g.Port > 0 {
 			hold(&r.Ports, g.Port)
-			run.Hold("display port", func(context.Context) error { GivePortBack(&r.Ports, g.Port); return nil })
+			run.PushRelease("display port", func(context.Context) error { GivePortBack(&r.Ports, g.Port); return nil })
 		}
 	}
 	relayAgain(r, run)
 	group := r.Cgroups.Guest(run.UUID)
-	run.Hold("disks", func(ctx context.Context) error { return TakeBackDisks(ctx, r, run) })
-	run.Hold("sockets", func(ctx context.Context) error { return RemoveSockets(ctx, run) })
-	run.Hold("control group", group.Clear)
+	run.PushRelease("disks", func(ctx context.Context) error { return TakeBackDisks(ctx, r, run) })
+	run.PushRelease("sockets", func(ctx context.Context) error { return RemoveSockets(ctx, run) })
+	run.PushRelease("control group", group.Clear)
 	HoldTPMs(r, run)
 }
 

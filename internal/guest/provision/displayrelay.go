@@ -33,22 +33,22 @@ func start(all *machine.Relays, r *machine.Instance, alias, to string, held []st
 		return "", err
 	}
 	ctx, end := context.WithCancelCause(context.Background())
-	one := &machine.Relay{Listener: listener, Path: path, End: end, Done: make(chan struct{})}
+	one := &machine.Relay{Listener: listener, Path: path, Cancel: end, Done: make(chan struct{})}
 	all.Mu.Lock()
 	defer all.Mu.Unlock()
-	if all.By == nil {
-		all.By = map[string]*machine.Relay{}
+	if all.ByAlias == nil {
+		all.ByAlias = map[string]*machine.Relay{}
 	}
-	all.By[alias] = one
-	go serve(ctx, one, func() (net.Conn, error) { return machine.ConnectHeld(ctx, to, held) })
+	all.ByAlias[alias] = one
+	go serve(ctx, one, func() (net.Conn, error) { return machine.ConnectPermitted(ctx, to, held) })
 	return path, nil
 }
 
 // StopRelay ends the relay of a device, if it has one.
 func StopRelay(all *machine.Relays, alias string) {
 	all.Mu.Lock()
-	one := all.By[alias]
-	delete(all.By, alias)
+	one := all.ByAlias[alias]
+	delete(all.ByAlias, alias)
 	all.Mu.Unlock()
 	if one != nil {
 		stop(one)
@@ -57,8 +57,8 @@ func StopRelay(all *machine.Relays, alias string) {
 
 func stopRelays(all *machine.Relays) {
 	all.Mu.Lock()
-	by := all.By
-	all.By = nil
+	by := all.ByAlias
+	all.ByAlias = nil
 	all.Mu.Unlock()
 	for _, one := range by {
 		stop(one)
@@ -66,7 +66,7 @@ func stopRelays(all *machine.Relays) {
 }
 
 func stop(one *machine.Relay) {
-	one.End(nil)
+	one.Cancel(nil)
 	_ = one.Listener.Close()
 	<-one.Done
 	_ = os.Remove(one.Path) // otherwise it is removed with the run directory
@@ -124,7 +124,7 @@ func exchange(ctx context.Context, a, b net.Conn) {
 
 // HoldRelays pushes the release that ends the guest's relays.
 func HoldRelays(r *machine.Instance) {
-	r.Hold("relays", func(context.Context) error { stopRelays(&r.Relays); return nil })
+	r.PushRelease("relays", func(context.Context) error { stopRelays(&r.Relays); return nil })
 }
 
 // relayAgain makes the relays of an adopted guest.
@@ -134,7 +134,7 @@ func relayAgain(r *machine.Registry, run *machine.Instance) {
 	}
 	HoldRelays(run)
 	for _, dev := range run.Definition.Devices.All() {
-		RelayAgain(r.Life, run, scope.Daemon("the relays of a guest that was adopted").Noting(run.Fences), dev)
+		RelayAgain(r.Life, run, scope.Daemon("the relays of a guest that was adopted").Noting(run.PathLimits), dev)
 	}
 }
 

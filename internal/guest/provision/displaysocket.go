@@ -32,7 +32,7 @@ func placeDisplays(ctx context.Context, r *machine.Registry, sc scope.Scope, def
 			err = linkSocket(ctx, sc, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
 		}
 		if err != nil {
-			return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot prepare the directory of the display's socket %s", path)
+			return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot prepare the directory of the display's socket %s", path)
 		}
 		c.WritableDirs = append(c.WritableDirs, sandbox.WritableDir{HostPath: dir, Path: filepath.Dir(path)})
 	}

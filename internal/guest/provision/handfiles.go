@@ -199,7 +199,7 @@ func openOutput(ctx context.Context, sc scope.Scope, p *qemu.Plan, path string, 
 		return f, err
 	}, func(f *os.File) { _ = f.Close() })
 	if err != nil {
-		return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot open %s for a character device", path)
+		return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot open %s for a character device", path)
 	}
 	if p.Files == nil {
 		p.Files = map[string]*os.File{}
@@ -222,7 +222,7 @@ func listenFor(ctx context.Context, sc scope.Scope, labels *filelabel.Labels, p 
 	}
 	f, err := fsguard.Do(ctx, path, listen, func(f *os.File) { _ = f.Close() })
 	if err != nil {
-		return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot make the socket %s", path)
+		return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot make the socket %s", path)
 	}
 	if p.Sockets == nil {
 		p.Sockets = map[string]*os.File{}

@@ -188,7 +188,7 @@ func ReadLabels(r *machine.Registry, uuid, path string) (*filelabel.Labels, erro
 // ReholdLabels lets an adopted guest keep its labels, and pushes their release.
 func ReholdLabels(r *machine.Registry, run *machine.Instance) {
 	if run.Labels = r.LeftLabels[run.UUID]; run.Labels != nil {
-		run.Hold("label", run.Labels.End)
+		run.PushRelease("label", run.Labels.End)
 	}
 }
 

@@ -45,13 +45,13 @@ func ReserveMemory(g *machine.Guest, def *domain.Definition, m *device.Memory) e
 			"the domain would have %d KiB of memory, more than its hard limit of %d KiB; raise that first: virsh memtune %s --hard-limit %d --live",
 			after>>10, hard>>10, fault.Word(def.Name), (after+LockedBeside)>>10)
 	}
-	return g.Reg.Ledger.Extend(g.Identity, ModuleDemand(def, m))
+	return g.Reg.Ledger.Extend(g.UUID, ModuleDemand(def, m))
 }
 
 // ReturnMemory returns to the ledger the memory that ReserveMemory booked. It does nothing for other devices.
 func ReturnMemory(g *machine.Guest, def *domain.Definition, dev device.Device) {
 	if m, ok := dev.(*device.Memory); ok {
-		g.Reg.Ledger.Reduce(g.Identity, ModuleDemand(def, m))
+		g.Reg.Ledger.Reduce(g.UUID, ModuleDemand(def, m))
 	}
 }
 

@@ -16,34 +16,34 @@ import (
 // folder could replace a file by a link. It runs in the loop, before the definition is stored. Records of
 // other paths stay until the definition is stored, which may fail (see DropPathPolicy).
 func SetPathPolicy(g *machine.Guest, sc scope.Scope, def *domain.Definition) {
-	if sc.Folders() == nil && !sc.Notes() && len(g.Record.Fences) == 0 {
+	if sc.Folders() == nil && !sc.Notes() && len(g.Record.PathLimits) == 0 {
 		return
 	}
-	there := map[machine.Reading]bool{}
+	there := map[machine.SourceUse]bool{}
 	if g.Inactive != nil {
 		for _, d := range g.Inactive.Devices.Disks {
-			there[machine.ReadingOf(d)] = true
+			there[machine.SourceUseOf(d)] = true
 		}
 		for _, path := range filesOf(g.Inactive) {
-			there[machine.Reading{Source: path}] = true
+			there[machine.SourceUse{Source: path}] = true
 		}
 	}
-	fences := machine.Copied(g.Record.Fences)
+	limits := machine.CopyPathLimits(g.Record.PathLimits)
 	for _, d := range def.Devices.Disks {
-		switch source := machine.SourceOf(d); {
-		case source == "" || there[machine.ReadingOf(d)]: // unchanged
+		switch source := machine.SourceName(d); {
+		case source == "" || there[machine.SourceUseOf(d)]: // unchanged
 		case sc.FoldersOf(source) != nil:
-			fences[source] = sc.FoldersOf(source)
+			limits[source] = sc.FoldersOf(source)
 		default:
-			delete(fences, source)
+			delete(limits, source)
 		}
 	}
 	for _, path := range filesOf(def) {
-		if folders := sc.FoldersOf(path); folders != nil && !there[machine.Reading{Source: path}] && fences[path] == nil {
-			fences[path] = folders
+		if folders := sc.FoldersOf(path); folders != nil && !there[machine.SourceUse{Source: path}] && limits[path] == nil {
+			limits[path] = folders
 		}
 	}
-	g.Record.Fences = fences
+	g.Record.PathLimits = limits
 }
 
 // filesOf returns the paths, other than disks, that a definition names and that the daemon opens or creates
@@ -70,20 +70,20 @@ func SetLivePathPolicy(g *machine.Guest, sc scope.Scope, dev device.Device) erro
 	}
 	paths := filesOf(alone)
 	for _, d := range alone.Devices.Disks {
-		paths = append(paths, machine.SourceOf(d))
+		paths = append(paths, machine.SourceName(d))
 	}
-	before := g.Record.Fences
-	fences := machine.Copied(before)
+	before := g.Record.PathLimits
+	limits := machine.CopyPathLimits(before)
 	for _, path := range paths {
-		if path != "" && fences[path] == nil {
-			fences[path] = folders
+		if path != "" && limits[path] == nil {
+			limits[path] = folders
 		}
 	}
-	if len(fences) == len(before) {
+	if len(limits) == len(before) {
 		return nil
 	}
-	g.Record.Fences = fences
-	return g.KeepFences(before)
+	g.Record.PathLimits = limits
+	return g.StorePathLimits(before)
 }
 
 // SetInstancePathPolicy records the folders for a definition that the guest runs with and that is not stored. It may be
@@ -92,25 +92,25 @@ func SetInstancePathPolicy(g *machine.Guest, sc scope.Scope, def *domain.Definit
 	if sc.Folders() == nil {
 		return nil
 	}
-	before := g.Record.Fences
+	before := g.Record.PathLimits
 	SetPathPolicy(g, sc, def)
-	return g.KeepFences(before)
+	return g.StorePathLimits(before)
 }
 
 // DropPathPolicy removes the records of paths that the guest no longer has: neither in the definition that is
 // about to be stored, nor in the live one. It removes none while there is a managed save image, or while a
 // job may add paths.
 func DropPathPolicy(g *machine.Guest, def *domain.Definition) {
-	if len(g.Record.Fences) == 0 || g.Record.ManagedSave || g.CurrentJob != nil {
+	if len(g.Record.PathLimits) == 0 || g.Record.ManagedSave || g.CurrentJob != nil {
 		return
 	}
 	disks, files := slices.Clone(def.Devices.Disks), filesOf(def)
 	if g.Instance != nil {
 		disks, files = append(disks, g.Instance.Definition.Devices.Disks...), append(files, filesOf(g.Instance.Definition)...)
 	}
-	fences := machine.Copied(g.Record.Fences)
-	maps.DeleteFunc(fences, func(source string, _ []string) bool {
-		return !slices.Contains(files, source) && !slices.ContainsFunc(disks, func(d *device.Disk) bool { return machine.SourceOf(d) == source })
+	limits := machine.CopyPathLimits(g.Record.PathLimits)
+	maps.DeleteFunc(limits, func(source string, _ []string) bool {
+		return !slices.Contains(files, source) && !slices.ContainsFunc(disks, func(d *device.Disk) bool { return machine.SourceName(d) == source })
 	})
-	g.Record.Fences = fences
+	g.Record.PathLimits = limits
 }

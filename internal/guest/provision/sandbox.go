@@ -49,14 +49,14 @@ func UserOf(r *machine.Registry, def *domain.Definition) (sandbox.User, error) {
 		if label.Model == dac && label.Type == "static" {
 			u, err := parseUser(label.Label)
 			for _, id := range []uint32{u.UID, u.GID} {
-				if err == nil && r.Quarters.Users.Has(id) {
+				if err == nil && r.Isolation.Users.Has(id) {
 					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is in the range that Lodge assigns to guests; choose another one", label.Label, id)
 				}
 			}
 			return u, err
 		}
 	}
-	return r.Quarters.Users.Take(def.UUID)
+	return r.Isolation.Users.Take(def.UUID)
 }
 
 // parseUser parses a seclabel of model dac, such as "+107:+107". Names are not looked up, because a name
@@ -89,7 +89,7 @@ func MakeOwn(dir string, u sandbox.User) error {
 // SurveyUsers finds the users that still have processes or directories of earlier daemons, so that none is
 // given out twice.
 func SurveyUsers(r *machine.Registry) error {
-	if r.Quarters == nil {
+	if r.Isolation == nil {
 		return nil
 	}
 	if err := holdRecordedUsers(r); err != nil {
@@ -97,7 +97,7 @@ func SurveyUsers(r *machine.Registry) error {
 	}
 	left, err := filepath.Glob(filepath.Join(r.RunDir, "*", OwnDir))
 	if err == nil {
-		err = r.Quarters.Users.ReserveInUse(left)
+		err = r.Isolation.Users.ReserveInUse(left)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
 }
@@ -118,13 +118,13 @@ func holdRecordedUsers(r *machine.Registry) error {
 			continue
 		}
 		if rec.User != nil {
-			r.Quarters.Users.Reserve(*rec.User, rec.UUID)
+			r.Isolation.Users.Reserve(*rec.User, rec.UUID)
 		}
 		networks[rec.UUID] = append(networks[rec.UUID], userNetworks(rec, dir)...)
 	}
 	for guest, users := range networks {
 		for _, user := range users {
-			r.Quarters.Users.Reserve(user, guest)
+			r.Isolation.Users.Reserve(user, guest)
 		}
 	}
 	return nil
@@ -133,11 +133,11 @@ func holdRecordedUsers(r *machine.Registry) error {
 // HoldUser pushes the release of the guest's user. It runs after the releases of everything else; rehold
 // keeps this order.
 func HoldUser(r *machine.Registry, run *machine.Instance) {
-	run.Hold("user", func(context.Context) error {
-		if run.User == nil || r.Quarters == nil {
+	run.PushRelease("user", func(context.Context) error {
+		if run.User == nil || r.Isolation == nil {
 			return nil
 		}
-		return r.Quarters.Users.Free(*run.User)
+		return r.Isolation.Users.Free(*run.User)
 	})
 }
 
@@ -217,7 +217,7 @@ func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
 	return fsguard.Do(ctx, path, func() (node sandbox.Device, err error) {
 		at, err := safepath.Open(path)
 		if err != nil {
-			return node, fault.Wrap(err, machine.Failure(err), fault.Host, "cannot use the device %s", path)
+			return node, fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot use the device %s", path)
 		}
 		defer at.Close()
 		var st unix.Stat_t

@@ -30,7 +30,7 @@ const (
 
 // NewSpaceWatch makes the watch of guests that are paused for want of space.
 func NewSpaceWatch(r *machine.Registry) *machine.SpaceWatch {
-	return &machine.SpaceWatch{Registry: r, SpaceCame: make(chan struct{}, 1), Waiting: map[*machine.Guest][]string{}, Waits: map[string]*machine.SpaceWait{}}
+	return &machine.SpaceWatch{Registry: r, Wake: make(chan struct{}, 1), Waiting: map[*machine.Guest][]string{}, Backoffs: map[string]*machine.SpaceBackoff{}}
 }
 
 // WaitForSpace adds a guest. It runs in the guest's loop, or before the loop starts.
@@ -44,7 +44,7 @@ func WaitForSpace(w *machine.SpaceWatch, g *machine.Guest, paths []string) {
 	slices.Sort(folders)
 	w.Waiting[g] = slices.Compact(folders)
 	select {
-	case w.SpaceCame <- struct{}{}:
+	case w.Wake <- struct{}{}:
 	default:
 	}
 }
@@ -60,7 +60,7 @@ func LeaveSpaceWatch(w *machine.SpaceWatch, g *machine.Guest) {
 func RunSpaceWatch(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) {
 	for {
 		select {
-		case <-w.SpaceCame:
+		case <-w.Wake:
 		case <-ctx.Done():
 			return
 		}
@@ -83,7 +83,7 @@ func look(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
 	wanted := map[string]bool{}
 	for _, folders := range w.Waiting {
 		for _, f := range folders {
-			if r := w.Waits[f]; r == nil || time.Now().After(r.Until) {
+			if r := w.Backoffs[f]; r == nil || time.Now().After(r.Until) {
 				wanted[f] = true
 			}
 		}
@@ -113,14 +113,14 @@ func look(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
 // space again are resumed less often.
 func tire(w *machine.SpaceWatch, folders []string) {
 	for _, f := range folders {
-		r := w.Waits[f]
+		r := w.Backoffs[f]
 		if r == nil || time.Since(r.Until) > 10*longestRest {
-			r = &machine.SpaceWait{Long: roomTick}
-			w.Waits[f] = r
+			r = &machine.SpaceBackoff{Pause: roomTick}
+			w.Backoffs[f] = r
 		}
 		if now := time.Now(); now.After(r.Until) {
-			r.Long = min(2*r.Long, longestRest)
-			r.Until = now.Add(r.Long)
+			r.Pause = min(2*r.Pause, longestRest)
+			r.Until = now.Add(r.Pause)
 		}
 	}
 }
@@ -143,33 +143,33 @@ func FreeSpace(ctx context.Context, folder string) (uint64, error) {
 
 // LacksSpace records that the guest is about to be paused because a disk is full. It runs in the loop.
 func LacksSpace(g *machine.Guest, path string) {
-	if g.Reg.StayFull || g.State.Phase != domain.Running || !filepath.IsAbs(path) {
+	if g.Reg.KeepFullPaused || g.State.Phase != domain.Running || !filepath.IsAbs(path) {
 		return // a user paused it, or the path is on no file system
 	}
-	if !slices.Contains(g.Instance.NoRoom, path) {
-		g.Instance.NoRoom = append(slices.Clip(g.Instance.NoRoom), path)
-		if g.Instance.Full.Passes() {
+	if !slices.Contains(g.Instance.FullDisks, path) {
+		g.Instance.FullDisks = append(slices.Clip(g.Instance.FullDisks), path)
+		if g.Instance.LogDiskFull.Passes() {
 			g.Log.Warn("host file system of a disk is full; guest paused until there is space", "path", path)
 		}
 	}
-	WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.NoRoom)
+	WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.FullDisks)
 }
 
 // HasSpaceAgain reverts LacksSpace: the guest resumes, has ended, or is paused by a user.
 func HasSpaceAgain(g *machine.Guest) {
 	LeaveSpaceWatch(g.Reg.SpaceWatch, g)
-	if g.Instance != nil && len(g.Instance.NoRoom) > 0 {
-		g.Instance.NoRoom = nil
+	if g.Instance != nil && len(g.Instance.FullDisks) > 0 {
+		g.Instance.FullDisks = nil
 		g.WriteInstance()
 	}
 }
 
 // ResumeWithSpace resumes a guest that still waits for disk space and for nothing else.
 func ResumeWithSpace(ctx context.Context, g *machine.Guest, sc scope.Scope) {
-	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest does not wait for room any more")
+	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest does not wait for space any more")
 	err := g.Perform(ctx, sc, lifecycle.Resume, domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
 		r := g.Instance
-		if r == nil || len(r.NoRoom) == 0 || g.State.Phase != domain.Paused || g.State.Reason != domain.ReasonIOError {
+		if r == nil || len(r.FullDisks) == 0 || g.State.Phase != domain.Paused || g.State.Reason != domain.ReasonIOError {
 			return nil, errNotNow
 		}
 		g.Advance(lifecycle.Resuming{Reason: domain.ReasonUnpaused})
@@ -189,8 +189,8 @@ func ResumeWithSpace(ctx context.Context, g *machine.Guest, sc scope.Scope) {
 		g.Log.Warn("host has disk space again; cannot resume the guest yet", "error", err)
 		if v := g.View(); v.State == domain.Paused {
 			_ = g.Change(ctx, sc, "", func() error { // or it has ended
-				if g.Instance != nil && len(g.Instance.NoRoom) > 0 {
-					WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.NoRoom)
+				if g.Instance != nil && len(g.Instance.FullDisks) > 0 {
+					WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.FullDisks)
 				}
 				return nil
 			})

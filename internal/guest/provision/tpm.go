@@ -23,7 +23,7 @@ const TPMLog = "-swtpm"
 // HoldTPMs pushes the release that ends the guest's TPM emulator and gives its state back to the daemon's
 // user.
 func HoldTPMs(r *machine.Registry, run *machine.Instance) {
-	run.Hold("tpm", func(ctx context.Context) error {
+	run.PushRelease("tpm", func(ctx context.Context) error {
 		if err := stopTPMs(ctx, run); err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func HandTPM(state string, u sandbox.User) error {
 	}
 	defer dir.Close()
 	for {
-		names, err := dir.Readdirnames(machine.AtATime)
+		names, err := dir.Readdirnames(machine.NamesPerRead)
 		if errors.Is(err, io.EOF) {
 			return os.Lchown(state, int(u.UID), int(u.GID)) // last: the directory's owner can make files in it
 		}

@@ -48,7 +48,7 @@ func LaunchUserNetwork(ctx context.Context, r *machine.Registry, sc scope.Scope,
 		}
 	}
 	return qemuprocess.Launch(ctx, qemuprocess.Spec{
-		Binary: emulator, Args: args, Env: Environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, Builder: r.Quarters.Builder, Sandbox: place,
+		Binary: emulator, Args: args, Env: Environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, Builder: r.Isolation.Builder, Sandbox: place,
 	})
 }
 
@@ -68,14 +68,14 @@ func WatchUserNetwork(serving context.Context, r *machine.Registry, process *qem
 // endUserNetwork returns the release that ends the program of an adopted guest's interface and frees its
 // user, unless another guest has been given that user since.
 func endUserNetwork(r *machine.Registry, user sandbox.User, guest string, log *slog.Logger) func(context.Context) error {
-	if r.Quarters == nil { // the guest's control group ends it
+	if r.Isolation == nil { // the guest's control group ends it
 		return func(context.Context) error { return nil }
 	}
-	if !r.Quarters.Users.Reserve(user, guest) {
+	if !r.Isolation.Users.Reserve(user, guest) {
 		log.Error("user of an interface of type user now belongs to another guest; not freed", "user", user.UID)
 		return func(context.Context) error { return nil }
 	}
-	return func(context.Context) error { return r.Quarters.Users.Free(user) }
+	return func(context.Context) error { return r.Isolation.Users.Free(user) }
 }
 
 // userNetworks returns the users of the programs that serve interfaces of type user for the guest of an

@@ -53,7 +53,7 @@ func DumpCore(g *machine.Guest) {
 		} else {
 			g.Log.Warn("the guest has panicked; its memory was dumped", "path", path)
 		}
-		_ = machine.UntilDone(g.Reg.Life, machine.LastTry, func() error { // or the daemon stops
+		_ = machine.RetryUntilDone(g.Reg.Life, machine.MaxReleasePause, func() error { // or the daemon stops
 			err := g.Perform(g.Reg.Life, scope.Daemon("the dump of a guest that has panicked"), "", domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
 				dumped(g, r)
 				return nil, nil

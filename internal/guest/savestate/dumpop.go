@@ -144,7 +144,7 @@ func (d *DumpOp) write(ctx context.Context) error {
 		}
 		defer back()
 		if !o.Live {
-			if err := machine.Halt(ctx, s); err != nil {
+			if err := machine.StopVCPUs(ctx, s); err != nil {
 				return err
 			}
 		}
@@ -210,7 +210,7 @@ func beginDump(ctx context.Context, s *qmp.Session, to *os.File, format string) 
 // still waits for the end, and the dump is discarded.
 func followDump(ctx context.Context, s *qmp.Session, p *machine.Progress) error {
 	asking := context.WithoutCancel(ctx)
-	for wait := machine.FirstLook; ; wait = min(2*wait, machine.LastLook) {
+	for wait := machine.FirstPoll; ; wait = min(2*wait, machine.MaxPoll) {
 		var d struct {
 			Status           string
 			Completed, Total uint64

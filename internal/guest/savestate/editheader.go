@@ -135,7 +135,7 @@ func fenceSaved(g *machine.Guest, sc scope.Scope, doc string) error {
 	}
 	whole, err := Completed(def)
 	if err == nil {
-		err = machine.AskBound(sc, g.Identity, whole, doc)
+		err = machine.ReserveQuota(sc, g.UUID, whole, doc)
 	}
 	if err != nil {
 		return err

@@ -160,8 +160,8 @@ func createImage(ctx context.Context, path string, held []string) (*os.File, err
 		if err != nil && f != nil {
 			_, f = f.Close(), nil // the file stays: it belongs to another writer
 		}
-		return f, fault.Wrap(err, machine.Failure(err), fault.Host, "cannot make the image file %s", path)
-	}, func(f *os.File) { _ = errors.Join(machine.Remove(path, held), f.Close()) })
+		return f, fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot make the image file %s", path)
+	}, func(f *os.File) { _ = errors.Join(machine.RemovePermitted(path, held), f.Close()) })
 }
 
 // Empty truncates the file for a new image and locks it until it is closed, also by QEMU. Without the lock
@@ -214,11 +214,11 @@ func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fil
 		err = placeImage(ctx, path, held)
 		failpoint.Reach("image.placed")
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), machine.CloseTime)
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), machine.CloseTimeout)
 	defer stop()
 	_ = fsguard.RunLong(ctx, beside, func() error {
 		if err != nil {
-			return errors.Join(machine.Remove(beside, held), f.Close())
+			return errors.Join(machine.RemovePermitted(beside, held), f.Close())
 		}
 		return f.Close() // everything was synced before
 	})
@@ -249,7 +249,7 @@ func placeImage(ctx context.Context, path string, held []string) error {
 		return nil // this file system cannot sync folders
 	}
 	if err != nil {
-		return errors.Join(err, machine.Remove(path, held))
+		return errors.Join(err, machine.RemovePermitted(path, held))
 	}
 	return nil
 }

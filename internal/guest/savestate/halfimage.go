@@ -35,7 +35,7 @@ func noteHalf(g *machine.Guest, path string, f *os.File) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)
 	if err == nil {
-		err = g.Reg.Store.Put(halfImages, g.Identity, halfImage{MadeFile{path, st.Dev, st.Ino}, st.Uid, g.Reg.Boot})
+		err = g.Reg.Store.Put(halfImages, g.UUID, halfImage{MadeFile{path, st.Dev, st.Ino}, st.Uid, g.Reg.Boot})
 	}
 	if err != nil {
 		g.Log.Warn("cannot record an image in progress; a crash of the host would leave an incomplete file", "path", Partial(path), "error", err)
@@ -121,7 +121,7 @@ func Outdate(g *machine.Guest, persistent bool) error {
 	if g.Instance != nil || g.CurrentJob != nil {
 		return nil // the record belongs to a run that continues or begins
 	}
-	dir := g.Reg.GuestDir(g.Identity)
+	dir := g.Reg.GuestDir(g.UUID)
 	rec, err := machine.ReadRecord(dir)
 	switch {
 	case rec == nil && g.Quarantine != "":

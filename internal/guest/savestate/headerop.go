@@ -165,7 +165,7 @@ func settleMoved(r *machine.Registry, f *os.File, path string) error {
 		if err := undoHeader(r, f, path, c); err != nil {
 			return err
 		}
-		ctx, stop := context.WithTimeout(r.Life, machine.CloseTime)
+		ctx, stop := context.WithTimeout(r.Life, machine.CloseTimeout)
 		defer stop()
 		if there, err := machine.FileExists(ctx, scope.Daemon("a change of a header that was cut off"), from); err == nil && !there { // it was moved and not copied
 			forgetHeader(r, from)
@@ -242,6 +242,6 @@ func HeaderTurn(ctx context.Context, r *machine.Registry, f *os.File) (path stri
 	if err != nil {
 		return "", nil, err
 	}
-	leave, err = r.Headers.Lock(ctx, id)
+	leave, err = r.HeaderLocks.Lock(ctx, id)
 	return path, leave, fault.Wrap(err, fault.Of(err), fault.Host, "the header of %s is being changed", path)
 }

@@ -76,7 +76,7 @@ func (m *MemoryImage) Opened(op *operation.Operation) error {
 // from now on.
 func (m *MemoryImage) Ended() {
 	g := m.r.Guest
-	if g == nil || m.r.Alone {
+	if g == nil || m.r.BeforeLoop {
 		return
 	}
 	m.r.Reg.Loops.Go(func() { // an error means that the guest is gone or the daemon stops
@@ -140,7 +140,7 @@ func (m *MemoryImage) discard(ctx context.Context, whole bool) error {
 	if m.Made == nil && m.progress != nil { // the file there belongs to another writer
 		return nil
 	}
-	ctx, stop := context.WithTimeout(ctx, machine.CloseTime)
+	ctx, stop := context.WithTimeout(ctx, machine.CloseTimeout)
 	defer stop()
 	err := fsguard.Run(ctx, m.Path, func() error {
 		return safepath.OpenLink(m.Path, func(at string) error {
@@ -178,7 +178,7 @@ func (s *SaveOp) write(ctx context.Context) error {
 	}
 	var h *SaveHeader
 	fill := func(f *os.File) (err error) {
-		if err := machine.Halt(ctx, session); err != nil {
+		if err := machine.StopVCPUs(ctx, session); err != nil {
 			return err
 		}
 		if h, err = s.stoppedHeader(ctx, session); err != nil {
@@ -318,7 +318,7 @@ func (m *MadeFile) is(at string) bool {
 
 // awaitNoMigration waits until QEMU has ended its migration. Until then QEMU may stop the vCPUs again.
 func awaitNoMigration(ctx context.Context, session *qmp.Session) error {
-	for wait := machine.FirstLook; ; wait = min(2*wait, machine.LastLook) {
+	for wait := machine.FirstPoll; ; wait = min(2*wait, machine.MaxPoll) {
 		var m machine.Migration
 		if err := session.Execute(ctx, "query-migrate", nil, &m); err != nil {
 			return err

@@ -90,7 +90,7 @@ func transferTo(to *os.File, most int64, labels *filelabel.Labels) (t *transfer,
 		if errors.Is(err, net.ErrClosed) {
 			err = nil // end closed it, and its caller knows why
 		}
-		t.written <- fault.Wrap(withoutName(err), machine.Failure(err), fault.Host, "cannot write the guest's state")
+		t.written <- fault.Wrap(withoutName(err), machine.FailureKind(err), fault.Host, "cannot write the guest's state")
 	}()
 	return t, qemus, nil
 }
@@ -106,7 +106,7 @@ func (t *transfer) end(ctx context.Context, moved error) error {
 	wait := lastWrite
 	if moved != nil {
 		t.hangUp() // the rest is not needed
-		wait = machine.CloseTime
+		wait = machine.CloseTimeout
 	}
 	late := time.NewTimer(wait)
 	defer late.Stop()

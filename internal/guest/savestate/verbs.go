@@ -49,7 +49,7 @@ func ManagedSave(ctx context.Context, g *machine.Guest, sc scope.Scope, o SaveOp
 
 // ManagedSavePath is the file of a guest's managed save image.
 func ManagedSavePath(g *machine.Guest) string {
-	return filepath.Join(g.Reg.SaveDir(), g.Identity+".save")
+	return filepath.Join(g.Reg.SaveDir(), g.UUID+".save")
 }
 
 // planSave plans a save: the vCPUs stop, QEMU writes the image, the process ends.
@@ -108,7 +108,7 @@ func DropManagedSave(g *machine.Guest) error {
 func SettleImage(g *machine.Guest, r *machine.Instance) {
 	switch {
 	case r == nil || !r.FromManaged:
-	case r.Ran:
+	case r.VCPUsRan:
 		UseUpManagedSave(g, r)
 	case r.SaveConsumed: // but the guest did not run from it
 		g.Record.ManagedSave, r.SaveConsumed = true, false

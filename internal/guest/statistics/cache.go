@@ -37,11 +37,11 @@ func newest(g *machine.StatsCache) *machine.Stats {
 }
 
 // known is newest with the trouble returned beside it. mu must be held.
-func known(g *machine.StatsCache) (*machine.Stats, *machine.Trouble) {
-	late := g.Trouble
-	if late == nil && g.Next != nil {
-		if waited := time.Since(g.Next.Began); waited > hopeless {
-			late = &machine.Trouble{Since: g.Next.Began, Why: fault.New(fault.Timeout, fault.Monitor, "QEMU has not answered for %v", waited.Round(time.Millisecond))}
+func known(g *machine.StatsCache) (*machine.Stats, *machine.SampleFailure) {
+	late := g.Failure
+	if late == nil && g.Current != nil {
+		if waited := time.Since(g.Current.Began); waited > hopeless {
+			late = &machine.SampleFailure{Since: g.Current.Began, Why: fault.New(fault.Timeout, fault.Monitor, "QEMU has not answered for %v", waited.Round(time.Millisecond))}
 		}
 	}
 	if g.Last == nil && late != nil {
@@ -50,7 +50,7 @@ func known(g *machine.StatsCache) (*machine.Stats, *machine.Trouble) {
 	return g.Last, late
 }
 
-func stale(s *machine.Stats, t *machine.Trouble) *machine.Stats {
+func stale(s *machine.Stats, t *machine.SampleFailure) *machine.Stats {
 	old := *s
 	old.Stale, old.StaleSince = t.Why, t.Since
 	return &old
@@ -76,9 +76,9 @@ func fresh(ctx, life context.Context, g *machine.StatsCache, maxAge time.Duratio
 			if s.Err == nil {
 				return s.Stats, nil
 			}
-			late = &machine.Trouble{Since: s.Began, Why: s.Err}
+			late = &machine.SampleFailure{Since: s.Began, Why: s.Err}
 		case <-ctx.Done():
-			late = &machine.Trouble{Since: s.Began, Why: fmt.Errorf("cannot sample the domain in time: %w", context.Cause(ctx))}
+			late = &machine.SampleFailure{Since: s.Began, Why: fmt.Errorf("cannot sample the domain in time: %w", context.Cause(ctx))}
 		}
 	}
 	g.Mu.Lock()
@@ -92,12 +92,12 @@ func fresh(ctx, life context.Context, g *machine.StatsCache, maxAge time.Duratio
 
 // begin begins a sample, or joins the one in progress. mu must be held.
 func begin(life context.Context, g *machine.StatsCache, thorough bool) *machine.Sampling {
-	if g.Next != nil {
-		return g.Next
+	if g.Current != nil {
+		return g.Current
 	}
 	s := &machine.Sampling{Began: time.Now(), Done: make(chan struct{})}
 	last, thorough := g.Last, thorough || g.Outdated
-	g.Next, g.Begun, g.Outdated = s, s.Began, false
+	g.Current, g.Begun, g.Outdated = s, s.Began, false
 	go func() {
 		ctx, stop := context.WithTimeout(life, lastResort)
 		defer stop()
@@ -116,14 +116,14 @@ func contain(ctx context.Context, g *machine.StatsCache, last *machine.Stats, th
 			st, err = nil, fault.New(fault.Internal, fault.Domain, "taking the sample failed: %v", bug)
 		}
 	}()
-	return g.Take(ctx, last, thorough, early)
+	return g.Sample(ctx, last, thorough, early)
 }
 
 // foresee keeps the figures that are known before QEMU answers.
 func foresee(g *machine.StatsCache, s *machine.Sampling, st *machine.Stats) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
-	if g.Next == s && g.Last == nil {
+	if g.Current == s && g.Last == nil {
 		g.Early = st
 	}
 }
@@ -132,17 +132,17 @@ func foresee(g *machine.StatsCache, s *machine.Sampling, st *machine.Stats) {
 func settle(g *machine.StatsCache, s *machine.Sampling) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
-	if g.Next != s {
+	if g.Current != s {
 		return
 	}
-	g.Next = nil
+	g.Current = nil
 	switch {
 	case s.Err == nil:
-		g.Last, g.Early, g.Trouble = s.Stats, nil, nil
-	case g.Trouble == nil:
-		g.Trouble = &machine.Trouble{Since: s.Began, Why: s.Err}
+		g.Last, g.Early, g.Failure = s.Stats, nil, nil
+	case g.Failure == nil:
+		g.Failure = &machine.SampleFailure{Since: s.Began, Why: s.Err}
 	default:
-		g.Trouble = &machine.Trouble{Since: g.Trouble.Since, Why: s.Err}
+		g.Failure = &machine.SampleFailure{Since: g.Failure.Since, Why: s.Err}
 	}
 }
 
@@ -152,7 +152,7 @@ func isDueAt(g *machine.StatsCache, now time.Time, age, settled time.Duration) (
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
 	switch {
-	case g.Next != nil: // one is in progress
+	case g.Current != nil: // one is in progress
 		return g.Begun, false, false
 	case g.Begun.IsZero():
 		return g.Since, true, now.Sub(g.Since) >= settled

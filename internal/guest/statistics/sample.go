@@ -23,7 +23,7 @@ const (
 )
 
 // Measure takes a sample. It asks the kernel, and QEMU only for what the last sample does not have. It is
-// the guest's taker.
+// the guest's sampleFunc.
 func Measure(ctx context.Context, g *machine.Guest, last *machine.Stats, thorough bool, early func(*machine.Stats)) (*machine.Stats, error) {
 	r, v := g.Live.Load(), g.View()
 	if r == nil || v.Active == nil {

@@ -34,7 +34,7 @@ func newFleet(t *testing.T, n int, each time.Duration) *fleet {
 	f := &fleet{taken: map[*machine.StatsCache][]time.Time{}, stuck: map[*machine.StatsCache]chan struct{}{}}
 	for range n {
 		g := new(machine.StatsCache)
-		g.Take = func(ctx context.Context, _ *machine.Stats, _ bool, early func(*machine.Stats)) (*machine.Stats, error) {
+		g.Sample = func(ctx context.Context, _ *machine.Stats, _ bool, early func(*machine.Stats)) (*machine.Stats, error) {
 			st := &machine.Stats{At: time.Now(), CPU: time.Second}
 			early(st)
 			f.mu.Lock()
@@ -117,7 +117,7 @@ func (f *fleet) count() (n int) {
 }
 
 func TestABrokenSampleIsOneGuestsTrouble(t *testing.T) {
-	g := &machine.StatsCache{Take: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
+	g := &machine.StatsCache{Sample: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
 		panic("no such field")
 	}}
 	g.Restart(time.Now())
@@ -294,7 +294,7 @@ func TestManyWaitForOneQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
 		var asked atomic.Int32
-		g := &machine.StatsCache{Take: func(ctx context.Context, last *machine.Stats, _ bool, _ func(*machine.Stats)) (*machine.Stats, error) {
+		g := &machine.StatsCache{Sample: func(ctx context.Context, last *machine.Stats, _ bool, _ func(*machine.Stats)) (*machine.Stats, error) {
 			if asked.Add(1); last == nil {
 				return &machine.Stats{At: time.Now()}, nil
 			}
@@ -351,7 +351,7 @@ func TestManyWaitForOneQuestion(t *testing.T) {
 func TestAnEarlierLifeLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
-		g := &machine.StatsCache{Take: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
+		g := &machine.StatsCache{Sample: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
 			<-answer
 			return &machine.Stats{At: time.Now()}, nil
 		}}
@@ -386,7 +386,7 @@ func TestChooseTakesTheOldestFirst(t *testing.T) {
 		return &machine.StatsCache{Since: now.Add(-time.Hour), Begun: now.Add(-d)}
 	}
 	busy := ago(time.Minute)
-	busy.Next = new(machine.Sampling)
+	busy.Current = new(machine.Sampling)
 	old, older, young, unborn := ago(3*time.Second), ago(4*time.Second), ago(time.Second/2), &machine.StatsCache{Since: now}
 	fresh := &machine.StatsCache{Since: now.Add(-settling)}
 	due, first := choose([]*machine.StatsCache{busy, old, young, older, unborn, fresh}, now, 2*time.Second)

@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// KeepStill keeps a shut-off guest from being started until release is called, so that its disks can be
+// KeepShutOff keeps a shut-off guest from being started until release is called, so that its disks can be
 // copied. It returns the guest's definition.
-func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Definition, release func(), err error) {
+func (g *Guest) KeepShutOff(ctx context.Context, sc scope.Scope) (def *domain.Definition, release func(), err error) {
 	// It runs as a job, so that no start is in progress. A caller that left early could never release the
 	// guest. So the wait does not end with its context; it is bounded in any case.
 	asked := ctx
@@ -19,10 +19,10 @@ func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Defi
 		if asked.Err() != nil {
 			return nil, context.Cause(asked)
 		}
-		if err := g.admitStill(); err != nil {
+		if err := g.admitShutOff(); err != nil {
 			return nil, err
 		}
-		g.still++
+		g.keptShutOff++
 		def = g.Inactive
 		return nil, nil
 	})
@@ -30,13 +30,13 @@ func (g *Guest) KeepStill(ctx context.Context, sc scope.Scope) (def *domain.Defi
 		return nil, nil, err
 	}
 	return def, sync.OnceFunc(func() {
-		_ = g.Change(g.Reg.Life, scope.Daemon("the end of keeping a guest still"), "", func() error { g.still--; return nil }) // it is gone, or the daemon stops
+		_ = g.Change(g.Reg.Life, scope.Daemon("the end of keeping a guest still"), "", func() error { g.keptShutOff--; return nil }) // it is gone, or the daemon stops
 	}), nil
 }
 
-// admitStill refuses a guest with disks that are in use, or that are incomplete without the guest's memory.
+// admitShutOff refuses a guest with disks that are in use, or that are incomplete without the guest's memory.
 // It runs in the loop.
-func (g *Guest) admitStill() error {
+func (g *Guest) admitShutOff() error {
 	switch {
 	case g.Instance != nil || g.Quarantine != "":
 		return fault.New(fault.WrongState, fault.Domain, "domain %q is running, so its disks keep changing; shut it down first", g.Record.Name)
@@ -62,7 +62,7 @@ func (g *Guest) EndTemplate(ctx context.Context, sc scope.Scope, look func(conte
 		if !g.Record.Template {
 			return nil, nil
 		}
-		if g.still > 0 {
+		if g.keptShutOff > 0 {
 			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and a clone may depend on its disks; try again when that is done", g.Record.Name)
 		}
 		return func(ctx context.Context, sc scope.Scope) (Settle, error) {
@@ -79,7 +79,7 @@ func (g *Guest) setTemplate(on bool) error {
 	if g.Record.Template == on {
 		return nil
 	}
-	if err := g.admitStill(); err != nil {
+	if err := g.admitShutOff(); err != nil {
 		return err
 	}
 	g.Record.Template = on
@@ -100,7 +100,7 @@ func (g *Guest) AdmitRun() error {
 		return fault.New(fault.WrongState, fault.Domain,
 			"domain %q is a template: thin clones depend on its disks, and a write would destroy them; clone it, or, when no thin clone is left, run: lodge set %s template=no",
 			g.Record.Name, fault.Word(g.Record.Name))
-	case g.still > 0:
+	case g.keptShutOff > 0:
 		return fault.New(fault.Busy, fault.Domain, "domain %q is being cloned; start it when that is done", g.Record.Name)
 	case g.Unstored != nil:
 		return g.Store()
