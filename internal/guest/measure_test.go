@@ -171,7 +171,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 		t.Errorf("for a fresh sample QEMU was asked %v", asked)
 	}
 	old := *fourth
-	old.Thorough = time.Now().Add(-statistics.PausedSlowly)
+	old.Thorough = time.Now().Add(-statistics.PausedPeriod)
 	if _, asked = s.sample(&old, false); !slices.Equal(asked, thorough) {
 		t.Errorf("after a long while QEMU was asked %v", asked)
 	}
@@ -256,7 +256,7 @@ func FuzzDiskAnswers(f *testing.F) {
 			return
 		}
 		disks := statistics.DisksOf(def, c, b)
-		for range 2 { // and a recount
+		for range 2 { // and a sample of the counters only
 			if len(disks) != 2 || disks[0].Target != "vda" || len(disks[0].Backing) > image.MaxDepth || len(disks[1].Backing) > 0 {
 				t.Fatalf("disks %+v", disks)
 			}

@@ -133,7 +133,7 @@ func TestSamplesFollowTheInterestInThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 100, 0)
 		defer f.stop()
-		f.watch(settling - 10*time.Millisecond)
+		f.watch(firstSampleDelay - 10*time.Millisecond)
 		if n := f.count(); n != 0 {
 			t.Errorf("%d samples before the guests have settled", n)
 		}
@@ -141,22 +141,22 @@ func TestSamplesFollowTheInterestInThem(t *testing.T) {
 		if n := f.count(); n != 100 {
 			t.Errorf("%d first samples of 100 guests", n)
 		}
-		f.watch(2 * idle) // the turns spread
-		f.watch(10 * idle)
-		if n := f.count(); n > 1120 || f.oldest(f.gauges) > idle+2*time.Second {
+		f.watch(2 * idlePeriod) // the turns spread
+		f.watch(10 * idlePeriod)
+		if n := f.count(); n > 1120 || f.oldest(f.gauges) > idlePeriod+2*time.Second {
 			t.Errorf("without callers: %d samples in ten periods, at worst %v apart", n, f.oldest(f.gauges))
 		}
-		attend(f.Sampler)
+		noteReader(f.Sampler)
 		f.watch(5 * time.Second) // those that are older become young
 		f.watch(50 * time.Second)
-		if worst := f.oldest(f.gauges); worst > lively+500*time.Millisecond {
+		if worst := f.oldest(f.gauges); worst > activePeriod+500*time.Millisecond {
 			t.Errorf("with a caller samples are %v apart", worst)
 		}
 		if most := f.busiest(); most > 10 {
-			t.Errorf("%d of 100 samples came within a tenth of a second of a period of %v", most, lively)
+			t.Errorf("%d of 100 samples came within a tenth of a second of a period of %v", most, activePeriod)
 		}
 		f.watch(10 * time.Second) // interest ends
-		f.watch(10 * idle)
+		f.watch(10 * idlePeriod)
 		if n := f.count(); n > 1120 {
 			t.Errorf("%d samples in ten periods after interest has ended", n)
 		}
@@ -165,7 +165,7 @@ func TestSamplesFollowTheInterestInThem(t *testing.T) {
 
 func TestAStormOfStartsIsSampledLittleByLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 500, time.Duration(guess))
+		f := newFleet(t, 500, time.Duration(initialCost))
 		defer f.stop()
 		f.watch(time.Minute)
 		if most := f.busiest(); most > 20 {
@@ -188,8 +188,8 @@ func TestTheSamplerKeepsToItsShare(t *testing.T) {
 			used, allowed := f.CPU(), idleShare
 			for range length / time.Minute {
 				if attended {
-					attend(f.Sampler)
-					allowed = livelyShare
+					noteReader(f.Sampler)
+					allowed = activeShare
 				}
 				f.watch(time.Minute)
 			}
@@ -201,28 +201,28 @@ func TestTheSamplerKeepsToItsShare(t *testing.T) {
 }
 
 func TestCostsAreLearntDespiteNoise(t *testing.T) {
-	c := guess
+	c := initialCost
 	for i := range 200 {
 		spent := 10 * 50 * time.Microsecond
 		if i%4 == 0 {
 			spent *= 100 // the daemon was busy with something else
 		}
-		learn(&c, spent, 10)
+		updateCost(&c, spent, 10)
 	}
 	if c < machine.Cost(40*time.Microsecond) || c > machine.Cost(120*time.Microsecond) {
 		t.Errorf("samples of 50 µs count as %v", time.Duration(c))
 	}
 	for range 100 {
-		learn(&c, 10*time.Millisecond, 10)
+		updateCost(&c, 10*time.Millisecond, 10)
 	}
 	if c < machine.Cost(900*time.Microsecond) {
 		t.Errorf("samples of 1 ms count as %v after a while", time.Duration(c))
 	}
-	learn(&c, 0, 1000)
+	updateCost(&c, 0, 1000)
 	for range 100 {
-		learn(&c, 0, 1)
+		updateCost(&c, 0, 1)
 	}
-	if c != cheapest {
+	if c != minCost {
 		t.Errorf("samples for nothing count as %v", time.Duration(c))
 	}
 }
@@ -235,7 +235,7 @@ func TestStuckGuestsDelayNoSample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 250, 0)
 		defer f.stop()
-		attend(f.Sampler)
+		noteReader(f.Sampler)
 		f.watch(10 * time.Second)
 		stuck, healthy := f.gauges[:25], f.gauges[25:]
 		again := make(chan struct{})
@@ -246,17 +246,17 @@ func TestStuckGuestsDelayNoSample(t *testing.T) {
 		f.mu.Unlock()
 		at := time.Now()
 		f.watch(20 * time.Second)
-		if worst := f.oldest(healthy); worst > lively+time.Second {
+		if worst := f.oldest(healthy); worst > activePeriod+time.Second {
 			t.Errorf("beside stuck guests samples are %v apart", worst)
 		}
 		for _, g := range stuck {
 			st := newest(g)
-			if !fault.Is(st.Stale, fault.Timeout) || st.StaleSince.Before(at) || st.StaleSince.After(at.Add(2*lively)) || st.At.After(at) {
+			if !fault.Is(st.Stale, fault.Timeout) || st.StaleSince.Before(at) || st.StaleSince.After(at.Add(2*activePeriod)) || st.At.After(at) {
 				t.Fatalf("a stuck guest's sample of %v is stale because of %v since %v; it is stuck since %v", st.At, st.Stale, st.StaleSince, at)
 			}
 		}
 		f.watch(10 * time.Second)
-		if worst := f.oldest(healthy); worst > lively+500*time.Millisecond {
+		if worst := f.oldest(healthy); worst > activePeriod+500*time.Millisecond {
 			t.Errorf("when the stuck guests are known, samples are %v apart", worst)
 		}
 		close(again)
@@ -276,7 +276,7 @@ func TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows(t *testing.T) {
 		f := newFleet(t, 1, 0)
 		defer f.stop()
 		f.stuck[f.gauges[0]] = make(chan struct{})
-		f.watch(settling / 2)
+		f.watch(firstSampleDelay / 2)
 		if st := newest(f.gauges[0]); st != nil {
 			t.Errorf("a sample from nowhere: %+v", st)
 		}
@@ -356,7 +356,7 @@ func TestAnEarlierLifeLeavesNothing(t *testing.T) {
 			return &machine.Stats{At: time.Now()}, nil
 		}}
 		g.Restart(time.Now())
-		sample(t.Context(), g)
+		sampleForSchedule(t.Context(), g)
 		synctest.Wait()
 		g.Restart(time.Now())
 		close(answer)
@@ -364,7 +364,7 @@ func TestAnEarlierLifeLeavesNothing(t *testing.T) {
 		if st := newest(g); st != nil {
 			t.Errorf("a guest that just began has %+v", st)
 		}
-		if _, first, due := isDueAt(g, time.Now().Add(settling), lively, settling); !first || !due {
+		if _, first, due := isDueAt(g, time.Now().Add(firstSampleDelay), activePeriod, firstSampleDelay); !first || !due {
 			t.Error("and its first sample is not due")
 		}
 	})
@@ -388,8 +388,8 @@ func TestChooseTakesTheOldestFirst(t *testing.T) {
 	busy := ago(time.Minute)
 	busy.Current = new(machine.Sampling)
 	old, older, young, unborn := ago(3*time.Second), ago(4*time.Second), ago(time.Second/2), &machine.StatsCache{Since: now}
-	fresh := &machine.StatsCache{Since: now.Add(-settling)}
-	due, first := choose([]*machine.StatsCache{busy, old, young, older, unborn, fresh}, now, 2*time.Second)
+	fresh := &machine.StatsCache{Since: now.Add(-firstSampleDelay)}
+	due, first := chooseGuests([]*machine.StatsCache{busy, old, young, older, unborn, fresh}, now, 2*time.Second)
 	if !slices.Equal(due, []*machine.StatsCache{older, old}) || !slices.Equal(first, []*machine.StatsCache{fresh}) {
 		t.Errorf("due are %v, for the first time %v", due, first)
 	}
