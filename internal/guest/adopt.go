@@ -51,7 +51,7 @@ func Open(c machine.Config) (*machine.Registry, error) {
 		return nil, err
 	}
 	findSaved(r)
-	if err := provision.SurveyUsers(r); err != nil {
+	if err := provision.FindUsedUsers(r); err != nil {
 		return nil, err
 	}
 	sweepSaved(r)
@@ -414,5 +414,5 @@ func rehold(r *machine.Registry, run *machine.Instance) {
 		}
 		run.PushRelease(n.ReleaseName(), release)
 	}
-	provision.ReholdRest(r, run)
+	provision.ReholdHostResources(r, run)
 }

@@ -35,12 +35,12 @@ func Define(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 			if err := g.CheckName(u.Plain.Name); err != nil {
 				return err
 			}
-			def := u.After(provision.CurrentDefinition(g))
+			def := u.Choose(provision.CurrentDefinition(g))
 			if err := machine.ReserveQuota(sc, g.UUID, def, doc); err != nil {
 				return err
 			}
 			before := g.Record.PathLimits
-			provision.SetPathPolicy(g, sc, def)
+			provision.SetPathLimits(g, sc, def)
 			err := define(g, def, doc)
 			if err != nil {
 				g.Record.PathLimits = before
@@ -51,7 +51,7 @@ func Define(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 }
 
 // understand parses a document and completes it, by the capabilities of the QEMU that it names.
-func understand(ctx context.Context, r *machine.Registry, doc string, validate bool) (u provision.Understood, err error) {
+func understand(ctx context.Context, r *machine.Registry, doc string, validate bool) (u provision.ParsedDefinition, err error) {
 	var def *domain.Definition
 	err = fairqueue.Do(ctx, func() (err error) {
 		def, err = domainxml.Parse(doc, domainxml.Options{Validate: validate, Submitted: true})
@@ -83,7 +83,7 @@ func understand(ctx context.Context, r *machine.Registry, doc string, validate b
 		}
 		u.Plain = def
 		if gives {
-			u.Given = provision.WithRNG(def, caps)
+			u.WithRNG = provision.WithRNG(def, caps)
 		}
 		return nil
 	})
@@ -97,7 +97,7 @@ func define(g *machine.Guest, def *domain.Definition, doc string) error {
 	}
 	before, old := g.Inactive, g.Record
 	g.Inactive, g.Record.Submitted, g.Record.XML = def, doc, text
-	provision.DropPathPolicy(g, def)
+	provision.DropPathLimits(g, def)
 	if err := g.Store(); err != nil {
 		g.Inactive, g.Record = before, old
 		return err

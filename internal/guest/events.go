@@ -39,7 +39,7 @@ func handleEvent(g *machine.Guest, e qmp.Event, more bool) {
 var qemuEvents = map[string]func(*machine.Guest, json.RawMessage){
 	"STOP": func(g *machine.Guest, _ json.RawMessage) { g.Advance(lifecycle.Stopped{}) },
 	"RESUME": func(g *machine.Guest, _ json.RawMessage) {
-		provision.HasSpaceAgain(g)
+		provision.ClearDiskFull(g)
 		g.Advance(lifecycle.Resumed{})
 		g.Instance.Ops.Again()
 	},
@@ -115,7 +115,7 @@ func onIOError(g *machine.Guest, data json.RawMessage) {
 		path, alias = statistics.DiskByDevice(g.Instance, e.Device)
 	}
 	if e.Action == "stop" && e.NoSpace {
-		provision.LacksSpace(g, path)
+		provision.RecordDiskFull(g, path)
 	}
 	g.Announce(event.DomainIOError{Path: path, Alias: alias, Action: action, Reason: reason})
 }
@@ -234,7 +234,7 @@ type displayEnd struct {
 const maxBrief = 512
 
 // brief returns such a name in the length that is passed on.
-func brief(text string) string { return provision.Told(text[:min(len(text), maxBrief)]) }
+func brief(text string) string { return provision.Printable(text[:min(len(text), maxBrief)]) }
 
 func onDisplay(phase string) func(*machine.Guest, json.RawMessage) {
 	return func(g *machine.Guest, data json.RawMessage) {

@@ -127,7 +127,7 @@ func TakeBackToRead(ctx context.Context, g *machine.Guest, number uint, path, fo
 // CheckSoleUser refuses what others have of the images of a disk, from one place in its chain to another.
 func CheckSoleUser(ctx context.Context, g *machine.Guest, target string, from, to int) error {
 	d := statistics.FindDiskByName(g.View().Active, target)
-	chain, err := provision.OpenShownFile(ctx, g.Reg, scope.Daemon("a test"), g.Live.Load(), g.View().PathLimits, d)
+	chain, err := provision.OpenCheckedChain(ctx, g.Reg, scope.Daemon("a test"), g.Live.Load(), g.View().PathLimits, d)
 	if err != nil {
 		return err
 	}

@@ -94,7 +94,7 @@ func retire(g *machine.Guest) {
 		awaitWork(g, reason)
 	}
 	if g.Instance != nil {
-		provision.LeaveInstance(g.Instance)
+		provision.DisconnectInstance(g.Instance)
 	}
 }
 

@@ -24,7 +24,7 @@ func TestAGuestThatCannotBeLookedForIsLeftAlone(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := provision.Clear(t.Context(), r, dir); !fault.Is(err, fault.Failed) {
+	if err := provision.ClearRunDir(t.Context(), r, dir); !fault.Is(err, fault.Failed) {
 		t.Errorf("its run directory is cleared: %v", err)
 	}
 	if _, err := os.Stat(dir); err != nil {

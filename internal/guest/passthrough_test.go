@@ -41,7 +41,7 @@ func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
 			t.Fatal(c.address)
 		}
 		d := &device.HostDevice{Type: "pci", PCI: device.PCI{Domain: at.Domain, Bus: at.Bus, Slot: at.Slot, Function: at.Function}}
-		_, err := provision.Passable(c.host, d, nil)
+		_, err := provision.CheckPassthrough(c.host, d, nil)
 		if c.says == "" && err != nil || c.says != "" && (!fault.Is(err, c.kind) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v", c.address, err)
 		}
@@ -111,7 +111,7 @@ sys/bus/pci/groups/7/devices/0000:01:00.1/x =
 	} {
 		d := *one
 		d.Managed = c.managed
-		taken, err := provision.Passable(kernel.At(dir), &d, c.beside)
+		taken, err := provision.CheckPassthrough(kernel.At(dir), &d, c.beside)
 		if taken != (c.says == "") || c.says == "" && err != nil || c.says != "" && (!fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("managed %v beside %d: taken %v, %v", c.managed, len(c.beside), taken, err)
 		}

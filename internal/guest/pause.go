@@ -24,7 +24,7 @@ func Suspend(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
 // isSuspended settles a suspend. It fails for a guest that is restarted at this moment, or after its panic
 // is dumped, because the restart resumes it. It runs in the loop.
 func isSuspended(g *machine.Guest) error {
-	provision.HasSpaceAgain(g)
+	provision.ClearDiskFull(g)
 	if g.State.Restarting || g.State.Dumping && lifecycle.RestartsOnCrash(g.State.Policy.OnCrash) {
 		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted, which resumes it; suspend it again afterwards", g.Record.Name)
 	}

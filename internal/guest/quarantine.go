@@ -21,7 +21,7 @@ func setAside(r *machine.Registry, dir string, cause error) {
 	log := r.Log.With("uuid", id, "dir", dir)
 	ctx, stop := context.WithTimeout(r.Life, machine.ReleaseLimit)
 	defer stop()
-	err := provision.Clear(ctx, r, dir)
+	err := provision.ClearRunDir(ctx, r, dir)
 	if err == nil {
 		log.Error("run record of an ended guest cannot be used; resources of the guest may be left", "error", cause)
 		return
@@ -64,7 +64,7 @@ func endQuarantine(r *machine.Registry, g *machine.Guest, dir string) {
 				return nil, nil // its start has removed everything
 			}
 			return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
-				if provision.Clear(ctx, r, dir) != nil {
+				if provision.ClearRunDir(ctx, r, dir) != nil {
 					return nil, nil
 				}
 				return func() error {

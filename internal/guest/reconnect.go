@@ -200,7 +200,7 @@ func meet(g *machine.Guest, found *inquiry, was domain.State) {
 		hotplug.DeviceGone(g, alias)
 	}
 	for _, path := range found.full { // it was paused for lack of space, now or while no daemon ran
-		provision.LacksSpace(g, path)
+		provision.RecordDiskFull(g, path)
 	}
 	phase, reason := machine.ActivePhase(found.status)
 	switch {

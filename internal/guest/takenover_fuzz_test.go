@@ -229,7 +229,7 @@ func (g *taken) heard(told any, err error) error {
 func (g *taken) words(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
-		if text := v.String(); len(text) > provision.MaxTold || !utf8.ValidString(text) || strings.Contains(text, "\x00") {
+		if text := v.String(); len(text) > provision.MaxPrintable || !utf8.ValidString(text) || strings.Contains(text, "\x00") {
 			g.t.Errorf("the agent has told %d bytes: %.40q", len(text), text)
 		}
 	case reflect.Slice:

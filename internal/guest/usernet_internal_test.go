@@ -51,7 +51,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := provision.SurveyUsers(r); err != nil {
+	if err := provision.FindUsedUsers(r); err != nil {
 		t.Fatal(err)
 	}
 	u, err := users.Take("another")

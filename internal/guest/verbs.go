@@ -96,8 +96,8 @@ func Create(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 			if err := errors.Join(g.CheckName(u.Plain.Name), savestate.AdmitBesideSave(g)); err != nil {
 				return nil, err
 			}
-			def := u.After(provision.CurrentDefinition(g))
-			return launch.PlanStart(g, def, doc, o), provision.SetInstancePathPolicy(g, sc, def)
+			def := u.Choose(provision.CurrentDefinition(g))
+			return launch.PlanStart(g, def, doc, o), provision.SetInstancePathLimits(g, sc, def)
 		})
 	})
 }

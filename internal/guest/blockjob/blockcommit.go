@@ -179,7 +179,7 @@ func (c *blockCommit) objects() []string {
 // admitCommit refuses images with other users. It also computes the new backing file name of the image
 // above.
 func admitCommit(ctx context.Context, g *machine.Guest, sc scope.Scope, c *blockCommit, relative bool) error {
-	chain, err := provision.OpenShownFile(ctx, g.Reg, sc, c.r, g.View().PathLimits, c.disk)
+	chain, err := provision.OpenCheckedChain(ctx, g.Reg, sc, c.r, g.View().PathLimits, c.disk)
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func (c *blockCommit) copied(ctx context.Context) error {
 	case job == nil:
 		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' is gone: QEMU no longer knows it", c.Target)
 	case job.Status == qemu.JobConcluded:
-		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' failed: %s", c.Target, provision.Told(job.Error))
+		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' failed: %s", c.Target, provision.Printable(job.Error))
 	case job.Status == qemu.JobPending: // an earlier daemon told it to complete
 		return nil
 	case c.Active && job.Status == qemu.JobReady:
@@ -350,7 +350,7 @@ func (c *blockCommit) complete(ctx context.Context) error {
 func (c *blockCommit) broken(job *qemu.Job) error {
 	why := "QEMU no longer knows it"
 	if job != nil {
-		why = provision.Told(job.Error)
+		why = provision.Printable(job.Error)
 	}
 	return fault.New(fault.Failed, fault.Device, "block job '%s' failed while pivoting: %s", c.Job, why)
 }

@@ -76,7 +76,7 @@ func planPlug(g *machine.Guest, sc scope.Scope, doc string, config *domain.Defin
 	if err != nil {
 		return nil, err
 	}
-	if err := provision.SetLivePathPolicy(g, sc, dev); err != nil {
+	if err := provision.SetDevicePathLimits(g, sc, dev); err != nil {
 		return nil, err
 	}
 	if n, ok := dev.(*device.NIC); ok {

@@ -85,7 +85,7 @@ func (a *AttachOp) Rehold() {
 		a.Defined = true
 		return
 	}
-	provision.RelayAgain(r.Reg.Life, r, a.op.Scope().Noting(r.PathLimits), a.Dev)
+	provision.RestartRelay(r.Reg.Life, r, a.op.Scope().Noting(r.PathLimits), a.Dev)
 	if m, is := a.Dev.(*device.Memory); is {
 		demand := provision.ModuleDemand(r.Definition, m)
 		r.Reg.Ledger.Add(r.UUID, demand)
@@ -166,7 +166,7 @@ func (a *AttachOp) hold(ctx context.Context) (err error) {
 			a.release, err = claimDevice(r.Reg, *at, r)
 		}
 		if err == nil {
-			err = provision.PlugHostDevice(r.Reg, r.UUID, d)
+			err = provision.CheckHotplugDevice(r.Reg, r.UUID, d)
 		}
 	case *device.Memory:
 		if err = provision.ReserveMemory(r.Guest, a.Plan.Definition, d); err == nil {
@@ -177,7 +177,7 @@ func (a *AttachOp) hold(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := provision.Admit(ctx, r.Reg, a.op.Scope(), r, a.Plan, a.Dev); err != nil {
+	if err := provision.AdmitDevice(ctx, r.Reg, a.op.Scope(), r, a.Plan, a.Dev); err != nil {
 		return err
 	}
 	if a.steps, err = qemu.Plug(a.Plan, a.Dev); err != nil {

@@ -119,10 +119,10 @@ func TestDisksAsAnAgentKnowsThem(t *testing.T) {
 
 // Promise: X10
 func TestWhatAGuestTellsIsCut(t *testing.T) {
-	if got := provision.Told("a\x00b\xff\x1b\u009b\n"); got != "ab?" {
+	if got := provision.Printable("a\x00b\xff\x1b\u009b\n"); got != "ab?" {
 		t.Errorf("got %q", got)
 	}
-	if got := provision.Told(strings.Repeat("x", 1<<20)); len(got) != provision.MaxTold {
+	if got := provision.Printable(strings.Repeat("x", 1<<20)); len(got) != provision.MaxPrintable {
 		t.Errorf("%d bytes are passed on", len(got))
 	}
 }

@@ -236,7 +236,7 @@ func Update(ctx context.Context, g *machine.Guest, sc scope.Scope, doc string, a
 		config := g.Inactive.Clone()
 		return config, updateIn(&config.Devices, dev)
 	}, func(config *domain.Definition) (machine.Work, error) {
-		if err := provision.SetLivePathPolicy(g, sc, dev); err != nil {
+		if err := provision.SetDevicePathLimits(g, sc, dev); err != nil {
 			return nil, err
 		}
 		return planUpdate(g, dev, config, force)

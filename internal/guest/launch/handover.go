@@ -29,7 +29,7 @@ func (l *Launch) takeUser(context.Context) error {
 			return err
 		}
 		l.Instance.User = &user
-		if err := provision.MakeOwn(l.Instance.Dir, user); err != nil {
+		if err := provision.MakeOwnDir(l.Instance.Dir, user); err != nil {
 			return err
 		}
 	}

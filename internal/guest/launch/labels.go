@@ -16,7 +16,7 @@ import (
 // takeLabel gives the guest a label of its own if the host enforces labels.
 func (l *Launch) takeLabel(context.Context) error {
 	r := l.Guest.Reg
-	w, on, err := provision.WishOf(r, l.Instance.Definition)
+	w, on, err := provision.LabelRequest(r, l.Instance.Definition)
 	if err != nil || !on {
 		return err
 	}

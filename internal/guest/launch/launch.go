@@ -69,7 +69,7 @@ func (l *Launch) Unwind(ctx context.Context, sc scope.Scope) {
 
 // makeDirectory makes the run directory, or takes over that of a prepared QEMU.
 func (l *Launch) makeDirectory(ctx context.Context) error {
-	if err := provision.Clear(ctx, l.Guest.Reg, l.Instance.Dir); err != nil {
+	if err := provision.ClearRunDir(ctx, l.Guest.Reg, l.Instance.Dir); err != nil {
 		return err
 	}
 	provision.HoldUser(l.Guest.Reg, l.Instance)

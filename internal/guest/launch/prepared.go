@@ -51,7 +51,7 @@ func prepare(ctx context.Context, r *machine.Registry, sc scope.Scope, def *doma
 			return nil, err
 		}
 		p.User = &user
-		if err := provision.MakeOwn(p.Dir, user); err != nil {
+		if err := provision.MakeOwnDir(p.Dir, user); err != nil {
 			return nil, err
 		}
 	}

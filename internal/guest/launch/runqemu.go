@@ -23,7 +23,7 @@ func (l *Launch) runQEMU(ctx context.Context) (err error) {
 		return err
 	}
 	l.Instance.Messages = append(l.Instance.Messages, provision.Remarks(l.Instance.Definition, l.plan.Capabilities)...)
-	for _, text := range provision.Exposed(l.Instance.Definition) {
+	for _, text := range provision.ExposedDisplays(l.Instance.Definition) {
 		l.Guest.Log.Warn("display is open to the network", "message", text)
 	}
 	l.plan.Definition, l.plan.Dir = l.Instance.Definition, provision.OwnPath(l.Instance)

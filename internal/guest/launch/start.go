@@ -198,7 +198,7 @@ func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *dom
 func (l *Launch) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
 	limits, run := l.Guest.View().PathLimits, l.Instance
-	run.PushRelease("disks", func(ctx context.Context) error { return provision.TakeBackDisks(ctx, l.Guest.Reg, run) })
+	run.PushRelease("disks", func(ctx context.Context) error { return provision.CheckWrittenDisks(ctx, l.Guest.Reg, run) })
 	for _, d := range slices.Clone(l.Instance.Definition.Devices.Disks) {
 		a, present, err := provision.FindDisk(ctx, l.Guest.Reg, machine.DiskScope(l.Sc, limits, d), l.Instance, d)
 		if missing := (*provision.Absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, provision.IsDrive(d)) {

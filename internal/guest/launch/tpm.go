@@ -52,7 +52,7 @@ func (l *Launch) startTPMs(ctx context.Context) error {
 // what the emulator does: without these limits it could use any part of the host's memory and would be the
 // last process to be killed when memory runs out.
 func (l *Launch) boundTPM() error {
-	pid, process, err := provision.TPMOf(l.Instance)
+	pid, process, err := provision.FindTPM(l.Instance)
 	if err != nil || process < 0 {
 		return err
 	}
@@ -141,7 +141,7 @@ func runTPM(r *machine.Registry, c *exec.Cmd, run *machine.Instance, state strin
 		return err
 	}
 	// The emulator may have gone into the background before the limits were set.
-	pid, process, err := provision.TPMOf(run)
+	pid, process, err := provision.FindTPM(run)
 	if err != nil || process < 0 {
 		return err
 	}
@@ -163,7 +163,7 @@ func giveTPM(r *machine.Registry, run *machine.Instance) (state string, err erro
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return failed(err)
 	}
-	if err := provision.HandTPM(state, u); err != nil {
+	if err := provision.ChownTPM(state, u); err != nil {
 		return failed(err)
 	}
 	return state, nil
@@ -244,7 +244,7 @@ func missesTPM(ctx context.Context, r *machine.Instance) bool {
 
 // holdTPM adopts the process of the guest's TPM emulator. Nil: there is none. The caller must release it.
 func holdTPM(r *machine.Instance) *qemuprocess.Process {
-	pid, process, err := provision.TPMOf(r)
+	pid, process, err := provision.FindTPM(r)
 	if err != nil || process < 0 {
 		return nil
 	}

@@ -52,7 +52,7 @@ func TestAbsent_IsWhatIsMissing(t *testing.T) {
 			t.Fatalf("%s: no error", name)
 		}
 		missing := (*Absence)(nil)
-		if got := errors.As(absent(fmt.Errorf("cannot use the source: %w", c.err)), &missing); got != c.want {
+		if got := errors.As(asAbsence(fmt.Errorf("cannot use the source: %w", c.err)), &missing); got != c.want {
 			t.Errorf("%s: absent is %v: %v", name, got, c.err)
 		}
 	}

@@ -20,14 +20,14 @@ import (
 // passes the connection to QEMU. QEMU cannot reconnect that way. If it must, it connects to a relay of the
 // daemon.
 
-// connectFor connects the character device of an alias to the socket in its definition.
-func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qemu.Plan, alias string, b *device.Backend) error {
+// connectChar connects the character device of an alias to the socket in its definition.
+func connectChar(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qemu.Plan, alias string, b *device.Backend) error {
 	if p.Sockets[alias] != nil || p.Relays[alias] != "" {
 		return nil // the first console is the first serial port
 	}
 	held := sc.FoldersOf(b.Path)
 	if b.Reconnects() {
-		path, err := start(&r.Relays, r, alias, b.Path, held)
+		path, err := startRelay(&r.Relays, r, alias, b.Path, held)
 		if err != nil {
 			return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot make a relay to the socket %s", b.Path)
 		}
@@ -57,7 +57,7 @@ func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qem
 // by a link to any other, and the daemon connects as root. There, dial accepts only a peer that runs as
 // QEMU's user.
 func Dial(ctx context.Context, r *machine.Instance, path string) (net.Conn, error) {
-	conn, err := connect(ctx, path)
+	conn, err := connectSocket(ctx, path)
 	if err != nil {
 		return nil, fault.Wrap(err, machine.FailureKind(err), fault.Device, "cannot connect to %s", path)
 	}
@@ -71,9 +71,9 @@ func Dial(ctx context.Context, r *machine.Instance, path string) (net.Conn, erro
 	return conn, nil
 }
 
-// connect connects to the socket at path. safepath refuses links of untrusted owners: with one, a user who
+// connectSocket connects to the socket at path. safepath refuses links of untrusted owners: with one, a user who
 // may write to the folder could direct the daemon, as root, to any other socket.
-func connect(ctx context.Context, path string) (net.Conn, error) {
+func connectSocket(ctx context.Context, path string) (net.Conn, error) {
 	at, err := safepath.Open(path)
 	if err != nil {
 		return nil, err

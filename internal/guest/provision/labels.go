@@ -71,8 +71,8 @@ func checkSourceLabel(r *machine.Registry, d *device.Disk) error {
 	return nil
 }
 
-// WishOf returns the label that a starting guest is to get. on is false if it gets none.
-func WishOf(r *machine.Registry, def *domain.Definition) (w seclabel.Request, on bool, err error) {
+// LabelRequest returns the label that a starting guest is to get. on is false if it gets none.
+func LabelRequest(r *machine.Registry, def *domain.Definition) (w seclabel.Request, on bool, err error) {
 	if r.LabelsRequired && r.NoLabels != nil {
 		return w, false, fault.New(fault.Unsupported, fault.Host, "guests need labels here (--security-labels=require), and this host cannot provide them: %v", r.NoLabels)
 	}

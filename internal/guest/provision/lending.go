@@ -22,9 +22,9 @@ import (
 // or the guest's profile permits writing, and QEMU is passed another descriptor. Each of these steps may be
 // repeated.
 
-// OpenShownFile opens the chain of a running guest's disk. It refuses a chain that differs from the guest's
+// OpenCheckedChain opens the chain of a running guest's disk. It refuses a chain that differs from the guest's
 // definition, or from the files that QEMU has open. limits are the guest's path limits.
-func OpenShownFile(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machine.Instance, limits map[string][]string, d *device.Disk) (image.Chain, error) {
+func OpenCheckedChain(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machine.Instance, limits map[string][]string, d *device.Disk) (image.Chain, error) {
 	path, format, err := Source(r, d)
 	if err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func OpenShownFile(ctx context.Context, r *machine.Registry, sc scope.Scope, run
 // LendToWrite lets a running QEMU write to one image of a disk. place is its position in the chain: 1 is
 // the image below the top. If QEMU did not answer, the outcome is unknown.
 func LendToWrite(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machine.Instance, d *device.Disk, place int) error {
-	chain, err := OpenShownFile(ctx, g.Reg, sc, r, g.View().PathLimits, d)
+	chain, err := OpenCheckedChain(ctx, g.Reg, sc, r, g.View().PathLimits, d)
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func TakeBackToRead(ctx context.Context, g *machine.Guest, sc scope.Scope, r *ma
 		if err != nil {
 			return false, err
 		}
-		if err := readAgain(ctx, g, s, w.Number); err != nil {
+		if err := reopenReadOnly(ctx, g, s, w.Number); err != nil {
 			return false, err
 		}
 		if kept, err = TakeBackFiles(ctx, s, w.Number); err != nil {
@@ -127,8 +127,8 @@ func TakeBackToRead(ctx context.Context, g *machine.Guest, sc scope.Scope, r *ma
 	return kept, err
 }
 
-// readAgain makes QEMU reopen an image for reading only, if it is below the top of a disk.
-func readAgain(ctx context.Context, g *machine.Guest, s *qmp.Session, number uint) error {
+// reopenReadOnly makes QEMU reopen an image for reading only, if it is below the top of a disk.
+func reopenReadOnly(ctx context.Context, g *machine.Guest, s *qmp.Session, number uint) error {
 	def := g.View().Active
 	if def == nil {
 		return nil

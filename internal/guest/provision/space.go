@@ -21,11 +21,11 @@ import (
 // administrator has to watch a full disk.
 
 const (
-	roomTick = time.Second // while any guest waits
-	// enoughRoom is how many free bytes are worth an attempt. A guest that needs more pauses again. Its folder
-	// is then not checked for twice as long as before, up to longestRest.
-	enoughRoom  = 1 << 20
-	longestRest = time.Minute
+	spaceCheckInterval = time.Second // while any guest waits
+	// minFreeSpace is how many free bytes are worth an attempt. A guest that needs more pauses again. Its folder
+	// is then not checked for twice as long as before, up to maxCheckPause.
+	minFreeSpace  = 1 << 20
+	maxCheckPause = time.Minute
 )
 
 // NewSpaceWatch makes the watch of guests that are paused for want of space.
@@ -64,8 +64,8 @@ func RunSpaceWatch(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) {
 		case <-ctx.Done():
 			return
 		}
-		tick := time.NewTicker(roomTick)
-		for look(ctx, w, sc) {
+		tick := time.NewTicker(spaceCheckInterval)
+		for resumeReady(ctx, w, sc) {
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
@@ -77,8 +77,8 @@ func RunSpaceWatch(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) {
 	}
 }
 
-// look resumes the guests that have space again. It reports whether any guest still waits.
-func look(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
+// resumeReady resumes the guests that have space again. It reports whether any guest still waits.
+func resumeReady(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
 	w.Mu.Lock()
 	wanted := map[string]bool{}
 	for _, folders := range w.Waiting {
@@ -90,14 +90,14 @@ func look(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
 	}
 	w.Mu.Unlock()
 	for f := range wanted {
-		wanted[f] = hasRoom(ctx, f)
+		wanted[f] = hasSpace(ctx, f)
 	}
 	w.Mu.Lock()
 	var ready []*machine.Guest
 	for g, folders := range w.Waiting {
 		if !slices.ContainsFunc(folders, func(f string) bool { return !wanted[f] }) {
 			ready = append(ready, g)
-			tire(w, folders)
+			backOff(w, folders)
 			delete(w.Waiting, g)
 		}
 	}
@@ -109,27 +109,27 @@ func look(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
 	return left
 }
 
-// tire doubles the time until folders are checked again, up to longestRest. So guests that soon run out of
+// backOff doubles the time until folders are checked again, up to maxCheckPause. So guests that soon run out of
 // space again are resumed less often.
-func tire(w *machine.SpaceWatch, folders []string) {
+func backOff(w *machine.SpaceWatch, folders []string) {
 	for _, f := range folders {
 		r := w.Backoffs[f]
-		if r == nil || time.Since(r.Until) > 10*longestRest {
-			r = &machine.SpaceBackoff{Pause: roomTick}
+		if r == nil || time.Since(r.Until) > 10*maxCheckPause {
+			r = &machine.SpaceBackoff{Pause: spaceCheckInterval}
 			w.Backoffs[f] = r
 		}
 		if now := time.Now(); now.After(r.Until) {
-			r.Pause = min(2*r.Pause, longestRest)
+			r.Pause = min(2*r.Pause, maxCheckPause)
 			r.Until = now.Add(r.Pause)
 		}
 	}
 }
 
-// hasRoom reports whether a folder's file system has at least enoughRoom free. A file system that does not
+// hasSpace reports whether a folder's file system has at least minFreeSpace free. A file system that does not
 // answer counts as full.
-func hasRoom(ctx context.Context, folder string) bool {
+func hasSpace(ctx context.Context, folder string) bool {
 	free, err := FreeSpace(ctx, folder)
-	return err == nil && free >= enoughRoom
+	return err == nil && free >= minFreeSpace
 }
 
 // FreeSpace returns the free space of a folder's file system, in bytes.
@@ -141,8 +141,8 @@ func FreeSpace(ctx context.Context, folder string) (uint64, error) {
 	}, nil)
 }
 
-// LacksSpace records that the guest is about to be paused because a disk is full. It runs in the loop.
-func LacksSpace(g *machine.Guest, path string) {
+// RecordDiskFull records that the guest is about to be paused because a disk is full. It runs in the loop.
+func RecordDiskFull(g *machine.Guest, path string) {
 	if g.Reg.KeepFullPaused || g.State.Phase != domain.Running || !filepath.IsAbs(path) {
 		return // a user paused it, or the path is on no file system
 	}
@@ -155,8 +155,8 @@ func LacksSpace(g *machine.Guest, path string) {
 	WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.FullDisks)
 }
 
-// HasSpaceAgain reverts LacksSpace: the guest resumes, has ended, or is paused by a user.
-func HasSpaceAgain(g *machine.Guest) {
+// ClearDiskFull reverts RecordDiskFull: the guest resumes, has ended, or is paused by a user.
+func ClearDiskFull(g *machine.Guest) {
 	LeaveSpaceWatch(g.Reg.SpaceWatch, g)
 	if g.Instance != nil && len(g.Instance.FullDisks) > 0 {
 		g.Instance.FullDisks = nil

@@ -40,9 +40,9 @@ func LaunchUserNetwork(ctx context.Context, r *machine.Registry, sc scope.Scope,
 		User: user, Program: emulator, HostNetwork: true, Label: run.Labels.Helper(),
 		Limits: sandbox.Limits{Threads: userNetworkThreads, Open: userNetworkFiles},
 	}
-	defer closeShown(place)
-	for _, path := range namesOfHosts {
-		f, err := openToShow(ctx, sc, path)
+	defer closeSandboxFiles(place)
+	for _, path := range resolverFiles {
+		f, err := openPermitted(ctx, sc, path)
 		if err == nil {
 			place.ReadOnlyFiles = append(place.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: path, File: f})
 		}
@@ -102,5 +102,5 @@ func userNetworks(rec *machine.InstanceRecord, dir string) (users []sandbox.User
 	return users
 }
 
-// namesOfHosts are the host's files for name resolution.
-var namesOfHosts = []string{"/etc/resolv.conf", "/etc/hosts"}
+// resolverFiles are the host's files for name resolution.
+var resolverFiles = []string{"/etc/resolv.conf", "/etc/hosts"}

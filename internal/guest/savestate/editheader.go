@@ -140,7 +140,7 @@ func fenceSaved(g *machine.Guest, sc scope.Scope, doc string) error {
 	if err != nil {
 		return err
 	}
-	return provision.SetInstancePathPolicy(g, sc, def)
+	return provision.SetInstancePathLimits(g, sc, def)
 }
 
 func errNoManagedSave() error {

@@ -16,7 +16,7 @@ func (h *SaveHeader) countQueues(ctx context.Context, s *qmp.Session, active *do
 		return nil
 	}
 	counted := active.Clone()
-	for _, d := range provision.Uncounted(counted) {
+	for _, d := range provision.DevicesWithoutQueues(counted) {
 		var n uint
 		err := s.Execute(ctx, "qom-get", map[string]any{"path": "/machine/peripheral/" + d.Alias, "property": d.Property}, &n)
 		if answer := (*qmp.Error)(nil); errors.As(err, &answer) || n > provision.MaxQueues || n == active.VCPUs.Current {

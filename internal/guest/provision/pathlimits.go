@@ -10,12 +10,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// SetPathPolicy records the path limits of a definition: the folders to which its paths are restricted. A new
+// SetPathLimits records the path limits of a definition: the folders to which its paths are restricted. A new
 // path gets the folders of the client that brings it; a path that stays keeps its recorded ones. Without the
 // record, a client that may write an image could later make it lead elsewhere, and one that may write a
 // folder could replace a file by a link. It runs in the loop, before the definition is stored. Records of
-// other paths stay until the definition is stored, which may fail (see DropPathPolicy).
-func SetPathPolicy(g *machine.Guest, sc scope.Scope, def *domain.Definition) {
+// other paths stay until the definition is stored, which may fail (see DropPathLimits).
+func SetPathLimits(g *machine.Guest, sc scope.Scope, def *domain.Definition) {
 	if sc.Folders() == nil && !sc.Notes() && len(g.Record.PathLimits) == 0 {
 		return
 	}
@@ -57,9 +57,9 @@ func filesOf(def *domain.Definition) []string {
 	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
 }
 
-// SetLivePathPolicy records the folders for a device that the client attaches to the running guest only. The
+// SetDevicePathLimits records the folders for a device that the client attaches to the running guest only. The
 // managed save image will name the device, and another client may start it.
-func SetLivePathPolicy(g *machine.Guest, sc scope.Scope, dev device.Device) error {
+func SetDevicePathLimits(g *machine.Guest, sc scope.Scope, dev device.Device) error {
 	folders := sc.Folders()
 	if folders == nil {
 		return nil
@@ -86,21 +86,21 @@ func SetLivePathPolicy(g *machine.Guest, sc scope.Scope, dev device.Device) erro
 	return g.StorePathLimits(before)
 }
 
-// SetInstancePathPolicy records the folders for a definition that the guest runs with and that is not stored. It may be
+// SetInstancePathLimits records the folders for a definition that the guest runs with and that is not stored. It may be
 // restored later from a managed save image.
-func SetInstancePathPolicy(g *machine.Guest, sc scope.Scope, def *domain.Definition) error {
+func SetInstancePathLimits(g *machine.Guest, sc scope.Scope, def *domain.Definition) error {
 	if sc.Folders() == nil {
 		return nil
 	}
 	before := g.Record.PathLimits
-	SetPathPolicy(g, sc, def)
+	SetPathLimits(g, sc, def)
 	return g.StorePathLimits(before)
 }
 
-// DropPathPolicy removes the records of paths that the guest no longer has: neither in the definition that is
+// DropPathLimits removes the records of paths that the guest no longer has: neither in the definition that is
 // about to be stored, nor in the live one. It removes none while there is a managed save image, or while a
 // job may add paths.
-func DropPathPolicy(g *machine.Guest, def *domain.Definition) {
+func DropPathLimits(g *machine.Guest, def *domain.Definition) {
 	if len(g.Record.PathLimits) == 0 || g.Record.ManagedSave || g.CurrentJob != nil {
 		return
 	}
