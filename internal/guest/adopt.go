@@ -404,7 +404,7 @@ func rehold(r *machine.Registry, run *machine.Instance) {
 	r.Ledger.Restore(run.UUID, provision.Demand(run.Definition), statistics.Need(r, run.Definition)) // the guest already has it: this cannot be refused
 	run.PushRelease("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
 	for _, at := range run.Taken {
-		hotplug.HoldDevice(r, run, at)
+		hotplug.ReturnAtEnd(r, run, at)
 	}
 	for _, n := range run.NICs {
 		release, err := provision.ReadoptByAlias(r, run, n)

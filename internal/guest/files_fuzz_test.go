@@ -114,7 +114,7 @@ func FuzzJournals(f *testing.F) {
 		f.Add(which, text)
 	}
 	const drive = `<disk type='file' device='cdrom'><source file='/a' index='2'/><target dev='sda' bus='sata'/></disk>`
-	steps := []hotplug.Undoing{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
+	steps := []hotplug.UndoCommand{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
 	add(0, machine.InstanceRecord{
 		Name: "a", UUID: "u", ID: 3, XML: fuzzedGuest, PID: 7, Messages: []string{"m"}, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0", Bridge: "br0"}},
 		FullDisks: []string{"vda"},
@@ -126,7 +126,7 @@ func FuzzJournals(f *testing.F) {
 		hotplug.UpdateKind.Name:   hotplug.UpdateOp{OfActive: fuzzedGuest, Active: fuzzedGuest, OfConfig: fuzzedGuest, Config: fuzzedGuest, VCPUs: 1, Balloon: new(uint64)},
 		savestate.SaveKind.Name:   savestate.SaveOp{MemoryImage: savestate.MemoryImage{Path: "/s", WasRunning: true, Made: &savestate.MadeFile{Path: "/s", Device: 1, Inode: 2}}, Managed: true},
 		savestate.DumpKind.Name:   savestate.DumpOp{MemoryImage: savestate.MemoryImage{Path: "/s"}},
-		hotplug.IothreadKind.Name: hotplug.IOThreadOp{ID: 1, Config: true},
+		hotplug.IOThreadKind.Name: hotplug.IOThreadOp{ID: 1, Config: true},
 		hotplug.CleanupKind.Name:  hotplug.CleanupOp{Alias: "net1", Objects: steps, NIC: &machine.HeldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},
 	} {
 		text, err := json.Marshal(payload)

@@ -194,7 +194,7 @@ func continueAfter(g *machine.Guest) {
 	if g.Instance != nil && g.Instance.NeedsResync {
 		startResync(g)
 	}
-	hotplug.ShortenNodes(g)
+	hotplug.ShrinkNodeList(g)
 	for g.CurrentJob == nil && !g.Finished && len(g.Waiting) > 0 {
 		t := g.Waiting[0]
 		g.Waiting = g.Waiting[1:]

@@ -174,7 +174,7 @@ func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 		}
 		var left *operation.Operation
 		g.now(func() {
-			rest := &hotplug.CleanupOp{R: g.run, Alias: "net1", Objects: []hotplug.Undoing{{Command: "netdev_del", Args: json.RawMessage(`{"id":"hostnet1"}`)}}}
+			rest := &hotplug.CleanupOp{R: g.run, Alias: "net1", Objects: []hotplug.UndoCommand{{Command: "netdev_del", Args: json.RawMessage(`{"id":"hostnet1"}`)}}}
 			op, err := g.run.Ops.Follow(scope.Daemon("a test"), hotplug.CleanupKind.Name, rest, operation.Record{Objects: rest.QEMUObjects()})
 			if err != nil {
 				t.Error(err)

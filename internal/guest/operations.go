@@ -14,7 +14,7 @@ import (
 
 // guestOperations are the kinds of operations on a running guest.
 var guestOperations = operation.Kinds[*machine.Instance]{
-	hotplug.AttachKind, blockjob.BlockCommitKind, hotplug.CleanupKind, hotplug.DetachKind, savestate.DumpKind, hotplug.IothreadKind, hotplug.MediaKind, savestate.SaveKind, hotplug.UpdateKind,
+	hotplug.AttachKind, blockjob.BlockCommitKind, hotplug.CleanupKind, hotplug.DetachKind, savestate.DumpKind, hotplug.IOThreadKind, hotplug.MediaKind, savestate.SaveKind, hotplug.UpdateKind,
 }
 
 // Operations lists the open operations of all running guests, and the removals after undefinitions.

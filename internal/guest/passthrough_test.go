@@ -190,7 +190,7 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 		run := cardRun(r, "first").Instance
 		run.Taken = []kernel.PCIAddress{at}
 		hotplug.ReholdClaims(r, run)
-		hotplug.HoldDevice(r, run, at)
+		hotplug.ReturnAtEnd(r, run, at)
 		left := hotplug.NewCleanup(run, run.Definition.Devices.ByAlias("hostdev0"))
 		if len(run.Taken) != 0 || !left.Taken {
 			t.Fatalf("the record says that %v are taken", run.Taken)
@@ -219,7 +219,7 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 // without a claim.
 func TestHostDevice_GivenBackLateIsLeftToItsNextGuest(t *testing.T) {
 	r, unbound := cardHost(t)
-	late := hotplug.Returning(r, cardRun(r, "first").Instance, kernel.PCIAddress{Bus: 1})
+	late := hotplug.ReturnDevice(r, cardRun(r, "first").Instance, kernel.PCIAddress{Bus: 1})
 	second := cardRun(r, "second")
 	if err := second.CheckHostDevices(t.Context()); err != nil {
 		t.Fatal(err)

@@ -124,15 +124,15 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition) (*inqu
 	}
 	if hasUnpluggable(&def.Devices) {
 		asking.Go(func() (err error) {
-			devices, err = hotplug.DevicesOf(ctx, s)
+			devices, err = hotplug.QueryDevices(ctx, s)
 			return err
 		})
 	}
 	var vcpus uint
 	if def.VCPUs.Max > 1 {
 		asking.Go(func() error {
-			if slots, err := hotplug.QuerySlots(ctx, s); err == nil { // some machine types have no slots
-				vcpus = hotplug.Filled(slots)
+			if slots, err := hotplug.QueryVCPUSlots(ctx, s); err == nil { // some machine types have no slots
+				vcpus = hotplug.CountVCPUs(slots)
 			}
 			return nil
 		})

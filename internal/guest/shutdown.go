@@ -147,7 +147,7 @@ func restartMachine(g *machine.Guest) {
 		if err != nil && r.LogNotReset.Passes() {
 			g.Log.Error("cannot restart the machine; guest stays stopped", "error", err)
 		}
-		if s != nil && hotplug.Unanswered(err) {
+		if s != nil && hotplug.IsEffectUnknown(err) {
 			s.Close() // the next session repeats it
 		}
 	}()

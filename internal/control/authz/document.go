@@ -163,7 +163,7 @@ func (g *Authorizer) checkWeights(w Principal, def *domain.Definition, had ...Re
 	if def.Tune.Shares == 0 && def.Blkio.Weight == 0 {
 		return nil
 	}
-	shares, weight := hotplug.UsualWeights(g.Guests)
+	shares, weight := hotplug.DefaultWeights(g.Guests)
 	usual := fmt.Sprintf("weights above the usual ones (%d of processors, %d of disks), which take from guests of others", shares, weight)
 	for _, o := range had {
 		if o.member.View == nil {

@@ -225,7 +225,7 @@ func (c *blockCommit) start(ctx context.Context) error {
 	job := qemu.Commit{
 		Job: c.Job, Device: qemu.TopNode(c.disk), Top: c.Gone[0].Number, Base: c.Base.Number, Backing: c.Will.Name, Speed: c.Speed,
 	}
-	if err := hotplug.Tell(ctx, c.r, []qemu.Step{job.Start()}); err != nil {
+	if err := hotplug.ExecuteSteps(ctx, c.r, []qemu.Step{job.Start()}); err != nil {
 		return err
 	}
 	return c.showMirror(ctx, "")

@@ -241,7 +241,7 @@ func SetBlockJobSpeed(ctx context.Context, g *machine.Guest, sc scope.Scope, dis
 	if op == nil {
 		return noJob(disk)
 	}
-	return hotplug.Tell(ctx, r, []qemu.Step{qemu.SetJobSpeed(j.Job, speed)})
+	return hotplug.ExecuteSteps(ctx, r, []qemu.Step{qemu.SetJobSpeed(j.Job, speed)})
 }
 
 // findJob asks QEMU for the job of that name. Nil: there is none.
@@ -291,7 +291,7 @@ func finalizeJob(ctx context.Context, r *machine.Instance, name string) (*qemu.J
 func advanceJob(ctx context.Context, r *machine.Instance, name string, in qemu.JobStatus, step qemu.Step, until ...qemu.JobStatus) (*qemu.Job, error) {
 	job, err := findJob(ctx, r, name)
 	if err == nil && job != nil && job.Status == in {
-		err = hotplug.Tell(ctx, r, []qemu.Step{step})
+		err = hotplug.ExecuteSteps(ctx, r, []qemu.Step{step})
 	}
 	if err != nil || job == nil {
 		return nil, err
@@ -306,7 +306,7 @@ func cancelJob(ctx context.Context, r *machine.Instance, name string) error {
 		return err
 	}
 	if job.Status != qemu.JobConcluded {
-		if err := hotplug.Tell(ctx, r, []qemu.Step{qemu.CancelJob(name)}); machine.NoAnswer(err) {
+		if err := hotplug.ExecuteSteps(ctx, r, []qemu.Step{qemu.CancelJob(name)}); machine.NoAnswer(err) {
 			return err
 		} else if err != nil { // it is ending on its own
 			r.Log.Debug("a job cannot be cancelled", "job", name, "cause", err)
@@ -324,7 +324,7 @@ func dismissJob(ctx context.Context, r *machine.Instance, name string) error {
 	if err != nil || job == nil {
 		return err
 	}
-	return hotplug.Tell(ctx, r, []qemu.Step{qemu.DismissJob(name)})
+	return hotplug.ExecuteSteps(ctx, r, []qemu.Step{qemu.DismissJob(name)})
 }
 
 // ImageObject names an image as an object of operations. QEMU cannot be given write access to an image that
@@ -405,18 +405,18 @@ func closeDropped(ctx context.Context, r *machine.Instance, all []machine.LentIm
 	if err != nil {
 		return false, err
 	}
-	numbers, nodes := make([]uint, len(all)), make([]hotplug.Undoing, len(all))
+	numbers, nodes := make([]uint, len(all)), make([]hotplug.UndoCommand, len(all))
 	for i, w := range all {
 		numbers[i] = w.Number
-		if nodes[i], err = hotplug.NewUndoing(qemu.RemoveImage(w.Number)); err != nil {
+		if nodes[i], err = hotplug.NewUndoCommand(qemu.RemoveImage(w.Number)); err != nil {
 			return false, err
 		}
 	}
-	if err := hotplug.RemoveAll(ctx, r, s, nodes); err != nil {
+	if err := hotplug.RemoveObjects(ctx, r, s, nodes); err != nil {
 		return false, err
 	}
 	by := filelabel.ImageOwner(numbers...)
-	if kept, err = hotplug.ForgetImages(ctx, s, numbers); kept {
+	if kept, err = hotplug.CloseImages(ctx, s, numbers); kept {
 		return true, Follow(r, &hotplug.CleanupOp{R: r, Images: numbers, Lent: all, For: by}, by)
 	} else if err != nil {
 		return false, err

@@ -45,7 +45,7 @@ func TestChangedSettingsAreNamed(t *testing.T) {
 	before := &domain.Definition{Devices: device.Set{Disks: []*device.Disk{disk}}}
 	after := before.Clone()
 	after.Tune.Quota, after.Tune.Shares = -1, 7
-	got := settings(before, after)
+	got := changedSettings(before, after)
 	want := []event.Setting{{Name: "cputune.cpu_shares", Value: uint64(7)}, {Name: "cputune.vcpu_quota", Value: int64(-1)}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -53,7 +53,7 @@ func TestChangedSettingsAreNamed(t *testing.T) {
 	after = before.Clone()
 	after.Devices.Disks[0].Tune = &device.IOTune{ReadIOPS: 9, Group: "slow"}
 	said := map[string]any{}
-	for _, s := range settings(before, after) {
+	for _, s := range changedSettings(before, after) {
 		said[s.Name] = s.Value
 	}
 	if said["blkdeviotune.disk"] != "virtio-disk0" || said["blkdeviotune.read_iops_sec"] != uint64(9) || said["blkdeviotune.group_name"] != "slow" {

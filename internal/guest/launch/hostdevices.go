@@ -16,7 +16,7 @@ func (l *Launch) CheckHostDevices(context.Context) error {
 	devices := slices.Clone(l.Instance.Definition.Devices.HostDevices)
 	for _, d := range devices {
 		if at := hotplug.PCIFunction(d); at != nil {
-			if err := hotplug.HoldClaim(l.Guest.Reg, l.Instance, *at); err != nil {
+			if err := hotplug.ClaimUntilEnd(l.Guest.Reg, l.Instance, *at); err != nil {
 				return err
 			}
 		}
@@ -39,7 +39,7 @@ func (l *Launch) CheckHostDevices(context.Context) error {
 // takeHostDevices takes the devices in the record's Taken from their drivers.
 func (l *Launch) takeHostDevices(ctx context.Context) error {
 	for _, at := range l.Instance.Taken {
-		hotplug.HoldDevice(l.Guest.Reg, l.Instance, at)
+		hotplug.ReturnAtEnd(l.Guest.Reg, l.Instance, at)
 		if err := l.Guest.Reg.Kernel.TakePCI(ctx, at); err != nil {
 			return err
 		}

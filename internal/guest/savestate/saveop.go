@@ -237,7 +237,7 @@ func (m *MemoryImage) resumeGuest(ctx context.Context) error {
 	if err == nil {
 		err = m.restore(ctx, s)
 	}
-	if hotplug.Unanswered(err) {
+	if hotplug.IsEffectUnknown(err) {
 		s.Close() // the next session repeats it
 	}
 	return err
@@ -251,7 +251,7 @@ func (m *MemoryImage) restore(ctx context.Context, s *qmp.Session) error {
 		command = "cont"
 	}
 	err := s.Execute(ctx, command, nil, nil)
-	if err != nil && !hotplug.Unanswered(err) {
+	if err != nil && !hotplug.IsEffectUnknown(err) {
 		m.r.Log.Error("cannot resume the guest after its save or dump", "error", err)
 		return nil
 	}

@@ -16,9 +16,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// IothreadKind adds an iothread to a running guest. The record decides: the addition counts once the new
+// IOThreadKind adds an iothread to a running guest. The record decides: the addition counts once the new
 // thread has its limits and its CPUs. Until then it is undone.
-var IothreadKind = operation.Kind[*machine.Instance]{
+var IOThreadKind = operation.Kind[*machine.Instance]{
 	Name: "iothread", Version: 1, Class: operation.Change,
 	Steps: []string{"add", "settle", "define"}, Undo: []string{"add"},
 	Bind: func(r *machine.Instance) operation.Work { return &IOThreadOp{r: r} },
@@ -69,7 +69,7 @@ func AddIOThread(ctx context.Context, g *machine.Guest, sc scope.Scope, id uint,
 				return nil, err
 			}
 			w := &IOThreadOp{ID: id, Config: config != nil, r: r}
-			return nil, r.Perform(ctx, sc, IothreadKind.Name, w, w.name())
+			return nil, r.Perform(ctx, sc, IOThreadKind.Name, w, w.name())
 		}, nil
 	})
 }
