@@ -201,7 +201,7 @@ func TestCleanup_IsBegunOnce(t *testing.T) {
 	}
 	for range 2 {
 		c := &hotplug.CleanupOp{R: r, Release: func(context.Context) error { return errors.New("not now") }}
-		if err := blockjob.Follow(r, c, blockjob.ImageObject(1)); err != nil {
+		if err := blockjob.BeginCleanup(r, c, blockjob.ImageObject(1)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -34,7 +34,7 @@ type AttachOp struct {
 	Device string           // its complete XML
 	Saved  string           `json:",omitempty"` // the device for the stored definition; empty: none
 	NIC    *machine.HeldNIC `json:",omitempty"` // the interface made for it on the host
-	Undo   []UndoCommand        `json:",omitempty"` // in the order of the steps that they undo
+	Undo   []UndoCommand    `json:",omitempty"` // in the order of the steps that they undo
 
 	R     *machine.Instance `json:"-"`
 	op    *operation.Operation
@@ -244,7 +244,9 @@ func (a *AttachOp) releaseResources(ctx context.Context) error {
 }
 
 // makeObjects makes the objects behind the device in QEMU.
-func (a *AttachOp) makeObjects(ctx context.Context) error { return ExecuteSteps(ctx, a.R, a.steps[:a.deviceStep()]) }
+func (a *AttachOp) makeObjects(ctx context.Context) error {
+	return ExecuteSteps(ctx, a.R, a.steps[:a.deviceStep()])
+}
 
 // deviceStep returns the index of the step that makes the device itself.
 func (a *AttachOp) deviceStep() int {

@@ -31,7 +31,7 @@ var CleanupKind = operation.Kind[*machine.Instance]{
 // CleanupOp is the journalled payload of a cleanup.
 type CleanupOp struct {
 	Alias   string              `json:",omitempty"` // the device's alias; empty: only images of a drive
-	Objects []UndoCommand           `json:",omitempty"` // the commands that remove its objects
+	Objects []UndoCommand       `json:",omitempty"` // the commands that remove its objects
 	NIC     *machine.HeldNIC    `json:",omitempty"`
 	Images  []uint              `json:",omitempty"` // the numbers of the images that QEMU must close
 	Lent    []machine.LentImage `json:",omitempty"` // the images to which QEMU no longer needs write access

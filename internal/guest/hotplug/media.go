@@ -29,10 +29,10 @@ var MediaKind = operation.Kind[*machine.Instance]{
 
 // MediaOp is the journalled payload.
 type MediaOp struct {
-	Live  string    // the drive's XML with the new medium
-	Saved string    `json:",omitempty"` // the same in the stored definition; empty: unchanged
-	Node  string    `json:",omitempty"` // the node that the drive reads afterwards; empty: none
-	Old   []uint    `json:",omitempty"` // the numbers of the images that QEMU must close then
+	Live  string        // the drive's XML with the new medium
+	Saved string        `json:",omitempty"` // the same in the stored definition; empty: unchanged
+	Node  string        `json:",omitempty"` // the node that the drive reads afterwards; empty: none
+	Old   []uint        `json:",omitempty"` // the numbers of the images that QEMU must close then
 	Undo  []UndoCommand `json:",omitempty"` // in the order of the steps that they undo
 	Rest  []UndoCommand `json:",omitempty"` // commands that follow once the drive has the node
 
