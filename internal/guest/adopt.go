@@ -56,7 +56,7 @@ func Open(c machine.Config) (*machine.Registry, error) {
 	}
 	sweepSaved(r)
 	launch.SweepPrepared(r)
-	if err := savestate.SweepHalf(r); err != nil {
+	if err := savestate.SweepIncomplete(r); err != nil {
 		return nil, err
 	}
 	if err := savestate.SettleHeaders(r); err != nil {
@@ -297,7 +297,7 @@ func (r *adopting) takeUp(run *machine.Instance, rec *machine.InstanceRecord, pr
 		run.KeepTPM, run.MadeNVRAM = true, false
 	}
 	g.State.Persistent = g.Inactive != nil // the store decides
-	savestate.SettleManaged(g, run)
+	savestate.RemoveRestoredSave(g, run)
 	g.Live.Store(run)
 	if len(run.FullDisks) > 0 && !r.KeepFullPaused {
 		provision.WaitForSpace(r.SpaceWatch, g, run.FullDisks)
@@ -370,7 +370,7 @@ func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecor
 	}
 	if g != nil && started {
 		run.Guest = g
-		savestate.SettleManaged(g, run) // it may need resources that are released below
+		savestate.RemoveRestoredSave(g, run) // it may need resources that are released below
 	}
 	_ = run.ReleaseAll(ctx) // each failure has been logged
 	r.RetryReleases(run)

@@ -404,7 +404,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	folder, others := t.TempDir(), t.TempDir()
 	vars := filepath.Join(folder, "way", "vars")
 	for _, dir := range []string{filepath.Dir(vars), others} {
-		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(savestate.Partial(filepath.Join(dir, "vars")), nil, 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(savestate.PartialPath(filepath.Join(dir, "vars")), nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -419,14 +419,14 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 		bury(r, run, rec, false)
 	}
 	cutOff()
-	if _, err := os.Lstat(savestate.Partial(vars)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(savestate.PartialPath(vars)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a half-made file stays: %v", err)
 	}
 	if err := errors.Join(os.Remove(filepath.Dir(vars)), os.Symlink(others, filepath.Dir(vars))); err != nil {
 		t.Fatal(err)
 	}
 	cutOff()
-	if _, err := os.Lstat(savestate.Partial(filepath.Join(others, "vars"))); err != nil {
+	if _, err := os.Lstat(savestate.PartialPath(filepath.Join(others, "vars"))); err != nil {
 		t.Errorf("another's file was removed: %v", err)
 	}
 }

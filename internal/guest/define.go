@@ -178,7 +178,7 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 	}
 	if g.Record.ManagedSave {
 		g.Record.ManagedSave = false
-		savestate.RemoveManagedSaveNow(g)
+		savestate.RemoveUnrecordedSave(g)
 	}
 	if g.Instance == nil {
 		g.CancelRestart() // the next guest of this UUID has not crashed
@@ -202,7 +202,7 @@ func loosen(g *machine.Guest, o UndefineOptions) (tighten func(), err error) {
 				return nil, err
 			}
 		}
-		return func() {}, savestate.Outdate(g, false)
+		return func() {}, savestate.UpdateLeftRecord(g, false)
 	}
 	def, before := r.Definition, r.InstanceRecord
 	back := func() { g.State.Persistent, r.Definition, r.InstanceRecord = true, def, before }

@@ -84,7 +84,7 @@ func DestroyerOfThisRun(g *machine.Guest) func(context.Context) error {
 func DumperOfThisRun(g *machine.Guest) func(ctx context.Context, path string) error {
 	r := g.Live.Load()
 	return func(ctx context.Context, path string) error {
-		return savestate.Dump(ctx, g, scope.Daemon("a test"), path, savestate.DumpOptions{In: r})
+		return savestate.Dump(ctx, g, scope.Daemon("a test"), path, savestate.DumpOptions{OnlyInstance: r})
 	}
 }
 

@@ -176,14 +176,14 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 func TestAnImageThatIsMovedWhileItIsChangedIsLeftAlone(t *testing.T) {
 	s := newImageShelf(t)
 	c, f := s.begun(alike)
-	_, leave, err := savestate.HeaderTurn(t.Context(), s.Registry, f)
+	_, leave, err := savestate.LockHeader(t.Context(), s.Registry, f)
 	s.must(err)
 	s.cutOff(f, slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock)), 2)
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
 	s.must(os.Rename(s.path, elsewhere))
 	hurried, stop := context.WithCancelCause(t.Context())
 	stop(nil)
-	if i, err := savestate.OpenSavedNow(hurried, s.Registry, elsewhere, savestate.SaveOptions{}); err == nil {
+	if i, err := savestate.OpenSavedNoWait(hurried, s.Registry, elsewhere, savestate.SaveOptions{}); err == nil {
 		i.Close()
 		t.Error("an image is read while it is changed")
 	}
@@ -312,7 +312,7 @@ func TestWhatIsNotedOfAnImageGoesWithIt(t *testing.T) {
 	s.path = savestate.ManagedSavePath(g)
 	s.save(s.path, title("first"))
 	s.begun(title("second"))
-	savestate.RemoveManagedSaveNow(g)
+	savestate.RemoveUnrecordedSave(g)
 	if _, err := os.Lstat(s.path); s.noted() || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("of an image that was removed something stays (%v)", err)
 	}

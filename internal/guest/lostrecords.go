@@ -31,7 +31,7 @@ func findSaved(r *machine.Registry) {
 		if r.GuestsByUUID[uuid] != nil || err == nil { // it is known, or will be adopted
 			continue
 		}
-		image, err := savestate.OpenSavedNow(r.Life, r, path, savestate.SaveOptions{})
+		image, err := savestate.OpenSavedNoWait(r.Life, r, path, savestate.SaveOptions{})
 		if err != nil {
 			r.Log.Error("managed save image without a guest cannot be read; image kept", "image", path, "error", err)
 			continue

@@ -26,7 +26,7 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 			return errors.Join(err, meanwhile())
 		}, (*os.File).Sync)
 	}
-	if err := os.WriteFile(savestate.Partial(path), []byte("what is longer and was left"), 0o600); err != nil {
+	if err := os.WriteFile(savestate.PartialPath(path), []byte("what is longer and was left"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := write("first", func() error {
@@ -50,17 +50,17 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := os.WriteFile(savestate.Partial(path), []byte("of another yet"), 0o600); err != nil {
+	if err := os.WriteFile(savestate.PartialPath(path), []byte("of another yet"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := savestate.Empty(f, savestate.Partial(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
+	if err := savestate.TruncateLocked(f, savestate.PartialPath(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
 		t.Errorf("the image that was completed in between: %v", err)
 	}
 	if err := errors.Join(f.Close(), write("next", func() error { is("first"); return nil })); err != nil {
 		t.Fatal(err)
 	}
 	is("next")
-	if _, err := os.Lstat(savestate.Partial(path)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(savestate.PartialPath(path)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the partial image: %v", err)
 	}
 }

@@ -76,7 +76,7 @@ func Restore(ctx context.Context, r *machine.Registry, sc scope.Scope, path stri
 	image.Close() // the job opens it again
 	return claimed(ctx, r, image.Def.Name, image.Def.UUID, func(g *machine.Guest) error {
 		return g.Perform(ctx, sc, lifecycle.Restore, domain.JobRestore, 0, func() (machine.Work, error) {
-			return launch.PlanRestoreFrom(g, path, o), savestate.AdmitBesideSave(g)
+			return launch.PlanRestoreFrom(g, path, o), savestate.RefuseManagedSave(g)
 		})
 	})
 }
@@ -93,7 +93,7 @@ func Create(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 	}
 	return claimed(ctx, r, u.Plain.Name, u.Plain.UUID, func(g *machine.Guest) error {
 		return g.Perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (machine.Work, error) {
-			if err := errors.Join(g.CheckName(u.Plain.Name), savestate.AdmitBesideSave(g)); err != nil {
+			if err := errors.Join(g.CheckName(u.Plain.Name), savestate.RefuseManagedSave(g)); err != nil {
 				return nil, err
 			}
 			def := u.Choose(provision.CurrentDefinition(g))

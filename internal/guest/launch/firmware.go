@@ -268,8 +268,8 @@ func DropHalfNVRAM(ctx context.Context, sc scope.Scope, r *machine.Instance) {
 		return
 	}
 	held := sc.FoldersOf(path)
-	if err := fsguard.Run(ctx, path, func() error { return machine.RemoveIfExists(savestate.Partial(path), held) }); err != nil {
-		r.Log.Warn("cannot remove an incomplete file of UEFI variables", "path", savestate.Partial(path), "error", err)
+	if err := fsguard.Run(ctx, path, func() error { return machine.RemoveIfExists(savestate.PartialPath(path), held) }); err != nil {
+		r.Log.Warn("cannot remove an incomplete file of UEFI variables", "path", savestate.PartialPath(path), "error", err)
 	}
 }
 

@@ -44,7 +44,7 @@ func DropNVRAM(ctx context.Context, r *machine.Registry, sc scope.Scope, uuid st
 	path := r.NvramPath(uuid)
 	return fsguard.Run(ctx, path, func() error {
 		machine.RemoveFile(r.Log, path)
-		machine.RemoveFile(r.Log, savestate.Partial(path))
+		machine.RemoveFile(r.Log, savestate.PartialPath(path))
 		return nil
 	})
 }

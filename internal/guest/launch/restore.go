@@ -71,7 +71,7 @@ func planRestore(g *machine.Guest, image *savestate.SavedImage, o StartOptions) 
 			}
 			if image.Managed {
 				failpoint.Reach("restore.taken")
-				savestate.UseUpManagedSave(g, r)
+				savestate.ConsumeManagedSave(g, r)
 			}
 			return nil
 		}, nil

@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// countQueues asks QEMU for the numbers of queues, and adds to the header those that differ from the number
+// queryQueues asks QEMU for the numbers of queues, and adds to the header those that differ from the number
 // of vCPUs.
-func (h *SaveHeader) countQueues(ctx context.Context, s *qmp.Session, active *domain.Definition) error {
+func (h *SaveHeader) queryQueues(ctx context.Context, s *qmp.Session, active *domain.Definition) error {
 	if active.VCPUs.Max == 1 {
 		return nil
 	}

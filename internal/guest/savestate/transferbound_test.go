@@ -25,7 +25,7 @@ func TestNoStateIsWithoutAnEnd(t *testing.T) {
 	}
 	defer f.Close()
 	const most = 3 << 20
-	into, qemus, err := transferTo(f, most, nil)
+	into, qemus, err := startTransfer(f, most, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func TestNoStateIsWithoutAnEnd(t *testing.T) {
 	for piece := make([]byte, 1<<20); err == nil; {
 		_, err = qemus.Write(piece)
 	}
-	if err := into.end(t.Context(), nil); !fault.Is(err, fault.Failed) {
+	if err := into.wait(t.Context(), nil); !fault.Is(err, fault.Failed) {
 		t.Errorf("a state of more than %d bytes: %v", most, err)
 	}
 	if st, err := f.Stat(); err != nil || st.Size() > most {

@@ -16,49 +16,49 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// halfImages is the kind of record that names, by the guest's UUID, the file that a save or dump is
+// incompleteImages is the kind of record that names, by the guest's UUID, the file that a save or dump is
 // writing. The file holds the guest's memory and lies where the user wants it. After a crash of the host
 // the run directory, which also names it, is lost.
-var halfImages = store.Kind{Name: "image", Version: 1}
+var incompleteImages = store.Kind{Name: "image", Version: 1}
 
-// halfImage is the content of such a record.
-type halfImage struct {
+// incompleteImage is the content of such a record.
+type incompleteImage struct {
 	MadeFile // Path is that of the complete image
 
 	Owner uint32
 	Boot  string
 }
 
-// noteHalf records the file of an image that is about to be written. If the store cannot be written, the
+// recordIncomplete records the file of an image that is about to be written. If the store cannot be written, the
 // save continues without the record.
-func noteHalf(g *machine.Guest, path string, f *os.File) {
+func recordIncomplete(g *machine.Guest, path string, f *os.File) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)
 	if err == nil {
-		err = g.Reg.Store.Put(halfImages, g.UUID, halfImage{MadeFile{path, st.Dev, st.Ino}, st.Uid, g.Reg.Boot})
+		err = g.Reg.Store.Put(incompleteImages, g.UUID, incompleteImage{MadeFile{path, st.Dev, st.Ino}, st.Uid, g.Reg.Boot})
 	}
 	if err != nil {
-		g.Log.Warn("cannot record an image in progress; a crash of the host would leave an incomplete file", "path", Partial(path), "error", err)
+		g.Log.Warn("cannot record an image in progress; a crash of the host would leave an incomplete file", "path", PartialPath(path), "error", err)
 	}
 }
 
-// forgetHalf deletes the record of a guest's image, if there is one.
-func forgetHalf(r *machine.Registry, uuid string) {
-	var noted halfImage
-	if fault.Is(r.Store.Get(halfImages, uuid, &noted), fault.NotFound) {
+// forgetIncomplete deletes the record of a guest's image, if there is one.
+func forgetIncomplete(r *machine.Registry, uuid string) {
+	var noted incompleteImage
+	if fault.Is(r.Store.Get(incompleteImages, uuid, &noted), fault.NotFound) {
 		return
 	}
-	if err := r.Store.Delete(halfImages, uuid); err != nil {
+	if err := r.Store.Delete(incompleteImages, uuid); err != nil {
 		r.Log.Error("cannot delete the record of an image in progress", "uuid", uuid, "error", err)
 	}
 }
 
-// SweepHalf removes the images that an earlier boot of the host left incomplete. For this boot the run
+// SweepIncomplete removes the images that an earlier boot of the host left incomplete. For this boot the run
 // directories name them.
-func SweepHalf(r *machine.Registry) error {
-	all := map[string]halfImage{}
-	err := r.Store.Each(halfImages, func(uuid string, decode func(any) error) error {
-		var h halfImage
+func SweepIncomplete(r *machine.Registry) error {
+	all := map[string]incompleteImage{}
+	err := r.Store.Each(incompleteImages, func(uuid string, decode func(any) error) error {
+		var h incompleteImage
 		if err := decode(&h); err != nil {
 			r.Log.Error("cannot read the record of an incomplete image", "uuid", uuid, "error", err)
 			return nil
@@ -73,12 +73,12 @@ func SweepHalf(r *machine.Registry) error {
 			ctx, stop := context.WithTimeout(r.Life, machine.ModifyLimit)
 			defer stop()
 			if err := fsguard.Run(ctx, h.Path, h.remove); err != nil {
-				r.Log.Warn("cannot remove the incomplete image of an earlier boot yet", "path", Partial(h.Path), "error", err)
+				r.Log.Warn("cannot remove the incomplete image of an earlier boot yet", "path", PartialPath(h.Path), "error", err)
 				return
 			}
-			var now halfImage
-			if r.Store.Get(halfImages, uuid, &now) == nil && now == h { // otherwise another is being written
-				forgetHalf(r, uuid)
+			var now incompleteImage
+			if r.Store.Get(incompleteImages, uuid, &now) == nil && now == h { // otherwise another is being written
+				forgetIncomplete(r, uuid)
 			}
 		})
 	}
@@ -86,7 +86,7 @@ func SweepHalf(r *machine.Registry) error {
 }
 
 // remove removes the file, if it is still the recorded one. It fails if its file system is not mounted yet.
-func (h halfImage) remove() error {
+func (h incompleteImage) remove() error {
 	err := safepath.OpenLink(h.Path, func(at string) error {
 		var folder, st unix.Stat_t
 		if err := unix.Stat(filepath.Dir(at), &folder); err != nil {
@@ -95,13 +95,13 @@ func (h halfImage) remove() error {
 		if folder.Dev != h.Device {
 			return errors.New("its file system is not mounted")
 		}
-		if err := unix.Lstat(Partial(at), &st); err != nil {
+		if err := unix.Lstat(PartialPath(at), &st); err != nil {
 			return err
 		}
 		if st.Dev != h.Device || st.Ino != h.Inode || st.Uid != h.Owner || st.Mode&unix.S_IFMT != unix.S_IFREG {
 			return nil
 		}
-		return os.Remove(Partial(at))
+		return os.Remove(PartialPath(at))
 	})
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -114,10 +114,10 @@ func (h halfImage) remove() error {
 // of them belong to the guest's UUID: once the guest is started again, that start has removed them, or uses
 // them.
 
-// Outdate corrects the record in a run directory that is left of an ended run, or of a quarantined guest.
+// UpdateLeftRecord corrects the record in a run directory that is left of an ended run, or of a quarantined guest.
 // The next daemon settles the guest by that record, and would bring back records that were deleted since.
 // It runs in the loop.
-func Outdate(g *machine.Guest, persistent bool) error {
+func UpdateLeftRecord(g *machine.Guest, persistent bool) error {
 	if g.Instance != nil || g.CurrentJob != nil {
 		return nil // the record belongs to a run that continues or begins
 	}
@@ -132,13 +132,13 @@ func Outdate(g *machine.Guest, persistent bool) error {
 	}
 	if rec != nil {
 		rec.State.Persistent = persistent
-		err = errors.Join(forgetSaves(dir), machine.WriteRecord(dir, rec))
+		err = errors.Join(removeSaveRecords(dir), machine.WriteRecord(dir, rec))
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot record the state of domain %q", g.Record.Name)
 }
 
-// forgetSaves removes the records of complete saves: their images have been removed since.
-func forgetSaves(dir string) error {
+// removeSaveRecords removes the records of complete saves: their images have been removed since.
+func removeSaveRecords(dir string) error {
 	files := operation.Files{Dir: dir}
 	all, err := files.Read()
 	for _, r := range all {

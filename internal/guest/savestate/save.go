@@ -29,7 +29,7 @@ type SaveOptions struct {
 // Save writes the guest's memory and devices to a file and ends the guest. The file has libvirt's layout.
 // If it fails, the guest continues as before.
 func Save(ctx context.Context, g *machine.Guest, sc scope.Scope, path string, o SaveOptions) error {
-	if err := checkPlace("save", path); err != nil {
+	if err := checkImagePath("save", path); err != nil {
 		return err
 	}
 	return g.MoveMemory(ctx, sc, lifecycle.Save, domain.JobSave, func(p *machine.Progress) (machine.Work, error) {
@@ -40,7 +40,7 @@ func Save(ctx context.Context, g *machine.Guest, sc scope.Scope, path string, o 
 // ManagedSave saves the guest to the image from which its next start restores it.
 func ManagedSave(ctx context.Context, g *machine.Guest, sc scope.Scope, o SaveOptions) error {
 	return g.MoveMemory(ctx, sc, lifecycle.ManagedSave, domain.JobSave, func(p *machine.Progress) (machine.Work, error) {
-		if err := fenceSaved(g, sc, o.XML); err != nil {
+		if err := limitSavedPaths(g, sc, o.XML); err != nil {
 			return nil, err
 		}
 		return planSave(g, ManagedSavePath(g), o, true, p)
@@ -63,7 +63,7 @@ func planSave(g *machine.Guest, path string, o SaveOptions, managed bool, p *mac
 	if _, err := NewSaveHeader(r.Definition, r.Dir, o, was); err != nil { // fail before the vCPUs are stopped
 		return nil, err
 	}
-	if err := admitMove(r); err != nil {
+	if err := admitSaveOrDump(r); err != nil {
 		return nil, err
 	}
 	s := &SaveOp{MemoryImage: MemoryImage{Path: path, WasRunning: was == domain.Running, r: r, progress: p}, Managed: managed, options: o, was: was}
@@ -96,11 +96,11 @@ func DropManagedSave(g *machine.Guest) error {
 		g.Record.ManagedSave = true
 		return err
 	}
-	if err := Outdate(g, true); err != nil {
+	if err := UpdateLeftRecord(g, true); err != nil {
 		g.Record.ManagedSave = true
 		return errors.Join(err, g.Store())
 	}
-	RemoveManagedSaveNow(g)
+	RemoveUnrecordedSave(g)
 	return nil
 }
 
@@ -109,7 +109,7 @@ func SettleImage(g *machine.Guest, r *machine.Instance) {
 	switch {
 	case r == nil || !r.FromManaged:
 	case r.VCPUsRan:
-		UseUpManagedSave(g, r)
+		ConsumeManagedSave(g, r)
 	case r.SaveConsumed: // but the guest did not run from it
 		g.Record.ManagedSave, r.SaveConsumed = true, false
 		if err := g.Store(); err != nil {
@@ -118,26 +118,26 @@ func SettleImage(g *machine.Guest, r *machine.Instance) {
 	}
 }
 
-// UseUpManagedSave forgets and removes the image that the guest was resumed from. It removes the file even
+// ConsumeManagedSave forgets and removes the image that the guest was resumed from. It removes the file even
 // if the store takes no changes: a second restore would damage the guest's disks. It runs in the loop, or
 // before the loop starts.
-func UseUpManagedSave(g *machine.Guest, r *machine.Instance) {
+func ConsumeManagedSave(g *machine.Guest, r *machine.Instance) {
 	if r.SaveConsumed {
-		RemoveManagedSaveNow(g)
+		RemoveUnrecordedSave(g)
 		return
 	}
 	if DropManagedSave(g) == nil {
 		return
 	}
 	g.Record.ManagedSave = false
-	RemoveManagedSaveNow(g)
+	RemoveUnrecordedSave(g)
 	if err := g.Store(); err != nil { // there may be space now
 		g.StoreLater(r, err)
 	}
 }
 
-// RemoveManagedSaveNow removes an image that no record names, and the record of a change of its header.
-func RemoveManagedSaveNow(g *machine.Guest) {
+// RemoveUnrecordedSave removes an image that no record names, and the record of a change of its header.
+func RemoveUnrecordedSave(g *machine.Guest) {
 	real, err := filepath.EvalSymlinks(ManagedSavePath(g))
 	machine.RemoveFile(g.Log, ManagedSavePath(g))
 	if err == nil {
@@ -145,9 +145,9 @@ func RemoveManagedSaveNow(g *machine.Guest) {
 	}
 }
 
-// AdmitBesideSave refuses a run while there is a managed save image. The guest's disks would change, and
+// RefuseManagedSave refuses a run while there is a managed save image. The guest's disks would change, and
 // restoring the image later would damage them.
-func AdmitBesideSave(g *machine.Guest) error {
+func RefuseManagedSave(g *machine.Guest) error {
 	if g.Record.ManagedSave {
 		return fault.New(fault.WrongState, fault.Domain, "domain %q has a managed save image, which would no longer fit its disks; start it from that image, or remove the image first", g.Record.Name)
 	}
