@@ -87,7 +87,7 @@ func Open(c machine.Config) (*machine.Registry, error) {
 	r.Loops.Go(func() {
 		provision.RunSpaceWatch(r.Life, r.SpaceWatch, scope.Daemon("resuming a guest whose disk has space again"))
 	})
-	r.Loops.Go(func() { console.BoundLogs(r.Life, r) })
+	r.Loops.Go(func() { console.LimitLogs(r.Life, r) })
 	return r, nil
 }
 
@@ -212,7 +212,7 @@ func findOrphans(r *machine.Registry) {
 			continue
 		}
 		pid, unknown := provision.EmulatorIn(r, dir)
-		if unknown == nil && (pid == 0 || launch.EndedWaiting(r, pid, name)) {
+		if unknown == nil && (pid == 0 || launch.EndUnusedPrepared(r, pid, name)) {
 			continue
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {

@@ -61,7 +61,7 @@ func ForgetPrepared(g *machine.Guest) {
 }
 
 // CutLogs looks at the sizes of all logs now, and LogPath is a guest's.
-func CutLogs(r *machine.Registry) { console.CutLogs(r) }
+func CutLogs(r *machine.Registry) { console.TrimLogs(r) }
 
 // LogPath is where a guest's log lies.
 func LogPath(r *machine.Registry, name string) string { return filepath.Join(r.LogDir(), name+".log") }

@@ -496,7 +496,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 	asked := make(chan string, 1)
 	leave := func(g *guest.Guest, answer error) {
 		owner := make(chan struct{})
-		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{AutoDestroy: true, Owner: owner, OwnerMay: func(uuid string) error {
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{AutoDestroy: true, Owner: owner, OwnerMayDestroy: func(uuid string) error {
 			asked <- uuid
 			return answer
 		}}))

@@ -129,19 +129,19 @@ func TestAUsersLinkLeadsToNoOthersTerminal(t *testing.T) {
 // TestPicturesThatNobodyReadsAreBounded: they are memory of the host's.
 func TestPicturesThatNobodyReadsAreBounded(t *testing.T) {
 	var p machine.OpenScreenshots
-	if !take(&p, 2*maxPicture) {
+	if !reserveBytes(&p, 2*maxPicture) {
 		t.Error("one alone is not taken")
 	}
-	if take(&p, 1) {
+	if reserveBytes(&p, 1) {
 		t.Error("a second connection is accepted beside it")
 	}
-	givePicture(&p, 2*maxPicture)
+	releaseBytes(&p, 2*maxPicture)
 	for range 2 {
-		if !take(&p, maxPicture/2) {
+		if !reserveBytes(&p, maxPicture/2) {
 			t.Error("what there is room for is not taken")
 		}
 	}
-	if take(&p, 1) {
+	if reserveBytes(&p, 1) {
 		t.Error("more is taken than there is room for")
 	}
 }

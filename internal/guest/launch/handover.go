@@ -45,7 +45,7 @@ func (l *Launch) ReadBack(ctx context.Context) error {
 		return err
 	}
 	console.SetPTYs(l.Instance.Definition, ptys)
-	return l.describe()
+	return l.updateRecordedXML()
 }
 
 // unlock opens the image of an encrypted disk in QEMU.

@@ -21,7 +21,7 @@ func (l *Launch) CheckHostDevices(context.Context) error {
 			}
 		}
 		taken, err := provision.CheckHostDevice(l.Guest.Reg, l.Instance.UUID, d, devices)
-		if missing := (*provision.Absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, true) {
+		if missing := (*provision.Absence)(nil); errors.As(err, &missing) && l.mayStartWithout(d.StartupPolicy, true) {
 			l.Instance.Definition.Devices.Remove(d)
 			l.Instance.Log.Warn("USB device missing; guest starts without it", "cause", err)
 			continue

@@ -30,7 +30,7 @@ func TestLastWords_NameWhatTheDefinitionHas(t *testing.T) {
 		"qemu: could not load PC BIOS '/x'":                                                                                  "could not load PC BIOS '/x'",
 		"it wrote nothing (exit status 1)":                                                                                   "it wrote nothing (exit status 1)",
 	} {
-		if got := plainWords(def, words); got != want {
+		if got := plainMessage(def, words); got != want {
 			t.Errorf("%s\nis told as %q, want %q", words, got, want)
 		}
 	}
@@ -40,7 +40,7 @@ func TestLastWords_NameWhatTheDefinitionHas(t *testing.T) {
 		at + "tpm-emulator: TPM result for CMD_INIT: 0x101 operation failed": "the TPM's state in /data/tpm/u cannot be read (tpm-emulator: TPM result for CMD_INIT: 0x101 operation failed): " +
 			"restore a copy of it, or begin with a new TPM: undefine the domain with --tpm and define it again",
 	} {
-		if got := l.explain(words); got.Error() != want || fault.Of(got) == fault.Internal {
+		if got := l.explainExit(words); got.Error() != want || fault.Of(got) == fault.Internal {
 			t.Errorf("%s\nis told as %v", words, got)
 		}
 	}

@@ -64,7 +64,7 @@ func planRestore(g *machine.Guest, image *savestate.SavedImage, o StartOptions) 
 			return func() error { savestate.SettleImage(g, r); return nil }, err // again: unwinding may have had no time for it
 		}
 		return func() error {
-			commitStart(g, r, begun(r, true, o), o)
+			commitStart(g, r, startedFact(r, true, o), o)
 			if r.StayPaused {
 				g.Log.Warn("guest was saved after it had shut down or reset; kept in that state until it is reset or destroyed")
 				g.Advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonShuttingDown})

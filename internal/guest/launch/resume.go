@@ -58,12 +58,12 @@ func (l *Launch) load(ctx context.Context) error {
 // client was already told that the guest runs.
 func (l *Launch) recordRunning(context.Context) error {
 	l.Instance.Resuming = l.From != nil && !l.opts.Paused && !l.Instance.StayPaused
-	l.Instance.State, _ = lifecycle.Step(lifecycle.State{Policy: machine.Policy(l.Instance.Definition)}, begun(l.Instance, l.From != nil, l.opts))
+	l.Instance.State, _ = lifecycle.Step(lifecycle.State{Policy: machine.Policy(l.Instance.Definition)}, startedFact(l.Instance, l.From != nil, l.opts))
 	return fault.Wrap(atomicfile.WriteHalf(filepath.Join(l.Instance.Dir, machine.RecordFile), &l.Instance.InstanceRecord), fault.Failed, fault.Host, "cannot record that it runs")
 }
 
-// begun returns the lifecycle event of a completed start.
-func begun(r *machine.Instance, restored bool, o StartOptions) lifecycle.Started {
+// startedFact returns the lifecycle event of a completed start.
+func startedFact(r *machine.Instance, restored bool, o StartOptions) lifecycle.Started {
 	if restored {
 		return lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused || r.StayPaused}
 	}
@@ -87,7 +87,7 @@ func (l *Launch) resumeVCPUs(ctx context.Context) error {
 		if err := l.consumeManagedSave(ctx, l.Sc); err != nil {
 			return err
 		}
-		l.resumed = l.From != nil
+		l.usedPrepared = l.From != nil
 		if err := l.Instance.Session.Load().Execute(ctx, "cont", nil, nil); err != nil {
 			return err
 		}
