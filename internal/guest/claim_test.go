@@ -50,7 +50,7 @@ func bareRegistry(t *testing.T) *machine.Registry {
 func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	r, asked := bareRegistry(t), 0
 	var first *machine.Guest
-	g, err := claimed(t.Context(), r, "passing", claimedUUID, func(g *machine.Guest) error {
+	g, err := withClaimedGuest(t.Context(), r, "passing", claimedUUID, func(g *machine.Guest) error {
 		if asked++; asked == 1 {
 			first = g
 			if err := g.Change(t.Context(), scope.Daemon("a test"), "", func() error { forget(g); return nil }); err != nil {
@@ -127,7 +127,7 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	if err := os.Mkdir(dead, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: filepath.Join(dead, "vars")})
+	leaveUndefined(r, t, undefineOp{UUID: claimedUUID, NVRAM: filepath.Join(dead, "vars")})
 	release, visits := mounttest.Hang(t, dead), mounttest.Visits(t, dead)
 	if err := recoverUndefinitions(r); err != nil {
 		t.Fatal(err)
@@ -142,11 +142,11 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	nothing := func(*machine.Guest) error { return nil }
 	hurried, stop := context.WithCancelCause(t.Context())
 	stop(nil)
-	if _, err := claimed(hurried, r, "next", claimedUUID, nothing); err == nil {
+	if _, err := withClaimedGuest(hurried, r, "next", claimedUUID, nothing); err == nil {
 		t.Error("the next guest is there before the files of the last have gone")
 	}
 	release()
-	if _, err := claimed(t.Context(), r, "next", claimedUUID, nothing); err != nil {
+	if _, err := withClaimedGuest(t.Context(), r, "next", claimedUUID, nothing); err != nil {
 		t.Error(err)
 	}
 }
@@ -155,8 +155,8 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 // next one of its UUID.
 func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 	r := bareRegistry(t)
-	noteCrash(r, claimedUUID)
-	g, err := claimed(t.Context(), r, "crashed", claimedUUID, func(g *machine.Guest) error {
+	recordCrash(r, claimedUUID)
+	g, err := withClaimedGuest(t.Context(), r, "crashed", claimedUUID, func(g *machine.Guest) error {
 		return g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
 			g.State.Persistent = true
 			return provision.Redefine(g, &domain.Definition{Name: "crashed", UUID: claimedUUID})
@@ -235,7 +235,7 @@ func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 // guestOf is a guest that is defined with a file of UEFI variables.
 func guestOf(t *testing.T, r *machine.Registry, uuid, vars string) *machine.Guest {
 	t.Helper()
-	g, err := claimed(t.Context(), r, "of "+uuid, uuid, func(g *machine.Guest) error {
+	g, err := withClaimedGuest(t.Context(), r, "of "+uuid, uuid, func(g *machine.Guest) error {
 		return g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
 			g.State.Persistent = true
 			d := &domain.Definition{Name: "of " + uuid, UUID: uuid}
@@ -260,7 +260,7 @@ func nailed(t *testing.T) string {
 }
 
 // leaveUndefined leaves what a daemon that was killed did not come to.
-func leaveUndefined(r *machine.Registry, t *testing.T, u undefinition) {
+func leaveUndefined(r *machine.Registry, t *testing.T, u undefineOp) {
 	t.Helper()
 	payload, err := json.Marshal(&u)
 	if err != nil {
@@ -348,7 +348,7 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := bareRegistry(t)
 			vars := nailed(t)
-			leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: vars, Held: []string{filepath.Dir(vars)}})
+			leaveUndefined(r, t, undefineOp{UUID: claimedUUID, NVRAM: vars, Held: []string{filepath.Dir(vars)}})
 			if err := recoverUndefinitions(r); err != nil {
 				t.Fatal(err)
 			}
@@ -380,7 +380,7 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
-	leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: vars})
+	leaveUndefined(r, t, undefineOp{UUID: claimedUUID, NVRAM: vars})
 	if err := recoverUndefinitions(r); err != nil {
 		t.Fatal(err)
 	}
@@ -416,7 +416,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 		run := machine.NewInstance(*rec, t.TempDir(), r.Kernel, r.Log)
 		run.Definition = g.Inactive.Clone()
 		run.Definition.OS.NVRAM.Template = "/template"
-		bury(r, run, rec, false)
+		settleEnded(r, run, rec, false)
 	}
 	cutOff()
 	if _, err := os.Lstat(savestate.PartialPath(vars)); !errors.Is(err, os.ErrNotExist) {
@@ -434,7 +434,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 // A request is not executed if its client has gone before its turn. It could run after the client's next request.
 func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := claimed(t.Context(), r, "busy", claimedUUID, func(*machine.Guest) error { return nil })
+	g, err := withClaimedGuest(t.Context(), r, "busy", claimedUUID, func(*machine.Guest) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -469,7 +469,7 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 // Until the store has one of them both names of a guest that is being renamed are its own.
 func TestNobodyTakesANameAmidARename(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := claim(r, "from", claimedUUID, true)
+	g, err := claimGuest(r, "from", claimedUUID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +477,7 @@ func TestNobodyTakesANameAmidARename(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"from", "to"} {
-		if _, err := claim(r, name, "c0ffee00-0000-4000-8000-0000000000a7", true); !fault.Is(err, fault.Exists) {
+		if _, err := claimGuest(r, name, "c0ffee00-0000-4000-8000-0000000000a7", true); !fault.Is(err, fault.Exists) {
 			t.Errorf("another is given the name %q: %v", name, err)
 		}
 	}
@@ -494,11 +494,11 @@ func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 	g.Instance = machine.NewInstance(machine.InstanceRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.Log)
 	g.Instance.Definition = &domain.Definition{Name: "asked", UUID: claimedUUID}
 	g.State = lifecycle.State{Phase: domain.Paused, Reason: domain.ReasonIOError}
-	meet(g, &inquiry{status: "running"}, domain.Running)
+	correctState(g, &qemuState{status: "running"}, domain.Running)
 	if g.State.Phase != domain.Paused || g.State.Reason != domain.ReasonIOError {
 		t.Errorf("a guest that was paused since is said to be %s (%s)", g.State.Phase, g.State.Reason)
 	}
-	meet(g, &inquiry{status: "running"}, domain.Paused)
+	correctState(g, &qemuState{status: "running"}, domain.Paused)
 	if g.State.Phase != domain.Running {
 		t.Errorf("a guest that runs is said to be %s", g.State.Phase)
 	}
@@ -507,7 +507,7 @@ func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 // A client destroys a transient guest during its start. The answer must be that the guest has gone, as requested.
 func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := claim(r, "starting", claimedUUID, true)
+	g, err := claimGuest(r, "starting", claimedUUID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -540,11 +540,11 @@ func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
 	for range 2 {
 		g.Waiting = append(g.Waiting, &machine.Task{Ctx: t.Context(), Sc: scope.Daemon("a test"), Kind: domain.JobModify, Reply: make(chan error, 1), Plan: func() (machine.Work, error) {
 			begun++
-			forgetIfNothing(g)
+			forgetIfUnused(g)
 			return nil, nil
 		}})
 	}
-	if continueAfter(g); begun != 1 || len(g.Waiting) != 1 {
+	if startWaiting(g); begun != 1 || len(g.Waiting) != 1 {
 		t.Errorf("%d are begun, and %d wait", begun, len(g.Waiting))
 	}
 }

@@ -26,11 +26,11 @@ func Define(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 	if err := sc.Check(); err != nil {
 		return nil, err
 	}
-	u, err := understand(ctx, r, doc, validate)
+	u, err := parseDefinition(ctx, r, doc, validate)
 	if err != nil {
 		return nil, err
 	}
-	return claimed(ctx, r, u.Plain.Name, u.Plain.UUID, func(g *machine.Guest) error {
+	return withClaimedGuest(ctx, r, u.Plain.Name, u.Plain.UUID, func(g *machine.Guest) error {
 		return g.Change(ctx, sc, "", func() error {
 			if err := g.CheckName(u.Plain.Name); err != nil {
 				return err
@@ -50,8 +50,8 @@ func Define(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 	})
 }
 
-// understand parses a document and completes it, by the capabilities of the QEMU that it names.
-func understand(ctx context.Context, r *machine.Registry, doc string, validate bool) (u provision.ParsedDefinition, err error) {
+// parseDefinition parses a document and completes it, by the capabilities of the QEMU that it names.
+func parseDefinition(ctx context.Context, r *machine.Registry, doc string, validate bool) (u provision.ParsedDefinition, err error) {
 	var def *domain.Definition
 	err = fairqueue.Do(ctx, func() (err error) {
 		def, err = domainxml.Parse(doc, domainxml.Options{Validate: validate, Submitted: true})
@@ -122,9 +122,9 @@ func define(g *machine.Guest, def *domain.Definition, doc string) error {
 	return nil
 }
 
-// forgetIfNothing removes a guest after a failure that followed its claim: it is neither defined nor
+// forgetIfUnused removes a guest after a failure that followed its claim: it is neither defined nor
 // running nor starting, as far as is known.
-func forgetIfNothing(g *machine.Guest) {
+func forgetIfUnused(g *machine.Guest) {
 	if g.Inactive == nil && g.Instance == nil && g.CurrentJob == nil && g.Quarantine == "" {
 		forget(g)
 	}
@@ -140,7 +140,7 @@ func Undefine(ctx context.Context, g *machine.Guest, sc scope.Scope, o UndefineO
 		return fault.Wrap(err, fault.Of(err), fault.Domain, "cannot undefine domain %q yet", g.Name())
 	}
 	defer leave()
-	u, err := newUndefinition(ctx, g, sc, o)
+	u, err := newUndefineOp(ctx, g, sc, o)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 		return err
 	}
 	inactive := g.Inactive
-	tighten, err := loosen(g, o)
+	tighten, err := recordTransient(g, o)
 	if err != nil {
 		return err
 	}
@@ -187,14 +187,14 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 	g.WriteInstance()
 	g.Announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRemoved})
 	g.Publish()
-	forgetIfNothing(g)
+	forgetIfUnused(g)
 	return nil
 }
 
-// loosen records in the instance record, before the store forgets the guest, that a running guest becomes
+// recordTransient records in the instance record, before the store forgets the guest, that a running guest becomes
 // transient. It does so for a guest that has just ended, too. Otherwise the next daemon would find a
 // persistent guest without a stored definition, and take it for lost. tighten reverts this.
-func loosen(g *machine.Guest, o UndefineOptions) (tighten func(), err error) {
+func recordTransient(g *machine.Guest, o UndefineOptions) (tighten func(), err error) {
 	r := g.Instance
 	if r == nil {
 		if g.Unstored != nil { // the store must first have the changes that only the instance record has

@@ -36,10 +36,10 @@ func beginRelease(g *machine.Guest) {
 		defer stop()
 		awaitLastEvents(ctx, r)
 		if crashed {
-			noteCrash(g.Reg, g.UUID)
+			recordCrash(g.Reg, g.UUID)
 		}
 		err := r.ReleaseAll(ctx)
-		return func() error { finish(g, r); return nil }, err
+		return func() error { settleExit(g, r); return nil }, err
 	})
 }
 
@@ -60,9 +60,9 @@ func awaitLastEvents(ctx context.Context, r *machine.Instance) {
 	s.Close()
 }
 
-// finish settles the state of a guest after its process has ended and its resources are released. It runs in
+// settleExit settles the state of a guest after its process has ended and its resources are released. It runs in
 // the loop.
-func finish(g *machine.Guest, r *machine.Instance) {
+func settleExit(g *machine.Guest, r *machine.Instance) {
 	for r.Events != nil && handleEvents(g) { // QEMU's last events explain the end
 	}
 	if g.State.EndFor == "" {

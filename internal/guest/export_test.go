@@ -24,7 +24,7 @@ func Prepare(ctx context.Context, g *machine.Guest) error {
 }
 
 // PauseBefore is how long the start waits that follows the nth crash in a row.
-func PauseBefore(n int) time.Duration { return pauseBefore(n) }
+func PauseBefore(n int) time.Duration { return restartPause(n) }
 
 // Next names the guest for which a QEMU would be prepared now; "": none.
 func Next(r *machine.Registry) string {
@@ -60,8 +60,8 @@ func ForgetPrepared(g *machine.Guest) {
 	delete(p.Ready, g.UUID)
 }
 
-// CutLogs looks at the sizes of all logs now, and LogPath is a guest's.
-func CutLogs(r *machine.Registry) { console.TrimLogs(r) }
+// TrimLogs looks at the sizes of all logs now, and LogPath is a guest's.
+func TrimLogs(r *machine.Registry) { console.TrimLogs(r) }
 
 // LogPath is where a guest's log lies.
 func LogPath(r *machine.Registry, name string) string { return filepath.Join(r.LogDir(), name+".log") }

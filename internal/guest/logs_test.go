@@ -21,7 +21,7 @@ func TestALogThatGrowsIsCut(t *testing.T) {
 	defer qemu.Close()
 	_, err = qemu.WriteString(strings.Repeat("again and again\n", 5<<16) + "the last word\n")
 	ok(t, err)
-	guest.CutLogs(d.Registry)
+	guest.TrimLogs(d.Registry)
 	_, err = qemu.WriteString("and another\n")
 	ok(t, err)
 	now, err := os.ReadFile(path)
@@ -56,7 +56,7 @@ func TestLogsOfGuestsThatHaveGoneAreBounded(t *testing.T) {
 	}
 	ok(t, os.WriteFile(guest.LogPath(d.Registry, "gone-0")+".0", nil, 0o600))
 	keeps[guest.LogPath(d.Registry, "gone-0")+".0"] = false
-	guest.CutLogs(d.Registry)
+	guest.TrimLogs(d.Registry)
 	for path, kept := range keeps {
 		if _, err := os.Stat(path); (err == nil) != kept {
 			t.Errorf("%s: %v", path, err)

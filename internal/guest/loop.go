@@ -39,8 +39,8 @@ func newGuest(r *machine.Registry, name, uuid string) *machine.Guest {
 // loop runs until ctx ends or the guest is forgotten. It leaves the QEMU process running.
 func loop(ctx context.Context, g *machine.Guest) {
 	defer close(g.Ended)
-	defer retire(g)
-	continueAfter(g) // an adopted guest may have work to finish
+	defer stopLoop(g)
+	startWaiting(g) // an adopted guest may have work to finish
 	for !g.Finished {
 		if handleEvents(g) {
 			continue
@@ -78,9 +78,9 @@ func handleEvents(g *machine.Guest) bool {
 	}
 }
 
-// retire ends what the loop began, when the daemon stops or the guest is forgotten. It answers waiting
+// stopLoop ends what the loop began, when the daemon stops or the guest is forgotten. It answers waiting
 // clients, cancels the current job, which may undo itself, and leaves the monitor to the next daemon.
-func retire(g *machine.Guest) {
+func stopLoop(g *machine.Guest) {
 	g.Finished = true
 	g.Turn.Stop()
 	g.WriteRetry.Stop()
@@ -91,16 +91,16 @@ func retire(g *machine.Guest) {
 	g.Waiting, g.Destroyers = nil, nil
 	if g.CurrentJob != nil {
 		g.CurrentJob.Cancel(reason)
-		awaitWork(g, reason)
+		awaitJob(g, reason)
 	}
 	if g.Instance != nil {
 		provision.DisconnectInstance(g.Instance)
 	}
 }
 
-// awaitWork waits until the current job has undone itself. Requests of the job to the loop, such as to
+// awaitJob waits until the current job has undone itself. Requests of the job to the loop, such as to
 // settle an image, are still served: otherwise the job would wait for the loop, and the loop for the job.
-func awaitWork(g *machine.Guest, reason error) {
+func awaitJob(g *machine.Guest, reason error) {
 	late := time.NewTimer(machine.JobUndoPatience)
 	defer late.Stop()
 	for g.CurrentJob != nil {
@@ -120,8 +120,8 @@ func awaitWork(g *machine.Guest, reason error) {
 	}
 }
 
-// carryOut carries out one effect of a lifecycle step. It runs in the loop.
-func carryOut(g *machine.Guest, e lifecycle.Effect) {
+// applyEffect carries out one effect of a lifecycle step. It runs in the loop.
+func applyEffect(g *machine.Guest, e lifecycle.Effect) {
 	switch e := e.(type) {
 	case lifecycle.Announce:
 		g.Announce(event.DomainChange{Change: e.Change, Detail: e.Detail})
@@ -132,9 +132,9 @@ func carryOut(g *machine.Guest, e lifecycle.Effect) {
 	case lifecycle.DumpCore:
 		savestate.DumpCore(g)
 	case lifecycle.ResetMachine:
-		restartMachine(g)
+		resetMachine(g)
 	case lifecycle.RestartGuest:
-		startAgain(g, "QEMU ended unexpectedly: "+g.Restarts.Cause)
+		restartGuest(g, "QEMU ended unexpectedly: "+g.Restarts.Cause)
 	case lifecycle.Forget:
 		forget(g)
 	}
@@ -164,7 +164,7 @@ func settleJob(g *machine.Guest, o machine.Outcome) {
 	}
 	g.NoteEnd(j, err)
 	if err != nil {
-		forgetIfNothing(g)
+		forgetIfUnused(g)
 	}
 	g.Publish()
 	if err == nil && j.Task.Progress != nil && g.Instance.Ending() {
@@ -174,12 +174,12 @@ func settleJob(g *machine.Guest, o machine.Outcome) {
 	} else {
 		j.Task.Answer(err)
 	}
-	continueAfter(g)
+	startWaiting(g)
 }
 
-// continueAfter begins what waited for the end of the work: first the release, if the process has ended,
+// startWaiting begins what waited for the end of the work: first the release, if the process has ended,
 // then the waiting tasks in order.
-func continueAfter(g *machine.Guest) {
+func startWaiting(g *machine.Guest) {
 	if g.CurrentJob != nil || g.Finished {
 		return
 	}

@@ -201,8 +201,8 @@ func crashed(r *machine.Registry, name string) *machine.Guest {
 	g := newGuest(r, name, claimedUUID)
 	g.Inactive = &domain.Definition{OnCrash: "restart"}
 	r.Boot = "this"
-	noteCrash(r, g.UUID)
-	run(r, g)
+	recordCrash(r, g.UUID)
+	startLoop(r, g)
 	return g
 }
 
@@ -219,7 +219,7 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 		})
 	}()
 	<-begun
-	autostart(t.Context(), g, scope.Daemon("a test"))
+	autostartGuest(t.Context(), g, scope.Daemon("a test"))
 	waits := false
 	_ = g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
 		waits = g.Restarts.Cancel != nil
@@ -243,7 +243,7 @@ func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
 	begun, over, started, destroyed := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)
 	go func() {
 		started <- g.Perform(t.Context(), scope.Daemon("a test"), "", domain.JobStart, 0, func() (machine.Work, error) {
-			startAgain(g, "it crashed")
+			restartGuest(g, "it crashed")
 			return func(context.Context, scope.Scope) (machine.Settle, error) {
 				close(begun)
 				<-over

@@ -43,11 +43,11 @@ func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
 func TestNewGuestsHaveNamesThatFit(t *testing.T) {
 	r := bareRegistry(t)
 	nothing := func(*machine.Guest) error { return nil }
-	if _, err := claimed(t.Context(), r, strings.Repeat("x", 247), claimedUUID, nothing); err != nil {
+	if _, err := withClaimedGuest(t.Context(), r, strings.Repeat("x", 247), claimedUUID, nothing); err != nil {
 		t.Error(err)
 	}
 	for _, name := range []string{strings.Repeat("x", 248), "..", "a\rb", " "} {
-		if _, err := claimed(t.Context(), r, name, "c0ffee00-0000-4000-8000-0000000000a7", nothing); !fault.Is(err, fault.Invalid) {
+		if _, err := withClaimedGuest(t.Context(), r, name, "c0ffee00-0000-4000-8000-0000000000a7", nothing); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -60,7 +60,7 @@ func TestThereAreNoMoreGuestsThanClientsTake(t *testing.T) {
 	for i := range machine.MaxGuests {
 		r.GuestsByUUID[strconv.Itoa(i)] = nil
 	}
-	if _, err := claim(r, "one-more", "u", true); !fault.Is(err, fault.NoCapacity) {
+	if _, err := claimGuest(r, "one-more", "u", true); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("one more: %v", err)
 	}
 }

@@ -21,7 +21,7 @@ var guestOperations = operation.Kinds[*machine.Instance]{
 func Operations(r *machine.Registry) (all []operation.Listed) {
 	for _, set := range undefinitionSets(r) {
 		for _, op := range set.Operations() {
-			u := op.Work().(*undefinition)
+			u := op.Work().(*undefineOp)
 			all = append(all, operation.Listed{Status: op.Status(), Name: u.Name, UUID: u.UUID})
 		}
 	}

@@ -92,7 +92,7 @@ func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 		r := machine.NewInstance(machine.InstanceRecord{Name: "stopped"}, t.TempDir(), kernel.Root{}, log)
 		r.Connect(s)
 		g := &machine.Guest{Reg: &machine.Registry{Life: t.Context()}, Log: log, Instance: r}
-		restartMachine(g)
+		resetMachine(g)
 		late := time.After(time.Hour)
 		select {
 		case <-s.Done():

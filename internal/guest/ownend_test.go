@@ -214,7 +214,7 @@ func TestPreserve_ResetBootsTheGuest(t *testing.T) {
 func TestSetPolicy_PreserveIsForCrashesAlone(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("policies"))
-	for _, on := range []guest.Happening{guest.PoweredOff, guest.Rebooted} {
+	for _, on := range []guest.LifecycleEvent{guest.PoweredOff, guest.Rebooted} {
 		refused(t, guest.SetPolicy(d.ctx(), g, scope.Daemon("a test"), on, "preserve", machine.Affect{Config: true}), fault.Unsupported, "preserve")
 	}
 	ok(t, guest.SetPolicy(d.ctx(), g, scope.Daemon("a test"), guest.Crashed, "preserve", machine.Affect{Config: true}))

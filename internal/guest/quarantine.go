@@ -14,9 +14,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// setAside quarantines a guest that cannot be adopted: its QEMU is not ended, and the guest cannot be
+// quarantineGuest quarantines a guest that cannot be adopted: its QEMU is not ended, and the guest cannot be
 // started beside it. If no QEMU runs, the run directory is removed instead.
-func setAside(r *machine.Registry, dir string, cause error) {
+func quarantineGuest(r *machine.Registry, dir string, cause error) {
 	id := filepath.Base(dir)
 	log := r.Log.With("uuid", id, "dir", dir)
 	ctx, stop := context.WithTimeout(r.Life, machine.ReleaseLimit)
@@ -27,16 +27,16 @@ func setAside(r *machine.Registry, dir string, cause error) {
 		return
 	}
 	log.Error("guest cannot be adopted; quarantined", "error", cause, "until", err)
-	if g := asideAs(r, id, dir); g != nil {
+	if g := quarantinedGuest(r, id, dir); g != nil {
 		g.Quarantine = fmt.Sprintf("quarantined: this guest could not be adopted (%v); %v", cause, err)
 		g.Publish()
 		r.Loops.Go(func() { endQuarantine(r, g, dir) })
 	}
 }
 
-// asideAs returns the guest of a quarantined run directory. If no record defines it, it is shown by the
+// quarantinedGuest returns the guest of a quarantined run directory. If no record defines it, it is shown by the
 // name in the instance record, or else by its UUID. Nil: it is no guest's directory.
-func asideAs(r *machine.Registry, id, dir string) *machine.Guest {
+func quarantinedGuest(r *machine.Registry, id, dir string) *machine.Guest {
 	if uuid.Validate(id) != nil {
 		return nil
 	}
@@ -44,7 +44,7 @@ func asideAs(r *machine.Registry, id, dir string) *machine.Guest {
 	if err != nil || rec == nil || rec.UUID != id || domain.CheckName(rec.Name) != nil {
 		rec = &machine.InstanceRecord{Name: id, UUID: id}
 	}
-	return adopted(r, rec)
+	return adoptedGuest(r, rec)
 }
 
 // endQuarantine ends the quarantine when the QEMU has ended. The guest is then shut off, or forgotten if it
@@ -71,7 +71,7 @@ func endQuarantine(r *machine.Registry, g *machine.Guest, dir string) {
 					over = true
 					g.Log.Info("QEMU of a quarantined guest has ended")
 					g.Quarantine = ""
-					forgetIfNothing(g)
+					forgetIfUnused(g)
 					return nil
 				}, nil
 			}, nil

@@ -576,7 +576,7 @@ func takeOver(t *testing.T, root string, c machine.Config) *taken {
 	r.Connect(g.connect())
 	g.Publish()
 	g.WriteInstance()
-	run(reg, g.Guest)
+	startLoop(reg, g.Guest)
 	return g
 }
 
@@ -679,7 +679,7 @@ func (g *taken) play(line string) {
 		_ = conn.Close()
 	case word == "back":
 		if g.run.LostAt.Load() != nil {
-			go handOver(g.Guest, g.run, g.connect())
+			go passSession(g.Guest, g.run, g.connect())
 		}
 	case word == "save": // an earlier daemon began one
 		_ = g.Change(context.Background(), scope.Daemon("a test"), "", func() error {

@@ -250,7 +250,7 @@ func (l *Launch) usePrepared(ctx context.Context) (*qemuprocess.Process, error) 
 // preparedLimit bounds the wait for a prepared QEMU, which has nothing to do but answer.
 const preparedLimit = 3 * time.Second
 
-// connectPrepared connects to the monitor of a prepared QEMU, within greetLimit.
+// connectPrepared connects to the monitor of a prepared QEMU, within preparedLimit.
 func (l *Launch) connectPrepared(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, preparedLimit)
 	defer stop()

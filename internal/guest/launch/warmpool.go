@@ -18,7 +18,7 @@ import (
 
 // These decide when a QEMU is prepared for a guest, and how long it is kept.
 const (
-	// startsToPrepare is how many starts within oftenWithin make another start of the guest likely.
+	// startsToPrepare is how many starts within startsWindow make another start of the guest likely.
 	startsToPrepare = 2
 	startsWindow    = 10 * time.Minute
 	// keepPrepared is how long an unused prepared QEMU is kept. It also bounds the age of the files
@@ -138,7 +138,7 @@ func RunPool(ctx context.Context, p *machine.WarmPool, sc scope.Scope) {
 	}
 }
 
-// inUse reports whether there is anything to maintain. It also forgets starts older than oftenWithin.
+// inUse reports whether there is anything to maintain. It also forgets starts older than startsWindow.
 func inUse(p *machine.WarmPool) bool {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()

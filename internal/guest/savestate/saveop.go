@@ -109,7 +109,7 @@ func (s *SaveOp) makeFile(ctx context.Context) error {
 	if err := s.create(ctx, s.op.Scope()); err != nil {
 		return err
 	}
-	if !s.Managed { // sweepSaved finds managed images
+	if !s.Managed { // sweepManagedSaves finds managed images
 		recordIncomplete(s.r.Guest, s.Path, s.file)
 	}
 	return nil
