@@ -199,7 +199,7 @@ func (d *daemon) opened(g *guest.Guest, path string) (ways []string) {
 
 // An image that QEMU reads is lent to it to write, whether its disk was there from the start or was plugged in; a
 // job writes there then, and is refused before. When it is taken back QEMU cannot write there any more.
-func TestLendToWrite(t *testing.T) {
+func TestLendToWrite_Chain(t *testing.T) {
 	d := newDaemonOf(t, true)
 	d.chain("top", "mid", "base")
 	d.chain("top2", "mid2", "base2")
@@ -299,7 +299,7 @@ func (d *daemon) noted(path string) string {
 
 // What others have of a disk's images is not changed: a guest that is defined, a template, a volume that lies on it,
 // another disk of the guest's own.
-func TestCheckSoleUser(t *testing.T) {
+func TestCheckSoleUser_Neighbours(t *testing.T) {
 	d := newDaemonOf(t, true)
 	top := d.chain("top", "mid", "base")
 	at := func(name string) string { return filepath.Join(d.dir, name) }

@@ -47,7 +47,7 @@ func bareRegistry(t *testing.T) *machine.Registry {
 	return r
 }
 
-func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
+func TestClaim_GuestJustForgotten(t *testing.T) {
 	r, asked := bareRegistry(t), 0
 	var first *machine.Guest
 	g, err := withClaimedGuest(t.Context(), r, "passing", claimedUUID, func(g *machine.Guest) error {
@@ -70,7 +70,7 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 // A request that waits for its turn on the guest is authorized again when its turn comes. Steps that it has started
 // continue.
 // Promise: A1
-func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
+func TestTask_PermissionCheckedAtTurn(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
 	var denied atomic.Bool
@@ -121,7 +121,7 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 // The files of a guest that was undefined go before the next one of its UUID can make its
 // own in their place.
 // Promise: F24
-func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
+func TestClaim_WaitsForRemovals(t *testing.T) {
 	r := bareRegistry(t)
 	dead := filepath.Join(t.TempDir(), "dead")
 	if err := os.Mkdir(dead, 0o700); err != nil {
@@ -153,7 +153,7 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 
 // A guest that crashed and was undefined before it was started again leaves no start to the
 // next one of its UUID.
-func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
+func TestUndefine_PendingStart(t *testing.T) {
 	r := bareRegistry(t)
 	recordCrash(r, claimedUUID)
 	g, err := withClaimedGuest(t.Context(), r, "crashed", claimedUUID, func(g *machine.Guest) error {
@@ -177,7 +177,7 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 // A start from a managed save image fails, and the store says at once that the image was not used. The start's
 // resources are released after that, which may take longer than its daemon lives.
 // Promise: F31
-func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
+func TestManagedSave_UnusedImageKept(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
 	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
@@ -202,7 +202,7 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 
 // A start from a managed save image that ends with its daemon undoes itself before that: the image is the guest's again.
 // Promise: F31
-func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
+func TestStart_DaemonStopsKeepsImage(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
 	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
@@ -303,7 +303,7 @@ func awaitUndefined(r *machine.Registry, t *testing.T) {
 }
 
 // Promise: F24
-func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
+func TestUndefine_NVRAMNotRemovable(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
 	err := Undefine(t.Context(), guestOf(t, r, claimedUUID, vars), scope.Daemon("a test"), UndefineOptions{NVRAM: true})
@@ -320,7 +320,7 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 
 // A client that goes just as its guest is undefined takes the variables along, as it asked.
 // Promise: F24
-func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
+func TestUndefine_ClientDisconnects(t *testing.T) {
 	r := bareRegistry(t)
 	vars := filepath.Join(t.TempDir(), "vars")
 	if err := os.WriteFile(vars, nil, 0o600); err != nil {
@@ -399,7 +399,7 @@ func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 // A partial file of an interrupted start is removed from where it was created. A client that is restricted to
 // folders may have put a symbolic link there since; the removal must not follow it.
 // Promise: A3
-func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
+func TestNVRAM_IncompleteBehindLink(t *testing.T) {
 	r := bareRegistry(t)
 	folder, others := t.TempDir(), t.TempDir()
 	vars := filepath.Join(folder, "way", "vars")
@@ -432,7 +432,7 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 }
 
 // A request is not executed if its client has gone before its turn. It could run after the client's next request.
-func TestNothingIsDoneForWhoHasGone(t *testing.T) {
+func TestTask_ClientGone(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := withClaimedGuest(t.Context(), r, "busy", claimedUUID, func(*machine.Guest) error { return nil })
 	if err != nil {
@@ -467,7 +467,7 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 }
 
 // Until the store has one of them both names of a guest that is being renamed are its own.
-func TestNobodyTakesANameAmidARename(t *testing.T) {
+func TestRename_NamesReserved(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := claimGuest(r, "from", claimedUUID, true)
 	if err != nil {
@@ -488,7 +488,7 @@ func TestNobodyTakesANameAmidARename(t *testing.T) {
 }
 
 // What QEMU has told since it was asked counts for more than its answer.
-func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
+func TestCorrectState_NewerEvent(t *testing.T) {
 	r := bareRegistry(t)
 	g := newGuest(r, "asked", claimedUUID)
 	g.Instance = machine.NewInstance(machine.InstanceRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.Log)
@@ -505,7 +505,7 @@ func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 }
 
 // A client destroys a transient guest during its start. The answer must be that the guest has gone, as requested.
-func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
+func TestDestroy_TransientWhileStarting(t *testing.T) {
 	r := bareRegistry(t)
 	g, err := claimGuest(r, "starting", claimedUUID, true)
 	if err != nil {
@@ -535,7 +535,7 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 
 // What waits for its turn with a guest that is forgotten first is not begun: the next guest of its UUID may be there.
 // Promise: F36
-func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
+func TestTask_GuestForgotten(t *testing.T) {
 	g, begun := newGuest(bareRegistry(t), "forgotten", claimedUUID), 0
 	for range 2 {
 		g.Waiting = append(g.Waiting, &machine.Task{Ctx: t.Context(), Sc: scope.Daemon("a test"), Kind: domain.JobModify, Reply: make(chan error, 1), Plan: func() (machine.Work, error) {
@@ -568,7 +568,7 @@ func (c *endsLate) Done() <-chan struct{} {
 // A completed request is answered with success, and nothing is undone, even if the client's context has just
 // ended.
 // Promise: F36
-func TestWhatIsDoneIsNoFailure(t *testing.T) {
+func TestTask_DoneDespiteCancel(t *testing.T) {
 	g := newGuest(bareRegistry(t), "asked", claimedUUID)
 	for range 64 { // which of the two is seen is chance
 		ctx := &endsLate{t.Context(), 0, make(chan struct{})}

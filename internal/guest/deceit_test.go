@@ -33,7 +33,7 @@ func userOf(t *testing.T, g *guest.Guest) uint32 {
 // A compromised QEMU reports terminals that are not its guest's, and replaces its sockets by symbolic links. The
 // daemon may open any file, but must open neither for a client that wants the guest's console.
 // Promise: I1
-func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
+func TestLinks_CompromisedQEMU(t *testing.T) {
 	d := newDaemonOf(t, true)
 	// Earlier daemons had QEMU make its sockets in its own directory, and had it stay open.
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00002"
@@ -98,7 +98,7 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 // above it, must not lead the daemon to another socket. The daemon, as root, must not connect to one or remove
 // one.
 // Promise: A3, X11
-func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
+func TestLinks_UsersFolder(t *testing.T) {
 	d := newDaemonOf(t, true)
 	const user = 4242
 	others, folder := filepath.Join(d.dir, "others"), filepath.Join(d.dir, "folder")
@@ -152,7 +152,7 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 // A user owns a folder with a guest's files and replaces them by links to files of others. Disks, logs, sockets
 // and save images must not follow these links, also for a client without rules.
 // Promise: X11
-func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
+func TestLinks_UsersLinkRefused(t *testing.T) {
 	d := newDaemonOf(t, true)
 	const user = 4242
 	theirs, folder := filepath.Join(d.dir, "theirs"), filepath.Join(d.dir, "folder")
@@ -196,7 +196,7 @@ func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 // What a guest leaves running outside of its control group ends with it: the next guest
 // that runs as the same user would be in its hands.
 // Promise: I1
-func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {
+func TestUser_NoProcessLeftAfterEnd(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("parent"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -211,7 +211,7 @@ func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {
 }
 
 // A guest that is to run as one of the users that others are given is refused.
-func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
+func TestUser_NotShared(t *testing.T) {
 	d := newDaemonOf(t, true)
 	first := d.define(small("first"))
 	ok(t, launch.Start(d.ctx(), first, scope.Daemon("a test"), launch.StartOptions{}))
@@ -226,7 +226,7 @@ func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
 // The right to open a guest's consoles and channels does not include its agent's channel. The agent executes
 // commands as root.
 // Promise: A1
-func TestTheAgentsChannelIsNobodysToOpen(t *testing.T) {
+func TestOpenChannel_AgentChannelRefused(t *testing.T) {
 	d := newDaemonOf(t, true)
 	channel := "<channel type='unix'><target type='virtio' name='%s'/></channel>"
 	g := d.define(small("agent", fmt.Sprintf(channel, "org.qemu.guest_agent.0"), fmt.Sprintf(channel, "org.test.0")))

@@ -27,7 +27,7 @@ func promptly(t *testing.T, what string, do func()) {
 }
 
 // Promise: W1
-func TestADeadFileSystemHoldsNoGuest(t *testing.T) {
+func TestFileSystem_HungDelaysNoGuest(t *testing.T) {
 	d := newDaemon(t)
 	dead := filepath.Join(d.dir, "dead")
 	ok(t, os.Mkdir(dead, 0o700))

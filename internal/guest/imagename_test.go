@@ -18,7 +18,7 @@ import (
 // A save image may come from anywhere. It belongs to the guest with its UUID, in any spelling. An image without a
 // UUID belongs to no guest: folders are named by the UUID, and without one the folder of all guests was removed.
 // Promise: X9
-func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
+func TestManagedSave_PathByUUID(t *testing.T) {
 	d := newDaemon(t)
 	g, other := d.define(small("saved")), d.define(small("other"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))

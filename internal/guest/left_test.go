@@ -16,7 +16,7 @@ import (
 // Secrets of an undefined guest are kept only for a guest with the same name. Otherwise a user could define a
 // guest with the UUID of another user's guest, and get its secrets.
 // Promise: A3
-func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
+func TestLeftover_SameNameOnly(t *testing.T) {
 	d := newDaemon(t)
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00077"
 	doc := func(name string) string {
@@ -48,7 +48,7 @@ func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 
 // Nor does one of another name have them that is defined just as the guest goes.
 // Promise: A3
-func TestSecretsThatAreJustLeftAreForAGuestOfTheName(t *testing.T) {
+func TestLeftover_JustLeft(t *testing.T) {
 	d := newDaemon(t)
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00078"
 	doc := func(name string) string {

@@ -20,7 +20,7 @@ import (
 // Each part of a guest is within its limit, but the whole definition would be too large for the next daemon to
 // read. The guest would then be missing from every list, so the change is refused.
 // Promise: G3
-func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
+func TestDefinition_UnreadableRefused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("whole"))
 	long := d.define(strings.Replace(small("long"), "</name>", "</name><description>x</description>", 1))
@@ -55,7 +55,7 @@ func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 
 // A device is attached with a boot order that another device has. Such a guest could be saved, but not restored.
 // Promise: F31
-func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
+func TestAttach_DuplicateBootOrder(t *testing.T) {
 	d := newDaemon(t)
 	const nic = "<interface type='user'><mac address='52:54:00:00:00:0%s'/><model type='virtio'/><boot order='%s'/></interface>"
 	ordered := fmt.Sprintf(nic, "1", "1")

@@ -36,11 +36,11 @@ func overwritten(t *testing.T, path, by string) {
 	ok(t, to.Close())
 }
 
-// TestAHeaderThatQEMUChangedLeadsNowhere: a QEMU that was taken over writes into its own image
-// that a file of others lies below. Neither it nor another guest is given that, by this daemon or
-// the next; who changes an image while no QEMU has it is believed.
+// A compromised QEMU writes into its image that a file of another user is the backing file. Neither this
+// guest nor another one gets that file, from this daemon or the next. A change that is made while no QEMU has
+// the image counts.
 // Promise: X2
-func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
+func TestCheckWrittenDisks_ChangedHeader(t *testing.T) {
 	d := newDaemonOf(t, true)
 	dir := t.TempDir()
 	secret, image, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "image"), filepath.Join(dir, "forged")
@@ -84,7 +84,7 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 // A guest writes an image header into its raw disk, and to its console. Another guest that uses that file as an
 // image must not be led to another file.
 // Promise: X2
-func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
+func TestCheckWrittenDisks_GuestData(t *testing.T) {
 	d := newDaemonOf(t, true)
 	dir := t.TempDir()
 	secret, disk, said, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "disk"), filepath.Join(dir, "said"), filepath.Join(dir, "forged")
@@ -108,7 +108,7 @@ func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 // The template of a guest's UEFI variables has an image header, and is copied for the guest. Another guest that
 // uses the copy as an image must not be led to another file.
 // Promise: X2
-func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
+func TestCopyNVRAM_BackingFile(t *testing.T) {
 	const code, blank = "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"
 	text, err := os.ReadFile(blank)
 	if err != nil {
@@ -135,9 +135,9 @@ func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 	}
 }
 
-// TestASavedImageThatAGuestHasWrittenIsNotRestored: what stands in a saved image before the guest's state is
-// a definition that is believed. Another guest has the file for a disk, and may have written another there.
-func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
+// The definition in a saved image is trusted. Another guest has the file as a disk and may have written
+// another definition there.
+func TestRestore_ImageWrittenByGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(t.TempDir(), "image")
 	ok(t, os.WriteFile(path, nil, 0o600))
@@ -163,7 +163,7 @@ func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
 // A compromised QEMU keeps a disk open that it should have closed, without the locks that would show that, or
 // passes the descriptor on. The next guest is refused the disk until that process has ended.
 // Promise: I1
-func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
+func TestDisk_KeptOpen(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(t.TempDir(), "disk")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -178,10 +178,10 @@ func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 }
 
-// TestADiskOfAPausedGuestIsLetGoWhenItRuns: QEMU closes nothing that it was told to forget while its guest is paused.
-// The guest may have the disk again all the same, and another one when the first runs.
+// While its guest is paused, QEMU closes no disk that it was told to close. The guest can have the disk again
+// all the same, and another guest can have it when the first runs.
 // Promise: I1
-func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
+func TestDetach_PausedDisk(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(t.TempDir(), "disk")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -201,7 +201,7 @@ func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 
 // The same for the medium of a drive that a paused guest no longer has. It is free once the guest has run.
 // Promise: I1
-func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
+func TestMedia_PausedGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(t.TempDir(), "medium")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))

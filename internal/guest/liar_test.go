@@ -254,7 +254,7 @@ func lies(t *testing.T, g *guest.Guest, manner, at string) {
 // meanwhile; the guest is shown, comes back where its QEMU does, and ends with all
 // that it holds when it is destroyed. The next daemon is no worse off.
 // Promise: F4
-func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
+func TestLiar_HarmsNoOtherGuest(t *testing.T) {
 	d := newDaemon(t)
 	program := copyOfTest(t, d.dir, liarName)
 	well := d.liar(program, "well")
@@ -308,7 +308,7 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 // The monitor is lost during a change of medium. The guest's definition must show the medium that its drive has,
 // and nothing else may be left.
 // Promise: F6
-func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
+func TestMedia_InterruptedAtEachStep(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "medium.iso")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -358,7 +358,7 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 // The monitor is lost just as a guest is let run that came from its managed save image, and the start
 // fails: where the guest ran it does not go on from the image once more, on disks that have changed.
 // Promise: F31
-func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
+func TestManagedSave_ConsumedByLateFailure(t *testing.T) {
 	d := newDaemon(t)
 	program := copyOfTest(t, d.dir, liarName)
 	for name, ran := range map[string]bool{"drop-after": true, "drop-before": false} {
@@ -378,7 +378,7 @@ func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 // The store says that a managed save image is used up before the guest runs: a host that goes down just
 // then takes along all else that tells so. Where the guest does not come to run it is not.
 // Promise: F31
-func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
+func TestManagedSave_ConsumedBeforeResume(t *testing.T) {
 	d := newDaemon(t)
 	g := d.liar(copyOfTest(t, d.dir, liarName), "hang")
 	ok(t, savestate.ManagedSave(d.ctx(), g, scope.Daemon("a test"), savestate.SaveOptions{}))
@@ -408,7 +408,7 @@ func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 // A guest that lets go of a device when its save has begun, and before its processors stop, is restored without that: the
 // state in the image has none.
 // Promise: F31
-func TestADeviceThatGoesAsItsGuestIsSavedIsNotInTheImage(t *testing.T) {
+func TestSave_DeviceReleasedDuringSave(t *testing.T) {
 	d := newDaemon(t)
 	var disks []string
 	for _, name := range []string{"vda", "vdb"} {
@@ -428,7 +428,7 @@ func TestADeviceThatGoesAsItsGuestIsSavedIsNotInTheImage(t *testing.T) {
 
 // No word of a QEMU's, however long, is kept for every client.
 // Promise: F4
-func TestWordsOfAQEMUAreCut(t *testing.T) {
+func TestLiar_LongTextCut(t *testing.T) {
 	d := newDaemon(t)
 	g := d.liar(copyOfTest(t, d.dir, liarName), "wordy")
 	events := d.events.Reader()
@@ -450,7 +450,7 @@ func TestWordsOfAQEMUAreCut(t *testing.T) {
 // A repeated message of QEMU is handled and logged once. It must neither fill the log, which a journal limits to
 // some lines a second, nor start thousands of cleanups for one device.
 // Promise: F4
-func TestWhatAQEMUSaysAgainAndAgainIsDoneOnce(t *testing.T) {
+func TestLiar_RepeatedEvents(t *testing.T) {
 	d := newDaemon(t)
 	d.heard = make(chan string, 10_000)
 	d.reopen(func() {})
@@ -489,7 +489,7 @@ func TestWhatAQEMUSaysAgainAndAgainIsDoneOnce(t *testing.T) {
 
 // A QEMU that calls another process's thread its own gains nothing over it.
 // Promise: I1
-func TestAQEMUHasNoThreadsOfOthers(t *testing.T) {
+func TestLiar_ForeignThreadsIgnored(t *testing.T) {
 	d := newDaemon(t)
 	g := d.liar(copyOfTest(t, d.dir, liarName), "thief")
 	other := os.Getpid() // the daemon's first thread

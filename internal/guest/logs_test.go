@@ -13,7 +13,7 @@ import (
 // A guest may make its QEMU log without end. The log stays within its limit, keeps its end, and continues with the
 // next output.
 // Promise: S13
-func TestALogThatGrowsIsCut(t *testing.T) {
+func TestTrimLogs_GrowingLog(t *testing.T) {
 	d := newDaemon(t)
 	path := guest.LogPath(d.Registry, "talker")
 	qemu, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -39,7 +39,7 @@ func TestALogThatGrowsIsCut(t *testing.T) {
 // Logs stay when their guests have gone, and so might fill the disk as well: the newest are
 // kept, and those of guests that are there.
 // Promise: S13
-func TestLogsOfGuestsThatHaveGoneAreBounded(t *testing.T) {
+func TestTrimLogs_LeftLogs(t *testing.T) {
 	d := newDaemon(t)
 	d.define(small("there"))
 	const gone = 1024 + 3

@@ -19,7 +19,7 @@ import (
 // The store's file is destroyed, to the last byte: what runs goes on and is
 // persistent, and no saved guest is lost.
 // Promise: S9
-func TestGuestsOfAStoreThatIsLost(t *testing.T) {
+func TestStore_Lost(t *testing.T) {
 	d := newDaemon(t)
 	runs, saved, idle := d.define(small("runs")), d.define(small("saved")), d.define(small("idle"))
 	ok(t, launch.Start(d.ctx(), runs, scope.Daemon("a test"), launch.StartOptions{}))
@@ -67,7 +67,7 @@ func (d *daemon) wantKept(runs, saved *guest.Guest) {
 // The store's file is missing, because its directory was not mounted or the file was moved. No save image may be
 // removed.
 // Promise: S9
-func TestGuestsOfAStoreThatIsGone(t *testing.T) {
+func TestStore_Gone(t *testing.T) {
 	d := newDaemon(t)
 	runs, saved := d.define(small("runs")), d.define(small("saved"))
 	ok(t, launch.Start(d.ctx(), runs, scope.Daemon("a test"), launch.StartOptions{}))
@@ -85,7 +85,7 @@ func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 
 // Folders in the data directory were removed.
 // Promise: F26
-func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
+func TestMakeDirs_Removed(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("swept"))
 	tidy := func() {
@@ -108,7 +108,7 @@ func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 // A backup of the store replaces the present one. Running guests, and one that ended in between, were defined
 // after it, and were not undefined by any client.
 // Promise: S9
-func TestGuestsOfAStoreOfYesterday(t *testing.T) {
+func TestStore_RestoredBackup(t *testing.T) {
 	d := newDaemon(t)
 	path := store.Path(filepath.Join(d.dir, "data"))
 	before := d.define(small("before"))
@@ -146,7 +146,7 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 // In the restored store another guest has the name of a running one. A client that names the running guest again
 // finds its TPM's state; the other guest does not get it.
 // Promise: S9
-func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
+func TestStore_LostNameTaken(t *testing.T) {
 	d := newDaemon(t)
 	path := store.Path(filepath.Join(d.dir, "data"))
 	taken := d.define(small("taken"))

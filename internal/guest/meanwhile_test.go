@@ -62,7 +62,7 @@ func (g *taken) says(event, data string) {
 // A guest that its user suspends stays so also where a disk that is full has paused it by then: it does not go on when
 // there is space.
 // Promise: S11
-func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
+func TestSuspend_WhileDiskFull(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		end := g.busy(domain.JobDump)
 		suspended := make(chan error, 1)
@@ -85,7 +85,7 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 
 // A guest that is being restarted, and runs then, is not said to be suspended.
 // Promise: F36
-func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
+func TestSuspend_WhileRestarted(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.State.Rebooting = true })
 		g.says("SHUTDOWN", `{"guest":true,"reason":"guest-shutdown"}`) // and is told to go on
@@ -101,7 +101,7 @@ func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 
 // Nor is one that has panicked, and is restarted when that has been dumped.
 // Promise: F36
-func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
+func TestSuspend_AfterPanicBeforeRestart(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.State.Policy.OnCrash = "coredump-restart" })
 		end := g.busy(domain.JobModify) // the dump waits, and the steps after it
@@ -118,7 +118,7 @@ func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
 
 // Who waits for the guest's agent in vain, as another's command takes its time, leaves that its answer.
 // Promise: F36
-func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
+func TestAgent_SecondCommandKeepsFirst(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.play("guest-fsfreeze-freeze ") // it does not answer
 		g.attend()
@@ -143,7 +143,7 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 // A guest that has panicked is not restarted during a save, however long the save takes. A restart would change
 // its disks after the image was written.
 // Promise: F31
-func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
+func TestPanic_DuringSave(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.State.Policy.OnCrash = "coredump-restart" })
 		end := g.busy(domain.JobSave)
@@ -167,7 +167,7 @@ func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 // A device is not attached under the name of one that QEMU has not released yet. A repeated removal would remove
 // the backend of the new device.
 // Promise: F36
-func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
+func TestAttach_AliasStillInCleanup(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		if _, err := g.Reg.Emulators.Known(takenEmulator); err != nil {
 			t.Skip("no QEMU: ", err)
@@ -208,7 +208,7 @@ func crashed(r *machine.Registry, name string) *machine.Guest {
 
 // A guest that is to be started again after a crash is that also where something else is done to it as its daemon begins.
 // Promise: F36
-func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
+func TestRestart_AfterOtherWork(t *testing.T) {
 	r := bareRegistry(t)
 	g := crashed(r, "crashed")
 	over, done := make(chan struct{}), make(chan error, 1)
@@ -237,7 +237,7 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 
 // A guest is destroyed just as its start fails. The start must not be repeated.
 // Promise: F36
-func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
+func TestRestart_CancelledWhileStarting(t *testing.T) {
 	r := bareRegistry(t)
 	g := crashed(r, "failing")
 	begun, over, started, destroyed := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)

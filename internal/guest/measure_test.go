@@ -132,9 +132,9 @@ var everything = device.Set{
 	NICs:    []*device.NIC{{Target: "lo", MAC: "52:54:00:00:00:01"}, {Target: "no-such-link"}},
 }
 
-// TestQEMUIsAskedForWhatMayHaveChanged: everything at first; then what changes in
-// a running guest; and in one that is paused nothing.
-func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
+// The first sample asks for everything, the next for what changes in a running guest, and in a paused guest
+// for nothing.
+func TestMeasure_Queries(t *testing.T) {
 	s := newSubject(t, everything)
 	thorough := []string{"query-cpus-fast", "qom-get", "query-blockstats", "query-block"}
 	first, asked := s.sample(nil, false)
@@ -183,7 +183,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 }
 
 // A guest without devices is not asked about them. A guest that reports memory statistics is asked for these.
-func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
+func TestMeasure_NoDevices(t *testing.T) {
 	s := newSubject(t, device.Set{})
 	first, asked := s.sample(nil, false)
 	if !slices.Equal(asked, []string{"query-cpus-fast"}) {
@@ -200,7 +200,7 @@ func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
 }
 
 // The kernel shows that the process is stopped. The kernel's own counters are still returned.
-func TestAStoppedProcessIsNotAsked(t *testing.T) {
+func TestMeasure_StoppedProcess(t *testing.T) {
 	s := newSubject(t, everything)
 	pid := s.Live.Load().PID
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {

@@ -41,7 +41,7 @@ func (d *daemon) wantMemory(g *guest.Guest, modules int, size uint64) {
 }
 
 // Promise: G7
-func TestMemoryIsPluggedIn(t *testing.T) {
+func TestMemoryModule_Attach(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(growing("growing", strings.Replace(module, "128", "64", 1)))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -76,7 +76,7 @@ func TestMemoryIsPluggedIn(t *testing.T) {
 	}
 }
 
-func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
+func TestMemoryModule_Refused(t *testing.T) {
 	d := newDaemon(t)
 	fixed := d.define(small("fixed"))
 	ok(t, launch.Start(d.ctx(), fixed, scope.Daemon("a test"), launch.StartOptions{}))
@@ -104,7 +104,7 @@ func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
 // The plug of a memory module was interrupted. The module then belongs to the guest, or does not exist, and the
 // memory ledger agrees.
 // Promise: G7
-func TestAModuleWhosePlugWasCutOff(t *testing.T) {
+func TestMemoryModule_InterruptedAttach(t *testing.T) {
 	for name, c := range map[string]struct {
 		made    bool
 		modules int

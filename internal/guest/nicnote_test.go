@@ -22,7 +22,7 @@ import (
 // A daemon is killed while it creates a macvtap. It leaves the device's name to the next daemon, which removes it.
 // No macvtap can be made on the loopback, so this attempt fails in any case.
 // Promise: F1
-func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
+func TestNIC_MacvtapJustMade(t *testing.T) {
 	records, err := store.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

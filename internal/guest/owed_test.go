@@ -72,7 +72,7 @@ func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
 // QEMU does not answer a reset, as when the host's storage hangs for a while. The reset is repeated by a new
 // session. Otherwise the guest would be reported as running, and nothing would resume it.
 // Promise: F8
-func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
+func TestReset_UnansweredClosesSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, qemus := net.Pipe()
 		go func() {
@@ -121,7 +121,7 @@ func TestSave_AbortedAtCompletion(t *testing.T) {
 // A managed save image is removed in its guest's turn. During a start from it, or at the end of a save, the image
 // would reappear.
 // Promise: F31
-func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
+func TestRemoveImage_WaitsForGuest(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.Record.ManagedSave = true })
 		end := g.busy(domain.JobStart)
@@ -143,7 +143,7 @@ func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
 // A guest that an interrupted operation will resume is not reported as paused. A client that suspends it must wait
 // for that; otherwise the guest would run after the suspend.
 // Promise: F36
-func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
+func TestView_WillResume(t *testing.T) {
 	root := t.TempDir()
 	reg := takenHost(t, root)
 	for name, owe := range map[string]func(*machine.Guest){
@@ -171,7 +171,7 @@ func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 
 // A guest to which others give other UEFI variables, as it is about to be undefined with those it has, keeps both.
 // Promise: F36
-func TestAnUndefineTakesNoOtherVariables(t *testing.T) {
+func TestUndefine_OtherNVRAM(t *testing.T) {
 	g := &machine.Guest{Inactive: &domain.Definition{}}
 	g.Inactive.OS.NVRAM.Path = "/now"
 	if err := admitUndefine(g, UndefineOptions{NVRAM: true}, "/before"); !fault.Is(err, fault.WrongState) {

@@ -45,7 +45,7 @@ func (d *daemon) bear(name, policies string) *guest.Guest {
 // Power-off, reset and panic that come from the guest are followed as its definition
 // says, with the state, the reason and the events that say what happened.
 // Promise: F8
-func TestWhatAGuestDoesToItself(t *testing.T) {
+func TestOwnEnd_Policies(t *testing.T) {
 	d := newDaemon(t)
 	for _, c := range []struct {
 		policies, does string
@@ -96,7 +96,7 @@ func TestWhatAGuestDoesToItself(t *testing.T) {
 // If its definition asks for a restart after a panic, a power-off or a reset, a guest restarts in the same
 // process.
 // Promise: F8
-func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
+func TestOwnEnd_Continues(t *testing.T) {
 	d := newDaemon(t)
 	for name, policies := range map[string]string{
 		"again":  "<on_poweroff>restart</on_poweroff><on_crash>restart</on_crash>",
@@ -126,7 +126,7 @@ func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
 
 // A panic that no daemon saw is followed by the next one.
 // Promise: F8
-func TestAPanicWithoutADaemonIsFollowedByTheNext(t *testing.T) {
+func TestPanic_WhileNoDaemonRan(t *testing.T) {
 	d := newDaemon(t)
 	g := d.bear("unseen", "<on_crash>coredump-destroy</on_crash>")
 	monitor := filepath.Join(guest.RunDir(g), "monitor.sock")
@@ -141,7 +141,7 @@ func TestAPanicWithoutADaemonIsFollowedByTheNext(t *testing.T) {
 
 // A policy that is not built is refused by name.
 // Promise: F8
-func TestAPolicyThatIsNotBuiltIsRefused(t *testing.T) {
+func TestDefine_UnsupportedPolicy(t *testing.T) {
 	d := newDaemon(t)
 	_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("renamed"), "<devices>", "<on_crash>rename-restart</on_crash><devices>", 1), false)
 	if err == nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
+func TestHostDevice_CannotPassThrough(t *testing.T) {
 	server, dir := kerneltest.Host(t, kerneltest.Server), t.TempDir()
 	kerneltest.Write(t, dir, "sys/bus/pci/devices/0000:00:05.0/class = 0x00ff00\n")
 	cloud := kernel.At(dir)
@@ -85,9 +85,9 @@ func TestUSB_FoundByWhatIsSaidOfIt(t *testing.T) {
 	}
 }
 
-// TestHostDevicesAreTakenWhereTheyAreManaged: and not away from a host that uses
-// another function of the same IOMMU group.
-func TestHostDevicesAreTakenWhereTheyAreManaged(t *testing.T) {
+// A managed host device is taken from its driver, but not if the host uses another function of the same IOMMU
+// group.
+func TestHostDevice_Managed(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, `sys/bus/pci/devices/0000:01:00.0/class = 0x020000
 sys/bus/pci/devices/0000:01:00.0/driver -> ../../drivers/e1000e
@@ -233,10 +233,10 @@ func TestHostDevice_GivenBackLateIsLeftToItsNextGuest(t *testing.T) {
 	}
 }
 
-// TestADisplayThatDrawsHasItsAdapter: the one it names or the host's first, and none
-// where it does not draw by one.
+// A display renders with the adapter that it names, or with the first of the host. A display that does not
+// render gets none.
 // Promise: I2
-func TestADisplayThatDrawsHasItsAdapter(t *testing.T) {
+func TestDisplay_RenderNode(t *testing.T) {
 	laptop, cloud := kerneltest.Host(t, kerneltest.Laptop), kernel.At(t.TempDir())
 	for _, c := range []struct {
 		host kernel.Root

@@ -55,7 +55,7 @@ func again(doc string, g *guest.Guest) string {
 // A client may go on to use what its guest was given by others, and not in another way: a
 // raw disk has in it whatever the guest wrote.
 // Promise: A3
-func TestAnotherFormatIsAnotherDisk(t *testing.T) {
+func TestPathLimits_OtherFormat(t *testing.T) {
 	d := newDaemon(t)
 	_, secret, client := d.fencedIn()
 	given := filepath.Join(d.dir, "given.raw")
@@ -79,7 +79,7 @@ func TestAnotherFormatIsAnotherDisk(t *testing.T) {
 
 // A change that the running guest does not take leaves the stored disk where it was held.
 // Promise: A3
-func TestAChangeThatFailsLeavesTheFence(t *testing.T) {
+func TestPathLimits_FailedChange(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
 	own := filepath.Join(folder, "own.iso")
@@ -103,7 +103,7 @@ func TestAChangeThatFailsLeavesTheFence(t *testing.T) {
 // A disk is plugged into the running guest only. It comes back with the save image, and the client's path rules
 // still hold for it, whichever client starts the guest.
 // Promise: A3
-func TestASavedGuestKeepsTheFence(t *testing.T) {
+func TestPathLimits_SavedGuest(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
 	own := filepath.Join(folder, "own.qcow2")
@@ -122,7 +122,7 @@ func TestASavedGuestKeepsTheFence(t *testing.T) {
 
 // The same for a disk in a definition with which the guest ran once.
 // Promise: A3
-func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
+func TestPathLimits_RanWithOtherDefinition(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
 	own := filepath.Join(folder, "own.qcow2")
@@ -157,7 +157,7 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 
 // The same for a disk that is attached while the guest is redefined.
 // Promise: A3
-func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
+func TestPathLimits_RedefinedDuringStart(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
 	own := filepath.Join(folder, "own.qcow2")
@@ -182,7 +182,7 @@ func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
 
 // The same for a disk of a guest with a definition that the store has lost.
 // Promise: A3
-func TestAGuestThatIsFoundKeepsTheFence(t *testing.T) {
+func TestPathLimits_AdoptedGuest(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
 	own := filepath.Join(folder, "own.qcow2")
@@ -199,7 +199,7 @@ func TestAGuestThatIsFoundKeepsTheFence(t *testing.T) {
 
 // So does one of a definition that came along with the save.
 // Promise: A3
-func TestAGuestThatIsSavedOtherwiseKeepsTheFence(t *testing.T) {
+func TestPathLimits_RedefinedSave(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
 	own, before := filepath.Join(folder, "own.qcow2"), filepath.Join(folder, "before.qcow2")
@@ -216,7 +216,7 @@ func TestAGuestThatIsSavedOtherwiseKeepsTheFence(t *testing.T) {
 
 // So does what a character device writes to, which the daemon empties as root.
 // Promise: A3
-func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
+func TestPathLimits_FilesOfSavedGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, precious, client := d.fencedIn()
 	way := filepath.Join(folder, "way")
@@ -240,7 +240,7 @@ func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
 // A client that may write a folder names a path in it. The path, or a folder above it, later becomes a symbolic
 // link. The daemon may write everywhere, and must still not follow the link.
 // Promise: A3
-func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
+func TestPathLimits_LinksNotFollowed(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, _, client := d.fencedIn()
 	others := filepath.Join(d.dir, "of-others")
@@ -293,7 +293,7 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 // A file that one client has named is opened where that one is held to, although another names it too
 // that is held to other folders, which the file does not lie in.
 // Promise: A3
-func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
+func TestPathLimits_SamePathAgain(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, _, client := d.fencedIn()
 	others, precious := filepath.Join(d.dir, "of-others"), filepath.Join(d.dir, "precious")
@@ -329,7 +329,7 @@ func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
 // A socket is made where the client that named it is held to, although a folder above it
 // becomes a link: the daemon who makes it may write everywhere.
 // Promise: A3
-func TestNoSocketIsMadeBehindALink(t *testing.T) {
+func TestPathLimits_SocketBehindLink(t *testing.T) {
 	for what, device := range map[string]string{
 		"port":    "<serial type='unix'><source mode='bind' path='PATH'/></serial>",
 		"display": "<graphics type='vnc'><listen type='socket' socket='PATH'/></graphics>",
@@ -370,7 +370,7 @@ func TestNoSocketIsMadeBehindALink(t *testing.T) {
 
 // Files that QEMU reads while it creates the machine must be regular. With a pipe QEMU would wait for a writer,
 // and the start would block a slot that other starts need.
-func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
+func TestStart_Pipe(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		d := newDaemonOf(t, isolated)
 		folder, _, client := d.fencedIn()
@@ -401,7 +401,7 @@ func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
 
 // What bounds a client is asked of what the client makes of the running guest, too.
 // Promise: A12
-func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
+func TestTune_WithinQuota(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
@@ -430,7 +430,7 @@ func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
 
 // What QEMU reads into its own memory is no more than the guest has: a file of holes alone would
 // otherwise take as much of the host's as its client likes, whatever the rules give.
-func TestAGuestIsToldByFilesNoMoreThanItHolds(t *testing.T) {
+func TestPathLimits_FilesReported(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, _, client := d.fencedIn()
 	entries, each := "", filepath.Join(folder, "each")
@@ -446,7 +446,7 @@ func TestAGuestIsToldByFilesNoMoreThanItHolds(t *testing.T) {
 }
 
 // The owner of a folder puts a link in the place of a guest's variables. Errors must not reveal the link's target.
-func TestNoLinkTellsWhatIsThere(t *testing.T) {
+func TestPathLimits_LinkRevealsNothing(t *testing.T) {
 	d := newDaemon(t)
 	folder := filepath.Join(d.dir, "alice")
 	ok(t, errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(filepath.Join(d.dir, "secret"), nil, 0o600)))
@@ -467,7 +467,7 @@ func TestNoLinkTellsWhatIsThere(t *testing.T) {
 
 // The owner of the folder with a guest's device path must not lead the guest to another device of the host.
 // Promise: X11
-func TestNoLinkLeadsToAnothersDevice(t *testing.T) {
+func TestPathLimits_LinkToDevice(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder := filepath.Join(d.dir, "alice")
 	disk, port := filepath.Join(d.dir, "disk"), filepath.Join(folder, "port")

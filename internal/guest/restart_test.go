@@ -150,7 +150,7 @@ func gone(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
+func TestAdoption_UndefinedStaysTransient(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("loose"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -170,7 +170,7 @@ func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 // Rules of access know a guest by its labels: one that others have been given while it ran stays theirs when
 // it is undefined, under the next daemon, too.
 // Promise: A1
-func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
+func TestAdoption_UndefinedKeepsMarks(t *testing.T) {
 	d := newDaemon(t)
 	of := func(team string) string {
 		return strings.Replace(small("given"), "<os>", "<metadata><x:own xmlns:x='urn:own'>"+team+"</x:own><l:guest xmlns:l='"+provision.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
@@ -193,7 +193,7 @@ func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
 	}
 }
 
-func TestAGuestDefinedWhileItRanStaysDefined(t *testing.T) {
+func TestAdoption_DefinedWhileRunning(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("kept"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -209,7 +209,7 @@ func TestAGuestDefinedWhileItRanStaysDefined(t *testing.T) {
 }
 
 // Promise: G5
-func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
+func TestQuarantine_NotStartedTwice(t *testing.T) {
 	for name, damage := range map[string]string{"empty": "", "torn": `{"Name":"qu`, "another's": `{}`} {
 		t.Run(name, func(t *testing.T) {
 			d := newDaemon(t)
@@ -238,7 +238,7 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 
 // A guest without any record in the store is still shown, and its name is not given to another guest.
 // Promise: G5
-func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
+func TestQuarantine_UnknownGuestShown(t *testing.T) {
 	for damage, called := range map[string]string{`{"Name":"tr`: "", `{"Name":"transient","UUID":"%s","XML":"<domain"}`: "transient"} {
 		t.Run(called, func(t *testing.T) {
 			d := newDaemon(t)
@@ -282,7 +282,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 
 // One that is undefined then is transient for the daemon that can adopt it.
 // Promise: F31
-func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
+func TestQuarantine_Undefine(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("quarantined"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -317,7 +317,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 
 // The host's /run was cleared. Only its control group is left of a running guest.
 // Promise: G5
-func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
+func TestQuarantine_RunDirectoryRemoved(t *testing.T) {
 	d := newDaemon(t)
 	if d.Cgroups.Version() == 0 {
 		t.Skip("this host has no usable control groups: ", d.Cgroups.Absent())
@@ -340,7 +340,7 @@ func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
-func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
+func TestAdoption_DamagedRecordOfEnded(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ended"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -357,7 +357,7 @@ func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
-func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
+func TestOpen_DamagedDefinition(t *testing.T) {
 	d := newDaemon(t)
 	g, other, idle := d.define(small("damaged")), d.define(small("other")), d.define(small("idle"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -383,7 +383,7 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 }
 
 // Promise: G6
-func TestAnInterruptedStartIsTakenBack(t *testing.T) {
+func TestAdoption_InterruptedStart(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("begun"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -405,7 +405,7 @@ func TestAnInterruptedStartIsTakenBack(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
-func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
+func TestAdoption_InterruptedSave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfsaved"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -422,7 +422,7 @@ func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
 	noOperation(t, g)
 }
 
-func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
+func TestAdoption_InterruptedSaveOfEnded(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfended"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -441,7 +441,7 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	}
 }
 
-func TestAManagedImageIsUsedOnce(t *testing.T) {
+func TestManagedSave_UsedOnce(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("once"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -457,7 +457,7 @@ func TestAManagedImageIsUsedOnce(t *testing.T) {
 	}
 }
 
-func TestACompletedManagedSaveIsNotLost(t *testing.T) {
+func TestManagedSave_CompletedNotLost(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("complete"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -477,7 +477,7 @@ func TestACompletedManagedSaveIsNotLost(t *testing.T) {
 	d.want(g, domain.Running, domain.ReasonRestored)
 }
 
-func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
+func TestAutoDestroy_DaemonEnds(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("owned"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}))
@@ -489,7 +489,7 @@ func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
 // A guest that others have been given does not end with the client that started it, nor with that one's
 // daemon.
 // Promise: A1
-func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
+func TestAutoDestroy_NotPermitted(t *testing.T) {
 	d := newDaemon(t)
 	d.heard = make(chan string, 1000)
 	d.reopen(func() {})
@@ -515,7 +515,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 }
 
 // Promise: G6
-func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
+func TestAdoption_BegunEndCompleted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ending"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -528,7 +528,7 @@ func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
 	d.settle(d.again(g), domain.ShutOff)
 }
 
-func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
+func TestAdoption_DeviceReleased(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -558,7 +558,7 @@ func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
 	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 }
 
-func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
+func TestAdoption_KeepsDevices(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "disk.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -578,7 +578,7 @@ func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
 	}
 }
 
-func TestUndefiningAGuestThatStartsLosesNothing(t *testing.T) {
+func TestUndefine_WhileStarting(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("hasty"))
 	started := make(chan error, 1)
@@ -599,7 +599,7 @@ func TestUndefiningAGuestThatStartsLosesNothing(t *testing.T) {
 	}
 }
 
-func TestAGuestIsNotRenamedWhileItStarts(t *testing.T) {
+func TestRename_WhileStarting(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("before"))
 	started := make(chan error, 1)
@@ -611,7 +611,7 @@ func TestAGuestIsNotRenamedWhileItStarts(t *testing.T) {
 	ok(t, <-started)
 }
 
-func TestARefusedRestoreKeepsNothingOpen(t *testing.T) {
+func TestRestore_RefusedClosesFiles(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("open"))
 	path := filepath.Join(d.dir, "image")
@@ -670,7 +670,7 @@ func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan 
 	return read, result
 }
 
-func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
+func TestSave_CancelledInQEMU(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cancelled"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -689,7 +689,7 @@ func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 }
 
 // Promise: F5
-func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
+func TestSave_MonitorLostDuringSave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cut"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -708,7 +708,7 @@ func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 }
 
-func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
+func TestSave_DaemonStops(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("stopped"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -725,7 +725,7 @@ func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
 	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "another"), savestate.SaveOptions{}))
 }
 
-func TestAGuestIsDestroyedInASave(t *testing.T) {
+func TestSave_Destroyed(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("impatient"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -742,7 +742,7 @@ func TestAGuestIsDestroyedInASave(t *testing.T) {
 }
 
 // Promise: F3
-func TestQEMUKilledInASave(t *testing.T) {
+func TestSave_QEMUKilled(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("slain"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -759,7 +759,7 @@ func TestQEMUKilledInASave(t *testing.T) {
 	}
 }
 
-func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
+func TestDestroy_DaemonStops(t *testing.T) {
 	d := newDaemon(t)
 	for i := range 4 {
 		g := d.define(small(string(rune('a' + i))))
@@ -780,7 +780,7 @@ func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
 }
 
 // Promise: G6
-func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
+func TestAttach_InterruptedAtEachStep(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -838,7 +838,7 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 // A plug was interrupted, and QEMU refuses one of the remaining commands for the device. The device still belongs
 // to the guest, and the guest keeps its monitor.
 // Promise: G6
-func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
+func TestAttach_InterruptedBeforeRefusal(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -866,7 +866,7 @@ func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick(""), machine.Affect{Live: true}))
 }
 
-func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
+func TestCleanup_NextDaemon(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -889,7 +889,7 @@ func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
 	noOperation(t, g)
 }
 
-func TestAPausedGuestIsSavedAfterADump(t *testing.T) {
+func TestSave_PausedAfterDump(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("twice"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
@@ -903,7 +903,7 @@ func TestAPausedGuestIsSavedAfterADump(t *testing.T) {
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
-func TestImagesOfNobodyAreRemoved(t *testing.T) {
+func TestOpen_UnownedImagesRemoved(t *testing.T) {
 	d := newDaemon(t)
 	g, damaged := d.define(small("kept")), d.define(small("damaged"))
 	for _, g := range []*guest.Guest{g, damaged} {
@@ -925,7 +925,7 @@ func TestImagesOfNobodyAreRemoved(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
-func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
+func TestUndefine_DuringManagedSave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("both"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -947,7 +947,7 @@ func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 }
 
 // Promise: F5
-func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
+func TestAdoption_StuckGuest(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
 	ok(t, launch.Start(d.ctx(), stuck, scope.Daemon("a test"), launch.StartOptions{}))
@@ -966,7 +966,7 @@ func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 // A host that goes down during a save loses the run directory's record of the image. The next daemon removes the
 // partial image, and no other file that may be at that path by then.
 // Promise: F29
-func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
+func TestOpen_IncompleteImageOfEarlierBoot(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	d.reopen(func() {})

@@ -38,7 +38,7 @@ func waiting(t *testing.T, g *guest.Guest, said string) (words string) {
 // A guest with on_crash restart is started again when its QEMU is killed. The delay grows with each crash, and
 // the guest's messages show it. Destroying the guest ends the restarts.
 // Promise: F11
-func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
+func TestRestart_AfterQEMUKilled(t *testing.T) {
 	d := newDaemon(t)
 	for _, policy := range []string{"restart", "coredump-restart"} {
 		g := d.bear("revived-"+policy, "<on_crash>"+policy+"</on_crash>")
@@ -75,7 +75,7 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 
 // What a guest needs may be away for a while when it crashes: it is not given up for that.
 // Promise: F11
-func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
+func TestRestart_RetriesUntilResourcesExist(t *testing.T) {
 	d := newDaemon(t)
 	pool, disk := d.shelf()
 	g := d.define(strings.Replace(small("patient", disk), "<devices>", "<on_crash>restart</on_crash><devices>", 1))
@@ -89,7 +89,7 @@ func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 
 // A guest that should end with its client is not restarted after a crash: no client's end would end it.
 // Promise: F36
-func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
+func TestRestart_NotForAutoDestroy(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	d.reopen(func() {})
@@ -115,7 +115,7 @@ func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 
 // The next daemon starts what crashed while there was none, or waited to be started.
 // Promise: F11
-func TestACrashWithoutADaemonIsFollowedByARestart(t *testing.T) {
+func TestRestart_CrashWhileNoDaemonRan(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	d.reopen(func() {})
@@ -148,7 +148,7 @@ func TestACrashWithoutADaemonIsFollowedByARestart(t *testing.T) {
 }
 
 // Promise: F11
-func TestPausesBeforeRestartsGrow(t *testing.T) {
+func TestRestartPause_Doubles(t *testing.T) {
 	for n, want := range map[int]time.Duration{
 		1: 0, 2: time.Second, 3: 2 * time.Second, 4: 4 * time.Second, 10: 256 * time.Second, 11: 5 * time.Minute, 1 << 20: 5 * time.Minute,
 	} {

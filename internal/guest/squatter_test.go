@@ -134,11 +134,10 @@ func bindsTo(at string) error {
 	return unix.Bind(fd, &unix.SockaddrUnix{Name: at})
 }
 
-// TestAQEMUThatWasTakenOverMakesNothing: when the guest runs there is no place on the
-// host where a QEMU could make anything, in directories that it made before and holds
-// open as little as in its own; before, it could.
+// When the guest runs, QEMU can create nothing on the host: neither in its own directory nor in directories
+// that it made before and holds open. Before that it could.
 // Promise: I11
-func TestAQEMUThatWasTakenOverMakesNothing(t *testing.T) {
+func TestEscape_FileSystemReadOnly(t *testing.T) {
 	d := newDaemonOf(t, true)
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00003"
 	own := filepath.Join(d.dir, "run/guest", uuid, "own")

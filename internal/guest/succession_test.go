@@ -21,7 +21,7 @@ func succeeding() string {
 
 // A transient guest ends, and the next one of its name can be created. That must not fail because the first one
 // has gone.
-func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
+func TestTransient_NextOfSameName(t *testing.T) {
 	d := newDaemon(t)
 	paused := launch.StartOptions{Paused: true}
 	g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), succeeding(), paused)
@@ -44,7 +44,7 @@ func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
 
 // A client defines a guest while a transient one of the same name ends. The definition exists afterwards, for the
 // same guest or a new one.
-func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
+func TestDefine_WhileTransientEnds(t *testing.T) {
 	d := newDaemon(t)
 	for range 4 {
 		g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), succeeding(), launch.StartOptions{Paused: true})
@@ -72,7 +72,7 @@ func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
 }
 
 // A guest that ends with its client ends only in the instance of that client, and not in the next one.
-func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
+func TestAutoDestroy_OwnInstanceOnly(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("run"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
@@ -89,7 +89,7 @@ func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
 
 // A dump for a panic is of the instance that panicked: the next instance does not wait for it.
 // Promise: F36
-func TestADumpOfARunIsNotOfTheNext(t *testing.T) {
+func TestDump_OwnInstanceOnly(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("panicked"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))

@@ -38,7 +38,7 @@ func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) er
 // A change of the running guest and its definition is in progress. Other changes that are stored in the meantime
 // stay: the change is applied to the definition that is stored then.
 // Promise: F36
-func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
+func TestChange_KeepsConcurrent(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("busy", `<controller type='usb' model='qemu-xhci'/>`))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -73,7 +73,7 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 // The loss of the monitor interrupts a save. The guest resumes when QEMU answers again, also if a client has tried
 // another save in between.
 // Promise: F36
-func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
+func TestSave_RetryAfterInterruption(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("again"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -94,7 +94,7 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 
 // A start that was asked for by a document waits while its guest is renamed: it is not of that guest any more.
 // Promise: F36
-func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
+func TestRename_OldNameNotStarted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("from"))
 	ok(t, g.MakeTemplate(d.ctx(), scope.Daemon("a test")))
@@ -120,7 +120,7 @@ func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 
 // Who suspends a guest that is paused for a dump just then finds it suspended when the dump has ended.
 // Promise: F36
-func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
+func TestSuspend_DuringDump(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("dumped"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -138,7 +138,7 @@ func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 
 // If the client leaves while QEMU makes its screenshot, the picture is not counted as unread forever.
 // Promise: F36
-func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
+func TestScreenshot_AbandonedNotCounted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("pictured", `<video><model type='vga'/></video>`))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -161,7 +161,7 @@ func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 // No save begins without a monitor. Over the next connection it would store the daemon's view of the guest, which
 // may differ from QEMU's after an interrupted change.
 // Promise: F36
-func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
+func TestSave_MonitorLost(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("unreached"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -181,7 +181,7 @@ func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 
 // A description that is set during a save is not confirmed and then lost with the image.
 // Promise: F36
-func TestWordsAreNotLostByASave(t *testing.T) {
+func TestSave_KeepsMetadata(t *testing.T) {
 	d := newDaemon(t)
 	g, title := d.define(small("named")), "told"
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))

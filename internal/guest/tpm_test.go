@@ -20,10 +20,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestTheTPMHasNoPrivileges: the emulator of a guest's TPM has no capability, and
-// no way to gain one, and serves the guest all the same.
+// The emulator of a guest's TPM has no capability and cannot gain one, and still serves the guest.
 // Promise: I20
-func TestTheTPMHasNoPrivileges(t *testing.T) {
+func TestTPM_NoPrivileges(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}
@@ -101,7 +100,7 @@ func stateOf(t *testing.T, d *daemon, uuid string) os.FileInfo {
 // The state of a TPM holds secrets: it goes with a guest that was undefined as it ran, or
 // never was defined, when that ends, for the next of its UUID must not find it.
 // Promise: K9
-func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
+func TestTPM_TransientGuest(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}
@@ -163,7 +162,7 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 // The end of a guest's TPM is reported, also by a daemon that did not run at that time. The guest keeps running,
 // and has the TPM again after its next start.
 // Promise: F27
-func TestAnEndOfTheTPMIsTold(t *testing.T) {
+func TestTPM_EndReported(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}
@@ -199,7 +198,7 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 
 // A TPM emulator that ends slowly with its guest is not reported as failed.
 // Promise: F27
-func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
+func TestTPM_EndWithGuestNotReported(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // Of a change of limits that is refused in part nothing stays in force.
-func TestLimitsThatAreRefusedInPartAreAsBefore(t *testing.T) {
+func TestTune_PartlyRefused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))

@@ -56,7 +56,7 @@ func (d *daemon) savedUnstored(name string) (g *guest.Guest, find func()) {
 
 // The memory of a guest is kept, also where the store takes no change just when it was saved.
 // Promise: F31
-func TestAManagedSaveThatIsStoredLate(t *testing.T) {
+func TestManagedSave_StoredLate(t *testing.T) {
 	d := newDaemon(t)
 	g, find := d.savedUnstored("next")
 	d.reopen(find)
@@ -82,7 +82,7 @@ func TestAManagedSaveThatIsStoredLate(t *testing.T) {
 // A guest that has started from its managed save image is not shown to have one, whenever the store accepts that
 // change.
 // Promise: F31
-func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
+func TestManagedSave_ConsumedLate(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("used"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -101,7 +101,7 @@ func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
 // What a run has left that the host did not take back yet brings back nothing: neither a guest that
 // was undefined since, nor an image that was removed.
 // Promise: F31
-func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
+func TestLeftRecord_RestoresNothing(t *testing.T) {
 	d := newDaemon(t)
 	saved := func(name string) *guest.Guest {
 		g := d.define(small(name))
@@ -130,7 +130,7 @@ func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 // A guest that its user has started and ended is not started with the host again by the next
 // daemon, also where the store did not take that it ran at first.
 // Promise: F7
-func TestAStartThatIsStruckOffLate(t *testing.T) {
+func TestPendingStart_RemovedLate(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	d.reopen(func() {})
@@ -156,7 +156,7 @@ func TestAStartThatIsStruckOffLate(t *testing.T) {
 }
 
 // A rename that the store refuses is none to those who listen either.
-func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
+func TestRename_StoreRefuses(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("before"))
 	events := d.events.Reader()
@@ -175,7 +175,7 @@ func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
 
 // An undefine that the store refuses leaves the running guest as it was, with the marks that it was started with.
 // Promise: A1
-func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
+func TestUndefine_StoreRefuses(t *testing.T) {
 	d := newDaemon(t)
 	of := func(team, more string) string {
 		return strings.Replace(small("given"), "<os>", more+"<metadata><l:guest xmlns:l='"+provision.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
@@ -200,7 +200,7 @@ func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
 // A saved guest starts from its image only. After any other run, a later start from the image would damage the
 // disks.
 // Promise: F31
-func TestASavedGuestRunsFromNothingElse(t *testing.T) {
+func TestManagedSave_OtherRunsRefused(t *testing.T) {
 	d := newDaemon(t)
 	doc := small("twice")
 	g := d.define(doc)
@@ -225,7 +225,7 @@ func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 // A daemon is killed as it lets a guest run that came from its image: the guest runs under the next
 // one, and does not go on from the image again.
 // Promise: F31
-func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
+func TestRestore_InterruptedAtResume(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("resumes"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -254,7 +254,7 @@ func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 
 // Such a guest has ended by its own doing before the next daemon came, and is kept as it ended.
 // Promise: F31
-func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
+func TestRestore_InterruptedThenEnded(t *testing.T) {
 	d := newDaemon(t)
 	g := d.bear("ended", "<on_crash>preserve</on_crash>")
 	d.awaitFirmware(g)
@@ -273,7 +273,7 @@ func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
 // A running guest loses a device while the store accepts no changes. A client that also changed the definition
 // gets an error. Processors are not added in that case.
 // Promise: F10
-func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
+func TestChange_StoreRefuses(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))

@@ -13,7 +13,7 @@ import (
 
 // The kernel ends guests of less importance first when memory runs out.
 // Promise: S12
-func TestGuestsAreVictimsByTheirPriority(t *testing.T) {
+func TestOOMScore_ByPriority(t *testing.T) {
 	d := newDaemon(t)
 	last := -1000
 	for _, priority := range []int{-1000, 0, 1000} {

@@ -16,7 +16,7 @@ import (
 
 // A guest is not started, nor plugged a disk, on what the daemon itself writes to just now, and is when that is done.
 // Promise: F20
-func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
+func TestDisk_WrittenByOther(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(path)
@@ -42,7 +42,7 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 
 // The floppy in a drive is inserted again, as by virsh change-media with the same file.
 // Promise: F20
-func TestAFloppyIsPutInAnew(t *testing.T) {
+func TestFloppy_Reinserted(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(d.dir, "floppy")
 	ok(t, os.WriteFile(path, make([]byte, 1440<<10), 0o600))

@@ -84,7 +84,7 @@ func TestFindCommit_Refuses(t *testing.T) {
 	}
 }
 
-func TestCommitted(t *testing.T) {
+func TestDropCommitted(t *testing.T) {
 	for name, c := range map[string]struct {
 		s      commitRange
 		paths  []string

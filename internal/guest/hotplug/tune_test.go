@@ -15,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-func TestLimitsThatDiffer(t *testing.T) {
+func TestChangedLimits(t *testing.T) {
 	r := &machine.Registry{Config: machine.Config{Cgroups: kernel.OpenCgroups(kernel.At(t.TempDir()), "")}}
 	before := &domain.Definition{
 		Tune: domain.CPUTune{Shares: 512, GlobalQuota: 50000}, MemTune: domain.MemTune{HardLimit: 1 << 30, SoftLimit: 1 << 20},
@@ -40,7 +40,7 @@ func TestLimitsThatDiffer(t *testing.T) {
 	}
 }
 
-func TestChangedSettingsAreNamed(t *testing.T) {
+func TestChangedSettings_Names(t *testing.T) {
 	disk := &device.Disk{Info: device.Info{Alias: "virtio-disk0"}, Target: "vda"}
 	before := &domain.Definition{Devices: device.Set{Disks: []*device.Disk{disk}}}
 	after := before.Clone()
@@ -61,7 +61,7 @@ func TestChangedSettingsAreNamed(t *testing.T) {
 	}
 }
 
-func TestDevicesAreFoundByWhatNamesThem(t *testing.T) {
+func TestFindMatching_Names(t *testing.T) {
 	at := func(slot uint) device.Info { return device.Info{Address: device.PCI{Bus: slot}} }
 	set := &device.Set{
 		Disks: []*device.Disk{{Info: at(1), Target: "vda"}, {Info: at(2), Target: "vdb"}},
@@ -97,7 +97,7 @@ func TestDevicesAreFoundByWhatNamesThem(t *testing.T) {
 	}
 }
 
-func TestDisksAsAnAgentKnowsThem(t *testing.T) {
+func TestTargetName_AgentDisk(t *testing.T) {
 	def := &domain.Definition{Devices: device.Set{Disks: []*device.Disk{
 		{Info: device.Info{Address: device.PCI{Bus: 4}}, Target: "vda", Bus: "virtio"},
 		{Info: device.Info{Address: device.Drive{Target: 2, Unit: 1}}, Target: "sda", Bus: "scsi"},
@@ -118,7 +118,7 @@ func TestDisksAsAnAgentKnowsThem(t *testing.T) {
 }
 
 // Promise: X10
-func TestWhatAGuestTellsIsCut(t *testing.T) {
+func TestPrintable(t *testing.T) {
 	if got := provision.Printable("a\x00b\xff\x1b\u009b\n"); got != "ab?" {
 		t.Errorf("got %q", got)
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/provision"
 )
 
-// TestWhatIsShownIsWhatWasLookedAt: however often something else takes the place of a
-// file, nothing but a file is opened to be read: to open a device can do harm.
+// Only a regular file is opened for reading, no matter how often the path is replaced. To open a device can
+// do harm.
 // Promise: I5
-func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
+func TestOpenShown_PathReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path, other := filepath.Join(dir, "path"), filepath.Join(dir, "other")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -64,7 +64,7 @@ func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
 
 // The number of files that QEMU creates in its directory is limited, so a walk through the directory ends.
 // Promise: I11
-func TestADirectoryThatIsFullIsNotSealed(t *testing.T) {
+func TestSeal_FullDirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root gives files away")
 	}

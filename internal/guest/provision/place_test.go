@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-func TestNoticesExplainNothing(t *testing.T) {
+func TestWithoutNotices(t *testing.T) {
 	for said, want := range map[string]string{
 		"": "",
 		"char device redirected to /dev/pts/1 (label charserial0)\n":                     "",

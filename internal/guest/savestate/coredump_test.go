@@ -9,7 +9,7 @@ import (
 
 // A guest that crashes again and again replaces its own dumps. Crashes of many other
 // guests remove dumps of the guest with the most.
-func TestDumpsAreNotPushedOutByAnothersGuest(t *testing.T) {
+func TestSurplusCores_PerGuest(t *testing.T) {
 	var cores []coreDump
 	began := time.Unix(1e9, 0)
 	crash := func(guest string) {

@@ -18,7 +18,7 @@ import (
 
 // What a QEMU that was taken over writes as its guest's state ends somewhere, and is an error then.
 // Promise: S13
-func TestNoStateIsWithoutAnEnd(t *testing.T) {
+func TestTransfer_StateBounded(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func (h handed) Read(b []byte) (int, error) {
 
 // Nor does it as its guest's memory, which is dumped to the data directory when it says that the guest has panicked.
 // Promise: S13
-func TestNoMemoryIsWithoutAnEnd(t *testing.T) {
+func TestDumpMemory_Bounded(t *testing.T) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -116,7 +116,7 @@ func (f *fleet) count() (n int) {
 	return n
 }
 
-func TestABrokenSampleIsOneGuestsTrouble(t *testing.T) {
+func TestSample_PanicAffectsOneGuest(t *testing.T) {
 	g := &machine.StatsCache{Sample: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
 		panic("no such field")
 	}}
@@ -129,7 +129,7 @@ func TestABrokenSampleIsOneGuestsTrouble(t *testing.T) {
 	}
 }
 
-func TestSamplesFollowTheInterestInThem(t *testing.T) {
+func TestSampler_Period(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 100, 0)
 		defer f.stop()
@@ -163,7 +163,7 @@ func TestSamplesFollowTheInterestInThem(t *testing.T) {
 	})
 }
 
-func TestAStormOfStartsIsSampledLittleByLittle(t *testing.T) {
+func TestSampler_StormOfStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 500, time.Duration(initialCost))
 		defer f.stop()
@@ -177,8 +177,8 @@ func TestAStormOfStartsIsSampledLittleByLittle(t *testing.T) {
 	})
 }
 
-// TestTheSamplerKeepsToItsShare: samples are dear, so there are fewer.
-func TestTheSamplerKeepsToItsShare(t *testing.T) {
+// If samples cost more, fewer are taken.
+func TestSampler_CPUShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const each, length = 5 * time.Millisecond, 10 * time.Minute
 		f := newFleet(t, 100, each)
@@ -200,7 +200,7 @@ func TestTheSamplerKeepsToItsShare(t *testing.T) {
 	})
 }
 
-func TestCostsAreLearntDespiteNoise(t *testing.T) {
+func TestUpdateCost_Noise(t *testing.T) {
 	c := initialCost
 	for i := range 200 {
 		spent := 10 * 50 * time.Microsecond
@@ -227,11 +227,10 @@ func TestCostsAreLearntDespiteNoise(t *testing.T) {
 	}
 }
 
-// TestStuckGuestsDelayNoSample: a tenth of the guests stops to answer. They are
-// marked with the reason and the time; the others are sampled as before; and when
-// they answer again all is well.
+// A tenth of the guests stops answering. They are marked with the reason and the time, and the others are
+// sampled as before. When they answer again, the marks go.
 // Promise: W3
-func TestStuckGuestsDelayNoSample(t *testing.T) {
+func TestSampler_StuckGuests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 250, 0)
 		defer f.stop()
@@ -269,9 +268,8 @@ func TestStuckGuestsDelayNoSample(t *testing.T) {
 	})
 }
 
-// TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows: it got stuck before its
-// first sample.
-func TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows(t *testing.T) {
+// A guest that got stuck before its first sample shows the figures of the kernel.
+func TestStats_NeverAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, 0)
 		defer f.stop()
@@ -290,7 +288,7 @@ func TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows(t *testing.T) {
 // Callers with a deadline share one query to a stuck guest, and get the old sample. Once the guest is known to be
 // stuck, no caller starts to wait.
 // Promise: W3
-func TestManyWaitForOneQuestion(t *testing.T) {
+func TestStats_SharedQuery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
 		var asked atomic.Int32
@@ -348,7 +346,7 @@ func TestManyWaitForOneQuestion(t *testing.T) {
 }
 
 // A sample that began before the guest was restarted is discarded.
-func TestAnEarlierLifeLeavesNothing(t *testing.T) {
+func TestStats_EarlierInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
 		g := &machine.StatsCache{Sample: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
@@ -370,8 +368,8 @@ func TestAnEarlierLifeLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestSamplesAreSmall: they are kept for every guest.
-func TestSamplesAreSmall(t *testing.T) {
+// Samples are small, because they are kept for every guest.
+func TestStats_Size(t *testing.T) {
 	const sixteen = 16
 	size := unsafe.Sizeof(machine.StatsCache{}) + unsafe.Sizeof(machine.Stats{}) + sixteen*unsafe.Sizeof(machine.DiskStats{}) +
 		4*unsafe.Sizeof(machine.NICStats{}) + 8*(unsafe.Sizeof(machine.VCPUStats{})+unsafe.Sizeof(machine.VCPUThread{}))
@@ -380,7 +378,7 @@ func TestSamplesAreSmall(t *testing.T) {
 	}
 }
 
-func TestChooseTakesTheOldestFirst(t *testing.T) {
+func TestChooseGuests_OldestFirst(t *testing.T) {
 	now := time.Now()
 	ago := func(d time.Duration) *machine.StatsCache {
 		return &machine.StatsCache{Since: now.Add(-time.Hour), Begun: now.Add(-d)}
