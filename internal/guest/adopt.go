@@ -234,7 +234,7 @@ func (r *adoption) adopt(dir string) error {
 			return err
 		}
 		if pid != 0 {
-			return errors.New("its run record is missing") // the record is written before QEMU is launched
+			return errors.New("its instance record is missing") // the record is written before QEMU is launched
 		}
 		return machine.RemoveTree(dir) // the start had not written anything yet
 	}
@@ -243,7 +243,7 @@ func (r *adoption) adopt(dir string) error {
 	}
 	run := machine.NewInstance(*rec, dir, r.Kernel, r.Log.With("domain", rec.Name, "uuid", rec.UUID))
 	if run.Definition, err = domainxml.Parse(rec.XML, domainxml.Options{Active: true}); err != nil {
-		return fmt.Errorf("cannot parse its run record: %w", err)
+		return fmt.Errorf("cannot parse its instance record: %w", err)
 	}
 	process, err := findProcess(r.Registry, run)
 	started := rec.State.Phase.Active()

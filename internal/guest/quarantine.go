@@ -23,7 +23,7 @@ func quarantineGuest(r *machine.Registry, dir string, cause error) {
 	defer stop()
 	err := provision.ClearRunDir(ctx, r, dir)
 	if err == nil {
-		log.Error("run record of an ended guest cannot be used; resources of the guest may be left", "error", cause)
+		log.Error("instance record of an ended guest cannot be used; resources of the guest may be left", "error", cause)
 		return
 	}
 	log.Error("guest cannot be adopted; quarantined", "error", cause, "until", err)

@@ -549,7 +549,7 @@ func TestAdoption_DeviceReleased(t *testing.T) {
 		t.Errorf("%d disks are shown", n)
 	}
 	if strings.Contains(record(t, g)["XML"].(string), path) {
-		t.Error("the run record still has the disk")
+		t.Error("the instance record still has the disk")
 	}
 	eventually(t, "QEMU lets the image go", func() bool {
 		nodes, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-named-block-nodes"}`, false)

@@ -17,7 +17,7 @@ const WriteRetryPause = time.Second
 // writeLater records that the instance record could not be written. It runs in the loop.
 func (g *Guest) writeLater(cause error) {
 	if g.Instance.unwritten.Load() == nil {
-		g.Log.Error("cannot write the run record; trying again", "error", cause)
+		g.Log.Error("cannot write the instance record; trying again", "error", cause)
 		g.Instance.unwritten.Store(&cause)
 	}
 	g.WriteRetry.Reset(WriteRetryPause)
@@ -41,7 +41,7 @@ func (g *Guest) WritePending() {
 		return
 	}
 	if g.WriteInstance(); g.Instance.unwritten.Load() == nil {
-		g.Log.Info("run record written again")
+		g.Log.Info("instance record written again")
 	}
 }
 

@@ -142,7 +142,7 @@ const RecordFile = "run.json"
 // one.
 func WriteRecord(dir string, r *InstanceRecord) error {
 	if err := atomicfile.WriteJSON(filepath.Join(dir, RecordFile), r); err != nil {
-		return fmt.Errorf("cannot write the run record of %q: %w", r.Name, err)
+		return fmt.Errorf("cannot write the instance record of %q: %w", r.Name, err)
 	}
 	return nil
 }
