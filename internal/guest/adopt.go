@@ -234,7 +234,7 @@ func (r *adoption) adopt(dir string) error {
 			return err
 		}
 		if pid != 0 {
-			return errors.New("its instance record is missing") // the record is written before QEMU is launched
+			return errors.New("its run record is missing") // the record is written before QEMU is launched
 		}
 		return machine.RemoveTree(dir) // the start had not written anything yet
 	}
@@ -243,7 +243,7 @@ func (r *adoption) adopt(dir string) error {
 	}
 	run := machine.NewInstance(*rec, dir, r.Kernel, r.Log.With("domain", rec.Name, "uuid", rec.UUID))
 	if run.Definition, err = domainxml.Parse(rec.XML, domainxml.Options{Active: true}); err != nil {
-		return fmt.Errorf("cannot parse its instance record: %w", err)
+		return fmt.Errorf("cannot parse its run record: %w", err)
 	}
 	process, err := findProcess(r.Registry, run)
 	started := rec.State.Phase.Active()
@@ -277,13 +277,13 @@ func (r *adoption) adopt(dir string) error {
 	return nil
 }
 
-// dropHalfWritten removes the incomplete instance record that a killed daemon left.
+// dropHalfWritten removes the incomplete run record that a killed daemon left.
 func dropHalfWritten(r *machine.Registry, dir string) {
 	machine.RemoveFile(r.Log, filepath.Join(dir, machine.RecordFile)+atomicfile.Half)
 }
 
 // adoptRunning makes a running guest this daemon's own.
-func (r *adoption) adoptRunning(run *machine.Instance, rec *machine.InstanceRecord, process *qemuprocess.Process) {
+func (r *adoption) adoptRunning(run *machine.Instance, rec *machine.RunRecord, process *qemuprocess.Process) {
 	run.Process = process
 	run.PushRelease("process watch", func(context.Context) error { process.Release(); return nil })
 	if err := launch.Seal(run); err != nil { // an older daemon may not have sealed it
@@ -309,9 +309,9 @@ func (r *adoption) adoptRunning(run *machine.Instance, rec *machine.InstanceReco
 	g.Publish()
 }
 
-// adoptedGuest returns the guest of an instance record. It makes a guest if none has that UUID, as for a transient
+// adoptedGuest returns the guest of a run record. It makes a guest if none has that UUID, as for a transient
 // one.
-func adoptedGuest(r *machine.Registry, rec *machine.InstanceRecord) *machine.Guest {
+func adoptedGuest(r *machine.Registry, rec *machine.RunRecord) *machine.Guest {
 	r.Mu.Lock()
 	defer r.Mu.Unlock()
 	g := r.GuestsByUUID[rec.UUID]
@@ -328,7 +328,7 @@ func adoptedGuest(r *machine.Registry, rec *machine.InstanceRecord) *machine.Gue
 	return g
 }
 
-// findProcess finds the process of an instance record. It returns nil if the process has ended.
+// findProcess finds the process of a run record. It returns nil if the process has ended.
 func findProcess(r *machine.Registry, run *machine.Instance) (*qemuprocess.Process, error) {
 	pid, start := run.PID, run.StartTime
 	if pid == 0 { // QEMU may have been launched before its PID was recorded
@@ -355,7 +355,7 @@ func findProcess(r *machine.Registry, run *machine.Instance) (*qemuprocess.Proce
 
 // settleEnded settles a guest that ended while no daemon ran. It releases what the guest held and publishes the
 // guest's final state.
-func settleEnded(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecord, started bool) {
+func settleEnded(r *machine.Registry, run *machine.Instance, rec *machine.RunRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.Life, machine.ReleaseLimit)
 	defer stop()
 	r.Mu.RLock()
@@ -395,7 +395,7 @@ func settleEnded(r *machine.Registry, run *machine.Instance, rec *machine.Instan
 	g.Publish()
 }
 
-// rehold pushes the releases of an adopted guest again, by its instance record and in the order of a start.
+// rehold pushes the releases of an adopted guest again, by its run record and in the order of a start.
 func rehold(r *machine.Registry, run *machine.Instance) {
 	hotplug.ReholdClaims(r, run) // released last: only then no later daemon finds a record that names them
 	provision.HoldUser(r, run)

@@ -180,7 +180,7 @@ func TestUndefine_PendingStart(t *testing.T) {
 func TestManagedSave_UnusedImageKept(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
-	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
+	run := machine.NewInstance(machine.RunRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
 	run.SaveConsumed = true
 	var rec machine.Record
 	run.PushRelease("what takes long", func(context.Context) error { return r.Store.Get(machine.Domains, claimedUUID, &rec) })
@@ -205,7 +205,7 @@ func TestManagedSave_UnusedImageKept(t *testing.T) {
 func TestStart_DaemonStopsKeepsImage(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
-	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
+	run := machine.NewInstance(machine.RunRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
 	run.SaveConsumed = true
 	var undone bool
 	run.PushRelease("something", func(context.Context) error { undone = true; return nil })
@@ -412,7 +412,7 @@ func TestNVRAM_IncompleteBehindLink(t *testing.T) {
 	g.Record.PathLimits = map[string][]string{vars: {folder}}
 	g.Publish()
 	cutOff := func() {
-		rec := &machine.InstanceRecord{UUID: claimedUUID}
+		rec := &machine.RunRecord{UUID: claimedUUID}
 		run := machine.NewInstance(*rec, t.TempDir(), r.Kernel, r.Log)
 		run.Definition = g.Inactive.Clone()
 		run.Definition.OS.NVRAM.Template = "/template"
@@ -491,7 +491,7 @@ func TestRename_NamesReserved(t *testing.T) {
 func TestCorrectState_NewerEvent(t *testing.T) {
 	r := bareRegistry(t)
 	g := newGuest(r, "asked", claimedUUID)
-	g.Instance = machine.NewInstance(machine.InstanceRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.Log)
+	g.Instance = machine.NewInstance(machine.RunRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.Log)
 	g.Instance.Definition = &domain.Definition{Name: "asked", UUID: claimedUUID}
 	g.State = lifecycle.State{Phase: domain.Paused, Reason: domain.ReasonIOError}
 	correctState(g, &qemuState{status: "running"}, domain.Running)

@@ -191,21 +191,21 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 	return nil
 }
 
-// recordTransient records in the instance record, before the store forgets the guest, that a running guest becomes
+// recordTransient records in the run record, before the store forgets the guest, that a running guest becomes
 // transient. It does so for a guest that has just ended, too. Otherwise the next daemon would find a
 // persistent guest without a stored definition, and take it for lost. tighten reverts this.
 func recordTransient(g *machine.Guest, o UndefineOptions) (tighten func(), err error) {
 	r := g.Instance
 	if r == nil {
-		if g.Unstored != nil { // the store must first have the changes that only the instance record has
+		if g.Unstored != nil { // the store must first have the changes that only the run record has
 			if err := g.Store(); err != nil {
 				return nil, err
 			}
 		}
 		return func() {}, savestate.UpdateLeftRecord(g, false)
 	}
-	def, before := r.Definition, r.InstanceRecord
-	back := func() { g.State.Persistent, r.Definition, r.InstanceRecord = true, def, before }
+	def, before := r.Definition, r.RunRecord
+	back := func() { g.State.Persistent, r.Definition, r.RunRecord = true, def, before }
 	g.State.Persistent = false
 	r.KeepTPM, r.MadeNVRAM = o.KeepTPM, r.MadeNVRAM && !o.KeepNVRAM
 	err = keepMarks(g)

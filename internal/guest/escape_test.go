@@ -93,7 +93,7 @@ func (t targets) attempts() map[string]func() error {
 		"signal the daemon":             func() error { return unix.Kill(t.Daemon, 0) },
 		"trace another guest":           func() error { return traces(t.Victim) },
 		"read the daemon's store":       func() error { return opens(t.Store, os.O_RDONLY) },
-		"read its own instance record":  func() error { return opens(t.Record, os.O_RDONLY) },
+		"read its own run record":       func() error { return opens(t.Record, os.O_RDONLY) },
 		"connect to another's monitor":  func() error { return connects("unix", t.Monitor) },
 		"read what another was told":    func() error { return opens(fmt.Sprintf("/proc/%d/environ", t.Victim), os.O_RDONLY) },
 		"mount":                         t.mounts,

@@ -74,7 +74,7 @@ func settleExit(g *machine.Guest, r *machine.Instance) {
 	g.Reg.RetryReleases(r)
 	g.Instance = nil
 	if g.Inactive == nil {
-		launch.DropSecretsOf(g.Reg, &r.InstanceRecord, r.Definition, g.Log)
+		launch.DropSecretsOf(g.Reg, &r.RunRecord, r.Definition, g.Log)
 	}
 	failpoint.Reach("destroy.released")
 	if r.AutoDestroy { // started again it would run without its client

@@ -115,7 +115,7 @@ func FuzzJournals(f *testing.F) {
 	}
 	const drive = `<disk type='file' device='cdrom'><source file='/a' index='2'/><target dev='sda' bus='sata'/></disk>`
 	steps := []hotplug.UndoCommand{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
-	add(0, machine.InstanceRecord{
+	add(0, machine.RunRecord{
 		Name: "a", UUID: "u", ID: 3, XML: fuzzedGuest, PID: 7, Messages: []string{"m"}, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0", Bridge: "br0"}},
 		FullDisks: []string{"vda"},
 	})
@@ -183,6 +183,6 @@ func readOperation(r *machine.Registry, dir string) (any, error) {
 	if err != nil || len(records) == 0 {
 		return nil, errors.Join(err, os.ErrNotExist)
 	}
-	run := machine.NewInstance(machine.InstanceRecord{Name: "a", UUID: records[0].Owner}, dir, kernel.Root{}, r.Log)
+	run := machine.NewInstance(machine.RunRecord{Name: "a", UUID: records[0].Owner}, dir, kernel.Root{}, r.Log)
 	return records[0], r.SetOperations(run, records)
 }

@@ -48,9 +48,9 @@ func recoverFromSaves(r *machine.Registry) {
 	}
 }
 
-// recoverLostGuest returns the guest of an instance record that was persistent and has lost its definition. Nil: no
+// recoverLostGuest returns the guest of a run record that was persistent and has lost its definition. Nil: no
 // definition could be made from the record.
-func recoverLostGuest(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Definition) *machine.Guest {
+func recoverLostGuest(r *machine.Registry, rec *machine.RunRecord, def *domain.Definition) *machine.Guest {
 	g := adoptedGuest(r, rec)
 	if recoverFromInstance(g, rec, def); g.Inactive != nil {
 		return g
@@ -59,8 +59,8 @@ func recoverLostGuest(r *machine.Registry, rec *machine.InstanceRecord, def *dom
 	return nil
 }
 
-// recoverFromInstance defines a persistent guest again from its instance record, if the store has lost it.
-func recoverFromInstance(g *machine.Guest, rec *machine.InstanceRecord, def *domain.Definition) {
+// recoverFromInstance defines a persistent guest again from its run record, if the store has lost it.
+func recoverFromInstance(g *machine.Guest, rec *machine.RunRecord, def *domain.Definition) {
 	if g.Inactive != nil || !rec.State.Persistent {
 		return
 	}

@@ -42,7 +42,7 @@ func TestNIC_MacvtapJustMade(t *testing.T) {
 	}
 	def.Devices.NICs[0].Alias = "net0"
 	g := newGuest(newRegistry(machine.Config{Networks: nets, Log: log}), def.Name, def.UUID)
-	r := machine.NewInstance(machine.InstanceRecord{Name: def.Name, UUID: def.UUID}, t.TempDir(), kernel.Root{}, log)
+	r := machine.NewInstance(machine.RunRecord{Name: def.Name, UUID: def.UUID}, t.TempDir(), kernel.Root{}, log)
 	r.Definition = def
 	l := &launch.Launch{Guest: g, Sc: scope.Daemon("a test"), Instance: r}
 	if err := l.AttachNICs(t.Context()); err == nil {

@@ -54,7 +54,7 @@ func newSubject(t *testing.T, devices device.Set) *subject {
 		_ = process.Process.Kill()
 		_ = process.Wait()
 	})
-	live := machine.NewInstance(machine.InstanceRecord{PID: process.Process.Pid}, t.TempDir(), r.Kernel, r.Log)
+	live := machine.NewInstance(machine.RunRecord{PID: process.Process.Pid}, t.TempDir(), r.Kernel, r.Log)
 	live.Session.Store(session)
 	s.Live.Store(live)
 	s.publishAs(domain.Running, &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 1, Current: 1}, Devices: devices})

@@ -30,7 +30,7 @@ func TestEmulatorIn_UnreadableProcess(t *testing.T) {
 	if _, err := os.Stat(dir); err != nil {
 		t.Error(err)
 	}
-	if _, err := findProcess(r, &machine.Instance{Dir: dir, InstanceRecord: machine.InstanceRecord{UUID: uuid}}); !fault.Is(err, fault.Failed) {
+	if _, err := findProcess(r, &machine.Instance{Dir: dir, RunRecord: machine.RunRecord{UUID: uuid}}); !fault.Is(err, fault.Failed) {
 		t.Errorf("it is taken for one that has ended: %v", err)
 	}
 }

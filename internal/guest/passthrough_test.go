@@ -144,7 +144,7 @@ sys/bus/pci/drivers_probe =
 func cardRun(r *machine.Registry, name string) *launch.Launch {
 	card := &device.HostDevice{Type: "pci", Managed: device.On, PCI: device.PCI{Bus: 1}}
 	card.Alias = "hostdev0"
-	run := machine.NewInstance(machine.InstanceRecord{Name: name, UUID: name}, "", r.Kernel, slog.New(slog.DiscardHandler))
+	run := machine.NewInstance(machine.RunRecord{Name: name, UUID: name}, "", r.Kernel, slog.New(slog.DiscardHandler))
 	run.Definition = &domain.Definition{Devices: device.Set{HostDevices: []*device.HostDevice{card}}}
 	run.Reg = r
 	return &launch.Launch{Guest: &machine.Guest{Reg: r}, Instance: run}

@@ -23,7 +23,7 @@ func quarantineGuest(r *machine.Registry, dir string, cause error) {
 	defer stop()
 	err := provision.ClearRunDir(ctx, r, dir)
 	if err == nil {
-		log.Error("instance record of an ended guest cannot be used; resources of the guest may be left", "error", cause)
+		log.Error("run record of an ended guest cannot be used; resources of the guest may be left", "error", cause)
 		return
 	}
 	log.Error("guest cannot be adopted; quarantined", "error", cause, "until", err)
@@ -35,14 +35,14 @@ func quarantineGuest(r *machine.Registry, dir string, cause error) {
 }
 
 // quarantinedGuest returns the guest of a quarantined run directory. If no record defines it, it is shown by the
-// name in the instance record, or else by its UUID. Nil: it is no guest's directory.
+// name in the run record, or else by its UUID. Nil: it is no guest's directory.
 func quarantinedGuest(r *machine.Registry, id, dir string) *machine.Guest {
 	if uuid.Validate(id) != nil {
 		return nil
 	}
 	rec, err := machine.ReadRecord(dir)
 	if err != nil || rec == nil || rec.UUID != id || domain.CheckName(rec.Name) != nil {
-		rec = &machine.InstanceRecord{Name: id, UUID: id}
+		rec = &machine.RunRecord{Name: id, UUID: id}
 	}
 	return adoptedGuest(r, rec)
 }
@@ -50,7 +50,7 @@ func quarantinedGuest(r *machine.Registry, id, dir string) *machine.Guest {
 // endQuarantine ends the quarantine when the QEMU has ended. The guest is then shut off, or forgotten if it
 // has no definition. If the process cannot be found, it checks again and again.
 func endQuarantine(r *machine.Registry, g *machine.Guest, dir string) {
-	if process, err := findProcess(r, machine.NewInstance(machine.InstanceRecord{UUID: g.UUID}, dir, r.Kernel, g.Log)); err == nil && process != nil {
+	if process, err := findProcess(r, machine.NewInstance(machine.RunRecord{UUID: g.UUID}, dir, r.Kernel, g.Log)); err == nil && process != nil {
 		select {
 		case <-process.Exited():
 		case <-r.Life.Done():

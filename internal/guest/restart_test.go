@@ -55,7 +55,7 @@ func (d *daemon) again(g *guest.Guest) *guest.Guest {
 	return found
 }
 
-// record reads a guest's instance record.
+// record reads a guest's run record.
 func record(t *testing.T, g *guest.Guest) map[string]any {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(guest.RunDir(g), "run.json"))
@@ -549,7 +549,7 @@ func TestAdoption_DeviceReleased(t *testing.T) {
 		t.Errorf("%d disks are shown", n)
 	}
 	if strings.Contains(record(t, g)["XML"].(string), path) {
-		t.Error("the instance record still has the disk")
+		t.Error("the run record still has the disk")
 	}
 	eventually(t, "QEMU lets the image go", func() bool {
 		nodes, err := g.MonitorCommand(d.ctx(), scope.Daemon("a test"), `{"execute":"query-named-block-nodes"}`, false)

@@ -31,7 +31,7 @@ import (
 // the guest should be.
 // Promise: F36
 func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
-	r := machine.NewInstance(machine.InstanceRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+	r := machine.NewInstance(machine.RunRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
 	payload, err := json.Marshal(hotplug.UpdateOp{OfActive: fuzzedGuest, Active: fuzzedGuest})
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := machine.NewInstance(machine.InstanceRecord{Name: "ended"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+		r := machine.NewInstance(machine.RunRecord{Name: "ended"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
 		if err := bareRegistry(t).SetOperations(r, []operation.Record{{ID: "a", Kind: kind, Version: 1, Payload: payload}}); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +89,7 @@ func TestReset_UnansweredClosesSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		r := machine.NewInstance(machine.InstanceRecord{Name: "stopped"}, t.TempDir(), kernel.Root{}, log)
+		r := machine.NewInstance(machine.RunRecord{Name: "stopped"}, t.TempDir(), kernel.Root{}, log)
 		r.Connect(s)
 		g := &machine.Guest{Reg: &machine.Registry{Life: t.Context()}, Log: log, Instance: r}
 		resetMachine(g)
@@ -195,7 +195,7 @@ func cutOffSave(g *machine.Guest) {
 
 // A step that is tried again and again leaves one cleanup.
 func TestCleanup_IsBegunOnce(t *testing.T) {
-	r := machine.NewInstance(machine.InstanceRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+	r := machine.NewInstance(machine.RunRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
 	if err := bareRegistry(t).SetOperations(r, nil); err != nil {
 		t.Fatal(err)
 	}

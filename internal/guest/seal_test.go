@@ -120,7 +120,7 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 	}
 }
 
-// A guest's instance record is lost. Neither its QEMU nor its user's number is lost with it, whichever user it runs as.
+// A guest's run record is lost. Neither its QEMU nor its user's number is lost with it, whichever user it runs as.
 // Promise: I11
 func TestSeal_FoundWithoutRecord(t *testing.T) {
 	d := newDaemonOf(t, true)

@@ -558,7 +558,7 @@ func takeOver(t *testing.T, root string, c machine.Config) *taken {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	rec := machine.InstanceRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: takenPID, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
+	rec := machine.RunRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: takenPID, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
 	r := machine.NewInstance(rec, dir, c.Kernel, g.Log)
 	r.Definition, r.Process = def, released(t)
 	r.PushRelease("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.RemoveDir(ctx) })
@@ -839,7 +839,7 @@ func testTerminal(t *testing.T, path string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := launch.Launch{Guest: g.Guest, Instance: machine.NewInstance(machine.InstanceRecord{}, t.TempDir(), kernel.Root{}, g.Log)}
+		l := launch.Launch{Guest: g.Guest, Instance: machine.NewInstance(machine.RunRecord{}, t.TempDir(), kernel.Root{}, g.Log)}
 		l.Instance.Definition = def
 		g.answers["query-chardev"] = `[{"label":"charserial0","filename":"pty:` + path + `"}]`
 		l.Instance.Connect(g.connect())

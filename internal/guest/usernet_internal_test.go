@@ -38,7 +38,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	rec := &machine.InstanceRecord{Name: "one", UUID: claimedUUID, NICs: []machine.HeldNIC{*served(0)}}
+	rec := &machine.RunRecord{Name: "one", UUID: claimedUUID, NICs: []machine.HeldNIC{*served(0)}}
 	if err := machine.WriteRecord(dir, rec); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestUserNetwork_AnotherGuestsUserIsNotFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := machine.NewInstance(machine.InstanceRecord{Name: "one", UUID: claimedUUID}, t.TempDir(), kernel.Root{}, r.Log)
+	run := machine.NewInstance(machine.RunRecord{Name: "one", UUID: claimedUUID}, t.TempDir(), kernel.Root{}, r.Log)
 	release, err := provision.ReadoptNIC(r, run, nil, &machine.HeldNIC{Alias: "net0", User: &user})
 	if err != nil {
 		t.Fatal(err)

@@ -34,7 +34,7 @@ func TestLastWords_NameWhatTheDefinitionHas(t *testing.T) {
 			t.Errorf("%s\nis told as %q, want %q", words, got, want)
 		}
 	}
-	l := &Launch{Guest: &machine.Guest{Reg: &machine.Registry{Config: machine.Config{DataDir: "/data"}}}, Instance: &machine.Instance{InstanceRecord: machine.InstanceRecord{UUID: "u"}, Definition: def}}
+	l := &Launch{Guest: &machine.Guest{Reg: &machine.Registry{Config: machine.Config{DataDir: "/data"}}}, Instance: &machine.Instance{RunRecord: machine.RunRecord{UUID: "u"}, Definition: def}}
 	for words, want := range map[string]string{
 		at + "can't apply global qemu64-x86_64-cpu.nosuch=on: Property 'qemu64-x86_64-cpu.nosuch' not found": `this QEMU has no CPU feature "nosuch"; leave <feature name='nosuch'/> out`,
 		at + "tpm-emulator: TPM result for CMD_INIT: 0x101 operation failed": "the TPM's state in /data/tpm/u cannot be read (tpm-emulator: TPM result for CMD_INIT: 0x101 operation failed): " +

@@ -63,7 +63,7 @@ func (l *Launch) Unwind(ctx context.Context, sc scope.Scope) {
 	_ = l.Instance.ReleaseAll(ctx) // each failure has been logged
 	l.Guest.Reg.RetryReleases(l.Instance)
 	if l.Guest.View().Inactive == nil {
-		dropMadeNVRAM(l.Guest.Reg, &l.Instance.InstanceRecord, l.Instance.Definition, l.Instance.Log)
+		dropMadeNVRAM(l.Guest.Reg, &l.Instance.RunRecord, l.Instance.Definition, l.Instance.Log)
 	}
 }
 
@@ -84,17 +84,17 @@ func (l *Launch) makeDirectory(ctx context.Context) error {
 	return nil
 }
 
-// writeRecord writes the instance record before the start makes anything that outlives the daemon. The record
+// writeRecord writes the run record before the start makes anything that outlives the daemon. The record
 // names the resources that the start is about to take, so that the next daemon can release them. That daemon
 // finds the process by its directory. The record is complete when the loop takes the instance over.
 func (l *Launch) writeRecord(context.Context) error {
 	if err := l.updateRecordedXML(); err != nil {
 		return err
 	}
-	return machine.WriteRecord(l.Instance.Dir, &l.Instance.InstanceRecord)
+	return machine.WriteRecord(l.Instance.Dir, &l.Instance.RunRecord)
 }
 
-// updateRecordedXML updates the definition in the instance record to the current one.
+// updateRecordedXML updates the definition in the run record to the current one.
 func (l *Launch) updateRecordedXML() (err error) {
 	l.Instance.XML, err = l.Instance.FormatForRecord(l.Instance.Definition)
 	return err

@@ -29,7 +29,7 @@ func CopyNVRAM(ctx context.Context, r *machine.Registry, sc scope.Scope, from, u
 }
 
 // dropMadeNVRAM removes the UEFI variables that a run made at the default path.
-func dropMadeNVRAM(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Definition, log *slog.Logger) {
+func dropMadeNVRAM(r *machine.Registry, rec *machine.RunRecord, def *domain.Definition, log *slog.Logger) {
 	if rec.MadeNVRAM && def.OS.NVRAM.Path == r.NvramPath(rec.UUID) {
 		machine.RemoveFile(log, def.OS.NVRAM.Path)
 		provision.ForgetLeftover(r, rec.UUID)

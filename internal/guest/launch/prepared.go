@@ -190,7 +190,7 @@ func identities(ctx context.Context, paths []string) (map[string]machine.FileIde
 }
 
 // usePreparedDir makes the directory of the guest's prepared QEMU the run directory, if there is one. The
-// monitor's socket lies in it and QEMU works there, as after a launch. The instance record is written before the
+// monitor's socket lies in it and QEMU works there, as after a launch. The run record is written before the
 // rename, so that the next daemon finds the process in either place.
 func (l *Launch) usePreparedDir(ctx context.Context) (entered bool, err error) {
 	p, err := takePrepared(ctx, l.Guest.Reg.WarmPool, l.Instance.UUID)
@@ -202,7 +202,7 @@ func (l *Launch) usePreparedDir(ctx context.Context) (entered bool, err error) {
 	}
 	l.Instance.User = p.User
 	if err = l.updateRecordedXML(); err == nil {
-		err = machine.WriteRecord(p.Dir, &l.Instance.InstanceRecord)
+		err = machine.WriteRecord(p.Dir, &l.Instance.RunRecord)
 		failpoint.Reach("prepare.claimed")
 	}
 	if err == nil {

@@ -162,7 +162,7 @@ func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *dom
 	limits := g.View().PathLimits
 	sc = sc.Noting(limits)
 	qemu.AssignAliases(def)
-	l := &Launch{Guest: g, Sc: sc, opts: o, From: from, Instance: machine.NewInstance(machine.InstanceRecord{
+	l := &Launch{Guest: g, Sc: sc, opts: o, From: from, Instance: machine.NewInstance(machine.RunRecord{
 		Name: def.Name, UUID: def.UUID, ID: g.Reg.NewID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, PathLimits: limits,
 		AutoDestroy: o.AutoDestroy && o.Owner != nil, FromManaged: from != nil && from.Managed,
 	}, g.Reg.GuestDir(def.UUID), g.Reg.Kernel, g.Log)}

@@ -185,7 +185,7 @@ func DropTPM(r *machine.Registry, uuid string, log *slog.Logger) {
 
 // DropSecretsOf removes the TPM state and the UEFI variables of a transient guest that has ended, unless it
 // was saved and may be restored.
-func DropSecretsOf(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Definition, log *slog.Logger) {
+func DropSecretsOf(r *machine.Registry, rec *machine.RunRecord, def *domain.Definition, log *slog.Logger) {
 	if rec.State.EndFor == domain.ReasonSaved {
 		return
 	}

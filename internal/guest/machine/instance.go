@@ -27,7 +27,7 @@ import (
 // Instance is one running QEMU of a guest: its process, its monitor and the host resources that it holds. The
 // loop owns it. Process and Dir never change; Session may be read from any goroutine.
 type Instance struct {
-	InstanceRecord
+	RunRecord
 	Reg *Registry
 	// Guest is the guest that runs. Nil: its definition is gone, or it is not adopted yet.
 	Guest *Guest
@@ -51,7 +51,7 @@ type Instance struct {
 	// SaveConsumed says that the store has recorded the saved image as used. VCPUsRan says that the guest ran although
 	// its start failed: QEMU sent RESUME.
 	SaveConsumed, VCPUsRan bool
-	// unwritten is why the instance record on disk is out of date. Nil: it is current.
+	// unwritten is why the run record on disk is out of date. Nil: it is current.
 	unwritten atomic.Pointer[error]
 	// Unstored is why the store lacks something that the run directory has. Nil: it lacks nothing.
 	Unstored atomic.Pointer[error]
@@ -112,8 +112,8 @@ type release struct {
 }
 
 // NewInstance makes an instance that has no process yet.
-func NewInstance(rec InstanceRecord, dir string, root kernel.Root, log *slog.Logger) *Instance {
-	return &Instance{InstanceRecord: rec, Nodes: nodes{last: rec.LastNode}, Dir: dir, Kernel: root, Log: log, stopRequested: make(chan struct{}), killRequested: make(chan struct{}), NewSessions: make(chan *qmp.Session)}
+func NewInstance(rec RunRecord, dir string, root kernel.Root, log *slog.Logger) *Instance {
+	return &Instance{RunRecord: rec, Nodes: nodes{last: rec.LastNode}, Dir: dir, Kernel: root, Log: log, stopRequested: make(chan struct{}), killRequested: make(chan struct{}), NewSessions: make(chan *qmp.Session)}
 }
 
 // MonitorSocket is the file name of the monitor's socket in the run directory.

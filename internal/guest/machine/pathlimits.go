@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// StorePathLimits stores the changed path limits: in the store, or in the instance record of a transient guest.
+// StorePathLimits stores the changed path limits: in the store, or in the run record of a transient guest.
 // After an error the guest has the limits of before again.
 func (g *Guest) StorePathLimits(before map[string][]string) error {
 	keep := g.Store

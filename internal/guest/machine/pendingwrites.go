@@ -7,17 +7,17 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// A full or read-only run directory must not block events of a guest, or its end. The instance record is
+// A full or read-only run directory must not block events of a guest, or its end. The run record is
 // then out of date, and is written as soon as possible. Until then the records of ended operations stay,
 // because they tell the next daemon the same. No operation that needs a record is begun.
 
-// WriteRetryPause is the pause before a failed write of an instance record is repeated.
+// WriteRetryPause is the pause before a failed write of a run record is repeated.
 const WriteRetryPause = time.Second
 
-// writeLater records that the instance record could not be written. It runs in the loop.
+// writeLater records that the run record could not be written. It runs in the loop.
 func (g *Guest) writeLater(cause error) {
 	if g.Instance.unwritten.Load() == nil {
-		g.Log.Error("cannot write the instance record; trying again", "error", cause)
+		g.Log.Error("cannot write the run record; trying again", "error", cause)
 		g.Instance.unwritten.Store(&cause)
 	}
 	g.WriteRetry.Reset(WriteRetryPause)
@@ -41,17 +41,17 @@ func (g *Guest) WritePending() {
 		return
 	}
 	if g.WriteInstance(); g.Instance.unwritten.Load() == nil {
-		g.Log.Info("instance record written again")
+		g.Log.Info("run record written again")
 	}
 }
 
-// written records that the instance record is up to date.
+// written records that the run record is up to date.
 func (r *Instance) written() {
 	r.unwritten.Store(nil)
 	r.Ops.Written()
 }
 
-// unwrittenCause returns why the instance record is out of date. Nil: it is not.
+// unwrittenCause returns why the run record is out of date. Nil: it is not.
 func (r *Instance) unwrittenCause() error {
 	cause := r.unwritten.Load()
 	if cause == nil {

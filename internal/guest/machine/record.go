@@ -64,15 +64,15 @@ func (g *Guest) put() error {
 	return g.Reg.Store.Put(Domains, g.UUID, g.Record)
 }
 
-// FormatForRecord formats a definition of the running guest for the instance record.
+// FormatForRecord formats a definition of the running guest for the run record.
 func (r *Instance) FormatForRecord(d *domain.Definition) (string, error) {
 	return domainxml.Format(d, domainxml.Style{Active: true, Secure: true, ID: r.ID})
 }
 
-// InstanceRecord is what a restarted daemon needs to adopt a running guest. It lies in the guest's run
+// RunRecord is what a restarted daemon needs to adopt a running guest. It lies in the guest's run
 // directory. A reboot of the host empties that directory and ends every QEMU, so the record goes with what
 // it describes.
-type InstanceRecord struct {
+type RunRecord struct {
 	Name, UUID string
 	ID         int
 	XML        string // the active definition
@@ -116,7 +116,7 @@ type InstanceRecord struct {
 
 // RestartsAfterCrash reports whether a guest has crashed and is to be started again if its QEMU ends in state s. A guest
 // that ends with its client is not started again: it would run without its client.
-func (r *InstanceRecord) RestartsAfterCrash(s lifecycle.State) bool {
+func (r *RunRecord) RestartsAfterCrash(s lifecycle.State) bool {
 	return s.EndFor == "" && lifecycle.RestartsOnCrash(s.Policy.OnCrash) && !r.AutoDestroy
 }
 
@@ -140,16 +140,16 @@ const RecordFile = "run.json"
 
 // WriteRecord replaces the record atomically: a daemon killed at any moment leaves the old or the new
 // one.
-func WriteRecord(dir string, r *InstanceRecord) error {
+func WriteRecord(dir string, r *RunRecord) error {
 	if err := atomicfile.WriteJSON(filepath.Join(dir, RecordFile), r); err != nil {
-		return fmt.Errorf("cannot write the instance record of %q: %w", r.Name, err)
+		return fmt.Errorf("cannot write the run record of %q: %w", r.Name, err)
 	}
 	return nil
 }
 
 // ReadRecord reads the record of a run directory. It returns nil if there is none.
-func ReadRecord(dir string) (*InstanceRecord, error) {
-	return atomicfile.ReadJSON[InstanceRecord](filepath.Join(dir, RecordFile))
+func ReadRecord(dir string) (*RunRecord, error) {
+	return atomicfile.ReadJSON[RunRecord](filepath.Join(dir, RecordFile))
 }
 
 // WriteInstance updates the running guest's record. If that fails, for example on a full disk, it is repeated
@@ -168,7 +168,7 @@ func (g *Guest) writeInstanceNow() error {
 		return nil
 	}
 	r.State, r.Since, r.PathLimits, r.LastNode = g.State, g.Since, g.Record.PathLimits, r.Nodes.newest()
-	if err := WriteRecord(r.Dir, &r.InstanceRecord); err != nil {
+	if err := WriteRecord(r.Dir, &r.RunRecord); err != nil {
 		return err
 	}
 	r.written()

@@ -102,7 +102,7 @@ func FindUsedUsers(r *machine.Registry) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
 }
 
-// holdRecordedUsers reserves the users that instance records name. A guest still owns its user after its
+// holdRecordedUsers reserves the users that run records name. A guest still owns its user after its
 // processes have ended, until it releases the user. A record that cannot be read is reported when its guest
 // is adopted. The guests' own users come first, then the users of user networks, which another guest may
 // have been given since.
@@ -156,7 +156,7 @@ func emulatorOf(r *machine.Registry, dir string) (int, error) {
 }
 
 // ownDirUser returns the user of a guest's own directory, or 0 if there is none. Before the directory is sealed
-// this is its owner. Afterwards the instance record names it. Without a record it is the directory's group,
+// this is its owner. Afterwards the run record names it. Without a record it is the directory's group,
 // which has the user's number if Lodge chose the user.
 func ownDirUser(dir string) uint32 {
 	var st unix.Stat_t

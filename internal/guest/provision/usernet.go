@@ -79,8 +79,8 @@ func endUserNetwork(r *machine.Registry, user sandbox.User, guest string, log *s
 }
 
 // userNetworks returns the users of the programs that serve interfaces of type user for the guest of an
-// instance record.
-func userNetworks(rec *machine.InstanceRecord, dir string) (users []sandbox.User) {
+// run record.
+func userNetworks(rec *machine.RunRecord, dir string) (users []sandbox.User) {
 	add := func(n *machine.HeldNIC) {
 		if n != nil && n.User != nil {
 			users = append(users, *n.User)

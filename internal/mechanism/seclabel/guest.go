@@ -4,7 +4,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Guest holds the labels of one guest while it runs. The guest's instance record stores it.
+// Guest holds the labels of one guest while it runs. The guest's run record stores it.
 type Guest struct {
 	Model string
 	// Process is the context of its processes, or the name of their profile.
