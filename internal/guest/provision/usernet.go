@@ -78,7 +78,7 @@ func endUserNetwork(r *machine.Registry, user sandbox.User, guest string, log *s
 	return func(context.Context) error { return r.Isolation.Users.Free(user) }
 }
 
-// userNetworks returns the users of the programs that serve interfaces of type user for the guest of an
+// userNetworks returns the users of the programs that serve interfaces of type user for the guest of a
 // run record.
 func userNetworks(rec *machine.RunRecord, dir string) (users []sandbox.User) {
 	add := func(n *machine.HeldNIC) {
