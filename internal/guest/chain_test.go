@@ -297,8 +297,8 @@ func (d *daemon) noted(path string) string {
 	return string(text[:n])
 }
 
-// What others have of a disk's images is not changed: a guest that is defined, a template, a volume that lies on it,
-// another disk of the guest's own.
+// What others have of a disk's images is not changed: a guest that is defined, a template, a volume that lies
+// on it, another disk of the guest's own.
 func TestCheckSoleUser_Neighbours(t *testing.T) {
 	d := newDaemonOf(t, true)
 	top := d.chain("top", "mid", "base")

@@ -200,7 +200,8 @@ func TestManagedSave_UnusedImageKept(t *testing.T) {
 	})
 }
 
-// A start from a managed save image that ends with its daemon undoes itself before that: the image is the guest's again.
+// A start from a managed save image that ends with its daemon undoes itself before that: the image is the
+// guest's again.
 // Promise: F31
 func TestStart_DaemonStopsKeepsImage(t *testing.T) {
 	r := bareRegistry(t)
@@ -533,7 +534,8 @@ func TestDestroy_TransientWhileStarting(t *testing.T) {
 	}
 }
 
-// What waits for its turn with a guest that is forgotten first is not begun: the next guest of its UUID may be there.
+// What waits for its turn with a guest that is forgotten first is not begun: the next guest of its UUID may
+// be there.
 // Promise: F36
 func TestTask_GuestForgotten(t *testing.T) {
 	g, begun := newGuest(bareRegistry(t), "forgotten", claimedUUID), 0

@@ -59,8 +59,8 @@ func (g *taken) says(event, data string) {
 	synctest.Wait()
 }
 
-// A guest that its user suspends stays so also where a disk that is full has paused it by then: it does not go on when
-// there is space.
+// A guest that its user suspends stays so also where a disk that is full has paused it by then: it does not
+// go on when there is space.
 // Promise: S11
 func TestSuspend_WhileDiskFull(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
@@ -206,7 +206,8 @@ func crashed(r *machine.Registry, name string) *machine.Guest {
 	return g
 }
 
-// A guest that is to be started again after a crash is that also where something else is done to it as its daemon begins.
+// A guest that is to be started again after a crash is that also where something else is done to it as its
+// daemon begins.
 // Promise: F36
 func TestRestart_AfterOtherWork(t *testing.T) {
 	r := bareRegistry(t)

@@ -166,14 +166,14 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 		return err
 	}
 	inactive := g.Inactive
-	tighten, err := recordTransient(g, o)
+	revert, err := recordTransient(g, o)
 	if err != nil {
 		return err
 	}
 	g.Inactive = nil
 	if err := g.Store(); err != nil {
 		g.Inactive = inactive
-		tighten()
+		revert()
 		return err
 	}
 	if g.Record.ManagedSave {
@@ -193,8 +193,8 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 
 // recordTransient records in the run record, before the store forgets the guest, that a running guest becomes
 // transient. It does so for a guest that has just ended, too. Otherwise the next daemon would find a
-// persistent guest without a stored definition, and take it for lost. tighten reverts this.
-func recordTransient(g *machine.Guest, o UndefineOptions) (tighten func(), err error) {
+// persistent guest without a stored definition, and take it for lost. The caller undoes this with revert.
+func recordTransient(g *machine.Guest, o UndefineOptions) (revert func(), err error) {
 	r := g.Instance
 	if r == nil {
 		if g.Unstored != nil { // the store must first have the changes that only the run record has

@@ -14,7 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// A guest is not started, nor plugged a disk, on what the daemon itself writes to just now, and is when that is done.
+// A guest is not started, nor plugged a disk, on what the daemon itself writes to just now, and is when that
+// is done.
 // Promise: F20
 func TestDisk_WrittenByOther(t *testing.T) {
 	d := newDaemon(t)

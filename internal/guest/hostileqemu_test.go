@@ -405,8 +405,8 @@ func TestManagedSave_ConsumedBeforeResume(t *testing.T) {
 	}
 }
 
-// A guest that lets go of a device when its save has begun, and before its processors stop, is restored without that: the
-// state in the image has none.
+// A guest that lets go of a device when its save has begun, and before its processors stop, is restored
+// without that: the state in the image has none.
 // Promise: F31
 func TestSave_DeviceReleasedDuringSave(t *testing.T) {
 	d := newDaemon(t)

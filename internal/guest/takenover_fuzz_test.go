@@ -822,8 +822,8 @@ func (g *taken) end() {
 	}
 }
 
-// A QEMU that names a terminal in megabytes has none: no daemon would read that again. Nor has one that names another
-// place than the kernel's: clients would be shown it, and the daemon look there.
+// A QEMU that names a terminal in megabytes has none: no daemon would read that again. Nor has one that names
+// another place than the kernel's: clients would be shown it, and the daemon look there.
 // Promise: I1
 func TestDescribe_LongPTYPath(t *testing.T) {
 	for _, path := range []string{strings.Repeat("/x", xmltree.MaxSize/2), "/net/elsewhere/1", "/dev/pts/../sda", "/dev/pts/ptmx", "/dev/pts/"} {

@@ -30,14 +30,14 @@ func AbortJob(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
 // LifecycleEvent is an event in a guest for which its definition has a policy.
 type LifecycleEvent string
 
-// The happenings, by the second part of on_poweroff, on_reboot and on_crash.
+// The events, by the second part of on_poweroff, on_reboot and on_crash.
 const (
 	PoweredOff LifecycleEvent = "poweroff"
 	Rebooted   LifecycleEvent = "reboot"
 	Crashed    LifecycleEvent = "crash"
 )
 
-// actions are allowed for each happening. crashActions are allowed for a crash in addition: keep the guest,
+// actions are allowed for each event. crashActions are allowed for a crash in addition: keep the guest,
 // or dump its memory first.
 var (
 	actions      = []string{"destroy", "restart"}

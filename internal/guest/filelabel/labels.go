@@ -26,7 +26,7 @@ import (
 // Under AppArmor the journal holds what the guest's profile allows.
 
 // Labels are the labels of a running guest. One goroutine at a time works on them (see inTurn). A guest
-// without labels has a nil *labels, on which all methods do nothing.
+// without labels has a nil *Labels, on which all methods do nothing.
 type Labels struct {
 	Host   *seclabel.Host // nil: labels are off now, and old ones are only restored
 	Root   kernel.Root

@@ -102,9 +102,9 @@ func (l *Launch) resumeVCPUs(ctx context.Context) error {
 	return nil
 }
 
-// consumeManagedSave records in the store that the managed save image is used, before the guest resumes from it. After a
-// crash of the host the store alone knows this: the run record is lost with the run directory. If the store
-// takes no changes, the run record tells the next daemon.
+// consumeManagedSave records in the store that the managed save image is used, before the guest resumes from
+// it. After a crash of the host the store alone knows this: the run record is lost with the run directory. If
+// the store takes no changes, the run record tells the next daemon.
 func (l *Launch) consumeManagedSave(ctx context.Context, sc scope.Scope) error {
 	if l.From == nil || !l.From.Managed {
 		return nil

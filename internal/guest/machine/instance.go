@@ -48,8 +48,8 @@ type Instance struct {
 	// while the loop may still change Definition.
 	EndDefinition *domain.Definition
 	StayPaused    bool // it was restored from an image of a guest that had shut down
-	// SaveConsumed says that the store has recorded the saved image as used. VCPUsRan says that the guest ran although
-	// its start failed: QEMU sent RESUME.
+	// SaveConsumed says that the store has recorded the saved image as used. VCPUsRan says that the guest ran
+	// although its start failed: QEMU sent RESUME.
 	SaveConsumed, VCPUsRan bool
 	// unwritten is why the run record on disk is out of date. Nil: it is current.
 	unwritten atomic.Pointer[error]

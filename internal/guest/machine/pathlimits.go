@@ -36,8 +36,8 @@ func (g *Guest) PathLimits() PathLimits { return CopyPathLimits(g.View().PathLim
 // DiskScope returns the scope in which one disk of the guest is opened: sc with the disk's path limits.
 func (p PathLimits) DiskScope(sc scope.Scope, d *device.Disk) scope.Scope { return DiskScope(sc, p, d) }
 
-// CopyForClone gives the new disk made the path limits of the disk of that it was cloned from. It also permits folder,
-// where the new disk lies.
+// CopyForClone gives the new disk made the path limits of the disk of that it was cloned from. It also
+// permits folder, where the new disk lies.
 func (p PathLimits) CopyForClone(of, made *device.Disk, folder string) {
 	if folders, held := p[SourceName(of)]; held {
 		p[SourceName(made)] = append(slices.Clone(folders), folder)

@@ -114,8 +114,8 @@ type RunRecord struct {
 	AutoDestroy bool
 }
 
-// RestartsAfterCrash reports whether a guest has crashed and is to be started again if its QEMU ends in state s. A guest
-// that ends with its client is not started again: it would run without its client.
+// RestartsAfterCrash reports whether a guest has crashed and is to be started again if its QEMU ends in state
+// s. A guest that ends with its client is not started again: it would run without its client.
 func (r *RunRecord) RestartsAfterCrash(s lifecycle.State) bool {
 	return s.EndFor == "" && lifecycle.RestartsOnCrash(s.Policy.OnCrash) && !r.AutoDestroy
 }

@@ -203,8 +203,8 @@ func (r *Registry) diskPath(s *device.DiskSource) string {
 	return s.Volume.Pool + "/" + s.Volume.Volume
 }
 
-// duplicateSerials returns messages about disks of one guest with the same serial, because the guest uses it to tell
-// its disks apart.
+// duplicateSerials returns messages about disks of one guest with the same serial, because the guest uses it
+// to tell its disks apart.
 func duplicateSerials(d *domain.Definition) []string {
 	var texts []string
 	bySerial := map[string]string{}

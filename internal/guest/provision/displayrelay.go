@@ -149,8 +149,8 @@ func RestartRelay(ctx context.Context, r *machine.Instance, sc scope.Scope, dev 
 	}
 }
 
-// DisconnectInstance disconnects from a guest that runs on, so that the next daemon can connect: the monitor accepts one
-// client at a time.
+// DisconnectInstance disconnects from a guest that runs on, so that the next daemon can connect: the monitor
+// accepts one client at a time.
 func DisconnectInstance(r *machine.Instance) {
 	stopRelays(&r.Relays)
 	r.Agent.Close()

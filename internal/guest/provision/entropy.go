@@ -80,8 +80,8 @@ func WithRNG(d *domain.Definition, caps *qemucaps.Capabilities) *domain.Definiti
 	return with
 }
 
-// ParsedDefinition is a parsed document: plain as it is, and given with the added random number source. given is
-// nil if none is added.
+// ParsedDefinition is a parsed document: Plain as it is, and WithRNG with the added random number source.
+// WithRNG is nil if none is added.
 type ParsedDefinition struct{ Plain, WithRNG *domain.Definition }
 
 // Choose chooses by the guest's previous definition; nil: the guest is new. A guest without a source stays

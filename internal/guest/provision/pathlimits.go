@@ -86,8 +86,8 @@ func SetDevicePathLimits(g *machine.Guest, sc scope.Scope, dev device.Device) er
 	return g.StorePathLimits(before)
 }
 
-// SetInstancePathLimits records the folders for a definition that the guest runs with and that is not stored. It may be
-// restored later from a managed save image.
+// SetInstancePathLimits records the folders for a definition that the guest runs with and that is not stored.
+// It may be restored later from a managed save image.
 func SetInstancePathLimits(g *machine.Guest, sc scope.Scope, def *domain.Definition) error {
 	if sc.Folders() == nil {
 		return nil

@@ -63,8 +63,8 @@ func (h *SaveHeader) format() (err error) {
 	return fault.Wrap(err, fault.Of(err), fault.Domain, "domain %q could not be restored from its image", h.def.Name)
 }
 
-// withoutSocketPaths returns def without the socket paths that were chosen in run directory dir. The next instance chooses
-// its own, and no client may name them.
+// withoutSocketPaths returns def without the socket paths that were chosen in run directory dir. The next
+// instance chooses its own, and no client may name them.
 func withoutSocketPaths(def *domain.Definition, dir string) *domain.Definition {
 	def = def.Clone()
 	for _, b := range provision.Backends(def) {

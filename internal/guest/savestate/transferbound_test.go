@@ -64,7 +64,8 @@ func (h handed) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Nor does it as its guest's memory, which is dumped to the data directory when it says that the guest has panicked.
+// Nor does it as its guest's memory, which is dumped to the data directory when it says that the guest has
+// panicked.
 // Promise: S13
 func TestDumpMemory_Bounded(t *testing.T) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

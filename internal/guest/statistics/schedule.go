@@ -26,8 +26,8 @@ const (
 	// A period is divided into ten rounds, within these bounds.
 	shortestRound, longestRound = 100 * time.Millisecond, time.Second
 
-	// maxConcurrent bounds the samples that a round waits for at a time, and sampleWait how long it waits for one. A
-	// slower guest keeps a place of its own until its QEMU answers.
+	// maxConcurrent bounds the samples that a round waits for at a time, and sampleWait how long it waits for
+	// one. A slower guest keeps a place of its own until its QEMU answers.
 	maxConcurrent = 8
 	sampleWait    = 100 * time.Millisecond
 )
@@ -148,8 +148,8 @@ func chooseGuests(all []*machine.StatsCache, now time.Time, period time.Duration
 	return order(again), order(fresh)
 }
 
-// takeSamples takes samples, at most maxConcurrent at a time. A slow sample is left behind, and delays the others once,
-// by at most sampleWait.
+// takeSamples takes samples, at most maxConcurrent at a time. A slow sample is left behind, and delays the
+// others once, by at most sampleWait.
 func takeSamples(ctx context.Context, chosen []*machine.StatsCache) {
 	var under []*machine.Sampling
 	for _, g := range chosen {
