@@ -44,7 +44,7 @@ type undefineOp struct {
 	// The following fields are set only in the daemon that began it.
 	guest         *machine.Guest
 	options       UndefineOptions
-	nvram         string // the file of UEFI variables; empty: none
+	nvramPath     string // the file of UEFI variables; empty: none
 	nvramReported bool   // the client was told whether the variables could be removed
 }
 
@@ -74,11 +74,11 @@ func newUndefineOp(ctx context.Context, g *machine.Guest, sc scope.Scope, o Unde
 	// A user chose the path of the variables, and its file system may hang. So the caller waits for it
 	// here, and not the loop.
 	var err error
-	if u.nvram, err = nvramFile(ctx, g, sc); err != nil {
+	if u.nvramPath, err = nvramFile(ctx, g, sc); err != nil {
 		return nil, err
 	}
-	if o.NVRAM && u.nvram != "" {
-		u.NVRAM, u.Held = u.nvram, sc.Noting(g.View().PathLimits).FoldersOf(u.nvram)
+	if o.NVRAM && u.nvramPath != "" {
+		u.NVRAM, u.Held = u.nvramPath, sc.Noting(g.View().PathLimits).FoldersOf(u.nvramPath)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !launch.KeepsTPM(def)) {
 		_, err := os.Stat(provision.TPMState(g.Reg, g.UUID))
@@ -100,7 +100,7 @@ func (u *undefineOp) scope() scope.Scope {
 func (u *undefineOp) removeDefinition(ctx context.Context) error {
 	g := u.guest
 	err := g.Perform(ctx, u.scope(), lifecycle.Undefine, domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
-		return nil, dropDefinition(g, u.options, u.nvram)
+		return nil, dropDefinition(g, u.options, u.nvramPath)
 	})
 	if err != nil && ctx.Err() != nil { // the loop may still do it
 		_ = g.Change(context.WithoutCancel(ctx), u.scope(), "", func() error { return nil })
