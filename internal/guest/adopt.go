@@ -377,7 +377,7 @@ func settleEnded(r *machine.Registry, run *machine.Instance, rec *machine.RunRec
 	if !started {
 		sc := scope.Daemon("a start that was cut off")
 		if g != nil {
-			sc = sc.Noting(g.View().PathLimits)
+			sc = sc.WithNotedFolders(g.View().PathLimits)
 		}
 		launch.DropHalfNVRAM(ctx, sc, run)
 	}

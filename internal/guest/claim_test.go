@@ -74,7 +74,7 @@ func TestTask_PermissionCheckedAtTurn(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
 	var denied atomic.Bool
-	held := scope.Daemon("a test").Authorizing(func(uuid string) error {
+	held := scope.Daemon("a test").WithAuthorize(func(uuid string) error {
 		if uuid != claimedUUID || denied.Load() {
 			return fault.New(fault.Denied, fault.Call, "no")
 		}
@@ -329,7 +329,7 @@ func TestUndefine_ClientDisconnects(t *testing.T) {
 	}
 	g := guestOf(t, r, claimedUUID, vars)
 	ctx, leave := context.WithCancelCause(t.Context())
-	leaving := scope.Daemon("a test").Authorizing(func(string) error { leave(nil); return nil })
+	leaving := scope.Daemon("a test").WithAuthorize(func(string) error { leave(nil); return nil })
 	_ = Undefine(ctx, g, leaving, UndefineOptions{NVRAM: true}) // no client waits for the answer
 	awaitUndefined(r, t)
 	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {

@@ -78,7 +78,7 @@ func newUndefineOp(ctx context.Context, g *machine.Guest, sc scope.Scope, o Unde
 		return nil, err
 	}
 	if o.NVRAM && u.nvramPath != "" {
-		u.NVRAM, u.Held = u.nvramPath, sc.Noting(g.View().PathLimits).FoldersOf(u.nvramPath)
+		u.NVRAM, u.Held = u.nvramPath, sc.WithNotedFolders(g.View().PathLimits).FoldersFor(u.nvramPath)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !launch.KeepsTPM(def)) {
 		_, err := os.Stat(provision.TPMState(g.Reg, g.UUID))

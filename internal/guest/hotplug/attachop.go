@@ -85,7 +85,7 @@ func (a *AttachOp) Rehold() {
 		a.Defined = true
 		return
 	}
-	provision.RestartRelay(r.Reg.Life, r, a.op.Scope().Noting(r.PathLimits), a.Dev)
+	provision.RestartRelay(r.Reg.Life, r, a.op.Scope().WithNotedFolders(r.PathLimits), a.Dev)
 	if m, is := a.Dev.(*device.Memory); is {
 		demand := provision.ModuleDemand(r.Definition, m)
 		r.Reg.Ledger.Add(r.UUID, demand)

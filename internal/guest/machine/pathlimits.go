@@ -45,7 +45,7 @@ func (p PathLimits) CopyForClone(of, made *device.Disk, folder string) {
 }
 
 // FileScope returns the scope in which the files of a definition are opened: sc with the path limits.
-func (p PathLimits) FileScope(sc scope.Scope) scope.Scope { return sc.Noting(p) }
+func (p PathLimits) FileScope(sc scope.Scope) scope.Scope { return sc.WithNotedFolders(p) }
 
 // CopyPathLimits returns a copy that may be changed: readers may hold the present one.
 func CopyPathLimits(limits map[string][]string) map[string][]string {

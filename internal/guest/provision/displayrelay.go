@@ -134,7 +134,7 @@ func restartRelays(r *machine.Registry, run *machine.Instance) {
 	}
 	HoldRelays(run)
 	for _, dev := range run.Definition.Devices.All() {
-		RestartRelay(r.Life, run, scope.Daemon("the relays of a guest that was adopted").Noting(run.PathLimits), dev)
+		RestartRelay(r.Life, run, scope.Daemon("the relays of a guest that was adopted").WithNotedFolders(run.PathLimits), dev)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // folder could replace a file by a link. It runs in the loop, before the definition is stored. Records of
 // other paths stay until the definition is stored, which may fail (see DropPathLimits).
 func SetPathLimits(g *machine.Guest, sc scope.Scope, def *domain.Definition) {
-	if sc.Folders() == nil && !sc.Notes() && len(g.Record.PathLimits) == 0 {
+	if sc.Folders() == nil && !sc.HasNotedFolders() && len(g.Record.PathLimits) == 0 {
 		return
 	}
 	there := map[machine.SourceUse]bool{}
@@ -32,14 +32,14 @@ func SetPathLimits(g *machine.Guest, sc scope.Scope, def *domain.Definition) {
 	for _, d := range def.Devices.Disks {
 		switch source := machine.SourceName(d); {
 		case source == "" || there[machine.SourceUseOf(d)]: // unchanged
-		case sc.FoldersOf(source) != nil:
-			limits[source] = sc.FoldersOf(source)
+		case sc.FoldersFor(source) != nil:
+			limits[source] = sc.FoldersFor(source)
 		default:
 			delete(limits, source)
 		}
 	}
 	for _, path := range filesOf(def) {
-		if folders := sc.FoldersOf(path); folders != nil && !there[machine.SourceUse{Source: path}] && limits[path] == nil {
+		if folders := sc.FoldersFor(path); folders != nil && !there[machine.SourceUse{Source: path}] && limits[path] == nil {
 			limits[path] = folders
 		}
 	}
